@@ -18,14 +18,14 @@ from shm_backend_utils.client import CopyWarning
 from shm_backend_utils.errors import ShmError
 
 from ..figures import Figure
-from .amounts import FULL, QUICK, Amounts
-from .bench import Bench, allow_many_descriptors
+from .bench import FULL, QUICK, Amounts, Bench, allow_many_descriptors
 from .groups import GROUPS, WITH_OTHER_CLIENT
 from .machine import describe
-from .other_client import OTHER_CLIENT, has_other_client
 from .pictures import PICTURES
-from .reports import ReportError, Reports, Run, read_run, table_of
+from .reports import Reports, table_of
+from .runs import ReportError, Run, read_run
 from .server import bench_server
+from .ways import OTHER_CLIENT, has_other_client
 
 _OF_MEASURING: Final = ("only", "quick", "rounds", "requests", "functions")
 
@@ -90,13 +90,7 @@ def _amounts(arguments: argparse.Namespace) -> Amounts:
 
 
 def groups_to_measure(only: Sequence[str] | None, *, draws: bool) -> list[str]:
-    """Return those that are asked for, or all that can be measured here.
-
-    Raises
-    ------
-    ReportError
-        One that is asked for cannot be; or pictures are, but not what they are drawn from.
-    """
+    """Return those that are asked for, or all that can be measured here."""
     if draws and only and not set(PICTURES) & set(only):
         raise ReportError(f"--plot draws {', '.join(PICTURES)}; add one of them with --only, or leave --only out")
     groups = list(only or GROUPS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import tritonclient.grpc
@@ -16,10 +17,42 @@ from shm_backend_utils.client import ShmClient
 from shm_backend_utils.server import EmbeddedServer
 
 from ..figures import Figure
-from .amounts import Amounts
-from .curves import Curves
+from .runs import Curves
 
-__all__ = ["AsyncCases", "Bench", "Cases", "Medians", "allow_many_descriptors"]
+
+@dataclass(frozen=True)
+class Amounts:
+    """How much the bench does."""
+
+    rounds: int = 300  # of each case
+    slow_rounds: int = 30  # of those that take tens of milliseconds, or more
+    period_s: float = 1.5  # for how long calls are counted at a time
+    periods: int = 5  # how many of these there are of each case
+    requests: int = 100_000  # at random, to see what grows
+    largest_bytes: int = 2**30  # of a tensor in the pictures
+
+    @property
+    def label(self) -> dict[str, str]:
+        """What a run is marked with, beside the machine, whose figures are not to be quoted; empty for a whole one."""
+        is_whole = self.largest_bytes == Amounts.largest_bytes
+        return {} if is_whole else {"run": "--quick"}
+
+    def with_rounds(self, rounds: int) -> Amounts:
+        """Return these amounts, with so many rounds."""
+        return replace(self, rounds=rounds, slow_rounds=max(rounds // 10, 1))
+
+    def with_periods(self, period_s: float, periods: int) -> Amounts:
+        """Return these amounts, counting calls for so long, and so often, at most."""
+        return replace(self, period_s=min(period_s, self.period_s), periods=min(periods, self.periods))
+
+    def with_requests(self, requests: int) -> Amounts:
+        """Return these amounts, with so many requests at random."""
+        return replace(self, requests=requests)
+
+
+FULL: Final = Amounts()
+QUICK: Final = Amounts(rounds=30, slow_rounds=3, period_s=0.1, periods=2, requests=2_000, largest_bytes=2**20)
+"""To see whether everything works."""
 
 Cases = Mapping[str, Callable[[], object]]
 AsyncCases = Mapping[str, Callable[[], Awaitable[object]]]
@@ -49,19 +82,7 @@ class Medians(dict[str, float]):
 
 
 class Bench:
-    """A server to measure against, and how often to.
-
-    Attributes
-    ----------
-    server : EmbeddedServer
-    amounts : Amounts
-    shows_functions : bool
-        Whether to print the functions that are counted.
-    medians : dict of str to Medians
-        All that were measured, by what was measured.
-    curves : Curves
-        What the pictures are drawn from.
-    """
+    """A server to measure against, how often to, and all medians by what was measured."""
 
     def __init__(
         self, server: EmbeddedServer, amounts: Amounts, progress: Progress, *, shows_functions: bool = False

@@ -11,8 +11,6 @@ import numpy.typing as npt
 import tritonclient.grpc
 import tritonclient.http
 
-__all__ = ["Floats", "Upload", "endless", "in_band", "repeated", "uploads_of", "varying"]
-
 Floats = npt.NDArray[np.float32]
 
 _Given = TypeVar("_Given")

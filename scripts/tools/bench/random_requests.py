@@ -21,8 +21,6 @@ import numpy.typing as npt
 
 from shm_backend_utils.client import CopyWarning, Result, ShmClient
 
-__all__ = ["RandomRequests"]
-
 MODEL: Final = "varied"
 DTYPES: Final[Mapping[str, type[np.generic]]] = {
     "UINT8": np.uint8,
@@ -42,13 +40,7 @@ Array = npt.NDArray[Any]
 
 
 class RandomRequests:
-    """Requests at random to one model.
-
-    Attributes
-    ----------
-    wrong, answers, overflowed : int
-        How many answers were wrong, how many there were, and how many had an output that found no room.
-    """
+    """Requests at random to one model; counts answers, wrong ones, and those with an output that found no room."""
 
     def __init__(self, client: ShmClient, seed: int = SEED) -> None:
         self._client = client

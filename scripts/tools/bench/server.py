@@ -13,8 +13,6 @@ from shm_backend_utils.cli.common.sample_models import REPOSITORY, copy_models, 
 from shm_backend_utils.cli.common.server import temporary_server
 from shm_backend_utils.server import EmbeddedServer
 
-__all__ = ["bench_server", "models_on_a_core_of_their_own", "stubs_of"]
-
 _MODELS: Final = Path(__file__).resolve().parent / "models"
 _SAMPLE_MODELS: Final = ("identity", "multiply")
 _CODE: Final = {"timed_identity_8": "timed_identity", "trusting_identity": "identity"}

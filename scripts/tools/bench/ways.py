@@ -6,22 +6,67 @@ it is.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, closing, contextmanager
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.utils import shared_memory
 
+from shm_backend_utils.cli.common.registered_regions import registered_region
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.client.options import PathName
 
 from .bench import Bench
-from .other_client import OTHER_CLIENT, connect_other_client, has_other_client
 from .payloads import Floats, in_band
-from .registered_pair import RegisteredPair
 
-__all__ = ["OURS", "OVER_THE_WIRE", "STOCK", "WAYS", "Send", "Way", "check", "ways_of"]
+OTHER_CLIENT: Final = "triton-shm-client"
+_MODULE: Final = "triton_shm_client"
+
+
+def has_other_client() -> bool:
+    """Return whether it is installed."""
+    return importlib.util.find_spec(_MODULE) is not None
+
+
+def connect_other_client(url: str) -> Any:
+    """Return its client of a server, to be closed."""
+    return importlib.import_module(_MODULE).TritonSHMClient(url)
+
+
+class RegisteredPair:
+    """Regions for an input and an output, registered by a client that blocks until the stack ends.
+
+    ``inputs`` and ``outputs`` are for tritonclient's ``infer``, awaited or not: what was filled in last.
+    """
+
+    def __init__(self, stack: ExitStack | AsyncExitStack, plain: Any, protocol: str, most_bytes: int) -> None:
+        name = f"bench-{os.getpid()}-{secrets.token_hex(4)}"
+        self._source = registered_region(stack, plain, f"{name}-in", most_bytes)
+        self._target = registered_region(stack, plain, f"{name}-out", most_bytes)
+        triton = tritonclient.grpc if protocol == "grpc" else tritonclient.http
+        self.inputs = [triton.InferInput("INPUT0", [0], "FP32")]
+        self.outputs = [triton.InferRequestedOutput("OUTPUT0")]
+
+    def fill(self, x: Floats) -> None:
+        """Copy the next request's input."""
+        shared_memory.set_shared_memory_region(self._source.handle, [x])
+        self.inputs[0].set_shape(list(x.shape))
+        self.inputs[0].set_shared_memory(self._source.name, x.nbytes)
+        self.outputs[0].set_shared_memory(self._target.name, x.nbytes)
+
+    def received(self, shape: tuple[int, ...]) -> Floats:
+        """Return the output, which is not copied."""
+        array: Floats = shared_memory.get_contents_as_numpy(self._target.handle, np.float32, shape)
+        return array
+
 
 OURS: Final = "identity"
 """A model with a ShmSession."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scripts.tools.bench.curves import Curves
-from scripts.tools.bench.other_client import OTHER_CLIENT
-from scripts.tools.bench.ways import OVER_THE_WIRE, WAYS
+from scripts.tools.bench.runs import Curves
+from scripts.tools.bench.ways import OTHER_CLIENT, OVER_THE_WIRE, WAYS
 
 MACHINE = {
     "date": "2026-11-23",

@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 
 from scripts.tools import ROOT
-from scripts.tools.bench.amounts import FULL
-from scripts.tools.bench.groups.functions import functions_called
-from scripts.tools.bench.memory import resident_bytes, sealed_bytes, shared_bytes
+from scripts.tools.bench.bench import FULL
+from scripts.tools.bench.groups.own_time import functions_called
+from scripts.tools.bench.machine import resident_bytes, sealed_bytes, shared_bytes
 from scripts.tools.bench.payloads import endless, uploads_of, varying
 from scripts.tools.bench.random_requests import RandomRequests
 from scripts.tools.bench.rates import rate_of_threads, rate_ratio
-from scripts.tools.bench.reports.document import document_of
-from scripts.tools.bench.reports.figure_rows import COLUMNS, MEASURED_ELSEWHERE, as_json, cells_of
+from scripts.tools.bench.reports import COLUMNS, MEASURED_ELSEWHERE, cells_of, document_of
+from scripts.tools.bench.runs import as_json
 from scripts.tools.figures import Figure
 from shm_backend_utils.client import Result
 from shm_backend_utils.dtypes import from_numpy

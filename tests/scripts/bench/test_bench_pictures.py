@@ -12,10 +12,10 @@ import pytest
 
 from scripts.tools import ROOT
 from scripts.tools.bench import __main__ as command
-from scripts.tools.bench import other_client
+from scripts.tools.bench import ways
 from scripts.tools.bench.groups import GROUPS, WITH_OTHER_CLIENT
 from scripts.tools.bench.pictures import PICTURES
-from scripts.tools.bench.reports.files import ReportError
+from scripts.tools.bench.runs import ReportError
 from scripts.tools.bench.ways import WAYS, ways_of
 
 pytestmark = [
@@ -140,7 +140,7 @@ def test_without_it_its_rows_and_lines_are_left_out_which_a_line_says(
 ) -> None:
     assert command.groups_to_measure(None, draws=False) == list(GROUPS)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(other_client, "_MODULE", "no_such_module")
+    monkeypatch.setattr(ways, "_MODULE", "no_such_module")
     left = [group for group in GROUPS if group not in WITH_OTHER_CLIENT]
     assert command.groups_to_measure(None, draws=False) == left
     (line,) = capsys.readouterr().err.splitlines()
@@ -149,6 +149,6 @@ def test_without_it_its_rows_and_lines_are_left_out_which_a_line_says(
 
 
 def test_asked_for_by_name_it_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(other_client, "_MODULE", "no_such_module")
+    monkeypatch.setattr(ways, "_MODULE", "no_such_module")
     with pytest.raises(ReportError, match="^compat: triton-shm-client is not installed; pip install --no-deps"):
         command.groups_to_measure(["path", "compat"], draws=False)

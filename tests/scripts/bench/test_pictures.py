@@ -18,11 +18,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
-from scripts.tools.bench.amounts import FULL, QUICK, Amounts
+from scripts.tools.bench.bench import FULL, QUICK, Amounts
+from scripts.tools.bench.drawing import LINES, RC, Drawing, label_of_bytes, line_of
 from scripts.tools.bench.groups import GROUPS
-from scripts.tools.bench.pictures import PICTURES, Drawing, drawings_of
-from scripts.tools.bench.pictures.drawing import label_of_bytes, line_of
-from scripts.tools.bench.pictures.style import LINES, RC
+from scripts.tools.bench.pictures import PICTURES, drawings_of
 from tests.scripts.bench.curves import MACHINE, RUNS, full_run, runs, short_run
 
 pictures = pytest.mark.parametrize("picture", PICTURES)
@@ -33,7 +32,7 @@ with_lines = pytest.mark.parametrize("picture", ["latency", "concurrency"])
 def drawn(picture: str, run: str) -> Figure:
     """Return a picture, laid out."""
     with mpl.rc_context(dict(RC)):  # type: ignore[arg-type]
-        figure = PICTURES[picture].draw(RUNS[run]().of(picture), MACHINE)
+        figure = PICTURES[picture].draw("A title", RUNS[run]().of(picture), MACHINE)
         FigureCanvasAgg(figure).draw()  # type: ignore[no-untyped-call]
     return figure
 
@@ -206,7 +205,7 @@ def test_a_machine_that_tells_nothing_of_itself_is_no_reason_to_fail() -> None:
 @pytest.mark.parametrize(("amounts", "is_marked"), [(QUICK, True), (QUICK.with_rounds(1), True), (FULL, False)])
 def test_pictures_of_a_trial_say_so(amounts: Amounts, is_marked: bool) -> None:
     with mpl.rc_context(dict(RC)):  # type: ignore[arg-type]
-        figure = PICTURES["latency"].draw(short_run().of("latency"), MACHINE | amounts.label)
+        figure = PICTURES["latency"].draw("A title", short_run().of("latency"), MACHINE | amounts.label)
         FigureCanvasAgg(figure).draw()  # type: ignore[no-untyped-call]
     [_, about] = figure.texts
     assert ("--quick" in about.get_text()) is is_marked

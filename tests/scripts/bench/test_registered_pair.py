@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from scripts.tools.bench.registered_pair import RegisteredPair
+from scripts.tools.bench.ways import RegisteredPair
 from shm_backend_utils.cli.common import registered_regions
 from shm_backend_utils.errors import NoSharedMemoryError
 

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from scripts.tools.bench import reports as reporting
 from scripts.tools.bench.pictures import PICTURES
-from scripts.tools.bench.reports import ReportError, Reports, Run, files
+from scripts.tools.bench.reports import Reports
+from scripts.tools.bench.runs import ReportError, Run
 from scripts.tools.figures import Figure
 from tests.scripts.bench.curves import MACHINE, short_run
 
@@ -87,15 +89,15 @@ def test_one_that_fails_does_not_keep_others_from_being_written(tmp_path: Path) 
 
 def test_a_device_is_written_to_and_stays() -> None:
     with pytest.raises(ReportError, match=r"^/dev/full cannot be written: No space left on device$"):
-        files.write(Path("/dev/full"), b"x")
-    files.write(Path("/dev/null"), b"x")
+        reporting.write(Path("/dev/full"), b"x")
+    reporting.write(Path("/dev/null"), b"x")
     assert Path("/dev/null").is_char_device()
 
 
 def test_a_link_stays_one(tmp_path: Path) -> None:
     (tmp_path / "real").write_text("of before")
     (tmp_path / "link").symlink_to("real")
-    files.write(tmp_path / "link", b"new")
+    reporting.write(tmp_path / "link", b"new")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "real").read_text() == "new"
 

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from scripts.tools.bench.reports.figure_rows import table_of
-from scripts.tools.bench.reports.files import ReportError
-from scripts.tools.bench.reports.runs import Run, json_of, read_run
+from scripts.tools.bench.reports import table_of
+from scripts.tools.bench.runs import ReportError, Run, json_of, read_run
 from scripts.tools.figures import Figure
 from tests.scripts.bench.curves import MACHINE, full_run, short_run
 

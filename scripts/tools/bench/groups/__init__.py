@@ -1,8 +1,8 @@
 """What the bench measures: :data:`GROUPS`, in the order of its report.
 
 A row of the report is a ``Figure``. To add one, measure it in the group where it belongs; to add a group, write a
-module with a function that takes a ``Bench`` and returns figures, and name it here. What a figure is held to stands at
-the top of its module.
+module with a function that takes a ``Bench`` and returns figures, and name it here. What a figure is held to stands
+above its group.
 """
 
 from __future__ import annotations
@@ -12,22 +12,15 @@ from typing import Final
 
 from ...figures import Figure
 from ..bench import Bench
-from .batches import batches
 from .client_time import client_time
-from .forwarding import forwarding
-from .functions import functions
+from .curves import latency, shapes
 from .growth import growth
-from .harness import harness
-from .latency import latency
-from .own_time import own_time
-from .parts import parts
-from .registered import registered
+from .modes import batches, forwarding, streams
+from .own_time import functions, own_time
+from .parts import harness, parts
+from .regions import registered, sealed
 from .round_trips import round_trips
-from .sealed import sealed
-from .shapes import shapes
-from .sizes import sizes
-from .stock import infer_beside_stock, plain_clients
-from .streams import streams
+from .stock import infer_beside_stock, plain_clients, sizes
 from .throughput import concurrency, throughput
 from .triton_shm_client import compat, other_client
 from .uploads import uploads

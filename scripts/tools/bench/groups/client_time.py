@@ -25,8 +25,6 @@ from ...figures import Figure
 from ..bench import AsyncCases, Bench, Medians
 from ..payloads import endless, repeated, varying
 
-__all__ = ["client_time"]
-
 MODEL: Final = "identity"
 LENGTH: Final = 16
 MOST_US: Final = 50.0

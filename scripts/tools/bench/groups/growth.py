@@ -12,10 +12,8 @@ import numpy as np
 
 from ...figures import Figure
 from ..bench import Bench
-from ..memory import resident_bytes, sealed_bytes, shared_bytes
+from ..machine import resident_bytes, sealed_bytes, shared_bytes
 from ..server import stubs_of
-
-__all__ = ["growth"]
 
 PROGRAM: Final = "scripts.tools.bench.random_requests"
 LARGE_BYTES: Final = 2**30

@@ -1,28 +1,31 @@
-"""What the library itself takes in a model's process: all of `execute`, less that of a bare model.
+"""What the library itself takes: all of `execute`, less that of a bare model, and functions of a warm request.
 
 The model takes the times itself, keeps them in its own memory, and tells them at the end. Requests come one after
-another, so that it is known which time is whose.
+another, so that it is known which time is whose. Functions are counted by sys.setprofile, on both sides.
 """
 
 from __future__ import annotations
 
 import statistics
+import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import tritonclient.grpc
 
+import shm_backend_utils
 from shm_backend_utils.cli.common.rounds import shuffled
 from shm_backend_utils.client import ShmClient
 
 from ...figures import Figure
 from ..bench import Bench
 from ..server import models_on_a_core_of_their_own
-
-__all__ = ["MODEL", "own_time", "tensors"]
 
 MODEL: Final = "timed_identity"
 MODELS: Final = {1: MODEL, 8: "timed_identity_8"}
@@ -42,7 +45,7 @@ def tensors(count: int, number: int = 0) -> Tensors:
 
 
 def own_time(bench: Bench) -> list[Figure]:
-    """Measure it where the models have a core of their own.
+    """Measure `execute` where the models have a core of their own.
 
     Between two requests the caches are filled with the code of whatever else runs on the core, so it matters where.
     """
@@ -122,3 +125,66 @@ def _figures(times_us: dict[str, list[float]], bare_us: list[float]) -> list[Fig
             )
         )
     return figures
+
+
+MOST_IN_EXECUTE: Final = 20
+MOST_IN_INFER: Final = 25
+_PACKAGE: Final = f"{Path(shm_backend_utils.__file__).parent}/"
+_NO_FUNCTIONS: Final = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>", "<module>")
+_WARM_UP: Final = 20
+
+
+def functions(bench: Bench) -> list[Figure]:
+    """Count the functions, each once, of a request with one input and one output."""
+    inputs = tensors(1)
+    outputs = {"Y0": inputs["X0"].nbytes}
+    with bench.direct_client() as client:
+
+        def infer() -> None:
+            with client.infer(MODEL, inputs, outputs=outputs) as result:
+                if result.path != "direct":
+                    raise AssertionError(f"{MODEL} is called on the path {result.path}, whose way is another one")
+
+        for _ in range(_WARM_UP):
+            infer()
+        in_infer = functions_called(partial(client.infer, MODEL, inputs, outputs=outputs))  # a lambda here would count
+        client.infer(MODEL, {}, outputs={"FUNCTIONS": 2**16}, parameters={"count_in_next": True}).release()
+        infer()
+        with client.infer(MODEL, {}, outputs={"FUNCTIONS": 2**16}) as result:
+            lines = [line.decode().split("\t") for line in result["FUNCTIONS"].tolist()]
+        in_execute = named_functions((file, name) for file, name in lines)
+    counted = {"execute": (in_execute, MOST_IN_EXECUTE), "infer": (in_infer, MOST_IN_INFER)}
+    figures = []
+    for where, (names, most) in counted.items():
+        modules = {name.partition(":")[0] for name in names}
+        unit, basis = "functions of this package", f"in {len(modules)} modules"
+        figures.append(Figure(f"a warm request's way in {where}", len(names), unit, basis, at_most=most))
+        if bench.shows_functions:
+            bench.say("\n".join([f"in {where}:", *[f"  {name}" for name in names]]))
+    return figures
+
+
+def functions_called(work: Callable[[], Any]) -> list[str]:
+    """Return the functions of the package that this thread goes through in doing some work, in their order."""
+    codes: dict[CodeType, None] = {}
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            codes[frame.f_code] = None
+
+    sys.setprofile(note)
+    try:
+        result = work()
+    finally:
+        sys.setprofile(None)
+    del result
+    return named_functions((code.co_filename, getattr(code, "co_qualname", code.co_name)) for code in codes)
+
+
+def named_functions(called: Iterable[tuple[str, str]]) -> list[str]:
+    """Return ``module:function`` for those that are the package's; comprehensions are no functions."""
+    return [
+        f"{file.removeprefix(_PACKAGE).removesuffix('.py')}:{name}"
+        for file, name in called
+        if file.startswith(_PACKAGE) and not name.endswith(_NO_FUNCTIONS)
+    ]

@@ -1,8 +1,8 @@
-"""What a request's own time is made of, part by part, on both sides.
+"""What is measured without a server: a request's own time part by part, on both sides, and a model harness.
 
-The parts are measured without a server: warm, each by itself; and one after another when other memory was read before
-the first, as much as the caches hold. A request finds the caches somewhere between: while a client waits, the server
-and the model work on the same cores.
+The parts are measured warm, each by itself; and one after another when other memory was read before the first, as much
+as the caches hold. A request finds the caches somewhere between: while a client waits, the server and the model work on
+the same cores.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from shm_backend_utils.client import PoolOptions
+from shm_backend_utils.cli.common.sample_models import REPOSITORY
+from shm_backend_utils.client import PoolOptions, ShmClient
 from shm_backend_utils.client.inputs.descriptions import wanted_outputs
 from shm_backend_utils.client.inputs.sources import sources
 from shm_backend_utils.client.known_model import KnownModel
@@ -39,11 +40,10 @@ from shm_backend_utils.protocol import results, table
 from shm_backend_utils.protocol.call_layout import CallLayout
 from shm_backend_utils.protocol.results import OutputPlace
 from shm_backend_utils.protocol.spans import Table
+from shm_backend_utils.testing.harness import ModelHarness
 
 from ...figures import Figure
 from ..bench import Bench
-
-__all__ = ["parts"]
 
 Parts = Mapping[str, Callable[[], object]]
 
@@ -188,3 +188,34 @@ def _timed(part: Callable[[], Any]) -> Iterator[float]:
     begin = time.perf_counter()
     part()
     yield (time.perf_counter() - begin) * 1e6
+
+
+LEAST_REQUESTS: Final = 5_000
+_MODEL: Final = REPOSITORY / "identity"
+_REQUESTS: Final = 5_000
+_ROUNDS: Final = 5
+
+
+def harness(bench: Bench) -> list[Figure]:
+    """Count the requests of a thread that calls the sample model ``identity``, with its session, by ``infer``."""
+    del bench  # there is no server to measure against
+    inputs = {"INPUT0": np.arange(4, dtype=np.float32)}
+    with ModelHarness(_MODEL) as model:
+        alone = max(_rate(lambda: model.infer(inputs)) for _ in range(_ROUNDS))
+        with ShmClient(model, inline_bytes=0) as client:
+            outputs = {"OUTPUT0": inputs["INPUT0"].nbytes}
+            direct = max(
+                _rate(lambda: client.infer("identity", inputs, outputs=outputs).release()) for _ in range(_ROUNDS)
+            )
+    basis = f"best of {_ROUNDS} times {_REQUESTS}, one thread"
+    return [
+        Figure("ModelHarness.infer, with a session", alone, "requests / s", basis, at_least=LEAST_REQUESTS),
+        Figure("ShmClient of a harness, direct", direct, "requests / s", basis),
+    ]
+
+
+def _rate(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    for _ in range(_REQUESTS):
+        work()
+    return round(_REQUESTS / (time.perf_counter() - started))

@@ -15,8 +15,6 @@ from shm_backend_utils.client import PreparedCall, ShmClient
 from ...figures import Figure
 from ..bench import Bench
 
-__all__ = ["round_trips"]
-
 IDENTITY_BYTES: Final = {"64 B": 64, "1 MiB": 2**20, "128 MiB": 2**27, "1 GiB": 2**30}
 BATCH: Final = (16, 3, 224, 224)
 MOST_OF_EMPTY: Final = 1.2

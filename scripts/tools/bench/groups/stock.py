@@ -1,9 +1,10 @@
-"""This library beside no library: tritonclient, and models written with pb_utils alone, which pass their input on."""
+"""`infer` beside tritonclient and models written with pb_utils alone, and beside the same client in band."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -13,10 +14,7 @@ from shm_backend_utils.client import ShmClient
 from ...figures import Figure
 from ..bench import Bench
 from ..payloads import Floats, endless, in_band, repeated, varying
-from ..registered_pair import RegisteredPair
-from ..ways import OURS, STOCK
-
-__all__ = ["infer_beside_stock", "plain_clients"]
+from ..ways import OURS, STOCK, RegisteredPair
 
 INFER_OVER_STOCK: Final[Mapping[int, float]] = {1: 1.1, 4: 1.0, 64: 0.85}
 """At most, by KiB."""
@@ -101,3 +99,31 @@ def _shared_request(stack: ExitStack, plain: Any, byte_size: int) -> Request:
 def _check(model: str, y: Any, x: Floats) -> None:
     if not np.array_equal(y, x):
         raise AssertionError(f"{model} does not give back {x.nbytes} bytes")
+
+
+SIZES: Final = {"64 B": 64, "1 KiB": 2**10, "4 KiB": 2**12, "16 KiB": 2**14, "64 KiB": 2**16}
+MOST_OF_IN_BAND: Final = 1.0
+
+
+def sizes(bench: Bench) -> list[Figure]:
+    """Measure identities on the direct path over the same in band, for both protocols."""
+    return [figure for protocol in bench.urls for figure in _sizes_over(bench, protocol)]
+
+
+def _sizes_over(bench: Bench, protocol: str) -> list[Figure]:
+    figures = []
+    with ShmClient(bench.urls[protocol]) as client:
+        for size, byte_size in SIZES.items():
+            cases: dict[str, Callable[[], object]] = {
+                path: partial(_infer_on, client, path, endless(repeated(byte_size))) for path in ("direct", "inline")
+            }
+            name = f"{protocol}: infer of {size}"
+            medians = bench.measure(name, cases, ROUNDS_PER_ROUND * bench.amounts.rounds)
+            figures.append(medians.ratio(name, "direct", "inline", "× the same in band", at_most=MOST_OF_IN_BAND))
+    return figures
+
+
+def _infer_on(client: ShmClient, path: Any, given: Any) -> float:
+    x = next(given)
+    with client.infer(OURS, {"INPUT0": x}, outputs={"OUTPUT0": x.nbytes}, path=path) as result:
+        return float(result["OUTPUT0"][-1])

@@ -11,13 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar
 
 from ...figures import Figure
-from ..amounts import Amounts
-from ..bench import Bench
-from ..callers import STOCK_IN_BAND, for_tasks, for_threads
+from ..bench import Amounts, Bench
 from ..payloads import Floats, varying
-from ..rates import Rates, rate_ratio, rates_of_tasks, rates_of_threads
-
-__all__ = ["concurrency", "throughput"]
+from ..rates import STOCK_IN_BAND, Rates, for_tasks, for_threads, rate_ratio, rates_of_tasks, rates_of_threads
 
 THREADS: Final = 16
 TASKS: Final = 64

@@ -15,9 +15,7 @@ from shm_backend_utils.compat.triton_shm_client import TritonSHMClient
 
 from ...figures import Figure
 from ..bench import Bench, Medians
-from ..other_client import OTHER_CLIENT, connect_other_client
-
-__all__ = ["compat", "other_client"]
+from ..ways import OTHER_CLIENT, connect_other_client
 
 MODEL: Final = "multiply"
 WITHOUT_A_SESSION: Final = "stock_multiply"

@@ -19,8 +19,6 @@ from ..bench import Bench
 from ..payloads import Upload, in_band, uploads_of
 from ..rates import Rates, rate_ratio, rates_of_threads
 
-__all__ = ["uploads"]
-
 BYTES: Final = {"50 KB": 50_000, "1 MB": 1_000_000}
 LEAST: Final[Mapping[str, float]] = {"50 KB": 1.0, "1 MB": 1.5}
 THREADS: Final = {"1 thread": 1, "4 threads": 4}

@@ -1,4 +1,9 @@
-"""One picture as files, and what its parts have in common."""
+"""How pictures look, and what their parts have in common: a line has one colour, dashes and marker in all of them.
+
+The colours are those of Okabe and Ito, which people who see fewer colours can tell apart as well. This library's lines
+are whole, the others dashed, and no two have the same marker. The background is white, so the pictures are legible on a
+dark page, too.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +15,73 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from .style import FAINT, LINES, WIDTH_INCHES, Line
+WIDTH_INCHES: Final = 8.0
+"""800 pixels at the 100 dots per inch that the sizes of fonts are meant for."""
 
-__all__ = ["Drawing", "Panels", "begin", "label_of_bytes", "legend_below", "line_of", "saved"]
+INK: Final = "#1f2933"
+FAINT: Final = "#52606d"
+GRID: Final = "#d9dee3"
+
+RC: Final[Mapping[str, Any]] = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 10.5,
+    "axes.labelsize": 9.5,
+    "figure.facecolor": "white",
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the same letters everywhere
+    "font.size": 9.5,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "hatch.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 9.5,
+    "lines.linewidth": 1.7,
+    "lines.markersize": 5.0,
+    "savefig.facecolor": "white",
+    "svg.fonttype": "path",
+    "svg.hashsalt": "shm_backend_utils",  # the same names of clip paths every time
+    "text.color": INK,
+    "xtick.color": INK,
+    "xtick.labelsize": 9.0,
+    "ytick.color": INK,
+    "ytick.labelsize": 9.0,
+}
+
+
+class Line(NamedTuple):
+    """How one line looks, and what it is called."""
+
+    label: str
+    color: str
+    marker: str
+    dashes: str = "-"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """For ``Axes.plot``."""
+        return {"label": self.label, "color": self.color, "marker": self.marker, "linestyle": self.dashes}
+
+
+_OURS: Final = Line("ShmClient.infer", "#0072B2", "s")
+_STOCK: Final = Line("tritonclient, in band", "#D55E00", "X", "--")
+
+LINES: Final[Mapping[str, Line]] = {
+    "in place": Line("ShmClient.prepare, in place", "#009E73", "o"),
+    "direct": Line("ShmClient.infer, direct", "#0072B2", "s"),
+    "triton-shm": Line("ShmClient.infer, triton-shm", "#56B4E9", "^"),
+    "inline": Line("ShmClient.infer, inline", "#E69F00", "D"),
+    "ours": _OURS,
+    "stock": _STOCK,
+    "stock in band": _STOCK,
+    "stock triton shm": Line("tritonclient, Triton's shared memory", "#CC79A7", "v", "--"),
+    "triton-shm-client": Line("triton-shm-client", "#6B4C9A", "P", "-."),
+    "empty": Line("an empty request", "#000000", "", ":"),
+}
+"""By the names that the curves have."""
+
 
 Panels = Mapping[str, Mapping[str, Mapping[int, float]]]
 """Points, by panel and line."""
@@ -24,17 +93,7 @@ _UNITS: Final = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 
 
 class Drawing(NamedTuple):
-    """A picture.
-
-    Attributes
-    ----------
-    name : str
-        Its files', without the suffix.
-    title, caption : str
-        What it shows, in a line; what to know of how that was measured.
-    files : dict of str to bytes
-        As PNG and as SVG.
-    """
+    """A picture as PNG and SVG; ``name`` is that of its files, without the suffix."""
 
     name: str
     title: str
@@ -43,19 +102,7 @@ class Drawing(NamedTuple):
 
 
 def begin(title: str, machine: Mapping[str, str], panels_inches: float, legend_rows: int) -> Figure:
-    """Return a figure with its title and a line about the machine, with room for panels and, below, for a legend.
-
-    Parameters
-    ----------
-    title : str
-        At the top.
-    machine : mapping of str to str
-        What the run was on.
-    panels_inches : float
-        How high the panels are together, with their labels.
-    legend_rows : int
-        How many lines the legend has.
-    """
+    """Return a figure with its title and a line about the machine, with room for panels and, below, for a legend."""
     legend_inches = _ROW_INCHES * legend_rows + 0.1
     height = _TITLE_INCHES + panels_inches + legend_inches
     bottom, top = legend_inches / height, 1 - _TITLE_INCHES / height

@@ -1,0 +1,169 @@
+"""The bench's pictures, by the names of the groups that measure them: how each is drawn, and what is said of it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+from .drawing import INK, RC, Drawing, Panels, begin, label_of_bytes, legend_below, line_of, saved
+from .runs import Curves
+
+_PROTOCOLS: Final = {"grpc": "gRPC", "http": "HTTP"}
+_STEPS: Final = (1, 2, 5)
+_PANEL: Final = re.compile(r"(\w+), (\d+) bytes")
+# What a kind is called, and how dark its bars are.
+_KINDS: Final = {"repeated": ("all of one length", 0.45), "varying": ("each of another length", 1.0)}
+_BAR: Final = 0.36
+_ROOM: Final = 1.42
+"""How far a panel goes, over its longest bar: the numbers beside the bars need some room."""
+
+
+def _draw_latency(title: str, panels: Panels, machine: Mapping[str, str]) -> Figure:
+    """Draw milliseconds over bytes."""
+    lines = {name for panel in panels.values() for name in panel}
+    figure = begin(title, machine, 4.0, -(-len(lines) // 2))
+    milliseconds = [y for panel in panels.values() for points in panel.values() for y in points.values()]
+    all_axes = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
+    for axes, (panel, curves) in zip(all_axes, panels.items(), strict=True):
+        for name, points in curves.items():
+            axes.plot(*zip(*sorted(points.items()), strict=True), **line_of(name).options)
+        axes.set_title(_PROTOCOLS.get(panel, panel))
+        axes.set(xscale="log", yscale="log", xlabel="size of the tensor")
+        axes.xaxis.set_major_locator(FixedLocator([64, 2**12, 2**18, 2**24, 2**30]))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: label_of_bytes(x)))
+        axes.yaxis.set_major_locator(LogLocator(10, _STEPS))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,g} ms"))
+        axes.grid(visible=True)
+    all_axes[0].set_ylim(_limits(milliseconds))
+    legend_below(figure, all_axes, 2)
+    return figure
+
+
+def _limits(values: Sequence[float]) -> tuple[float, float]:
+    """Return from where to where the axis goes: between two of its labels, however short a run is."""
+    lowest, highest = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    labels = [step * 10.0**exponent for exponent in range(lowest - 1, highest + 1) for step in _STEPS]
+    return max(y for y in labels if y < min(values)), min(y for y in labels if y > max(values))
+
+
+def _draw_concurrency(title: str, panels: Panels, machine: Mapping[str, str]) -> Figure:
+    """Draw calls per second over threads and tasks."""
+    kinds = {panel: _kind(panel) for panel in panels}
+    rows = list(dict.fromkeys(who for who, _ in kinds.values()))
+    columns = list(dict.fromkeys(size for _, size in kinds.values()))
+    lines = {name for panel in panels.values() for name in panel}
+    figure = begin(title, machine, 2.35 * len(rows), -(-len(lines) // 3))
+    grid = figure.subplots(len(rows), len(columns), squeeze=False)
+    for panel, (who, size) in kinds.items():
+        axes = grid[rows.index(who)][columns.index(size)]
+        for name, points in panels[panel].items():
+            axes.plot(*zip(*sorted(points.items()), strict=True), **line_of(name).options)
+        callers = sorted({x for points in panels[panel].values() for x in points})
+        axes.set_title(f"{who}, tensors around {size}" if size else who)
+        axes.set_xscale("log", base=2)
+        axes.set_ylim(0, 1.08 * max(y for points in panels[panel].values() for y in points.values()))
+        axes.xaxis.set_major_locator(FixedLocator(callers))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,g}"))
+        axes.set_xlabel(who)
+        axes.grid(visible=True)
+    for axes in grid[:, 0]:
+        axes.set_ylabel("calls per second")
+    legend_below(figure, grid.flat, 3)
+    return figure
+
+
+def _kind(panel: str) -> tuple[str, str]:
+    """Return who calls, and with how much."""
+    found = _PANEL.fullmatch(panel)
+    return (found[1], label_of_bytes(int(found[2]))) if found else (panel, "")
+
+
+def _draw_shapes(title: str, panels: Panels, machine: Mapping[str, str]) -> Figure:
+    """Draw milliseconds of each way."""
+    names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
+    sizes = sorted({size for lines in panels.values() for points in lines.values() for size in points})
+    figure = begin(title, machine, 0.62 * len(names) + 0.75, 1)
+    all_axes = figure.subplots(1, len(sizes), sharey=True, squeeze=False)[0]
+    for axes, size in zip(all_axes, sizes, strict=True):
+        for row, name in enumerate(names):
+            for place, (kind, (_, alpha)) in enumerate(_KINDS.items()):
+                milliseconds = panels.get(kind, {}).get(name, {}).get(size)
+                if milliseconds is not None:
+                    y = row + (place - 0.5) * (_BAR + 0.04)
+                    axes.barh(y, milliseconds, _BAR, color=line_of(name).color, alpha=alpha)
+                    axes.annotate(
+                        f"{milliseconds:.2f}",
+                        (milliseconds, y),
+                        (4, 0),
+                        textcoords="offset points",
+                        va="center",
+                        fontsize=8.5,
+                    )
+        axes.set_xlim(0, _ROOM * axes.dataLim.xmax)
+        axes.xaxis.set_major_locator(MaxNLocator(3))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        axes.set_title(f"around {label_of_bytes(size)}")
+        axes.set_xlabel("ms")
+    all_axes[0].set_yticks(range(len(names)), [line_of(name).label.replace(", ", ",\n") for name in names])
+    all_axes[0].invert_yaxis()
+    handles = [Patch(color=INK, alpha=alpha, label=label) for label, alpha in _KINDS.values()]
+    figure.legend(handles=handles, loc="lower center", ncols=2).set_in_layout(False)
+    return figure
+
+
+class Picture(NamedTuple):
+    """How a picture is drawn, and what is said of it."""
+
+    title: str
+    caption: str
+    draw: Callable[[str, Panels, Mapping[str, str]], Figure]
+
+
+PICTURES: Final[Mapping[str, Picture]] = {
+    "latency": Picture(
+        "Round trip of one tensor, there and back",
+        "Medians, one request at a time. *In place*: the tensor is in shared memory already, and nothing is copied; "
+        "all others copy it once on its way in, at least. In band nothing beyond 64 MiB is measured, as a call takes "
+        "half a second and more there; `triton-shm-client` knows gRPC alone. Above 16 MiB the ways are measured one "
+        "after another, in few rounds: small differences there mean nothing.",
+        _draw_latency,
+    ),
+    "concurrency": Picture(
+        "Calls per second of one process, over gRPC",
+        "Client, server and model share the machine's cores. All callers of a process use one client; every tensor "
+        "has another length than the one before.",
+        _draw_concurrency,
+    ),
+    "shapes": Picture(
+        "Round trips with tensors of one length, and of many, over gRPC",
+        "Medians, one request at a time: tensors of one length, and tensors from half of it to half as much again, no"
+        " two of them alike. Triton's shared memory is registered once, with room for the largest. `ShmClient.infer` "
+        "is held to the direct path; by itself it sends the smallest in band.",
+        _draw_shapes,
+    ),
+}
+"""In the order in which a reader sees them."""
+
+
+def drawings_of(curves: Curves, machine: Mapping[str, str]) -> list[Drawing]:
+    """Draw the pictures that a run has curves of."""
+    drawings = []
+    for name, picture in PICTURES.items():
+        panels = curves.of(name)
+        if panels:
+            with mpl.rc_context(dict(RC)):  # type: ignore[arg-type]  # names that are text, too
+                files = saved(picture.draw(picture.title, panels, machine), name)
+            drawings.append(Drawing(name, picture.title, picture.caption, files))
+    return drawings

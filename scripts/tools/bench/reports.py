@@ -1,0 +1,195 @@
+"""What is told of a run: a table, JSON, a page of documentation and pictures.
+
+Files are written whole or not at all, so that a full disk does not cost the ones that were there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from rich.table import Table
+from rich.text import Text
+
+from shm_backend_utils.cli.wording import printable
+
+from ..figures import Figure
+from .drawing import Drawing
+from .pictures import drawings_of
+from .runs import ReportError, Run, json_of
+
+
+def check_file(file: Path) -> None:
+    """Raise :class:`ReportError` if this file could not be written: better before everything is measured than after."""
+    with _told(file):
+        if file.is_dir():
+            raise IsADirectoryError(0, "it is a folder; expected a file")
+        if not _is_special(file):
+            _try_in(_real(file).parent)
+
+
+def check_folder(folder: Path) -> None:
+    """Make a folder where there is none. Raise :class:`ReportError` if nothing could be written into it."""
+    with _told(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        _try_in(folder)
+
+
+def write(file: Path, content: bytes) -> None:
+    """Replace a file; where that fails with a ReportError, the file is as it was."""
+    with _told(file):
+        if _is_special(file):
+            file.write_bytes(content)
+            return
+        target = _real(file)
+        beside = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            beside.write_bytes(content)
+            beside.replace(target)
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ReportError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _try_in(folder: Path) -> None:
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+def _is_special(file: Path) -> bool:
+    """Return whether this is a device, or a pipe such as ``/dev/stdout``, which nothing may take the place of."""
+    return file.exists() and not file.is_file()
+
+
+def _real(file: Path) -> Path:
+    """Return what a link stands for: the link itself stays."""
+    return Path(os.path.realpath(file))
+
+
+_BEGIN: Final = """\
+# Numbers
+
+Written, with the pictures, by
+
+    scripts/bench --json bench.json --document docs/bench.md --plot docs/images
+
+Every figure is a ratio or a difference of medians of one run, in which all cases took turns; each is held to the limit
+beside it. Rates are compared period by period, and their figure is the median of these quotients. Times differ from
+machine to machine; ratios do less, those of rates and of large tensors by a fifth and more.
+
+"""
+
+
+def document_of(
+    figures: Sequence[Figure], machine: Mapping[str, str], pictures: Sequence[tuple[Drawing, str]] = ()
+) -> str:
+    """Return the page, in Markdown; pictures come with the links to them."""
+    shown = [f"![{drawing.title}]({link})\n\n{drawing.caption}\n" for drawing, link in pictures]
+    lines = [*_rows(("machine", ""), machine.items()), "", *shown, *_rows(COLUMNS, map(cells_of, figures))]
+    lines += [_row(cells_of(elsewhere)) for elsewhere in MEASURED_ELSEWHERE]
+    beyond = [figure.name for figure in figures if figure.is_held is False]
+    held = sum(figure.is_held is True for figure in figures)
+    summary = f"{held} of {held + len(beyond)} limits are held."
+    if beyond:
+        summary += f" Not held: {'; '.join(beyond)}."
+    return _BEGIN + "\n".join([*lines, "", summary, ""])
+
+
+def _rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [_row(head), _row(["---"] * len(head)), *map(_row, rows)]
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+COLUMNS: Final = ("measure", "figure", "of what", "limit", "holds", "from")
+
+
+class Elsewhere(NamedTuple):
+    """A figure that another tool measures."""
+
+    name: str
+    limit: str
+    tool: str
+
+
+MEASURED_ELSEWHERE: Final = (
+    Elsewhere("10^6 requests with faults", "0 wrong bytes, 0 leaked descriptors, mappings or segments", "scripts/soak"),
+)
+"""Rows that every report names, so that it names all that the library is held to."""
+
+
+def cells_of(figure: Figure | Elsewhere) -> tuple[str, ...]:
+    """Return the row of a figure, one text for each of :data:`COLUMNS`."""
+    if isinstance(figure, Elsewhere):
+        return figure.name, "", "", figure.limit, "", f"measured by {figure.tool}"
+    value = f"{figure.figure:,.0f}" if figure.figure == int(figure.figure) else f"{figure.figure:.2f}"
+    holds = {True: "yes", False: "no", None: ""}[figure.is_held]
+    return figure.name, value, figure.unit, figure.held_to, holds, figure.basis
+
+
+def table_of(figures: list[Figure]) -> Table:
+    """Return the figures as a table for people."""
+    table = Table(*COLUMNS)
+    styles = {True: "green", False: "bold red", None: None}
+    for figure in figures:
+        table.add_row(*_shown(figure), style=styles[figure.is_held])
+    for elsewhere in MEASURED_ELSEWHERE:
+        table.add_row(*_shown(elsewhere))
+    return table
+
+
+def _shown(figure: Figure | Elsewhere) -> list[Text]:
+    """Return the cells as a terminal may show them: brackets are no markup, and names may be anybody's."""
+    return [Text(printable(cell)) for cell in cells_of(figure)]
+
+
+class Reports(NamedTuple):
+    """Where to write what; None for what nobody wants."""
+
+    json: Path | None = None
+    document: Path | None = None
+    pictures: Path | None = None  # a folder
+
+    def check(self) -> None:
+        """Raise :class:`ReportError` if one of them could not be written."""
+        for file in filter(None, (self.json, self.document)):
+            check_file(file)
+        if self.pictures:
+            check_folder(self.pictures)
+
+    def write(self, run: Run) -> None:
+        """Write all of them, also where one fails; raise ReportError then."""
+        failures = []
+        for file, content in self._contents(run):
+            try:
+                write(file, content)
+            except ReportError as error:
+                failures.append(str(error))
+        if failures:
+            raise ReportError("\n".join(failures))
+
+    def _contents(self, run: Run) -> Iterator[tuple[Path, bytes]]:
+        """Yield every file and what is in it: JSON first, of which the others can be made again."""
+        if self.json:
+            yield self.json, json_of(run).encode()
+        drawings = drawings_of(run.curves, run.machine) if self.pictures else []
+        for drawing in drawings:
+            for name, content in drawing.files.items():
+                yield Path(self.pictures or "", name), content
+        if self.document:
+            folder = os.path.relpath(self.pictures or self.document.parent, self.document.parent)
+            links = [(each, Path(folder, f"{each.name}.svg").as_posix()) for each in drawings]
+            yield self.document, document_of(run.figures, run.machine, links).encode()
