@@ -1,15 +1,11 @@
-"""``scripts/bench``: run briefly as a user runs it, what its reports say, and whether its checks can fail."""
+"""``scripts/bench``: run briefly as a user runs it, and drawn again; and what is wrong is told in a line."""
 
 from __future__ import annotations
 
 import json
-import mmap
-import os
 import re
 import subprocess
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,47 +13,64 @@ import numpy as np
 import pytest
 
 from scripts.tools import ROOT
-from scripts.tools.bench.bench import FULL
-from scripts.tools.bench.groups.own_time import functions_called
-from scripts.tools.bench.machine import resident_bytes, sealed_bytes, shared_bytes
-from scripts.tools.bench.payloads import endless, uploads_of, varying
-from scripts.tools.bench.random_requests import RandomRequests
-from scripts.tools.bench.rates import rate_of_threads, rate_ratio
-from scripts.tools.bench.reports import COLUMNS, MEASURED_ELSEWHERE, cells_of, document_of
-from scripts.tools.bench.runs import as_json
-from scripts.tools.figures import Figure
-from shm_backend_utils.client import Result
-from shm_backend_utils.dtypes import from_numpy
-from shm_backend_utils.memory.kinds import RegionKind
-from shm_backend_utils.memory.managed import ManagedRegion
+from scripts.tools.bench import __main__ as command
+from scripts.tools.bench import ways
+from scripts.tools.bench.groups import GROUPS, WITH_OTHER_CLIENT
+from scripts.tools.bench.pictures import PICTURES
+from scripts.tools.bench.runs import ReportError
+from scripts.tools.bench.ways import WAYS, ways_of
 
-pytestmark = pytest.mark.long
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(300),  # the run takes a minute on a machine that has nothing else to do
+]
+FILES = {f"{name}.{suffix}" for name in PICTURES for suffix in ("png", "svg")}
 
-HELD = Figure("one", 1.0, "× another", "1 ms / 1 ms", at_most=1.2)
-NOT_HELD = Figure("two", 0.5, "× another", "1 ms / 2 ms", at_least=1.0)
-WITHOUT_LIMIT = Figure("three", 3.0, "µs", "measured alone")
+
+def bench(*options: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "scripts.tools.bench", *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What some groups measure, and the document."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a short run of some groups, and of all that are drawn, has written."""
     folder = tmp_path_factory.mktemp("bench")
-    options = ["--quick", "--rounds", "2", "--requests", "100"]
-    for group in ("own-time", "sealed", "stock", "uploads", "growth", "functions"):
-        options += ["--only", group]
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "scripts.tools.bench", *options),
-            *("--json", str(folder / "bench.json"), "--document", str(folder / "bench.md")),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        timeout=110,
-        check=True,
+    groups = ("own-time", "sealed", "stock", "uploads", "growth", "functions", *PICTURES)
+    done = bench(
+        *("--quick", "--rounds", "2", "--requests", "100", *(word for group in groups for word in ("--only", group))),
+        *(
+            "--json",
+            str(folder / "bench.json"),
+            "--document",
+            str(folder / "bench.md"),
+            "--plot",
+            str(folder / "images"),
+        ),
+        timeout_s=280,
     )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(folder: Path) -> dict[str, Any]:
+    """What was measured, and the document."""
     report: dict[str, Any] = json.loads((folder / "bench.json").read_text())
-    report["document"] = (folder / "bench.md").read_text()
-    return report
+    return report | {"document": (folder / "bench.md").read_text()}
+
+
+@pytest.fixture(scope="module")
+def curves(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every line that the run measured."""
+    found: list[dict[str, Any]] = report["curves"]
+    return found
 
 
 def test_a_short_run_measures_what_it_was_told_to(report: dict[str, Any]) -> None:
@@ -106,121 +119,101 @@ def test_nothing_is_left_in_shared_memory(report: dict[str, Any]) -> None:
     assert list(Path("/dev/shm").glob("bench-*")) == []
 
 
-# --- reports
+# --- pictures
 
 
-def test_a_row_says_whether_its_limit_is_held() -> None:
-    holds = COLUMNS.index("holds")
-    assert [cells_of(figure)[holds] for figure in (HELD, NOT_HELD, WITHOUT_LIMIT)] == ["yes", "no", ""]
-    assert [as_json(figure)["holds"] for figure in (HELD, NOT_HELD, WITHOUT_LIMIT)] == [True, False, None]
+def test_a_short_run_draws_every_picture_in_both_formats(folder: Path) -> None:
+    assert {file.name for file in (folder / "images").iterdir()} == FILES
 
 
-def test_a_document_counts_the_limits_and_names_those_that_are_not_held() -> None:
-    text = document_of([HELD, NOT_HELD, WITHOUT_LIMIT], {"cores": "2"})
-    assert "1 of 2 limits are held. Not held: two." in text
-    assert all(elsewhere.name in text for elsewhere in MEASURED_ELSEWHERE)
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert all(row.count("|") in (3, 1 + len(COLUMNS)) for row in rows)
+def test_latency_has_every_path_every_peer_and_the_floor(curves: list[dict[str, Any]]) -> None:
+    found = {(each["panel"], each["line"]): each["points"] for each in curves if each["picture"] == "latency"}
+    assert set(found) == {(protocol, name) for protocol in ("grpc", "http") for name in ways_of(protocol)}
+    assert {name for _, name in found} == set(WAYS)
+    for points in found.values():
+        assert [size for size, _ in points] == [4**exponent for exponent in range(3, 11)]
 
 
-def test_fewer_rounds_are_fewer_slow_rounds() -> None:
-    amounts = FULL.with_rounds(20).with_requests(7)
-    assert (amounts.rounds, amounts.slow_rounds, amounts.requests) == (20, 2, 7)
-    assert FULL.with_rounds(3).slow_rounds == 1
+def test_throughput_goes_from_one_caller_to_many(curves: list[dict[str, Any]]) -> None:
+    found = [each for each in curves if each["picture"] == "concurrency"]
+    assert {each["line"] for each in found} == {"ours", "stock", "stock triton shm"}
+    assert len({each["panel"] for each in found}) == 4
+    for each in found:
+        assert [callers for callers, _ in each["points"]] == [1, 4, 16, 64]
 
 
-# --- parts
+def test_shapes_that_vary_are_beside_those_that_do_not(curves: list[dict[str, Any]]) -> None:
+    found = {(each["panel"], each["line"]) for each in curves if each["picture"] == "shapes"}
+    lines = ("direct", "stock in band", "stock triton shm", "triton-shm-client")
+    assert found == {(kind, line) for kind in ("repeated", "varying") for line in lines}
 
 
-def test_arrays_that_vary_have_lengths_around_the_one_that_was_asked_for() -> None:
-    arrays = varying(4096)
-    lengths = [array.nbytes for array in arrays]
-    assert (min(lengths), max(lengths)) == (2048, 6144)
-    assert abs(np.mean(lengths) - 4096) < 64
-    assert len(set(lengths)) > 200
-    given = endless(arrays, first=len(arrays) - 1)
-    assert [next(given).nbytes for _ in range(2)] == [lengths[-1], lengths[0]]
+def test_it_is_drawn_again_without_measuring_to_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+    done = bench("--from", str(folder / "bench.json"), "--plot", str(tmp_path / "again"))
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in FILES:
+        assert (tmp_path / "again" / name).read_bytes() == (folder / "images" / name).read_bytes()
 
 
-def test_no_two_uploads_have_the_same_shape_and_each_has_the_sums_of_its_rows() -> None:
-    uploads = uploads_of(50_000)
-    sizes = [upload.x.nbytes for upload in uploads]
-    assert len({upload.x.shape for upload in uploads}) == len(uploads) > 200
-    assert 25_000 * 0.98 < min(sizes) < max(sizes) <= 75_000
-    assert abs(np.mean(sizes) - 50_000) < 1_000
-    for upload in uploads[:10]:
-        assert upload.sums.tolist() == upload.x.astype(np.int64).sum(axis=1).tolist()
+# --- what is wrong
 
 
-def test_a_rate_is_of_all_threads_each_beginning_elsewhere() -> None:
-    together = threading.Barrier(3)
-    firsts: list[int] = []
-
-    def call(x: int) -> None:
-        if len(firsts) < 3:
-            firsts.append(x)
-            together.wait(5)
-
-    with ThreadPoolExecutor(3) as pool:
-        assert rate_of_threads(pool, call, list(range(100)), threads=3, seconds=0.05) > 3
-    assert len(set(firsts)) == 3
-
-
-def test_a_call_that_fails_ends_the_measurement() -> None:
-    def call(x: int) -> None:
-        raise AssertionError("a wrong answer")
-
-    with ThreadPoolExecutor(2) as pool, pytest.raises(AssertionError, match="a wrong answer"):
-        rate_of_threads(pool, call, [1], threads=2, seconds=0.05)
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--plot", "README.md"), "README.md cannot be written: File exists"),
+        (("--json", "none/bench.json"), "none/bench.json cannot be written: No such file or directory"),
+        (("--from", "README.md"), "README.md is not what bench --json has written: "),
+        (("--from", "none.json"), "none.json cannot be read: No such file or directory"),
+        (("--from", "x.json", "--quick"), "--from measures nothing, so there is nothing to do for --quick"),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, tuple) else "",
+)
+def test_what_is_wrong_is_told_in_a_line(options: tuple[str, ...], told: str) -> None:
+    done = bench(*options)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(told)
 
 
-def test_rates_are_compared_period_by_period() -> None:
-    figure = rate_ratio("calls", {"ours": [10.0, 40.0, 30.0], "stock": [10.0, 20.0, 10.0]}, "× others", at_least=1.5)
-    assert (figure.figure, figure.basis, figure.is_held) == (2.0, "30 /s / 10 /s", True)
+def test_a_group_that_nobody_knows_is_told() -> None:
+    done = bench("--only", "nonsense")
+    assert done.returncode == 2
+    assert "argument --only: invalid choice: 'nonsense'" in done.stderr
+    assert "usage: scripts/bench" in done.stderr
 
 
-def test_functions_of_the_package_are_counted_once_and_no_others() -> None:
-    def work() -> None:
-        for _ in range(2):
-            from_numpy(np.dtype(np.float32), "x")
-            json.dumps([1])
-
-    assert "dtypes:from_numpy" in functions_called(work)
-    assert functions_called(lambda: json.dumps([1])) == []
+def test_a_run_that_measured_nothing_to_draw_is_not_drawn(tmp_path: Path) -> None:
+    content: dict[str, Any] = {"machine": {}, "figures": [], "medians_ms": {}, "curves": []}
+    (tmp_path / "bench.json").write_text(json.dumps(content))
+    done = bench("--from", str(tmp_path / "bench.json"), "--plot", str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr == f"{tmp_path / 'bench.json'} has nothing to draw: no {', '.join(PICTURES)}\n"
 
 
-def test_memory_is_counted_as_it_grows() -> None:
-    own, resident = "bench-test-", resident_bytes(os.getpid())
-    path = Path(f"/dev/shm/{own}{os.getpid()}")
-    before = shared_bytes(own)
-    try:
-        path.write_bytes(bytes(1 << 16))
-        assert shared_bytes(own) - before == 1 << 16
-    finally:
-        path.unlink()
-    with mmap.mmap(
-        -1, 1 << 22, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    ) as held:  # the allocator might give what was resident before
-        held.write(bytes(1 << 22))
-        assert resident_bytes(os.getpid()) - resident > 1 << 21
+def test_a_picture_is_not_asked_for_of_other_groups() -> None:
+    with pytest.raises(ReportError, match="--plot draws latency, concurrency, shapes; add one of them"):
+        command.groups_to_measure(["path"], draws=True)
+    assert command.groups_to_measure(["path", "shapes"], draws=True) == ["path", "shapes"]
 
 
-class Forgetful:
-    """A client whose model adds nothing."""
-
-    def infer(self, model: str, inputs: dict[str, Any], **named: Any) -> Result:
-        return Result({f"Y{name[1:]}": array for name, array in inputs.items()}, "direct", lambda: None)
+# --- triton-shm-client, which no extra has
 
 
-def test_sealed_memory_is_counted_as_it_is_mapped() -> None:
-    before = sealed_bytes(os.getpid())
-    region = ManagedRegion.create(100, kind=RegionKind.SEALED)
-    assert sealed_bytes(os.getpid()) - before == region.header.byte_size
-    region.close()
+def test_without_it_its_rows_and_lines_are_left_out_which_a_line_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.groups_to_measure(None, draws=False) == list(GROUPS)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(ways, "_MODULE", "no_such_module")
+    left = [group for group in GROUPS if group not in WITH_OTHER_CLIENT]
+    assert command.groups_to_measure(None, draws=False) == left
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "triton-shm-client is not installed: its rows and lines are left out"
+    assert set(ways_of("grpc")) == set(WAYS) - {"triton-shm-client"}
 
 
-def test_wrong_answers_to_requests_at_random_are_counted() -> None:
-    requests = RandomRequests(Forgetful())  # type: ignore[arg-type]
-    requests.send(50)
-    assert requests.answers == 50
-    assert requests.wrong > 20
+def test_asked_for_by_name_it_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ways, "_MODULE", "no_such_module")
+    with pytest.raises(ReportError, match="^compat: triton-shm-client is not installed; pip install --no-deps"):
+        command.groups_to_measure(["path", "compat"], draws=False)

@@ -1,24 +1,50 @@
-"""Reports are written whole or not at all, and what cannot be written is told in a line."""
+"""Reports: what they say, that they are written whole or not at all, and that a run comes back as it was written."""
 
 from __future__ import annotations
 
 import errno
+import io
+import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from scripts.tools.bench import reports as reporting
 from scripts.tools.bench.pictures import PICTURES
-from scripts.tools.bench.reports import Reports
-from scripts.tools.bench.runs import ReportError, Run
+from scripts.tools.bench.reports import COLUMNS, MEASURED_ELSEWHERE, Reports, cells_of, document_of, table_of
+from scripts.tools.bench.runs import ReportError, Run, as_json, json_of, read_run
 from scripts.tools.figures import Figure
 from tests.scripts.bench.curves import MACHINE, short_run
 
-FIGURE = Figure("one", 1.0, "× another", "1 ms / 1 ms", at_most=1.2)
-RUN = Run(MACHINE, [FIGURE], {}, short_run())
+FIGURES = [
+    Figure("one", 1.0, "× another", "1 ms / 1 ms", at_most=1.2),
+    Figure("two", 0.5, "× another", "1 ms / 2 ms", at_least=1.0),
+    Figure("three", 3.0, "µs", "measured alone"),
+]
+RUN = Run(MACHINE, FIGURES, {"what": {"case": 1.5}}, short_run())
 IMAGES = {f"{name}.{suffix}" for name in PICTURES for suffix in ("png", "svg")}
+
+
+def test_a_row_says_whether_its_limit_is_held() -> None:
+    holds = COLUMNS.index("holds")
+    assert [cells_of(figure)[holds] for figure in FIGURES] == ["yes", "no", ""]
+    assert [as_json(figure)["holds"] for figure in FIGURES] == [True, False, None]
+
+
+def test_a_document_counts_the_limits_and_names_those_that_are_not_held() -> None:
+    text = document_of(FIGURES, {"cores": "2"})
+    assert "1 of 2 limits are held. Not held: two." in text
+    assert all(elsewhere.name in text for elsewhere in MEASURED_ELSEWHERE)
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert all(row.count("|") in (3, 1 + len(COLUMNS)) for row in rows)
+
+
+# --- files
 
 
 def all_reports(folder: Path) -> Reports:
@@ -36,20 +62,13 @@ def fill_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "write_bytes", write_half)
 
 
-def test_all_are_written_and_nothing_else(tmp_path: Path) -> None:
+def test_the_page_shows_the_pictures_and_says_how_both_are_made(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     reports = all_reports(tmp_path)
     reports.check()
     reports.write(RUN)
     files = {file.name for file in tmp_path.rglob("*") if file.is_file()}
     assert files == IMAGES | {"bench.json", "bench.md"}
-
-
-def test_the_page_shows_the_pictures_and_says_how_both_are_made(tmp_path: Path) -> None:
-    (tmp_path / "docs").mkdir()
-    reports = all_reports(tmp_path)
-    reports.check()
-    reports.write(RUN)
     page = (tmp_path / "docs" / "bench.md").read_text()
     links = re.findall(r"^!\[(.+)\]\((.+)\)$", page, re.MULTILINE)
     assert links == [(picture.title, f"images/new/{name}.svg") for name, picture in PICTURES.items()]
@@ -124,3 +143,78 @@ def test_what_cannot_be_written_is_told_before_anything_is_measured(
         reports.check()
     assert str(caught.value).startswith(told)
     assert "\n" not in str(caught.value)
+
+
+# --- a run as JSON
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    file.write_text(json_of(RUN))
+    found = read_run(file)
+    assert found[:3] == RUN[:3]
+    assert list(found.curves) == list(RUN.curves)
+
+
+def changed(change: Callable[[dict[str, Any]], object]) -> str:
+    content = json.loads(json_of(RUN))
+    change(content)
+    return json.dumps(content)
+
+
+WRONG = {
+    "nothing": "",
+    "not JSON": "# Numbers",
+    "half a file": json_of(RUN)[:500],
+    "no text": "\udcff",
+    "a list": "[]",
+    "an object of another program": '{"machine": {}, "results": []}',
+    "of a bench without pictures": changed(lambda content: content.pop("curves")),
+    "a figure without a number": changed(lambda content: content["figures"][0].update(figure="1.0")),
+    "a figure that is none": changed(lambda content: content["figures"].append(7)),
+    "a limit in words": changed(lambda content: content["figures"][0].update(at_most="1.2")),
+    "a curve that is none": changed(lambda content: content["curves"].append(None)),
+    "a curve without a name": changed(lambda content: content["curves"][0].pop("line")),
+    "a time of 0": changed(lambda content: content["curves"][0].update(points=[[64, 0]])),
+    "a time that is none": changed(lambda content: content["curves"][0].update(points=[[64, float("nan")]])),
+    "no size": changed(lambda content: content["curves"][0].update(points=[[-1, 1.0]])),
+    "a point of three numbers": changed(lambda content: content["curves"][0].update(points=[[64, 1.0, 2.0]])),
+    "a size that no float holds": changed(lambda content: content["curves"][0].update(points=[[10**400, 1.0]])),
+    "a time that no float holds": changed(lambda content: content["curves"][0].update(points=[[64, 10**400]])),
+    "a figure that is not finite": changed(lambda content: content["figures"][0].update(figure=float("inf"))),
+    "a figure that no float holds": changed(lambda content: content["figures"][0].update(figure=10**400)),
+    "a limit that is not a number": changed(lambda content: content["figures"][0].update(at_most=float("nan"))),
+    "a name that is no text": changed(lambda content: content["figures"][0].update(name="\ud800")),
+    "a depth of many lists": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_another_file_is_refused_in_a_line(what: str, tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    file.write_text(WRONG[what], errors="surrogateescape")
+    with pytest.raises(ReportError) as caught:
+        read_run(file)
+    assert str(caught.value).startswith(f"{file} is not what bench --json has written: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_told_in_a_line(tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match="none.json cannot be read: No such file or directory"):
+        read_run(tmp_path / "none.json")
+    with pytest.raises(ReportError, match="cannot be read: Is a directory"):
+        read_run(tmp_path)
+
+
+def test_what_has_no_end_is_not_read() -> None:
+    with pytest.raises(ReportError, match="/dev/zero cannot be read: it is no regular file"):
+        read_run(Path("/dev/zero"))
+
+
+@pytest.mark.parametrize("name", ["[/bold]", "[red]", "\x1b[2J"])
+def test_a_name_is_shown_as_it_is_and_obeyed_by_nobody(name: str) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(table_of([Figure(name, 1.0, name, name)]))
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().count(repr(name)[1:-1]) == 3
+    assert "\x1b" not in console.file.getvalue()
