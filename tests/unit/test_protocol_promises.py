@@ -13,11 +13,10 @@ import pytest
 from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import Call, ShmSession, StreamCall
-from shm_backend_utils.protocol import table
 from shm_backend_utils.protocol.address import SlotAddress
 from shm_backend_utils.protocol.handover import parse_sealed_key
 from shm_backend_utils.protocol.refusals import code_in
-from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table
+from shm_backend_utils.protocol.spans import Ring, Table
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.emulated import answers_to, delivered, error_code, message_of, outputs_of, start_server
 from tests.unit.table_client import Client
@@ -111,61 +110,7 @@ def test_strings_without_room_are_in_the_response_as_bytes(session: ShmSession, 
     assert (client.places()["S"].is_in_response, client.places()["S"].shape) == (True, (1,))
 
 
-# Alignment: a rule
-
-
-@pytest.mark.parametrize(("group", "shift"), [("inputs", 1), ("inputs", 2), ("outputs", 2), ("outputs", 3)])
-def test_an_odd_address_is_refused(session: ShmSession, client: Client, group: str, shift: int) -> None:
-    said = client.laid_out({"X": X}, {"Y": 16})
-    if group == "inputs":
-        said.inputs["X"] = said.inputs["X"]._replace(offset=client.data + shift)
-    else:
-        said.outputs["Y"] = said.outputs["Y"]._replace(offset=client.data + 256 + shift)
-    assert refusal(session, delivered(client.begin(said), ["Y"])) == ("shm:table", "INVALID_ARG")
-    assert stamps(client) == NOT_BEGUN
-
-
-def test_strings_may_lie_at_any_address(session: ShmSession, client: Client) -> None:
-    client.region.bytes()[client.data + 1 : client.data + 6] = np.frombuffer(struct.pack("<Is", 1, b"a"), np.uint8)
-    said = Table(
-        {"WORDS": InputSpan(table.BY_NUMBER[13], (1,), 0, client.data + 1, 5)},
-        {"S": OutputSpan(0, client.data + 257, 50)},
-    )
-    request = delivered(client.begin(said), ["S"])
-    assert answer(session, request, lambda call: call.put("S", call.input("WORDS"))).error() is None
-    assert client.places()["S"].offset in {client.data + 1, client.data + 257}
-
-
 # What names a slot
-
-
-REGION = {"kind": "system", "key": "shmbu-1", "byte_size": 1, "token": "0" * 32, "slot": 0}
-DESCRIPTOR = {"v": 1, "model": "m", "regions": [], "inputs": {}, "outputs": {}}
-
-
-@pytest.mark.parametrize(
-    ("change", "code"),
-    [
-        *(({"shm_generation": wrong}, "shm:table") for wrong in (0, -1, "1", 1.0, float(2**63), True, None)),
-        ({"shm_slot": "2/m/{key}/{token}/1"}, "shm:table"),
-        ({"shm_slot": "3/m/{key}/{token}/0"}, "shm:version"),
-        ({"shm_io": json.dumps(DESCRIPTOR)}, "shm:table"),
-    ],
-    ids=str,
-)
-def test_what_names_no_slot_of_the_region_is_refused(
-    session: ShmSession, client: Client, change: dict[str, Any], code: str
-) -> None:
-    names = {"key": client.region.segment.key, "token": client.region.header.token.hex()}
-    changed = {name: text.format(**names) if name == "shm_slot" else text for name, text in change.items()}
-    parameters = client.begin(client.laid_out({"X": X}, {"Y": 16})) | changed
-    assert refusal(session, delivered(parameters, ["Y"])) == (code, "INVALID_ARG")
-    assert stamps(client) == NOT_BEGUN
-
-
-def test_a_descriptor_of_the_first_version_is_refused(session: ShmSession) -> None:
-    first = json.dumps(DESCRIPTOR | {"regions": [REGION]})
-    assert refusal(session, delivered({"shm_io": first}, ["Y"])) == ("shm:version", "INVALID_ARG")
 
 
 def test_a_wrong_token_of_a_file_is_refused_and_not_called_gone(session: ShmSession, client: Client) -> None:
@@ -176,15 +121,6 @@ def test_a_wrong_token_of_a_file_is_refused_and_not_called_gone(session: ShmSess
     assert refusal(session, delivered(parameters, ["Y"])) == told
     parameters["shm_slot"] = str(SlotAddress("m", "shmbu-none", "0" * 32, 0))
     assert refusal(session, delivered(parameters, ["Y"])) == ("shm:gone", "NOT_FOUND")
-    assert stamps(client) == NOT_BEGUN
-
-
-def test_a_slot_of_another_model_means_nothing(session: ShmSession, client: Client) -> None:
-    client.model = "another"
-    parameters = client.begin(client.laid_out({"X": X}, {"Y": 16}))
-    response = answer(session, delivered(parameters, ["Y"], {"X": X}))
-    assert outputs_of(response)["Y"].tolist() == [0, 2, 4, 6]
-    assert refusal(session, delivered(parameters, ["Y"])) == ("shm:missing", "INVALID_ARG")
     assert stamps(client) == NOT_BEGUN
 
 
@@ -227,15 +163,6 @@ def test_any_other_generation_is_stale(session: ShmSession, client: Client, gene
         request = delivered({**json.loads(request.parameters()), "shm_generation": 3}, ["Y"])
     assert refusal(session, request) == ("shm:stale", "CANCELLED")
     assert stamps(client) == NOT_BEGUN
-
-
-def test_a_slot_that_is_locked_is_busy(session: ShmSession, client: Client) -> None:
-    request = client.request({"X": X}, {"Y": 16})
-    assert client.region.lease(0).take_back()
-    assert refusal(session, request) == ("shm:busy", "CANCELLED")
-    client.region.lease(0).give_back()
-    assert stamps(client) == NOT_BEGUN
-    assert answer(session, request).error() is None
 
 
 def test_results_that_do_not_fit_fail_the_request_after_it_ran(session: ShmSession, client: Client) -> None:

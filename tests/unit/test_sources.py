@@ -112,13 +112,6 @@ def test_every_kind_of_array_arrives(kind: str) -> None:
     assert same(written(made), VALUES)
 
 
-@pytest.mark.parametrize(
-    "array", [np.zeros(3, np.float64), np.array(1.5, np.float32), np.empty((0, 3), np.float32)], ids=["FP64", "()", "0"]
-)
-def test_dtype_and_shape_of_an_array_stay(array: Array) -> None:
-    assert same(written(source(array)), array)
-
-
 @pytest.mark.parametrize("kind", [np.asarray, Producer, Interface, list])
 def test_an_array_is_copied_only_once_and_not_before_it_is_written(kind: Any) -> None:
     array = VALUES.copy()
@@ -138,9 +131,6 @@ def test_a_producer_in_a_devices_memory_is_refused(device: int) -> None:
     with pytest.raises(TensorError, match=f"'X' lies on DLPack device type {device}; .* copy it there") as caught:
         source(Producer(VALUES, (device, 0)))
     assert caught.value.tensor == "X"
-
-
-def test_a_producer_that_refuses_is_an_error_that_says_why() -> None:
     with pytest.raises(TensorError, match="'X' cannot be read by DLPack: part of a computation"):
         source(Unwilling(VALUES))
 
@@ -152,11 +142,6 @@ def test_a_list_of_rows_becomes_a_batch(container: Any, kind: Any) -> None:
     rows = container(kind(row) for row in VALUES)
     assert same(written(source(rows, dims=(-1, 3))), VALUES)
     assert same(written(source(rows[:1], dims=(-1, 3))), VALUES[:1])
-
-
-def test_a_list_of_parts_becomes_a_batch() -> None:
-    parts = [VALUES, VALUES[:1], VALUES[:0], VALUES[::-1]]
-    assert same(written(source(parts, dims=(3,), max_batch_size=8)), np.concatenate(parts))
 
 
 def test_a_list_of_two_images_for_a_model_without_batches_is_not_one_image_twice_as_high() -> None:
@@ -184,11 +169,11 @@ def test_a_list_of_two_images_for_a_model_without_batches_is_not_one_image_twice
 def test_a_list_of_arrays_that_do_not_match_is_refused(parts: list[Any]) -> None:
     with pytest.raises(TensorShapeError, match="'X' is a list of arrays of shapes .*; expected rows of 1 dimensions"):
         source(parts, dims=(-1, 3))
-
-
-def test_a_list_of_arrays_of_different_dtypes_is_refused() -> None:
     with pytest.raises(TensorTypeError, match="'X' is a list of arrays of dtypes float32 and float64"):
         source([VALUES[0], VALUES[1].astype(np.float64)], dims=(-1, 3))
+    for ragged in ([[1, 2], [3]], [[1], 2]):
+        with pytest.raises(TensorShapeError, match="'X' is a nested list that is not rectangular"):
+            source(ragged, dims=(-1, -1))
 
 
 def test_arrays_of_different_byte_orders_are_refused_or_kept() -> None:
@@ -203,16 +188,10 @@ def test_arrays_of_different_byte_orders_are_refused_or_kept() -> None:
 @pytest.mark.parametrize(
     ("value", "config_dtype"),
     [
-        ([1, 2, 3], "TYPE_UINT8"),
-        ([-128, 127], "TYPE_INT8"),
-        ([0, 2**64 - 1], "TYPE_UINT64"),
         ([2**63 + 1, 1], "TYPE_UINT64"),
-        ([2**53 + 1, 1], "TYPE_INT64"),
-        ([-(2**63), 2**63 - 1], "TYPE_INT64"),
-        ([1, 2], "TYPE_FP32"),
+        ([[1, 2, 3], [4, 5, 6]], "TYPE_FP32"),
         ([0.5, 1], "TYPE_FP16"),
         ([2**53], "TYPE_FP64"),
-        ([float("inf"), -float("inf"), 0.0], "TYPE_FP32"),
         ([1.0, 2.0], "TYPE_INT32"),
         ([True, False], "TYPE_BOOL"),
         ([], "TYPE_BOOL"),
@@ -224,29 +203,17 @@ def test_arrays_of_different_byte_orders_are_refused_or_kept() -> None:
     ids=str,
 )
 def test_pythons_numbers_take_the_models_dtype(value: list[Any], config_dtype: str) -> None:
-    made = source(value, config_dtype)
+    made = source(value, config_dtype, (-1,) * np.ndim(value))
     assert f"TYPE_{made.dtype.name}" == config_dtype
     assert written(made).tolist() == value
-
-
-def test_pythons_numbers_may_be_nested_become_the_nearest_or_be_none() -> None:
-    assert written(source([0.1, 1 / 3])).tolist() == [np.float32(0.1), np.float32(1 / 3)]
-    assert np.isnan(written(source([float("nan")]))).all()
-    assert same(written(source([[1, 2, 3], [4, 5, 6]], dims=(-1, 3))), np.array([[1, 2, 3], [4, 5, 6]], np.float32))
 
 
 @pytest.mark.parametrize(
     ("value", "config_dtype"),
     [
-        ([256], "TYPE_UINT8"),
-        ([-1], "TYPE_UINT8"),
         ([-1], "TYPE_UINT64"),
-        ([2**63], "TYPE_INT64"),
-        ([2**64], "TYPE_UINT64"),
         ([2**24 + 1], "TYPE_FP32"),
         ([2**53 + 1], "TYPE_FP64"),
-        ([1e39], "TYPE_FP32"),
-        ([1e6], "TYPE_FP16"),
         ([0.5], "TYPE_INT32"),
         ([float("nan")], "TYPE_INT32"),
         ([float("inf")], "TYPE_INT64"),
@@ -280,16 +247,6 @@ def test_one_number_serves_where_all_dimensions_may_be_1(dims: tuple[int, ...]) 
     assert source(5, dims=(3,)).shape == ()  # which the layout will refuse
 
 
-@pytest.mark.parametrize("value", [[[1, 2], [3]], [[1], 2]], ids=str)
-def test_nested_lists_that_are_not_rectangular_are_refused(value: list[Any]) -> None:
-    with pytest.raises(TensorShapeError, match="'X' is a nested list that is not rectangular"):
-        source(value, dims=(-1, -1))
-
-
-def test_an_array_of_strings_for_an_input_of_numbers_stays_one() -> None:
-    assert source(np.array(["word"]), "TYPE_FP32").dtype is dtypes.BYTES  # which the layout will refuse
-
-
 @pytest.mark.parametrize("value", [[1.0], 1.0, ["word"], [VALUES], Producer(VALUES)], ids=type)
 def test_what_has_to_be_read_for_an_input_that_the_model_does_not_have_is_refused(value: Any) -> None:
     spec = ModelSpec.from_config({"name": "model", "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [1]}]})
@@ -307,11 +264,9 @@ def test_the_bytes_of_a_source_are_counted_whatever_its_kind() -> None:
     values = [VALUES, VALUES.T, [VALUES, VALUES[:1]], [VALUES[0]], [[1.0, 2.0]], VALUES[:0]]
     made = [source(value, dims=(-1,), max_batch_size=8) for value in values]
     assert [each.byte_size for each in made] == [24, 24, 36, 12, 8, 0]
-
-
-def test_a_source_is_taken_as_it_is() -> None:
-    made = source(VALUES, dims=(-1, 3))
-    assert source(made, dims=(-1, 3)) is made
+    taken = source(VALUES, dims=(-1, 3))
+    assert source(taken, dims=(-1, 3)) is taken
+    assert source(np.array(["word"]), "TYPE_FP32").dtype is dtypes.BYTES  # which the layout will refuse
 
 
 def test_what_is_elsewhere_is_asked_for_and_what_is_not_is_read_here() -> None:

@@ -1,24 +1,109 @@
-"""What a client makes of outputs of strings, which a model has written as bytes. Any process may have written them."""
+"""Strings at a client: what users pass as an input, and outputs that models have written as bytes."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from shm_backend_utils.client.inputs.sources import StringSource, sources
 from shm_backend_utils.client.paths.direct import result_of
 from shm_backend_utils.client.result import Result
 from shm_backend_utils.dtypes import BYTES
-from shm_backend_utils.errors import PeerError
+from shm_backend_utils.errors import PeerError, TensorError
+from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol import results
 from shm_backend_utils.protocol.results import OutputPlace
 
+
+def source(value: Any, dims: Sequence[int] = (-1,)) -> StringSource:
+    """Return what is made of a value that is passed for an input of strings."""
+    tensor = {"name": "X", "data_type": "TYPE_STRING", "dims": dims}
+    made = sources(ModelSpec.from_config({"name": "model", "input": [tensor]}), {"X": value})["X"]
+    assert isinstance(made, StringSource)
+    return made
+
+
+def objects(source: StringSource) -> npt.NDArray[np.object_]:
+    """Return what travels with a request."""
+    target: npt.NDArray[np.object_] = np.empty(source.shape, object)
+    source.write_to(target)
+    return target
+
+
+def bytes_of(source: StringSource) -> bytes:
+    """Return what is written into shared memory, once it is known that what follows is left alone."""
+    target = np.full(source.byte_size + 10, 255, np.uint8)
+    source.write_to(target)
+    assert (target[source.byte_size :] == 255).all()
+    return target[: source.byte_size].tobytes()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[b"a", "ü", b"\xff\x00"], np.array(["a", "bc"]), np.array([b"a", b"bc"]), np.array(["a", b"\x00"], object)],
+    ids=repr,
+)
+def test_strings_arrive_as_they_are(value: Any) -> None:
+    made = source(value)
+    assert made.dtype is BYTES
+    assert objects(made).tolist() == list(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "dims", "expected"),
+    [
+        (["a", b"bc"], (-1,), b"\x01\0\0\0a\x02\0\0\0bc"),
+        ("ü", (1, 1), b"\x02\0\0\0\xc3\xbc"),
+        (["", b"\0"], (-1,), b"\0\0\0\0\x01\0\0\0\0"),
+        ([], (-1,), b""),
+        (np.empty((0, 3), object), (-1, 3), b""),
+        (np.array("word", object), (), b"\x04\0\0\0word"),
+        (np.array([["a", "x"], ["b", "y"]]).T[:1], (-1, -1), b"\x01\0\0\0a\x01\0\0\0b"),
+        ([np.array(["a"]), np.array(["b"])], (-1, 1), b"\x01\0\0\0a\x01\0\0\0b"),
+        (np.array(["a", "b"], ">U1"), (-1,), b"\x01\0\0\0a\x01\0\0\0b"),
+    ],
+    ids=["both", "one", "empty strings", "none", "no rows", "0-d", "transposed", "rows", "big-endian"],
+)
+def test_strings_are_written_as_lengths_and_bytes(value: Any, dims: tuple[int, ...], expected: bytes) -> None:
+    assert bytes_of(source(value, dims)) == expected
+
+
+@pytest.mark.parametrize("length", [0, 59, 60, 10**6])
+def test_strings_need_room_for_their_lengths_and_bytes_and_no_more(length: int) -> None:
+    made = source([b"x" * length, "ü"])
+    assert made.byte_size == made.encoded.nbytes == 4 + length + 4 + 2
+    assert objects(source("word", (1, 1))).tolist() == [["word"]]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        *((number, "'X' holds .*, which is no value of TYPE_STRING") for number in (1, True, [2.5], [["word"], [3]])),
+        *(
+            (np.array(["word", other], object), "'X' holds an element of type .*; expected str or bytes")
+            for other in (None, 1, 2.5, bytearray(b"word"), np.float32(1))
+        ),
+        *((no_utf_8, "'X'") for no_utf_8 in (["\ud800"], np.array(["\ud800"]), ["fine", "\udfff"])),
+    ],
+    ids=ascii,
+)
+def test_what_is_no_string_is_refused_by_the_inputs_name(value: Any, message: str) -> None:
+    with pytest.raises(TensorError, match=message):
+        source(value)
+
+
 REGION = 8192
 """Bytes of the region that the outputs are in."""
+
+
 WORDS = [b"a", b"", b"\x00\xff\x00"]
+
+
 ENCODED = b"\x01\x00\x00\x00a\x00\x00\x00\x00\x03\x00\x00\x00\x00\xff\x00"
 
 
@@ -38,7 +123,7 @@ def memory() -> npt.NDArray[np.uint8]:
     return np.full(REGION, 1, np.uint8)
 
 
-def placed(memory: npt.NDArray[np.uint8], encoded: bytes, shape: list[int], room: int = 0) -> Result:
+def written_by_a_model(memory: npt.NDArray[np.uint8], encoded: bytes, shape: list[int], room: int = 0) -> Result:
     """Return the result of a model that has written this at the very end of the region, with room behind it."""
     offset = REGION - len(encoded) - room
     memory[offset : offset + len(encoded)] = np.frombuffer(encoded, np.uint8)
@@ -65,7 +150,7 @@ def read(place: OutputPlace, memory: npt.NDArray[np.uint8], response: Response |
 def test_strings_in_memory_are_an_array_of_bytes(
     memory: npt.NDArray[np.uint8], encoded: bytes, shape: list[int], room: int
 ) -> None:
-    result = placed(memory, encoded, shape, room)
+    result = written_by_a_model(memory, encoded, shape, room)
     memory[:] = 255  # which changes nothing that is read
     array = result["WORDS"]
     assert (array.dtype, array.shape) == (np.dtype(object), tuple(shape))
@@ -97,7 +182,7 @@ def test_strings_that_are_neither_in_memory_nor_in_the_response_are_the_peers_fa
 @pytest.mark.parametrize("lie", LIES)
 def test_strings_that_are_not_what_the_results_say_are_the_peers_fault(memory: npt.NDArray[np.uint8], lie: str) -> None:
     with pytest.raises(PeerError, match="the model's results break the protocol: .*; is it of the same version?"):
-        placed(memory, *LIES[lie])
+        written_by_a_model(memory, *LIES[lie])
     with pytest.raises(PeerError, match="the model's results break the protocol: .*; is it of the same version?"):
         overflowed(*LIES[lie])
 
