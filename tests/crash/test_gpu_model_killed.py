@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -21,22 +20,18 @@ from shm_backend_utils.server import EmbeddedServer
 from tests.e2e.fake_gpus import DRIVER, X, left_here
 
 from .gate import Gate
+from .own_server import serving
 from .processes import eventually, stub_of
 
-MODELS = Path(__file__).resolve().parents[1] / "models"
 ON_THE_GPU = (X.shape, X.dtype, "cuda:0")
 DEADLINE_S = 5.0
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    folder = tmp_path_factory.mktemp("server")
-    for model in ("fake_gpu", "fake_gpu_events", "fake_gpu_pinned"):
-        shutil.copytree(MODELS / model, folder / "models" / model, ignore=shutil.ignore_patterns("__pycache__"))
-    with EmbeddedServer.start(folder / "models", log_file=folder / "log") as server:
+    models = ("fake_gpu", "fake_gpu_events", "fake_gpu_pinned")
+    with serving({model: model for model in models}, tmp_path_factory.mktemp("server")) as server:
         yield server
-        os.kill(server.pid, signal.SIGKILL)  # it would wait half a minute for its dead stubs
-        server.wait()
 
 
 @pytest.mark.parametrize("model", ["fake_gpu", "fake_gpu_events"], ids=["which waits", "whose client waits"])
