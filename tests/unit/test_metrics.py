@@ -1,21 +1,26 @@
-"""What is counted in a model's process, of which calls, and how it gets to the server."""
+"""What is counted in a model's process, how it gets to the server, and what docs/monitoring.md says of it."""
 
 from __future__ import annotations
 
+import argparse
+import importlib
+import re
+import shlex
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shm_backend_utils import errors
+from shm_backend_utils import cli, errors
 from shm_backend_utils.errors import MachineError, ModelError, ProbedError, ShmError, TableError, TensorShapeError
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.debug import MeasuredDebugCall
-from shm_backend_utils.model.metrics import MeasuredCall, Metrics
+from shm_backend_utils.model.metrics import _BUCKETS, _FAMILIES, _PREFIX, MeasuredCall, Metrics
 from tests.unit.emulated import delivered, error_code
 from tests.unit.fake_gpu import DRIVER, MODEL, runtime_that_gives_all_back
 from tests.unit.metrics_port import MetricsPort
@@ -328,3 +333,50 @@ def test_a_session_with_shm_debug_counts_as_well(
     del metrics.told[:]
     session.serve([client.request({"X": X}, {"Y": 16})], lambda call: call.output("Y", (4,), np.float32))
     assert metrics.told == [ModelError]
+
+
+TEXT = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text()
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+QUERIES = [code for language, code in BLOCKS if language == "promql"]
+COMMANDS = sorted(set(re.findall(r"^shm-backend-utils .*", TEXT, re.MULTILINE)))
+
+
+def test_the_table_has_every_metric_and_its_label() -> None:
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (?:`(\w+)`)?", TEXT, re.MULTILINE)
+    told = {name: label for names, label in rows for name in re.findall(r"\w+", names)}
+    known = {name: family.label for name, family in _FAMILIES.items()}
+    assert set(re.findall(rf"{_PREFIX}\w+", TEXT)) <= {f"{_PREFIX}{name}" for name in known}
+    assert told.keys() == known.keys()
+    assert {name: told[name] for name in told if not name.startswith("own_seconds_")} == {
+        name: known[name] for name in known if not name.startswith("own_seconds_")
+    }
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_a_query_has_the_labels_of_its_metrics(query: str) -> None:
+    assert [query.count(bracket) for bracket in "({["] == [query.count(bracket) for bracket in ")}]"]
+    if _PREFIX in query:
+        grouped = {label for labels in re.findall(r"by \(([^)]*)\)", query) for label in labels.split(", ")}
+        own = {_FAMILIES[name].label for name in re.findall(rf"{_PREFIX}(\w+)", query)}
+        assert grouped <= {"model", "version"} | own
+        assert "sum by (" in query  # over the label session
+        for path in re.findall(r'path="(\w+)"', query):
+            assert path in _FAMILIES["calls_total"].values
+    assert ("histogram_quantile" in query) == ("_bucket" in query) == ("le)" in query)
+    assert _BUCKETS[-1] == "+Inf"  # without which there is no quantile
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_takes_these_arguments(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they do is tested elsewhere: here is neither a server, nor is anything removed."""
+    _, name, *arguments = shlex.split(command.partition(" | ")[0])
+    ran: list[argparse.Namespace] = []
+
+    def run(parsed: argparse.Namespace) -> int:
+        ran.append(parsed)
+        return 0
+
+    module = importlib.import_module(f"shm_backend_utils.cli.{name}")
+    monkeypatch.setattr(module, "run", run)
+    assert cli.main([name, *arguments]) == 0
+    assert ran

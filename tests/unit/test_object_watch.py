@@ -23,8 +23,6 @@ from shm_backend_utils.memory.object_watch import ObjectWatch
 from shm_backend_utils.memory.repeater import Repeater
 
 LONG_S = 30.0
-
-
 NEVER_S = 1e6
 
 
@@ -98,8 +96,6 @@ def test_a_finalizer_may_stop_it_and_it_ends_at_once() -> None:
 
 
 SHM: Final = Path("/dev/shm")
-
-
 LOOKS: Final = 100_000
 
 

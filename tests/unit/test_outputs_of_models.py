@@ -156,8 +156,6 @@ def test_no_descriptor_at_all_is_an_error_of_the_machine(session: ShmSession) ->
 
 
 BEFORE = b"the table of the request before"
-
-
 TABLE = b"the table of the latest request"
 
 

@@ -31,7 +31,6 @@ SHM = Path("/dev/shm")
 PAGE = layout.PAGE_SIZE
 FIELD = "regions[1]"
 NOBODY = 65534
-
 only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 
 

@@ -23,8 +23,6 @@ from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
 from tests.unit.taken_regions import REGION, is_there, take, used
 
 SHM = Path("/dev/shm")
-
-
 MEBIBYTE = 2**20
 
 
@@ -216,8 +214,6 @@ def test_what_makes_way_has_its_part_of_the_budget_until_it_is_gone(pool: SlotPo
 
 
 MACHINE = 10 * 2**30
-
-
 DEV_SHM = 2**26
 
 

@@ -12,8 +12,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,11 +31,7 @@ from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
 from shm_backend_utils.testing.faults.interrupts import Interrupts
 
 SHM = Path("/dev/shm")
-
-
 REGION = data_offset(1, PAGE_SIZE) + PAGE_SIZE
-
-
 LONG_S = 30.0
 
 
@@ -223,11 +217,7 @@ def test_a_forked_childs_copy_of_a_pool_leaves_what_was_to_make_way_to_its_paren
 
 
 MEBIBYTE = 2**20
-
-
 MEMORY = Path(shm_backend_utils.__file__).parent / "memory"
-
-
 INTERRUPTS = Interrupts(MEMORY / "pool", MEMORY / "managed.py")
 
 
@@ -278,22 +268,6 @@ def test_a_region_whose_taker_is_interrupted_before_its_memory_is_watched_comes_
         assert pool.take_idle(Need(1), "the next") is not None
 
 
-def test_an_interrupt_before_an_idle_region_is_taken_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Interrupted(deque[SlotRegion]):
-        def pop(self) -> SlotRegion:  # type: ignore[override]
-            raise KeyboardInterrupt
-
-    with contextlib.closing(SlotPool(PoolOptions(max_bytes=MEBIBYTE))) as pool:
-        pool.redeem(pool.request(Need(1), "another"))
-        ((kind, shelves),) = pool._inventory.shelves.items()
-        with monkeypatch.context() as patch:
-            patch.setitem(pool._inventory.shelves, kind, [(size, Interrupted(each)) for size, each in shelves])
-            with pytest.raises(KeyboardInterrupt):
-                pool.take_idle(Need(1), "taker")
-        assert (pool.status.held, pool.status.idle) == (0, 1)
-        assert not pool._inventory.returned
-
-
 def test_an_interrupt_while_regions_make_way_leaves_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     destroy = SlotRegion.destroy
     begun: list[SlotRegion] = []
@@ -333,31 +307,6 @@ def test_what_an_interrupted_close_has_left_goes_when_memory_comes_back(monkeypa
         assert (SHM / region.key).exists()
         memories.pop()
         assert not (SHM / region.key).exists()
-
-
-def test_other_threads_go_on_while_pages_are_entered() -> None:
-    is_over = threading.Event()
-    longest_s = 0.0
-
-    def watch() -> None:
-        nonlocal longest_s
-        last = time.perf_counter()
-        while not is_over.is_set():
-            now = time.perf_counter()
-            longest_s = max(longest_s, now - last)
-            last = now
-
-    with contextlib.closing(SlotPool(PoolOptions(max_bytes=512 * MEBIBYTE, prefault=False))) as pool:
-        region, memory = pool.redeem(pool.request(Need(256 * MEBIBYTE), "taker"))
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        begin = time.perf_counter()
-        region.prefault()
-        took_s = time.perf_counter() - begin
-        is_over.set()
-        watcher.join()
-        assert memory.nbytes
-        assert longest_s < took_s / 2
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in a finalizer

@@ -24,11 +24,7 @@ from shm_backend_utils.origin import Origin
 from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset, record_offset
 
 SHM = Path("/dev/shm")
-
-
 KIND: Kind = (1, PAGE_SIZE, "direct")
-
-
 OTHER: Kind = (1, PAGE_SIZE, "forward")
 
 

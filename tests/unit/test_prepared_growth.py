@@ -45,8 +45,6 @@ from tests.unit.fake_server import Arrays, FakeServer, Order, config
 from tests.unit.fake_wires import async_client_of, client_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::shm_backend_utils.client.CopyWarning")
-
-
 INPUTS = {"IN0": ((1,), np.float32)}
 
 

@@ -36,20 +36,10 @@ from shm_backend_utils.protocol.results import OutputPlace, Results
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 
 DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
-
-
 HEADER: Final = (DOCS / "shm_protocol.h").read_text()
-
-
 COMPILER: Final = shutil.which("gcc")
-
-
 FLAGS: Final = ("-Wall", "-Wextra", "-Werror", f"-I{DOCS}")
-
-
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
-
-
 SEALED_KEY: Final = handover.SealedKey("0" * 32, 1)
 
 
@@ -195,20 +185,10 @@ def test_the_header_is_c_plus_plus_too(tmp_path: Path) -> None:
 
 DOCUMENT: Final = (DOCS / "protocol.md").read_text()
 PROSE: Final = " ".join(re.sub(r"```.*?```", "", DOCUMENT, flags=re.DOTALL).split())
-
-
 Rows = list[dict[str, str]]
-
-
 FP32: Final = dtypes.BY_NAME["FP32"]
-
-
 ADDRESS: Final = SlotAddress("identity", "shmbu-4711-0123456789abcdef", "00112233445566778899aabbccddeeff", 0)
-
-
 TABLE: Final = Table({"INPUT0": InputSpan(FP32, (4,), 0, 8192, 16)}, {"OUTPUT0": OutputSpan(0, 8448, 16)})
-
-
 RESULTS: Final = Results((OutputPlace("OUTPUT0", FP32, (4,), 0, 8192, 16, False),), ())
 
 

@@ -24,8 +24,6 @@ from shm_backend_utils.protocol.layout import Header
 from tests.unit.sessions import session_of, tensor
 
 SHM = Path("/dev/shm")
-
-
 NOBODY = 65534
 
 

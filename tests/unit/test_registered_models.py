@@ -15,11 +15,7 @@ from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.errors import PeerError, TensorShapeError
 
 SIZES = st.sampled_from([1, 2, 3])
-
-
 SHAPES = st.lists(SIZES, max_size=3).map(tuple)
-
-
 COUNTS = st.integers(1, 4)
 
 

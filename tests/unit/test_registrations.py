@@ -173,14 +173,8 @@ def test_memory_that_the_server_does_not_register_is_refused_and_not_used_again(
 
 
 SHM = Path("/dev/shm")
-
-
 X = np.arange(4, dtype=np.float32)
-
-
 NEED = Need(1, group="triton-shm")
-
-
 LARGER = Need(2 * region_size(NEED), group="triton-shm")
 
 

@@ -32,10 +32,8 @@ NOT_GIVEN: Final = struct.pack("<8sII", b"shmbu-fd", 1, 0)
 PAGE: Final = 4096
 SIZE: Final = 3 * PAGE
 SEALS: Final = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL
-
 REFUSED: Final = ("shm:refused", "INVALID_ARG")
 GONE: Final = ("shm:gone", "NOT_FOUND")
-
 HandOver = Callable[[socket.socket], object]
 """What a client does with a connection on which it was asked."""
 

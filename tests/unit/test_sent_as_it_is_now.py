@@ -157,11 +157,7 @@ def test_tasks_send_what_their_arguments_say(server: FakeServer, protocol: str) 
 
 
 PACKAGE = str(Path(shm_backend_utils.__file__).parent)
-
-
 MOST = 25
-
-
 LONG = np.arange(256, dtype=np.float32)
 
 

@@ -17,14 +17,8 @@ from shm_backend_utils.model.server_address import url_of_parent
 from tests.unit.answering_server import answering
 
 CHILD = "from shm_backend_utils.model.server_address import url_of_parent; print(url_of_parent())"
-
-
 PARENT = f"import subprocess; subprocess.run([{sys.executable!r}, '-c', {CHILD!r}], check=True)"
-
-
 SERVER = "/opt/tritonserver/bin/tritonserver"
-
-
 USUAL = "http://127.0.0.1:8000"
 
 

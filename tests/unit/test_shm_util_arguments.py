@@ -29,17 +29,9 @@ from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 
 FIVE: Final = np.arange(1, 6, dtype=np.float32)
-
-
 ONE_INPUT: Final[Any] = [("X", FIVE)]
-
-
 ONE_OUTPUT: Final[Any] = [("Y", 20)]
-
-
 NAMES: Final = ["x", "y"]
-
-
 SIZES: Final = [20, 20]
 
 
@@ -224,8 +216,6 @@ def test_what_was_read_stays_as_it_was() -> None:
 
 
 X: Final = np.arange(4, dtype=np.float32)
-
-
 SHM: Final = Path("/dev/shm")
 
 

@@ -14,14 +14,8 @@ from tests.unit.fake_server import FakeServer, config
 from tests.unit.fake_wires import client_of
 
 FIXED = config("fixed", dims="16")
-
-
 UNKNOWN = config("unknown")
-
-
 LIMIT = 4096
-
-
 ALIGNMENT = 256
 
 

@@ -15,7 +15,6 @@ from shm_backend_utils.errors import TensorError, TensorNameError, TensorShapeEr
 from shm_backend_utils.model_spec import ModelSpec
 
 Array = npt.NDArray[Any]
-
 PINNED_HOST = 3  # dlpack.h: kDLCUDAHost
 
 

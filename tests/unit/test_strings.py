@@ -19,7 +19,6 @@ from shm_backend_utils.tensors.strings import Strings
 from shm_backend_utils.tensors.strings_view import StringsView
 
 Bytes = npt.NDArray[np.uint8]
-
 WORDS = [b"a", b"", b"\x00\xff\x00", "ü".encode()]
 ENCODED = b"\x01\0\0\0a" + b"\0\0\0\0" + b"\x03\0\0\0\x00\xff\x00" + b"\x02\0\0\0\xc3\xbc"
 NO_ACCESS = 0  # mman.h: PROT_NONE

@@ -1,4 +1,7 @@
-"""POSIX shared memory, against the real /dev/shm: what lies under a key, and the space that it takes there."""
+"""POSIX shared memory, against the real /dev/shm: what lies under a key, its space, and managed regions in it.
+
+What holds of all memory and of all regions is in tests/conformance.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ import pytest
 from shm_backend_utils.errors import ClosedError, MachineError, RegionGoneError, RegionRefusedError
 from shm_backend_utils.memory import mapped_segment as module
 from shm_backend_utils.memory.access import Access
+from shm_backend_utils.memory.managed import ManagedRegion, array_at
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.memory.shared_file import SharedFile
+from shm_backend_utils.protocol import layout
 
 PAGE = mmap.PAGESIZE
-
-
 PEBIBYTE = 2**50
 
 
@@ -88,16 +91,6 @@ def test_a_segment_that_cannot_be_made_leaves_nothing_behind(key: str, byte_size
     assert not path_of(key).exists()
 
 
-def test_both_sides_see_what_the_other_writes(segment: SystemSegment) -> None:
-    other = SystemSegment.open(segment.key, 100, "regions[0]")
-    assert len(other.buffer()) == other.byte_size == PAGE, "it is opened as a whole, whatever is claimed of it"
-    assert other.identity == segment.identity
-    segment.buffer()[0] = 1
-    other.buffer()[1] = 2
-    assert bytes(other.buffer()[:2]) == bytes(segment.buffer()[:2]) == b"\1\2"
-    other.close()
-
-
 def test_a_new_segment_can_be_seen_only_when_it_is_prepared(key: str) -> None:
     seen = []
     SystemSegment.create(key, PAGE, prepare=lambda segment: seen.append(path_of(key).exists())).close()
@@ -131,28 +124,12 @@ def test_a_key_that_names_nothing_is_gone(key: str) -> None:
     assert key not in str(caught.value)
 
 
-def test_a_symbolic_link_is_refused(key: str, tmp_path: Path) -> None:
-    target = tmp_path / "file"
-    target.write_bytes(bytes(PAGE))
-    path_of(key).symlink_to(target)
-    assert "symbolic link" in refused(key)
-
-
-def test_a_fifo_is_refused_without_waiting_for_its_writer(key: str) -> None:
-    os.mkfifo(path_of(key))
-    assert refused(key) == "it is not a regular shared-memory object"
-
-
-def test_a_folder_is_refused(key: str) -> None:
-    path_of(key).mkdir()
-    try:
-        assert "cannot open it" in refused(key)
-    finally:
-        path_of(key).rmdir()
-
-
 def test_an_object_that_is_smaller_than_claimed_is_refused(segment: SystemSegment) -> None:
     assert refused(segment.key, PAGE + 1) == f"it claims {PAGE + 1} bytes, but {PAGE} are there"
+    other = SystemSegment.open(segment.key, 100, "regions[0]")
+    assert len(other.buffer()) == other.byte_size == PAGE, "else it is opened as a whole, whatever is claimed of it"
+    assert other.identity == segment.identity
+    other.close()
 
 
 def test_a_claim_of_more_than_is_mapped_fails_the_check_also_of_one_that_has_grown(segment: SystemSegment) -> None:
@@ -182,12 +159,6 @@ def test_an_unlinked_segment_fails_the_check_also_if_another_has_its_key(segment
         segment.check(PAGE, "regions[0]")
 
 
-def test_unlink_works_after_close(segment: SystemSegment) -> None:
-    segment.close()
-    segment.unlink()
-    assert not path_of(segment.key).exists()
-
-
 def test_unlink_leaves_another_object_under_the_same_key_alone(segment: SystemSegment) -> None:
     path_of(segment.key).unlink()
     path_of(segment.key).write_bytes(b"another")
@@ -201,20 +172,6 @@ def test_unlink_leaves_a_symbolic_link_under_the_same_key_alone(segment: SystemS
     segment.unlink()
     assert path_of(segment.key).is_symlink()
     moved.unlink()
-
-
-def test_an_array_outlives_close_and_unlink_and_memory_is_unmapped_with_the_last_one(segment: SystemSegment) -> None:
-    array = np.frombuffer(segment.buffer(), np.uint8)
-    view = array[10:20]
-    segment.unlink()
-    segment.close()
-    array[:] = 5
-    assert int(view.sum()) == 50
-    del array
-    (_, inode) = segment.identity
-    assert f" {inode} " in Path("/proc/self/maps").read_text()
-    del view
-    assert f" {inode} " not in Path("/proc/self/maps").read_text()
 
 
 def test_closing_twice_is_fine(segment: SystemSegment) -> None:
@@ -234,8 +191,6 @@ def test_a_closed_segment_says_so(segment: SystemSegment) -> None:
 
 
 SHM = Path("/dev/shm")
-
-
 FIELD = "regions[1]"
 
 
@@ -351,3 +306,83 @@ def test_a_file_whose_space_cannot_be_taken_for_another_reason_is_refused(
     monkeypatch.setattr(os, "posix_fallocate", failing(errno.EOPNOTSUPP))
     with pytest.raises(RegionRefusedError, match="the server cannot take its space: Operation not supported"):
         file.take_space(0, 2 * PAGE)
+
+
+@pytest.fixture
+def region() -> Iterator[ManagedRegion]:
+    region = ManagedRegion.create(100, slot_count=2)
+    yield region
+    region.segment.unlink()
+    region.close()
+
+
+def opened(region: ManagedRegion) -> ManagedRegion:
+    """Open the region a second time, as its peer does."""
+    return ManagedRegion.open(region.segment.key, region.header.token.hex(), FIELD)
+
+
+def objects_of_this_process() -> list[Path]:
+    return list(Path("/dev/shm").glob(f"shmbu-{os.getpid()}-*"))
+
+
+def test_a_new_region_has_whole_pages_of_data_behind_its_records(region: ManagedRegion) -> None:
+    assert region.data_offset == 3 * layout.PAGE_SIZE
+    path = path_of(region.segment.key)
+    assert path.stat().st_size == region.header.byte_size == region.data_offset + layout.PAGE_SIZE
+    assert path.name.startswith(f"shmbu-{os.getpid()}-")
+    region.data()[0] = 7
+    assert region.bytes()[region.data_offset] == 7
+    assert len(region.bytes()) == region.header.byte_size == region.data_offset + len(region.data())
+
+
+def test_records_may_be_of_several_pages() -> None:
+    region = ManagedRegion.create(1, slot_count=2, record_byte_size=3 * layout.PAGE_SIZE)
+    try:
+        assert region.data_offset == 7 * layout.PAGE_SIZE
+        assert [region.record_offset(slot) // layout.PAGE_SIZE for slot in (0, 1)] == [1, 4]
+        peer = opened(region)
+        assert peer.data_offset == region.data_offset
+        peer.close()
+    finally:
+        region.segment.unlink()
+        region.close()
+
+
+def test_more_than_the_machine_has_is_an_error_that_leaves_nothing_behind() -> None:
+    with pytest.raises(MachineError, match="was asked for"):
+        ManagedRegion.create(2**50)
+    assert objects_of_this_process() == []
+
+
+def test_an_array_at_an_offset_is_a_view(region: ManagedRegion) -> None:
+    array = array_at(region.data(), 8, np.dtype(np.float32), (2, 3), 24)
+    assert array is not None
+    array[1, 2] = 1.5
+    assert region.data()[8:32].view(np.float32)[5] == 1.5
+    assert array.flags.c_contiguous
+    memory = region.data()
+    memory.flags.writeable = False
+    read_only = array_at(memory, 0, np.dtype(np.float32), (2,), 8)
+    assert read_only is not None
+    assert not read_only.flags.writeable
+
+
+@pytest.mark.parametrize(
+    ("shape", "fits"), [((2, 3), True), ((0, 9), True), ((), True), ((7,), False), ((3, 3), False)]
+)
+def test_an_array_that_exceeds_its_span_is_none(region: ManagedRegion, shape: tuple[int, ...], fits: bool) -> None:
+    assert (array_at(region.data(), 0, np.dtype(np.float32), shape, 24) is not None) is fits
+
+
+def test_what_is_open_is_not_changed_by_a_header_that_is_overwritten(region: ManagedRegion) -> None:
+    peer = opened(region)
+    region.bytes()[: layout.PAGE_SIZE] = 0xFF
+    peer.check(FIELD)
+    assert (peer.header, peer.data_offset) == (region.header, region.data_offset)
+    peer.close()
+
+
+def test_a_region_that_was_truncated_fails_the_check(region: ManagedRegion) -> None:
+    os.truncate(path_of(region.segment.key), layout.PAGE_SIZE)
+    with pytest.raises(RegionRefusedError, match=f"but {layout.PAGE_SIZE} are there"):
+        region.check(FIELD)

@@ -23,18 +23,12 @@ from shm_backend_utils.protocol.spans import (
 )
 
 FP32, UINT8, BYTES = dtypes.BY_NAME["FP32"], dtypes.BY_NAME["UINT8"], dtypes.BYTES
-
-
 BEGIN, SIZE = 8192, 16384
 """Where the region's data begins, and how large the region is."""
 
 
 RECORD = 2048
-
-
 LENT = LentRegionClaim("shmbu-1-5ec7e7", 4096, "0123456789abcdef" * 2, 0)
-
-
 NAMED = NamedRegionClaim("weights")
 
 
@@ -65,8 +59,6 @@ def record(inputs: list[bytes], outputs: list[bytes], regions: list[bytes] | Non
 
 
 IMAGE = tensor(b"IMAGE", BEGIN, 24, 11, (2, 3))
-
-
 ROOM = tensor(b"OUTPUT0", BEGIN + 256, 4096)
 
 

@@ -24,20 +24,10 @@ from tests.unit.fake_server import FakeServer, config
 from tests.unit.fake_wires import FakeTransport
 
 TIMEOUT_S = 0.5
-
-
 SLACK_S = 0.3
-
-
 FOREVER_S = 3600.0
-
-
 X = np.arange(6, dtype=np.float32)
-
-
 LARGE = np.zeros(2**21, np.float32)  # whose copy another thread makes
-
-
 PROCEDURES = ["ModelConfig", "SystemSharedMemoryRegister", "SystemSharedMemoryUnregister", "ModelInfer"]
 
 
@@ -119,8 +109,6 @@ async def in_time_async(call: Awaitable[object]) -> bool:
 
 
 Call = Callable[[ShmClient, Any], object]
-
-
 ROWS = np.zeros((5, 3), np.float32)
 
 
@@ -346,8 +334,6 @@ def test_a_call_of_a_task_ends_in_time_whatever_is_slow(
 
 
 LONG_S = 30.0
-
-
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 

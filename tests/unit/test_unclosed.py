@@ -29,20 +29,10 @@ from tests.unit.fake_wires import AsyncFakeTransport, FakeTransport
 from tests.unit.sessions import session_of, tensor
 
 URL: Final = "localhost:8001"
-
-
 X: Final = np.arange(6, dtype=np.float32)
-
-
 INPUTS: Final[Any] = {"IN0": ((6,), np.float32)}
-
-
 AT_SERVER: Final = ": the server keeps the memory that it has registered there"
-
-
 SYNC: Final = "call close(), or use it in a with statement"
-
-
 ASYNC: Final = "await close(), or use it in an async with statement"
 
 

@@ -17,9 +17,7 @@ from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
 from shm_backend_utils.tensors.view import TensorView
 
 NUMPY_SPEAKS_VERSIONS = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
-
 NUMBERS = [dtype for dtype in dtypes.BY_NAME.values() if dtype is not dtypes.BYTES]
-
 every_dtype = pytest.mark.parametrize("dtype", dtypes.BY_NAME.values(), ids=list(dtypes.BY_NAME))
 needs_versions = pytest.mark.skipif(not NUMPY_SPEAKS_VERSIONS, reason="NumPy knows versioned capsules since 2.1")
 
