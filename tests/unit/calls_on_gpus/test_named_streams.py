@@ -150,11 +150,6 @@ def test_a_stream_of_a_gpu_that_the_call_does_not_use_is_refused(
     assert client.is_over(0)
 
 
-@pytest.mark.parametrize("value", ["cuda:0", [1, 2]], ids=str)
-def test_what_is_no_stream_is_refused(client: Client, session: ShmSession, value: Any) -> None:
-    assert refusal(session, client.request(0, {}), value).startswith("shm:model: ")
-
-
 @contextlib.contextmanager
 def captured(stream: int) -> Iterator[None]:
     bindings = DRIVER.bindings(MODEL)

@@ -133,6 +133,11 @@ def test_the_owner_lives_as_long_as_the_last_part() -> None:
     assert alive() is None
 
 
+def test_numpy_is_refused_with_the_way_out() -> None:
+    with pytest.raises(TypeError, match="NumPy cannot read; copy it by .to_host"):
+        np.asarray(array_of())
+
+
 # DLPack
 
 
