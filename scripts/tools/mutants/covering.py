@@ -21,7 +21,7 @@ from .pieces import REST, Piece, pieces_of
 
 __all__ = ["Covering", "NotRunError", "pytest_options"]
 
-_PARTS: Final = ("unit", "property", "conformance")
+_PARTS: Final = ("unit", "property", "conformance", "harness")
 _RUN: Final = {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED}
 
 
