@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -13,10 +14,12 @@ from shm_backend_utils.server import EmbeddedServer
 
 from .flavours import FLAVOURS, AnyClient, Flavour, url_of
 from .loading_server import LoadingServer
+from .wiretap import Wiretap, tapped
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have a mark for what is to hold whatever the memory is made of."""
+    """Have marks for what is to hold whatever the client and the memory are."""
+    config.addinivalue_line("markers", "every_flavour: on each of the four clients")
     config.addinivalue_line("markers", "every_region: with sealed memory, and with memory in /dev/shm")
 
 
@@ -57,6 +60,21 @@ def flavour(request: pytest.FixtureRequest, triton_server: EmbeddedServer, regio
 def any_client(flavour: Flavour) -> Iterator[AnyClient]:
     """Each of the four clients, in one shape."""
     with flavour.client() as client:
+        yield client
+
+
+@pytest.fixture
+def wiretap(flavour: Flavour) -> Iterator[Wiretap]:
+    """What listens to such a client."""
+    with tapped(flavour.url.removeprefix("http://")) as wiretap:
+        yield wiretap
+
+
+@pytest.fixture
+def tapped_client(flavour: Flavour, wiretap: Wiretap) -> Iterator[AnyClient]:
+    """Each of the four clients, listened to."""
+    url = wiretap.address if flavour.has_streams else f"http://{wiretap.address}"
+    with replace(flavour, url=url).client() as client:
         yield client
 
 

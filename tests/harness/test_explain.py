@@ -8,23 +8,24 @@ import pytest
 from shm_backend_utils.client import InferenceError, PathUnavailableError
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import CallerError
+from tests.e2e.eventually import all_memory_comes_back
+from tests.e2e.flavours import AnyClient, Flavour
 
-from .eventually import all_memory_comes_back
-from .flavours import AnyClient, Flavour
+MODELS = ("direct_only", "request_facts", "rows", "strangers_only", "unaware")
 
 X = {"X": np.ones(4, np.float32)}
 
 
-def test_nothing_stands_against_a_model_that_declares_everything(any_client: AnyClient) -> None:
-    explanation = any_client.explain("rows")
+def test_nothing_stands_against_a_model_that_declares_everything(client: AnyClient) -> None:
+    explanation = client.explain("rows")
     assert (explanation.model, explanation.path) == ("rows", "direct")
     assert explanation.reason == "nothing stands against it"
     assert all(explanation.open(path) for path in ("direct", "triton-shm", "inline"))
     assert [check for check in explanation.checks if check.outcome is False] == []
 
 
-def test_every_check_is_a_line_of_the_text(any_client: AnyClient) -> None:
-    explanation = any_client.explain("rows")
+def test_every_check_is_a_line_of_the_text(client: AnyClient) -> None:
+    explanation = client.explain("rows")
     first, *lines = str(explanation).splitlines()
     assert first == "model 'rows' takes the path direct: nothing stands against it"
     assert len(lines) == len(explanation.checks)
@@ -33,8 +34,8 @@ def test_every_check_is_a_line_of_the_text(any_client: AnyClient) -> None:
         assert check.detail in line
 
 
-def test_a_model_that_does_not_know_this_library_is_told_how_to(any_client: AnyClient) -> None:
-    explanation = any_client.explain("unaware")
+def test_a_model_that_does_not_know_this_library_is_told_how_to(client: AnyClient) -> None:
+    explanation = client.explain("unaware")
     assert explanation.path == "triton-shm"
     assert "model 'unaware' does not declare the direct path" in explanation.reason
     assert 'set the parameter SHM_PATHS to "direct,triton-shm,inline"' in explanation.reason
@@ -42,24 +43,24 @@ def test_a_model_that_does_not_know_this_library_is_told_how_to(any_client: AnyC
     assert "input 'X' of model 'unaware' is not optional" in str(explanation)
 
 
-def test_a_model_that_declares_one_path_has_one(any_client: AnyClient) -> None:
-    explanation = any_client.explain("direct_only")
+def test_a_model_that_declares_one_path_has_one(client: AnyClient) -> None:
+    explanation = client.explain("direct_only")
     assert explanation.path == "direct"
     assert not explanation.open("triton-shm")
     assert not explanation.open("inline")
     assert "SHM_PATHS of model 'direct_only' does not name inline" in str(explanation)
 
 
-def test_a_model_for_other_users_is_not_called_directly(any_client: AnyClient) -> None:
-    explanation = any_client.explain("strangers_only")
+def test_a_model_for_other_users_is_not_called_directly(client: AnyClient) -> None:
+    explanation = client.explain("strangers_only")
     assert explanation.path == "triton-shm"
     assert "to the parameter SHM_ALLOWED_UIDS of model 'strangers_only'" in explanation.reason
 
 
-def test_an_explanation_is_what_calls_do(any_client: AnyClient) -> None:
+def test_an_explanation_is_what_calls_do(client: AnyClient) -> None:
     for model in ("unaware", "strangers_only", "direct_only"):
-        expected = any_client.explain(model).path
-        with any_client.infer(model, X) as result:
+        expected = client.explain(model).path
+        with client.infer(model, X) as result:
             assert result.path == expected
 
 
@@ -73,13 +74,13 @@ def test_an_explanation_is_what_calls_do(any_client: AnyClient) -> None:
     ],
 )
 def test_a_closed_path_that_is_asked_for_by_name_is_an_error_that_says_why(
-    any_client: AnyClient, model: str, path: PathName, complaint: str
+    client: AnyClient, model: str, path: PathName, complaint: str
 ) -> None:
     with pytest.raises(PathUnavailableError, match=f"cannot be called on the path '{path}': .*{complaint}"):
-        any_client.infer(model, X, path=path)
+        client.infer(model, X, path=path)
     with pytest.raises(PathUnavailableError, match=complaint):
-        any_client.prepare(model, {"X": ((4,), np.float32)}, path=path)
-    all_memory_comes_back(any_client)
+        client.prepare(model, {"X": ((4,), np.float32)}, path=path)
+    all_memory_comes_back(client)
 
 
 def test_a_client_can_be_made_for_one_path(flavour: Flavour) -> None:
@@ -92,28 +93,19 @@ def test_a_client_can_be_made_for_one_path(flavour: Flavour) -> None:
             client.infer("direct_only", X)
 
 
-def test_an_unknown_path(any_client: AnyClient, flavour: Flavour) -> None:
+def test_an_unknown_path(client: AnyClient, flavour: Flavour) -> None:
     with pytest.raises(CallerError, match="path is 'fast'; expected one of auto, direct, triton-shm, inline"):
-        any_client.infer("rows", X, path="fast")  # type: ignore[arg-type]
+        client.infer("rows", X, path="fast")  # type: ignore[arg-type]
     with pytest.raises(CallerError, match="path is 'fast'"):
         flavour.client(path="fast")
 
 
-def test_a_model_that_is_not_there(any_client: AnyClient) -> None:
+def test_a_model_that_is_not_there(client: AnyClient) -> None:
     with pytest.raises(InferenceError, match="no_such_model"):
-        any_client.explain("no_such_model")
+        client.explain("no_such_model")
 
 
-def test_a_version_can_be_explained(any_client: AnyClient) -> None:
-    assert any_client.explain("request_facts", model_version="1").path == "direct"
+def test_a_version_can_be_explained(client: AnyClient) -> None:
+    assert client.explain("request_facts", model_version="2").path == "direct"
     with pytest.raises(InferenceError):
-        any_client.explain("request_facts", model_version="7")
-
-
-@pytest.mark.parametrize("model", ["ensemble_pipeline", "two_steps"])
-def test_an_ensemble_is_not_told_to_declare_anything(any_client: AnyClient, model: str) -> None:
-    explanation = any_client.explain(model)
-    assert explanation.path == "triton-shm"
-    assert f"model '{model}' is an ensemble" in explanation.reason
-    assert "set the parameter" not in str(explanation)
-    assert "optional" not in str(explanation)
+        client.explain("request_facts", model_version="7")

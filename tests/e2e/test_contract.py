@@ -1,0 +1,295 @@
+"""What each of the four clients carries to the real server and back, on each path. Details are tests/harness's."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.client import (
+    InferenceError,
+    OutputRoomError,
+    PathUnavailableError,
+)
+from shm_backend_utils.client.options import PathName
+from shm_backend_utils.errors import (
+    BatchSizeError,
+)
+from shm_backend_utils.server import EmbeddedServer
+from tests.releases import carries_bf16
+
+from .eventually import all_memory_comes_back
+from .flavours import AnyClient, Flavour
+from .in_band import EVERY_PATH_OF_STRINGS, NUMBERS
+from .mapped import lies_in_shared_memory
+from .own_regions import lose, own_regions
+from .wiretap import Wiretap
+
+pytestmark = pytest.mark.every_flavour
+
+every_region = pytest.mark.every_region
+every_path_of_strings = pytest.mark.parametrize("path", EVERY_PATH_OF_STRINGS)
+shared_paths = pytest.mark.parametrize("path", ["direct", "triton-shm"])
+
+FOUR: Final = np.array([1.5, -2, 0, np.inf], np.float32)
+ROWS: Final = np.arange(76, dtype=np.float32).reshape(19, 4)
+IMAGES: Final = np.ones((1, 3, 224, 224), np.float32)
+WORDS: Final = np.array([[b"a", "ü".encode(), b""], [b"\xff", b"\0", b"ends with nothing\0"]], object)
+LOUD: Final = [[word.upper() for word in row] for row in WORDS]
+QUESTION: Final = {"QUESTION": ((2,), np.int64)}
+
+
+# The same call gives the same result, whichever way its tensors go.
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 1 << 20])
+def test_the_path_that_was_asked_for_is_taken(any_client: AnyClient, path: PathName, size: int) -> None:
+    x = np.random.default_rng(size).random(size, np.float32)
+    with any_client.infer("identity", {"INPUT0": x}, path=path) as result:
+        assert result.path == path
+        assert result["OUTPUT0"].shape == (size,)
+        assert result["OUTPUT0"].tobytes() == x.tobytes()
+
+
+def test_a_batch_does_not_depend_on_the_path(any_client: AnyClient, path: PathName) -> None:
+    images = np.random.default_rng(3).random((3, 3, 224, 224), np.float32)
+    with any_client.infer("multiply", {"INPUT0": images[:, ::-1]}, path=path) as result:
+        np.testing.assert_array_equal(result["OUTPUT0"], images[:, ::-1] * 2)
+
+
+@carries_bf16
+def test_all_dtypes_in_one_request(any_client: AnyClient, path: PathName) -> None:
+    inputs = {f"IN_{name}": np.arange(7).astype(dtype.numpy) for name, dtype in NUMBERS.items()}
+    with any_client.infer("every_dtype", inputs, path=path) as result:
+        for name, dtype in NUMBERS.items():
+            assert result[f"OUT_{name}"].dtype == dtype.numpy
+            np.testing.assert_array_equal(result[f"OUT_{name}"], inputs[f"IN_{name}"][::-1])
+
+
+def test_a_prepared_call_gives_what_is_in_its_inputs_each_time(any_client: AnyClient, path: PathName) -> None:
+    with any_client.prepare("identity", {"INPUT0": ((4,), np.float32)}, path=path) as call:
+        assert call.path == path
+        for value in (1, 2, 3):
+            call.inputs["INPUT0"][:] = value
+            with call.infer() as result:
+                assert result["OUTPUT0"].tolist() == [value] * 4
+
+
+def test_every_future_gets_its_own_result(any_client: AnyClient, path: PathName) -> None:
+    futures = [any_client.submit("identity", {"INPUT0": np.full(100, i, np.float32)}, path=path) for i in range(60)]
+    for i, future in enumerate(futures):
+        with future.result() as result:
+            assert result.path == path
+            assert (result["OUTPUT0"] == i).all()
+
+
+@pytest.mark.parametrize("path", ["auto", "triton-shm", "inline"])
+def test_a_model_that_knows_nothing_of_this_library(any_client: AnyClient, path: PathName) -> None:
+    with any_client.infer("unaware", {"X": FOUR}, path=path) as result:
+        assert result.path == ("triton-shm" if path == "auto" else path)
+        np.testing.assert_array_equal(result["Y"], FOUR)
+    with pytest.raises(PathUnavailableError, match="model 'unaware' does not declare the direct path"):
+        any_client.infer("unaware", {"X": FOUR}, path="direct")
+
+
+def test_nothing_stands_against_a_model_that_declares_everything(any_client: AnyClient) -> None:
+    explanation = any_client.explain("rows")
+    assert (explanation.path, explanation.reason) == ("direct", "nothing stands against it")
+
+
+@pytest.mark.parametrize("model", ["ensemble_pipeline", "two_steps"])
+def test_an_ensemble_is_not_told_to_declare_anything(any_client: AnyClient, model: str) -> None:
+    explanation = any_client.explain(model)
+    assert explanation.path == "triton-shm"
+    assert f"model '{model}' is an ensemble" in explanation.reason
+    assert "set the parameter" not in str(explanation)
+    assert "optional" not in str(explanation)
+
+
+# Both processes work in the same memory: shown by addresses, and by writes that the other one sees.
+
+
+@every_region
+def test_model_and_client_see_each_others_writes_while_the_request_runs(any_client: AnyClient) -> None:
+    with any_client.prepare("handshake", QUESTION) as call:
+        question = call.inputs["QUESTION"]
+        question[:] = [1, 1]
+        answer = call.infer()["ANSWER"]  # a view: the next answer will appear here
+        question[:] = [41, 0]
+        answer[:] = 0
+        has_ended = threading.Event()
+        seen = []
+
+        def converse() -> None:
+            while answer[0] == 0 and not has_ended.wait(0.001):
+                pass
+            seen.append(int(answer[0]))
+            question[1] = 76
+
+        conversation = threading.Thread(target=converse)
+        conversation.start()
+        call.infer().release()
+        has_ended.set()
+        conversation.join()
+    assert seen == [42]  # the model's write reached the client before the response did
+    assert answer[1] == 77  # the client's write reached the model after the request did
+
+
+@every_region
+def test_an_input_that_the_model_passes_through_is_where_the_client_wrote_it(any_client: AnyClient) -> None:
+    with any_client.prepare("identity", {"INPUT0": ((1000,), np.float32)}) as call, call.infer() as result:
+        assert result["OUTPUT0"].ctypes.data == call.inputs["INPUT0"].ctypes.data
+
+
+@every_region
+@shared_paths
+def test_outputs_lie_in_shared_memory_and_the_wire_carries_none(any_client: AnyClient, path: PathName) -> None:
+    with any_client.infer("multiply", {"INPUT0": IMAGES}, path=path) as result:
+        assert lies_in_shared_memory(result["OUTPUT0"])
+        assert result.bytes_avoided == 2 * IMAGES.nbytes
+
+
+@every_region
+@shared_paths
+def test_the_next_answer_of_a_prepared_call_appears_in_the_arrays_of_the_last(
+    any_client: AnyClient, path: PathName
+) -> None:
+    with any_client.prepare("multiply", {"INPUT0": (IMAGES.shape, np.float32)}, path=path) as call:
+        assert lies_in_shared_memory(call.inputs["INPUT0"])
+        call.inputs["INPUT0"][:] = 3
+        first = call.infer()["OUTPUT0"]
+        assert lies_in_shared_memory(first)
+        assert (first == 6).all()
+        call.inputs["INPUT0"][:] = 5
+        call.infer().release()
+        assert (first == 10).all()
+
+
+def test_inline_there_is_no_shared_memory(any_client: AnyClient) -> None:
+    with any_client.prepare("multiply", {"INPUT0": (IMAGES.shape, np.float32)}, path="inline") as call:
+        call.inputs["INPUT0"][:] = 1
+        with call.infer() as result:
+            assert not lies_in_shared_memory(result["OUTPUT0"])
+    assert any_client.stats().pool_bytes == 0
+
+
+def test_a_one_gibibyte_request_takes_no_memory_beyond_the_clients(
+    any_client: AnyClient, triton_server: EmbeddedServer
+) -> None:
+    def pool_bytes() -> int:
+        return sum(pool.stat().st_size for pool in Path("/dev/shm").glob(f"{triton_server.shm_prefix}*"))
+
+    with any_client.prepare("identity", {"INPUT0": ((2**28,), np.float32)}) as call:
+        call.inputs["INPUT0"][-1] = 7
+        before = pool_bytes()
+        with call.infer() as result:
+            assert result["OUTPUT0"].nbytes == 2**30
+            assert result["OUTPUT0"][-1] == 7
+        assert pool_bytes() == before
+
+
+def test_views_outlive_the_result_and_the_client(flavour: Flavour, path: PathName) -> None:
+    with flavour.client() as client:
+        view = client.infer("identity", {"INPUT0": FOUR}, path=path)["OUTPUT0"][1:]
+        client.infer("identity", {"INPUT0": FOUR * 2}, path=path).release()
+    np.testing.assert_array_equal(view, FOUR[1:])
+
+
+# Batches, strings and outputs.
+
+
+def test_a_batch_that_is_larger_than_the_models_is_several_requests(any_client: AnyClient, path: PathName) -> None:
+    with any_client.infer("rows", {"X": ROWS}, split=True, path=path) as result:
+        np.testing.assert_array_equal(result["DOUBLED"], ROWS * 2)
+        assert len(np.unique(result["RUNS"])) == 5
+    with pytest.raises(BatchSizeError, match="a batch of 19, but model 'rows' takes 1 to 4; split=True sends several"):
+        any_client.infer("rows", {"X": ROWS}, path=path)
+
+
+def test_a_part_that_fails_fails_the_call(any_client: AnyClient, path: PathName) -> None:
+    with pytest.raises(InferenceError, match="a row begins below zero"):
+        any_client.infer("rows", {"X": np.concatenate([ROWS, -ROWS[1:]])}, split=True, path=path)
+    all_memory_comes_back(any_client)
+
+
+@every_path_of_strings
+def test_strings_go_and_come(any_client: AnyClient, path: PathName) -> None:
+    for _ in range(2):  # the second time their size is known
+        with any_client.infer("words", {"WORDS": WORDS}, path=path) as result:
+            assert result.path == path
+            assert result["LOUD"].tolist() == LOUD
+            assert result["LENGTHS"].tolist() == [[len(word) for word in row] for row in WORDS]
+            assert result["SAME"].tolist() == WORDS.tolist()
+
+
+@every_path_of_strings
+def test_a_prepared_call_takes_other_strings_each_time(any_client: AnyClient, path: PathName) -> None:
+    with any_client.prepare("words", {"WORDS": ((1, 2), "S20")}, outputs=["LOUD"], path=path) as call:
+        for given, expected in ((["a", "bc"], [b"A", b"BC"]), ([b"longer", ""], [b"LONGER", b""])):
+            call.inputs["WORDS"][0] = given
+            with call.infer() as result:
+                assert result["LOUD"].tolist() == [expected]
+
+
+@pytest.mark.parametrize("path", EVERY_PATH_OF_STRINGS)
+def test_strings_are_split(any_client: AnyClient, path: PathName) -> None:
+    with any_client.infer(
+        "word_rows", {"WORDS": np.repeat(WORDS[:, :2], 5, axis=0)}, outputs=["LOUD"], split=True, path=path
+    ) as result:
+        assert result["LOUD"].tolist() == [LOUD[row // 5][:2] for row in range(10)]
+
+
+def test_a_request_carries_no_strings_and_neither_does_its_answer(tapped_client: AnyClient, wiretap: Wiretap) -> None:
+    word = b"needle in a haystack"
+    first = tapped_client.infer("words", {"WORDS": [[word]]}, outputs={"LOUD": 64, "SAME": None})
+    assert (first["LOUD"].item(), first["SAME"].item()) == (word.upper(), word)
+    assert (first.overflowed, first.bytes_avoided) == ({}, 3 * 24)  # each string with its length
+    assert word not in wiretap.sent
+
+
+def test_strings_go_with_a_call_that_is_made_again_in_other_memory(any_client: AnyClient) -> None:
+    for _ in range(20):  # a result that a task still holds for a moment has the next call take other memory
+        with any_client.infer("words", {"WORDS": WORDS}, outputs=["SAME"]) as result:
+            assert result["SAME"].tolist() == WORDS.tolist()
+        del result
+        if any_client.stats().retries:
+            return
+        for region in own_regions():
+            lose(region)
+    raise AssertionError("no call was made again")
+
+
+@pytest.mark.skipif(
+    np.lib.NumpyVersion(np.__version__) < "2.0.0", reason="with NumPy 1, the stub of Triton 2.51 takes strings"
+)
+@pytest.mark.parametrize("path", ["triton-shm", "inline"])
+def test_strings_that_the_stub_cannot_take_are_an_error_that_tells_the_way_out(
+    any_client: AnyClient, path: PathName
+) -> None:
+    with pytest.raises(InferenceError, match="install numpy<2 or a newer Triton; the direct path is not affected"):
+        any_client.infer("word_games", {}, outputs=["Y"], parameters={"game": "list"}, path=path)
+
+
+def test_an_output_that_finds_no_room_comes_back_in_the_response_and_has_some_the_next_time(
+    any_client: AnyClient,
+) -> None:
+    thrice: dict[str, Any] = {"parameters": {"times": 3}, "path": "direct"}
+    with any_client.infer("repeat", {"X": FOUR}, outputs={"Y": 4, "RUNS": 8}, **thrice) as result:
+        assert result.overflowed == {"Y": 48}
+        np.testing.assert_array_equal(result["Y"], np.tile(FOUR, 3))
+        runs = int(result["RUNS"][0])
+    with any_client.infer("repeat", {"X": FOUR}, outputs=["Y", "RUNS"], **thrice) as result:
+        assert result.overflowed == {}
+        np.testing.assert_array_equal(result["Y"], np.tile(FOUR, 3))
+        assert int(result["RUNS"][0]) == runs + 1
+
+
+def test_a_hint_that_is_too_small_is_an_error_where_the_output_has_no_other_way(any_client: AnyClient) -> None:
+    thrice: dict[str, Any] = {"parameters": {"times": 3}, "path": "triton-shm"}
+    with pytest.raises(OutputRoomError, match="needs more bytes than its hint gave it.*give a larger hint, or none"):
+        any_client.infer("repeat", {"X": FOUR}, outputs={"Y": 4}, **thrice)
+    with any_client.infer("repeat", {"X": FOUR}, outputs={"Y": ((12,), np.float32)}, **thrice) as result:
+        np.testing.assert_array_equal(result["Y"], np.tile(FOUR, 3))

@@ -1,0 +1,368 @@
+"""What each of the four clients does with calls on the real server: their options, and how they end.
+
+What they carry is in test_contract.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.client import (
+    AsyncShmClient,
+    DeadlineExceededError,
+    InferenceError,
+    InputMissingError,
+    Result,
+    ServerUnavailableError,
+    ShmClient,
+)
+from shm_backend_utils.client.options import PathName
+from shm_backend_utils.errors import (
+    CallerError,
+    ClosedError,
+    PeerError,
+    SlotInDoubtError,
+    TensorNameError,
+    TensorTypeError,
+)
+from shm_backend_utils.server import EmbeddedServer
+from tests.releases import takes_floats
+from tests.unit.forks.programs import run_program
+
+from .eventually import all_memory_comes_back, eventually
+from .flavours import AnyClient, Flavour, LoopedClient
+from .wiretap import Wiretap, tapped
+
+pytestmark = pytest.mark.every_flavour
+
+FOUR: Final = np.array([1.5, -2, 0, np.inf], np.float32)
+ROWS: Final = np.arange(8, dtype=np.float32).reshape(2, 4)
+QUESTION: Final = {"QUESTION": ((2,), np.int64)}
+APART_S: Final = 0.3  # before 24.12, Triton may crash if an answer comes just as its call is cancelled (its issue 7368)
+
+
+def facts(client: AnyClient, model: str = "request_facts", **named: Any) -> dict[str, Any]:
+    """Return what the model was told."""
+    with client.infer(model, {"X": FOUR}, **named) as result:
+        told: dict[str, Any] = json.loads(result["FACTS"].tobytes())
+        return told
+
+
+@takes_floats
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_options_reach_the_model_and_nothing_of_the_protocol_with_them(
+    any_client: AnyClient, path: PathName, version: str
+) -> None:
+    parameters = {"text": "größer", "count": 3, "share": 0.25, "flag": True}
+    told = facts(
+        any_client,
+        model_version=version,
+        request_id="größer 7",
+        parameters=parameters,
+        timeout=5_000_000,
+        path=path,
+    )
+    assert told["version"] == version
+    assert told["parameters"] == parameters
+    assert (told["request_id"], told["timeout"]) == ("größer 7", 5_000_000)
+
+
+def test_a_call_knows_its_sequence_and_its_deadline(any_client: AnyClient, path: PathName) -> None:
+    told = facts(any_client, "call_facts", sequence_id=7, sequence_start=True, timeout=60_000_000, path=path)
+    assert told["sequence"] == [7, True, False]
+    assert 0 < told["left_s"] <= 60
+
+
+def test_priority_and_headers_are_sent(tapped_client: AnyClient, wiretap: Wiretap, path: PathName) -> None:
+    headers = {"x-tenant": "acme-and-sons"}
+    facts(tapped_client, priority=1, headers=headers, path=path)
+    assert b"priority" in wiretap.sent
+    assert b"x-tenant" in wiretap.sent
+    assert b"acme-and-sons" in wiretap.sent
+    assert headers == {"x-tenant": "acme-and-sons"}
+
+
+@pytest.mark.parametrize("compression", ["gzip", "deflate"])
+def test_compression_makes_what_is_sent_smaller(tapped_client: AnyClient, wiretap: Wiretap, compression: str) -> None:
+    x = np.zeros(50_000, np.float32)
+    with tapped_client.infer("identity", {"INPUT0": x}, compression=compression, path="inline") as result:
+        np.testing.assert_array_equal(result["OUTPUT0"], x)
+    assert len(wiretap.sent) < x.nbytes / 10
+
+
+def test_sequences_are_kept_apart(any_client: AnyClient, path: PathName) -> None:
+    sums = []
+    first, second = np.random.default_rng().integers(1, 2**60, 2).tolist()  # ids are the server's, not the client's
+    for sequence, value, start, end in (
+        (first, 1, True, False),
+        (second, 10, True, False),
+        (first, 2, False, False),
+        (second, 20, False, True),
+        (first, 3, False, True),
+    ):
+        options: dict[str, Any] = {"sequence_id": sequence, "sequence_start": start, "sequence_end": end, "path": path}
+        with any_client.infer("running_sum", {"X": np.array([value], np.float32)}, **options) as result:
+            sums.append(result["SUM"].item())
+    assert sums == [1, 10, 3, 30, 6]
+
+
+def test_a_small_call_goes_in_band_by_default_where_that_is_faster(flavour: Flavour) -> None:
+    with flavour.client(inline_bytes=None) as client, client.infer("rows", {"X": ROWS}, outputs=["DOUBLED"]) as result:
+        np.testing.assert_array_equal(result["DOUBLED"], ROWS * 2)
+        assert result.path == ("inline" if flavour.has_streams else "direct")
+
+
+# Calls side by side, late, cancelled and in streams.
+
+
+def test_requests_are_served_side_by_side_by_an_execute_that_is_a_coroutine(any_client: AnyClient) -> None:
+    calls = [any_client.submit("side_by_side", {"X": np.array([[x]], np.float32)}) for x in (1, 2)]
+    assert [call.result()["OTHER"].item() for call in calls] == [2, 1]
+
+
+def test_two_instances_serve_at_the_same_time_each_in_a_process_of_its_own(triton_server: EmbeddedServer) -> None:
+    named: dict[str, Any] = {"outputs": {"FACTS": 2048}, "parameters": {"wait": True}}
+    with ShmClient(triton_server.grpc_url, timeout_s=30) as client, ThreadPoolExecutor(2) as threads:
+        calls = [client.prepare("call_facts", {"X": ((3,), np.float32)}, **named) for _ in range(2)]
+        for call in calls:
+            call.inputs["X"][:] = 0
+        futures = [threads.submit(call.infer) for call in calls]
+        try:
+            eventually(lambda: all(call._call.exchange._slot.is_started for call in calls))  # type: ignore[attr-defined]
+        finally:
+            for call in calls:
+                call.inputs["X"][:] = 1
+        told = [json.loads(future.result()["FACTS"].tobytes()) for future in futures]
+        assert told[0]["pid"] != told[1]["pid"]
+        assert {each["name"] for each in told} == {"call_facts_0_0", "call_facts_0_1"}
+        for call in calls:
+            call.close()
+
+
+def test_memory_is_not_used_again_while_a_model_may_write_to_it(any_client: AnyClient) -> None:
+    with any_client.prepare("handshake", QUESTION) as call:
+        call.inputs["QUESTION"][:] = [0, 1]
+        call.infer().release()  # everything is warm, so that the next request is executed before its deadline
+        call.inputs["QUESTION"][:] = 0
+        with pytest.raises(TimeoutError):
+            call.infer(timeout_s=0.5)
+        with pytest.raises(SlotInDoubtError, match="infer again later, or prepare another call"):
+            call.infer()
+        with any_client.prepare("handshake", QUESTION) as another:
+            another.inputs["QUESTION"][:] = [8, 9]
+            call.inputs["QUESTION"][1] = 1  # lets the model, which still runs, come to its end
+            with another.infer() as result:
+                np.testing.assert_array_equal(result["ANSWER"], [9, 10])
+        call.inputs["QUESTION"][:] = [5, 6]
+        with call.infer() as result:
+            np.testing.assert_array_equal(result["ANSWER"], [6, 7])
+
+
+@pytest.mark.parametrize("when", ["before it is sent", "while it runs"])
+def test_a_task_can_be_cancelled(url: str, when: str) -> None:
+    async def cancel(client: AsyncShmClient) -> None:
+        with await client.prepare("handshake", QUESTION) as call:
+            question = call.inputs["QUESTION"]
+            question[:] = [0, 1]
+            answer = (await call.infer())["ANSWER"]
+            question[:] = answer[:] = 0
+            task = asyncio.ensure_future(call.infer())
+            while when == "while it runs" and answer[0] == 0:
+                await asyncio.sleep(0.001)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await asyncio.sleep(APART_S)
+            question[1] = 1  # lets the model, if it runs, come to its end
+        for i in range(20):
+            with await client.infer("handshake", {"QUESTION": np.array([i, 1])}) as result:
+                assert result["ANSWER"].tolist() == [i + 1, 2]
+
+    with LoopedClient(url, timeout_s=30) as client:
+        client.run(asyncio.wait_for(cancel(client.aio), 30))
+        all_memory_comes_back(client)
+
+
+def test_a_call_that_is_cancelled_while_its_inputs_are_copied_gives_its_memory_back(url: str) -> None:
+    large = {"INPUT0": np.ones(16 * 2**20, np.float32)}  # so large that it is copied in a thread
+
+    async def cancel(client: AsyncShmClient) -> None:
+        task = asyncio.ensure_future(client.infer("identity", large))
+        while client.stats().slots_held == 0:
+            await asyncio.sleep(0)
+        task.cancel()
+        assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)
+        while client.stats().slots_held or client.stats().quarantined:
+            await asyncio.sleep(0.001)
+
+    with LoopedClient(url, timeout_s=30) as client:
+        client.infer("identity", large).release()
+        for _ in range(5):
+            client.run(asyncio.wait_for(cancel(client.aio), 20))
+        assert (client.infer("identity", large)["OUTPUT0"] == 1).all()
+
+
+@pytest.mark.parametrize("path", ["direct", "inline"])
+def test_a_model_sees_that_nobody_wants_the_answer(
+    triton_server: EmbeddedServer, tmp_path: Path, path: PathName
+) -> None:
+    note = tmp_path / "note"
+
+    async def ask_and_cancel(client: AsyncShmClient) -> None:
+        task = asyncio.ensure_future(client.infer("call_facts", {"X": FOUR}, parameters={"note": str(note)}, path=path))
+        while not note.exists() or note.read_text() != "waiting":
+            await asyncio.sleep(0.001)
+        task.cancel()
+        assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)
+
+    with LoopedClient(triton_server.grpc_url, inline_bytes=0) as client:
+        client.run(asyncio.wait_for(ask_and_cancel(client.aio), 20))
+        all_memory_comes_back(client)
+    eventually(lambda: note.read_text() == "cancelled")
+
+
+def countdown(client: AnyClient, **parameters: Any) -> Iterator[Result]:
+    return client.stream("countdown", {"X": FOUR}, parameters=parameters, timeout_s=10)
+
+
+def test_responses_stream_over_grpc_and_http_says_that_it_has_no_streams(flavour: Flavour) -> None:
+    with flavour.client() as client:
+        if not flavour.has_streams:
+            with pytest.raises(CallerError, match="is HTTP, which has no streams; use a gRPC URL for decoupled models"):
+                list(countdown(client, count=1))
+            return
+        assert [result["Y"][0] for result in countdown(client, count=100)] == [1.5 + i for i in range(100)]
+        for result in countdown(client):
+            assert (result["Y"] == FOUR).all()
+            break  # the model has one instance, which would otherwise go on for ever
+        results = countdown(client, count=10, fails_at=2)
+        assert len(list(itertools.islice(results, 2))) == 2
+        with pytest.raises(InferenceError, match="the model gave up half way"):
+            next(results)
+        late = client.stream("countdown", {"X": FOUR}, parameters={"count": 9, "stalls_at": 1}, timeout_s=0.5)
+        assert next(late)["Y"][0] == 1.5
+        with pytest.raises(DeadlineExceededError):
+            next(late)
+        assert len(list(countdown(client, count=3))) == 3
+
+
+@pytest.mark.parametrize("is_aio", [False, True], ids=["blocking", "aio"])
+def test_a_stream_whose_connection_breaks_is_an_error(triton_server: EmbeddedServer, is_aio: bool) -> None:
+    with tapped(triton_server.grpc_url) as wiretap, Flavour(wiretap.address, is_aio).client() as client:
+        results = countdown(client)
+        next(results)
+        wiretap.close()
+        with pytest.raises(ServerUnavailableError):
+            list(results)
+
+
+def test_infer_of_a_decoupled_model_is_an_error_that_says_so(any_client: AnyClient) -> None:
+    with pytest.raises((CallerError, InferenceError), match="decoupled"):
+        any_client.infer("countdown", {"X": FOUR}, parameters={"count": 1})
+    all_memory_comes_back(any_client)
+
+
+# Refusals: each fails alone.
+
+
+@pytest.mark.parametrize(
+    ("inputs", "kind", "message"),
+    [
+        ({"Q": FOUR}, TensorNameError, "model 'repeat' has no input 'Q'; it has X"),
+        (
+            {"X": np.ones(3, np.int32)},
+            TensorTypeError,
+            "'X' is INT32, but the model's configuration says TYPE_FP32",
+        ),
+    ],
+    ids=["name", "dtype"],
+)
+def test_an_input_that_the_model_does_not_take_is_refused(
+    any_client: AnyClient, inputs: Any, kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        any_client.infer("repeat", inputs)
+
+
+@pytest.mark.parametrize("path", ["direct", "inline"])
+def test_an_input_that_only_the_model_requires_is_missed_by_the_model(any_client: AnyClient, path: PathName) -> None:
+    with pytest.raises(InputMissingError, match="the request has no input 'X', which the model needs"):
+        any_client.infer("every_input", {"W": FOUR}, path=path)
+
+
+@pytest.mark.parametrize(
+    ("deed", "complaint"),
+    [
+        ("raise", "RuntimeError: the model gave up"),
+        ("raise after writing", "RuntimeError: the model gave up late"),
+        ("write an input", "read-only"),
+    ],
+)
+def test_a_misbehaving_model_fails_its_request_and_serves_the_next(
+    any_client: AnyClient, deed: str, complaint: str
+) -> None:
+    with pytest.raises(InferenceError) as failure:
+        any_client.infer("misbehaving", {"X": FOUR}, parameters={"deed": deed})
+    assert complaint in failure.value.message()
+    assert any_client.stats().failures == 1
+    with any_client.infer("misbehaving", {"X": FOUR}, parameters={"deed": "behave"}) as result:
+        np.testing.assert_array_equal(result["Y"], FOUR)
+
+
+def test_models_that_are_not_there_or_only_say_that_they_are_shm_enabled(any_client: AnyClient) -> None:
+    with pytest.raises(InferenceError, match="unknown model: 'nonesuch'"):
+        any_client.infer("nonesuch", {})
+    with pytest.raises(InferenceError, match="request_facts"):
+        facts(any_client, model_version="3")
+    with pytest.raises(PeerError, match="does its model.py use ShmSession"):
+        any_client.infer("boastful", {"X": FOUR})
+
+
+def test_closed_calls_and_results_say_so(any_client: AnyClient, path: PathName) -> None:
+    call = any_client.prepare("identity", {"INPUT0": ((4,), np.float32)}, path=path)
+    result = any_client.infer("identity", {"INPUT0": FOUR}, path=path)
+    for each in (call.close, call.close, result.release, result.release):
+        each()
+    with pytest.raises(ClosedError, match="this call is closed"):
+        call.infer()
+    with pytest.raises(ClosedError, match="this result is closed"):
+        result["OUTPUT0"]
+
+
+FORKED: Final = """
+from shm_backend_utils.client import ForkedError
+import numpy as np
+
+X = np.ones(4, np.float32)
+def check(path):
+    with client.infer("identity", {"INPUT0": X}, path=path) as result:
+        assert result.path == path and (result["OUTPUT0"] == X).all()
+
+def work():
+    try:
+        client.infer("identity", {"INPUT0": X})
+    except ForkedError:
+        return
+    os._exit(4)
+
+for path in ("direct", "triton-shm", "inline"):
+    check(path)
+in_child(work)
+for path in ("direct", "triton-shm", "inline"):
+    check(path)
+client.close()
+"""
+
+
+def test_a_forked_child_is_refused_and_the_parent_goes_on(flavour: Flavour) -> None:
+    make = f"from tests.e2e.flavours import Flavour\nclient = Flavour({flavour.url!r}, {flavour.is_aio}).client()"
+    run_program("os._exit", make, FORKED)

@@ -1,0 +1,118 @@
+"""What a call says beside its tensors reaches the model, and what the model learns of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.client import InferenceError, Result
+from shm_backend_utils.client.options import PathName
+from tests.e2e.flavours import AnyClient, Flavour
+
+MODELS = ("call_facts", "identity", "request_facts", "rows", "running_sum", "side_by_side")
+X = np.ones(3, np.float32)
+ROW = np.arange(4, dtype=np.float32)
+
+
+def facts(client: AnyClient, model: str = "request_facts", **named: Any) -> dict[str, Any]:
+    """Return what the model was told: by the request itself, or as call_facts by the call."""
+    with client.infer(model, {"X": X}, **named) as result:
+        return facts_in(result)
+
+
+def facts_in(result: Result) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(result["FACTS"].tobytes())
+    return told
+
+
+def test_by_default_the_server_chooses_the_version(client: AnyClient, path: PathName) -> None:
+    assert facts(client, path=path)["version"] == "2"
+
+
+def test_a_version_that_the_server_does_not_have(client: AnyClient, path: PathName) -> None:
+    with pytest.raises(InferenceError, match="request_facts"):
+        facts(client, model_version="3", path=path)
+
+
+def test_a_request_id_reaches_the_model_and_comes_back(client: AnyClient, path: PathName) -> None:
+    with client.infer("request_facts", {"X": X}, request_id="größer 7", path=path) as result:
+        assert facts_in(result)["request_id"] == "größer 7"
+        assert result.response.get_response().id == "größer 7"
+
+
+def test_parameters_reach_the_model_and_nothing_of_the_protocol_with_them(client: AnyClient, path: PathName) -> None:
+    parameters = {"text": "größer", "count": 3, "share": 0.25, "flag": True}
+    assert facts(client, parameters=parameters, path=path)["parameters"] == parameters
+
+
+def test_a_prepared_call_keeps_its_options(client: AnyClient, path: PathName) -> None:
+    with client.prepare(
+        "request_facts", {"X": ((3,), np.float32)}, request_id="seven", parameters={"a": 1}, path=path
+    ) as call:
+        for _ in range(2):
+            with call.infer() as result:
+                told = facts_in(result)
+                assert (told["request_id"], told["parameters"]) == ("seven", {"a": 1})
+
+
+def test_a_time_limit_for_the_queue_reaches_the_server(client: AnyClient, path: PathName) -> None:
+    assert facts(client, timeout=5_000_000, path=path)["timeout"] == 5_000_000
+
+
+@pytest.mark.parametrize("compression", ["gzip", "deflate"])
+def test_compression_does_not_change_the_result(client: AnyClient, path: PathName, compression: str) -> None:
+    x = np.arange(50_000, dtype=np.float32)
+    with client.infer("identity", {"INPUT0": x}, compression=compression, path=path) as result:
+        np.testing.assert_array_equal(result["OUTPUT0"], x)
+
+
+def test_a_call_that_says_nothing_of_itself(client: AnyClient, path: PathName) -> None:
+    told = facts(client, "call_facts", path=path)
+    assert (told["request_id"], told["sequence"], told["left_s"], told["cancelled"]) == ("", None, None, False)
+
+
+def test_a_call_knows_its_request_id(client: AnyClient, path: PathName) -> None:
+    assert facts(client, "call_facts", request_id="Ω 7", path=path)["request_id"] == "Ω 7"
+
+
+@pytest.mark.parametrize("sequence_id", [7, (1 << 63) - 1, "order 66"])
+@pytest.mark.parametrize(("is_start", "is_end"), [(True, False), (False, False), (False, True), (True, True)])
+def test_a_call_knows_its_place_in_a_sequence(
+    client: AnyClient, path: PathName, sequence_id: int | str, is_start: bool, is_end: bool
+) -> None:
+    named: dict[str, Any] = {"sequence_id": sequence_id, "sequence_start": is_start, "sequence_end": is_end}
+    assert facts(client, "call_facts", path=path, **named)["sequence"] == [sequence_id, is_start, is_end]
+
+
+def test_a_call_knows_when_its_time_is_over(client: AnyClient, path: PathName) -> None:
+    assert 0 < facts(client, "call_facts", timeout=60_000_000, path=path)["left_s"] <= 60
+
+
+def test_a_stateful_model_wants_a_sequence(client: AnyClient, path: PathName) -> None:
+    with pytest.raises(InferenceError, match="must specify a non-zero or non-empty correlation ID"):
+        client.infer("running_sum", {"X": np.array([1], np.float32)}, path=path)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_a_small_call_is_answered_as_a_large_one_is(flavour: Flavour, rows: int) -> None:
+    x = np.tile(ROW, (rows, 1))
+    with flavour.client(inline_bytes=None) as client:
+        with client.infer("rows", {"X": x}, outputs=["DOUBLED"]) as by_default:
+            np.testing.assert_array_equal(by_default["DOUBLED"], 2 * x)
+            assert by_default.path == "inline"
+            doubled = by_default["DOUBLED"]
+            doubled += 1  # what comes back in band may be written to, as shared memory may
+        with client.infer("rows", {"X": x}, outputs=["DOUBLED"], path="direct") as direct:
+            np.testing.assert_array_equal(direct["DOUBLED"], 2 * x)
+
+
+def test_small_and_large_calls_side_by_side_get_their_own(flavour: Flavour) -> None:
+    with flavour.client(inline_bytes=2**12) as client:
+        for count in (1, 100, 10_000, 3, 300, 30_000, 0, 5):
+            x = np.arange(count, dtype=np.float32)
+            with client.infer("identity", {"INPUT0": x}, outputs={"OUTPUT0": x.nbytes}) as result:
+                np.testing.assert_array_equal(result["OUTPUT0"], x)
+                assert result.path == ("inline" if count <= 500 else "direct")
