@@ -18,8 +18,7 @@ from .wiretap import Wiretap, tapped
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have marks for what is to hold whatever the client and the memory are."""
-    config.addinivalue_line("markers", "every_flavour: on each of the four clients")
+    """Have a mark for what is to hold whatever the memory is made of."""
     config.addinivalue_line("markers", "every_region: with sealed memory, and with memory in /dev/shm")
 
 

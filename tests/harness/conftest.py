@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -37,16 +36,15 @@ def region() -> RegionName:
     return "auto"
 
 
-@pytest.fixture
+@pytest.fixture(params=["blocking", "aio"])
 def flavour(request: pytest.FixtureRequest, harness: ModelHarness, region: RegionName) -> Flavour:
-    """The blocking client or the asyncio one, to be made by the test: by its name, so always the same one."""
-    name = f"{request.module.__name__}.{request.function.__qualname__}"
-    return Flavour(harness, zlib.crc32(name.encode()) % 2 == 1, region)
+    """The two clients, to be made by the test with options of its own; without ``--all``, each test has one of them."""
+    return Flavour(harness, request.param == "aio", region)
 
 
 @pytest.fixture
 def client(flavour: Flavour) -> Iterator[AnyClient]:
-    """Return that client; as most tests are about shared memory, no call is too small for it."""
+    """Return one of them; as most tests are about shared memory, no call is too small for it."""
     with flavour.client() as client:
         yield client
 

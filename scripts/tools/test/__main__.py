@@ -22,7 +22,7 @@ OF_SERVERS: Final = ("conformance", "crash", "e2e", "server")
 WITH_NUMPY_1: Final = ROOT / "tests" / "with_numpy1"
 """Lists the tests that NumPy 1.26 can make a difference to, as patterns of paths."""
 OLDEST_PYTHON: Final = "3.10"
-ON_OLDEST_PYTHON: Final = ("tests/unit/test_imports.py", "tests/e2e/test_paths.py")
+ON_OLDEST_PYTHON: Final = ("tests/unit/test_imports.py", "tests/e2e/test_contract.py")
 SHM: Final = Path("/dev/shm")
 NEEDED_SHM_BYTES: Final = 2 << 30
 
