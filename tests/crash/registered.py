@@ -14,7 +14,7 @@ import tritonclient.grpc
 from shm_backend_utils.client.unregistering import unregister_when_free
 from shm_backend_utils.server import EmbeddedServer
 
-__all__ = ["SomebodyElse", "files_of_this_process"]
+__all__ = ["SomebodyElse", "files_of_this_process", "losing_files"]
 
 OURS = f"shmbu-{os.getpid()}-"
 
@@ -59,3 +59,12 @@ class SomebodyElse:
 def files_of_this_process() -> set[Path]:
     """Return the regions that this process' clients have in shared memory."""
     return set(Path("/dev/shm").glob(f"{OURS}*"))
+
+
+@contextlib.contextmanager
+def losing_files() -> Iterator[None]:
+    """Have somebody remove the files of the regions that are made in the block."""
+    before = files_of_this_process()
+    yield
+    for file in files_of_this_process() - before:
+        file.unlink()

@@ -14,7 +14,7 @@ from shm_backend_utils.client.options import PathName
 from shm_backend_utils.server import EmbeddedServer
 
 from .either_client import TWO_FLAVOURS, EitherClient, open_client, url_of
-from .registered import files_of_this_process
+from .registered import losing_files
 
 X = np.arange(1000, dtype=np.float32)
 PATHS: tuple[PathName, ...] = ("direct", "triton-shm", "inline")
@@ -67,10 +67,8 @@ def test_a_refusal_that_nothing_can_mend_is_not_repeated(ours: EitherClient, pat
 
 @pytest.mark.parametrize("fails", [False, True], ids=["serves", "fails"])
 def test_a_request_whose_memory_was_lost_is_sent_again_and_begun_once(ours: EitherClient, fails: bool) -> None:
-    already = files_of_this_process()
-    ours.infer("tally", {"X": X}, path="direct").release()
-    for file in files_of_this_process() - already:
-        file.unlink()
+    with losing_files():
+        ours.infer("tally", {"X": X}, path="direct").release()
     before, retries = counts(ours), ours.stats().retries
     if fails:
         with pytest.raises(InferenceError, match="the model gave up"):

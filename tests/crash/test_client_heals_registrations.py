@@ -15,7 +15,7 @@ from shm_backend_utils.server import EmbeddedServer
 
 from .either_client import FLAVOURS, TWO_FLAVOURS, EitherClient, open_client, url_of
 from .processes import eventually
-from .registered import SomebodyElse, files_of_this_process
+from .registered import SomebodyElse, files_of_this_process, losing_files
 
 X = np.arange(1000, dtype=np.float32)
 SHARED_PATHS: tuple[PathName, ...] = ("direct", "triton-shm")
@@ -88,10 +88,8 @@ def test_so_is_that_of_a_prepared_call(
 
 @pytest.mark.parametrize("path", SHARED_PATHS)
 def test_memory_whose_file_somebody_removed_is_replaced(ours: EitherClient, path: PathName) -> None:
-    before = files_of_this_process()
-    ours.infer("tally", {"X": X}, path=path).release()
-    for file in files_of_this_process() - before:
-        file.unlink()
+    with losing_files():
+        ours.infer("tally", {"X": X}, path=path).release()
     runs = counts(ours)
     with ours.infer("tally", {"X": 2 * X}, path=path) as result:
         np.testing.assert_array_equal(result["Y"], 2 * X)
@@ -100,10 +98,8 @@ def test_memory_whose_file_somebody_removed_is_replaced(ours: EitherClient, path
 
 
 def test_memory_that_lost_file_and_registration_is_replaced(ours: EitherClient, somebody_else: SomebodyElse) -> None:
-    before = files_of_this_process()
-    ours.infer("tally", {"X": X}, path="triton-shm").release()
-    for file in files_of_this_process() - before:
-        file.unlink()
+    with losing_files():
+        ours.infer("tally", {"X": X}, path="triton-shm").release()
     somebody_else.unregister_those_of_this_process()
     for _ in range(2):
         with ours.infer("tally", {"X": 2 * X}, path="triton-shm") as result:
@@ -111,11 +107,9 @@ def test_memory_that_lost_file_and_registration_is_replaced(ours: EitherClient, 
 
 
 def test_a_split_batch_whose_memory_lost_its_file_gets_other_memory(ours: EitherClient) -> None:
-    before = files_of_this_process()
-    rows = np.arange(40, dtype=np.float32).reshape(10, 4)
-    ours.infer("batch_witness", {"X": rows}, split=True, path="direct").release()
-    for file in files_of_this_process() - before:
-        file.unlink()
+    with losing_files():
+        rows = np.arange(40, dtype=np.float32).reshape(10, 4)
+        ours.infer("batch_witness", {"X": rows}, split=True, path="direct").release()
     with ours.infer("batch_witness", {"X": 2 * rows}, split=True, path="direct") as result:
         np.testing.assert_array_equal(result["Y"], 2 * rows + 1)
 

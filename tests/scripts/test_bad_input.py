@@ -9,12 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from shm_backend_utils.cli import main
 from shm_backend_utils.cli.common import sample_models
-from shm_backend_utils.cli.demo.picture import draw
 from shm_backend_utils.server import fetching
 
 OFFLINE = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
@@ -100,20 +98,6 @@ def test_what_is_no_port_is_refused(number: str, capsys: pytest.CaptureFixture[s
 def test_a_picture_that_cannot_be_written_is_told_before_anything_is_measured(picture: str, tmp_path: Path) -> None:
     words = told("demo", "--url", "127.0.0.1:1", "--picture", picture, cwd=tmp_path)
     assert words == f"no picture can be written to {Path(picture)}; --picture FILE names another file"
-
-
-def test_a_picture_that_cannot_be_written_in_the_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from shm_backend_utils.cli.demo import picture
-    from shm_backend_utils.cli.demo.measurement import Measurement
-
-    (tmp_path / "demo.png").mkdir()
-    monkeypatch.setattr(picture, "_caption", lambda measurement: "")
-    with pytest.raises(OSError, match=r"the picture cannot be written to .*: .*Is a directory"):
-        draw(
-            tmp_path / "demo.png",
-            {"grey": np.zeros((4, 4, 3), np.uint8)},
-            Measurement({}, outputs={"grey": np.zeros((3, 4, 4), np.float32)}),
-        )
 
 
 @pytest.mark.parametrize(

@@ -65,11 +65,6 @@ def test_memory_of_dev_shm_may_be_another_users_where_sealed_memory_is_only_gone
     assert found.trouble.code == "other-user"
 
 
-def test_a_process_that_has_no_memory_of_dev_shm_either_is_told_what_the_model_said_of_sealed_memory() -> None:
-    found = finding_of_refusal(ProbeAnswer(None, NOT_MINE), MachineError("no file is made there"), "localhost", "m")
-    assert (found.trouble.code, "belongs to user" in found.found) == ("other-user", True)
-
-
 NOT_REACHED: Final = {
     "unknown-host": UnknownHostError("the host of x is not known"),
     "tls": TlsError("no TLS connection"),

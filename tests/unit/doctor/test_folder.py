@@ -131,12 +131,6 @@ def test_a_configuration_that_is_no_text(model: Path) -> None:
     assert "no UTF-8" in only(findings_in_folder(model), troubles.CONFIG_NOT_READ)
 
 
-def test_a_configuration_that_is_a_folder(model: Path) -> None:
-    (model / "config.pbtxt").unlink()
-    (model / "config.pbtxt").mkdir()
-    assert only(findings_in_folder(model), troubles.UNREADABLE) == f"{model / 'config.pbtxt'}: Is a directory"
-
-
 def test_what_the_configuration_has_against_the_direct_path(model: Path) -> None:
     (model / "config.pbtxt").write_text(CONFIG.replace("optional: true", ""))
     assert only(findings_in_folder(model), config_troubles.INPUTS_NOT_OPTIONAL) == "X is not optional"
@@ -190,11 +184,6 @@ def test_code_that_does_not_parse(model: Path, code: str) -> None:
     (model / "1" / "model.py").write_text(code)
     found = only(findings_in_folder(model), troubles.CODE_DOES_NOT_PARSE)
     assert found.startswith(f"{model / '1' / 'model.py'}:")
-
-
-def test_the_line_of_a_syntax_error(model: Path) -> None:
-    (model / "1" / "model.py").write_text("x = 1\ndef f(:\n")
-    assert f"{model / '1' / 'model.py'}:2: " in only(findings_in_folder(model), troubles.CODE_DOES_NOT_PARSE)
 
 
 def test_code_without_the_class(model: Path) -> None:

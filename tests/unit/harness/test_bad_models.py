@@ -80,14 +80,6 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
         ModelHarness(tmp_path / "m")
 
 
-def test_a_finalize_that_raises_is_told_and_all_others_are_called(tmp_path: Path) -> None:
-    code = FINE + "    def finalize(self): raise ValueError('left open')\n"
-    harness = ModelHarness(folder_of(tmp_path, code))
-    with pytest.raises(ModelError, match="finalize of a model raised: ValueError: left open"):
-        harness.close()
-    harness.close()
-
-
 def test_models_have_files_beside_them(tmp_path: Path) -> None:
     code = """
         from .beside import VALUE

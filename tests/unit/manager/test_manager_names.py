@@ -12,15 +12,7 @@ from hypothesis import strategies as st
 
 from shm_backend_utils.compat.shared_memory_manager import RegionStatus, SharedMemoryManager
 from shm_backend_utils.errors import CallerError, RegionGoneError, RegionRefusedError
-from shm_backend_utils.tensors.attributes import MemoryType
 from tests.unit.manager.registering import PAGE, SHM, MakeFile, is_mapped, register
-
-
-def test_a_part_of_a_region_has_its_attributes(manager: SharedMemoryManager, make_file: MakeFile) -> None:
-    register(manager, "mine", make_file())
-    attributes = manager.get_memory_info("mine", 8, 24).attributes
-    assert attributes.memory_type is MemoryType.CPU
-    assert (attributes.memory_type_id, attributes.byte_size, attributes.cuda_ipc_handle) == (0, 24, None)
 
 
 @pytest.mark.parametrize("slash", ["", "/"])

@@ -11,16 +11,6 @@ from shm_backend_utils.errors import MachineError
 from tests.unit.manager.registering import PAGE, SHM, MakeFile, is_mapped, register, registry_of
 
 
-def test_an_unused_region_makes_room(make_file: MakeFile) -> None:
-    manager = SharedMemoryManager(max_mapped_bytes=2 * PAGE)
-    keys = [make_file() for _ in range(3)]
-    for name, key in zip(("first", "second", "third"), keys, strict=True):
-        register(manager, name, key)
-    assert [is_mapped(key) for key in keys] == [False, True, True]
-    assert [status.name for status in manager.status()] == ["second", "third"]
-    manager.unregister_all()
-
-
 def test_the_region_that_was_used_longest_ago_makes_room(make_file: MakeFile) -> None:
     manager = SharedMemoryManager(max_mapped_bytes=2 * PAGE)
     register(manager, "first", make_file())

@@ -84,14 +84,6 @@ def test_a_region_that_is_closed_has_no_descriptor(manager: SharedMemoryManager,
     assert set(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
 
 
-def test_an_object_that_was_truncated_is_refused(manager: SharedMemoryManager, make_file: MakeFile) -> None:
-    key = make_file(2 * PAGE)
-    register(manager, "mine", key, 0, 2 * PAGE)
-    os.truncate(SHM / key, PAGE)
-    with pytest.raises(RegionRefusedError, match=f"but {PAGE} are there"):
-        manager.get_memory_info("mine", 0, 1)
-
-
 def test_a_part_that_an_object_has_lost_is_refused_though_there_is_as_much_before_it_and_space_behind(
     manager: SharedMemoryManager, make_file: MakeFile
 ) -> None:

@@ -103,14 +103,6 @@ def test_a_region_that_takes_long_to_map_holds_up_no_other_name(
         thread.join()
 
 
-def test_two_requests_that_were_told_two_meanings_of_a_name_each_get_their_own(
-    registered: dict[str, Registration], regions: NamedRegions, objects: Callable[[int], str]
-) -> None:
-    old, new = (Registration(objects(value), 0, PAGE) for value in (1, 2))
-    found = {each: value_of(opened_with(regions, each)) for each in (old, new, old, new)}
-    assert found == {old: 1, new: 2}
-
-
 def test_one_who_was_told_before_and_maps_after_another_one_has_his_own_object_which_goes_with_the_next_sweep(
     registered: dict[str, Registration],
     regions: NamedRegions,

@@ -137,17 +137,6 @@ def test_plain_requests_and_others_make_one_batch(open_session: Open, make_clien
     assert seen[0][0] == 3
 
 
-def test_requests_of_other_shapes_are_batches_of_their_own(open_session: Open, make_client: MakeClient) -> None:
-    client, seen = make_client(slots=2), []  # type: ignore[var-annotated]
-    requests = [
-        client.request({"X": np.ones((1, width), np.float32)}, {"Y": 64}, slot, delivered=carrier_of(1))
-        for slot, width in enumerate((4, 5))
-    ]
-    responses = batched(open_session).serve_batch(requests, double_batch(seen))
-    assert [response.error() for response in responses] == [None, None]
-    assert [size for size, *_ in seen] == [1, 1]
-
-
 @pytest.mark.parametrize("carried", [1, 3, None])
 def test_a_batch_size_that_triton_was_not_told_fails(open_session: Open, carried: int | None, client: Client) -> None:
     delivered = {} if carried is None else carrier_of(carried)

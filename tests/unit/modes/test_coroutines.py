@@ -46,22 +46,6 @@ def are_over(client: Client) -> bool:
     return all(client.is_over(slot) for slot in range(SLOTS))
 
 
-def test_requests_are_served_side_by_side_on_the_event_loop(open_session: Open, client: Client) -> None:
-    session = open_session()
-    meeting = asyncio.Event()
-
-    async def infer(call: Call) -> None:
-        if call.parameters.get("first"):
-            await meeting.wait()
-        meeting.set()
-        double(call)
-
-    responses = asyncio.run(session.serve_async(requests_of(client, first=True), infer))
-    assert [response.error() for response in responses] == [None] * SLOTS
-    assert client.output("Y", 1).tolist() == [2, 4, 6, 8]
-    assert are_over(client)
-
-
 def test_a_call_is_over_when_its_own_coroutine_is(open_session: Open, client: Client) -> None:
     session = open_session()
     over: list[bool] = []

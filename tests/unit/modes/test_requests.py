@@ -88,12 +88,6 @@ def test_a_model_may_serve_the_direct_path_alone(open_session: Open) -> None:
     assert message_of(response).startswith("shm:table: shm_slot: found nothing, expected the address of a slot: ")
 
 
-def test_a_model_may_not_serve_the_direct_path(open_session: Open, client: Client) -> None:
-    session = open_session(parameters={"SHM_PATHS": "inline"})
-    (response,) = session.serve([client.request({"X": X}, {"Y": 16})], double)
-    assert "model 'm' does not serve the direct path" in message_of(response)
-
-
 DESCRIPTOR = {"v": 1, "model": "m", "regions": [], "inputs": {}, "outputs": {}}
 
 

@@ -1,8 +1,10 @@
-"""Answers that come late: of requests and of streams, for threads and for tasks."""
+"""Answers that come late, for threads and for tasks; system calls that fail, and go well again afterwards."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 
 from shm_backend_utils.client import AsyncShmClient, DeadlineExceededError, ShmClient
 from shm_backend_utils.testing.faults.late import Late
+from shm_backend_utils.testing.faults.system_calls import CALLS, Failing, Fault
 from shm_backend_utils.testing.harness import ModelHarness
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -54,3 +57,26 @@ def test_a_stream_goes_on_or_its_patience_is_over() -> None:
             late.seconds = NEVER
             with pytest.raises(DeadlineExceededError):
                 list(client.stream("frames", {"IMAGE": image}, timeout_s=SHORT_S))
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_faults_that_were_made_before_either_happens_leave_nothing_behind(call: str) -> None:
+    module, name = CALLS[call]
+    real = getattr(module, name)
+    outer, inner = (Failing(Fault(call, 0, errno.EIO)) for _ in range(2))
+    with outer:
+        failing = getattr(module, name)
+        with inner:
+            assert getattr(module, name) is not failing
+        assert getattr(module, name) is failing
+    assert getattr(module, name) is real
+
+
+def test_both_of_two_faults_happen() -> None:
+    first, second = Failing(Fault("fstat", 0, errno.EIO)), Failing(Fault("fstat", 0, errno.EPERM))
+    with first, second:
+        for error in (errno.EPERM, errno.EIO, errno.EBADF):
+            with pytest.raises(OSError, match=os.strerror(error)):
+                os.fstat(-1)
+    assert first.has_happened
+    assert second.has_happened
