@@ -208,7 +208,7 @@ def test_the_time_that_a_start_takes_is_not_the_tests(project: Path) -> None:
 
         @pytest.fixture(scope="session")
         def triton_server_options(tmp_path_factory):
-            return {"folder": tmp_path_factory.mktemp("logs"), "seconds": 2}
+            return {"folder": tmp_path_factory.mktemp("logs"), "seconds": 1.5}
 
         @pytest.mark.timeout(1)
         def test_it(triton_server):
