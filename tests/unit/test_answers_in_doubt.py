@@ -1,32 +1,39 @@
-"""Answers that are not the model's, or not of the model that is known: no memory is used again, and calls heal."""
+"""Calls without the model's answer: no memory is used that it may still write to; what began is not sent again."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import ServerUnavailableError, ShmClient
+from shm_backend_utils.client import InferenceError, ServerUnavailableError, ShmClient
 from shm_backend_utils.client.errors import ConnectionLostError, translated
 from shm_backend_utils.client.paths.exchange import is_answer
 from shm_backend_utils.client.transports.http.codec import Answer
-from shm_backend_utils.errors import PeerError
+from shm_backend_utils.errors import PeerError, SlotInUseError
+from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address
+from shm_backend_utils.protocol.refusals import refusal
+from tests.opened import open_region
 from tests.unit.fake_server import Arrays, FakeServer, Order, config
-from tests.unit.fake_wires import client_of
+from tests.unit.fake_wires import async_client_of, client_of
 
 X = np.arange(6, dtype=np.float32)
+
+
 LONG_S = 10.0
 
 
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
-    with FakeServer(config("m", dims="6")) as server:
+    with FakeServer(config("m")) as server:
         yield server
 
 
@@ -36,6 +43,8 @@ def test_a_gateways_answer_says_nothing_of_the_request(status: int, body: bytes)
     error = Answer(status, {}, body).error("http://localhost")
     assert isinstance(error, ConnectionLostError)
     assert not is_answer(error)
+    assert error.status() == str(status)
+    assert b"html" not in body or "Gateway Timeout" in str(error), "its page is shown"
 
 
 def test_what_triton_says_is_its_answer() -> None:
@@ -141,3 +150,129 @@ def test_a_stream_may_end_in_the_garbage_collector_wherever_that_runs() -> None:
         counting.join(LONG_S)
         assert not counting.is_alive(), "the stream's end waits for a lock of its own thread"
         assert client.stats().failures == 1
+
+
+# Calls whose memory somebody holds when they arrive
+
+
+def busy(_: Order) -> None:
+    raise InferenceError(refusal(SlotInUseError("the slot is in use")), "StatusCode.CANCELLED")
+
+
+def test_a_call_whose_slot_is_busy_is_sent_again_in_other_memory(server: FakeServer) -> None:
+    server.before = lambda order: busy(order) if len(server.orders) == 1 else None
+    with client_of(server) as client:
+        np.testing.assert_array_equal(client.infer("m", {"IN0": X})["OUT0"], 2 * X)
+        assert client.stats().failures == 0
+    first, second = [order.parameters[SLOT_PARAMETER] for order in server.orders]
+    assert first != second
+
+
+SHAPES = {"IN0": ((6,), np.float32)}
+
+
+async def infer_prepared(server: FakeServer, **named: float) -> np.ndarray[Any, Any]:
+    async with async_client_of(server) as client:
+        with await client.prepare("m", SHAPES) as call:
+            call.inputs["IN0"][...] = X
+            array: np.ndarray[Any, Any] = (await call.infer(**named))["OUT0"].copy()
+            return array
+
+
+def infer_prepared_blocking(server: FakeServer, **named: float) -> np.ndarray[Any, Any]:
+    with client_of(server) as client, client.prepare("m", SHAPES) as call:
+        call.inputs["IN0"][...] = X
+        array: np.ndarray[Any, Any] = call.infer(**named)["OUT0"].copy()
+        return array
+
+
+def infer(server: FakeServer) -> None:
+    with client_of(server) as client:
+        client.infer("m", {"IN0": X})
+
+
+PREPARED = {
+    "blocking": infer_prepared_blocking,
+    "async": lambda server, **named: asyncio.run(infer_prepared(server, **named)),
+}
+
+
+both_clients = pytest.mark.parametrize("infer", PREPARED.values(), ids=list(PREPARED))
+
+
+@both_clients
+def test_a_prepared_call_whose_slot_is_busy_is_sent_again_in_its_own_memory(
+    server: FakeServer, infer: Callable[..., np.ndarray[Any, Any]]
+) -> None:
+    server.before = lambda order: busy(order) if len(server.orders) < 3 else None
+    np.testing.assert_array_equal(infer(server), 2 * X)
+    assert len({order.parameters[SLOT_PARAMETER] for order in server.orders}) == 1
+    generations = [order.parameters[GENERATION_PARAMETER] for order in server.orders]
+    assert len(set(generations)) == 3, "each is executed once at the most"
+
+
+@both_clients
+def test_a_prepared_call_whose_slot_is_held_for_long_says_what_the_server_said(
+    server: FakeServer, infer: Callable[..., np.ndarray[Any, Any]]
+) -> None:
+    with contextlib.ExitStack() as stack:
+
+        def hold_and_refuse(order: Order) -> None:
+            address = parse_address(order.parameters[SLOT_PARAMETER])
+            region = open_region(address.key, address.token, "region")
+            stack.callback(region.close)
+            lease = region.lease(address.slot)
+            assert lease.take()
+            stack.callback(lease.give_back)
+            busy(order)
+
+        server.before = hold_and_refuse
+        with pytest.raises(InferenceError, match="shm:busy: "):
+            infer(server)
+    assert len(server.orders) == 1
+
+
+def refuse_late(order: Order) -> None:
+    time.sleep(0.1)
+    busy(order)
+
+
+def start_and_refuse(order: Order) -> None:
+    address = parse_address(order.parameters[SLOT_PARAMETER])
+    region = open_region(address.key, address.token, "region")
+    region.record(address.slot).started = order.parameters["shm_generation"]
+    region.close()
+    busy(order)
+
+
+ENDS: list[tuple[Callable[[Order], None], dict[str, float], int]] = [
+    (busy, {}, 3),
+    (start_and_refuse, {}, 1),
+    (refuse_late, {"timeout_s": 0.05}, 1),
+]
+
+
+@pytest.mark.parametrize(
+    ("infer", "before", "named", "count"),
+    [(each, *end) for each in PREPARED.values() for end in ENDS] + [(infer, *end) for end in ENDS[:2]],
+)
+def test_a_call_is_not_sent_again_for_ever_too_late_or_when_it_has_begun(
+    server: FakeServer, infer: Callable[..., object], before: Callable[[Order], None], named: Any, count: int
+) -> None:
+    server.before = before
+    with pytest.raises(InferenceError, match="shm:busy: "):
+        infer(server, **named)
+    assert len(server.orders) == count
+
+
+@both_clients
+def test_a_prepared_call_is_not_sent_again_for_another_refusal(
+    server: FakeServer, infer: Callable[..., np.ndarray[Any, Any]]
+) -> None:
+    def refuse(_: Order) -> None:
+        raise InferenceError("the model has no time", "StatusCode.CANCELLED")
+
+    server.before = refuse
+    with pytest.raises(InferenceError, match="has no time"):
+        infer(server)
+    assert len(server.orders) == 1

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import random
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final, cast
 
 import numpy as np
 import pytest
@@ -18,8 +20,12 @@ from shm_backend_utils.client import (
     ShmClient,
 )
 from shm_backend_utils.client.known_model import KnownModel
-from shm_backend_utils.errors import TensorError
+from shm_backend_utils.errors import RegionRefusedError, TensorError
+from shm_backend_utils.memory.pool.need import Need, region_size
+from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.model_spec import ModelSpec
+from shm_backend_utils.protocol.layout import PAGE_SIZE
+from shm_backend_utils.protocol.refusals import refusal
 from tests.unit.fake_server import Arrays, FakeServer, Order, config
 from tests.unit.fake_wires import client_of
 
@@ -38,15 +44,14 @@ def client(server: FakeServer) -> Iterator[ShmClient]:
         yield client
 
 
-def test_the_size_of_an_output_is_learned_from_the_first_call(client: ShmClient) -> None:
-    assert client.infer("m", {"IN0": X}).overflowed == {"OUT0": X.nbytes}
-    assert client.infer("m", {"IN0": X}).overflowed == {}
-    assert client.infer("m", {"IN0": np.ones(600, np.float32)}).overflowed == {"OUT0": 2400}
-    assert client.infer("m", {"IN0": np.ones(600, np.float32)}).overflowed == {}
-    assert client.infer("m", {"IN0": X}).overflowed == {}
+def core_of(client: ShmClient) -> Any:
+    return cast(Any, client._core)
 
 
-def test_a_size_that_the_configuration_tells_is_not_learned(client: ShmClient) -> None:
+def test_the_size_of_an_output_is_learned_from_the_first_call_unless_it_is_configured(client: ShmClient) -> None:
+    for count, overflowed in ((6, 24), (6, 0), (600, 2400), (600, 0), (6, 0)):
+        result = client.infer("m", {"IN0": np.ones(count, np.float32)})
+        assert result.overflowed == ({"OUT0": overflowed} if overflowed else {})
     assert client.infer("fixed", {"IN0": X}).overflowed == {}
 
 
@@ -103,18 +108,10 @@ def test_a_configuration_that_changed_is_noticed(
     np.testing.assert_array_equal(result["OUT0"], given * 2)
     with pytest.raises(TensorError):
         client.infer("m", {"IN0": np.ones((1, 1, 1, 1), np.float16)})
-
-
-def test_a_configuration_that_took_batches_and_does_not_any_more_is_noticed(
-    client: ShmClient, server: FakeServer
-) -> None:
-    server.configs["m"] = config("m", max_batch_size=4)
-    server.before = of_configuration(server)
-    given = np.ones((2, 3), np.float32)
-    client.infer("m", {"IN0": given})
-    server.configs["m"] = config("m", dims="-1,-1")
-    np.testing.assert_array_equal(client.infer("m", {"IN0": given})["OUT0"], given * 2)
-    assert client.stats().retries == 1
+    if server.configs["m"].get("max_batch_size"):  # and back again
+        server.configs["m"], retries = config("m", dims="-1,-1"), client.stats().retries
+        np.testing.assert_array_equal(client.infer("m", {"IN0": given})["OUT0"], given * 2)
+        assert client.stats().retries == retries + 1
 
 
 def test_what_a_server_was_found_to_be_is_forgotten_when_it_does_not_answer(
@@ -219,3 +216,121 @@ def test_frames_that_were_larger_than_a_ring_may_be_do_not_close_the_next_stream
         for _ in range(3):
             received = [result["OUT0"][0] for result in client.stream("m", {"IN0": X})]
             assert received == [0, 1, 2]
+
+
+# The end of what is kept
+
+
+MANY: Final = 100
+
+
+# Models
+
+
+def test_models_that_there_are_not_are_not_kept(client: ShmClient) -> None:
+    for number in range(MANY):
+        with pytest.raises(InferenceError):
+            client.infer(f"nobody's {number}", {"IN0": X})
+    assert core_of(client).catalog.known == {}
+
+
+def test_calls_that_do_not_fit_keep_nothing(client: ShmClient) -> None:
+    client.infer("m", {"IN0": X})
+    (known,) = core_of(client).catalog.known.values()
+    for number in range(MANY):
+        with pytest.raises(TensorError):
+            client.infer("m", {f"IN{number + 1}": X}, outputs={f"OUT{number}": 4})
+    assert list(core_of(client).catalog.known.values()) == [known]
+    assert set(known.learned) <= {"OUT0"}
+
+
+def test_one_refusal_is_kept_for_each_path(client: ShmClient, server: FakeServer) -> None:
+    refused: list[int] = []
+
+    def refuse(_: Order) -> None:
+        refused.append(1)
+        raise InferenceError(refusal(RegionRefusedError("region", f"for the {len(refused)}th time")))
+
+    client.infer("m", {"IN0": X})
+    server.before = refuse
+    for _ in range(20):
+        with contextlib.suppress(InferenceError, PathUnavailableError):
+            client.infer("m", {"IN0": X}, path="direct")
+    (known,) = core_of(client).catalog.known.values()
+    assert known.refusals.keys() == {"direct"}
+
+
+def test_a_refusal_holds_no_longer_than_the_next_look(client: ShmClient, server: FakeServer) -> None:
+    def refuse(order: Order) -> None:
+        if "shm_slot" in order.parameters:
+            raise InferenceError(refusal(RegionRefusedError("region", "for now")))
+
+    server.before = refuse
+    assert client.infer("m", {"IN0": X}).path != "direct"
+    server.before = lambda _: None
+    assert client.explain("m").path == "direct"
+    assert client.infer("m", {"IN0": X}).path == "direct"
+
+
+# Registrations
+
+
+def test_memory_that_comes_and_goes_is_not_registered_for_ever(server: FakeServer) -> None:
+    budget = 4 * region_size(Need(1 << 16))
+    with client_of(server, pool=PoolOptions(max_bytes=budget)) as client:
+        rng = random.Random(1)
+        for _ in range(MANY):
+            given = np.full(rng.randint(1, 1 << 14), rng.random(), np.float32)
+            result = client.infer("m", {"IN0": given}, path="triton-shm", outputs={"OUT0": given.nbytes})
+            np.testing.assert_array_equal(result["OUT0"], 2 * given)
+            del result
+        known = core_of(client)._registrations._known
+        assert known == set(server.registered)
+        assert len(known) <= client.stats().slots_idle + 1
+    assert server.registered == {}
+
+
+def test_memory_that_the_server_does_not_register_is_not_kept(
+    client: ShmClient, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.infer("m", {"IN0": X}, path="triton-shm")
+    registrations = core_of(client)._registrations
+    before = set(registrations._known)
+
+    def refuse(*_: object) -> None:
+        raise InferenceError("no more of these")
+
+    monkeypatch.setattr(server, "register", refuse)
+    for number in range(20):
+        with contextlib.suppress(InferenceError, PathUnavailableError):
+            client.infer("m", {"IN0": np.zeros(1000 << (number % 8), np.float32)}, path="triton-shm")
+    assert registrations._known <= before
+
+
+# Memory
+
+
+def test_kinds_without_end_leave_no_more_shelves_than_regions() -> None:
+    budget = 8 * region_size(Need(PAGE_SIZE, 4, 4 * PAGE_SIZE))
+    rng = random.Random(1)
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=budget))) as pool:
+        for number in range(MANY):
+            need = Need(rng.randint(1, PAGE_SIZE), rng.randint(1, 4), rng.randint(1, 4) * PAGE_SIZE, f"{number}")
+            pool.redeem(pool.request(need, "nobody"))
+            shelves = pool._inventory.shelves
+            regions = pool.status.idle + pool.status.held + pool.status.quarantined
+            assert sum(map(len, shelves.values())) <= regions
+            assert pool.status.byte_size <= budget
+    assert pool._inventory.shelves == {}
+
+
+def test_an_idle_region_is_never_another_kinds() -> None:
+    rng = random.Random(1)
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=1 << 24))) as pool:
+        for _ in range(MANY):
+            need = Need(rng.randint(1, 3 * PAGE_SIZE), rng.randint(1, 3), rng.randint(1, 2) * PAGE_SIZE)
+            region, memory = pool.redeem(pool.request(need, "somebody"))
+            assert len(region.slots) == need.slot_count
+            assert region.slots[0].record.room == need.record_byte_size // 2
+            assert region.capacity >= need.byte_size
+            del region, memory

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import struct
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,22 +14,39 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils import dtypes
+from shm_backend_utils.client import ShmClient
 from shm_backend_utils.client.paths.direct import result_of
-from shm_backend_utils.client.paths.further import GpuMemory
+from shm_backend_utils.client.paths.further import GpuMemory, HostMemory
 from shm_backend_utils.client.result import Result
-from shm_backend_utils.dtypes import BY_NAME
+from shm_backend_utils.dtypes import BY_NAME, BYTES
 from shm_backend_utils.errors import ClosedError, PeerError
 from shm_backend_utils.memory.cuda.allocations import CudaAllocation
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.memory.pool.need import Need
+from shm_backend_utils.memory.pool.options import PoolOptions
+from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.protocol import results
+from shm_backend_utils.protocol.layout import PAGE_SIZE
 from shm_backend_utils.protocol.results import OutputPlace
 from tests.unit.fake_gpu import DRIVER, runtime_that_gives_all_back
+from tests.unit.fake_server import FakeServer, config
+from tests.unit.fake_wires import client_of
 
 HOST_SIZE, DEVICE_SIZE, DEVICE = 8192, 4096, 1
+
+
 FP32, INT64 = BY_NAME["FP32"], BY_NAME["INT64"]
+
+
 ON_HOST = OutputPlace("Y", FP32, (2, 3), 0, 4096, 24, False)
+
+
 ON_GPU = OutputPlace("X", FP32, (2, 3), 1, 1024, 24, False)
+
+
 LABELS = OutputPlace("LABELS", INT64, (2,), 0, 0, 0, True)
+
+
 NUMBERS = [dtype for dtype in BY_NAME.values() if dtype is not dtypes.BYTES]
 
 
@@ -106,14 +126,10 @@ def test_an_output_may_lie_anywhere_in_the_region(
 
 def test_an_output_that_found_no_room_is_taken_from_the_response(memory: npt.NDArray[np.uint8]) -> None:
     labels = np.array([1, 2], np.int64)
-    result = read([ON_HOST, LABELS], memory, Response(LABELS=labels))
+    result = read([ON_HOST, LABELS], memory, Response(LABELS=labels), bytes_avoided=100)
     assert result["LABELS"] is labels
-    assert result.overflowed == {"LABELS": 16}
-
-
-def test_bytes_that_the_response_carried_were_not_avoided(memory: npt.NDArray[np.uint8]) -> None:
-    result = read([ON_HOST, LABELS], memory, Response(LABELS=np.zeros(2)), bytes_avoided=100)
-    assert result.bytes_avoided == 100 + 24
+    assert (result.overflowed, result.bytes_avoided) == ({"LABELS": 16}, 100 + 24)
+    assert dict(read([], memory)) == {}
 
 
 def test_an_output_that_is_neither_in_memory_nor_in_the_response_is_the_peers_fault(
@@ -123,21 +139,12 @@ def test_an_output_that_is_neither_in_memory_nor_in_the_response_is_the_peers_fa
         read([LABELS], memory)
 
 
-def test_without_outputs_the_result_is_empty(memory: npt.NDArray[np.uint8]) -> None:
-    assert dict(read([], memory)) == {}
-
-
 @pytest.mark.parametrize("shape", [(0, 2**62), (2**63, 0), (2**62, 2**62, 0)], ids=str)
 def test_an_empty_output_of_a_shape_that_no_array_has_is_the_peers_fault(
     memory: npt.NDArray[np.uint8], shape: tuple[int, ...]
 ) -> None:
     with pytest.raises(PeerError):
         read([OutputPlace("Y", FP32, shape, 0, 0, 0, False)], memory)
-
-
-def test_one_broken_output_spoils_the_whole_result(memory: npt.NDArray[np.uint8]) -> None:
-    with pytest.raises(PeerError):
-        read([ON_HOST, ON_HOST._replace(name="Z", offset=HOST_SIZE - 23)], memory)
 
 
 # The result itself
@@ -178,43 +185,23 @@ def test_a_result_shows_its_path_and_shapes_and_that_it_was_released(memory: npt
     assert repr(result) == "<Result path=direct released>"
 
 
-# On GPUs
-
-
-def test_an_output_is_where_the_model_wrote_it(memory: npt.NDArray[np.uint8], gpu: GpuMemory) -> None:
-    result = read([ON_GPU, ON_HOST], memory, devices=[gpu])
-    x: Any = result["X"]
-    offset = x.address - gpu.address
-    assert (offset, x.device, x.shape, x.dtype) == (1024, DEVICE, (2, 3), np.dtype(np.float32))
-    assert x.to_host().tobytes() == bytes(range(24))
-    assert result["Y"].tobytes() == bytes(range(24))
-    assert result.bytes_avoided == 48
+@pytest.mark.parametrize("dtype", NUMBERS, ids=[dtype.name for dtype in NUMBERS])
+def test_an_output_is_where_the_model_wrote_it(
+    memory: npt.NDArray[np.uint8], gpu: GpuMemory, dtype: dtypes.DType
+) -> None:
+    size = 6 * dtype.itemsize
+    for offset in (0, 1024, DEVICE_SIZE - size):
+        result = read([OutputPlace("X", dtype, (2, 3), 1, offset, size, False), ON_HOST], memory, devices=[gpu])
+        x: Any = result["X"]
+        assert (x.address - gpu.address, x.device, x.shape, x.dtype) == (offset, DEVICE, (2, 3), dtype.numpy)
+        assert x.to_host().tobytes() == (np.arange(offset, offset + size) % 256).astype(np.uint8).tobytes()
+        assert result["Y"].tobytes() == bytes(range(24))
+        assert result.bytes_avoided == 24 + size
 
 
 def test_strings_on_a_gpu_are_the_peers_fault(memory: npt.NDArray[np.uint8], gpu: GpuMemory) -> None:
     with pytest.raises(PeerError, match="X, which are strings, on a GPU"):
         read([OutputPlace("X", dtypes.BYTES, (1,), 1, 1024, 24, False)], memory, devices=[gpu])
-
-
-@pytest.mark.parametrize("dtype", NUMBERS, ids=[dtype.name for dtype in NUMBERS])
-def test_an_output_on_a_gpu_may_be_of_any_type(
-    memory: npt.NDArray[np.uint8], gpu: GpuMemory, dtype: dtypes.DType
-) -> None:
-    place = OutputPlace("X", dtype, (2,), 1, 0, 2 * dtype.itemsize, False)
-    array = read([place], memory, devices=[gpu])["X"]
-    assert (array.dtype, array.shape) == (dtype.numpy, (2,))
-
-
-@pytest.mark.parametrize(
-    ("shape", "byte_size", "offset"),
-    [((), 4, 0), ((1,), 4, DEVICE_SIZE - 4), ((1024,), DEVICE_SIZE, 0), ((0, 5), 0, 0)],
-)
-def test_an_output_may_lie_anywhere_in_its_own_memory(
-    memory: npt.NDArray[np.uint8], gpu: GpuMemory, shape: tuple[int, ...], byte_size: int, offset: int
-) -> None:
-    place = OutputPlace("X", FP32, shape, 1, offset, byte_size, False)
-    array: Any = read([place], memory, devices=[gpu])["X"]
-    assert (array.address - gpu.address, array.nbytes) == (offset, byte_size)
 
 
 @pytest.mark.parametrize(
@@ -248,12 +235,96 @@ def test_an_array_on_a_gpu_holds_the_call_memory_until_it_dies(gpu: GpuMemory) -
     assert part.to_host().size == 3
     del part
     assert is_held() is None
-
-
-def test_memory_that_no_output_is_in_is_not_held(gpu: GpuMemory) -> None:
     memory = np.zeros(HOST_SIZE, np.uint8)
     is_held = weakref.ref(memory)
     result = read([LABELS], memory, Response(LABELS=np.zeros(1)), [gpu])
     del memory
-    assert is_held() is None
-    assert len(result) == 1
+    assert (is_held(), len(result)) == (None, 1), "no output is in it"
+
+
+# In a further region of the client's own
+
+
+@pytest.fixture
+def pool() -> Iterator[SlotPool]:
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=2**20))) as pool:
+        yield pool
+
+
+@pytest.fixture
+def further(pool: SlotPool) -> Iterator[HostMemory]:
+    further = HostMemory(*pool.redeem(pool.request(Need(PAGE_SIZE, 1, PAGE_SIZE), "a test")))
+    yield further
+    further.memory = further.memory[:0].copy()
+
+
+def read_further(memory: npt.NDArray[np.uint8], further: HostMemory, *places: OutputPlace) -> Result:
+    return result_of(places, memory, [further], lambda: None)
+
+
+def test_an_output_is_a_view_of_the_further_region(memory: npt.NDArray[np.uint8], further: HostMemory) -> None:
+    offset = further.region.data_offset
+    array = read_further(memory, further, OutputPlace("Y", FP32, (2, 3), 1, offset, 24, False))["Y"]
+    array[...] = np.arange(6).reshape(2, 3)
+    assert further.memory[offset : offset + 24].view(np.float32).tolist() == [0, 1, 2, 3, 4, 5]
+    assert array.flags.c_contiguous
+    assert array.flags.writeable
+    with pytest.raises(PeerError, match="break the protocol"):
+        read_further(memory, further, OutputPlace("Y", FP32, (1,), 1, further.memory.nbytes, 4, False))
+
+
+def test_strings_are_read_in_a_further_region_too(memory: npt.NDArray[np.uint8], further: HostMemory) -> None:
+    encoded = struct.pack("<I1sI3s", 1, b"a", 3, b"\0b\xff")
+    offset = further.region.data_offset
+    further.memory[offset : offset + len(encoded)] = np.frombuffer(encoded, np.uint8)
+    array = read_further(memory, further, OutputPlace("S", BYTES, (2,), 1, offset, len(encoded), False))["S"]
+    assert array.tolist() == [b"a", b"\0b\xff"]
+
+
+def test_an_array_keeps_both_regions_until_it_is_gone(pool: SlotPool, memory: npt.NDArray[np.uint8]) -> None:
+    further = HostMemory(*pool.redeem(pool.request(Need(PAGE_SIZE, 1, PAGE_SIZE), "a test")))
+    kept: list[weakref.ref[Any]] = [weakref.ref(further.memory), weakref.ref(owner := memory.view())]
+    array = read_further(owner, further, OutputPlace("Y", FP32, (1,), 1, PAGE_SIZE, 4, False))["Y"]
+    part = array.reshape(1, 1)
+    del further, owner, array
+    gc.collect()
+    assert [each() is None for each in kept] == [False, False]
+    assert pool.status.held == 1
+    del part
+    gc.collect()
+    assert [each() for each in kept] == [None, None]
+    assert pool.status.held == 0
+
+
+def test_a_table_names_it_by_its_secret(further: HostMemory) -> None:
+    claim, region = further.claim, further.region
+    assert (claim.key, claim.byte_size, claim.token, claim.slot) == (region.key, region.byte_size, region.token, 0)
+
+
+# Operators in place
+
+
+X = np.ones(16, np.float32)
+
+
+@pytest.fixture
+def client() -> Iterator[ShmClient]:
+    with FakeServer(config("m", dims="16")) as server, client_of(server) as client:
+        yield client
+
+
+@pytest.mark.parametrize("path", ["direct", "triton-shm", "inline"])
+def test_outputs_and_inputs_can_be_changed_in_place(client: ShmClient, path: Any) -> None:
+    with client.prepare("m", {"IN0": (X.shape, X.dtype)}, path=path) as call:
+        inputs: Any = call.inputs
+        inputs["IN0"][...] = 1
+        inputs["IN0"] += X
+        with call.infer() as result:
+            result["OUT0"] *= 2
+            np.testing.assert_array_equal(result["OUT0"], 8 * X)
+
+
+def test_an_output_cannot_be_replaced(client: ShmClient) -> None:
+    with client.infer("m", {"IN0": X}) as result, pytest.raises(TypeError) as error:
+        result["OUT0"] = X
+    assert str(error.value) == "output 'OUT0' cannot be replaced; write result['OUT0'][...] = array"

@@ -26,9 +26,16 @@ from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
 
 MOST_FUNCTIONS = 20
+
+
 PACKAGE = f"{os.sep}shm_backend_utils{os.sep}"
+
+
 EMULATOR = str(Path(emulator.__file__).parent)
+
+
 X = np.arange(4, dtype=np.float32)
+
 
 Infer = Callable[[Call], object]
 
@@ -104,21 +111,17 @@ def test_an_output_that_finds_no_room_is_in_the_response(session: ShmSession, cl
     assert outputs_of(response)["Y"].tolist() == [0, 2, 4, 6]
     place = client.places()["Y"]
     assert (place.is_in_response, place.shape, place.dtype.name) == (True, (4,), "FP32")
+    parameters = client.begin(client.laid_out({"X": X}, {}))  # which lists none
+    assert outputs_of(served(session, delivered(parameters, ["Y"]), double))["Y"].tolist() == [0, 2, 4, 6]
+    response = served(session, client.request({}, {"WORDS": 4}), lambda call: call.put("WORDS", ["ab", "c"]))
+    assert outputs_of(response)["WORDS"].tobytes() == b"\x02\0\0\0ab\x01\0\0\0c"
+    assert client.places()["WORDS"].shape == (2,)
 
 
-def test_an_output_that_the_table_does_not_list_is_in_the_response(session: ShmSession, client: Client) -> None:
-    parameters = client.begin(client.laid_out({"X": X}, {}))
-    response = served(session, delivered(parameters, ["Y"]), double)
-    assert outputs_of(response)["Y"].tolist() == [0, 2, 4, 6]
-
-
-def test_an_input_that_is_passed_on_is_not_copied(session: ShmSession, client: Client) -> None:
+def test_an_input_that_is_passed_on_is_not_copied_and_another_array_is(session: ShmSession, client: Client) -> None:
     served(session, client.request({"X": X}, {"Y": 16}), lambda call: call.put("Y", call.input("X").numpy()[1:]))
     place = client.places()["Y"]
     assert (place.offset, place.shape) == (client.data + 4, (3,))
-
-
-def test_an_array_that_is_put_is_copied_to_the_client(session: ShmSession, client: Client) -> None:
     served(session, client.request({"X": X}, {"Y": 32}), lambda call: call.put("Y", np.ones(8, np.float32)[::2]))
     assert client.output("Y").tolist() == [1, 1, 1, 1]
 
@@ -140,18 +143,6 @@ def test_strings_lie_in_the_clients_memory_both_ways(session: ShmSession, client
     assert (seen, place.byte_size, place.shape) == ([b"a", b"bc"], 11, (2,))
     at = place.offset
     assert client.region.bytes()[at : at + 11].tobytes() == encoded.upper()
-
-
-def test_strings_that_find_no_room_are_bytes_in_the_response(session: ShmSession, client: Client) -> None:
-    response = served(session, client.request({}, {"WORDS": 4}), lambda call: call.put("WORDS", ["ab", "c"]))
-    assert outputs_of(response)["WORDS"].tobytes() == b"\x02\0\0\0ab\x01\0\0\0c"
-    assert client.places()["WORDS"].shape == (2,)
-
-
-def test_an_input_may_come_in_the_request_beside_others_in_memory(session: ShmSession, client: Client) -> None:
-    request = client.request({"X": X}, {"Y": 16}, delivered={"W": X + 1})
-    served(session, request, lambda call: call.put("Y", call.input("X").numpy() + call.input("W").numpy()))
-    assert client.output("Y").tolist() == [1, 3, 5, 7]
 
 
 def test_parameters_are_the_users_own_and_a_copy(session: ShmSession, client: Client) -> None:
@@ -265,24 +256,15 @@ def functions_of(work: Callable[[], object]) -> list[str]:
     return found
 
 
-def test_a_warm_request_takes_few_functions(session: ShmSession, client: Client) -> None:
-    for length in (4, 8, 5):
-        request = client.request({"X": np.ones(length, np.float32)}, {"Y": 4 * length})
-        found = functions_of(lambda request=request: session.serve([request], double))  # type: ignore[misc]
-    assert len(found) <= MOST_FUNCTIONS, found
+def test_a_warm_request_takes_few_functions_of_whatever_shape(session: ShmSession, client: Client) -> None:
+    def found(length: int, slot: int = 0) -> list[str]:
+        request = client.request({"X": np.ones(length, np.float32)}, {"Y": 4 * length}, slot)
+        return functions_of(lambda: session.serve([request], double))
 
-
-def test_another_shape_takes_as_many_functions_as_the_same_one(session: ShmSession, client: Client) -> None:
-    served(session, client.request({"X": X}, {"Y": 16}), double)
-    same, other = (
-        functions_of(lambda request=request: session.serve([request], double))  # type: ignore[misc]
-        for request in (
-            client.request({"X": X}, {"Y": 16}),
-            client.request({"X": np.ones(77, np.float32)}, {"Y": 400}, 1),
-        )
-    )
-    assert len(same) <= MOST_FUNCTIONS
-    assert len(other) < len(same) + 40  # the second slot's address is read once
+    found(4)
+    for length in (8, 5):
+        assert len(found(length)) <= MOST_FUNCTIONS, found(length)
+    assert len(found(77, 1)) < len(found(4)) + 40  # the second slot's address is read once
 
 
 # Errors
@@ -316,13 +298,12 @@ def test_whatever_is_raised_only_that_request_fails(
     assert client.output("Y", 1).tolist() == [0, 2, 4, 6]
 
 
-def test_an_output_that_is_missing_is_the_models_error(session: ShmSession, client: Client) -> None:
+def test_an_output_that_is_missing_is_the_models_error_and_an_input_the_callers(
+    session: ShmSession, client: Client
+) -> None:
     response = served(session, client.request({"X": X}, {"Y": 16, "Z": 16}), double)
     assert message_of(response).startswith("shm:model: output 'Z' was requested, but model.py wrote none; write it by ")
     assert client.is_over()
-
-
-def test_an_input_that_is_missing_is_the_callers_error(session: ShmSession, client: Client) -> None:
     response = served(session, client.request({}, {"Y": 16}), double)
     assert error_code(response) == "INVALID_ARG"
     assert message_of(response) == "shm:missing: the request has no input 'X', which the model needs"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +21,8 @@ from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
 
 X = np.arange(4, dtype=np.float32)
+
+
 FP32 = BY_NAME["FP32"]
 
 
@@ -67,31 +69,19 @@ def refused(session: ShmSession, client: Client, said: Table | bytes, *outputs: 
     return text
 
 
-# Generations
-
-
-def test_the_lease_is_held_until_the_end(session: ShmSession, client: Client) -> None:
-    free: list[bool] = []
+def test_the_lease_is_held_until_the_end_and_the_record_tells_how_far_it_is(
+    session: ShmSession, client: Client
+) -> None:
+    seen: list[tuple[bool, int, int]] = []
+    record = client.region.record(0)
 
     def infer(call: Call) -> None:
-        free.append(client.is_free())
+        seen.append((client.is_free(), record.started, record.completed))
         pass_on(call)
 
     assert answer(session, request_of(client), infer) == ("", "")
-    assert free == [False]
-    assert client.is_free()
-
-
-def test_the_record_tells_what_was_started_and_completed(session: ShmSession, client: Client) -> None:
-    seen: list[tuple[int, int]] = []
-
-    def infer(call: Call) -> None:
-        seen.append((client.region.record(0).started, client.region.record(0).completed))
-        pass_on(call)
-
-    answer(session, request_of(client), infer)
-    assert seen == [(1, 0)]
-    assert client.region.record(0).completed == 1
+    assert seen == [(False, 1, 0)]
+    assert (client.is_free(), record.completed) == (True, 1)
 
 
 @pytest.mark.parametrize("difference", [-1, 1])
@@ -127,14 +117,16 @@ def test_what_is_no_generation_is_refused(session: ShmSession, client: Client, v
 def test_slots_whose_locks_are_held_are_refused_at_once(session: ShmSession, client: Client) -> None:
     request = request_of(client)
     assert client.region.lease(0).take()
-    begin = time.monotonic()
     responses = session.serve([request] * 100, pass_on)
-    assert time.monotonic() - begin < 0.25
-    assert {(error_code(response), message_of(response)[:10]) for response in responses} == {
-        ("CANCELLED", "shm:busy: ")
-    }
+    told = {(error_code(response), message_of(response)[:10]) for response in responses}
+    assert told == {("CANCELLED", "shm:busy: ")}
     client.region.lease(0).give_back()
     assert answer(session, request) == ("", "")
+    request = request_of(client)
+    assert client.region.lease(0).take()
+    client.region.record(0).generation = 3
+    assert answer(session, request)[1].startswith("shm:stale: ")
+    client.region.lease(0).give_back()
 
 
 def test_a_request_that_comes_twice_while_it_is_executed_is_told_so(session: ShmSession, client: Client) -> None:
@@ -151,14 +143,6 @@ def test_a_request_that_comes_twice_while_it_is_executed_is_told_so(session: Shm
     assert client.is_over()
 
 
-def test_a_stale_request_of_a_slot_that_is_held_is_told_so(session: ShmSession, client: Client) -> None:
-    request = request_of(client)
-    assert client.region.lease(0).take()
-    client.region.record(0).generation = 2
-    assert answer(session, request)[1].startswith("shm:stale: ")
-    client.region.lease(0).give_back()
-
-
 def test_a_stale_request_takes_no_lease_so_that_it_is_in_nobodys_way(
     session: ShmSession, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,49 +152,25 @@ def test_a_stale_request_takes_no_lease_so_that_it_is_in_nobodys_way(
     assert answer(session, request)[1].startswith("shm:stale: ")
 
 
-def test_the_generation_is_looked_at_again_when_the_lease_is_held(
-    session: ShmSession, client: Client, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("moment", ["another generation", "another table", "held"])
+def test_the_generation_is_looked_at_again_when_the_lease_is_held_or_not_to_be_had(
+    session: ShmSession, client: Client, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     request = request_of(client)
     take = SlotLease.take
 
     def take_late(lease: SlotLease) -> bool:
-        client.region.record(0).generation = 2
-        return take(lease)
-
-    monkeypatch.setattr(SlotLease, "take", take_late)
-    assert answer(session, request)[1].startswith("shm:stale: ")
-    assert client.region.record(0).started == 0
-    assert client.is_free()
-
-
-def test_a_table_of_the_slots_next_request_that_breaks_the_protocol_is_none_of_this_ones(
-    session: ShmSession, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request = request_of(client)
-    take = SlotLease.take
-
-    def take_late(lease: SlotLease) -> bool:
-        client.begin(b"\xff" * 64)
-        return take(lease)
-
-    monkeypatch.setattr(SlotLease, "take", take_late)
-    assert answer(session, request)[1].startswith("shm:stale: ")
-    assert client.is_free()
-
-
-def test_a_request_that_is_given_up_while_it_finds_its_slot_held_is_stale(
-    session: ShmSession, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request = request_of(client)
-
-    def take_in_vain(_: SlotLease) -> bool:
-        client.region.record(0).generation = 2
-        return False
+        if moment == "another table":
+            client.begin(b"\xff" * 64)  # of the slot's next request, which is none of this one's
+        else:
+            client.region.record(0).generation = 2
+        return moment != "held" and take(lease)
 
     with monkeypatch.context() as patch:
-        patch.setattr(SlotLease, "take", take_in_vain)
+        patch.setattr(SlotLease, "take", take_late)
         assert answer(session, request)[1].startswith("shm:stale: ")
+    assert client.region.record(0).started == 0
+    assert client.is_free()
 
 
 # Addresses
@@ -258,6 +218,89 @@ def test_a_client_of_version_1_is_told_both_versions(session: ShmSession) -> Non
     assert "found 1, expected 2" in text
 
 
+@pytest.mark.parametrize(("count", "complaint"), [(512, "has no output 'O0'"), (10_000, "expected at most 512")])
+def test_many_outputs_that_the_model_does_not_have_are_refused(session: ShmSession, count: int, complaint: str) -> None:
+    client = Client(record_byte_size=1 << 20)
+    said = table.encode(Table({}, {f"O{number}": OutputSpan(0, client.data, 0) for number in range(count)}))
+    assert complaint in refused(session, client, said)
+    client.close()
+
+
+AT = 8192
+"""Where the client's data begin."""
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "complaint"),
+    [
+        ({"Q": InputSpan(FP32, (4,), 0, AT, 16)}, {}, "shm:tensor: model 'm' has no input 'Q'; it has X, TEXT, CUBE"),
+        (
+            {},
+            {"Y_": OutputSpan(0, AT, 16)},
+            "shm:tensor: model 'm' has no output 'Y_'; .*; did you mean 'Y'?",
+        ),
+        *[
+            ({"X": InputSpan(FP32, (4,), 0, AT + odd, 16)}, {}, "shm:table: inputs.X.offset: .* a multiple of 4 bytes")
+            for odd in (1, 2, 3)
+        ],
+        *[({}, {"Y": OutputSpan(0, AT + odd, 16)}, "shm:table: outputs.Y.offset: found ") for odd in (1, 2, 3)],
+        *[
+            ({"CUBE": InputSpan(BY_NAME["UINT8"], shape, 0, AT, 0)}, {}, r"shm:table: inputs\[0\]")
+            for shape in [(0, 2**62, 2**62), (2**62, 0, 2**62), (2**63, 0, 0), (2**64 - 1, 2**64 - 1, 0)]
+        ],
+        ({"CUBE": InputSpan(BY_NAME["UINT8"], (2**32, 2**32, 1), 0, AT, 0)}, {}, r"shm:table: inputs\[0\]"),
+        ({"X": InputSpan(BY_NAME["INT32"], (4,), 0, AT, 16)}, {}, ".* is INT32, but the model's .* says TYPE_FP32"),
+        ({"X": InputSpan(FP32, (2, 2), 0, AT, 16)}, {}, r".*has shape \[2, 2\]"),
+        ({"X": InputSpan(FP32, (), 0, AT, 4)}, {}, r".*has shape \[\]"),
+        *[
+            ({}, {"Y": OutputSpan(0, offset, byte_size)}, r".*outputs\[0\]: found")
+            for offset, byte_size in [(0, 16), (4096, 16), (AT - 1, 16), (AT, 1 << 40)]
+        ],
+        (
+            {"X": InputSpan(FP32, (4,), 0, AT, 16)},
+            {"Y": OutputSpan(0, AT + 12, 16)},
+            ".*outputs.Y: found bytes of another tensor",
+        ),
+    ],
+)
+def test_a_table_of_tensors_that_cannot_be_is_refused(
+    session: ShmSession,
+    client: Client,
+    inputs: dict[str, InputSpan],
+    outputs: dict[str, OutputSpan],
+    complaint: str,
+) -> None:
+    assert client.data == AT
+    assert re.match(complaint, refused(session, client, Table(inputs, outputs)))
+
+
+def test_strings_and_bytes_may_lie_anywhere_and_a_shape_without_elements_be_large(
+    session: ShmSession, client: Client
+) -> None:
+    shape = (0, 2**31, 2**31)
+    said = Table(
+        {
+            "TEXT": InputSpan(BYTES, (1,), 0, client.data + 1, 9),
+            "CUBE": InputSpan(BY_NAME["UINT8"], shape, 0, client.data, 0),
+        },
+        {"WORDS": OutputSpan(0, client.data + 101, 9), "B": OutputSpan(0, client.data + 203, 9)},
+    )
+    shapes: list[tuple[int, ...]] = []
+
+    def infer(call: Call) -> None:
+        shapes.append(call.input("CUBE").numpy().shape)
+        call.put("WORDS", ["a"])
+        call.put("B", np.ones(3, np.uint8))
+
+    assert answer(session, delivered(client.begin(said), ["WORDS", "B"]), infer) == ("", "")
+    assert shapes == [shape]
+
+
+def test_a_ring_for_a_model_that_has_no_streams_is_refused(session: ShmSession, client: Client) -> None:
+    said = Table({}, {"Y": OutputSpan(0, client.data, 16)}, ring=Ring(1, 2, 256))
+    assert refused(session, client, said).startswith("shm:table: frame_count: found 2, expected 0: model 'm' answers")
+
+
 def test_a_slot_and_a_descriptor_are_one_too_many(session: ShmSession, client: Client) -> None:
     said = '{"v": 1, "model": "m", "regions": [], "inputs": {}, "outputs": {}}'
     code, text = answer(session, request_of(client, shm_io=said))
@@ -265,135 +308,18 @@ def test_a_slot_and_a_descriptor_are_one_too_many(session: ShmSession, client: C
     assert client.is_free()
 
 
-# Tables
-
-
-def spans(inputs: dict[str, InputSpan], outputs: dict[str, OutputSpan], **more: Any) -> Table:
-    return Table(inputs, outputs, **more)
-
-
-def test_an_unknown_input_is_refused(session: ShmSession, client: Client) -> None:
-    said = spans({"Q": InputSpan(FP32, (4,), 0, client.data, 16)}, {})
-    assert refused(session, client, said) == "shm:tensor: model 'm' has no input 'Q'; it has X, TEXT, CUBE"
-
-
-def test_an_unknown_output_is_refused_without_a_look_at_the_rest(session: ShmSession, client: Client) -> None:
-    said = spans({}, {"Y_": OutputSpan(0, client.data, 16)})
-    assert (
-        refused(session, client, said)
-        == "shm:tensor: model 'm' has no output 'Y_'; it has Y, WORDS, B; did you mean 'Y'?"
-    )
-
-
-@pytest.mark.parametrize(("count", "complaint"), [(512, "has no output 'O0'"), (10_000, "expected at most 512")])
-def test_many_outputs_that_the_model_does_not_have_cost_little(session: ShmSession, count: int, complaint: str) -> None:
-    client = Client(record_byte_size=1 << 20)
-    at = client.data
-    said = table.encode(spans({}, {f"O{number}": OutputSpan(0, at, 0) for number in range(count)}))
-    begin = time.monotonic()
-    assert complaint in refused(session, client, said)
-    assert time.monotonic() - begin < 0.25
-    client.close()
-
-
-@pytest.mark.parametrize("odd", [1, 2, 3])
-def test_an_input_at_an_odd_address_is_refused(session: ShmSession, client: Client, odd: int) -> None:
-    said = spans({"X": InputSpan(FP32, (4,), 0, client.data + odd, 16)}, {})
-    text = refused(session, client, said)
-    assert text.startswith("shm:table: inputs.X.offset: found ")
-    assert "a multiple of 4 bytes" in text
-
-
-@pytest.mark.parametrize("odd", [1, 2, 3])
-def test_an_output_at_an_odd_address_is_refused(session: ShmSession, client: Client, odd: int) -> None:
-    text = refused(session, client, spans({}, {"Y": OutputSpan(0, client.data + odd, 16)}), "Y")
-    assert text.startswith("shm:table: outputs.Y.offset: found ")
-
-
-def test_strings_and_bytes_may_lie_anywhere(session: ShmSession, client: Client) -> None:
-    said = spans(
-        {"TEXT": InputSpan(BYTES, (1,), 0, client.data + 1, 9)},
-        {"WORDS": OutputSpan(0, client.data + 101, 9), "B": OutputSpan(0, client.data + 203, 9)},
-    )
-
-    def infer(call: Call) -> None:
-        call.put("WORDS", ["a"])
-        call.put("B", np.ones(3, np.uint8))
-
-    assert answer(session, delivered(client.begin(said), ["WORDS", "B"]), infer) == ("", "")
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [(0, 2**62, 2**62), (2**62, 0, 2**62), (2**63, 0, 0), (2**64 - 1, 2**64 - 1, 0), (2**32, 2**32, 1)],
-    ids=str,
-)
-def test_a_shape_of_which_no_array_can_be_made_is_refused(
-    session: ShmSession, client: Client, shape: tuple[int, ...]
-) -> None:
-    said = spans({"CUBE": InputSpan(BY_NAME["UINT8"], shape, 0, client.data, 0)}, {})
-    assert refused(session, client, said).startswith("shm:table: inputs[0]")
-
-
-def test_a_shape_that_has_no_element_and_could_be_is_served(session: ShmSession, client: Client) -> None:
-    said = spans({"CUBE": InputSpan(BY_NAME["UINT8"], (0, 2**31, 2**31), 0, client.data, 0)}, {})
-    shapes: list[tuple[int, ...]] = []
-
-    def infer(call: Call) -> None:
-        shapes.append(call.input("CUBE").numpy().shape)
-
-    assert answer(session, delivered(client.begin(said)), infer) == ("", "")
-    assert shapes == [(0, 2**31, 2**31)]
-
-
-@pytest.mark.parametrize(
-    ("name", "span", "words"),
-    [
-        ("X", InputSpan(BY_NAME["INT32"], (4,), 0, 8192, 16), "is INT32, but the model's configuration says TYPE_FP32"),
-        ("X", InputSpan(FP32, (2, 2), 0, 8192, 16), "has shape [2, 2]"),
-        ("X", InputSpan(FP32, (), 0, 8192, 4), "has shape []"),
-    ],
-)
-def test_an_input_that_the_model_does_not_take_is_refused(
-    session: ShmSession, client: Client, name: str, span: InputSpan, words: str
-) -> None:
-    assert words in refused(session, client, spans({name: span}, {}))
-
-
-@pytest.mark.parametrize(("offset", "byte_size"), [(0, 16), (4096, 16), (8191, 16), (8192, 1 << 40)])
-def test_memory_that_is_none_of_the_data_is_refused(
-    session: ShmSession, client: Client, offset: int, byte_size: int
-) -> None:
-    assert "outputs[0]: found" in refused(session, client, spans({}, {"Y": OutputSpan(0, offset, byte_size)}))
-
-
 def test_memory_may_end_with_the_region_and_not_one_byte_later(session: ShmSession, client: Client) -> None:
     end = client.region.header.byte_size
-    beyond = [
-        ("inputs[0]", end - 15, spans({"X": InputSpan(FP32, (4,), 0, end - 15, 16)}, {})),
-        ("outputs[0]", end - 15, spans({}, {"Y": OutputSpan(0, end - 15, 16)})),
-    ]
-    for field, offset, said in beyond:
-        found = refused(session, client, said)
-        assert found.startswith(
-            f"shm:table: {field}: found 16 bytes at offset {offset}, expected bytes from 8192 to {end}"
-        )
-    for last in (
-        spans({"X": InputSpan(FP32, (4,), 0, end - 16, 16)}, {}),
-        spans({}, {"Y": OutputSpan(0, end - 16, 16)}),
-    ):
+
+    def tables(at: int) -> dict[str, Table]:
+        x, y = InputSpan(FP32, (4,), 0, at, 16), OutputSpan(0, at, 16)
+        return {"inputs[0]": Table({"X": x}, {}), "outputs[0]": Table({}, {"Y": y})}
+
+    for field, said in tables(end - 15).items():
+        found = f"shm:table: {field}: found 16 bytes at offset {end - 15}, expected bytes from 8192 to {end}"
+        assert refused(session, client, said).startswith(found)
+    for last in tables(end - 16).values():
         assert answer(session, delivered(client.begin(last)), lambda call: None) == ("", "")
-
-
-def test_an_output_over_an_input_is_refused(session: ShmSession, client: Client) -> None:
-    at = client.data
-    said = spans({"X": InputSpan(FP32, (4,), 0, at, 16)}, {"Y": OutputSpan(0, at + 12, 16)})
-    assert "outputs.Y: found bytes of another tensor" in refused(session, client, said)
-
-
-def test_a_ring_for_a_model_that_has_no_streams_is_refused(session: ShmSession, client: Client) -> None:
-    said = spans({}, {"Y": OutputSpan(0, client.data, 16)}, ring=Ring(1, 2, 256))
-    assert refused(session, client, said).startswith("shm:table: frame_count: found 2, expected 0: model 'm' answers")
 
 
 def test_a_table_that_is_none_is_refused(session: ShmSession, client: Client) -> None:

@@ -27,7 +27,11 @@ from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
 
 SHM: Final = Path("/dev/shm")
-MANY: Final = 300
+
+
+MANY: Final = 100
+
+
 X: Final = np.arange(4, dtype=np.float32)
 
 
@@ -158,12 +162,15 @@ def kept(session: ShmSession) -> tuple[int, int, int]:
     return len(found._named._registrations), len(found.registry.statuses()), found.registry.mapped()[1]
 
 
-def test_a_name_is_asked_for_by_every_request(session: ShmSession, server: Server) -> None:
+def test_a_name_is_asked_for_by_every_request_unless_it_is_trusted(
+    session: ShmSession, trusting: ShmSession, server: Server
+) -> None:
     server.register("mine", 3)
-    for _ in range(5):
-        assert code_of(session, named("mine")) == ""
-    assert server.asked == 5
-    assert kept(session) == (1, 1, 1)
+    for each, count in ((session, 5), (trusting, 1)):
+        server.asked = 0
+        assert [code_of(each, named("mine")) for _ in range(5)] == [""] * 5
+        assert server.asked == count
+        assert kept(each) == (1, 1, 1)
 
 
 def test_a_name_that_stands_for_more_than_may_be_mapped_has_nothing_given_memory(
@@ -179,67 +186,44 @@ def test_a_name_that_stands_for_more_than_may_be_mapped_has_nothing_given_memory
     assert (SHM / key).stat().st_blocks == 0
 
 
-def test_a_trusted_name_is_asked_for_once_while_it_holds(trusting: ShmSession, server: Server) -> None:
-    server.register("mine", 3)
-    for _ in range(5):
-        assert code_of(trusting, named("mine")) == ""
-    assert server.asked == 1
-
-
-def test_a_name_that_stands_for_another_file_does_so_at_once(session: ShmSession, server: Server) -> None:
-    old = server.register("mine", 3)
-    assert code_of(session, named("mine")) == ""
-    new = server.register("mine", 5)
-    before = (SHM / old).read_bytes()
-    assert code_of(session, named("mine")) == ""
-    assert (SHM / old).read_bytes() == before
-    assert output_of(new) == 10
-    assert kept(session) == (1, 1, 1)
-
-
-def test_a_trusted_name_that_stands_for_another_file_does_so_after_the_next_sweep(
-    trusting: ShmSession, server: Server
+def test_a_name_that_stands_for_another_file_does_so_at_once_or_if_trusted_after_the_next_sweep(
+    session: ShmSession, trusting: ShmSession, server: Server
 ) -> None:
-    old = server.register("mine", 3)
-    assert code_of(trusting, named("mine")) == ""
-    new = server.register("mine", 5)
-    resolver_of(trusting).sweep()
-    np.memmap(SHM / old, np.float32, "r+")[64] = -1
-    assert code_of(trusting, named("mine")) == ""
-    assert (output_of(old), output_of(new)) == (-1, 10)
+    for each in (session, trusting):
+        old = server.register("mine", 3)
+        assert code_of(each, named("mine")) == ""
+        new = server.register("mine", 5)
+        if each is trusting:
+            resolver_of(each).sweep()
+        before = (SHM / old).read_bytes()
+        assert code_of(each, named("mine")) == ""
+        assert (SHM / old).read_bytes() == before
+        assert output_of(new) == 10
+        assert kept(each)[0] == 1
+        server.registered.clear()
+        if each is trusting:
+            resolver_of(each).sweep()
+        assert code_of(each, named("mine")) == "shm:gone"
+        assert kept(each) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("part", [(512, 1024), (512, 3584)], ids=["part", "rest"])
-def test_a_name_that_stands_for_another_part_does_so_at_once(
-    session: ShmSession, server: Server, part: tuple[int, int]
+def test_a_name_that_stands_for_another_part_does_so_at_once_or_if_trusted_after_the_next_sweep(
+    session: ShmSession, trusting: ShmSession, server: Server, part: tuple[int, int]
 ) -> None:
-    key = server.register("mine", 3)
-    assert code_of(session, named("mine")) == ""
-    np.memmap(SHM / key, np.float32, "r+")[128:132] = 7
-    server.registered["mine"] = Registration(key, *part)
-    assert code_of(session, named("mine")) == ""
-    assert float(np.memmap(SHM / key, np.float32, "r")[128 + 64]) == 14
-
-
-def test_a_name_that_stands_for_fewer_bytes_does_so_at_once(session: ShmSession, server: Server) -> None:
-    key = server.register("mine", 3)
-    assert code_of(session, named("mine")) == ""
+    for each in (session, trusting):
+        key = server.register("mine", 3)
+        assert code_of(each, named("mine")) == ""
+        np.memmap(SHM / key, np.float32, "r+")[128:132] = 7
+        server.registered["mine"] = Registration(key, *part)
+        if each is trusting:
+            resolver_of(each).sweep()
+        assert code_of(each, named("mine")) == ""
+        assert float(np.memmap(SHM / key, np.float32, "r")[128 + 64]) == 14
     server.registered["mine"] = Registration(key, 0, 256)
     before = (SHM / key).read_bytes()
     assert code_of(session, named("mine")) == "shm:table", "the output lies beyond what is registered now"
     assert (SHM / key).read_bytes() == before
-
-
-def test_a_trusted_name_that_stands_for_another_part_does_so_after_the_next_sweep(
-    trusting: ShmSession, server: Server
-) -> None:
-    key = server.register("mine", 3)
-    assert code_of(trusting, named("mine")) == ""
-    np.memmap(SHM / key, np.float32, "r+")[128:132] = 7
-    server.registered["mine"] = Registration(key, 512, 1024)
-    resolver_of(trusting).sweep()
-    assert code_of(trusting, named("mine")) == ""
-    assert float(np.memmap(SHM / key, np.float32, "r")[128 + 64]) == 14
 
 
 def test_a_trusted_name_is_trusted_no_more_when_the_server_does_not_answer(
@@ -299,17 +283,6 @@ def test_a_name_that_is_not_registered_any_more_is_gone_at_once(session: ShmSess
     assert kept(session) == (0, 0, 0)
 
 
-def test_a_trusted_name_that_is_not_registered_any_more_is_gone_after_the_next_sweep(
-    trusting: ShmSession, server: Server
-) -> None:
-    server.register("mine", 3)
-    assert code_of(trusting, named("mine")) == ""
-    server.registered.clear()
-    resolver_of(trusting).sweep()
-    assert code_of(trusting, named("mine")) == "shm:gone"
-    assert kept(trusting) == (0, 0, 0)
-
-
 def test_a_name_is_not_used_where_the_server_does_not_say_what_it_stands_for_now(
     session: ShmSession, server: Server
 ) -> None:
@@ -326,16 +299,6 @@ def test_a_name_is_not_used_where_the_server_does_not_say_what_it_stands_for_now
     assert not found[0].is_in_use
     server.is_silent = False
     assert code_of(session, named("mine")) == ""
-
-
-def test_a_name_that_has_lost_its_file_to_another_name_is_followed_at_once(session: ShmSession, server: Server) -> None:
-    old = server.register("mine", 3)
-    assert code_of(session, named("mine")) == ""
-    (SHM / old).unlink()
-    new = server.register("mine", 5)
-    assert code_of(session, named("mine")) == ""
-    assert output_of(new) == 10
-    assert kept(session) == (1, 1, 1)
 
 
 def test_a_registered_file_that_was_truncated_and_has_grown_again_gets_its_memory_back(
