@@ -41,6 +41,8 @@ SPEC = ModelSpec.from_config(
         "model_transaction_policy": {"decoupled": True},
     }
 )
+
+
 UINT8 = BY_NAME["UINT8"]
 
 
@@ -131,39 +133,47 @@ def pool() -> Iterator[SlotPool]:
 
 
 @pytest.fixture
-def both(pool: SlotPool) -> Both:
-    return Both(pool, 3)
+def both(pool: SlotPool) -> Iterator[Both]:
+    both = Both(pool, 3)
+    yield both
+    both.stream.close()
+
+
+@pytest.fixture
+def done(both: Both, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the client does with slots from here on."""
+    done: list[str] = []
+    for name in ("give_room", "release_frame", "give_up", "reclaim"):
+        monkeypatch.setattr(Slot, name, functools.partialmethod(noting, getattr(Slot, name), done))
+    return done
+
+
+def noting(slot: Slot, what: Any, done: list[str], *arguments: Any) -> Any:
+    done.append(f"{what.__name__} {slot.index}")
+    return what(slot, *arguments)
 
 
 def sizes_told(both: Both) -> list[dict[str, int]]:
     return [{name: room.byte_size for name, room in both.rooms(place).items()} for place in range(both.frames)]
 
 
-def test_after_the_first_response_that_overflows_every_place_has_room(both: Both) -> None:
+def test_after_the_first_response_that_overflows_every_place_has_room_of_its_own(both: Both, done: list[str]) -> None:
     assert sizes_told(both) == [{}] * 3
-    both.send(Y=100)
-    assert sizes_told(both) == [{"Y": 100}] * 3
-    assert [both.record(place).room_since for place in range(3)] == [frame_number(both.generation, 0)] * 3
-    both.stream.close()
-
-
-def test_rooms_of_all_places_are_apart(both: Both) -> None:
     both.send(Y=1000, Z=10)
+    assert sizes_told(both) == [{"Y": 1000, "Z": 10}] * 3
+    assert [both.record(place).room_since for place in range(3)] == [frame_number(both.generation, 0)] * 3
+    assert done == ["give_room 1", "give_room 2", "give_room 3", "release_frame 1"]
     spans = sorted((span.offset, span.byte_size) for place in range(3) for span in both.rooms(place).values())
-    assert len(spans) == 6
     assert all(begin + size <= after for (begin, size), (after, _) in itertools.pairwise(spans))
-    both.stream.close()
 
 
 def test_only_what_overflowed_is_moved(both: Both) -> None:
     both.send(Y=100, Z=0)
     assert sizes_told(both) == [{"Y": 100}] * 3
     both.send(Y=1, Z=200)
-    both.send(Y=1, Z=1).release()
-    both.send(Y=1, Z=1).release()
-    both.send(Y=1, Z=1).release()
+    for _ in range(3):
+        both.send(Y=1, Z=1).release()
     assert sizes_told(both) == [{"Y": 100, "Z": 200}] * 3
-    both.stream.close()
 
 
 def test_a_place_whose_frame_was_released_is_told_of_more_when_its_next_frame_comes(both: Both) -> None:
@@ -175,40 +185,19 @@ def test_a_place_whose_frame_was_released_is_told_of_more_when_its_next_frame_co
     both.send(Y=5).release()
     assert sizes_told(both) == [{"Y": 500}] * 3
     del kept, overflowed
-    both.stream.close()
-
-
-def test_a_frame_that_came_through_triton_is_released_when_its_place_was_told(
-    both: Both, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[str] = []
-    for name in ("give_room", "release_frame"):
-        monkeypatch.setattr(Slot, name, functools.partialmethod(noting, getattr(Slot, name), done))
-    both.send(Y=10)
-    assert done == ["give_room 1", "give_room 2", "give_room 3", "release_frame 1"]
-    both.stream.close()
-
-
-def noting(slot: Slot, what: Any, done: list[str], *arguments: Any) -> None:
-    done.append(f"{what.__name__} {slot.index}")
-    what(slot, *arguments)
-
-
-def test_what_fits_makes_nothing_grow(both: Both) -> None:
-    both.send(Y=100).release()
-    regions = both.pool.status.held
-    for _ in range(7):
-        both.send(Y=100).release()
-    assert both.pool.status.held == regions == 2
-    both.stream.close()
 
 
 def test_a_region_that_no_place_names_any_more_goes_back(both: Both) -> None:
-    both.send(Y=100).release()
+    for _ in range(4):
+        both.send(Y=100).release()
+        assert both.pool.status.held == 2, "what fits makes nothing grow"
     both.send(Y=5000).release()
     assert both.pool.status.held == 3  # places that were released before may still be read
-    both.send(Y=1).release()
-    kept = both.send(Y=1)  # the last place that was told of the first region
+    for _ in range(3):
+        both.send(Y=5000).release()
+    assert both.pool.status.held == 2
+    both.send(Y=9000).release()
+    kept = both.send(Y=1)
     assert both.pool.status.held == 3
     both.end()
     both.stream.close()
@@ -218,45 +207,22 @@ def test_a_region_that_no_place_names_any_more_goes_back(both: Both) -> None:
     assert both.pool.status.held == 0
 
 
-def test_so_it_does_in_the_midst_of_the_stream(both: Both) -> None:
-    both.send(Y=100).release()
-    for _ in range(4):
-        both.send(Y=5000).release()
-    assert both.pool.status.held == 2
-    both.stream.close()
-
-
-def test_a_stream_that_is_broken_off_keeps_what_it_lent_until_no_model_has_it(both: Both) -> None:
+def test_a_stream_that_is_broken_off_keeps_what_it_lent_until_no_model_has_it(both: Both, done: list[str]) -> None:
     both.send(Y=100).release()
     generation = both.generation
     lent = decode_rooms(bytes(both.record(0).request))[0]
     model = open_region(lent.key, lent.token, "test")
     lease = borrow(model.segment.fileno(), record_offset(lent.slot, PAGE_SIZE))
     assert lease is not None
+    done.clear()
     both.stream.close()
-    record = both.region.slots[0]
-    assert record.generation > generation  # who borrows later finds that
+    assert done[0] == "give_up 0", "before anything is taken back"
+    assert {each.partition(" ")[0] for each in done[1:]} == {"reclaim"}
+    assert both.region.slots[0].generation > generation  # who borrows later finds that
     assert both.pool.status.quarantined == 1
     lease.give_back()
     assert both.pool.status.quarantined == 0
     model.close()
-
-
-def test_a_stream_that_is_broken_off_is_given_up_before_anything_is_taken_back(
-    both: Both, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    both.send(Y=100).release()
-    done: list[str] = []
-    for name in ("give_up", "reclaim"):
-        monkeypatch.setattr(Slot, name, functools.partialmethod(noting_result, getattr(Slot, name), done))
-    both.stream.close()
-    assert done[0] == "give_up"
-    assert done.count("reclaim") == 2
-
-
-def noting_result(slot: Slot, what: Any, done: list[str], *arguments: Any) -> Any:
-    done.append(what.__name__)
-    return what(slot, *arguments)
 
 
 @given(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import mmap
 import os
 import secrets
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shm_backend_utils.compat.shm_regions import SystemShmHandle
@@ -17,10 +21,18 @@ from shm_backend_utils.memory.descriptors import Descriptor
 from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.managed import KEY_PREFIX, ManagedRegion
 from shm_backend_utils.memory.segment import SystemSegment
+from shm_backend_utils.testing import leak_probe
 from shm_backend_utils.testing.leak_probe import POOL_PREFIX, ShmLeakProbe
 
 SHM = Path("/dev/shm")
+
+
 PAGE = 4096
+
+
+@pytest.fixture(autouse=True)
+def _short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leak_probe, "_PATIENCE_S", 0.3)
 
 
 @pytest.fixture
@@ -97,45 +109,29 @@ def test_each_kind_of_growth_of_this_process_fails(
         leak(stack)
 
 
-def leak_two_things(stack: ExitStack) -> None:
-    leak_region(stack)
-    leak_descriptor(stack)
-
-
-def test_all_that_has_grown_is_named(stack: ExitStack) -> None:
-    with pytest.raises(AssertionError, match="descriptor of .*; object .*"), ShmLeakProbe(pool_prefix=None):
-        leak_two_things(stack)
-
-
-def grow_pools(prefix: str) -> None:
-    (SHM / f"{prefix}1").write_bytes(bytes(PAGE + 1000))
-    (SHM / f"{prefix}2").write_bytes(bytes(10))
-
-
 def test_pools_that_grow_fail_by_their_bytes(own_pools: str) -> None:
     (SHM / f"{own_pools}1").write_bytes(bytes(PAGE))
+
+    def grow() -> None:
+        (SHM / f"{own_pools}1").write_bytes(bytes(PAGE + 1000))
+        (SHM / f"{own_pools}2").write_bytes(bytes(10))
+
     message = f"bytes of pools /dev/shm/{own_pools}[*]: 1010 more$"
     with pytest.raises(AssertionError, match=message), ShmLeakProbe(own_pools):
-        grow_pools(own_pools)
+        grow()
 
 
-def test_pools_that_shrink_or_stay_are_no_growth(own_pools: str) -> None:
+def test_pools_that_shrink_or_stay_are_no_growth_nor_are_others(own_pools: str) -> None:
     pools = [SHM / f"{own_pools}{number}" for number in range(2)]
     for pool in pools:
         pool.write_bytes(bytes(PAGE))
     with ShmLeakProbe(own_pools):
         pools[0].write_bytes(bytes(PAGE - 1))
         pools[1].write_bytes(bytes(PAGE))
-
-
-def test_pools_of_another_prefix_are_not_looked_at(own_pools: str) -> None:
-    with ShmLeakProbe(f"{own_pools}of_another_server_"):
-        (SHM / f"{own_pools}1").write_bytes(bytes(PAGE))
-
-
-def test_pools_need_not_be_looked_at(own_pools: str) -> None:
-    with ShmLeakProbe(pool_prefix=None):
-        (SHM / f"{own_pools}1").write_bytes(bytes(PAGE))
+    for prefix in (f"{own_pools}of_another_server_", None):
+        with ShmLeakProbe(pool_prefix=prefix):
+            pools[0].write_bytes(bytes(2 * PAGE))
+        pools[0].write_bytes(bytes(PAGE))
 
 
 def test_what_is_given_back_in_the_block_is_no_growth(own_pools: str) -> None:
@@ -148,12 +144,20 @@ def test_what_is_given_back_in_the_block_is_no_growth(own_pools: str) -> None:
         leak_sealed_mapping(stack)
 
 
-def test_what_was_there_before_is_no_growth(stack: ExitStack) -> None:
+def test_what_was_there_before_is_no_growth_and_all_that_has_grown_since_is_named(stack: ExitStack) -> None:
     leak_descriptor(stack)
     leak_mapping(stack)
     leak_region(stack)
-    with ShmLeakProbe(pool_prefix=None):
+    probe = ShmLeakProbe(pool_prefix=None)
+    with probe:
         pass
+
+    def leak_two_things() -> None:
+        leak_region(stack)
+        leak_descriptor(stack)
+
+    with pytest.raises(AssertionError, match="descriptor of .*; object .*"), probe:
+        leak_two_things()
 
 
 def test_losing_a_name_is_no_growth() -> None:
@@ -173,14 +177,13 @@ def test_garbage_is_no_growth() -> None:
         del circle
 
 
-def leak_and_fail(stack: ExitStack) -> None:
-    leak_descriptor(stack)
-    raise ZeroDivisionError
-
-
 def test_an_exception_passes_as_it_is(stack: ExitStack) -> None:
+    def leak_and_fail() -> None:
+        leak_descriptor(stack)
+        raise ZeroDivisionError
+
     with pytest.raises(ZeroDivisionError), ShmLeakProbe(pool_prefix=None):
-        leak_and_fail(stack)
+        leak_and_fail()
 
 
 def test_without_a_block_it_tells_what_has_grown_since_it_was_made(own_pools: str, stack: ExitStack) -> None:
@@ -196,15 +199,6 @@ def test_without_a_block_it_tells_what_has_grown_since_it_was_made(own_pools: st
     assert not probe.growth()
 
 
-def test_it_can_be_used_again(stack: ExitStack) -> None:
-    probe = ShmLeakProbe(pool_prefix=None)
-    leak_descriptor(stack)
-    with probe:
-        pass
-    with pytest.raises(AssertionError), probe:
-        leak_descriptor(stack)
-
-
 def test_what_a_thread_is_about_to_close_is_no_leak() -> None:
     """So it is with the copy that was handed to a model: it may have answered before the thread goes on."""
     with ShmLeakProbe(pool_prefix=None):
@@ -212,3 +206,23 @@ def test_what_a_thread_is_about_to_close_is_no_leak() -> None:
         closing = threading.Timer(0.1, late.close)
         closing.start()
     closing.join()
+
+
+def test_an_error_in_an_event_loop_keeps_no_memory_of_who_runs_it(caplog: pytest.LogCaptureFixture) -> None:
+    def run_a_loop() -> weakref.ref[object]:
+        memory = np.zeros(3)
+
+        def fails() -> None:
+            raise RuntimeError("an event of another loop")
+
+        async def lets_it_fail() -> None:
+            asyncio.get_running_loop().call_soon(fails)
+            await asyncio.sleep(0)
+
+        asyncio.run(lets_it_fail())
+        return weakref.ref(memory)
+
+    memory = run_a_loop()
+    gc.collect()  # asyncio's own frame and the error refer to each other
+    assert memory() is None
+    assert "RuntimeError: an event of another loop" in caplog.text

@@ -18,10 +18,12 @@ from shm_backend_utils.client.paths.stream import DirectStream
 from shm_backend_utils.client.paths.triton_shm import RegisteredExchange
 from shm_backend_utils.errors import SlotInUseError
 from shm_backend_utils.protocol.refusals import refusal
-from tests.unit.fake_server import Arrays, FakeServer, Order, config
+from tests.unit.fake_server import Arrays, FakeServer, Order, config, doubled
 from tests.unit.fake_wires import async_client_of
 
 LARGE = np.zeros(2**21, np.float32)
+
+
 SMALL = np.zeros(2**4, np.float32)
 
 
@@ -39,52 +41,29 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return found
 
 
-async def infer(client: AsyncShmClient, x: np.ndarray[Any, Any]) -> None:
-    (await client.infer("m", {"IN0": x})).release()
-
-
 @pytest.mark.parametrize("x", [SMALL, LARGE], ids=["small", "large"])
-def test_the_inputs_of_a_call(threads: list[bool], x: np.ndarray[Any, Any]) -> None:
-    async def work() -> None:
-        with FakeServer(config("m")) as server:
-            async with async_client_of(server) as client:
-                await infer(client, x)
-
-    asyncio.run(work())
-    assert threads == [x is SMALL]
-
-
-@pytest.mark.parametrize("x", [SMALL, LARGE], ids=["small", "large"])
-def test_the_inputs_of_a_call_that_is_sent_again(threads: list[bool], x: np.ndarray[Any, Any]) -> None:
-    async def work() -> None:
-        with FakeServer(config("m")) as server:
-
-            def refuse_the_first(order: Order) -> None:
-                if len(server.orders) == 1:
-                    raise InferenceError(refusal(SlotInUseError("the slot is in use")), "StatusCode.CANCELLED")
-
-            server.before = refuse_the_first
-            async with async_client_of(server) as client:
-                await infer(client, x)
-
-    asyncio.run(work())
-    assert threads == [x is SMALL, x is SMALL]
-
-
-@pytest.mark.parametrize("x", [SMALL, LARGE], ids=["small", "large"])
-def test_the_inputs_of_a_stream(threads: list[bool], x: np.ndarray[Any, Any]) -> None:
+@pytest.mark.parametrize("kind", ["call", "sent again", "stream"])
+def test_large_inputs_are_copied_in_another_thread(threads: list[bool], x: np.ndarray[Any, Any], kind: str) -> None:
     def frames(order: Order, inputs: Arrays) -> Iterator[Arrays]:
         yield {"OUT0": np.ones(1, np.float32)}
 
+    def refuse_the_first(order: Order) -> None:
+        if kind == "sent again" and len(server.orders) == 1:
+            raise InferenceError(refusal(SlotInUseError("the slot is in use")), "StatusCode.CANCELLED")
+
     async def work() -> None:
-        decoupled = config("m", model_transaction_policy={"decoupled": True})
-        with FakeServer(decoupled, compute=frames) as server:
-            async with async_client_of(server) as client:
+        async with async_client_of(server) as client:
+            if kind == "stream":
                 async for result in client.stream("m", {"IN0": x}):
                     result.release()
+            else:
+                (await client.infer("m", {"IN0": x})).release()
 
-    asyncio.run(work())
-    assert threads == [x is SMALL]
+    described = config("m", model_transaction_policy={"decoupled": kind == "stream"})
+    with FakeServer(described, compute=frames if kind == "stream" else doubled) as server:
+        server.before = refuse_the_first
+        asyncio.run(work())
+    assert threads == [x is SMALL] * (2 if kind == "sent again" else 1)
 
 
 EXCHANGES: dict[str, Any] = {
