@@ -161,10 +161,7 @@ def test_memory_of_one_model_serves_another_with_nothing_left_of_the_first(
 
 def test_rows_side_by_side_are_each_the_callers_own_and_adjacent(client: ShmClient, server: FakeServer) -> None:
     server.configs["m"] = config("m", dims="3", max_batch_size=8, dynamic_batching={})
-    held = []
-    for number in range(6):
-        given = np.full((1, 3), number, np.float32)
-        held.append(client.infer("m", {"IN0": given}, path="direct"))
+    held = [client.infer("m", {"IN0": np.full((1, 3), number, np.float32)}, path="direct") for number in range(6)]
     for number, result in enumerate(held):
         np.testing.assert_array_equal(result["OUT0"], np.full((1, 3), 2 * number, np.float32))
     slots = [order.parameters["shm_slot"].split("/")[2:] for order in server.orders]
@@ -173,11 +170,11 @@ def test_rows_side_by_side_are_each_the_callers_own_and_adjacent(client: ShmClie
     assert {after - before for before, after in itertools.pairwise(addresses)} == {12}
 
 
-def test_rows_of_a_learned_size_begin_where_an_element_may() -> None:
-    with FakeServer(config("b", max_batch_size=2)) as server, client_of(server) as client:
-        rows = np.arange(30, dtype=np.float32).reshape(10, 3)
-        for _ in range(2):  # of the first one's outputs nobody knows the size
-            assert (client.infer("b", {"IN0": rows}, split=True)["OUT0"] == 2 * rows).all()
+def test_rows_of_a_learned_size_begin_where_an_element_may(client: ShmClient, server: FakeServer) -> None:
+    server.configs["b"] = config("b", max_batch_size=2)
+    rows = np.arange(30, dtype=np.float32).reshape(10, 3)
+    for _ in range(2):  # of the first one's outputs nobody knows the size
+        assert (client.infer("b", {"IN0": rows}, split=True)["OUT0"] == 2 * rows).all()
 
 
 @pytest.mark.filterwarnings("ignore:a prepared call of model 'm' has too little room")
@@ -196,12 +193,8 @@ def test_outputs_larger_than_the_budget_come_through_triton_every_time(protocol:
             for number in range(3):
                 call.inputs["IN0"][...] = number
                 assert (call.infer()["OUT0"] == number).all()
-
-
-def test_what_the_user_vouched_for_must_fit_into_the_budget() -> None:
-    pool = PoolOptions(max_bytes=2**20)
-    with FakeServer(config("m")) as server, client_of(server, pool=pool) as client, pytest.raises(BudgetError):
-        client.infer("m", {"IN0": X}, outputs={"OUT0": 2**22})
+        with pytest.raises(BudgetError):  # what the user vouches for must fit
+            client.infer("m", {"IN0": X}, outputs={"OUT0": 2**22})
 
 
 def test_frames_that_were_larger_than_a_ring_may_be_do_not_close_the_next_stream() -> None:
@@ -244,12 +237,13 @@ def test_calls_that_do_not_fit_keep_nothing(client: ShmClient) -> None:
     assert set(known.learned) <= {"OUT0"}
 
 
-def test_one_refusal_is_kept_for_each_path(client: ShmClient, server: FakeServer) -> None:
+def test_one_refusal_is_kept_for_each_path_until_the_next_look(client: ShmClient, server: FakeServer) -> None:
     refused: list[int] = []
 
-    def refuse(_: Order) -> None:
-        refused.append(1)
-        raise InferenceError(refusal(RegionRefusedError("region", f"for the {len(refused)}th time")))
+    def refuse(order: Order) -> None:
+        if "shm_slot" in order.parameters:
+            refused.append(1)
+            raise InferenceError(refusal(RegionRefusedError("region", f"for the {len(refused)}th time")))
 
     client.infer("m", {"IN0": X})
     server.before = refuse
@@ -258,24 +252,18 @@ def test_one_refusal_is_kept_for_each_path(client: ShmClient, server: FakeServer
             client.infer("m", {"IN0": X}, path="direct")
     (known,) = core_of(client).catalog.known.values()
     assert known.refusals.keys() == {"direct"}
-
-
-def test_a_refusal_holds_no_longer_than_the_next_look(client: ShmClient, server: FakeServer) -> None:
-    def refuse(order: Order) -> None:
-        if "shm_slot" in order.parameters:
-            raise InferenceError(refusal(RegionRefusedError("region", "for now")))
-
-    server.before = refuse
     assert client.infer("m", {"IN0": X}).path != "direct"
     server.before = lambda _: None
     assert client.explain("m").path == "direct"
     assert client.infer("m", {"IN0": X}).path == "direct"
 
 
-# Registrations
+def test_memory_that_comes_and_goes_is_not_registered_for_ever(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise InferenceError("no more of these")
 
-
-def test_memory_that_comes_and_goes_is_not_registered_for_ever(server: FakeServer) -> None:
     budget = 4 * region_size(Need(1 << 16))
     with client_of(server, pool=PoolOptions(max_bytes=budget)) as client:
         rng = random.Random(1)
@@ -284,27 +272,16 @@ def test_memory_that_comes_and_goes_is_not_registered_for_ever(server: FakeServe
             result = client.infer("m", {"IN0": given}, path="triton-shm", outputs={"OUT0": given.nbytes})
             np.testing.assert_array_equal(result["OUT0"], 2 * given)
             del result
-        known = core_of(client)._registrations._known
-        assert known == set(server.registered)
-        assert len(known) <= client.stats().slots_idle + 1
+        registrations = core_of(client)._registrations
+        assert registrations._known == set(server.registered)
+        assert len(registrations._known) <= client.stats().slots_idle + 1
+        before = set(registrations._known)
+        monkeypatch.setattr(server, "register", refuse)
+        for number in range(20):
+            with contextlib.suppress(InferenceError, PathUnavailableError):
+                client.infer("m", {"IN0": np.zeros(1000 << (number % 4), np.float32)}, path="triton-shm")
+        assert registrations._known <= before
     assert server.registered == {}
-
-
-def test_memory_that_the_server_does_not_register_is_not_kept(
-    client: ShmClient, server: FakeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client.infer("m", {"IN0": X}, path="triton-shm")
-    registrations = core_of(client)._registrations
-    before = set(registrations._known)
-
-    def refuse(*_: object) -> None:
-        raise InferenceError("no more of these")
-
-    monkeypatch.setattr(server, "register", refuse)
-    for number in range(20):
-        with contextlib.suppress(InferenceError, PathUnavailableError):
-            client.infer("m", {"IN0": np.zeros(1000 << (number % 8), np.float32)}, path="triton-shm")
-    assert registrations._known <= before
 
 
 # Memory
