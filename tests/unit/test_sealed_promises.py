@@ -10,7 +10,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from fcntl import F_ADD_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_WRITE, fcntl
+from fcntl import F_ADD_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, fcntl
 from typing import Any, Final
 
 import pytest
@@ -95,11 +95,11 @@ def memfd(seals: int, mode: int = 0o600, space: int = SIZE) -> int:
     return fd
 
 
-def giving(fd: int, count: int = 1, message: bytes = GIVEN) -> HandOver:
-    """Answer with so many descriptors of an object, which is closed then."""
+def giving(fd: int, message: bytes = GIVEN) -> HandOver:
+    """Answer with the descriptor of an object, which is closed then. Other answers: tests/unit/fetching."""
 
     def hand_over(connection: socket.socket) -> None:
-        socket.send_fds(connection, [message], [fd] * count)
+        socket.send_fds(connection, [message], [fd])
         os.close(fd)
 
     return hand_over
@@ -144,25 +144,12 @@ def test_such_a_region_is_gone(session: ShmSession, make: Callable[[], HandOver]
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: giving(memfd(F_SEAL_SHRINK | F_SEAL_GROW)),
         lambda: giving(memfd(F_SEAL_SHRINK | F_SEAL_SEAL)),
-        lambda: giving(memfd(F_SEAL_GROW | F_SEAL_SEAL)),
-        lambda: giving(memfd(SEALS | F_SEAL_WRITE)),
-        lambda: giving(os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR)),
-        lambda: giving(os.open("/dev/null", os.O_RDWR)),
         lambda: giving(memfd(SEALS, mode=0o666)),
         lambda: giving(memfd(SEALS, space=PAGE)),
-        lambda: giving(memfd(SEALS), count=2),
-        lambda: giving(memfd(SEALS), message=NOT_GIVEN),
-        lambda: giving(memfd(SEALS), message=b"shmbu-fd"),
         lambda: giving(memfd(SEALS), message=GIVEN + b"\0"),
-        lambda: lambda connection: connection.send(GIVEN),
     ],
-    ids=[
-        *("it can get seals", "it can grow", "it can shrink", "it cannot be written to", "a file in /dev/shm"),
-        *("no file", "everybody may write to it", "it has holes", "two", "one that the answer denies"),
-        *("a short answer", "a long answer", "none, though promised"),
-    ],
+    ids=["it can grow", "everybody may write to it", "it has holes", "a long answer"],
 )
 def test_such_a_region_is_refused(session: ShmSession, make: Callable[[], HandOver]) -> None:
     assert told_of_what_is_handed_over(session, make()) == REFUSED
