@@ -65,7 +65,7 @@ class SealedFile(SharedFile):
     def check_space(self, byte_size: int) -> None:
         """Raise RegionRefusedError unless it has memory for so many bytes, and they are whole pages of ordinary size.
 
-        Who touches a hole in huge pages (``MFD_HUGETLB``) is ended by the kernel, if none is free to fill it.
+        Where no huge page (``MFD_HUGETLB``) is free to fill a hole, the kernel ends the process that touches it.
         """
         page_size = os.fstatvfs(self._descriptor.fileno()).f_bsize
         if page_size > PAGE_SIZE:

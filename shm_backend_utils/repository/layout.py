@@ -1,7 +1,4 @@
-"""How a model repository is laid out: a folder for each model, with its configuration and a folder for each version.
-
-Standard library only, as tools stand on it that need nothing else.
-"""
+"""How a model repository is laid out: a folder for each model, with its configuration and a folder for each version."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Final
 __all__ = ["MOST_BYTES", "NoSourceError", "read_source"]
 
 MOST_BYTES: Final = 1 << 24
-"""More than any source, configuration or list of files has."""
+"""More than any source or configuration has."""
 
 
 class NoSourceError(OSError):

@@ -1,8 +1,10 @@
-"""Every link of a page leads to a file of the checkout, and to a heading that is there."""
+"""Every link of a page leads to a file of the checkout, and to a heading that is there; the site has no warning."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -54,3 +56,7 @@ def test_the_reference_has_every_name_of_a_half_but_its_errors(half: str) -> Non
     assert (
         set(re.findall(r"^        - (\w+)$", (ROOT / "docs" / "reference" / f"{half}.md").read_text(), re.M)) == public
     )
+
+
+def test_the_site_is_built_without_a_warning() -> None:
+    subprocess.run([sys.executable, "-m", "scripts.tools.docs"], cwd=ROOT, check=True)

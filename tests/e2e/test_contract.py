@@ -9,15 +9,9 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import (
-    InferenceError,
-    OutputRoomError,
-    PathUnavailableError,
-)
+from shm_backend_utils.client import InferenceError, OutputRoomError, PathUnavailableError
 from shm_backend_utils.client.options import PathName
-from shm_backend_utils.errors import (
-    BatchSizeError,
-)
+from shm_backend_utils.errors import BatchSizeError
 from shm_backend_utils.server import EmbeddedServer
 from tests.releases import carries_bf16
 

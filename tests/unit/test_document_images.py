@@ -17,9 +17,7 @@ IMAGES = ROOT / "docs" / "images"
 
 def images_of(document: Path) -> list[str]:
     """Return the addresses of a document's images, in Markdown or HTML, but those of other hosts."""
-    found = re.findall(
-        r"!\[[^\]]*\]\(([^)\s]+)|<img\b[^>]*\bsrc=\"([^\"]+)|<source\b[^>]*\bsrcset=\"([^\"]+)", document.read_text()
-    )
+    found = _IMAGE.findall(document.read_text())
     return [address for groups in found for address in groups if address and "://" not in address]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,6 @@ from ...errors import CallerError
 from ..emulator import TensorContent
 
 __all__ = ["Delivery", "Input", "Outcome", "Request", "ServerError", "request_of_arrays"]
-
-_SEQUENCE_START: Final = 1
-_SEQUENCE_END: Final = 2
 
 
 class ServerError(Exception):
