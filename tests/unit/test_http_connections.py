@@ -223,39 +223,28 @@ def test_a_late_answer_is_not_taken_for_the_next_ones() -> None:
         assert peer.accepted == 2
 
 
-def test_a_server_that_hangs_up_in_mid_call_is_said_to_have_done_so() -> None:
+def test_who_hangs_up_speaks_another_protocol_or_does_not_listen_is_told_apart() -> None:
     hang_up = connections_to(lambda stream: stream.shutdown(socket.SHUT_RDWR))
     with hang_up as (_, connections), pytest.raises(ConnectionLostError, match="may have run"):
         get(connections)
-
-
-def test_a_server_of_another_protocol_is_no_server_of_ours() -> None:
     greet = connections_to(lambda stream: stream.sendall(b"220 smtp.example ready\r\n"))
     with greet as (_, connections), pytest.raises(ServerUnavailableError):
         get(connections)
-
-
-def test_nobody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
     with pytest.raises(ServerUnavailableError, match="no Triton server answers"):
         get(HttpConnections(f"{host}:{port}", f"http://{host}:{port}", None))
 
 
-def test_triton_may_be_behind_a_path() -> None:
-    with connections_to(answer_ten, base="/behind/here") as (peer, connections):
-        get(connections)
-        assert peer.requests[0].startswith(b"GET /behind/here/v2 HTTP/1.1\r\n")
-
-
 def test_after_close_nothing_is_sent() -> None:
-    with connections_to(answer_ten) as (peer, connections):
+    with connections_to(answer_ten, base="/behind/here") as (peer, connections):
         get(connections)
         connections.close()
         connections.close()
         with pytest.raises(ClosedError):
             get(connections)
-        assert len(peer.requests) == 1
+        (request,) = peer.requests
+        assert request.startswith(b"GET /behind/here/v2 HTTP/1.1\r\n"), "Triton may be behind a path"
 
 
 @pytest.mark.parametrize("begin", [b"", OK + b"Connection: close\r\n\r\n", OK + b"Transfer-Encoding: chunked\r\n\r\n"])

@@ -273,16 +273,6 @@ def test_a_key_that_was_given_to_another_file_means_that_though_the_old_one_live
         assert kept_file.read_bytes() == before
 
 
-def test_a_name_that_is_not_registered_any_more_is_gone_at_once(session: ShmSession, server: Server) -> None:
-    key = server.register("mine", 3)
-    assert code_of(session, named("mine")) == ""
-    before = (SHM / key).read_bytes()
-    server.registered.clear()
-    assert code_of(session, named("mine")) == "shm:gone"
-    assert (SHM / key).read_bytes() == before
-    assert kept(session) == (0, 0, 0)
-
-
 def test_a_name_is_not_used_where_the_server_does_not_say_what_it_stands_for_now(
     session: ShmSession, server: Server
 ) -> None:
@@ -313,13 +303,10 @@ def test_a_registered_file_that_was_truncated_and_has_grown_again_gets_its_memor
     assert (SHM / key).stat().st_blocks * 512 == 4096
 
 
-def test_names_that_nobody_registered_are_not_kept(session: ShmSession, server: Server) -> None:
+def test_names_that_come_and_go_or_that_nobody_registered_leave_nothing(session: ShmSession, server: Server) -> None:
     for number in range(MANY):
         assert code_of(session, named(f"nobody's {number}")) == "shm:gone"
     assert kept(session) == (0, 0, 0)
-
-
-def test_names_that_come_and_go_leave_nothing(session: ShmSession, server: Server) -> None:
     for number in range(MANY):
         key = server.register(f"mine {number}", number)
         assert code_of(session, named(f"mine {number}")) == ""
