@@ -113,7 +113,7 @@ CASES = [(protocol, call) for protocol in ("grpc", "http") for call in CALLS] + 
 )
 def test_every_answer_is_the_callers_own(server_and_protocol: tuple[FakeServer, str], call: Call) -> None:
     server, protocol = server_and_protocol
-    rounds = {infer: ROUNDS, prepare: ROUNDS, side_by_side: ROUNDS}.get(call, ROUNDS // 4)
+    rounds = ROUNDS if call in (infer, prepare, side_by_side) else ROUNDS // 4
 
     with client_of(server, protocol, pool=PoolOptions(max_bytes=40 * 16 * PAGE_SIZE)) as client:
 
