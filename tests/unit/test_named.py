@@ -202,7 +202,7 @@ WRONG: list[tuple[Path, list[Any]]] = [
 @pytest.mark.parametrize(
     ("path", "wrong"),
     [(path, wrong) for path, values in WRONG for wrong in values],
-    ids=lambda value: ascii(value)[:24],
+    ids=lambda value: "left out" if value is LEFT_OUT else ascii(value)[:24],
 )
 def test_what_is_wrong_or_left_out_is_named(path: Path, wrong: object) -> None:
     field = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
