@@ -45,7 +45,7 @@ READ: Final[dict[str, Callable[[str], Any]]] = {
     "protobuf": read_configuration,
     "json": json.loads,
     "yaml": lambda code: list(yaml.safe_load_all(code)),
-    "promql": str,  # tests/unit/test_monitoring_document.py looks at queries
+    "promql": str,  # tests/unit/test_metrics.py looks at queries
     "dockerfile": read_dockerfile,
     "text": str,
 }
