@@ -33,8 +33,6 @@ _BLOCK: Final = re.compile(
     r"^(?P<indent> *)(?P<fence>```+)(?P<language>\S*)[^\n]*\n(?P<code>.*?)^(?P=indent)(?P=fence)$",
     re.MULTILINE | re.DOTALL,
 )
-
-
 _BY_OTHERS: Final = re.compile(r"^<!-- blocks run by: (.+) -->$", re.MULTILINE)
 
 

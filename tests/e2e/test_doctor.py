@@ -121,8 +121,6 @@ BROKEN: Final = {
     ),
     "shm-too-small": (WITH_SESSION, X.replace("-1", "4000000000") + Y.replace("-1", "4000000000") + PATHS),
 }
-
-
 FAIL_FIRST: Final = dict.fromkeys(("library-missing", "model-not-loaded"), gives_up_loading)
 
 

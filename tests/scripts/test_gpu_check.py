@@ -47,8 +47,6 @@ FIGURES = [
     "a real server: gpu_multiply of 64 KiB",
 ]
 IN_WORDS = {"cupy": "CuPy", "torch": "PyTorch", "neither": "neither CuPy nor PyTorch"}
-
-
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 

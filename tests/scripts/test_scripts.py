@@ -23,8 +23,6 @@ from shm_backend_utils.cli.common.sample_models import REPOSITORY, copy_models
 
 SHARED_MEMORY = Path("/dev/shm")
 DEADLINE_S = 60.0
-
-
 COMMANDS = {
     command.name: re.findall(r'/tools/(start|command)" (\w+) "\$@"', command.read_text())
     for command in (ROOT / "scripts").iterdir()

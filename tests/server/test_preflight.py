@@ -34,8 +34,6 @@ NO_LIBRARY: dict[str, Any] = {
     "has_device_files": False,
     "bindings": "13.0.3",
 }
-
-
 IDLE_MODEL = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
 
 

@@ -26,8 +26,6 @@ from tests.unit.fake_server import Arrays, FakeServer, Order, config
 from tests.unit.fake_wires import async_client_of, client_of
 
 X = np.arange(6, dtype=np.float32)
-
-
 LONG_S = 10.0
 
 
@@ -195,8 +193,6 @@ PREPARED = {
     "blocking": infer_prepared_blocking,
     "async": lambda server, **named: asyncio.run(infer_prepared(server, **named)),
 }
-
-
 both_clients = pytest.mark.parametrize("infer", PREPARED.values(), ids=list(PREPARED))
 
 

@@ -17,11 +17,7 @@ from shm_backend_utils.memory import registrations
 from shm_backend_utils.memory.registrations import Registration, StatusEndpoint
 
 ONE = "/v2/systemsharedmemory/region/mine/status"
-
-
 LIST = "/v2/systemsharedmemory/status"
-
-
 MINE = Registration("/one", 0, 16)
 
 

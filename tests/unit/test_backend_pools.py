@@ -23,8 +23,6 @@ from shm_backend_utils.memory import reaper
 from shm_backend_utils.memory.backend_pools import USUAL_PREFIX, is_pool, prefix_of_pools
 
 FIND = "from shm_backend_utils.memory.backend_pools import prefix_of_pools; print(prefix_of_pools())"
-
-
 STUB = "/opt/tritonserver/backends/python/triton_python_backend_stub"
 
 

@@ -34,14 +34,8 @@ from shm_backend_utils.protocol.results import OutputPlace
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan
 
 FP32 = np.dtype(np.float32)
-
-
 BF16 = dtypes.BF16.numpy
-
-
 BEGIN = layout.data_offset(1, layout.PAGE_SIZE)
-
-
 Given = tuple[str, Sequence[int], npt.DTypeLike]
 
 
@@ -50,8 +44,6 @@ def tensor(name: str, dtype: str = "FP32", dims: Sequence[int] = (-1,), **more: 
 
 
 SIMPLE = ModelSpec.from_config({"name": "simple", "input": [tensor("X")], "output": [tensor("Y"), tensor("Z")]})
-
-
 BATCHED = ModelSpec.from_config(
     {
         "name": "batched",
@@ -60,8 +52,6 @@ BATCHED = ModelSpec.from_config(
         "output": [tensor("FIXED", dims=[4]), tensor("OPEN", dims=[-1])],
     }
 )
-
-
 STRINGS = ModelSpec.from_config(
     {
         "name": "strings",

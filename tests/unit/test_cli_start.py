@@ -86,8 +86,6 @@ def test_no_command_is_gone_and_there() -> None:
 
 
 COMMAND = [sys.executable, "-m", "shm_backend_utils"]
-
-
 REGIONS = [*COMMAND, "regions"]
 
 

@@ -30,8 +30,6 @@ from tests.unit.fake_server import Arrays, FakeServer, Order, config, doubled
 from tests.unit.fake_wires import async_client_of, client_of
 
 X = np.arange(6, dtype=np.float32)
-
-
 LONG_S = 30.0
 
 
@@ -104,8 +102,6 @@ FAILURES = [
     fail_making_arrays,
     misses_an_output,
 ]
-
-
 ERRORS = [
     InferenceError("no", "StatusCode.INTERNAL"),
     DeadlineExceededError("late"),

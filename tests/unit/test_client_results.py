@@ -33,20 +33,10 @@ from tests.unit.fake_server import FakeServer, config
 from tests.unit.fake_wires import client_of
 
 HOST_SIZE, DEVICE_SIZE, DEVICE = 8192, 4096, 1
-
-
 FP32, INT64 = BY_NAME["FP32"], BY_NAME["INT64"]
-
-
 ON_HOST = OutputPlace("Y", FP32, (2, 3), 0, 4096, 24, False)
-
-
 ON_GPU = OutputPlace("X", FP32, (2, 3), 1, 1024, 24, False)
-
-
 LABELS = OutputPlace("LABELS", INT64, (2,), 0, 0, 0, True)
-
-
 NUMBERS = [dtype for dtype in BY_NAME.values() if dtype is not dtypes.BYTES]
 
 

@@ -17,14 +17,8 @@ from tests.unit.fake_server import Arrays, FakeServer, Order, config
 from tests.unit.fake_wires import async_client_of, client_of
 
 THREADS = 8
-
-
 ROUNDS = 60
-
-
 FRAMES = 6
-
-
 Call = Callable[[ShmClient, np.random.Generator, int], None]
 
 

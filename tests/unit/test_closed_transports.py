@@ -22,11 +22,7 @@ from shm_backend_utils.errors import ClosedError
 from tests.unit.holding_server import HELD, HoldingServer, holding_server
 
 PATIENCE_S = 20.0
-
-
 ROUNDS = 30
-
-
 CLOSED = pytest.raises(ClosedError, match="this client is closed; make a new one")
 
 

@@ -127,11 +127,7 @@ def test_the_patience_of_streams_is_for_a_frame_and_for_all_of_them() -> None:
 
 
 CARRIER = {"name": "SHM", "data_type": "TYPE_UINT8", "dims": [-1], "optional": True}
-
-
 X: dict[str, Any] = {"name": "X", "data_type": "TYPE_FP32", "dims": [3]}
-
-
 LISTED = X | {"format": "FORMAT_NONE", "reshape": {"shape": [1, 3]}}  # config.pbtxt has it, and says more of it
 
 

@@ -17,8 +17,6 @@ from shm_backend_utils.memory.current_registrations import MOST_NAMES, CurrentRe
 from shm_backend_utils.memory.registrations import Registration, StatusEndpoint
 
 FIRST: Final = Registration("/first", 0, 4096)
-
-
 SECOND: Final = Registration("/second", 0, 4096)
 
 

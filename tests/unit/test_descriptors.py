@@ -132,11 +132,7 @@ def test_no_interrupt_leaves_one_open() -> None:
 
 
 PAGE = 4096
-
-
 SHM = Path("/dev/shm")
-
-
 FIELD = "regions[1]"
 
 

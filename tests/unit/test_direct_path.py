@@ -25,17 +25,9 @@ from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
 
 MOST_FUNCTIONS = 20
-
-
 PACKAGE = f"{os.sep}shm_backend_utils{os.sep}"
-
-
 EMULATOR = str(Path(emulator.__file__).parent)
-
-
 X = np.arange(4, dtype=np.float32)
-
-
 Infer = Callable[[Call], object]
 
 

@@ -16,24 +16,12 @@ from shm_backend_utils.dtypes import DType
 from shm_backend_utils.tensors import dlpack
 
 Array = npt.NDArray[Any]
-
-
 NUMPY_SPEAKS_VERSIONS = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
-
-
 NUMBERS = [dtype for dtype in dtypes.BY_NAME.values() if dtype is not dtypes.BYTES]
-
-
 KNOWN_TO_NUMPY = [dtype for dtype in NUMBERS if dtype is not dtypes.BF16]
-
-
 every_dtype = pytest.mark.parametrize("dtype", NUMBERS, ids=[dtype.name for dtype in NUMBERS])
 SHAPES: list[tuple[int, ...]] = [(), (1,), (5,), (0,), (3, 0, 2), (1, 1, 1), (2, 3, 4)]
-
-
 needs_versions = pytest.mark.skipif(not NUMPY_SPEAKS_VERSIONS, reason="NumPy makes versioned capsules since 2.1")
-
-
 STRIDED = {
     "transposed": lambda array: array.T,
     "every other": lambda array: array[::2, ::3],
@@ -41,33 +29,17 @@ STRIDED = {
     "a column": lambda array: array[:, 1],
     "broadcast": lambda array: np.broadcast_to(array[0], (4, 6)),
 }
-
-
 every_stride = pytest.mark.parametrize("strided", STRIDED.values(), ids=list(STRIDED))
 
 
 # Of DLTensor, after dlpack.h: the offset and the form of the fields that a test changes.
 DEVICE_TYPE = (8, "<i")
-
-
 TYPE_CODE = (20, "<B")
-
-
 TYPE_BITS = (21, "<B")
-
-
 TYPE_LANES = (22, "<H")
-
-
 STRIDES = (32, "<Q")
-
-
 BYTE_OFFSET = (40, "<Q")
-
-
 DATA = (0, "<Q")
-
-
 DELETER = (56, "<Q")  # of DLManagedTensor, which begins with its DLTensor
 
 

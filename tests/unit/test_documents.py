@@ -132,14 +132,8 @@ def test_the_numbers_show_every_picture_of_the_bench_which_is_there_in_both_form
 
 
 ERRORS = (ROOT / "docs" / "errors.md").read_text()
-
-
 ROWS = [[cell.strip() for cell in row.strip("|").split("|")] for row in ERRORS.splitlines() if row.startswith("| `")]
-
-
 RAISES = re.compile(r"^Raises\n-+\n(.*?)(?=^\w+\n-+\n|\Z)", re.DOTALL | re.MULTILINE)
-
-
 HALVES = [importlib.import_module(f"shm_backend_utils.{half}") for half in ("client", "model")]
 
 

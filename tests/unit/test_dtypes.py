@@ -21,11 +21,7 @@ from shm_backend_utils.tensors import dlpack
 from tests.unit.emulated import start_server
 
 NUMBERS = [dtype for dtype in dtypes.BY_NAME.values() if dtype is not dtypes.BYTES]
-
-
 every_dtype = pytest.mark.parametrize("dtype", dtypes.BY_NAME.values(), ids=list(dtypes.BY_NAME))
-
-
 every_number = pytest.mark.parametrize("dtype", NUMBERS, ids=[dtype.name for dtype in NUMBERS])
 
 

@@ -21,8 +21,6 @@ from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
 
 X = np.arange(4, dtype=np.float32)
-
-
 FP32 = BY_NAME["FP32"]
 
 

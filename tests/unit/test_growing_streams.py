@@ -41,8 +41,6 @@ SPEC = ModelSpec.from_config(
         "model_transaction_policy": {"decoupled": True},
     }
 )
-
-
 UINT8 = BY_NAME["UINT8"]
 
 

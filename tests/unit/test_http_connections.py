@@ -19,8 +19,6 @@ from shm_backend_utils.client.transports.http.connections import HttpConnections
 from shm_backend_utils.errors import ClosedError
 
 OK = b"HTTP/1.1 200 OK\r\n"
-
-
 TEN = OK + b"Content-Length: 10\r\n\r\n0123456789"
 
 

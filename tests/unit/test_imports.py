@@ -12,11 +12,7 @@ import pytest
 import shm_backend_utils
 
 PACKAGE = "shm_backend_utils"
-
-
 FOLDER = Path(shm_backend_utils.__file__).parent
-
-
 FILES = sorted(FOLDER.rglob("*.py"))
 
 

@@ -19,11 +19,7 @@ from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
 
 SHM = Path("/dev/shm")
-
-
 MANY = 128
-
-
 X = np.arange(4, dtype=np.float32)
 
 

@@ -27,11 +27,7 @@ from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
 
 SHM: Final = Path("/dev/shm")
-
-
 MANY: Final = 100
-
-
 X: Final = np.arange(4, dtype=np.float32)
 
 

@@ -14,17 +14,9 @@ from shm_backend_utils.protocol.address import SlotAddress, parse_address, parse
 from shm_backend_utils.protocol.layout import HEADER_LENGTH, Header, SlotRecord
 
 TOKEN = bytes(range(16))
-
-
 SLOTS = 2
-
-
 RECORD = 2 * layout.PAGE_SIZE
-
-
 SIZE = 6 * layout.PAGE_SIZE
-
-
 FIELDS = {
     "magic": (0, 8),
     "version": (8, 4),
@@ -174,11 +166,7 @@ def test_what_exceeds_the_record_is_not_written() -> None:
 
 KEY = "shmbu-4711-5ec7e75ec7e75ec7"
 SECRET = TOKEN.hex()
-
-
 ADDRESS = f"2/resize/{KEY}/{SECRET}/7"
-
-
 json_values = st.none() | st.booleans() | st.integers() | st.floats() | st.lists(st.integers()) | st.text()
 
 

@@ -25,8 +25,6 @@ from shm_backend_utils.testing import leak_probe
 from shm_backend_utils.testing.leak_probe import POOL_PREFIX, ShmLeakProbe
 
 SHM = Path("/dev/shm")
-
-
 PAGE = 4096
 
 

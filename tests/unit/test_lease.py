@@ -38,8 +38,6 @@ from tests.unit.table_client import Client
 RECORDS = [record_offset(slot, PAGE_SIZE) for slot in range(3)]
 """Where the records of a region's slots begin: the bytes of their leases."""
 SLOT = RECORDS[1]
-
-
 HOLDER = f"""
 import os, sys
 from shm_backend_utils.memory.locks import SlotLease, borrow, hold_owner_lease

@@ -22,8 +22,6 @@ from tests.unit.fake_server import Arrays, FakeServer, Order, config, doubled
 from tests.unit.fake_wires import async_client_of
 
 LARGE = np.zeros(2**21, np.float32)
-
-
 SMALL = np.zeros(2**4, np.float32)
 
 

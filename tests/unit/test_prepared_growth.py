@@ -327,8 +327,6 @@ def test_a_call_that_is_closed_while_it_is_inferred_gives_everything_back(
 
 
 MOST = 2**20
-
-
 SPEC = ModelSpec.from_config(
     {
         "name": "frames",

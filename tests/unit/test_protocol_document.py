@@ -41,8 +41,6 @@ COMPILER: Final = shutil.which("gcc")
 FLAGS: Final = ("-Wall", "-Wextra", "-Werror", f"-I{DOCS}")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
 SEALED_KEY: Final = handover.SealedKey("0" * 32, 1)
-
-
 FORMATS: Final[Mapping[str, str]] = {
     "shmbu_header": f"{layout._HEADER.format}4x",  # the rest of the first page is zero
     "shmbu_table": table._HEAD.format,
@@ -52,8 +50,6 @@ FORMATS: Final[Mapping[str, str]] = {
     "shmbu_question": handover._QUESTION.format,
     "shmbu_answer": handover._ANSWER.format,
 }
-
-
 CONSTANTS: Final[Mapping[str, int]] = {
     "VERSION": layout.VERSION,
     "PAGE_SIZE": layout.PAGE_SIZE,
@@ -84,8 +80,6 @@ CONSTANTS: Final[Mapping[str, int]] = {
     "MAX_GENERATION": 2**63 - 1,
     "MAX_FRAMED_GENERATION": spans.MAX_FRAMED_GENERATION,
 }
-
-
 TEXTS: Final[Mapping[str, str]] = {
     "MAGIC": layout._MAGIC.decode(),
     "KEY_PREFIX": KEY_PREFIX,
@@ -95,8 +89,6 @@ TEXTS: Final[Mapping[str, str]] = {
     "GENERATION_PARAMETER": GENERATION_PARAMETER,
     "BATCH_INPUT": BATCH_CARRIER,
 }
-
-
 HELPERS: Final[Mapping[str, int]] = {
     "shmbu_record_offset(3, 8192)": layout.record_offset(3, 8192),
     "shmbu_results_offset(3, 8192)": layout.record_offset(3, 8192) + 4096,
@@ -190,8 +182,6 @@ FP32: Final = dtypes.BY_NAME["FP32"]
 ADDRESS: Final = SlotAddress("identity", "shmbu-4711-0123456789abcdef", "00112233445566778899aabbccddeeff", 0)
 TABLE: Final = Table({"INPUT0": InputSpan(FP32, (4,), 0, 8192, 16)}, {"OUTPUT0": OutputSpan(0, 8448, 16)})
 RESULTS: Final = Results((OutputPlace("OUTPUT0", FP32, (4,), 0, 8192, 16, False),), ())
-
-
 HTTP_STATUS: Final = {
     "INVALID_ARG": ("INVALID_ARGUMENT", "400"),
     "CANCELLED": ("CANCELLED", "400"),

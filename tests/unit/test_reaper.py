@@ -25,8 +25,6 @@ from tests.unit.sessions import session_of, tensor
 
 SHM = Path("/dev/shm")
 NOBODY = 65534
-
-
 OWNER = """
 import sys
 from pathlib import Path

@@ -154,8 +154,6 @@ def test_a_stream_shows_how_many_responses_were_sent(monkeypatch: pytest.MonkeyP
 
 
 NASTY = "it says: <script>&\n\tno"
-
-
 EXPLANATION = Explanation(
     "m<1>",
     "inline",
@@ -166,8 +164,6 @@ EXPLANATION = Explanation(
         Check("here?", True, "yes", ()),
     ),
 )
-
-
 STATS = ClientStats(1234567, 1, 0, 2**30, {"direct": 1234, "inline": 3}, {"m": f"direct: {NASTY}"}, 0, 1, 2, 3, 4, 5)
 
 

@@ -110,8 +110,6 @@ async def in_time_async(call: Awaitable[object]) -> bool:
 
 Call = Callable[[ShmClient, Any], object]
 ROWS = np.zeros((5, 3), np.float32)
-
-
 CALLS: dict[str, Call] = {
     "infer": lambda made, path: made.infer("m", {"IN0": X}, path=path, timeout_s=TIMEOUT_S),
     "submit": lambda made, path: made.submit("m", {"IN0": X}, path=path, timeout_s=TIMEOUT_S).result(),

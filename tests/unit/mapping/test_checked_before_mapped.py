@@ -240,8 +240,6 @@ except MachineError as error:
 else:
     segment.buffer()[:] = bytes(64 << 20)
 """
-
-
 LARGER_THAN_FREE = """
 import os
 from shm_backend_utils.errors import MachineError
