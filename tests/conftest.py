@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,6 +126,15 @@ def _leaves_nothing_on_fake_gpus() -> Iterator[None]:
     while _left_on_fake_gpus() != before and time.monotonic() < deadline:
         time.sleep(0.001)  # what is freed on a stream is free when the stream comes to it
     assert _left_on_fake_gpus() == before
+
+
+@pytest.fixture
+def switching_often() -> Iterator[None]:
+    """Have threads give way to each other at nearly every step."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
 
 
 @pytest.fixture(scope="session")

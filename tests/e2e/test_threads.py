@@ -9,7 +9,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import itertools
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -53,12 +52,7 @@ class Count:
         self.wrong += not is_right
 
 
-@pytest.fixture(autouse=True)
-def _switching() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
+pytestmark = pytest.mark.usefixtures("switching_often")
 
 
 def numbers(random: Random) -> npt.NDArray[np.float32]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,12 +21,7 @@ FRAMES = 6
 Call = Callable[[ShmClient, np.random.Generator, int], None]
 
 
-@pytest.fixture(autouse=True)
-def _switching() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
+pytestmark = pytest.mark.usefixtures("switching_often")
 
 
 def compute(order: Order, inputs: Arrays) -> Any:

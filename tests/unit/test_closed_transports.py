@@ -89,15 +89,6 @@ def connected(request: pytest.FixtureRequest, server: HoldingServer) -> Iterator
 over_grpc = pytest.mark.parametrize("server", ["grpc"], indirect=True)
 
 
-@pytest.fixture
-def _switching() -> Iterator[None]:
-    """Have threads give way to each other at nearly every step."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
 def ask(transport: Transport, model: str = "any") -> Any:
     return transport.send(transport.codec.ask("model config", model), PATIENCE_S)
 
@@ -144,7 +135,7 @@ def test_a_stream_that_waits_for_its_next_answer(server: HoldingServer, connecte
             answer.result(PATIENCE_S / 2)
 
 
-@pytest.mark.usefixtures("_switching")
+@pytest.mark.usefixtures("switching_often")
 def test_at_any_moment(server: HoldingServer, connected: Callable[[], Transport]) -> None:
     uses: list[Callable[[Transport], Any]] = [ask, ask]
     if server.url.startswith("grpc"):

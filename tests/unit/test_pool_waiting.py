@@ -9,7 +9,6 @@ import concurrent.futures
 import contextlib
 import logging
 import re
-import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -201,15 +200,6 @@ def _no_housekeeper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SlotPool, "_keep_house", lambda _: 1e6)
 
 
-@pytest.fixture
-def switching() -> Iterator[None]:
-    """Have threads give way to each other at nearly every step."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
 def taken(pool: SlotPool, need: Need = NEED, holder: object = "taker") -> Memory:
     """Take a region as a call does, and wait for it."""
     idle = pool.take_idle(need, holder)
@@ -270,7 +260,7 @@ def test_one_that_comes_back_while_another_is_added_is_granted_after_it(monkeypa
         assert waiting.granted.done()
 
 
-@pytest.mark.usefixtures("switching", "_no_housekeeper")
+@pytest.mark.usefixtures("switching_often", "_no_housekeeper")
 @pytest.mark.parametrize("budget", [1, 3], ids=["one region", "three regions"])
 def test_no_wake_up_is_lost_and_no_region_is_had_by_two(budget: int) -> None:
     thread_count, rounds = 8, 300
@@ -298,7 +288,7 @@ def test_no_wake_up_is_lost_and_no_region_is_had_by_two(budget: int) -> None:
         assert (pool.status.held, pool.status.idle, pool.wait_count, len(held)) == (budget, 0, waited, budget)
 
 
-@pytest.mark.usefixtures("switching", "_no_housekeeper")
+@pytest.mark.usefixtures("switching_often", "_no_housekeeper")
 def test_kinds_and_sizes_that_displace_each_other_all_get_theirs() -> None:
     needs = [Need(1), Need(2 * PAGE_SIZE), Need(1, 2), Need(1, group="triton-shm")]
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=4 * REGION))) as pool:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -12,9 +11,8 @@ Run = Callable[..., None]
 
 
 @pytest.fixture
-def side_by_side() -> Iterator[Run]:
+def side_by_side(switching_often: None) -> Run:
     """Run functions in a thread each, which switch as often as they can, and raise what one of them has raised."""
-    before = sys.getswitchinterval()
 
     def run(*works: Callable[[], object]) -> None:
         errors: list[BaseException] = []
@@ -35,6 +33,4 @@ def side_by_side() -> Iterator[Run]:
         if errors:
             raise errors[0]
 
-    sys.setswitchinterval(1e-6)
-    yield run
-    sys.setswitchinterval(before)
+    return run
