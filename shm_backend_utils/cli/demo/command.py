@@ -17,10 +17,10 @@ from tritonclient.utils import InferenceServerException
 
 from ...errors import ShmError
 from ..common.command_line import exit_status, positive
-from ..common.photographs import load_photographs
 from ..common.server import temporary_server
 from .measurement import WARM_UP_ROUNDS, Measurement, measure, measure_wire_bytes
 from .paths import PATHS
+from .photographs import load_photographs
 from .picture import draw
 
 __all__ = ["add_arguments", "run"]

@@ -11,9 +11,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ..common.photographs import Photograph
 from ..common.rounds import shuffled
 from .paths import PATHS, EmptyRequest, InlinePath, Request
+from .photographs import Photograph
 from .wire import relay_to
 
 __all__ = ["WARM_UP_ROUNDS", "Measurement", "measure", "measure_wire_bytes"]

@@ -20,8 +20,8 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import shared_memory
 
 from ...client import ShmClient
-from ..common.photographs import Photograph
 from ..common.registered_regions import registered_region
+from .photographs import Photograph
 
 __all__ = ["PATHS", "DirectPath", "EmptyRequest", "InlinePath", "Request", "RequestPath", "TritonShmPath"]
 

@@ -9,8 +9,8 @@ import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
 
-from ..common.photographs import Photograph
 from .measurement import Measurement
+from .photographs import Photograph
 
 mpl.use("agg")
 from matplotlib import pyplot as plt  # after the choice of a backend that needs no display
