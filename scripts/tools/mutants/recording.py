@@ -39,14 +39,11 @@ class Recorder:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         self._coverage.switch_context(item.nodeid)
-        if _raises_from_a_timer(item.path):
-            self._coverage.stop()
         begin = time.perf_counter()
         try:
             return (yield)
         finally:
             self._seconds[item.nodeid] = time.perf_counter() - begin
-            self._coverage.start()
             self._coverage.switch_context("")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -73,11 +70,6 @@ class Recorder:
             for test in sorted(self._passed - self._failed)
         }
         self._output.write_text(json.dumps({"tests": passed, "failed": sorted(self._failed)}))
-
-
-def _raises_from_a_timer(file: Path) -> bool:
-    """Return whether a signal's handler raises there: inside coverage's own code, it would leave a lock taken."""
-    return "setitimer" in file.read_text()
 
 
 def pytest_configure(config: pytest.Config) -> None:
