@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -285,62 +285,85 @@ def test_a_region_that_is_unregistered_during_a_call_serves_that_call_and_none_a
         user.client.infer("crash_stages", **attached)
 
 
-class TestWhatIsWrongIsSaidBeforeAnythingIsSent:
-    def test_a_place_that_is_not_of_the_tensors_size(self, user: User) -> None:
-        with pytest.raises(TableError, match="inputs.X.byte_size: found 20, expected the size of its data type"):
-            attach("direct_only", [user.input("X", [4], "FP32", 20)], [user.output("Y")])
+def given(name: str, datatype: str = "FP32", byte_size: int = 16, offset: int = 0) -> Any:
+    """Return an input of four elements that is said to lie in a region."""
+    return tritonclient.grpc.InferInput(name, [4], datatype).set_shared_memory("region", byte_size, offset)
 
-    def test_an_output_over_an_input(self, user: User) -> None:
-        with pytest.raises(TableError, match="outputs.Y: found bytes of another tensor"):
-            attach("direct_only", [user.input("X", [4], "FP32", 16)], [user.output("Y", 16, 8)])
 
-    def test_a_tensor_beyond_its_region_on_a_gpu(self, user: User) -> None:
-        region = CudaRegion(base64.b64encode(bytes(64)), 0, 8)
-        with pytest.raises(TableError, match="inputs.X: found an end at byte 16, expected at most 8"):
-            attach(
-                "direct_only",
-                [user.input("X", [4], "FP32", 16)],
-                cuda_regions={user.name: region},
-                cuda=CudaAccess(FakeDriver.load().runtime),
-            )
+def wanted(name: str, byte_size: int = 16, offset: int = SIZE // 2) -> Any:
+    """Return an output that is to be put into the same region."""
+    output = tritonclient.grpc.InferRequestedOutput(name)
+    output.set_shared_memory("region", byte_size, offset)
+    return output
 
-    @pytest.mark.parametrize("handle", [b"no base64!", b"YQ=="])
-    def test_a_handle_that_is_none(self, user: User, handle: bytes) -> None:
-        region = CudaRegion(handle, 0, 4096)
-        with pytest.raises(CallerError, match="not base64, as get_raw_handle returns it|64 bytes"):
-            attach(
-                "direct_only",
-                [user.input("X", [4], "FP32", 16)],
-                cuda_regions={user.name: region},
-                cuda=CudaAccess(FakeDriver.load().runtime),
-            )
 
-    def test_nothing_to_attach(self, user: User) -> None:
-        in_band = user.module.InferInput("X", [4], "FP32")
-        with pytest.raises(CallerError, match="no tensor for model 'direct_only' has a place in shared memory; call"):
-            attach("direct_only", [in_band])
+def on_a_gpu(handle: bytes, byte_size: int = SIZE) -> dict[str, Any]:
+    region = CudaRegion(handle, 0, byte_size)
+    return {"cuda_regions": {"region": region}, "cuda": CudaAccess(FakeDriver.load().runtime)}
 
-    def test_a_batch_size_without_inputs(self, user: User) -> None:
-        with pytest.raises(TensorError, match="a batch size was given, but no input that it is the batch size of"):
-            attach("add_sub", [], [user.output("OUTPUT0")], batch_size=1)
 
-    def test_something_else_than_tensors(self) -> None:
-        with pytest.raises(CallerError, match="found ndarray; expected tritonclient's InferInput and InferRequested"):
-            attach("add_sub", [A])
+WRONG: Final[dict[str, tuple[list[Any], list[Any], dict[str, Any], type[Exception], str]]] = {
+    "a place that is not of the tensor's size": (
+        [given("X", byte_size=20)],
+        [wanted("Y")],
+        {},
+        TableError,
+        "inputs.X.byte_size: found 20, expected the size of its data type",
+    ),
+    "an output over an input": (
+        [given("X")],
+        [wanted("Y", offset=8)],
+        {},
+        TableError,
+        "outputs.Y: found bytes of another tensor",
+    ),
+    "a tensor beyond its region on a GPU": (
+        [given("X")],
+        [],
+        on_a_gpu(base64.b64encode(bytes(64)), 8),
+        TableError,
+        "inputs.X: found an end at byte 16, expected at most 8",
+    ),
+    "a handle that is no base64": ([given("X")], [], on_a_gpu(b"no base64!"), CallerError, "not base64, as get_raw_ha"),
+    "a handle of one byte": ([given("X")], [], on_a_gpu(b"YQ=="), CallerError, "64 bytes"),
+    "nothing to attach": (
+        [tritonclient.grpc.InferInput("X", [4], "FP32")],
+        [],
+        {},
+        CallerError,
+        "no tensor for model 'direct_only' has a place in shared memory; call",
+    ),
+    "a batch size without inputs": (
+        [],
+        [wanted("Y")],
+        {"batch_size": 1},
+        TensorError,
+        "a batch size was given, but no input that it is the batch size of",
+    ),
+    "an array": ([A], [], {}, CallerError, "found ndarray; expected tritonclient's InferInput and InferRequested"),
+    "an input twice": ([given("X"), given("X")], [wanted("Y")], {}, TensorError, "input 'X' is given 2 times"),
+    "a descriptor of the user's own": (
+        [given("X")],
+        [wanted("Y")],
+        {"parameters": {"shm_io": "{}"}},
+        CallerError,
+        "parameter 'shm_io' is what attach makes; leave it out",
+    ),
+    "a data type that there is not": (
+        [given("X", "FP8", 4)],
+        [],
+        {},
+        TensorError,
+        "input 'X' has data type 'FP8'; expected one of BOOL, ",
+    ),
+}
 
-    def test_an_input_that_is_given_twice(self, user: User) -> None:
-        x = user.input("X", [4], "FP32", 16)
-        with pytest.raises(TensorError, match="input 'X' is given 2 times; expected every one once"):
-            attach("direct_only", [x, x], [user.output("Y", 16)])
 
-    def test_a_descriptor_of_the_users_own(self, user: User) -> None:
-        inputs = [user.input("X", [4], "FP32", 16)]
-        with pytest.raises(CallerError, match="parameter 'shm_io' is what attach makes; leave it out"):
-            attach("direct_only", inputs, [user.output("Y", 16)], parameters={"shm_io": "{}"})
-
-    def test_a_data_type_that_there_is_not(self, user: User) -> None:
-        with pytest.raises(TensorError, match="input 'X' has data type 'FP8'; expected one of BOOL, "):
-            attach("direct_only", [user.input("X", [4], "FP8", 4)])
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_is_said_before_anything_is_sent(what: str) -> None:
+    inputs, outputs, named, error, message = WRONG[what]
+    with pytest.raises(error, match=message):
+        attach("direct_only", inputs, outputs, **named)
 
 
 class TestWhatTheModelRefuses:

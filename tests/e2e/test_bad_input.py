@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from shm_backend_utils.client import ShmClient
 from shm_backend_utils.server import EmbeddedServer
 
 from .hand_made import FIRST_GENERATION, HandMade
@@ -71,17 +69,6 @@ def test_a_request_without_a_generation_is_refused(hand_made: HandMade) -> None:
     assert hand_made.content() == before
 
 
-def test_a_stale_generation_is_refused_where_the_slot_was_used_before(hand_made: HandMade) -> None:
-    sent(hand_made)
-    hand_made.recorded = 7
-    hand_made.generation = 6
-    hand_made.write()
-    before = hand_made.content()
-    with pytest.raises(InferenceServerException, match="given this request up"):
-        sent(hand_made)
-    assert hand_made.content() == before
-
-
 def test_a_request_is_executed_once(hand_made: HandMade) -> None:
     sent(hand_made)
     before = hand_made.content()
@@ -89,13 +76,6 @@ def test_a_request_is_executed_once(hand_made: HandMade) -> None:
         sent(hand_made)
     assert refusal.value.status() == "StatusCode.ALREADY_EXISTS"
     assert hand_made.content() == before
-
-
-def test_a_generation_below_one_that_was_executed_is_a_replay(hand_made: HandMade) -> None:
-    sent(hand_made)
-    hand_made.recorded = hand_made.generation = FIRST_GENERATION - 1
-    with pytest.raises(InferenceServerException, match="shm:replayed: "):
-        sent(hand_made)
 
 
 def test_a_region_that_was_removed_is_gone_though_it_is_mapped(hand_made: HandMade) -> None:
@@ -109,33 +89,3 @@ def test_a_region_that_was_removed_is_gone_though_it_is_mapped(hand_made: HandMa
     assert refusal.value.status() == "StatusCode.NOT_FOUND"
     assert hand_made.region.segment.key not in refusal.value.message()
     assert hand_made.content() == before
-
-
-def test_the_other_requests_of_a_batch_succeed(hand_made: HandMade, triton_server: EmbeddedServer) -> None:
-    together = threading.Barrier(4)
-    seen: list[int] = []
-    refusals: list[str] = []
-
-    def honest(row: int) -> None:
-        with ShmClient(triton_server.grpc_url) as client:
-            together.wait(timeout=30)
-            with client.infer("batch_witness", {"X": np.full((1, 4), row, np.float32)}) as result:
-                assert (result["Y"] == row + 1).all()
-                seen.append(int(result["REQUEST_COUNT"][0, 0]))
-
-    def lying() -> None:
-        hand_made.address.token = "f" * 32
-        together.wait(timeout=30)
-        try:
-            sent(hand_made)
-        except InferenceServerException as error:
-            refusals.append(error.message())
-
-    threads = [threading.Thread(target=honest, args=(row,)) for row in range(3)] + [threading.Thread(target=lying)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(seen) == 3
-    assert max(seen) > 1
-    assert len(refusals) == 1

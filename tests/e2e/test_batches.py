@@ -82,19 +82,6 @@ def test_rows_of_one_client_follow_one_another_and_not_a_byte_is_copied(client: 
             assert facts(results).tolist() == [[EIGHT, index, 0, 1] for index in range(EIGHT)]
 
 
-def test_the_inputs_of_one_client_are_one_array_there_too(grpc_client: ShmClient) -> None:
-    with prepared(grpc_client, EIGHT) as calls:
-        begins = [call.inputs["X"].ctypes.data for call in calls]
-    assert np.diff(begins).tolist() == [4 * WIDTH] * (EIGHT - 1)
-
-
-def test_requests_of_several_rows_follow_one_another(grpc_client: ShmClient) -> None:
-    with prepared(grpc_client, EIGHT // 2, rows=2) as calls:
-        results = answers(calls)
-        assert are_right(results)
-        assert facts(results).tolist() == [[EIGHT, index, 0, 1] for index in range(EIGHT)]
-
-
 def test_calls_that_are_not_prepared_lie_side_by_side_from_the_second_time(grpc_client: ShmClient) -> None:
     for _ in range(2):
         futures = [grpc_client.submit("batch_rows", {"X": row(1 + i)}, outputs=OUTPUTS) for i in range(EIGHT)]
@@ -226,15 +213,6 @@ def test_half_a_batch_is_refused_and_the_other_half_answered(
             assert not request.output("Y", np.uint8).any()
 
 
-def test_requests_of_other_shapes_are_batches_of_their_own(grpc_client: ShmClient) -> None:
-    half = EIGHT // 2
-    with prepared(grpc_client, half) as narrow, prepared(grpc_client, half, width=2 * WIDTH) as wide:
-        results = answers([*narrow, *wide])
-        assert are_right(results[:half])
-        assert are_right(results[half:])
-        assert facts(results).tolist() == 2 * [[half, index, 0, 1] for index in range(half)]
-
-
 def test_what_fails_a_batch_fails_no_other(grpc_client: ShmClient) -> None:
     half = EIGHT // 2
     with (
@@ -252,13 +230,6 @@ def test_what_fails_a_batch_fails_no_other(grpc_client: ShmClient) -> None:
     with prepared(grpc_client, EIGHT) as calls:
         assert are_right(answers(calls))
     all_memory_comes_back(grpc_client)
-
-
-def test_an_output_with_too_few_rows_fails_the_batch(grpc_client: ShmClient) -> None:
-    with prepared(grpc_client, EIGHT, parameters={"deed": "one row less"}) as calls:
-        for future in all_at_once([call.infer for call in calls]):
-            with pytest.raises(InferenceError, match=r"output 'Y' has shape \[7, 4\], but the batch has 8 rows"):
-                future.result()
 
 
 def test_inputs_that_were_copied_and_passed_on_in_band_stay_what_they_were(triton_server: EmbeddedServer) -> None:
@@ -279,35 +250,6 @@ def test_inputs_that_were_copied_and_passed_on_in_band_stay_what_they_were(trito
             values = [result["Y"].tolist() for result in results]
             assert {"Y" in result.overflowed for result in results} == {True}
         assert values == [[[(1 + index) * width] * width] for width in (WIDTH, 2 * WIDTH) for index in range(half)]
-
-
-def test_outputs_of_unknown_size_come_back_in_band_and_lie_in_place_the_next_time(grpc_client: ShmClient) -> None:
-    with prepared(grpc_client, EIGHT, outputs=None) as calls:
-        results = answers(calls)
-        assert are_right(results)
-        assert [dict(result.overflowed) for result in results] == [{"Y": 4 * WIDTH}] * EIGHT
-    with prepared(grpc_client, EIGHT, outputs=None) as calls:
-        results = answers(calls)
-        assert are_right(results)
-        assert [dict(result.overflowed) for result in results] == [{}] * EIGHT
-
-
-def test_each_gets_the_outputs_that_it_wants(grpc_client: ShmClient) -> None:
-    half = EIGHT // 2
-    with prepared(grpc_client, half) as both, prepared(grpc_client, half, outputs={"Y": 4 * WIDTH}) as one:
-        results = answers([*both, *one])
-        assert [sorted(result) for result in results] == [["FACTS", "Y"]] * half + [["Y"]] * half
-        assert are_right(results[:half])
-        assert are_right(results[half:])
-        assert facts(results[:half])[:, SIZE].tolist() == [EIGHT] * half
-
-
-def test_a_client_that_wants_no_slabs_has_every_row_copied(triton_server: EmbeddedServer) -> None:
-    pool = PoolOptions(max_batch_bytes=0)
-    with ShmClient(triton_server.grpc_url, timeout_s=30, pool=pool) as client, prepared(client, EIGHT) as calls:
-        results = answers(calls)
-        assert are_right(results)
-        assert facts(results)[:, COPIED].tolist() == [EIGHT * 4 * WIDTH] * EIGHT
 
 
 def test_where_the_budget_has_no_room_for_a_slab_each_call_has_a_slot(triton_server: EmbeddedServer) -> None:

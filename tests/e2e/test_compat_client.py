@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from shm_backend_utils.compat.triton_shm_client import InferShmError, TritonSHMC
 from shm_backend_utils.server import EmbeddedServer
 
 from .loading_server import MODELS, LoadingServer
-from .two_classes import CLASSES, FACTS, ORDINARY, ROWS, Declared, x_of
+from .two_classes import FACTS, ROWS, Declared, x_of
 
 RUNNING_SUM = Declared("running_sum", [("X", (), np.float32)], [("SUM", (), np.float32)], 1, pool_size=4)
 
@@ -42,35 +41,11 @@ def test_it_is_tritonclients_client(client: TritonSHMClient) -> None:
     np.testing.assert_array_equal(client.infer("rows", [tensor]).as_numpy("DOUBLED"), x_of(2) * 2)
 
 
-@pytest.mark.parametrize("kind", CLASSES.values(), ids=CLASSES.keys())
-def test_registered_models_are_to_be_seen(triton_server: EmbeddedServer, kind: Any) -> None:
-    with kind(triton_server.grpc_url) as client:
-        ROWS.register(client)
-        ORDINARY.register(client)
-        assert list(client.registered_models) == ["rows", "ordinary"]
-        model = client.registered_models["rows"]
-        assert (model.model_name, model.max_batch_size) == ("rows", 4)
-
-
-@pytest.mark.parametrize(
-    "named",
-    [
-        {"keepalive_options": tritonclient.grpc.KeepAliveOptions(keepalive_timeout_ms=10_000)},
-        {"channel_args": [("grpc.max_send_message_length", -1)]},
-        {"verbose": True},
-    ],
-    ids=lambda named: next(iter(named)),
-)
-def test_the_channel_is_made_as_one_likes(triton_server: EmbeddedServer, named: dict[str, Any]) -> None:
-    with TritonSHMClient(triton_server.grpc_url, **named) as client:
-        ROWS.register(client)
-        np.testing.assert_array_equal(client.infer_shm("rows", {"X": x_of(9)})["DOUBLED"], x_of(9) * 2)
-
-
-def test_one_that_is_verbose_prints_its_calls(
+def test_the_channel_is_made_as_one_likes_and_a_verbose_client_prints_its_calls(
     triton_server: EmbeddedServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with TritonSHMClient(triton_server.grpc_url, verbose=True) as client:
+    channel_args = [("grpc.max_send_message_length", -1)]
+    with TritonSHMClient(triton_server.grpc_url, channel_args=channel_args, verbose=True) as client:
         ROWS.register(client)
         client.infer_shm("rows", {"X": x_of(9)})
     assert "infer_shm, model rows, {'DOUBLED': (9, 4)}" in capsys.readouterr().out
@@ -117,22 +92,6 @@ def test_the_rows_of_a_sequence_are_sent_in_order(client: TritonSHMClient) -> No
     sums = client.infer_shm("running_sum", {"X": [SlowNumber(), *range(2, 50)]}, sequence_id=71)["SUM"]
     client.infer_shm("running_sum", {"X": [0]}, sequence_id=71, sequence_end=True)
     np.testing.assert_array_equal(sums, np.cumsum(np.arange(1, 50)))
-
-
-@pytest.mark.parametrize("declared", [ROWS, ORDINARY], ids=["with a ShmSession", "ordinary"])
-def test_one_client_for_many_threads(client: TritonSHMClient, declared: Declared) -> None:
-    declared.register(client)
-    name = declared.outputs[0][0]
-
-    def is_right(number: int) -> bool:
-        count = number % 23 + 1
-        x = x_of(count) + number
-        inputs = {"X": x, "N": np.full((count, 1), 2)}
-        results = client.infer_shm(declared.model, {name: inputs[name] for name, _, _ in declared.inputs})
-        return np.array_equal(results[name], x * 2)
-
-    with ThreadPoolExecutor(8) as threads:
-        assert all(threads.map(is_right, range(200)))
 
 
 def config_of(model: str) -> str:

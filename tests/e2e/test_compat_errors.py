@@ -13,11 +13,11 @@ from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.client import DeadlineExceededError, ServerUnavailableError
 from shm_backend_utils.compat.triton_shm_client import InferShmError, TritonSHMClient
-from shm_backend_utils.errors import BatchSizeError, ShmError, TensorTypeError
+from shm_backend_utils.errors import BatchSizeError, ShmError, TensorError, TensorTypeError
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.faults.servers import free_ports
 
-from .two_classes import CLASSES, FACTS, ORDINARY, ROWS, Call, Declared, x_of
+from .two_classes import CLASSES, LATE_WRITER, ORDINARY, ROWS, Call, Declared, x_of
 
 
 def rows(x: Any, **named: Any) -> Call:
@@ -99,12 +99,6 @@ def test_a_declaration_that_cannot_be(
         assert client.registered_models == {}
 
 
-def test_a_pool_is_for_whole_requests(triton_server: EmbeddedServer) -> None:
-    """The original raises TypeError, too, and leaves an empty file in /dev/shm."""
-    with client_of(triton_server) as client, pytest.raises(TypeError):
-        ROWS.but(pool_size=1.5).register(client)
-
-
 @pytest.mark.parametrize("kind", CLASSES.values(), ids=CLASSES.keys())
 @pytest.mark.parametrize(("call", "error"), BAD_CALLS.values(), ids=BAD_CALLS.keys())
 def test_a_call_that_fails(triton_server: EmbeddedServer, kind: Any, call: Call, error: type[Exception]) -> None:
@@ -160,7 +154,7 @@ def test_a_failure_says_what_the_server_said(triton_server: EmbeddedServer) -> N
 @pytest.mark.parametrize(
     ("call", "cause"),
     [
-        (Call(FACTS, {"X": [0]}, {"client_timeout": 0.2, "parameters": {"wait": True}}), DeadlineExceededError),
+        (Call(LATE_WRITER, {"VALUE_AND_DELAY_US": [1, 300_000]}, {"client_timeout": 0.02}), DeadlineExceededError),
         (Call(ROWS.but(max_batch_size=5), {"X": x_of(5)}), BatchSizeError),
         (with_input("X", (4,), np.float64), TensorTypeError),
     ],
@@ -174,7 +168,7 @@ def test_a_failures_cause_tells_what_kind_it_is(
     assert isinstance(caught.value.__cause__, cause)
 
 
-@pytest.mark.parametrize("failing_row", range(0, 19, 3))
+@pytest.mark.parametrize("failing_row", [0, 9, 18])
 @pytest.mark.parametrize("declared", [ROWS, ORDINARY], ids=lambda declared: declared.model)
 def test_a_row_that_fails_in_any_batch_fails_the_call(
     triton_server: EmbeddedServer, declared: Declared, failing_row: int
@@ -273,3 +267,37 @@ def test_a_tensor_is_declared_once(triton_server: EmbeddedServer) -> None:
         for declared in (ROWS.but(inputs=ROWS.inputs * 2), ROWS.but(outputs=ROWS.outputs * 2)):
             with pytest.raises(ValueError, match="is declared twice"):
                 declared.register(client)
+
+
+def test_an_input_that_is_missing_is_named(triton_server: EmbeddedServer) -> None:
+    """The original sends what was in the memory before."""
+    with client_of(triton_server, ORDINARY) as client:
+        with pytest.raises(InferShmError, match="model 'ordinary' needs input 'N'") as caught:
+            client.infer_shm("ordinary", {"X": x_of(4)})
+        assert isinstance(caught.value.__cause__, TensorError)
+
+
+def test_an_output_that_is_smaller_than_declared_is_followed_by_zeros(triton_server: EmbeddedServer) -> None:
+    """The original's is followed by what was in the memory before, and its rows are not in place."""
+    x = x_of(4) + 1
+    with client_of(triton_server, ROWS.reading(("DOUBLED", (6,), np.float32)).but(pool_size=1)) as client:
+        client.infer_shm("rows", {"X": x})  # uses the memory up
+        doubled = client.infer_shm("rows", {"X": x[:2]})["DOUBLED"]
+    np.testing.assert_array_equal(doubled, np.pad(x[:2] * 2, ((0, 0), (0, 2))))
+
+
+@pytest.mark.parametrize("kind", CLASSES.values(), ids=CLASSES.keys())
+def test_a_smaller_output_of_another_dtype_is_its_bytes(triton_server: EmbeddedServer, kind: Any) -> None:
+    """Followed by zeros: here always, in the original's in memory that nobody has used."""
+    x = x_of(1) + 1
+    call = Call(ROWS.reading(("DOUBLED", (20,), np.uint8)), {"X": x})
+    assert call.made_by(kind, triton_server)["DOUBLED"].tobytes() == (x * 2).tobytes() + bytes(4)
+
+
+@pytest.mark.parametrize("name", ["folder/rows", "rows " * 100], ids=["slash", "long"])
+def test_a_models_name_need_be_no_files_name(triton_server: EmbeddedServer, name: str) -> None:
+    with (
+        client_of(triton_server, ROWS.but(model=name)) as client,
+        pytest.raises(InferShmError, match="unknown model"),
+    ):
+        client.infer_shm(name, {"X": x_of(4)})

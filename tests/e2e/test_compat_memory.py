@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 
+from shm_backend_utils import forks
 from shm_backend_utils.client import DeadlineExceededError
 from shm_backend_utils.compat.triton_shm_client import InferShmError, TritonSHMClient
 from shm_backend_utils.errors import ClosedError, MachineError
@@ -70,16 +73,6 @@ def test_all_memory_is_taken_at_once_and_never_more(
 
 
 @BOTH_KINDS
-def test_models_have_memory_of_their_own(client: TritonSHMClient, declared: Declared) -> None:
-    declared.register(client)
-    of_the_first = regions()
-    FACTS.register(client)
-    client.unregister_shm_model("call_facts")
-    assert regions() == of_the_first
-    assert infer(client, declared)
-
-
-@BOTH_KINDS
 @pytest.mark.parametrize("end", ["unregister", "clean up", "close", "close twice", "with"])
 def test_when_it_ends_nothing_is_left(triton_server: EmbeddedServer, declared: Declared, end: str) -> None:
     client = TritonSHMClient(triton_server.grpc_url)
@@ -114,6 +107,39 @@ def test_a_client_that_is_garbage_has_no_memory(triton_server: EmbeddedServer, d
     for model in models.values():  # as at exit
         model.close()
     assert registered(triton_server, os.getpid()) == set()
+
+
+@BOTH_KINDS
+def test_clients_that_are_garbage_keep_no_thread(triton_server: EmbeddedServer, declared: Declared) -> None:
+    def leave() -> dict[str, Any]:
+        client = TritonSHMClient(triton_server.grpc_url)
+        declared.register(client)
+        infer(client, declared)  # as many requests at once as it may
+        return client.registered_models
+
+    def close(models: dict[str, Any]) -> None:
+        while models:
+            models.popitem()[1].close()  # as at exit
+
+    close(leave())
+    gc.collect()
+    before = threading.active_count()
+    left = [leave() for _ in range(5)]
+    eventually(lambda: threading.active_count() <= before)
+    for models in left:
+        close(models)
+
+
+def test_a_client_that_is_garbage_is_gone_if_the_server_knows_nothing_of_it(triton_server: EmbeddedServer) -> None:
+    owners = len(forks._OWNERS)
+    client = TritonSHMClient(triton_server.grpc_url)
+    ROWS.register(client)
+    infer(client, ROWS)
+    model = weakref.ref(client.registered_models["rows"])
+    del client
+    gc.collect()
+    assert model() is None
+    eventually(lambda: gc.collect() >= 0 and len(forks._OWNERS) <= owners)  # a thread of it may be about to end
 
 
 def test_garbage_may_be_collected_where_a_lock_of_its_own_pool_is_held(triton_server: EmbeddedServer) -> None:
@@ -156,16 +182,6 @@ def test_a_machine_with_too_little_memory_says_so_at_once(client: TritonSHMClien
     assert client.registered_models == {}
     ROWS.register(client)
     assert infer(client, ROWS)
-
-
-def test_tensors_lie_well_whatever_lies_beside_them(client: TritonSHMClient) -> None:
-    """The original lets numbers of eight bytes begin wherever those of one byte end; here each begins aligned."""
-    inputs = [("IN_UINT8", (), np.uint8), ("IN_FP64", (), np.float64)]
-    outputs = [("OUT_UINT8", (), np.uint8), ("OUT_FP64", (), np.float64)]
-    Declared("every_dtype", inputs, outputs, 3).register(client)
-    results = client.infer_shm("every_dtype", {"IN_UINT8": [1, 2, 3], "IN_FP64": [1.5, 2.5, 3.5]})
-    np.testing.assert_array_equal(results["OUT_UINT8"], [3, 2, 1])
-    np.testing.assert_array_equal(results["OUT_FP64"], [3.5, 2.5, 1.5])
 
 
 def test_memory_that_a_late_model_writes_to_is_nobody_elses(client: TritonSHMClient) -> None:

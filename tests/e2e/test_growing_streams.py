@@ -59,14 +59,6 @@ def test_every_frame_behind_one_that_did_not_fit_is_direct(client: AnyClient) ->
     all_memory_comes_back(client)
 
 
-def test_frames_that_were_opened_before_may_overflow_and_no_others(client: AnyClient) -> None:
-    lengths = [1000] * 40
-    found = overflows(sized(client, lengths, frames=4), lengths)
-    assert found[0] == 0
-    assert found[-1] < 4
-    all_memory_comes_back(client)
-
-
 def test_a_stream_grows_as_often_as_its_frames_do(client: AnyClient) -> None:
     lengths = [10, 10, 1000, 1000, 10, 100_000, 100_000, 1000, 0, 100_000]
     assert overflows(sized(client, lengths, frames=1), lengths) == [0, 2, 5]
@@ -80,21 +72,6 @@ def test_in_rings_of_any_size_frames_that_grow_are_what_the_model_wrote(client: 
     steps = [index // (3 * frames) for index in found]
     assert steps[0] == 0
     assert all(index % (3 * frames) < 2 * frames for index in found)
-    all_memory_comes_back(client)
-
-
-def test_results_are_kept_while_more_come_and_the_stream_grows(client: AnyClient) -> None:
-    lengths = [10, 10, 10, 1000, 1000, 1000, 50_000, 50_000, 50_000]
-    results = sized(client, lengths, frames=3)
-    kept: list[Result] = []
-    for index, result in enumerate(results):
-        kept.append(result)
-        del result
-        if len(kept) == 3:
-            assert all(is_whole(each, index - 2 + n, lengths[index - 2 + n]) for n, each in enumerate(kept))
-            kept.pop(0)
-    assert [is_whole(each, 7 + n, 50_000) for n, each in enumerate(kept)] == [True, True]
-    kept.clear()
     all_memory_comes_back(client)
 
 
@@ -125,21 +102,6 @@ def test_strings_get_more_room_too(client: AnyClient) -> None:
     assert found[:2] == [True, False]
     assert found.count(True) < 5
     all_memory_comes_back(client)
-
-
-def test_a_hint_that_was_too_small_is_no_limit(client: AnyClient) -> None:
-    lengths = [4, 100, 100, 4]
-    assert overflows(sized(client, lengths, frames=1, outputs={"Y": 16}), lengths) == [1]
-    all_memory_comes_back(client)
-
-
-def test_stopping_early_gives_all_memory_back(client: AnyClient) -> None:
-    results = sized(client, [1000] * 5, frames=1, stalls=True)
-    for _ in range(3):
-        next(results).release()
-    results.close()  # type: ignore[attr-defined]  # it is a generator
-    all_memory_comes_back(client)
-    assert overflows(sized(client, [1000] * 5), [1000] * 5) == []
 
 
 def test_a_response_that_does_not_come_in_time_leaves_no_memory_in_doubt_for_ever(client: AnyClient) -> None:
@@ -177,11 +139,3 @@ def test_who_has_no_memory_left_gets_frames_through_triton_and_is_told(triton_se
         (message,) = messages
         assert "the client's memory has no room for more, see PoolOptions(max_bytes=...); say it beforehand" in message
         all_memory_comes_back(client)
-
-
-def test_who_gets_more_room_is_told_so(client: AnyClient) -> None:
-    found, messages = told(sized(client, [1000] * 5, frames=1))
-    assert found == [True, False, False, False, False]
-    (message,) = messages
-    assert "needs 4000 bytes and found less room" in message
-    assert "later responses have room for as much; say it beforehand: outputs={'Y': 4000}" in message

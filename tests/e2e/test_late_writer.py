@@ -56,7 +56,7 @@ def is_wrong(value: int, result: Result) -> bool:
 
 
 def test_not_one_byte_is_wrong(triton_server: EmbeddedServer, pytestconfig: pytest.Config) -> None:
-    rounds = 10_000 if pytestconfig.getoption("--all") else 1_000
+    rounds = 10_000 if pytestconfig.getoption("--all") else 300
     with ShmClient(f"http://{triton_server.http_url}") as client:
         given_up, wrong = count_wrong_results(client, "late_writer", rounds)
     assert given_up > rounds // 2  # some answers are there before a client that had no processor looks at the clock

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 import urllib.request
 from collections import Counter
@@ -20,7 +19,6 @@ from shm_backend_utils.client.options import PathName
 
 from .eventually import eventually
 from .loading_server import LoadingServer
-from .own_regions import own_regions
 
 MODEL = "measured"
 IN_DEV_SHM = PoolOptions(region="system")  # the trial of sealed memory counts as a refusal
@@ -75,10 +73,6 @@ def counts(server: LoadingServer, expected: Mapping[str, float]) -> Iterator[Non
         raise
 
 
-def are_told(server: LoadingServer, expected: Mapping[str, float]) -> bool:
-    return expected.items() <= figures(server, MODEL).items()
-
-
 @pytest.fixture(scope="module")
 def server(loading_server: LoadingServer) -> LoadingServer:
     configs = {MODEL: config(METRICS), "measured_twice": config(METRICS, count=2), "unmeasured": config()}
@@ -127,22 +121,6 @@ def test_on_the_direct_path_only_what_the_model_puts_is_copied(server: LoadingSe
         call(client)
 
 
-def test_an_output_that_finds_no_room_is_copied(server: LoadingServer, client: ShmClient) -> None:
-    expected = {
-        "calls_total direct": 1,
-        "zero_copy_bytes_total": 2 * X.nbytes,
-        "copied_bytes_total": 2 * X.nbytes,
-    }
-    with counts(server, expected):
-        client.infer(MODEL, {"X": X}, outputs=ROOM | {"FILLED": 4}, path="direct").release()
-
-
-@pytest.mark.parametrize("path", ["triton-shm", "inline"])
-def test_on_the_other_paths_everything_is_copied(server: LoadingServer, client: ShmClient, path: PathName) -> None:
-    with counts(server, {"calls_total triton": 1, "copied_bytes_total": 4 * X.nbytes}):
-        call(client, path=path)
-
-
 def test_refusals_are_counted_by_their_reason(server: LoadingServer, client: ShmClient) -> None:
     expected = {
         "refusals_total TableError": 1,
@@ -155,40 +133,6 @@ def test_refusals_are_counted_by_their_reason(server: LoadingServer, client: Shm
                 server.grpc.infer(MODEL, [], parameters=parameters)
         with pytest.raises(InferenceError, match="model.py wrote an output that it may not"):
             client.infer(MODEL, {"X": X}, outputs=ROOM, parameters={"fault": "an output of another type"})
-
-
-def test_what_fails_by_an_error_of_the_models_own_is_no_refusal(server: LoadingServer, client: ShmClient) -> None:
-    with counts(server, {"calls_total direct": 1, "zero_copy_bytes_total": 12000, "copied_bytes_total": 4000}):
-        with pytest.raises(InferenceError, match="ValueError: an error of its own"):
-            client.infer(MODEL, {"X": X}, outputs=ROOM, parameters={"fault": "an error of its own"})
-        call(client)
-
-
-def test_what_is_mapped_is_told_until_it_is_not(server: LoadingServer) -> None:
-    sizes = set()
-    with counts(server, {"calls_total direct": 2, "zero_copy_bytes_total": 36000, "copied_bytes_total": 12000}):
-        for x in (X, np.tile(X, 2)):
-            with ShmClient(
-                server.server.grpc_url, pool=IN_DEV_SHM
-            ) as client:  # the model lets go of what the last one has left
-                client.infer(MODEL, {"X": x}, outputs=dict.fromkeys(ROOM, x.nbytes), path="direct").release()
-                size = sum(region.byte_size for region in own_regions())
-                eventually(partial(are_told, server, {"mapped_bytes": size, "mapped_regions": 1}))
-                sizes.add(size)
-    assert len(sizes) == 2
-
-
-def test_own_time_reads_as_a_histogram(server: LoadingServer, client: ShmClient) -> None:
-    before = figures(server, MODEL)["own_seconds_count"]
-    call(client)
-    eventually(partial(are_told, server, {"own_seconds_count": before + 1}))
-    samples = server.samples(MODEL)
-    buckets = {float(sample.labels["le"]): sample.value for sample in samples if sample.name == "own_seconds_bucket"}
-    counted = [buckets[bound] for bound in sorted(buckets)]
-    assert counted == sorted(counted)
-    assert counted[-1] == before + 1
-    assert math.inf in buckets
-    assert figures(server, MODEL)["own_seconds_sum"] > 0
 
 
 def test_instances_have_series_of_their_own_that_add_up(server: LoadingServer) -> None:

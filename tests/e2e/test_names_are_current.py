@@ -21,7 +21,7 @@ PAGE: Final = 4096
 PAGES: Final = 3
 NAMES: Final = 3
 OBJECTS: Final = 3
-STEPS: Final = 1_500
+STEPS: Final = 400
 ROW: Final = 64  # bytes of a tensor
 PROTOCOLS: Final = {"grpc": tritonclient.grpc, "http": tritonclient.http}
 

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -17,40 +11,7 @@ from shm_backend_utils.client.paths import choice as paths
 from shm_backend_utils.client.paths import triton_shm as registration
 from shm_backend_utils.client.steps import Steps
 
-from .flavours import AnyClient, Flavour
-from .stranger import NOT_PERMITTED
-
-STRANGER = Path(__file__).with_name("stranger.py")
-
-
-def told_by_a_stranger(flavour: Flavour, region: str) -> Any:
-    stranger = subprocess.run(
-        [sys.executable, str(STRANGER), flavour.url, "aio" if flavour.is_aio else "blocking", region],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    if stranger.returncode == NOT_PERMITTED:
-        pytest.skip("mount namespaces are not permitted here")
-    assert stranger.returncode == 0, stranger.stderr
-    told = json.loads(stranger.stdout)
-    assert told["doubled"] == told["expected"]
-    assert "they do not share /dev/shm" in told["refusal"]
-    return told
-
-
-def test_a_client_in_another_container_gets_the_same_inline(flavour: Flavour) -> None:
-    told = told_by_a_stranger(flavour, "system")
-    assert told["path"] == "inline"
-    assert "they do not share /dev/shm (containers: --ipc=host, or one shared volume)" in told["reason"]
-
-
-@pytest.mark.parametrize("region", ["auto", "sealed"])
-def test_a_client_in_another_container_of_a_pod_shares_sealed_memory(flavour: Flavour, region: str) -> None:
-    told = told_by_a_stranger(flavour, region)
-    assert told["path"] == "direct"
-    assert told["reason"] == "nothing stands against it"
+from .flavours import AnyClient
 
 
 @pytest.fixture

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from shm_backend_utils.client import DeadlineExceededError, PoolOptions, Result, ShmClient
@@ -33,14 +31,6 @@ def count_to(call: Any, count: int, delay_us: int = 0, **named: Any) -> Result:
 
 def numbers(count: int) -> list[int]:
     return list(range(count))
-
-
-def words(count: int) -> list[bytes]:
-    return [str(number).encode() for number in range(count)]
-
-
-def is_right(result: Result, count: int) -> bool:
-    return (result["NUMBERS"].tolist(), result["WORDS"].tolist()) == (numbers(count), words(count))
 
 
 @pytest.fixture
@@ -70,26 +60,10 @@ def test_a_late_request_keeps_both_regions_until_it_is_over(grpc_client: ShmClie
     all_memory_comes_back(grpc_client)
 
 
-def test_a_call_that_is_closed_in_doubt_gives_no_memory_to_others_before_it_is_over(grpc_client: ShmClient) -> None:
-    with grpc_client.prepare("counting", INPUTS, outputs=["NUMBERS"]) as call:
-        for _ in range(2):
-            count_to(call, 1000).release()
-        with pytest.raises(DeadlineExceededError):
-            count_to(call, 1000, DELAY_US, timeout_s=0.1)
-    begin = time.monotonic()
-    while time.monotonic() < begin + 2e-6 * DELAY_US:  # others take what is free, and look whether it changes
-        with grpc_client.infer("counting", {"COUNT_AND_DELAY_US": np.array([1000, 1000])}) as result:
-            assert is_right(result, 1000)
-            before = result["NUMBERS"].copy()
-            time.sleep(0.01)
-            np.testing.assert_array_equal(result["NUMBERS"], before)
-    all_memory_comes_back(grpc_client)
-
-
 def test_rounds_of_late_requests_give_not_one_wrong_byte(triton_server: EmbeddedServer) -> None:
     given_up = 0
     with ShmClient(f"http://{triton_server.http_url}", timeout_s=30) as client:
-        for round_number in range(300):
+        for round_number in range(100):
             with client.prepare("counting", INPUTS, outputs=["NUMBERS"]) as call:
                 for _ in range(2):
                     count_to(call, 300 + round_number).release()
@@ -104,43 +78,12 @@ def test_rounds_of_late_requests_give_not_one_wrong_byte(triton_server: Embedded
                 time.sleep(0.002)
                 np.testing.assert_array_equal(result["NUMBERS"], kept)
             del result
-        assert given_up > 100
+        assert given_up > 30
         all_memory_comes_back(client)
 
 
 def shared_objects() -> set[str]:
     return {region.key for region in own_regions()}
-
-
-def open_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-@pytest.mark.parametrize("how", ["call first", "client first", "client alone", "in doubt", "array kept"])
-def test_closing_leaves_nothing(triton_server: EmbeddedServer, how: str, region: RegionName) -> None:
-    before, descriptors = shared_objects(), open_descriptors()
-    kept: list[npt.NDArray[Any]] = []
-    for _ in range(2):
-        client = ShmClient(f"http://{triton_server.http_url}", timeout_s=30, pool=PoolOptions(region=region))
-        call = client.prepare("counting", INPUTS, outputs=["NUMBERS"])
-        for count in (1000, 1000, 10_000, 10_000):
-            result = count_to(call, count)
-        if how == "in doubt":
-            with pytest.raises(DeadlineExceededError):
-                count_to(call, 1000, 20_000, timeout_s=0.005)
-        if how == "array kept":
-            kept.append(result["NUMBERS"])
-        if how in ("call first", "in doubt"):
-            call.close()
-        del result
-        client.close()
-        if how != "client alone":
-            call.close()
-        del call, client
-    assert shared_objects() == before
-    assert [array.tolist() == numbers(10_000) for array in kept] == [True] * len(kept)
-    kept.clear()
-    eventually(lambda: open_descriptors() <= descriptors)  # a thread of its own closes the socket of sealed memory
 
 
 def test_a_region_that_was_removed_is_done_without_and_replaced(grpc_client: ShmClient) -> None:

@@ -11,39 +11,31 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tritonclient.grpc
 
 from shm_backend_utils.client import InferenceError, ShmClient
-from shm_backend_utils.server import EmbeddedServer
 
-from ..crash.server_options import installation_with
 from .eventually import all_memory_comes_back, eventually
+from .loading_server import MODELS, LoadingServer
 
-MODELS = Path(__file__).resolve().parents[1] / "models"
 NAMES = ("delegate", "rows", "batch_rows", "frames_of")
 X = np.array([1, 2, 3, 4], np.float32)
 SHM = Path("/dev/shm")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    """A server that loads models when it is told to."""
-    folder = tmp_path_factory.mktemp("unloading")
+def server(loading_server: LoadingServer) -> LoadingServer:
+    """A server that has the models, and has loaded none of them."""
     for name in NAMES:
-        shutil.copytree(MODELS / name, folder / "models" / name, ignore=shutil.ignore_patterns("__pycache__"))
-    options = ["--model-control-mode=explicit"]
-    installation = installation_with(options, folder / "installation")
-    with EmbeddedServer.start(folder / "models", installation=installation, log_file=folder / "server.log") as server:
-        yield server
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(MODELS / name, loading_server.models / name, ignore=ignored, dirs_exist_ok=True)
+    return loading_server
 
 
 @pytest.fixture
-def grpc(server: EmbeddedServer) -> Iterator[Any]:
+def grpc(server: LoadingServer) -> Any:
     """With all models loaded."""
-    grpc: Any = tritonclient.grpc.InferenceServerClient(server.grpc_url)
-    for_all(grpc.load_model)
-    yield grpc
-    grpc.close()
+    for_all(server.grpc.load_model)
+    return server.grpc
 
 
 def for_all(do: Callable[[str], None]) -> None:
@@ -53,8 +45,8 @@ def for_all(do: Callable[[str], None]) -> None:
 
 
 @pytest.fixture
-def client(server: EmbeddedServer) -> Iterator[ShmClient]:
-    with ShmClient(server.grpc_url, timeout_s=30) as client:
+def client(server: LoadingServer) -> Iterator[ShmClient]:
+    with ShmClient(server.server.grpc_url, timeout_s=30) as client:
         yield client
 
 

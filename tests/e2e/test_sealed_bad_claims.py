@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -15,33 +11,18 @@ from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.memory.descriptors import Descriptor
 from shm_backend_utils.memory.kinds import RegionKind
-from shm_backend_utils.protocol.handover import SealedKey
 from shm_backend_utils.server import EmbeddedServer
 from tests.unit.fetching.scripted_desk import Script, ScriptedDesk, give, say_nothing
 
 from .eventually import eventually
 from .flavours import url_of
 from .hand_made import Claim, HandMade, hand_made
-from .sealed_by_hand import BYTE_SIZE, NAME, TOKEN, address, region
+from .sealed_by_hand import BYTE_SIZE, NAME, TOKEN, region
 from .sealed_stub import SealedStub, stub_of
 
 MODEL = "direct_only"
 X = np.arange(16, dtype=np.float32)
 PAGE = 4096
-NOBODY = 65534
-
-ANOTHER_USER = """
-import os, socket, sys
-os.setgid(65534)
-os.setuid(65534)
-listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-listener.bind("\\0" + sys.argv[1])
-listener.listen()
-print("here", flush=True)
-connection, _ = listener.accept()
-print(len(connection.recv(100)), flush=True)
-sys.stdin.read()
-"""
 
 
 @pytest.fixture
@@ -73,10 +54,6 @@ def is_honoured_again(made: HandMade) -> bool:
             raise
         return False
     return True
-
-
-def test_an_honest_request_in_sealed_memory(request_by_hand: HandMade) -> None:
-    is_honoured(request_by_hand)
 
 
 def test_a_region_that_is_lent_twice_is_refused(request_by_hand: HandMade) -> None:
@@ -113,33 +90,4 @@ def test_what_is_no_region_is_refused_beside_one(
         assert str(desk.key) not in str(refused.value)
     is_honoured(request_by_hand)
     eventually(lambda: stub.descriptors() <= before and not stub.inodes(NAME))  # what is honest goes with a sweep
-    assert stub.is_alive
-
-
-@contextlib.contextmanager
-def desk_of_another_user(key: SealedKey) -> Iterator[subprocess.Popen[str]]:
-    name = key.socket_address[1:].decode()
-    with subprocess.Popen(
-        [sys.executable, "-c", ANOTHER_USER, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "here\n"
-        yield process
-        process.kill()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_users_socket_is_asked_for_nothing_and_told_no_token(
-    triton_server: EmbeddedServer, stub: SealedStub
-) -> None:
-    key = SealedKey(secrets.token_hex(16), 1)
-    with hand_made(triton_server.grpc_url, MODEL, {"X": X}, {"Y": X.nbytes}) as made:
-        with desk_of_another_user(key) as process:
-            made.parameters = {"shm_slot": address(MODEL, key)}
-            with pytest.raises(InferenceServerException, match=f"it belongs to user {NOBODY}, whom the model's"):
-                made.infer()
-            assert process.stdout is not None
-            assert process.stdout.readline() == "0\n"
-        made.parameters = {}
-        is_honoured(made)
     assert stub.is_alive

@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -91,16 +91,6 @@ def _leaves_the_model_as_it_was(fetching: Fetching) -> Iterator[None]:
     assert stub.is_alive
 
 
-def refused(fetching: Fetching, script: Script, protocol: str = "grpc") -> str:
-    """Return what the model says of a region that a desk hands over in this way."""
-    with ScriptedDesk(script) as desk:
-        begin = time.monotonic()
-        told = fetching.refusal(address(MODEL, desk.key), protocol)
-        assert time.monotonic() - begin < BOUND_S + A_BUSY_MACHINE_S
-    assert str(desk.key) not in told
-    return told
-
-
 @pytest.fixture
 def its_region() -> Iterator[ManagedRegion]:
     """A region of this process, handed over by its own desk."""
@@ -146,12 +136,55 @@ def test_a_socket_that_nobody_has(fetching: Fetching, protocol: str) -> None:
     assert "shm:gone: shm_slot is handed over by nobody on the server's machine" in told
 
 
-# How it is answered
+# How it is answered, and what is handed over
+
+
+def pipe() -> Descriptor:
+    reads, writes = os.pipe()
+    os.close(writes)
+    try:
+        return Descriptor(os.dup, reads)
+    finally:
+        os.close(reads)
+
+
+HAND_OVERS: Final[dict[str, tuple[Callable[[], Script], str]]] = {
+    "the end": (lambda: lambda connection: None, "shm_slot"),
+    "an empty answer": (lambda: give(region(), answer=b""), "shm:gone: shm_slot"),
+    "one byte": (lambda: give(region(), answer=b"s"), "shm:refused: shm_slot"),
+    "garbage": (lambda: give(region(), answer=b"\xff" * 16), "shm:refused: shm_slot"),
+    "an answer and more": (
+        lambda: give(region(), answer=encode_answer(is_given=True) + b"\0"),
+        "shm:refused: shm_slot",
+    ),
+    "a long answer": (lambda: give(region(), answer=bytes(60_000)), "shm:refused: shm_slot"),
+    "no descriptor": (give, "its client's answer says otherwise than what came with it"),
+    "two descriptors": (lambda: give(region(), region()), "has handed over more than one descriptor"),
+    "a regular file": (lambda: give(Descriptor(os.open, __file__, os.O_RDONLY)), "is no memfd; expected a sealed one"),
+    "a directory": (lambda: give(Descriptor(os.open, "/", os.O_RDONLY)), "is no memfd; expected a sealed one"),
+    "a pipe": (lambda: give(pipe()), "is no memfd; expected a sealed one"),
+    "a device": (lambda: give(Descriptor(os.open, "/dev/zero", os.O_RDWR)), "is no memfd; expected a sealed one"),
+    "unsealed memory": (lambda: give(region(seals=0)), "without F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_SEAL"),
+    "memory that may grow": (lambda: give(region(seals=SEALS & ~4)), "without F_SEAL_GROW"),
+    "memory that may be sealed": (lambda: give(region(seals=SEALS & ~1)), "without F_SEAL_SEAL"),
+    "less than its header says": (lambda: give(region(claimed=BYTE_SIZE + PAGE_SIZE)), "has no header of a managed"),
+    "half its memory": (lambda: give(region(space=BYTE_SIZE // 2)), "and else holes"),
+    "memory for every user": (lambda: give(region(mode=0o666)), "mode"),
+    "no header": (lambda: give(region(size=PAGE_SIZE, space=PAGE_SIZE, claimed=1)), "has no header of a managed"),
+    "silence": (lambda: say_nothing, "shm:refused: shm_slot"),  # the last one, as it uses up this user's time
+}
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_a_desk_that_accepts_and_says_nothing(fetching: Fetching, protocol: str) -> None:
-    assert "shm:refused: shm_slot" in refused(fetching, say_nothing, protocol)
+@pytest.mark.parametrize("hand_over", HAND_OVERS)
+def test_what_is_no_region_is_refused_in_time(fetching: Fetching, hand_over: str, protocol: str) -> None:
+    script, complaint = HAND_OVERS[hand_over]
+    with ScriptedDesk(script()) as desk:
+        begin = time.monotonic()
+        told = fetching.refusal(address(MODEL, desk.key), protocol)
+        assert time.monotonic() - begin < BOUND_S + A_BUSY_MACHINE_S
+    assert complaint in told
+    assert str(desk.key) not in told
 
 
 def test_a_desk_with_a_full_backlog(fetching: Fetching) -> None:
@@ -165,77 +198,3 @@ def test_a_desk_with_a_full_backlog(fetching: Fetching) -> None:
         told = fetching.refusal(address(MODEL, key))
     assert "shm:refused: shm_slot" in told
     assert "accepts no connections" in told
-
-
-ANSWERS: dict[str, bytes] = {
-    "one byte": b"s",
-    "garbage": b"\xff" * 16,
-    "an answer and more": encode_answer(is_given=True) + b"\0",
-    "a long one": bytes(60_000),
-}
-
-
-@pytest.mark.parametrize("answer", ANSWERS.values(), ids=list(ANSWERS))
-def test_an_answer_that_is_none(fetching: Fetching, answer: bytes) -> None:
-    told = refused(fetching, give(region(), answer=answer))
-    assert "shm:refused: shm_slot" in told
-
-
-def test_an_answer_without_a_descriptor(fetching: Fetching) -> None:
-    assert "its client's answer says otherwise than what came with it" in refused(fetching, give())
-
-
-def test_two_descriptors(fetching: Fetching) -> None:
-    assert "its client has handed over more than one descriptor" in refused(fetching, give(region(), region()))
-
-
-def test_a_desk_that_hangs_up(fetching: Fetching) -> None:
-    assert "shm_slot" in refused(fetching, lambda connection: None)
-
-
-def test_an_empty_answer_is_that_of_a_desk_that_hangs_up(fetching: Fetching) -> None:
-    assert "shm:gone: shm_slot" in refused(fetching, give(region(), answer=b""))
-
-
-# What is handed over
-
-
-def pipe() -> Descriptor:
-    reads, writes = os.pipe()
-    os.close(writes)
-    try:
-        return Descriptor(os.dup, reads)
-    finally:
-        os.close(reads)
-
-
-NO_MEMFDS: dict[str, Callable[[], Descriptor]] = {
-    "regular file": lambda: Descriptor(os.open, __file__, os.O_RDONLY),
-    "directory": lambda: Descriptor(os.open, "/", os.O_RDONLY | os.O_DIRECTORY),
-    "pipe": pipe,
-    "device": lambda: Descriptor(os.open, "/dev/zero", os.O_RDWR),
-}
-MEMFDS: dict[str, tuple[Callable[[], Descriptor], str]] = {
-    "unsealed": (lambda: region(seals=0), "without F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_SEAL"),
-    "may grow": (lambda: region(seals=SEALS & ~4), "without F_SEAL_GROW"),
-    "may be sealed": (lambda: region(seals=SEALS & ~1), "without F_SEAL_SEAL"),
-    "smaller than its header says": (lambda: region(claimed=BYTE_SIZE + PAGE_SIZE), "has no header of a managed"),
-    "of half its memory": (lambda: region(space=BYTE_SIZE // 2), "and else holes"),
-    "for every user": (lambda: region(mode=0o666), "mode"),
-    "no header": (lambda: region(size=PAGE_SIZE, space=PAGE_SIZE, claimed=1), "has no header of a managed"),
-}
-
-
-@pytest.mark.parametrize("made", NO_MEMFDS.values(), ids=list(NO_MEMFDS))
-def test_what_is_no_memfd(fetching: Fetching, made: Callable[[], Descriptor]) -> None:
-    assert "is no memfd; expected a sealed one" in refused(fetching, give(made()))
-
-
-@pytest.mark.parametrize(("made", "complaint"), MEMFDS.values(), ids=list(MEMFDS))
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_a_memfd_that_is_no_region(
-    fetching: Fetching, made: Callable[[], Descriptor], complaint: str, protocol: str
-) -> None:
-    told = refused(fetching, give(made()), protocol)
-    assert "shm:refused: shm_slot" in told
-    assert complaint in told

@@ -3,47 +3,22 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from shm_backend_utils.client import Explanation, PathUnavailableError
 from shm_backend_utils.client.explanation import Check
-from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.memory.sealed import SealedSegment
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.protocol.handover import SealedKey
 
-from .flavours import AnyClient, Flavour
+from .flavours import AnyClient
 from .own_regions import own_regions
 
 X = {"X": np.ones(4, np.float32)}
 ROOM = {"Y": 16}
 BY_NOBODY = "do not share a network namespace"
-
-PROGRAM = """
-import ctypes, sys
-import numpy as np
-from shm_backend_utils.client import PathUnavailableError, PoolOptions, ShmClient
-from shm_backend_utils.memory.handover import desk, office
-
-class Elsewhere(desk.Desk):
-    def _open(self):
-        if ctypes.CDLL(None).unshare(0x40000000) != 0:  # CLONE_NEWNET, of this thread alone
-            raise OSError("not permitted")
-        super()._open()
-
-office.Desk = Elsewhere
-with ShmClient(sys.argv[1], inline_bytes=0, pool=PoolOptions(region=sys.argv[2])) as client:
-    try:
-        with client.infer("direct_only", {"X": np.ones(4, np.float32)}, outputs={"Y": 16}) as result:
-            print(result.path)
-    except PathUnavailableError as error:
-        print(error)
-    print(client.explain("direct_only"))
-"""
 
 
 def sealed_check(explanation: Explanation) -> Check | None:
@@ -135,19 +110,3 @@ def test_what_cannot_be_fetched_any_more_is_replaced_by_memory_in_dev_shm_with_a
         assert SystemSegment in infer(any_client)
     assert "calls of model 'direct_only' take memory in /dev/shm from now on" in caplog.text
     assert "shm_slot is handed over by nobody" in caplog.text
-
-
-@pytest.mark.parametrize("flavour", ["grpc", "http"], indirect=True)
-@pytest.mark.parametrize("region", ["auto", "sealed"])
-def test_a_socket_in_another_network_namespace_is_out_of_reach(flavour: Flavour, region: RegionName) -> None:
-    command = [sys.executable, "-c", PROGRAM, flavour.url, region]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    if "not permitted" in ran.stderr:
-        pytest.skip("network namespaces are not permitted here")
-    assert ran.returncode == 0, ran.stderr
-    assert BY_NOBODY in ran.stdout
-    first = ran.stdout.splitlines()[0]
-    if region == "auto":
-        assert first == "direct"
-    else:
-        assert "cannot be called on the path 'auto'" in first

@@ -101,19 +101,6 @@ def test_holes_between_requests_are_refused(triton_server: EmbeddedServer, clien
     assert stub_of(triton_server, "direct_only") == stub
 
 
-def test_holes_before_the_first_request_are_refused(triton_server: EmbeddedServer, client: ShmClient) -> None:
-    stub = stub_of(triton_server, "direct_only")
-    x = np.ones(4096, np.float32)
-    with client.prepare("direct_only", {"X": (x.shape, x.dtype)}, outputs={"Y": x.nbytes}) as call:
-        region = the_region()
-        punch(region.fileno(), DATA, PAGE)
-        with pytest.raises(MemoryRefusedError, match="holes"):
-            call.infer()
-        assert inode_of(region) not in stub.inodes()
-    del region
-    assert stub.is_alive
-
-
 def test_a_model_that_reads_while_holes_are_punched_reads_zeros_and_lives(
     triton_server: EmbeddedServer, client: ShmClient, tmp_path: Path
 ) -> None:

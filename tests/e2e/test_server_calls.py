@@ -28,8 +28,6 @@ MODELS: Final = Path(__file__).resolve().parents[1] / "models"
 X: Final = np.ones((1, 4), np.float32)
 LONG_S: Final = 120.0
 
-Clients = dict[str, AnyClient]
-
 
 def asked(client: AnyClient, method: str, *values: Any, **named: Any) -> Any:
     """Return what a method of either client returns."""
@@ -121,12 +119,6 @@ def test_a_model_that_is_not_there_is_not_ready(client: AnyClient) -> None:
             asked(client, method, "nobody")
 
 
-@pytest.mark.usefixtures("_loaded")
-@pytest.mark.parametrize("model", ["rows", "unaware", "countdown"])
-def test_a_model_that_was_loaded_is_ready(client: AnyClient, model: str) -> None:
-    assert asked(client, "is_model_ready", model) is True
-
-
 @pytest.mark.needs_triton("2.51", "2.41 leaves out, over HTTP, fields that tritonclient's messages of gRPC have")
 @pytest.mark.usefixtures("_loaded")
 def test_all_clients_are_told_the_same(served: Served) -> None:
@@ -140,18 +132,6 @@ def test_all_clients_are_told_the_same(served: Served) -> None:
         ("get_inference_statistics", ()),
     ):
         eventually(partial(are_told_the_same, served, method, *values))  # figures move for a while after an answer
-
-
-@pytest.mark.usefixtures("_loaded")
-def test_figures_count_requests(served: Served, client: AnyClient) -> None:
-    def count() -> int:
-        (model,) = asked(client, "get_inference_statistics", "rows", "1")["model_stats"]
-        found: int = model["inference_count"]
-        return found
-
-    before = count()
-    served.infer("grpc")
-    eventually(lambda: count() > before)  # the server counts a request after it has answered
 
 
 def test_a_model_is_loaded_with_a_configuration_and_unloaded(served: Served, client: AnyClient) -> None:

@@ -69,20 +69,6 @@ def test_failures_are_counted(any_client: AnyClient) -> None:
     assert (stats.requests, stats.failures, stats.paths) == (2, 2, {})
 
 
-def test_bytes_that_did_not_cross_the_network_are_counted(any_client: AnyClient) -> None:
-    any_client.infer("identity", {"INPUT0": X}, outputs={"OUTPUT0": X.nbytes}, path="inline").release()
-    assert any_client.stats().bytes_avoided == 0
-    any_client.infer("identity", {"INPUT0": X}, outputs={"OUTPUT0": X.nbytes}, path="triton-shm").release()
-    assert any_client.stats().bytes_avoided == 2 * X.nbytes
-    any_client.infer("identity", {"INPUT0": X}, outputs={"OUTPUT0": X.nbytes}, path="direct").release()
-    assert any_client.stats().bytes_avoided == 4 * X.nbytes
-
-
-def test_an_output_that_came_with_the_response_did_cross_the_network(any_client: AnyClient, path: PathName) -> None:
-    with any_client.infer("repeat", {"X": X}, outputs=["Y"], parameters={"times": 3}, path=path):
-        assert any_client.stats().bytes_avoided == (0 if path == "inline" else X.nbytes)
-
-
 @pytest.mark.parametrize("path", ["direct", "triton-shm"])
 def test_memory_is_counted(any_client: AnyClient, path: PathName) -> None:
     with any_client.prepare("identity", {"INPUT0": (X.shape, X.dtype)}, path=path):
@@ -93,14 +79,6 @@ def test_memory_is_counted(any_client: AnyClient, path: PathName) -> None:
     after = any_client.stats()
     assert after.slots_idle == 1
     assert after.pool_bytes == during.pool_bytes
-
-
-def test_every_model_has_its_reason(any_client: AnyClient) -> None:
-    any_client.infer("identity", {"INPUT0": X}).release()
-    any_client.infer("unaware", {"X": X[:4]}).release()
-    reasons = any_client.stats().reasons
-    assert reasons["identity"] == "direct: nothing stands against it"
-    assert reasons["unaware"].startswith("triton-shm: model 'unaware' does not declare the direct path")
 
 
 def test_a_program_that_sets_up_no_logging_sees_none(flavour: Flavour) -> None:

@@ -87,24 +87,6 @@ def test_strings_that_end_where_the_region_ends_are_read(hand_made: StringsReque
     assert np.frombuffer(hand_made.written("LENGTHS"), np.int32).tolist() == [3, 0, 2]
 
 
-def test_strings_that_are_passed_through_are_not_copied(hand_made: StringsRequest) -> None:
-    hand_made.send("words", ENCODED, [1, 3], {"SAME": ROOM})
-    offset = hand_made.region.header.byte_size - len(ENCODED)
-    assert hand_made.results() == {"SAME": OutputPlace("SAME", BYTES, (1, 3), 0, offset, len(ENCODED), False)}
-
-
-def test_strings_that_find_no_room_are_in_the_response_as_bytes(hand_made: StringsRequest) -> None:
-    response = hand_made.send("words", ENCODED, [1, 3], {"LOUD": len(ENCODED) - 1})
-    assert hand_made.results() == {"LOUD": OutputPlace("LOUD", BYTES, (1, 3), 0, 0, 0, True)}
-    assert response.as_numpy("LOUD").tobytes() == ENCODED.replace(b"one", b"ONE")
-
-
-def test_other_strings_in_the_same_place_are_not_taken_for_the_last_ones(hand_made: StringsRequest) -> None:
-    for word in (b"one", b"two", b"six", b"ten", b"end"):
-        hand_made.send("words", b"\x03\0\0\0" + word, [1, 1], {"LOUD": ROOM})
-        assert hand_made.written("LOUD") == b"\x03\0\0\0" + word.upper()
-
-
 LIES: Final = {
     "one byte less": (ENCODED[:-1], [1, 3]),
     "one more than there are": (ENCODED, [2, 2]),
@@ -143,18 +125,6 @@ def test_more_strings_than_there_are_lengths_are_refused_before_the_model_runs(
     with pytest.raises(InferenceServerException, match=r"shm:table: inputs\[0\].byte_size: found 17, expected room "):
         hand_made.send("words", ENCODED, shape, {"LOUD": ROOM})
     assert hand_made.record.started == 0
-
-
-def test_no_strings_of_a_shape_that_no_array_has_are_an_error(hand_made: StringsRequest, honest: ShmClient) -> None:
-    with pytest.raises(InferenceServerException):
-        hand_made.send("words", ENCODED, [0, 2**62], {"LOUD": ROOM})
-    honest.infer("words", {"WORDS": [["fine"]]}).release()
-
-
-def test_strings_that_nobody_reads_may_be_anything(hand_made: StringsRequest) -> None:
-    hand_made.send("words", b"\xff\xff\xff\xff", [1, 1], {"SAME": ROOM})
-    same = hand_made.results()["SAME"]
-    assert (same.dtype, same.shape, same.byte_size) == (BYTES, (1, 1), 4)
 
 
 @pytest.mark.parametrize("written", [b"\xff" * len(ENCODED), b"\0" * len(ENCODED)], ids=["larger", "smaller"])

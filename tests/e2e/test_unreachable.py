@@ -91,8 +91,8 @@ def test_a_port_where_nobody_listens(flavour: str, scheme: str) -> None:
     assert "is it running, and is this its port? By default gRPC is on 8001 and HTTP on 8000" in str(error)
 
 
-@pytest.mark.parametrize("host", ["nonexistent.invalid", "tls.invalid", "ssl-certificate.invalid"])
-def test_a_host_name_that_means_nothing(flavour: str, scheme: str, host: str) -> None:
+def test_a_host_name_that_means_nothing(flavour: str, scheme: str) -> None:
+    host = "ssl-certificate.invalid"  # which is no trouble with TLS
     error = error_of(flavour, f"{scheme}://{host}:8001")
     assert type(error) is UnknownHostError
     assert f"the host of {scheme}://{host}:8001 is not known to this machine" in str(error)

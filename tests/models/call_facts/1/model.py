@@ -13,7 +13,7 @@ import numpy as np
 
 from shm_backend_utils.model import Call, ShmSession
 
-PATIENCE_S = 30
+PATIENCE_S = 10
 APART_S = 0.3  # before 24.12, Triton may crash if an answer comes just as its call is cancelled (its issue 7368)
 
 
