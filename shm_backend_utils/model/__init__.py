@@ -72,7 +72,9 @@ __all__ = [
     "auto_complete",
 ]
 
-if not TYPE_CHECKING:
+if TYPE_CHECKING:
+    from ..compat.shared_memory_manager import *  # noqa: F403
+else:
     __getattr__ = moved(__name__, "shm_backend_utils.compat.shared_memory_manager")
 
 

@@ -144,7 +144,7 @@ class Config:
 def _check_names(names: Iterable[str]) -> None:
     """Raise ModelError for a name that begins as ours do and is none: what was meant would go without a word."""
     for name in names:
-        if name == _GONE:
+        if name.upper() == _GONE:
             raise ModelError(
                 f"parameter {name} went with 0.3: all memory has ordinary pages; remove it from config.pbtxt"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import runpy
 import subprocess
 import sys
@@ -175,6 +176,13 @@ def test_a_python_that_there_is_nothing_for_is_refused(options: list[str], expec
         [sys.executable, ROOT / "scripts" / "setup", *options], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (1, f"scripts/setup makes no such environment with {expected}\n")
+
+
+def test_a_version_of_no_server_is_refused() -> None:
+    wanted = {**os.environ, "SHM_BACKEND_UTILS_SERVER_VERSION": "9.9"}
+    done = subprocess.run([ROOT / "scripts" / "setup"], env=wanted, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("scripts/setup failed:\nthere is no server '9.9' to install; expected ")
 
 
 @pytest.mark.parametrize(

@@ -157,17 +157,25 @@ def test_a_wrong_option_is_refused_in_a_line(option: str, checkout: Path) -> Non
 
 
 @pytest.mark.long
-def test_an_interrupt_ends_all_of_it_with_a_line(checkout: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "arguments", "printed"),
+    [
+        (signal.SIGINT, [], "\nscripts/test: interrupted\n"),
+        (signal.SIGTERM, [], ""),
+        (signal.SIGTERM, ["tests/unit"], "! KeyboardInterrupt !"),
+    ],
+)
+def test_a_signal_ends_all_of_it(number: signal.Signals, arguments: list[str], printed: str, checkout: Path) -> None:
     write(checkout, "tests/unit/test_sleeping.py", SLEEPS)
-    process = start(checkout, numpy2=(1, 0), numpy1=(1, 0))
+    process = start(checkout, *arguments, numpy2=(1, 0), numpy1=(1, 0))
     deadline = time.monotonic() + 60
     while not (checkout / "started").exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    printed, _ = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert printed.splitlines()[-1] == "scripts/test: interrupted"
+    process.send_signal(number)
+    told, _ = process.communicate(timeout=30)  # until whatever prints to it has ended
+    assert process.returncode == 128 + number
+    assert printed in told
 
 
 def test_the_tests_with_numpy_1_are_there() -> None:

@@ -40,9 +40,10 @@ def test_a_name_that_is_nearly_one_of_ours_is_refused_and_told_which(typo: str, 
     assert all(name in str(caught.value) for name in PARAMETERS)
 
 
-def test_huge_pages_have_gone() -> None:
-    with pytest.raises(ModelError, match="SHM_HUGE_PAGES went with 0.3: all memory has ordinary pages; remove it from"):
-        config(SHM_HUGE_PAGES="false")
+@pytest.mark.parametrize("name", ["SHM_HUGE_PAGES", "shm_huge_pages"])
+def test_huge_pages_have_gone(name: str) -> None:
+    with pytest.raises(ModelError, match=f"{name} went with 0.3: all memory has ordinary pages; remove it from"):
+        config(**{name: "false"})
 
 
 def test_the_known_names_are_those_that_are_read_and_those_that_the_page_tells() -> None:

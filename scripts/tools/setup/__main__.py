@@ -23,9 +23,13 @@ INSTALL_SERVER = "scripts.tools.setup.install_server"
 def server_is_installed() -> bool:
     """Return whether the embedded server for this Python, which is also the environment's, is in its place."""
     sys.path.insert(0, str(ROOT))
+    from shm_backend_utils.errors import MachineError  # noqa: PLC0415
     from shm_backend_utils.server.install import Installation, default_folder  # noqa: PLC0415
 
-    return Installation(default_folder()).is_complete
+    try:
+        return Installation(default_folder()).is_complete
+    except MachineError as error:  # there is no such version
+        raise StepFailedError(str(error)) from None
 
 
 def set_up(environment: Environment, contents: Contents) -> None:

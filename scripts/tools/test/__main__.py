@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -41,8 +43,7 @@ def parsed() -> tuple[argparse.Namespace, list[str]]:
 
 def without_room() -> str | None:
     """Return why the tests cannot run for want of shared memory; None if they can."""
-    room = os.statvfs(SHM)
-    free = room.f_bavail * room.f_frsize
+    free = shutil.disk_usage(SHM).free if SHM.exists() else 0
     if free >= NEEDED_SHM_BYTES:
         return None
     return f"{SHM} has {free >> 20} MiB free, and the tests need {NEEDED_SHM_BYTES >> 20}: make room there"
@@ -77,6 +78,7 @@ def main() -> int:
         os.environ["SHM_BACKEND_UTILS_SERVER_VERSION"] = chosen.server
         os.environ.pop("SHM_BACKEND_UTILS_SERVER", None)  # the folder of some server
     amount = ["--all"] if chosen.all else []
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what was started ends first
     try:
         environment = set_up(chosen.python, numpy1=chosen.numpy1)
         if for_pytest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -90,25 +91,30 @@ def passed_to_pytest(environment: Environment, arguments: list[str]) -> int:
     assert process.stderr is not None
     told = Thread(target=_tell, args=(process.stderr,))
     told.start()
-    while True:
-        try:
-            status = process.wait()
-        except KeyboardInterrupt:  # which the terminal has sent to pytest, too
-            continue
+    try:
+        while True:
+            with contextlib.suppress(KeyboardInterrupt):  # which the terminal has sent to pytest, too
+                return process.wait()
+    except SystemExit:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+        raise
+    finally:
         told.join()
-        return status
 
 
 def _tell(lines: IO[str]) -> None:
     for line in lines:
         if not _USAGE.fullmatch(line.rstrip("\n")):
-            print(re.sub(r"^\S+: error: ", "scripts/test: ", line), end="", file=sys.stderr, flush=True)
+            print(re.sub(r"^[\w. -]+: error: ", "scripts/test: ", line), end="", file=sys.stderr, flush=True)
 
 
 def _run(command: list[str]) -> int:
     """Run a command to its end, in a session of its own: what Ctrl-C at a terminal ends is told by us, in one line."""
     color = ["--color=yes"] if sys.stdout.isatty() else []
-    process = subprocess.Popen([*command, *color], cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True)
+    process = subprocess.Popen(
+        [*command, *color], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
     assert process.stdout is not None
     try:
         while part := os.read(process.stdout.fileno(), 65536):

@@ -75,7 +75,8 @@ class PoolOptions:
             raise CallerError("PoolOptions.huge_pages went with 0.3: all memory has ordinary pages; leave it out")
         for name in ("max_bytes", "max_device_bytes", "lend_bytes", "max_batch_bytes", "stream_guess_bytes"):
             value = getattr(self, name)
-            if not isinstance(value, numbers.Integral) and not (value is None and name in _MAY_BE_NONE):
+            is_number = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+            if not is_number and not (value is None and name in _MAY_BE_NONE):
                 raise CallerError(f"PoolOptions.{name} is {value!r}; expected a whole number of bytes, such as 2**30")
         if self.region not in _REGIONS:
             raise CallerError(f"PoolOptions.region is {self.region!r}; expected {', '.join(map(repr, _REGIONS))}")

@@ -163,7 +163,7 @@ def test_inputs_of_a_prepared_call_are_filled_and_not_replaced(client: ShmClient
 # Values that are none of what they should be
 
 
-@pytest.mark.parametrize("value", ["1G", 1e9, None])
+@pytest.mark.parametrize("value", ["1G", 1e9, True, None])
 @pytest.mark.parametrize("name", ["max_bytes", "max_device_bytes", "max_batch_bytes", "stream_guess_bytes"])
 def test_a_budget_that_is_no_number_of_bytes(name: str, value: Any) -> None:
     wrong: Any = {name: value}
