@@ -29,7 +29,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 7_900,
     "scripts": 14_000,
     "scripts/tools/bench": 3_700,
-    "tests": 76_200,
+    "tests": 74_500,
     "docs": 4_400,
 }
 """By folder, or by pattern of files: the most lines."""

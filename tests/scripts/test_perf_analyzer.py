@@ -23,8 +23,6 @@ from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory.shared_file import DEV_SHM
 from shm_backend_utils.server import Installation
 
-pytestmark = pytest.mark.long
-
 QUANTITIES = {"inferences_per_s", "p50_ms", "p90_ms", "p99_ms"}
 DEADLINE_S = 60.0
 CASE = CASES["multiply-4"]

@@ -19,6 +19,8 @@ from scripts.tools.soak.client.tally import Tally
 from scripts.tools.soak.hostile.report import Answer, HostileReport, Turn
 from scripts.tools.soak.report import Leaks, SoakReport
 
+pytestmark = pytest.mark.long
+
 SECONDS = 6
 SEED = 4
 MUST_BE_ZERO = ("wrong bytes", "leaks", "deaths that were not injected", "hangs", "clients that failed to end")
@@ -102,8 +104,6 @@ import signal
 from scripts.tools.soak.client.connections import Connection
 from scripts.tools.soak.client.workloads.signals import Signals
 
-pytestmark = pytest.mark.long
-
 signals, connection, loops = Signals(), Connection("ShmClient", "gRPC", "localhost:1", 1.0), []
 
 def work():
@@ -142,7 +142,6 @@ def test_honest_clients_must_not_be_held_up_refused_or_killed(answers: list[Answ
     assert hostile(answers, [turn]).is_good == is_good
 
 
-@pytest.mark.long
 def test_a_short_run_beside_hostile_clients_measures_the_honest_ones(tmp_path: Path) -> None:
     report = run_soak(tmp_path / "hostile.json", "--hostile", "--seconds", "8")
     assert report["requests"]["alone"]["requests"] > 0
