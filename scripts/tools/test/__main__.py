@@ -70,8 +70,7 @@ def with_numpy1() -> list[str]:
 
 def main() -> int:
     """Run the program; return its exit status."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # shells have what they start in the background ignore the first
-        signal.signal(number, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have what they start in the background ignore it
     chosen, for_pytest = parsed()
     if (why := without_room()) is not None:
         print(f"scripts/test: {why}", file=sys.stderr)
