@@ -127,9 +127,10 @@ def test_without_a_thread_all_waits_until_one_can_be_had(monkeypatch: pytest.Mon
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refused)
         closer.close(what)
-    assert closer.waiting == 1
+    assert (closer.waiting, what.fileno() >= 0) == (1, True)
     closer.close(an_open_one())
-    assert settles(lambda: what.fileno() == -1)
+    assert settles(lambda: closer.waiting == 0)
+    assert what.fileno() == -1
 
 
 def test_an_interrupt_at_any_line_loses_no_descriptor() -> None:
