@@ -104,6 +104,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Have files distributed with the shared server in mind."""
+    from tests.scheduling import TwoServers
+
+    return TwoServers(config, log) if config.option.dist == "loadfile" else None
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _nobody_collects_what_was_there_before() -> None:
     """Take what modules and earlier tests have made for no garbage; to look at all of it took most of the time."""

@@ -13,6 +13,8 @@ from scripts.tools.mutants import trial
 from scripts.tools.mutants.checks import UNCHANGED, Mutant, find
 from scripts.tools.mutants.covering import Covering
 
+pytestmark = pytest.mark.long
+
 LONG_S = 100.0
 CHECKS = "scripts/tools/mutants/checks.py"
 LIBRARY = "shm_backend_utils/sizes.py"
@@ -33,8 +35,6 @@ from pathlib import Path
 
 import pytest
 from shm_backend_utils.sizes import check, double
-
-pytestmark = pytest.mark.long
 
 with Path("runs").open("a") as runs:
     runs.write(__name__ + "\\n")

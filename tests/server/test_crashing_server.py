@@ -5,7 +5,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.unit.plugin.outcomes import outcome_of
+
+pytestmark = pytest.mark.long
 
 MODEL = Path(__file__).resolve().parents[1] / "models" / "ordinary"
 

@@ -1,4 +1,4 @@
-"""Run the tests with NumPy 2, and those that NumPy can make a difference to with NumPy 1.26, on two cores.
+"""Run the tests with NumPy 2, and those that NumPy can make a difference to with NumPy 1.26, in three processes.
 
 Whatever pytest takes may follow: then pytest runs once, with that, on NumPy 2.
 """

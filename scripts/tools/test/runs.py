@@ -18,7 +18,7 @@ from .. import ROOT
 
 __all__ = ["Environment", "Tally", "passed_to_pytest"]
 
-_WORKERS: Final = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--durations=20")
+_WORKERS: Final = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "--durations=20")
 _MOST_RUN_AGAIN: Final = 20  # where more fail, it is no flake
 _MOST_FLAKES: Final = 2
 _FAILED: Final = 1  # as pytest says

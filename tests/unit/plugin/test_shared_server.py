@@ -17,6 +17,8 @@ import time
 import shm_backend_utils.server
 import pytest
 
+pytestmark = pytest.mark.long
+
 starts = itertools.count(1)
 CRASH = "I1123 Started\\nSignal (11) received.\\n 0# 0x00 in tritonserver\\n"
 KILL = "I1123 Started\\n"

@@ -1,0 +1,45 @@
+"""Which worker runs which tests."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from xdist.scheduler import LoadFileScheduling
+
+__all__ = ["TwoServers", "uses_the_server"]
+
+_WITH_SERVERS: Final = ("gw0", "gw1")
+_FIXTURE: Final = "triton_server: "
+_FOLDER: Final = "tests/e2e/"  # where nearly all tests use it, most by way of other fixtures
+
+
+class TwoServers(LoadFileScheduling):  # type: ignore[misc]  # xdist tells no types
+    """Each file of tests goes to one worker, and files that use the shared server to the first two workers.
+
+    A server with all models takes 40 s of a core to start, and 2 GiB. Its tests wait much of the time. A third worker
+    uses the cores meanwhile.
+    """
+
+    def _assign_work_unit(self, node: Any) -> None:
+        without = next((file for file in self.workqueue if not uses_the_server(file)), None)
+        if node.gateway.id not in _WITH_SERVERS and without is not None:
+            self.workqueue.move_to_end(without, last=False)
+        super()._assign_work_unit(node)
+
+    def _reschedule(self, node: Any) -> None:
+        if node.gateway.id not in _WITH_SERVERS and all(map(uses_the_server, self.workqueue)):
+            if not node.shutting_down:
+                node.shutdown()
+        else:
+            super()._reschedule(node)
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid.partition("::")[0]
+
+
+@cache
+def uses_the_server(file: str) -> bool:
+    """Return whether tests of a file use the server that has all models."""
+    return file.startswith(_FOLDER) or _FIXTURE in Path(file).read_text()
