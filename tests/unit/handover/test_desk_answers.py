@@ -20,7 +20,7 @@ from shm_backend_utils.memory.handover import desk
 from shm_backend_utils.memory.handover.office import Office
 from shm_backend_utils.memory.handover.peers import Peer
 from shm_backend_utils.memory.locks import hold_owner_lease, is_owner_alive
-from shm_backend_utils.protocol.handover import Question, SealedKey, encode_answer, encode_question
+from shm_backend_utils.protocol.handover import Question, SealedKey, decode_answer, encode_answer, encode_question
 from tests.unit.handover.asking import CONTENT, LONG_S, TOKEN, Region, ask, connect, count_open, reply_to, settles
 
 REFUSED = encode_answer(is_given=False)
@@ -276,3 +276,12 @@ MINE = os.getegid()
 )
 def test_who_may_open_what(peer: Peer, access: Access, may: bool) -> None:
     assert peer.may_open(access) is may
+
+
+@pytest.mark.parametrize(
+    "message",
+    [b"", bytes(15), bytes(17), *(struct.pack("<8sII", *said) for said in ((b"shmbu-fx", 0, 0), (b"shmbu-fd", 2, 0)))],
+    ids=["nothing", "short", "long", "another magic", "another status"],
+)
+def test_what_is_no_answer_is_none(message: bytes) -> None:
+    assert decode_answer(message) is None
