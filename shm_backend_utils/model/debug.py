@@ -1,13 +1,15 @@
-"""What a session with SHM_DEBUG does besides: it finds outputs that were not written, and writes beyond outputs.
+"""What a session with SHM_DEBUG adds: it finds outputs that were not written, and writes beyond outputs and to inputs.
 
-Memory that is handed out for an output is filled with random bytes, and what lies beside it is noted. When the call
-commits, neither may the one still be there, nor the other have changed. Of GPUs' memory nothing is told.
+A call fills an output's memory with random bytes before it hands it out, and notes the bytes beside it and a digest of
+each input. When the call commits, the random bytes must be gone, and all the rest unchanged. Memory on GPUs is not
+looked at.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -21,6 +23,7 @@ from ..protocol.spans import InputSpan, OutputSpan
 from ..tensors.cuda.device_view import DeviceView
 from ..tensors.view import TRITON, TensorView
 from .call import Call
+from .delivered import DeliveredView
 from .devices.uses import DeviceUses
 from .mapping.memory import HostMemory
 from .metrics import MeasuredCall
@@ -100,6 +103,11 @@ class DebugCall(Call):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._guarded: dict[str, GuardedMemory] = {}
+        self._digests: dict[str, bytes] = {}
+
+    def begin(self) -> None:
+        super().begin()
+        self._digests = {name: _digest(data) for name, data in self._input_bytes()}
 
     def output(self, name: str, shape: Sequence[int], dtype: npt.DTypeLike) -> TensorView:
         view = super().output(name, shape, dtype)
@@ -128,11 +136,26 @@ class DebugCall(Call):
         all_guarded, self._guarded = self._guarded, {}
         if all_guarded and self.devices:  # a GPU may be copying to the host
             self.devices.wait()
+        for name, data in self._input_bytes():
+            if _digest(data) != self._digests[name]:
+                raise _has_written_to(name)
         requested = self._request.requested_output_names()
         for name, guarded in all_guarded.items():
             guarded.check_guards()
             if name in requested and guarded.is_of(self.outputs[name].view):
                 guarded.check_written()
+
+    def _input_bytes(self) -> Iterator[tuple[str, Bytes]]:
+        """Yield the bytes of each input on the host. Triton delivers strings as copies, so these are left out."""
+        spans = {} if self.table is None else self.table.inputs
+        for name, span in spans.items():
+            memory = self._memories[span.region]
+            if isinstance(memory, HostMemory):
+                yield name, memory.bytes()[span.offset : span.offset + span.byte_size]
+        for name, tensor in self._delivered_tensors().items():
+            view = self._delivered(name) if name not in spans and tensor.is_cpu() else None
+            if isinstance(view, DeliveredView):
+                yield name, view.numpy().reshape(-1).view(np.uint8)
 
     def _beside(self, place: OutputPlace, memory: HostMemory) -> list[Bytes]:
         """Return the bytes on both sides of an output that belong to no tensor of any request."""
@@ -159,6 +182,18 @@ class DebugCall(Call):
         before = max((last for _, last in used if last <= begin), default=slot.region.managed.data_offset)
         behind = min((first for first, _ in used if first >= end), default=header.byte_size)
         return before, behind
+
+
+def _digest(data: Bytes) -> bytes:
+    return hashlib.blake2b(data.data, digest_size=16).digest()
+
+
+def _has_written_to(name: str) -> ModelError:
+    return ModelError(
+        f"input {name!r} was changed during the call, most likely by model.py, which may only read it: the memory is "
+        "the client's, whose next call over it sends the change, and forward() and put() pass it on; copy it first, as "
+        "torch.from_dlpack(view).clone() or np.array(view) does (some libraries do not see that a view is read-only)"
+    )
 
 
 class MeasuredDebugCall(MeasuredCall, DebugCall):

@@ -15,7 +15,7 @@ from .answer import Answer
 from .batcher import Batcher, Pending
 from .checks import RequestChecks
 from .instance import Instance
-from .model_config import as_json, with_auto_completed
+from .model_config import as_json, debugged, with_auto_completed
 from .model_folder import ModelFolder
 from .requests import Request, ServerError
 from .statistics import ModelStatistics
@@ -170,7 +170,7 @@ class LoadedModel:
 
     def _args(self, instance_name: str) -> dict[str, str]:
         return {
-            "model_config": as_json(self.config),
+            "model_config": as_json(debugged(self.config)),
             "model_instance_kind": "CPU",
             "model_instance_name": instance_name,
             "model_instance_device_id": "0",

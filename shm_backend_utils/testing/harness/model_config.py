@@ -14,7 +14,7 @@ from ...dtypes import from_config
 from ...errors import ModelError
 from ...repository.layout import CODE_FILE, CONFIG_FILE
 
-__all__ = ["BACKEND", "as_json", "complete", "datatype_of", "with_auto_completed"]
+__all__ = ["BACKEND", "as_json", "complete", "datatype_of", "debugged", "with_auto_completed"]
 
 BACKEND: Final = "python"
 _CODEC: Final = GrpcCodec()
@@ -85,6 +85,16 @@ def with_auto_completed(config: Any, completed: str) -> Any:
 def as_json(config: Any) -> str:
     """Return a configuration as ``initialize`` gets it: every field, also those that nobody set."""
     return json.dumps(_CODEC.told(config), separators=(",", ":"), ensure_ascii=False)
+
+
+def debugged(config: Any) -> Any:
+    """Return a configuration whose sessions look after outputs and inputs, unless it says whether they do."""
+    if "SHM_DEBUG" in config.parameters:
+        return config
+    changed = model_config_pb2.ModelConfig()
+    changed.CopyFrom(config)
+    changed.parameters["SHM_DEBUG"].string_value = "true"
+    return changed
 
 
 def _normalize(config: Any) -> None:

@@ -349,5 +349,5 @@ CONFIG_JSON = (
     '"gather_kernel_buffer_threshold":0,"eager_batching":false},"instance_group":[{"name":"behaving","kind":'
     '"KIND_CPU","count":1,"gpus":[],"secondary_devices":[],"profile":[],"passive":false,"host_policy":""}],'
     '"default_model_filename":"model.py","cc_model_filenames":{},"metric_tags":{},"parameters":{"P":{"string_value":'
-    '"v"}},"model_warmup":[]}'
+    '"v"},"SHM_DEBUG":{"string_value":"false"}},"model_warmup":[]}'
 )

@@ -1,4 +1,4 @@
-"""Sessions with SHM_DEBUG: an output that was not written, and a write beyond one, are errors that name it."""
+"""Sessions with SHM_DEBUG: an output not written, a write beyond one and a write to an input are errors."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.model import BatchCall, Call, ShmSession, StreamCall
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table
+from shm_backend_utils.tensors.view import TensorView
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.emulated import answers_to, delivered, message_of, outputs_of
 from tests.unit.fake_gpu import kernel as launch
@@ -331,3 +332,43 @@ def test_an_output_that_comes_from_a_gpu_is_not_judged_before_that_is_done(
         assert response.error() is None
         assert (client.output("Y") if room else outputs_of(response)["Y"]).tolist() == [0, 2, 4, 6]
         session.close()
+
+
+# Inputs that were written to
+
+
+def change(view: TensorView) -> None:
+    """Write to an input as a library does that does not see DLPack's read-only flag."""
+    write_beside(view.numpy(), 0)
+
+
+def change_and_answer(call: Call) -> None:
+    change(call.input("X"))
+    double(call)
+
+
+def test_an_input_that_model_py_changes_is_an_error_wherever_it_came_from(session: ShmSession, client: Client) -> None:
+    text = answered(session, client.request({"X": X}, {"Y": 16}), change_and_answer)
+    assert text.startswith("shm:model: input 'X' was changed during the call, most likely by model.py")
+    assert "copy it first" in text
+    assert client.is_over()
+    assert not client.has_results()
+    assert answered(session, delivered({}, ["Y"], {"X": X}), change_and_answer) == text
+    assert answered(session, client.request({"X": X}, {"Y": 16}), double) == ""
+
+
+def test_only_the_request_whose_input_changed_fails(open_session: Open, make_client: MakeClient) -> None:
+    session = open_session([tensor("X")], [tensor("Y")], parameters=SHM_DEBUG)
+    requests = [make_client().request({"X": X}, {"Y": 16}) for _ in range(3)]
+    infers = iter([double, change_and_answer, double])
+
+    def infer(call: Call) -> None:
+        next(infers)(call)
+
+    responses = session.serve(requests, infer)
+    assert [bool(message_of(response)) for response in responses] == [False, True, False]
+
+
+def test_without_shm_debug_no_digest_is_made(open_session: Open, client: Client) -> None:
+    session = open_session()
+    assert answered(session, client.request({"X": X}, {"Y": 16}), change_and_answer) == ""
