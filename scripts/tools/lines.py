@@ -30,7 +30,7 @@ CEILINGS: Final = {
     "scripts": 14_000,
     "scripts/tools/bench": 3_700,
     "tests": 74_500,
-    "docs": 4_400,
+    "docs": 4_500,
 }
 """By folder, or by pattern of files: the most lines."""
 
