@@ -22,6 +22,8 @@ NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 class Descriptor:
     """An open file descriptor, which is closed with its object at the latest, unless it is told to outlive that.
 
+    A forked child closes its copy at once: it would keep the parent's memory and locks alive.
+
     A signal's handler may raise between any two steps of the interpreter. So what a system call has opened is kept in
     the same step: ``list.extend`` and ``map`` come back to the interpreter with all done. So it is closed, too.
 
@@ -38,6 +40,7 @@ class Descriptor:
     def __init__(self, open_it: Callable[..., int], *arguments: Any) -> None:
         self._outlives = False
         self._held: list[int] = []
+        forsake_in_children(self)
         self._held.extend(map(open_it, *zip(arguments, strict=True)))
 
     def fileno(self) -> int:
@@ -47,14 +50,12 @@ class Descriptor:
     def reopened(self) -> Descriptor:
         """Return another open file description of the same file, to read and write it: locks belong to one of them.
 
-        It is this process' own: its forked children have none.
+        Somebody else's lease on the file (fcntl(2)) fails this, where without O_NONBLOCK it would wait for 45 s.
         """
-        copied = Descriptor(os.open, f"/proc/self/fd/{self.fileno()}", os.O_RDWR | os.O_CLOEXEC)
-        forsake_in_children(copied)
-        return copied
+        return Descriptor(os.open, f"/proc/self/fd/{self.fileno()}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
 
     def forsake(self) -> None:
-        """Close a forked child's copy, which would keep memory and locks alive."""
+        """Close it, in a forked child."""
         self.close()
 
     def outlive_object(self) -> None:

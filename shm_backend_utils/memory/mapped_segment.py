@@ -44,32 +44,30 @@ class MappedSegment(ABC):
     """
 
     def __init__(self, key: str, descriptor: Descriptor, byte_size: int) -> None:
-        """Map ``byte_size`` bytes of what is open; the segment owns the descriptor from here on."""
+        """Map ``byte_size`` bytes of what is open, and close that."""
         self.key = key
         self.byte_size = byte_size
-        self._descriptor = descriptor
+        self._descriptor = descriptor  # until it is mapped
         self._maker = 0  # the process that has made the memory; 0 if it was somebody else
         self._map: mmap.mmap | None = None
+        forsake_in_children(self)
         try:
             status = os.fstat(descriptor.fileno())
             self.identity = (status.st_dev, status.st_ino)
             self.space = min(byte_size, status.st_blocks * BLOCK_SIZE)
             self._map = mmap.mmap(descriptor.fileno(), byte_size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-        except BaseException:
+            # The mapping has a descriptor of its own, which a forked child cannot close while an array lives. So locks
+            # belong to another open file description.
+            self._descriptor = descriptor.reopened()
+        finally:
             descriptor.close()  # here, as an error may keep it for long
-            raise
 
     @classmethod
     def _make(cls, key: str, descriptor: Descriptor, byte_size: int, prepare: Callable[[MappedSegment], None]) -> Self:
         """Map memory that this process has made, and prepare it. Nobody else can find it yet."""
         segment = cls(key, descriptor, byte_size)
         segment._maker = os.getpid()
-        forsake_in_children(segment)
-        # The mapping has a descriptor of its own, which a forked child cannot close while an array lives. So what is
-        # locked belongs to another open file description.
         try:
-            segment._descriptor = descriptor.reopened()
-            descriptor.close()
             prepare(segment)
         except BaseException:
             segment.close()  # here, as an error may keep it for long
@@ -159,7 +157,7 @@ class MappedSegment(ABC):
             self.close()
 
     def forsake(self) -> None:
-        """Let go of the parent's descriptor in a forked child, which would keep the parent's locks alive."""
+        """Let go of the memory in a forked child, but for what arrays keep."""
         self.close()
 
     def close(self) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Final
 
 from ..errors import NoSharedMemoryError, RegionGoneError, RegionRefusedError
-from ..forks import forsake_in_children
 from ..protocol.handover import SealedKey
 from . import locks
 from .access import PRIVATE, Access
@@ -119,7 +118,6 @@ def _filled(byte_size: int, access: Access, deadline: float) -> Descriptor:
     descriptor: Descriptor | None = None
     try:
         descriptor = _memory()
-        forsake_in_children(descriptor)  # other threads may fork meanwhile
         access.give_to(descriptor.fileno())
         allocate(descriptor.fileno(), 0, byte_size, available_bytes(), deadline)
         fcntl.fcntl(descriptor.fileno(), fcntl.F_ADD_SEALS, _SEALS)

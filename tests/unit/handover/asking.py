@@ -28,6 +28,7 @@ class Region:
     def __init__(self, office: Office, access: Access = PRIVATE, key: SealedKey | None = None) -> None:
         self.memory = Descriptor(os.memfd_create, "region", os.MFD_CLOEXEC)
         os.write(self.memory.fileno(), CONTENT)
+        self.status = os.fstat(self.memory.fileno())
         self.key = key or office.new_key()
         office.offer(self.key, TOKEN, access, self.copy)
 
@@ -37,7 +38,7 @@ class Region:
     def is_given(self, token: bytes = TOKEN) -> bool:
         """Ask for it; return whether what was given is it."""
         given = ask(self.key, token)
-        return given is not None and os.path.sameopenfile(given.fileno(), self.memory.fileno())
+        return given is not None and os.path.samestat(os.fstat(given.fileno()), self.status)
 
 
 def connect(key: SealedKey) -> socket.socket:
