@@ -85,8 +85,8 @@ def attempt(core: Core, call: OpenCall, timeout_s: float, remedy: str = _REMEDY)
     try:
         result = yield from call.exchange.send(timeout_s)
     except ServerUnavailableError:
-        core.catalog.forget()  # when it is back, it may have other models, and other flags
-        core.paths.forget_server()
+        if core.catalog.forget_with(call.known):
+            core.paths.forget_server()  # when it is back, it may have other flags, too
         raise
     except InferenceError as error:
         if call.known.spec.is_decoupled and error.status() in _NOT_DONE:
@@ -124,11 +124,11 @@ def repair(core: Core, call: OpenCall, error: ShmError, number: int) -> Steps[Kn
     if isinstance(error, MemoryRefusedError):
         if number == 0:
             return call.known
-        core.paths.refuse(call.known, exchange.path, str(error))
+        core.paths.refuse(call.known, exchange.path, str(error), exchange.kind)
         return call.known if settings.path == "auto" else None
     if _was_busy(call, error):
         return call.known
-    renewed = yield from core.look_again(settings)
+    renewed = yield from core.renew(call.known, settings)
     if renewed is call.known:
         return None
     refused = renewed.refuses(exchange.sources(), call.wanted, exchange.path)

@@ -146,7 +146,7 @@ class Core:
         # What :meth:`fitting` does, without the functions that it calls: this is on the way of every call.
         known = self.catalog.known.get((settings.model, settings.version))
         if known is None or (known.path != DirectExchange.path and known.is_worth_another_look):
-            known = yield from self.look_again(settings)
+            known = yield from self.catalog.recall(settings.model, settings.version, settings.deadline)
         while True:
             try:
                 given = sources(known.spec, inputs, elsewhere or self.on_gpus)
@@ -161,7 +161,7 @@ class Core:
                 )
                 break
             except TensorError:
-                renewed = yield from self.look_again(settings)
+                renewed = yield from self.renew(known, settings)
                 if renewed is known:
                     raise
                 known = renewed
@@ -218,21 +218,22 @@ class Core:
         TensorError
             They do not fit that one either.
         """
-        known = self.catalog.recall(settings.model, settings.version) or (yield from self.look_again(settings))
+        known = yield from self.catalog.recall(settings.model, settings.version, settings.deadline)
         while True:
             try:
                 return known, look(known)
             except TensorError:
-                renewed = yield from self.look_again(settings)
+                renewed = yield from self.renew(known, settings)
                 if renewed is known:
                     raise
                 known = renewed
 
     def explain(self, model: str, version: str, timeout_s: float) -> Steps[Explanation]:
         """Check everything anew and tell which path a model's calls take, and why."""
-        deadline = time.monotonic() + timeout_s
+        began = time.monotonic()
+        deadline = began + timeout_s
         self.paths.forget_server()
-        known = yield from self.catalog.look_up(model, version, timeout_s)
+        known = yield from self.catalog.look_up(model, version, deadline, began)
         known.refusals.clear()
         known.sealed = None
         return (yield from self.paths.explain(known, deadline))
@@ -262,5 +263,6 @@ class Core:
             tell_path(known, path, known.reason, settings.origin)
         return path
 
-    def look_again(self, settings: CallSettings) -> Steps[KnownModel]:
-        return self.catalog.look_up(settings.model, settings.version, settings.left_s)
+    def renew(self, known: KnownModel, settings: CallSettings) -> Steps[KnownModel]:
+        """Return a call's model as it is now, after the call has failed with what was known of it."""
+        return self.catalog.renew(settings.model, settings.version, known, settings.deadline)

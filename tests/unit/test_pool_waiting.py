@@ -23,6 +23,7 @@ from shm_backend_utils.client.client_memory import ClientMemory
 from shm_backend_utils.client.errors import PoolExhaustedError
 from shm_backend_utils.client.known_model import KnownModel
 from shm_backend_utils.client.options import RequestOptions
+from shm_backend_utils.client.paths import taking
 from shm_backend_utils.client.paths.taking import Taking
 from shm_backend_utils.client.settings import CallSettings
 from shm_backend_utils.client.steps import AsyncioDriver
@@ -370,6 +371,7 @@ def test_a_task_that_is_cancelled_while_its_memory_is_made_gives_it_back(monkeyp
         make(self, *arguments)
 
     monkeypatch.setattr(SlotRegion, "__init__", make_slowly)
+    monkeypatch.setattr(taking, "LONG_COPY", 0)
 
     async def work(pool: SlotPool, take: Take) -> None:
         task = asyncio.ensure_future(take())
@@ -384,7 +386,9 @@ def test_a_task_that_is_cancelled_while_its_memory_is_made_gives_it_back(monkeyp
     with_one_region(work)
 
 
-def test_a_task_that_is_cancelled_before_its_memory_is_made_takes_nothing() -> None:
+def test_a_task_that_is_cancelled_before_its_memory_is_made_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(taking, "LONG_COPY", 0)
+
     async def work(pool: SlotPool, take: Take) -> None:
         go = threading.Event()
         before = take.threads.submit(go.wait, LONG_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from dataclasses import replace
@@ -19,6 +20,7 @@ from ...protocol.layout import PAGE_SIZE
 from ..errors import MemoryRefusedError, PathUnavailableError
 from ..explanation import Check, Explanation
 from ..known_model import KnownModel
+from ..once import Once
 from ..settings import left_until
 from ..steps import Steps, offloaded
 from ..transports.messages import Codec
@@ -59,6 +61,7 @@ class PathChooser:
         self._options = options
         self._inline_bytes = inline_bytes
         self._of_server: tuple[Check, ...] | None = None
+        self._once = Once()
 
     def choose(self, model: KnownModel, wanted: str, deadline: float) -> Steps[str]:
         """Return the path of a call.
@@ -68,7 +71,11 @@ class PathChooser:
         PathUnavailableError
             The wanted path is closed, or with ``"auto"`` all are.
         """
-        explanation = model.explanation or (yield from self.explain(model, deadline))
+        explanation = model.explanation or (
+            yield from self._once.find(
+                model, lambda: model.explanation, functools.partial(self.explain, model, deadline), deadline
+            )
+        )
         path = explanation.path if wanted == "auto" else wanted
         if path is None or not explanation.open(path):
             obstacles = explanation.obstacles(_DIRECT if path is None else path)
@@ -81,7 +88,9 @@ class PathChooser:
     def explain(self, model: KnownModel, deadline: float) -> Steps[Explanation]:
         """Check everything that is not known yet."""
         spec = model.spec
-        of_server = self._of_server or (yield from self._check_server(deadline))
+        of_server = yield from self._once.find(
+            "server", lambda: self._of_server, functools.partial(self._check_server, deadline), deadline
+        )
         of_model = (*_check_model(spec), *_refused(model))
         sealed = yield from self._check_sealed(model, of_server, of_model, deadline)
         is_sealed = sealed is not None and sealed.outcome is not False
@@ -103,7 +112,6 @@ class PathChooser:
         if model.explanation != explanation:
             _LOG.info("model %r takes the path %s: %s", spec.name, path, explanation.reason)
         if not any(check.is_passing for check in checks):
-            self._of_server = of_server
             model.explanation = explanation
             model.path = path
             model.kind = RegionKind.SEALED if is_sealed else RegionKind.SYSTEM
@@ -119,14 +127,17 @@ class PathChooser:
         )
         return Check("small calls?", True, detail, ())
 
-    def refuse(self, model: KnownModel, path: str, reason: str) -> None:
+    def refuse(self, model: KnownModel, path: str, reason: str, kind: RegionKind = RegionKind.SYSTEM) -> None:
         """Take note that a path turned out to be closed for a model; or sealed memory, where other memory may do.
+
+        ``kind`` is that of the call's memory. Other calls may have gone over to another kind since.
 
         What a call has sealed is its slot. So a refusal of another region, such as one on a GPU, does not speak of it.
         """
         may_choose = path == _DIRECT and self._options.region == "auto" and SLOT_PARAMETER in reason
-        if may_choose and model.kind is RegionKind.SEALED:
-            _LOG.warning("calls of model %r take memory in /dev/shm from now on: %s", model.spec.name, reason)
+        if may_choose and kind is RegionKind.SEALED:
+            if model.kind is RegionKind.SEALED:
+                _LOG.warning("calls of model %r take memory in /dev/shm from now on: %s", model.spec.name, reason)
             model.sealed = Check(SEALED, False, f"it was tried: {reason}", ())
         else:
             model.refusals[path] = reason
@@ -153,6 +164,12 @@ class PathChooser:
         return model.sealed
 
     def _check_server(self, deadline: float) -> Steps[tuple[Check, ...]]:
+        checks = yield from self._try_server(deadline)
+        if not any(check.is_passing for check in checks):
+            self._of_server = checks
+        return checks
+
+    def _try_server(self, deadline: float) -> Steps[tuple[Check, ...]]:
         shared = (_DIRECT, _TRITON_SHM)
         host = self._host
         is_here = yield from offloaded(

@@ -79,6 +79,7 @@ class DirectExchange(Exchange):
         gpus: CallOnGpus | None = None,
     ) -> None:
         self.spec, self.layout, self.options = spec, layout, options
+        self.kind = region.kind
         self._codec = codec
         self._region = region
         self._slot = slot

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ...errors import ClosedError, PeerError
 from ...memory.cuda.streams import Named
+from ...memory.kinds import RegionKind
 from ...model_spec import BATCH_CARRIER, ModelSpec
 from ...protocol.call_layout import CallLayout
 from ..errors import DeadlineExceededError, InferenceError
@@ -51,6 +52,8 @@ class Exchange(ABC):
     is_closed : bool
     has_gpus : bool
         Whether inputs of it are on GPUs, or room for its outputs is.
+    kind : RegionKind
+        What its memory on the host is made of, if it is shared.
     library : str or None
         Whose arrays its outputs on GPUs are; None for those of no library.
     lacking : mapping of str to int
@@ -63,6 +66,7 @@ class Exchange(ABC):
     options: RequestOptions
     is_closed = False
     has_gpus = False
+    kind = RegionKind.SYSTEM
     library: str | None = None
     lacking: Mapping[str, int] = MappingProxyType({})
 

@@ -18,6 +18,7 @@ from ..errors import DeadlineExceededError
 from ..known_model import KnownModel
 from ..settings import CallSettings
 from ..steps import Steps, Wait, offloaded
+from .exchange import LONG_COPY
 from .further import HostMemory
 from .triton_shm import RegisteredExchange
 
@@ -105,6 +106,8 @@ class Taking:
                 except TimeoutError:
                     raise self._pool.exhausted(ticket, timeout_s) from None
             redeem = functools.partial(self._pool.redeem, ticket, settings.deadline)
+            if ticket.byte_size < LONG_COPY:
+                return redeem()  # sooner than a thread could begin with it
             return (yield from offloaded(redeem, settings.left_s, "its memory was being made"))
         except BaseException:
             self._pool.withdraw(ticket)

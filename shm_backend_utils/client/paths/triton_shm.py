@@ -44,12 +44,12 @@ class Registrations:
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
         self._known: set[str] = set()
-        self._unwanted: set[str] = set()  # a part of these
+        self._unwanted: set[str] = set()  # no part of these, nor any call's that unregisters it just now
 
     @property
     def is_empty(self) -> bool:
         """Whether the server knows nothing of this client."""
-        return not self._known
+        return not (self._known or self._unwanted)
 
     def add(self, region: SlotRegion, deadline: float) -> Steps[None]:
         """Register the region if it is not.
@@ -83,22 +83,26 @@ class Registrations:
     def drop(self, keys: Iterable[str], deadline: float) -> Steps[bool]:
         """Unregister those of these keys that are registered, so that the server lets go of their memory.
 
-        What the server does not answer to, or still has a request in, is tried again the next time. Return whether
-        there is a request left in one.
+        What the server does not answer to, or still has a request in, is tried again the next time. The call that takes
+        unwanted keys unregisters them alone. Return whether there is a request left in one.
         """
+        registered = self._known.intersection(keys)
+        self._known -= registered
+        mine, self._unwanted = self._unwanted | registered, set()
         are_in_use = False
-        self._unwanted |= self._known.intersection(keys)
-        for key in list(self._unwanted):
-            try:
-                yield Send(self._codec.unregister(key), left_until(deadline))
-            except ShmError as error:
-                if not is_answer(error):
-                    return are_in_use
-                if IN_USE in str(error):
-                    are_in_use = True
-                    continue
-            self._unwanted.discard(key)
-            self._known.discard(key)
+        try:
+            for key in list(mine):
+                try:
+                    yield Send(self._codec.unregister(key), left_until(deadline))
+                except ShmError as error:
+                    if not is_answer(error):
+                        break
+                    if IN_USE in str(error):
+                        are_in_use = True
+                        continue
+                mine.discard(key)
+        finally:
+            self._unwanted.update(mine)
         return are_in_use
 
     def drop_all(self, deadline: float) -> Steps[bool]:

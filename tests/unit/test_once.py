@@ -1,0 +1,243 @@
+"""Many calls that find out the same thing at the same moment: one of them asks, and one undoes."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Final, cast
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.client import DeadlineExceededError, InferenceError, ServerUnavailableError
+from shm_backend_utils.client.errors import out_of_time
+from shm_backend_utils.client.known_model import KnownModel
+from shm_backend_utils.client.once import Once
+from shm_backend_utils.client.paths.choice import PathChooser
+from shm_backend_utils.client.paths.triton_shm import Registrations
+from shm_backend_utils.client.steps import Pause, Steps, Wait
+from shm_backend_utils.client.transports.grpc.codec import GrpcCodec
+from shm_backend_utils.memory.kinds import RegionKind
+from shm_backend_utils.memory.pool.options import PoolOptions
+from shm_backend_utils.model_spec import ModelSpec
+from tests.unit.fake_server import FakeServer, Order, config
+from tests.unit.fake_wires import FakeTransport, async_client_of, client_of
+
+CALLS: Final = 300
+THREADS: Final = 200
+X = np.arange(6, dtype=np.float32)
+PAUSE: Final = Pause(1.0)
+
+
+def searching() -> Steps[str]:
+    """Find what the one who drives this says."""
+    return (yield PAUSE)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def once() -> Once:
+    return Once()
+
+
+def caller(once: Once, what: str = "it") -> Steps[str]:
+    return once.find(what, lambda: None, searching, time.monotonic() + 60)
+
+
+def future_in(step: Any) -> concurrent.futures.Future[Any]:
+    assert isinstance(step, Wait)
+    return step.future
+
+
+def outcome_of(call: Steps[Any], sent: Any) -> Any:
+    with pytest.raises(StopIteration) as end:
+        call.send(sent)
+    return end.value.value
+
+
+def test_one_call_searches_and_the_others_have_what_it_finds(once: Once) -> None:
+    first, second, other = caller(once), caller(once), caller(once, "something else")
+    assert next(first) is next(other) is PAUSE
+    found = future_in(next(second))
+    assert not found.cancel(), "the wait is everybody's"
+    assert outcome_of(first, "found") == "found"
+    assert outcome_of(second, found.result(0)) == "found"
+    assert next(caller(once)) is PAUSE, "nothing is remembered here"
+
+
+def test_an_error_of_the_server_is_everybodys(once: Once) -> None:
+    first, second = caller(once), caller(once)
+    next(first)
+    found = future_in(next(second))
+    said = InferenceError("no such model", "404")
+    with pytest.raises(InferenceError):
+        first.throw(said)
+    with pytest.raises(InferenceError, match="no such model") as raised:
+        second.send(found.result(0))
+    assert raised.value is not said, "its frames are the other call's"
+    assert raised.value.status() == "404"
+
+
+@pytest.mark.parametrize("error", [out_of_time("it waited"), KeyboardInterrupt(), asyncio.CancelledError(), None])
+def test_where_the_one_who_searches_is_broken_off_another_one_does(once: Once, error: BaseException | None) -> None:
+    first, second, third = caller(once), caller(once), caller(once)
+    next(first)
+    waits = future_in(next(second)), future_in(next(third))
+    if error is None:
+        first.close()
+    else:
+        with pytest.raises(type(error)):
+            first.throw(error)
+    assert second.send(waits[0].result(0)) is PAUSE
+    found = future_in(third.send(waits[1].result(0)))
+    assert outcome_of(second, "found") == "found"
+    assert outcome_of(third, found.result(0)) == "found"
+
+
+def test_a_call_waits_no_longer_than_its_own_deadline(once: Once) -> None:
+    first, second = caller(once), caller(once)
+    next(first)
+    next(second)
+    with pytest.raises(DeadlineExceededError, match="another call was asking the server the same"):
+        second.throw(TimeoutError())
+    assert outcome_of(first, "found") == "found"
+
+
+class Counting:
+    """Counts what clients send to fake servers, by kind."""
+
+    def __init__(self) -> None:
+        self.sent: Counter[str] = Counter()
+
+    def count(self, message: Any) -> None:
+        name = message.procedure if hasattr(message, "procedure") else message.path
+        kinds = ("unregister", "register", "config", "infer")
+        self.sent[next(kind for kind in kinds if kind in name.lower())] += 1
+
+    def taken(self) -> dict[str, int]:
+        taken, self.sent = self.sent, Counter()
+        return dict(taken)
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> Counting:
+    counting, send = Counting(), FakeTransport.send
+
+    def counted(transport: FakeTransport, message: Any, timeout_s: float) -> Any:
+        counting.count(message)
+        return send(transport, message, timeout_s)
+
+    monkeypatch.setattr(FakeTransport, "send", counted)
+    return counting
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with FakeServer(config("m")) as server:
+        yield server
+
+
+def gone(_: Order) -> None:
+    raise ServerUnavailableError("gone")
+
+
+ONE_OF_EACH: Final = {"config": 1, "register": 1, "unregister": 1}
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_burst_of_tasks_asks_once_and_again_once_after_a_restart(
+    server: FakeServer, counting: Counting, protocol: str
+) -> None:
+    async def burst(client: Any, model: str = "m") -> list[Any]:
+        calls = [client.infer(model, {"IN0": X}) for _ in range(CALLS)]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    async def run() -> None:
+        async with async_client_of(server, protocol, inline_bytes=0) as client:
+            counting.taken()
+            for _ in range(2):
+                for result in await burst(client):
+                    np.testing.assert_array_equal(result["OUT0"], 2 * X)
+                assert counting.taken() == {**ONE_OF_EACH, "infer": CALLS + 1}, "one of them is the trial"
+                server.before = gone
+                assert {type(error) for error in await burst(client)} == {ServerUnavailableError}
+                server.before = lambda _: None
+                assert counting.taken() == {"infer": CALLS}
+            assert {type(error) for error in await burst(client, "unknown")} == {InferenceError}
+            assert counting.taken() == {"config": 1}
+
+    asyncio.run(run())
+
+
+def test_a_burst_of_threads_asks_once_and_again_once_after_a_restart(server: FakeServer, counting: Counting) -> None:
+    def burst(client: Any) -> list[Any]:
+        outcomes: list[Any] = []
+        gate = threading.Barrier(THREADS)
+
+        def call() -> None:
+            gate.wait(60)
+            try:
+                outcomes.append(client.infer("m", {"IN0": X}))
+            except ServerUnavailableError as error:
+                outcomes.append(error)
+
+        threads = [threading.Thread(target=call) for _ in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        return outcomes
+
+    with client_of(server, inline_bytes=0) as client:
+        counting.taken()
+        for _ in range(2):
+            assert all((result["OUT0"] == 2 * X).all() for result in burst(client))
+            assert counting.taken() == {**ONE_OF_EACH, "infer": THREADS + 1}
+            server.before = gone
+            with pytest.raises(ServerUnavailableError):
+                client.infer("m", {"IN0": X})
+            server.before = lambda _: None
+            counting.taken()
+
+
+def test_a_call_that_fails_late_forgets_nothing_that_was_found_out_since(server: FakeServer) -> None:
+    with client_of(server) as client:
+        core = cast(Any, client._core)
+        client.infer("m", {"IN0": X})
+        (before,) = core.catalog.known.values()
+        assert core.catalog.forget_with(before)
+        client.infer("m", {"IN0": X})
+        assert not core.catalog.forget_with(before)
+        assert core.catalog.known
+
+
+def test_who_is_refused_sealed_memory_late_does_not_close_the_path_for_those_who_take_other_memory() -> None:
+    codec = GrpcCodec()
+    chooser = PathChooser(codec, "localhost", Registrations(codec), PoolOptions(), 0)
+    known = KnownModel(ModelSpec.from_config(config("m")), 1.25)
+    for known.kind in (RegionKind.SEALED, RegionKind.SYSTEM):  # as another call has found out meanwhile
+        chooser.refuse(known, "direct", "shm_slot refused: too late", RegionKind.SEALED)
+        assert not known.refusals
+    assert known.sealed is not None
+
+
+def name_in(step: Any) -> str:
+    return str(step.message.request.name)
+
+
+def test_each_region_is_unregistered_by_one_call() -> None:
+    registrations = Registrations(GrpcCodec())
+    registrations._known = {"a", "b", "c"}
+    first, second, third = (registrations.drop(keys, math.inf) for keys in ("a", "bc", "abc"))
+    sent = [name_in(next(first)), name_in(next(second)), name_in(second.send(None))]
+    assert sorted(sent) == ["a", "b", "c"]
+    assert outcome_of(third, None) is False, "nothing is left for it to do"
+    with pytest.raises(StopIteration):
+        second.throw(ServerUnavailableError("gone"))
+    assert outcome_of(first, None) is False
+    assert not registrations.is_empty
+    assert name_in(next(registrations.drop([], math.inf))) == sent[2], "it is tried again"
