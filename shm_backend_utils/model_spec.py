@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from . import dtypes
@@ -29,6 +29,10 @@ PATHS: Final = frozenset({"direct", "triton-shm", "inline"})
 """The paths that the parameter may name."""
 
 
+_CORRELATION_ID: Final = "CONTROL_SEQUENCE_CORRID"
+_BY_VALUES: Final = {"int32_false_true": "TYPE_INT32", "fp32_false_true": "TYPE_FP32", "bool_false_true": "TYPE_BOOL"}
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """One input or output of a model.
@@ -45,6 +49,9 @@ class TensorSpec:
     optional : bool
     is_batched : bool
         Whether the first dimension is that of batches.
+    reshape : tuple of int or None
+        The shape on the other side of Triton, where the configuration has a ``reshape``: ``model.py``'s, as ``shape``
+        is that of requests, and the other way round in :meth:`ModelSpec.as_model_sees`.
     takes_any_size : bool
         Whether every dimension of ``shape`` is -1, so that only their number counts.
     row_byte_size : int or None
@@ -57,6 +64,7 @@ class TensorSpec:
     shape: tuple[int, ...]
     optional: bool
     is_batched: bool = False
+    reshape: tuple[int, ...] | None = None
     takes_any_size: bool = field(init=False, repr=False, compare=False)
     row_byte_size: int | None = field(init=False, repr=False, compare=False)
 
@@ -101,6 +109,13 @@ class TensorSpec:
             self.name, f"{found}, but the model's configuration says {list(self.shape)}{legend}{remedy}"
         )
 
+    def reshaped(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return what Triton makes of a shape that fits: any size there is one of any size here, in their order."""
+        if self.reshape is None:
+            return shape
+        sizes = iter([size for size, want in zip(shape, self.shape, strict=True) if want == -1])
+        return tuple(next(sizes) if want == -1 else want for want in self.reshape)
+
     def _remedy_of_dtype(self, dtype: DType) -> str:
         if self.dtype is dtypes.BYTES:
             return "; pass strings: a list, or an array of objects, of str or bytes"
@@ -133,6 +148,12 @@ class ModelSpec:
         Whether it is made of other models, which get its tensors from Triton.
     allowed_uids : str or None
         What ``SHM_ALLOWED_UIDS`` says, unchecked; None where it is not set.
+    sequences : str
+        Triton's strategy for sequences, ``"direct"`` or ``"oldest"``; empty where the model has none.
+    controls : mapping of str to TensorSpec
+        What Triton adds to each request of a sequence (``control_input``), and no client sends.
+    names_sequences : bool or None
+        Whether a control takes a sequence's id for a str, or else for an integer; None where no control takes it.
     """
 
     name: str
@@ -145,6 +166,9 @@ class ModelSpec:
     is_decoupled: bool
     is_ensemble: bool
     allowed_uids: str | None
+    sequences: str = ""
+    controls: Mapping[str, TensorSpec] = field(default_factory=dict)
+    names_sequences: bool | None = None
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelSpec:
@@ -168,6 +192,8 @@ class ModelSpec:
         has_carrier = _is_carrier(inputs.get(BATCH_CARRIER), batched, declared)
         if batched or has_carrier:
             inputs.pop(BATCH_CARRIER, None)
+        sequences = config.get("sequence_batching") or {}
+        controls = dict(_control_types(sequences))
         return cls(
             name=config["name"],
             max_batch_size=max_batch_size,
@@ -179,7 +205,25 @@ class ModelSpec:
             is_decoupled=bool(config.get("model_transaction_policy", {}).get("decoupled", False)),
             is_ensemble=config.get("platform") == "ensemble",
             allowed_uids=config.get("parameters", {}).get(UIDS_PARAMETER, {}).get("string_value"),
+            sequences="" if "sequence_batching" not in config else "oldest" if "oldest" in sequences else "direct",
+            controls={
+                name: _tensor_spec({"name": name, "data_type": dtype, "dims": (1,), "optional": True}, batched)
+                for name, (_, dtype) in controls.items()
+            },
+            names_sequences=next(
+                (dtype == "TYPE_STRING" for kind, dtype in controls.values() if kind == _CORRELATION_ID), None
+            ),
         )
+
+    def as_model_sees(self) -> ModelSpec:
+        """Return it with the shapes that ``model.py`` sees; itself, where none has a ``reshape``."""
+        if all(tensor.reshape is None for each in (self.inputs, self.outputs) for tensor in each.values()):
+            return self
+        inputs, outputs = (
+            {n: t if t.reshape is None else replace(t, shape=t.reshape, reshape=t.shape) for n, t in each.items()}
+            for each in (self.inputs, self.outputs)
+        )
+        return replace(self, inputs=inputs, outputs=outputs)
 
     def obstacle_to_direct(self) -> str | None:
         """Return what in the configuration stands against the direct path, with its remedy; None if nothing does."""
@@ -234,16 +278,28 @@ def _named(tensors: Mapping[str, TensorSpec], name: str, missing: str) -> Tensor
 
 
 def _tensor_spec(tensor: Mapping[str, Any], batched: bool) -> TensorSpec:
+    rows = (-1,) if batched else ()
     dims = tuple(int(dim) for dim in tensor.get("dims", ()))
+    reshape = tensor.get("reshape")
     config_dtype = tensor.get("data_type", "TYPE_INVALID")
     return TensorSpec(
         name=tensor["name"],
         config_dtype=config_dtype,
         dtype=dtypes.from_config(config_dtype),
-        shape=(-1, *dims) if batched else dims,
+        shape=(*rows, *dims),
         optional=bool(tensor.get("optional", False)),
         is_batched=batched,
+        reshape=None if reshape is None else (*rows, *(int(dim) for dim in reshape.get("shape", ()))),
     )
+
+
+def _control_types(sequences: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield names of control inputs, each with its kind and its data type in the configuration."""
+    for tensor in sequences.get("control_input", ()):
+        for control in tensor.get("control", ()):
+            said = control.get("data_type", "TYPE_INVALID")  # of an id alone
+            dtype = next((dtype for values, dtype in _BY_VALUES.items() if control.get(values)), said)
+            yield tensor["name"], (str(control.get("kind", "")), dtype)
 
 
 def _is_carrier(tensor: TensorSpec | None, batched: bool, declared: frozenset[str] | None) -> bool:

@@ -10,6 +10,7 @@ __all__ = [
     "has_ensembles_that_fail",
     "names_sequences",
     "outlives_models",
+    "says_more",
     "takes_floats",
     "tells_404",
 ]
@@ -23,5 +24,6 @@ has_ensembles_that_fail = pytest.mark.needs_triton(
 )
 names_sequences = pytest.mark.needs_triton("2.45", "to older Python backends, a sequence's name is a number")
 outlives_models = pytest.mark.needs_triton("2.51", "2.41 itself dies, at times, when a model's process is killed")
+says_more = pytest.mark.needs_triton("2.55", "in older ones, a model's response has no parameters")
 takes_floats = pytest.mark.needs_triton("2.43", "older ones refuse parameters that are floats")
 tells_404 = pytest.mark.needs_triton("2.51", "2.41 answers all refusals of a model with 400 over HTTP")

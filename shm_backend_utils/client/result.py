@@ -14,6 +14,7 @@ from ..tensors.cuda.new_arrays import copy_of
 
 __all__ = ["Result"]
 
+_OF_STREAMS: Final = "triton_final_response"
 _REMEDY: Final = "take arrays from it before its with block ends, or release(): they stay valid"
 
 
@@ -70,6 +71,21 @@ class Result(Mapping[str, npt.NDArray[Any]]):
         On the direct path it holds no tensors; :meth:`Result.__getitem__` has them on every path.
         """
         return self.read_response()
+
+    @property
+    def parameters(self) -> dict[str, str | bool | int | float]:
+        """What the model said beside its outputs, by ``call.response_parameters``; of a split call, its first part.
+
+        Empty where it said nothing; the Python backend of a Triton before 2.55 (25.02) cannot.
+        """
+        response = self.read_response().get_response()
+        if isinstance(response, dict):
+            said = response.get("parameters", {})
+        else:
+            said = {
+                name: getattr(each, each.WhichOneof("parameter_choice")) for name, each in response.parameters.items()
+            }
+        return {name: value for name, value in said.items() if name != _OF_STREAMS}
 
     def release(self) -> None:
         """Give up the arrays. Those that were taken out stay valid, and keep their memory. Twice is fine."""

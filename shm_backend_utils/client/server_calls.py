@@ -15,8 +15,7 @@ from ..model_spec import ModelSpec
 from ..protocol.layout import VERSION
 from .core import Core
 from .errors import DeadlineExceededError, InferenceError, ServerUnavailableError
-from .options import RequestOptions
-from .paths.exchange import batch_carrier, is_answer
+from .paths.exchange import batch_carrier, is_answer, options_of_probe
 from .settings import ClientSettings, left_until
 from .steps import Pause, Send, SendForStream, Steps
 from .transports.messages import Codec, Question, Request
@@ -92,7 +91,7 @@ def is_alive(codec: Codec, deadline: float, spec: ModelSpec, version: str) -> St
     model is never asked, and taken for alive.
     """
     carrier = (batch_carrier(1),) if spec.max_batch_size else ()
-    message = codec.infer(Request(spec.name, carrier, None, RequestOptions(model_version=version), _NO_SLOT))
+    message = codec.infer(Request(spec.name, carrier, None, options_of_probe(spec, version), _NO_SLOT))
     timeout_s = left_until(deadline)
     try:
         yield SendForStream(message, timeout_s) if spec.is_decoupled else Send(message, timeout_s)

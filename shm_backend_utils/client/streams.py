@@ -17,7 +17,7 @@ from .inputs.descriptions import Outputs, wanted_outputs
 from .inputs.devices import inputs_on_gpus, library_of_inputs
 from .inputs.sources import Source, sources
 from .known_model import KnownModel
-from .paths.exchange import write_inputs
+from .paths.exchange import check_sequence_id, write_inputs
 from .paths.inline import InlineExchange
 from .paths.staging import brought_to_gpus, can_be_downloaded
 from .paths.stream import DirectStream, check_frames, guessed_rooms, ring_end
@@ -76,6 +76,7 @@ def open_stream(
     on_host = {name: _on_host(source) for name, source in given.items()}
     path = yield from core.paths.choose(known, settings.path, settings.deadline)
     frames = check_frames(known.spec, frames)
+    check_sequence_id(known.spec, settings.options)
     exchange: DirectStream | InlineExchange | None = None
     needs_ring = path == DirectStream.path and known.spec.is_decoupled
     if needs_ring:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from ..errors import ModelError
 from ..memory.backend_pools import USUAL_PREFIX, prefix_of_pools
 from ..model_spec import PATHS_PARAMETER, UIDS_PARAMETER
+from .refused_lines import check_lines
 from .server_address import url_of_server
 
 __all__ = ["PARAMETERS", "PREFIX", "Config"]
@@ -112,13 +113,10 @@ class Config:
         Raises
         ------
         ModelError
-            A parameter has a name or a value that means nothing; the message names it. Or answers are cached.
+            A parameter has a name or a value that means nothing, or a line is one that no session can serve; the
+            message names it.
         """
-        if config.get("response_cache", {}).get("enable"):
-            raise ModelError(
-                f"model {config['name']!r} enables response_cache, which looks at input tensors only: a cached answer "
-                "would leave the client's memory as it was; remove response_cache from config.pbtxt"
-            )
+        check_lines(config)
         parameters = config.get("parameters", {})
         _check_names(parameters)
         texts = {name: parameters[name].get("string_value", "") for name in parameters if name in PARAMETERS}

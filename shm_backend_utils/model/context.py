@@ -47,7 +47,11 @@ class Context:
     Attributes
     ----------
     spec : ModelSpec
-        The model's.
+        The model's, with the shapes that ``model.py`` sees.
+    request_spec : ModelSpec
+        The same object, unless Triton reshapes a tensor: then it has the shapes that requests have.
+    fills_slots : bool
+        Whether Triton fills slots of a batch that no sequence has a request for, by requests of its own.
     backend : TritonBackend
     resolver : Resolver
         Finds memory.
@@ -68,6 +72,8 @@ class Context:
     """
 
     spec: ModelSpec
+    request_spec: ModelSpec
+    fills_slots: bool
     backend: TritonBackend
     resolver: Resolver
     slots: Mapping[str, Slot]
@@ -96,7 +102,9 @@ class Context:
         pinning = Pinning(cuda, backend.log_warning) if config.pin_host_memory else None
         resolver = Resolver(config, cuda, pinning)
         return cls(
+            spec.as_model_sees(),
             spec,
+            spec.sequences == "direct" and spec.max_batch_size > 1,
             backend,
             resolver,
             resolver.registry.slots,

@@ -29,6 +29,7 @@ from ..tensors import dlpack
 __all__ = ["TritonBackend"]
 
 _NEWEST: Final = -1
+_RESERVED: Final = "triton_"
 _MOST_TEXT: Final = 2000
 """Bytes of an error's text. gRPC drops status and text where its header is longer than 8 KiB, in which a byte may take
 three."""
@@ -111,6 +112,33 @@ class TritonBackend:
                 "carries it from Triton 2.49 (24.08) on; before, the caller must have room for it: "
                 f'outputs={{"{name}": {array.nbytes}}}'
             ) from None
+
+    def check_sends_parameters(self) -> None:
+        """Raise MachineError if responses have no parameters in this Triton."""
+        try:
+            self._pb_utils.InferenceResponse([], None, {})
+        except TypeError:
+            raise MachineError(
+                "responses have parameters from Triton 2.55 (25.02) on, and this server's Python backend is older; "
+                "use a newer Triton, or put what is to be said into an output"
+            ) from None
+
+    def response_with(self, tensors: list[Any], parameters: Mapping[str, object]) -> Any:
+        """Return a response that carries tensors and parameters.
+
+        Raises
+        ------
+        ModelError
+            A parameter has a name or a value that Triton does not pass on.
+        """
+        for name, value in parameters.items():
+            if not isinstance(name, str) or name.startswith(_RESERVED):
+                raise ModelError(f"response parameter {name!r}: expected a str that does not begin with {_RESERVED}")
+            if not isinstance(value, str | int) or (isinstance(value, int) and not -(2**63) <= value < 2**63):
+                raise ModelError(
+                    f"response parameter {name!r} is {value!r}; expected a str, a bool, or an int of 64 bits"
+                )
+        return self._pb_utils.InferenceResponse(tensors, None, dict(parameters))
 
     def device_output(self, name: str, capsule: object) -> Any:
         """Return memory of a GPU as a tensor for a response."""

@@ -107,6 +107,10 @@ def _obstacle(tensor: Any, max_batch_size: int) -> str | None:
         (_has_bad_size(reshape or ()), f"reshape dimensions must be {sizes}"),
         (reshape is not None and _parts(tensor.dims) != _parts(reshape), "has different size for dims and reshape"),
         (tensor.is_shape_tensor, "is a shape tensor, which are only supported for TensorRT platform"),
+        (
+            tensor.is_non_linear_format_io,
+            "has a non-linear IO format, which is only supported for the TensorRT platform",
+        ),
     )
     return next((reason for is_wrong, reason in checks if is_wrong), None)
 

@@ -14,7 +14,6 @@ import tritonclient.grpc
 
 from scripts.tools.processes import children, mappings
 from shm_backend_utils.client import InferenceError, PoolOptions, ShmClient
-from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.server import EmbeddedServer
 
@@ -137,17 +136,6 @@ def test_regions_of_one_request_that_are_beyond_the_limit_together_are_refused(t
         for path in paths:
             grpc.unregister_system_shared_memory(path.name)
         grpc.close()
-
-
-def test_a_model_with_a_response_cache_does_not_load(tmp_path: Path) -> None:
-    version = tmp_path / "models" / "cached" / "1"
-    version.mkdir(parents=True)
-    models = Path(__file__).resolve().parents[1] / "models"
-    (version / "model.py").write_text((models / "direct_only" / "1" / "model.py").read_text())
-    config = (models / "direct_only" / "config.pbtxt").read_text()
-    (version.parent / "config.pbtxt").write_text(f"{config}\nresponse_cache {{ enable: true }}\n")
-    with pytest.raises(MachineError, match="model 'cached' enables response_cache, which looks at input tensors only"):
-        EmbeddedServer.start(tmp_path / "models", log_file=tmp_path / "server.log")
 
 
 def send_named(grpc: tritonclient.grpc.InferenceServerClient, model: str, names: list[str]) -> None:

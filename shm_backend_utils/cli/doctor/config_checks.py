@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from ...errors import ModelError
 from ...model.config import PARAMETERS, PREFIX, Config
+from ...model.refused_lines import refused_lines
 from ...model_spec import BATCH_CARRIER, PATHS, PATHS_PARAMETER, ModelSpec
 from .findings import Finding
 from .troubles.config import (
@@ -16,6 +17,7 @@ from .troubles.config import (
     INPUTS_NOT_OPTIONAL,
     NO_SHM_INPUT,
     NO_SHM_PATHS,
+    REFUSED_LINE,
     RESPONSE_CACHE,
     UNKNOWN_PARAMETER,
     UNKNOWN_PATH,
@@ -48,7 +50,7 @@ def findings_in_config(config: Mapping[str, Any], model: str) -> list[Finding]:
     """
     if not is_of_python_backend(config):
         return []
-    return [*_cache(config, model), *_parameters(config, model), *_declaration(config, model)]
+    return [*_lines(config, model), *_parameters(config, model), *_declaration(config, model)]
 
 
 def is_of_python_backend(config: Mapping[str, Any]) -> bool:
@@ -68,9 +70,10 @@ def mentions_shared_memory(config: Mapping[str, Any]) -> bool:
     )
 
 
-def _cache(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
-    if config.get("response_cache", {}).get("enable"):
-        yield Finding(RESPONSE_CACHE, "found response_cache { enable: true }; expected none", model)
+def _lines(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
+    for line, why in refused_lines(config):
+        trouble = RESPONSE_CACHE if line.startswith("response_cache") else REFUSED_LINE
+        yield Finding(trouble, f"found {line}; {why}", model)
 
 
 def _parameters(config: Mapping[str, Any], model: str) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -10,7 +11,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import ClosedError, PeerError
+from ...errors import CallerError, ClosedError, PeerError
 from ...memory.cuda.streams import Named
 from ...memory.kinds import RegionKind
 from ...model_spec import BATCH_CARRIER, ModelSpec
@@ -27,8 +28,10 @@ __all__ = [
     "LONG_COPY",
     "Exchange",
     "batch_carrier",
+    "check_sequence_id",
     "is_answer",
     "missing_output",
+    "options_of_probe",
     "output_in",
     "requested_outputs",
     "write_inputs",
@@ -150,6 +153,26 @@ def is_answer(error: BaseException) -> bool:
 def batch_carrier(batch_size: int) -> InputTensor:
     """Return the input of no bytes that tells Triton's batcher the batch size, where the slot has the tensors."""
     return InputTensor(BATCH_CARRIER, "UINT8", (batch_size, 0), _NO_ROWS)
+
+
+def check_sequence_id(spec: ModelSpec, options: RequestOptions) -> None:
+    """Raise CallerError for a sequence's id of another type than the model's control: Triton 2.51 overruns memory."""
+    sequence_id = options.get("sequence_id")
+    if sequence_id and spec.names_sequences is not None and isinstance(sequence_id, str) != spec.names_sequences:
+        raise CallerError(
+            f"sequence_id is {sequence_id!r}, but a control_input of model {spec.name!r} takes it for "
+            f"{'a str' if spec.names_sequences else 'an integer'}; expected one"
+        )
+
+
+def options_of_probe(spec: ModelSpec, version: str = "") -> RequestOptions:
+    """Return the options of a request that asks how a model is: a sequence by itself, where it has sequences."""
+    options = RequestOptions(model_version=version)
+    if spec.sequences:
+        number = secrets.randbits(48) + 1
+        options["sequence_id"] = str(number) if spec.names_sequences else number
+        options["sequence_start"] = options["sequence_end"] = True
+    return options
 
 
 _NO_ROWS: npt.NDArray[np.uint8] = np.empty((0, 0), np.uint8)

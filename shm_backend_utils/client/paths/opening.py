@@ -22,7 +22,7 @@ from ..steps import Steps
 from ..transports.messages import Codec
 from .choice import PathChooser
 from .direct import DirectExchange
-from .exchange import Exchange
+from .exchange import Exchange, check_sequence_id
 from .inline import InlineExchange
 from .on_gpus import CallOnGpus, PreparedOnGpus
 from .prepared import PreparedExchange
@@ -101,6 +101,8 @@ class Opening:
             There is not enough shared memory: now, ever, or on this machine.
         """
         options = settings.options
+        if options:
+            check_sequence_id(known.spec, options)
         try:
             if path == DirectExchange.path:
                 if layout.devices or layout.lent:

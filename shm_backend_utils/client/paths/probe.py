@@ -17,11 +17,10 @@ from ...protocol.probe import NONCE_LENGTH, digest_of, encode_probe
 from ...protocol.refusals import code_in
 from ...protocol.spans import InputSpan, OutputSpan
 from ..errors import InferenceError
-from ..options import RequestOptions
 from ..settings import left_until
 from ..steps import Send, SendForStream, Steps
 from ..transports.messages import Codec, Request
-from .exchange import batch_carrier, is_answer
+from .exchange import batch_carrier, is_answer, options_of_probe
 
 __all__ = ["ProbeAnswer", "probe_model"]
 
@@ -89,7 +88,7 @@ def probe_model(
         generation = slot.begin(encode_probe(place, OutputSpan(0, report, room), with_gpus=with_gpus))
         carrier = (batch_carrier(1),) if spec.max_batch_size else ()
         address = slot.address_pattern % spec.name
-        message = codec.infer(Request(spec.name, carrier, None, RequestOptions(), (address, generation)))
+        message = codec.infer(Request(spec.name, carrier, None, options_of_probe(spec), (address, generation)))
         timeout_s = left_until(deadline)
         try:
             yield SendForStream(message, timeout_s) if spec.is_decoupled else Send(message, timeout_s)

@@ -12,7 +12,7 @@ from ...protocol.spans import Table
 from ...tensors.view import DIRECT
 from ..mapping.memory import Memory
 
-__all__ = ["check_batch_size", "check_direct_is_served", "check_table", "shares_no_memory"]
+__all__ = ["check_batch_size", "check_direct_is_served", "check_table", "reshaped_inputs", "shares_no_memory"]
 
 
 def check_table(spec: ModelSpec, table: Table, memories: Sequence[Memory]) -> None:
@@ -59,6 +59,12 @@ def check_table(spec: ModelSpec, table: Table, memories: Sequence[Memory]) -> No
         if region:
             last_place = 0 if ring is None else (ring.frames - 1) * stride
             _check_inside(f"outputs.{name}", memory, offset, last_place + byte_size)
+
+
+def reshaped_inputs(spec: ModelSpec, table: Table) -> Table:
+    """Return a checked table whose inputs have the shapes that Triton would give them; ``spec`` is the requests'."""
+    inputs = {name: span._replace(shape=spec.inputs[name].reshaped(span.shape)) for name, span in table.inputs.items()}
+    return table._replace(inputs=inputs)
 
 
 def check_direct_is_served(spec: ModelSpec, parameter: str) -> None:

@@ -52,6 +52,26 @@ class AnsweredRequest(ReceivedRequest):
 
     __slots__ = ()
 
+    @property
+    def response_parameters(self) -> dict[str, str | bool | int]:
+        """What the response says beside its outputs, for ``model.py`` to fill; the client's ``result.parameters``.
+
+        Of a stream, it is of the next response alone. An error has none.
+
+        Raises
+        ------
+        MachineError
+            This Triton has none: they came with Triton 2.55 (25.02).
+        ClosedError
+            The call is over.
+        """
+        if not self._is_open:
+            raise self._not_open()
+        if self._response_parameters is None:
+            self._context.backend.check_sends_parameters()
+            self._response_parameters = {}
+        return self._response_parameters
+
     def output(self, name: str, shape: Sequence[int], dtype: npt.DTypeLike) -> TensorView:
         """Return memory for one output, to be filled before the call ends.
 
@@ -191,7 +211,7 @@ class AnsweredRequest(ReceivedRequest):
         place = OutputPlace(name, dtype, shape, span.region, span.offset, byte_size, False)
         return self._memories[span.region], place
 
-    def commit(self, *, needs_all: bool = True) -> None:
+    def commit(self, *, needs_all: bool = True) -> None:  # noqa: PLR0912  # one function, as begin()
         """Bring the outputs to their places, or on their way there, and make the response. The call goes on.
 
         Parameters
@@ -233,6 +253,9 @@ class AnsweredRequest(ReceivedRequest):
                         f"array) or call.output({name!r}, shape, dtype): what a function returns is not sent"
                     )
         if self._slot is not None:
+            if context.request_spec is not context.spec:
+                outputs = context.spec.outputs
+                places = [place._replace(shape=outputs[place.name].reshaped(place.shape)) for place in places]
             encoded = results.encode(places)
             if len(encoded) > self._slot.record.results_room:
                 room = self._slot.record.results_room
@@ -243,7 +266,11 @@ class AnsweredRequest(ReceivedRequest):
                 raise TableError("record", found, expected)
             self._results = encoded
             self._places = places
-        self.response = context.backend.response(tensors)
+        if self._response_parameters:
+            self.response = context.backend.response_with(tensors, self._response_parameters)
+            self._response_parameters = None
+        else:
+            self.response = context.backend.response(tensors)
 
     def end(self, events: Sequence[int] = ()) -> None:
         """Write the results. From here on the memory may be the client's, when it has waited for the events.

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import BYTES
-from ...errors import ClosedError, MissingTensorError, ModelError, RegionGoneError, TableError
+from ...errors import ClosedError, MissingTensorError, ModelError, ProbedError, RegionGoneError, TableError
 from ...model_spec import BATCH_CARRIER
 from ...protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address, parse_generation
 from ...protocol.named import PARAMETER as DESCRIPTOR_PARAMETER
@@ -30,7 +30,7 @@ from ..forward import Forwarding
 from ..mapping.further_regions import FurtherRegions
 from ..mapping.mapped import ProbeFound, Slot, replayed, stale
 from ..mapping.memory import HostMemory, Memory
-from .admission import check_batch_size, check_direct_is_served, check_table, shares_no_memory
+from .admission import check_batch_size, check_direct_is_served, check_table, reshaped_inputs, shares_no_memory
 from .outputs import Output, view_at
 from .probe import answer_probe
 
@@ -63,6 +63,7 @@ class ReceivedRequest:
         "_pending",
         "_places",
         "_request",
+        "_response_parameters",
         "_results",
         "_rooms",
         "_slot",
@@ -91,6 +92,7 @@ class ReceivedRequest:
         self._memories: Sequence[Memory] = ()
         self._strings = _NOTHING_READ
         self._pending: set[Forwarding] | None = None
+        self._response_parameters: dict[str, str | bool | int] | None = None
         self._rooms: Mapping[str, OutputSpan] = {}
         self._has_results = False  # whether the client reads in shared memory where its outputs are
         self._places: list[OutputPlace] = []
@@ -109,6 +111,8 @@ class ReceivedRequest:
             The request cannot be served. Nothing is held then.
         """
         context = self._context
+        if context.fills_slots and not self._request.requested_output_names():
+            raise ProbedError("Triton fills an empty slot of a batch by this request, and drops the answer")
         text = self._request.parameters()
         if _OURS in text:
             parameters = self._parameters = scan_json(text, 0)[0]
@@ -139,7 +143,9 @@ class ReceivedRequest:
                         self._open_more(table)
                     if context.spec.max_batch_size and table.inputs:
                         check_batch_size(table, self._carried_batch_size())
-                    check_table(context.spec, table, self._memories)
+                    check_table(context.request_spec, table, self._memories)
+                    if context.request_spec is not context.spec:
+                        table = reshaped_inputs(context.request_spec, table)
                     if slot is not None and not slot.record.start(generation):
                         raise replayed()
                     self.table = table
@@ -159,14 +165,14 @@ class ReceivedRequest:
         Parameters
         ----------
         name : str
-            As in the model's configuration.
+            As in the model's configuration; of an input, or of a ``control_input`` of its sequences.
 
         Returns
         -------
         TensorView
-            C-contiguous and read-only, of the shape and dtype that the client gave it: over the client's own memory, or
-            over what Triton delivered. Arrays made from it keep the memory mapped; but after the call it may serve
-            another request.
+            C-contiguous and read-only, of the shape and dtype that the client gave it, or of the configuration's
+            ``reshape``: over the client's own memory, or over what Triton delivered. Arrays made from it keep the
+            memory mapped; but after the call it may serve another request.
 
         Raises
         ------
@@ -194,7 +200,8 @@ class ReceivedRequest:
                 return view_at(memory, place, writable=False)
         view = self._delivered(name)
         if view is None:
-            self._context.spec.input(name)
+            if name not in self._context.spec.controls:
+                self._context.spec.input(name)
             raise MissingTensorError(name, f"the request has no input {name!r}, which the model needs{self._notice}")
         return view
 
@@ -316,8 +323,11 @@ class ReceivedRequest:
     def _delivered(self, name: str) -> TensorView | None:
         """Return an input that came with the request, read-only; None if it did not."""
         tensor = self._delivered_tensors().get(name)
-        tensor_spec = self._context.spec.inputs.get(name)
-        if tensor is None or tensor_spec is None:
+        if tensor is None:
+            return None
+        spec = self._context.spec
+        tensor_spec = spec.inputs.get(name) or spec.controls.get(name)
+        if tensor_spec is None:
             return None
         dtype, backend = tensor_spec.dtype, self._context.backend
         if dtype is not None and dtype is not BYTES and tensor.is_cpu():

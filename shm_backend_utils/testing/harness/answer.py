@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from ..emulator import TensorContent
 from .requests import Outcome
 
 __all__ = ["CANCELLED", "Answer"]
@@ -27,10 +28,13 @@ class Answer:
     ----------
     model : str
         That answers, for messages.
+    restored : callable
+        Takes an output as the model gave it; returns it as the server sends it.
     """
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, restored: Callable[[TensorContent], TensorContent]) -> None:
         self._model = model
+        self._restored = restored
         self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self._is_cancelled = False
         self._on_cancel: Callable[[], object] | None = None
@@ -41,7 +45,7 @@ class Answer:
         if self.is_over:
             return
         self.is_over = outcome.is_final
-        self._outcomes.put(outcome)
+        self._outcomes.put(outcome._replace(outputs=list(map(self._restored, outcome.outputs))))
 
     def fail(self, message: str, code: str = "INTERNAL") -> None:
         """Take an error as the last response."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 import struct
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import BY_NAME, BYTES, LENGTH_SIZE
-from .model_config import datatype_of
+from ...model_spec import ModelSpec
+from ..emulator import TensorContent
+from .controls import control_inputs
+from .model_config import as_json, datatype_of
 from .requests import Delivery, Input, Request, ServerError
 
 __all__ = ["RequestChecks"]
@@ -37,9 +42,9 @@ class RequestChecks:
         self._max_batch_size = int(config.max_batch_size)
         self._inputs = {tensor.name: tensor for tensor in config.input}
         self._dims = {name: tuple(tensor.dims) for name, tensor in self._inputs.items()}
-        self._reshapes = {
-            name: tuple(tensor.reshape.shape) for name, tensor in self._inputs.items() if tensor.HasField("reshape")
-        }
+        spec = ModelSpec.from_config({**json.loads(as_json(config)), "parameters": {}})
+        self._reshaped, self._restored = spec.inputs, spec.as_model_sees().outputs
+        self._config = config
         self._datatypes = {name: datatype_of(tensor) for name, tensor in self._inputs.items()}
         self._required = [name for name, tensor in self._inputs.items() if not tensor.optional]
         self._outputs = tuple(tensor.name for tensor in config.output)
@@ -76,13 +81,21 @@ class RequestChecks:
         delivery = Delivery(
             request.request_id,
             request.sequence_id,
-            delivered,
+            delivered + control_inputs(self._config, request),
             wanted,
             dict(request.parameters),
             request.flags,
             request.timeout_us,
         )
         return delivery, batch_size if self._max_batch_size > 0 else 1
+
+    def restored(self, output: TensorContent) -> TensorContent:
+        """Return an output as the server sends it: where it has a ``reshape``, with the shape that it had before."""
+        known = self._restored.get(output.name)
+        if known is None or known.reshape is None or output.array is None or len(output.shape) != len(known.shape):
+            return output
+        shape = known.reshaped(output.shape)
+        return replace(output, shape=shape, array=output.array.reshape(shape))
 
     def _batch_size(self, inputs: Any, who: str) -> int:
         found = 0
@@ -120,11 +133,10 @@ class RequestChecks:
         rows = shape[1:] if self._max_batch_size > 0 else shape
         if rows != dims or _ANY_SIZE in rows:
             self._check_shape(tensor, rows, dims, who)
-        if name in self._reshapes:
-            sizes = iter([size for size, dim in zip(rows, dims, strict=True) if dim == _ANY_SIZE])
-            rows = tuple(next(sizes) if size == _ANY_SIZE else size for size in self._reshapes[name])
         whole = (batch_size, *rows) if batch_size else rows  # the server's own way with a batch of nothing
         delivered = (batch_size, *rows) if self._max_batch_size > 0 else rows
+        if name in self._reshaped:
+            delivered = self._reshaped[name].reshaped(delivered)
         is_array = isinstance(content, np.ndarray)
         if datatype == BYTES.name:
             strings = content if is_array else self._strings(name, content, whole, who)

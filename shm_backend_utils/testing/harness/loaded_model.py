@@ -107,7 +107,7 @@ class LoadedModel:
             The server refuses it.
         """
         delivery, batch_size = self._checks.check(request)
-        answer = Answer(self.name)
+        answer = Answer(self.name, self._checks.restored)
         with self._lock:
             self._answers.add(answer)
         return Pending(delivery, batch_size, answer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -117,6 +118,9 @@ def write_response(model: LoadedModel, request: Request, outcome: Outcome, place
     if outcome.error is not None:
         raise ServerError(*outcome.error)
     response = service_pb2.ModelInferResponse(model_name=model.name, model_version=model.version, id=request.request_id)
+    for name, value in json.loads(outcome.parameters or "{}").items():
+        kind = "bool_param" if isinstance(value, bool) else "int64_param" if isinstance(value, int) else "string_param"
+        setattr(response.parameters[name], kind, value)
     for tensor in outcome.outputs:
         if tensor.array is None:
             raise ServerError(f"output '{tensor.name}' is on a GPU, and the harness has none", "UNSUPPORTED")

@@ -107,12 +107,15 @@ class Outcome(NamedTuple):
         Whether no more come.
     is_empty : bool
         Whether it only ends the stream.
+    parameters : str
+        The response's, as JSON; empty for none.
     """
 
     outputs: list[TensorContent]
     error: tuple[str, str] | None
     is_final: bool
     is_empty: bool = False
+    parameters: str = ""
 
 
 def request_of_arrays(

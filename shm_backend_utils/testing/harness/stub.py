@@ -243,7 +243,7 @@ class _Sink:
             return
         error = response.error()
         told_error = None if error is None else (error.message(), error.code().name)
-        self._receiver.put(Outcome(sent_outputs(response), told_error, is_final))
+        self._receiver.put(Outcome(sent_outputs(response), told_error, is_final, parameters=response.parameters()))
 
 
 class _as_the_stub_tells:  # noqa: N801  # a context manager; as a generator it would cost every request more

@@ -15,6 +15,7 @@ from shm_backend_utils.cli.doctor.troubles.config import (
     INPUTS_NOT_OPTIONAL,
     NO_SHM_INPUT,
     NO_SHM_PATHS,
+    REFUSED_LINE,
     RESPONSE_CACHE,
     UNKNOWN_PARAMETER,
     UNKNOWN_PATH,
@@ -142,8 +143,15 @@ def test_a_value_that_means_nothing(name: str) -> None:
 
 
 def test_the_response_cache() -> None:
-    found = found_in({**FINE, "response_cache": {"enable": True}})
-    assert found == [(RESPONSE_CACHE, "found response_cache { enable: true }; expected none")]
+    ((trouble, found),) = found_in({**FINE, "response_cache": {"enable": True}})
+    assert trouble is RESPONSE_CACHE
+    assert found.startswith("found response_cache { enable: true }; it looks at input tensors only")
+
+
+def test_a_line_that_no_session_can_serve() -> None:
+    ((trouble, found),) = found_in({**FINE, "sequence_batching": {"iterative_sequence": True}})
+    assert trouble is REFUSED_LINE
+    assert found.startswith("found iterative_sequence: true; the server executes a request again")
 
 
 @pytest.mark.parametrize("other", [{"backend": "onnxruntime"}, {"platform": "ensemble", "backend": ""}])

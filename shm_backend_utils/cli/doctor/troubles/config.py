@@ -14,6 +14,7 @@ __all__ = [
     "INPUTS_NOT_OPTIONAL",
     "NO_SHM_INPUT",
     "NO_SHM_PATHS",
+    "REFUSED_LINE",
     "RESPONSE_CACHE",
     "UNKNOWN_PARAMETER",
     "UNKNOWN_PATH",
@@ -58,6 +59,11 @@ BAD_PARAMETER: Final = Trouble(
     "bad-parameter",
     "A parameter of this library has a value that is not valid, and the model does not load.",
     "Correct the value in config.pbtxt, and load the model again.",
+)
+REFUSED_LINE: Final = Trouble(
+    "refused-line",
+    "The configuration has something that no ShmSession can serve, and the model does not load.",
+    "Do what the finding says, or serve this model without ShmSession.",
 )
 RESPONSE_CACHE: Final = Trouble(
     "response-cache",
