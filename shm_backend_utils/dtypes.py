@@ -99,7 +99,7 @@ def from_numpy(dtype: npt.DTypeLike, tensor: str) -> DType:
     Parameters
     ----------
     dtype : numpy.dtype or what makes one
-        Must be in native byte order. Kinds ``S`` and ``U`` are strings.
+        Must be in native byte order. Kinds ``S``, ``U`` and ``T`` are strings.
     tensor : str
         The tensor that has this dtype, for the message.
 
@@ -116,13 +116,13 @@ def from_numpy(dtype: npt.DTypeLike, tensor: str) -> DType:
             f"tensor {tensor!r} has dtype {dtype!r}, which NumPy does not know; expected for example np.float32 or "
             "'float32'",
         ) from None
-    if numpy.kind in "SU":
+    if numpy.kind in "SUT":
         return BYTES
     try:
         return BY_NUMPY[numpy]
     except KeyError:
         raise TensorTypeError(
-            tensor, f"tensor {tensor!r} has NumPy dtype {numpy}; supported in shared memory are {_NAMES}"
+            tensor, f"tensor {tensor!r} has NumPy dtype {numpy}; Triton has {_NAMES}: convert it by .astype"
         ) from None
 
 

@@ -9,9 +9,17 @@ from typing import Any, Final
 
 from . import dtypes
 from .dtypes import DType
-from .errors import ModelError, TensorNameError, TensorShapeError, TensorTypeError, names_told
+from .errors import (
+    CallerError,
+    ModelError,
+    TensorError,
+    TensorNameError,
+    TensorShapeError,
+    TensorTypeError,
+    names_told,
+)
 
-__all__ = ["BATCH_CARRIER", "PATHS", "PATHS_PARAMETER", "UIDS_PARAMETER", "ModelSpec", "TensorSpec"]
+__all__ = ["BATCH_CARRIER", "PATHS", "PATHS_PARAMETER", "UIDS_PARAMETER", "ModelSpec", "TensorSpec", "output_names"]
 
 BATCH_CARRIER: Final = "SHM"
 """The optional input whose shape ``[B, 0]`` tells Triton's batcher the batch size in zero bytes.
@@ -267,6 +275,35 @@ class ModelSpec:
     def output(self, name: str) -> TensorSpec:
         """Return the output of this name or raise :class:`TensorNameError`."""
         return _named(self.outputs, name, f"model {self.name!r} has no output")
+
+
+def output_names(outputs: Any) -> list[str]:
+    """Return the names of the outputs that a call wants, each once.
+
+    Parameters
+    ----------
+    outputs : iterable of str
+        A sequence, a mapping, a set or a generator of names.
+
+    Raises
+    ------
+    CallerError
+        They are no names, or there is none.
+    """
+    if isinstance(outputs, str):
+        raise TensorError(outputs, f"outputs is the string {outputs!r}; expected a list of names, or a mapping")
+    try:
+        names = list(dict.fromkeys(outputs))
+    except TypeError:
+        raise CallerError(f"outputs is {outputs!r}; expected a list of names, or a mapping") from None
+    for name in names:
+        if not isinstance(name, str):
+            raise CallerError(
+                f"outputs has an element of type {type(name).__name__}; expected names of outputs, as str"
+            )
+    if not names:
+        raise CallerError("outputs is empty; expected the names of those that are wanted; leave it out for all")
+    return names
 
 
 def _named(tensors: Mapping[str, TensorSpec], name: str, missing: str) -> TensorSpec:

@@ -20,7 +20,7 @@ from .client_memory import ClientMemory
 from .copy_warnings import tell_path
 from .errors import InferenceError
 from .explanation import Explanation
-from .inputs.descriptions import InputDescription, Outputs, described_inputs, wanted_outputs
+from .inputs.descriptions import InputDescription, Outputs, WantedOutputs, described_inputs, wanted_outputs
 from .inputs.devices import copied_source, device_source, kept_source
 from .inputs.gpus import Gpus
 from .inputs.sources import Elsewhere, Source, sources
@@ -138,7 +138,7 @@ class Core:
         self,
         settings: CallSettings,
         inputs: Mapping[str, Any],
-        outputs: Outputs,
+        outputs: Outputs | WantedOutputs,
         elsewhere: Elsewhere | None = None,
     ) -> Steps[OpenCall]:
         """Take memory for a call and copy its inputs there; ``elsewhere`` is how those on GPUs are taken."""
@@ -155,7 +155,7 @@ class Core:
                     given,
                     wanted,
                     known.data_begin,
-                    learned=known.learned.per_row,
+                    learned=known.learned,
                     most_rows=known.spec.max_batch_size,
                     output_devices=devices,
                 )
@@ -242,10 +242,6 @@ class Core:
         """Return the figures so far."""
         pool = self._memory.pool
         return self.tally.stats(self.catalog.reasons, pool.wait_count, pool.status)
-
-    def drop_idle(self) -> None:
-        """Give back the memory that no call has."""
-        self._memory.pool.drop_idle()
 
     def close(self) -> Steps[None]:
         """Remove the memory, and unregister what is registered.

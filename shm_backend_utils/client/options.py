@@ -50,6 +50,7 @@ _KINDS: Final = {
     "headers": (Mapping, "a mapping"),
     "parameters": (Mapping, "a mapping"),
 }
+_DASHES: Final = str.maketrans("", "", "-_.")
 _LIMITS: Final = {"priority": 2**64, "timeout": 2**63}
 
 
@@ -148,6 +149,12 @@ def check_options(options: RequestOptions) -> RequestOptions:
                 f"parameter {name!r} is {value!r}; expected a str, a bool, an int of 64 bits, or a float"
                 f"{'; write .item() for a number of NumPy' if isinstance(value, numbers.Real) else ''}"
             )
+    for name, value in options.get("headers", {}).items():
+        if not (_is_printable(name) and name.translate(_DASHES).isalnum() and _is_header_value(value)):
+            raise CallerError(
+                f"header {shown(name)} cannot be sent; expected a str of printable ASCII, under a name of letters, "
+                "digits, '-', '_' and '.'; encode other text, by urllib.parse.quote for example"
+            )
     for name in ("parameters", "headers"):
         if name in options:
             options[name] = dict(options[name])  # type: ignore[literal-required]  # the user's own may change
@@ -155,6 +162,14 @@ def check_options(options: RequestOptions) -> RequestOptions:
     if compression is not None and compression not in _COMPRESSIONS:
         raise CallerError(f"compression is {compression!r}; expected {' or '.join(map(repr, _COMPRESSIONS))}")
     return options
+
+
+def _is_printable(text: object) -> bool:
+    return isinstance(text, str) and text.isascii() and text.isprintable()
+
+
+def _is_header_value(value: object) -> bool:
+    return isinstance(value, bytes) or _is_printable(value)  # gRPC has bytes under names that end in "-bin"
 
 
 def _remedy(name: str) -> str:

@@ -29,9 +29,8 @@ class Result(Mapping[str, npt.NDArray[Any]]):
     :class:`DeviceArray`; a type checker takes them for NumPy's, unless they go to a name of type ``Any``. What is
     released there, and still in use on a stream, is named by the next call's ``stream``.
 
-    All arrays are C-contiguous. Those in shared memory are writable, and the client's own. Those that came with the
-    response, as :attr:`in_response` tells, are writable up to 64 KiB, and read-only beyond. Strings are arrays of
-    ``bytes`` objects, which hold no shared memory.
+    All arrays are C-contiguous, writable, and the client's own. Strings are arrays of ``bytes`` objects, which hold no
+    shared memory.
 
     Attributes
     ----------

@@ -33,7 +33,7 @@ def infer_split(core: Core, settings: CallSettings, inputs: Mapping[str, Any], o
     On the direct path all requests share one region, which the inputs are copied to once, and their outputs lie one
     after another in it: the result is a view. On other paths each request's outputs are copied to where they belong.
     """
-    wanted, devices = wanted_outputs(outputs)
+    named = wanted, devices = wanted_outputs(outputs)
 
     def look(known: KnownModel) -> tuple[dict[str, Source], CallLayout]:
         given = sources(known.spec, inputs, core.on_gpus)
@@ -44,7 +44,7 @@ def infer_split(core: Core, settings: CallSettings, inputs: Mapping[str, Any], o
         raise CallerError("split=True takes tensors on the host alone; call the model once for each batch")
     ranges = _ranges(whole.batch_size, known.spec.max_batch_size)
     if len(ranges) <= 1:
-        call = yield from core.begin(settings, inputs, outputs)
+        call = yield from core.begin(settings, given, named)
         return (yield from finish(core, call))
     path = yield from core.path_of(known, settings)
     has_strings = any(isinstance(source, StringSource) for source in given.values())
@@ -53,7 +53,7 @@ def infer_split(core: Core, settings: CallSettings, inputs: Mapping[str, Any], o
         result = yield from _in_one_region(core, settings, known, given, wanted, layout, ranges)
         if result is not None:
             return result
-    return (yield from _one_by_one(core, settings, given, ranges, outputs))
+    return (yield from _one_by_one(core, settings, given, ranges, wanted))
 
 
 def _in_one_region(
@@ -120,16 +120,20 @@ def _outcome(core: Core, call: OpenCall) -> Steps[Result | ShmError]:
 
 
 def _one_by_one(
-    core: Core, settings: CallSettings, given: Mapping[str, Source], ranges: Sequence[range], outputs: Outputs
+    core: Core,
+    settings: CallSettings,
+    given: Mapping[str, Source],
+    ranges: Sequence[range],
+    wanted: Mapping[str, int | None] | None,
 ) -> Steps[Result]:
     """Make independent requests, and copy their outputs into arrays for the whole."""
     whole_inputs = {name: _whole(source) for name, source in given.items()}
     whole: dict[str, npt.NDArray[Any]] = {}
-    wanted = None if outputs is None else tuple(outputs)  # hints are for the whole
+    names = None if wanted is None else tuple(wanted)  # hints are for the whole
 
     def part(rows: range) -> Steps[Result]:
         inputs = {name: array[rows.start : rows.stop] for name, array in whole_inputs.items()}
-        call = yield from core.begin(settings, inputs, wanted)
+        call = yield from core.begin(settings, inputs, names)
         result = yield from finish(core, call)
         with result:
             for name, array in result.items():

@@ -34,6 +34,7 @@ from ..origin import Origin
 from ..protocol.call_layout import aligned
 from ..protocol.layout import MAX_RECORD_BYTE_SIZE, data_offset
 from ..tensors.strings import Strings
+from ..tensors.values import host_array
 
 __all__ = ["InferShmError", "RegisteredModel", "Rows", "TensorDeclaration", "check_rows"]
 
@@ -177,7 +178,7 @@ class RegisteredModel:
         self, settings: CallSettings, given: Mapping[str, Rows], targets: Mapping[str, npt.NDArray[Any]]
     ) -> Steps[None]:
         hints = {name: array.nbytes for name, array in targets.items()}
-        call = yield from self._core.begin(settings, given, hints)
+        call = yield from self._core.begin(settings, given, hints or None)
         with (yield from finish(self._core, call)) as result:
             for name, target in targets.items():
                 _put(name, result[name], target)
@@ -218,6 +219,9 @@ class RegisteredModel:
                 raise TensorTypeError(
                     name, f"input {name!r} is a {type(data).__name__}; expected a NumPy array, or a list of rows"
                 )
+            for each in [data] if isinstance(data, np.ndarray) else data:
+                if isinstance(each, np.ndarray):
+                    host_array(name, each)  # NumPy would drop a mask
             check_rows(name, data, self.inputs[name][0], self.max_batch_size)
         return row_count
 

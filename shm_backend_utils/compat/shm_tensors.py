@@ -17,6 +17,7 @@ from ..tensors.cuda.device_array import DeviceArray
 from ..tensors.cuda.imported import imported, is_on_gpu
 from ..tensors.cuda.strided_array import StridedArray
 from ..tensors.strings import Strings
+from ..tensors.values import host_array
 
 __all__ = ["GivenInput", "Room", "given_inputs", "output_rooms", "region_rooms"]
 
@@ -145,13 +146,14 @@ def _on_host(name: str, value: Any) -> GivenInput:
 
 def _array(name: str, value: Any) -> npt.NDArray[Any]:
     if isinstance(value, np.ndarray):
-        return value
+        return host_array(name, value)
     if not isinstance(value, (list, tuple)) or not value or not all(isinstance(row, np.ndarray) for row in value):
         raise TensorTypeError(
             name,
             f"input {name!r} is of type {type(value).__name__}; expected a NumPy array, or a list of such, its rows",
         )
-    return value[0] if len(value) == 1 else _stacked(name, value)
+    rows = [host_array(name, row) for row in value]
+    return rows[0] if len(rows) == 1 else _stacked(name, rows)
 
 
 def _stacked(name: str, rows: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:

@@ -89,7 +89,7 @@ class CallLayout(NamedTuple):
     certain : frozenset of str
         Outputs whose room is certain to do: it follows from the configuration, or the user vouched for it.
     requested : tuple of str or None
-        The outputs that the user named; None for all.
+        The outputs that the user named, in the order of the configuration; None for all.
     end : int
         Where the last tensor on the host ends, as an offset in the region.
     devices : tuple of int
@@ -235,7 +235,7 @@ def lay_out(  # noqa: PLR0912  # one function: each further one costs a call a m
             continue
         rooms[name] = OutputSpan(0, cursor, room)
         cursor = (cursor + room + ALIGNMENT - 1) & -ALIGNMENT
-    requested = None if wanted is None else tuple(wanted)
+    requested = None if wanted is None else tuple([name for name in spec.outputs if name in wanted])
     found = CallLayout(Table(spans, rooms), batch_size, frozenset(certain), requested, cursor)
     return _with_devices(found, inputs, output_devices or {}) if on_devices else found
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes
+from ..errors import TensorTypeError
 from .dlpack_structures import (
     NAME_USED,
     NUMPY_MAKES_VERSIONED,
@@ -39,6 +40,7 @@ __all__ = [
     "CUDA_MANAGED",
     "ON_GPU",
     "array_of",
+    "check_is_resolved",
     "consume",
     "export",
     "mark_used",
@@ -143,6 +145,14 @@ def array_of(value: Any) -> npt.NDArray[Any]:
         return np.from_dlpack(value)
     except (BufferError, RuntimeError, TypeError):
         return consume(value.__dlpack__())
+
+
+def check_is_resolved(value: Any, tensor: str) -> None:
+    """Raise TensorTypeError for a tensor of torch that is negated where it is read: its capsules do not say so."""
+    if hasattr(value, "resolve_neg") and value.is_neg():
+        raise TensorTypeError(
+            tensor, f"tensor {tensor!r} lies in memory with the wrong sign (torch's is_neg()); give value.resolve_neg()"
+        )
 
 
 def consume(capsule: object) -> npt.NDArray[Any]:

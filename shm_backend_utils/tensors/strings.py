@@ -156,10 +156,10 @@ class Strings(Sequence[bytes]):
 
 def _as_bytes(tensor: str, element: object) -> bytes:
     if isinstance(element, bytes):
-        return element
+        return b"".join((element,))  # bytes themselves, of what is a kind of them: serializers compare types exactly
     if isinstance(element, str):
         try:
-            return element.encode()
+            return str.encode(element)
         except UnicodeEncodeError as error:
             raise TensorTypeError(tensor, f"tensor {tensor!r} holds text that has no UTF-8: {error}") from None
     raise TensorTypeError(

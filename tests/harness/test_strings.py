@@ -219,7 +219,7 @@ ANSWERS: Final[dict[str, list[bytes]]] = {
     "the array": PLAYED_WORDS,
 }
 FAULTS: Final = {
-    "a number": "an element of type int; expected str or bytes",
+    "a number": "holds 1, which is no value of TYPE_STRING; pass str or bytes",
     "a number among objects": "an element of type int; expected str or bytes",
     "numbers": "'Y' is FP64, but the model's configuration says TYPE_STRING",
     "a list among objects": "an element of type list; expected str or bytes",

@@ -94,7 +94,9 @@ def test_tensors_follow_each_other_at_multiples_of_256() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "requested", "names"), [(None, None, ["Y", "Z"]), (["Z"], ("Z",), ["Z"]), ([], (), [])], ids=str
+    ("given", "requested", "names"),
+    [(None, None, ["Y", "Z"]), (["Z"], ("Z",), ["Z"]), (["Z", "Y"], ("Y", "Z"), ["Z", "Y"])],
+    ids=str,
 )
 def test_only_the_outputs_that_are_wanted_have_room(given: Any, requested: Any, names: list[str]) -> None:
     made = laid_out(SIMPLE, [("X", (1,), FP32)], given)

@@ -78,7 +78,7 @@ except TensorTypeError as error:
 def test_without_ml_dtypes_bf16_is_two_bytes_which_dlpack_knows_as_bfloat() -> None:
     program = [sys.executable, "-c", WITHOUT_ML_DTYPES]
     said = subprocess.run(program, capture_output=True, text=True, check=True).stdout
-    assert said.startswith("input 'X' holds 1.5, which is no value of TYPE_BF16; ")
+    assert said.startswith("tensor 'X' holds 1.5, which is no value of TYPE_BF16; ")
 
 
 @every_dtype
@@ -118,7 +118,7 @@ def test_whatever_numpy_takes_for_a_type_is_found(name: str, aliases: list[type 
 )
 def test_a_numpy_type_without_a_row_is_refused(unsupported: type | str) -> None:
     with pytest.raises(
-        TensorError, match=r"tensor 'IMAGE' has NumPy dtype .*; supported .* BOOL, UINT8, .*, BF16, BYTES"
+        TensorError, match=r"tensor 'IMAGE' has NumPy dtype .*; Triton has BOOL, UINT8, .*, BF16, BYTES: convert it"
     ) as caught:
         dtypes.from_numpy(unsupported, "IMAGE")
     assert caught.value.tensor == "IMAGE"

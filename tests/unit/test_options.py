@@ -42,6 +42,15 @@ def test_an_option_that_does_not_exist_is_a_type_error_that_names_those_that_do(
         check_options(wrong)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("x", "größer"), ("x", "a\nb: c"), ("x", 7), ("x y", "z"), ("", "z"), ("ü", "z"), (3, "z")]
+)
+def test_a_header_that_no_protocol_has_is_refused_without_its_value(name: Any, value: Any) -> None:
+    check_options(RequestOptions(headers={"X-a_b.c": "of ASCII", "x-bin": b"\xff"}))  # type: ignore[dict-item]
+    with pytest.raises(CallerError, match="^header .{1,5} cannot be sent; expected a str of printable ASCII"):
+        check_options(RequestOptions(headers={name: value}))
+
+
 @pytest.mark.parametrize("name", ["shm_slot", "shm_generation", "shm_io"])
 def test_a_parameter_that_the_client_writes_itself_is_refused(name: str) -> None:
     with pytest.raises(CallerError, match=f"parameter '{name}' is written by the client itself; leave it out"):

@@ -133,7 +133,7 @@ def test_sizes_may_be_numbers_of_numpy() -> None:
         ({"inputs": ["X"]}, "input 'INPUT0' is of type str; expected a NumPy array"),
         ({"inputs": [("X", None)]}, "input 'X' is of type NoneType"),
         ({"inputs": [("X", FIVE), ("X", FIVE)]}, "input_list has the name 'X' 2 times"),
-        ({"inputs": [("X", FIVE + 1j)]}, "tensor 'X' has NumPy dtype complex64; supported in shared memory are BOOL, "),
+        ({"inputs": [("X", FIVE + 1j)]}, "tensor 'X' has NumPy dtype complex64; Triton has BOOL, "),
         ({"inputs": [("X", np.array([1, "a"], object))]}, "tensor 'X' holds an element of type int; expected str or"),
         (
             {"inputs": [("X", [FIVE, FIVE[:2]])]},

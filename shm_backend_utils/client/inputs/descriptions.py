@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ... import dtypes
 from ...dtypes import BYTES, LENGTH_SIZE
 from ...errors import CallerError, TensorError, TensorShapeError, shown
+from ...model_spec import output_names
 from ...protocol.call_layout import AnyInput, CallInput
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ OutputHint = int | str | tuple[tuple[int, ...], npt.DTypeLike] | tuple[tuple[int
 A device alone, for example ``"cuda:0"``, says where the output shall be, and not how large it is.
 """
 
-Outputs = Sequence[str] | Mapping[str, OutputHint] | None
-"""The outputs that are wanted, with or without hints of their size; None for all."""
+Outputs = Iterable[str] | Mapping[str, OutputHint] | None
+"""The outputs that are wanted, one or more, with or without hints of their size; None for all."""
 
 
 class HasDlpack(Protocol):
@@ -107,15 +108,6 @@ def nameless(inputs: object, what: str) -> CallerError:
     )
 
 
-def _check_names(outputs: Iterable[object]) -> None:
-    """Raise CallerError unless the outputs that are wanted are names."""
-    for name in outputs:
-        if not isinstance(name, str):
-            raise CallerError(
-                f"outputs has an element of type {type(name).__name__}; expected names of outputs, as str"
-            )
-
-
 class WantedOutputs(NamedTuple):
     """The outputs that a call wants.
 
@@ -134,27 +126,23 @@ class WantedOutputs(NamedTuple):
 _ALL: Final = WantedOutputs(None, MappingProxyType({}))
 
 
-def wanted_outputs(outputs: Outputs) -> WantedOutputs:
+def wanted_outputs(outputs: Outputs | WantedOutputs) -> WantedOutputs:
     """Return the outputs that a user wants, and what each hint says.
 
     Raises
     ------
     CallerError
-        They are no names.
+        They are no names, or there is none.
     TensorError
         A hint is no number of bytes, no shape and dtype, and no device.
     """
     if outputs is None:
         return _ALL
-    if isinstance(outputs, str):
-        raise TensorError(outputs, f"outputs is the string {outputs!r}; expected a list of names, or a mapping")
+    if isinstance(outputs, WantedOutputs):
+        return outputs
+    names = output_names(outputs)
     if type(outputs) is not dict and not isinstance(outputs, Mapping):
-        try:
-            names = dict.fromkeys(outputs)
-        except TypeError:
-            raise CallerError(f"outputs is {outputs!r}; expected a list of names, or a mapping") from None
-        _check_names(names)
-        return WantedOutputs(names, _ALL.devices)
+        return WantedOutputs(dict.fromkeys(names), _ALL.devices)
     byte_sizes: dict[str, int | None] = {}
     devices: dict[str, int] = {}
     for name, hint in outputs.items():
@@ -204,8 +192,8 @@ def _hinted(name: str, hint: object) -> tuple[int | None, int | None]:
 
 
 def _room_for_strings(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-    """Return the bytes that strings of a dtype take at most; of objects, whose size it does not tell, on average."""
-    longest = {"S": dtype.itemsize, "U": dtype.itemsize, "O": _USUAL_STRING}[dtype.kind]
+    """Return the bytes that strings of a dtype take at most; of those whose size it does not tell, on average."""
+    longest = dtype.itemsize if dtype.kind in "SU" else _USUAL_STRING
     return math.prod(shape) * (LENGTH_SIZE + longest)
 
 

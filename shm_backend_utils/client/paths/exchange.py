@@ -39,7 +39,6 @@ __all__ = [
 
 LONG_COPY: Final = 4 * 2**20
 """From how many bytes on a copy takes so long that an event loop must not wait for it."""
-_CHEAP_TO_COPY: Final = 64 * 2**10
 
 
 class Exchange(ABC):
@@ -184,16 +183,13 @@ def requested_outputs(layout: CallLayout) -> list[OutputTensor] | None:
 
 
 def output_in(response: Any, name: str) -> npt.NDArray[Any] | None:
-    """Return an output that came with a response, writable if that costs little; None if it did not.
+    """Return an output that came with a response, writable; None if it did not.
 
     What is in shared memory is writable, and sizes decide what is there: they should not decide whether a line of the
     caller's fails.
     """
     array: npt.NDArray[Any] | None = response.as_numpy(name)
-    if array is None or array.flags.writeable or array.nbytes > _CHEAP_TO_COPY:
-        return array
-    copy: npt.NDArray[Any] = array.copy()
-    return copy
+    return array if array is None or array.flags.writeable else array.copy()
 
 
 def missing_output(model: str, name: str) -> PeerError:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import BYTES
+from ...errors import TensorError
 from ...model_spec import ModelSpec
 from ...protocol.call_layout import CallLayout
 from ...tensors.strings import Strings
@@ -21,6 +22,9 @@ from .exchange import Exchange, missing_output, output_in, requested_outputs
 
 __all__ = ["InlineExchange", "in_band", "no_strings", "source_of"]
 
+_MOST_BYTES: Final = 2**31 - 2**20
+"""Of inputs in a message: protobuf counts in 31 bits, and their names, shapes and the like need some room."""
+
 
 class InlineExchange(Exchange):
     """A call whose tensors are in the message."""
@@ -29,6 +33,13 @@ class InlineExchange(Exchange):
 
     def __init__(self, codec: Codec, spec: ModelSpec, layout: CallLayout, options: RequestOptions) -> None:
         self.spec, self.layout, self.options = spec, layout, options
+        byte_size = sum(span.byte_size for span in layout.table.inputs.values())
+        if byte_size > _MOST_BYTES:
+            raise TensorError(
+                next(iter(layout.table.inputs)),
+                f"the inputs of model {spec.name!r} take {byte_size:,} bytes, and a message carries less than 2 GiB: "
+                "take the path direct or triton-shm, which explain() says what is in the way of, or make several calls",
+            )
         self._codec = codec
         self._arrays: dict[str, npt.NDArray[Any]] = {
             name: np.empty(span.shape, span.dtype.numpy) for name, span in layout.table.inputs.items()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,11 +14,11 @@ from ...errors import ModelError, TensorError
 from ...model_spec import ModelSpec
 from ...protocol.results import OutputPlace
 from ...protocol.spans import InputSpan, OutputSpan
-from ...tensors import dlpack
 from ...tensors.cuda.device_view import DeviceView
 from ...tensors.cuda.imported import is_on_gpu
 from ...tensors.strings import Strings
 from ...tensors.strings_view import StringsView
+from ...tensors.values import whole_array
 from ...tensors.view import TensorView
 from ..context import Context
 from ..devices.uses import DeviceUses
@@ -87,20 +86,21 @@ def may_not_write(error: TensorError) -> ModelError:
 
 
 def array_of(spec: ModelSpec, name: str, value: Any, adopt: Callable[[Any], Any]) -> Any:
-    """Return what a user gives as output ``name`` as an array of NumPy, or, if it is on a GPU, as ``adopt`` has it."""
-    if isinstance(value, np.ndarray):
+    """Return what a user gives as output ``name`` as an array of NumPy, or, if it is on a GPU, as ``adopt`` has it.
+
+    Raises
+    ------
+    ModelError
+        The configuration has no such output, or it cannot be made of this value.
+    """
+    if type(value) is np.ndarray and value.dtype in dtypes.BY_NUMPY:
         return value
     if isinstance(value, TensorView):
         return value.array
-    if is_on_gpu(value):
-        return adopt(value)
-    if hasattr(value, "__dlpack__"):
-        with contextlib.suppress(BufferError, RuntimeError, TypeError):  # then maybe NumPy can do it otherwise
-            return dlpack.array_of(value)
-    tensor = spec.outputs.get(name)
-    holds_strings = tensor is not None and tensor.dtype is BYTES
-    # As strings of NumPy they would lose zeros at their end.
-    return np.array(value, object) if holds_strings else np.asarray(value)
+    try:
+        return adopt(value) if is_on_gpu(value) else whole_array(spec, spec.output(name), value)
+    except TensorError as error:
+        raise may_not_write(error) from None
 
 
 def in_response(name: str, view: TensorView, dtype: DType) -> Output:

@@ -12,10 +12,12 @@ import numpy.typing as npt
 from ... import dtypes
 from ...dtypes import BYTES
 from ...errors import ForwardError, ModelError
+from ...model_spec import ModelSpec
 from ...tensors.cuda.device_view import DeviceView
 from ...tensors.cuda.imported import is_on_gpu
 from ...tensors.strings import Strings
 from ...tensors.strings_view import StringsView
+from ...tensors.values import untyped_array, whole_array
 from ...tensors.view import TRITON, TensorView
 from ..delivered import view_of
 from ..devices.arrays import DeviceArrays
@@ -29,7 +31,7 @@ ForwardOutputs = Sequence[str] | Mapping[str, TensorView | int | None] | None
 
 
 class Given:
-    """An input as ``model.py`` has it.
+    """An input as ``model.py`` has it, for a model whose configuration may be known.
 
     Attributes
     ----------
@@ -39,17 +41,13 @@ class Given:
         Of strings their bytes.
     """
 
-    def __init__(self, name: str, value: Any, arrays: DeviceArrays) -> None:
+    def __init__(self, spec: ModelSpec | None, name: str, value: Any, arrays: DeviceArrays) -> None:
         self._arrays = arrays
-        self._strings = _strings_of(name, value)
-        self.array: Any
+        self.array: Any = _array_of(spec, name, value, arrays)
+        self._strings = self.array if isinstance(self.array, Strings) else None
         if self._strings is not None:
             self.dtype, self.shape, self.array = BYTES, self._strings.shape, self._strings.encoded
             return
-        if isinstance(value, TensorView):
-            self.array = value.array
-        else:
-            self.array = arrays.adopt(value) if is_on_gpu(value) else np.asarray(value)
         self.dtype = dtypes.from_numpy(np.dtype(self.array.dtype), name)
         self.shape = tuple(self.array.shape)
 
@@ -143,7 +141,7 @@ class Forwarding(ABC):
             message = response.error().message()
             raise ForwardError(f"model {self.model!r}, called on behalf of this request, failed: {message}")
         return {
-            tensor.name(): view_of(tensor, None, self._backend, self._arrays, writable=True)
+            tensor.name(): view_of(tensor, None, self._backend, self._arrays, writable=False)
             for tensor in response.output_tensors()
         }
 
@@ -185,10 +183,17 @@ class OrdinaryForwarding(Forwarding):
         pass  # its tensors were copied
 
 
-def _strings_of(name: str, value: Any) -> Strings | None:
-    if isinstance(value, StringsView):
-        return value.strings()
-    if isinstance(value, TensorView) or is_on_gpu(value):
-        return None
-    array = np.asarray(value)
-    return Strings.of(name, array) if array.dtype.kind in "OSU" else None
+def _array_of(spec: ModelSpec | None, name: str, value: Any, arrays: DeviceArrays) -> Any:
+    """Return an array of the host or of a GPU, or strings; ``spec`` is the other model's, if that is known."""
+    if isinstance(value, Strings):
+        return value
+    if isinstance(value, TensorView):
+        return value.strings() if isinstance(value, StringsView) else value.array
+    if is_on_gpu(value):
+        return arrays.adopt(value)
+    if spec is None:
+        array = untyped_array(name, value)
+    else:
+        array = whole_array(spec, spec.input(name), value)
+        spec.input(name).check(dtypes.from_numpy(array.dtype, name), array.shape)
+    return Strings.of(name, array) if array.dtype.kind in "OSU" else array

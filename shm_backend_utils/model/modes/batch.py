@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from ...dtypes import BYTES
 from ...errors import ModelError
-from ...tensors.cuda.imported import is_on_gpu
+from ...tensors.strings import Strings
 from ...tensors.view import TensorView
 from ..call import Call
-from ..call.outputs import check_output
+from ..call.outputs import array_of, check_output
 from ..devices.uses import DeviceUses, shared_by
 from ..mapping.memory import Memory
 from .gathering import Gathering, with_rows
@@ -128,17 +128,18 @@ class BatchCall:
         ----------
         name : str
             As in the model's configuration.
-        array : TensorView, numpy.ndarray, or what NumPy or DLPack can make an array of
-            Its first dimension has all rows.
+        array
+            As of :meth:`Call.put`. Its first dimension has all rows.
 
         Raises
         ------
         ModelError
             As for :meth:`output`; or there are more rows, or fewer.
         """
-        value = array.array if isinstance(array, TensorView) else array
-        if not (hasattr(value, "__dlpack_device__") or is_on_gpu(value)):
-            value = np.asarray(value)
+        given = array.numpy() if isinstance(array, Strings) else array
+        value = array_of(self.calls[0].spec, name, given, lambda on_gpu: on_gpu)
+        if isinstance(value, np.ndarray):
+            check_output(self.calls[0].spec, name, value.dtype, value.shape)
         if not value.shape or value.shape[0] != self.size:
             raise ModelError(f"output {name!r} has shape {list(value.shape)}, but the batch has {self.size} rows")
         for call, rows in zip(self.calls, self.rows, strict=True):

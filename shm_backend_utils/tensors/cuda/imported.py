@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any, Final
 
@@ -31,7 +32,9 @@ def is_on_gpu(value: Any) -> bool:
     if isinstance(value, np.ndarray):
         return False
     if hasattr(value, "__dlpack_device__"):
-        return int(value.__dlpack_device__()[0]) in dlpack.ON_GPU
+        with contextlib.suppress(Exception):  # torch's tensors without memory raise ValueError
+            return int(value.__dlpack_device__()[0]) in dlpack.ON_GPU
+        return False
     return hasattr(value, "__cuda_array_interface__")
 
 
@@ -76,6 +79,7 @@ def imported(runtime: CudaRuntime, value: Any, stream: int, *, tensor: str = "")
     if isinstance(value, DeviceArray):
         value.let_wait(stream, runtime.stream_device(stream, value.device))
         return value
+    dlpack.check_is_resolved(value, tensor)
     try:
         return _by_dlpack(runtime, value, stream)
     except _REFUSALS as error:

@@ -53,8 +53,8 @@ def takes(dtype: str) -> str:
         (
             "vector",
             np.ones(3, complex),
-            "tensor 'IN0' has NumPy dtype complex128; supported in shared memory are BOOL, UINT8, UINT16, UINT32, "
-            "UINT64, INT8, INT16, INT32, INT64, FP16, FP32, FP64, BF16, BYTES",
+            "tensor 'IN0' has NumPy dtype complex128; Triton has BOOL, UINT8, UINT16, UINT32, "
+            "UINT64, INT8, INT16, INT32, INT64, FP16, FP32, FP64, BF16, BYTES: convert it by .astype",
         ),
         (
             "vector",
@@ -85,23 +85,23 @@ def takes(dtype: str) -> str:
         (
             "image",
             [IMAGE, IMAGE],
-            "input 'IN0' is a list of 2 arrays of 3 dimensions, but model 'image' takes one of them at a time; call "
+            "tensor 'IN0' is a list of 2 arrays of 3 dimensions, but model 'image' takes one of them at a time; call "
             "it once for each, or join them, by np.concatenate for example",
         ),
         (
             "bytes",
             [1, 256],
-            "input 'IN0' holds 256, which is no value of TYPE_UINT8; pass numbers that are, or an array",
+            "tensor 'IN0' holds 256, which is no value of TYPE_UINT8; pass numbers that are, or an array",
         ),
-        ("text", ["a", 1], "input 'IN0' holds 1, which is no value of TYPE_STRING; pass str or bytes, or an array"),
-        ("vector", None, "input 'IN0' holds None, which is no value of TYPE_FP32; pass numbers that are, or an array"),
+        ("text", ["a", 1], "tensor 'IN0' holds 1, which is no value of TYPE_STRING; pass str or bytes, or an array"),
+        ("vector", None, "tensor 'IN0' holds None, which is no value of TYPE_FP32; pass numbers that are, or an array"),
         (
             "vector",
             {"a": 1},
-            "input 'IN0' holds an object of type dict, which is no value of TYPE_FP32; pass numbers that are, or an "
+            "tensor 'IN0' holds an object of type dict, which is no value of TYPE_FP32; pass numbers that are, or an "
             "array",
         ),
-        ("vector", [[1, 2], [3]], "input 'IN0' is a nested list that is not rectangular"),
+        ("vector", [[1, 2], [3]], "tensor 'IN0' is a nested list that is not rectangular"),
         ("text", np.array(["a", 1], object), "tensor 'IN0' holds an element of type int; expected str or bytes"),
     ],
 )

@@ -51,8 +51,8 @@ def answered(session: ShmSession, infer: Callable[[Call], Any]) -> str:
             f"{WROTE}tensor 'Y' has shape [-1]; expected sizes of 0 or more",
         ),
         (
-            lambda call: call.put("Y", [1, 2]),
-            f"{WROTE}tensor 'Y' is INT64, {SAYS} TYPE_FP32; convert it by .astype('float32')",
+            lambda call: call.put("Y", [1, 2**24 + 1]),
+            f"{WROTE}tensor 'Y' holds 16777217, which is no value of TYPE_FP32; pass numbers that are, or an array",
         ),
         (
             lambda call: call.put("Y", np.array([None])),

@@ -1,0 +1,245 @@
+"""What users give as tensors, as arrays of NumPy's own kind on the host: one meaning for clients and models.
+
+Each value keeps its elements, or is refused: nothing is masked, negated, rounded or cut without a word.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..dtypes import BF16, BYTES
+from ..errors import TensorError, TensorShapeError, TensorTypeError, shown
+from ..model_spec import ModelSpec, TensorSpec
+from . import dlpack
+
+__all__ = ["host_array", "parts_of", "untyped_array", "whole_array"]
+
+_HOST: Final = frozenset({1, 3})  # dlpack.h: kDLCPU and kDLCUDAHost, which is pinned host memory
+_JOIN: Final = ", or join what is in a list on its GPU, for example by torch.cat, and give one tensor"
+_PLAIN: Final = frozenset({bool, int, float, str, bytes})
+
+
+def parts_of(spec: ModelSpec, tensor: TensorSpec, value: Any) -> list[npt.NDArray[Any]]:
+    """Return what a user gives as a tensor of a model, as arrays that lie one after another along the first axis.
+
+    Parameters
+    ----------
+    spec : ModelSpec
+        The model.
+    tensor : TensorSpec
+        One of its inputs or outputs.
+    value : object
+        On the host: a NumPy array, or what has ``__dlpack__``, ``__array_interface__`` or ``__array__``; a list or
+        tuple of such: rows, if each has one dimension less than the tensor; else parts of a batch; or Python numbers,
+        strings and nested lists of them, which take the tensor's dtype if they fit it. One number serves a tensor whose
+        dimensions may all be 1.
+
+    Returns
+    -------
+    list of numpy.ndarray
+        At least one, of no subclass, all of one dtype. Strings may be of objects, or of NumPy's kinds S and U.
+
+    Raises
+    ------
+    TensorError
+        The tensor cannot be made of this value.
+    """
+    if isinstance(value, (list, tuple)) and value and all(_is_array(part) for part in value):
+        return _rows_or_parts(spec, tensor, [host_array(tensor.name, part) for part in value])
+    return [host_array(tensor.name, value) if _is_array(value) else _of_numbers(tensor, value)]
+
+
+def whole_array(spec: ModelSpec, tensor: TensorSpec, value: Any) -> npt.NDArray[Any]:
+    """Return what :func:`parts_of` does as one array, in native byte order."""
+    parts = parts_of(spec, tensor, value)
+    return _native(parts[0] if len(parts) == 1 else np.concatenate(parts))
+
+
+def host_array(name: str, value: Any) -> npt.NDArray[Any]:
+    """Return an array of any library, on the host, as one of NumPy's own kind, without a copy where that can be.
+
+    Raises
+    ------
+    TensorError
+        It lies elsewhere; it does not give its memory away; or some of its elements are masked.
+    """
+    if isinstance(value, np.ndarray):
+        mask = None if value.dtype.names else getattr(value, "mask", None)
+    else:
+        value = _by_dlpack(name, value) if hasattr(value, "__dlpack__") else _by_numpy(name, value)
+        mask = None
+    if mask is not None and np.any(mask):
+        raise TensorTypeError(
+            name,
+            f"tensor {name!r} has {np.count_nonzero(mask)} masked elements, and Triton has no masks: give what "
+            ".filled(value) returns, or .data",
+        )
+    return value.astype(object) if value.dtype.kind == "T" else np.asarray(value)
+
+
+def untyped_array(name: str, value: Any) -> npt.NDArray[Any]:
+    """Return a value for a tensor of which nobody knows the dtype, as NumPy takes it; of strings, all of each.
+
+    Raises
+    ------
+    TensorError
+        As :func:`host_array`.
+    """
+    if _is_array(value):
+        return _native(host_array(name, value))
+    elements = _elements(name, value)
+    holds_strings = any(isinstance(element, (str, bytes)) for element in elements.flat)
+    return elements if holds_strings else np.asarray(value)
+
+
+def _native(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _is_array(value: Any) -> bool:
+    if isinstance(value, np.generic):
+        return False  # a number, which takes the tensor's dtype like one of Python's
+    return any(hasattr(value, name) for name in ("__dlpack__", "__array_interface__", "__array__"))
+
+
+def _by_dlpack(name: str, value: Any) -> npt.NDArray[Any]:
+    try:
+        device = int(value.__dlpack_device__()[0])
+    except Exception as error:  # torch's tensors without memory raise ValueError
+        raise _unreadable(name, value, error) from None
+    if device not in _HOST:
+        raise TensorError(
+            name,
+            f"tensor {name!r} lies on DLPack device type {device}; expected host memory: copy it there"
+            f"{_JOIN if device in dlpack.ON_GPU else ''}",
+        )
+    dlpack.check_is_resolved(value, name)
+    try:
+        return dlpack.array_of(value)
+    except (BufferError, RuntimeError, TypeError) as error:
+        if hasattr(value, "__array__"):
+            return _by_numpy(name, value)
+        raise _unreadable(name, value, error) from None
+
+
+def _by_numpy(name: str, value: Any) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(value)
+    except Exception as error:  # whatever a library raises where it does not give its elements away
+        raise _unreadable(name, value, error) from None
+
+
+def _unreadable(name: str, value: Any, error: Exception) -> TensorError:
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    return TensorError(
+        name, f"tensor {name!r} is a {kind} that cannot be read: {error}; give an array, dense and on the host"
+    )
+
+
+def _rows_or_parts(spec: ModelSpec, tensor: TensorSpec, parts: list[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+    rank = len(tensor.shape)
+    are_rows = all(part.ndim == rank - 1 for part in parts)
+    if are_rows:
+        parts = [part[np.newaxis] for part in parts]
+    first = parts[0]
+    for part in parts:
+        if part.ndim != rank or part.shape[1:] != first.shape[1:]:
+            raise TensorShapeError(
+                tensor.name,
+                f"tensor {tensor.name!r} is a list of arrays of shapes {list(first.shape)} and {list(part.shape)}; "
+                f"expected rows of {rank - 1} dimensions, or batches of {rank}, that are equal but for the first",
+            )
+        if part.dtype != first.dtype:
+            raise TensorTypeError(
+                tensor.name, f"tensor {tensor.name!r} is a list of arrays of dtypes {first.dtype} and {part.dtype}"
+            )
+    if not are_rows and len(parts) > 1 and not spec.max_batch_size:
+        raise TensorShapeError(
+            tensor.name,
+            f"tensor {tensor.name!r} is a list of {len(parts)} arrays of {rank} dimensions, but model {spec.name!r} "
+            "takes one of them at a time; call it once for each, or join them, by np.concatenate for example",
+        )
+    return parts
+
+
+def _of_numbers(tensor: TensorSpec, value: Any) -> npt.NDArray[Any]:
+    """Return a number, a string or a nested list of these as an array of the model's dtype; object for strings.
+
+    Raises
+    ------
+    TensorError
+        The list is not rectangular, or an element is nothing that this dtype can hold: integers must fit exactly,
+        fractions as near as can be.
+    """
+    elements = _elements(tensor.name, value)
+    if elements.ndim == 0 and all(size in (-1, 1) for size in tensor.shape):
+        elements = elements.reshape((1,) * len(tensor.shape))
+    dtype = None if tensor.dtype in (None, BYTES) else tensor.dtype.numpy
+    for element in elements.flat:
+        if not _fits(element, dtype):
+            raise TensorTypeError(
+                tensor.name,
+                f"tensor {tensor.name!r} holds {shown(element)}, which is no value of {tensor.config_dtype}; pass "
+                f"{'str or bytes' if dtype is None else 'numbers that are'}, or an array",
+            )
+    if dtype == BF16.numpy:
+        return elements.astype(np.float64).astype(dtype)  # it takes no large integers
+    return elements if dtype is None else elements.astype(dtype)
+
+
+def _elements(name: str, value: Any) -> npt.NDArray[np.object_]:
+    plain = _plain(name, value)
+    try:
+        elements = np.array(plain, dtype=object)
+    except ValueError:
+        elements = np.array([[]], dtype=object)
+        is_rectangular = False
+    else:
+        is_rectangular = not any(isinstance(element, (list, tuple)) for element in elements.flat)
+    if not is_rectangular:
+        raise TensorShapeError(name, f"tensor {name!r} is a nested list that is not rectangular")
+    return elements
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return a nested list with each array in it looked at: NumPy would drop masks."""
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(name, each) for each in value]
+    return host_array(name, value)[()] if _is_array(value) else value
+
+
+def _fits(element: Any, dtype: np.dtype[Any] | None) -> bool:
+    """Return whether the dtype can hold an element; None stands for strings."""
+    if dtype is None:
+        return isinstance(element, (str, bytes))
+    if dtype.kind == "b" or isinstance(element, bool | np.bool_):
+        return dtype.kind == "b" and isinstance(element, bool | np.bool_)
+    if not isinstance(element, int | float | np.integer | np.floating):
+        return False
+    if dtype == BF16.numpy:
+        return dtype.name == "bfloat16" and _fits_fraction(element, dtype)
+    return _fits_fraction(element, dtype) if dtype.kind == "f" else _fits_integer(element, dtype)
+
+
+def _fits_fraction(element: Any, dtype: np.dtype[Any]) -> bool:
+    try:
+        with np.errstate(over="ignore"):
+            made = float(np.float64(element).astype(dtype))
+    except OverflowError:
+        return False
+    if isinstance(element, int | np.integer):
+        return made == int(element)
+    return math.isfinite(made) == math.isfinite(element)
+
+
+def _fits_integer(element: Any, dtype: np.dtype[Any]) -> bool:
+    limits = np.iinfo(dtype)
+    if not isinstance(element, int | np.integer) and not math.isfinite(element):
+        return False
+    return int(element) == element and limits.min <= int(element) <= limits.max
