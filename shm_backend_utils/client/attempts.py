@@ -101,9 +101,12 @@ def attempt(core: Core, call: OpenCall, timeout_s: float, remedy: str = _REMEDY)
     except PeerError:  # an answer that the known model would not have given: the next call looks what there is
         core.catalog.drop(call.known)
         raise
+    known, rows = call.known, call.exchange.layout.batch_size or 1
     if result.overflowed:
-        call.known.learn(result.overflowed, call.exchange.layout.batch_size or 1)
-        tell_overflow(call.known, result.overflowed, remedy, call.settings.origin)
+        known.learn(result.overflowed, rows)
+        tell_overflow(known, result.overflowed, remedy, call.settings.origin)
+    elif known.learned.per_row and known.learned.shrink(result.bytes_avoided, rows):
+        core.drop_idle()
     if call.output_devices:
         library = call.exchange.library or call.settings.library
         result = yield from brought_to_gpus(core.gpus, result, call.output_devices, library, timeout_s)

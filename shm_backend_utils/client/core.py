@@ -155,7 +155,7 @@ class Core:
                     given,
                     wanted,
                     known.data_begin,
-                    learned=known.learned,
+                    learned=known.learned.per_row,
                     most_rows=known.spec.max_batch_size,
                     output_devices=devices,
                 )
@@ -242,6 +242,10 @@ class Core:
         """Return the figures so far."""
         pool = self._memory.pool
         return self.tally.stats(self.catalog.reasons, pool.wait_count, pool.status)
+
+    def drop_idle(self) -> None:
+        """Give back the memory that no call has."""
+        self._memory.pool.drop_idle()
 
     def close(self) -> Steps[None]:
         """Remove the memory, and unregister what is registered.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Mapping
 from typing import Final
@@ -13,6 +12,7 @@ from ..memory.kinds import RegionKind
 from ..model_spec import ModelSpec
 from ..protocol.call_layout import AnyInput, CallLayout, lay_out, record_byte_size
 from ..protocol.layout import data_offset
+from ..protocol.learned_sizes import LearnedSizes
 from .explanation import Check, Explanation
 from .once import Once
 from .settings import left_until
@@ -58,8 +58,8 @@ class KnownModel:
         What the user was told of copies: one entry for each path, and for each output.
     seen : float
         When the server was asked last, by ``time.monotonic()``.
-    learned : dict of str to int
-        Bytes per row that outputs needed which found too little room: one number for each output at most.
+    learned : LearnedSizes
+        Of outputs that found too little room.
     is_short_of_memory : bool
         Whether a call was told to go inline, as the machine has no shared memory for it.
     """
@@ -78,8 +78,7 @@ class KnownModel:
         self.told: set[str] = set()
         self.seen = time.monotonic()
         self.data_begin = data_offset(1, self.record_byte_size)
-        self._head_room = head_room
-        self.learned: dict[str, int] = {}
+        self.learned = LearnedSizes(head_room)
         self.is_short_of_memory = False
 
     def lay_out(
@@ -103,7 +102,7 @@ class KnownModel:
         is_one_request : bool
             Whether it may have no more rows than the model takes at once.
         learned : mapping of str to int, optional
-            Bytes per row for outputs whose size nobody vouches for; by default :attr:`learned`.
+            Bytes per row for outputs whose size nobody vouches for; by default what was :attr:`learned`.
 
         Raises
         ------
@@ -115,7 +114,7 @@ class KnownModel:
             inputs,
             wanted,
             self.data_begin if slot_count == 1 else data_offset(slot_count, self.record_byte_size),
-            learned=self.learned if learned is None else learned,
+            learned=self.learned.per_row if learned is None else learned,
             most_rows=self.spec.max_batch_size if is_one_request else _ANY_BATCH_SIZE,
             output_devices=output_devices,
         )
@@ -137,10 +136,8 @@ class KnownModel:
 
     def learn(self, byte_sizes: Mapping[str, int], rows: int) -> None:
         """Take note of how large outputs were that found too little room, in a call of so many rows."""
-        for name in self.spec.outputs.keys() & byte_sizes.keys():
-            byte_size = byte_sizes[name]
-            per_row = math.ceil(byte_size / rows * self._head_room)
-            self.learned[name] = max(per_row, self.learned.get(name, 0))
+        known = self.spec.outputs.keys() & byte_sizes.keys()
+        self.learned.learn({name: byte_sizes[name] for name in known}, rows)
 
 
 class Catalog:

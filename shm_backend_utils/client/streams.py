@@ -82,9 +82,9 @@ def open_stream(
     if needs_ring:
         try:
             try:
-                exchange = yield from _open_ring(core, settings, known, on_host, wanted, frames, known.learned)
+                exchange = yield from _open_ring(core, settings, known, on_host, wanted, frames, known.learned.per_row)
             except BudgetError:
-                if not known.learned:
+                if not known.learned.per_row:
                     raise  # else as many frames as large as those of an earlier stream find no room
                 exchange = yield from _open_ring(core, settings, known, on_host, wanted, frames, {})
         except NoSharedMemoryError as error:
@@ -181,7 +181,7 @@ def make_room(core: Core, stream: OpenStream) -> Steps[None]:
 
 def _grow(core: Core, stream: OpenStream, exchange: DirectStream) -> Steps[bool]:
     """Return whether later frames have room for what the last one needed."""
-    byte_sizes = exchange.needed_rooms(stream.overflowed, stream.known.learned)
+    byte_sizes = exchange.needed_rooms(stream.overflowed, stream.known.learned.per_row)
     if not byte_sizes:
         return True
     now = time.monotonic()

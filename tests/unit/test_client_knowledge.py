@@ -16,6 +16,7 @@ from shm_backend_utils.client import (
     InferenceError,
     PathUnavailableError,
     PoolOptions,
+    Result,
     ServerUnavailableError,
     ShmClient,
 )
@@ -59,8 +60,26 @@ def test_no_more_is_learned_than_the_model_has_outputs() -> None:
     known = KnownModel(ModelSpec.from_config(config("m", count=2)), head_room=1.25)
     for number in range(1000):
         known.learn({f"OUT{number}": number, "OUT1": number}, rows=1)
-    assert set(known.learned) == {"OUT0", "OUT1"}
-    assert known.learned["OUT1"] == 1249
+    assert known.learned.per_row == {"OUT0": 0, "OUT1": 1249}
+
+
+def test_one_large_output_does_not_tax_the_thousand_calls_after_it(client: ShmClient) -> None:
+    def infer(count: int) -> Result:
+        return client.infer("m", {"IN0": np.ones(count, np.float32)})
+
+    small = [infer(6).overflowed for _ in range(2)]
+    before = client.stats().pool_bytes
+    assert [infer(600_000).overflowed, small] == [{"OUT0": 2_400_000}, [{"OUT0": 24}, {}]]
+    for _ in range(1000):
+        assert infer(6).overflowed == {}
+    assert client.stats().pool_bytes <= 4 * before
+
+
+def test_sizes_that_are_needed_now_and_then_stay_learned(client: ShmClient) -> None:
+    client.infer("m", {"IN0": np.ones(600, np.float32)})
+    for number in range(1000):
+        count = 600 if number % 100 == 0 else 6
+        assert client.infer("m", {"IN0": np.ones(count, np.float32)}).overflowed == {}
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -234,7 +253,7 @@ def test_calls_that_do_not_fit_keep_nothing(client: ShmClient) -> None:
         with pytest.raises(TensorError):
             client.infer("m", {f"IN{number + 1}": X}, outputs={f"OUT{number}": 4})
     assert list(core_of(client).catalog.known.values()) == [known]
-    assert set(known.learned) <= {"OUT0"}
+    assert set(known.learned.per_row) <= {"OUT0"}
 
 
 def test_one_refusal_is_kept_for_each_path_until_the_next_look(client: ShmClient, server: FakeServer) -> None:

@@ -184,14 +184,14 @@ def test_one_number_is_kept_for_each_output_of_each_model(idle_forwarder: Forwar
     for number in range(MANY):
         for model in ("a", "b"):
             finish(idle_forwarder, Answered(model, {"Y": 8 * number, "Z": 8}, None))
-    assert idle_forwarder._learned.keys() == {("a", "Y"), ("a", "Z"), ("b", "Y"), ("b", "Z")}
-    assert idle_forwarder._learned["a", "Y"] == 9 * (MANY - 1)
+    sizes = {"Y": 9 * (MANY - 1), "Z": 9}
+    assert {model: learned.per_row for model, learned in idle_forwarder._learned.items()} == {"a": sizes, "b": sizes}
 
 
 def test_the_largest_row_is_what_is_kept(idle_forwarder: Forwarder) -> None:
     for byte_size, rows in ((800, 8), (80, 1), (1600, 16)):
         finish(idle_forwarder, Answered("a", {"Y": byte_size}, rows))
-    assert idle_forwarder._learned == {("a", "Y"): 112}
+    assert idle_forwarder._learned["a"].per_row == {"Y": 113}
 
 
 def test_a_model_that_failed_is_asked_for_anew(server: Server, idle_forwarder: Forwarder) -> None:

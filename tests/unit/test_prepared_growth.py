@@ -354,7 +354,7 @@ def laid_out(
     rows: int = 1,
 ) -> CallLayout:
     given = described_inputs({"X": ((rows, 3), np.float32)})
-    return known.lay_out(given, wanted, slot_count=1 + frames, learned={**(guesses or {}), **known.learned})
+    return known.lay_out(given, wanted, slot_count=1 + frames, learned={**(guesses or {}), **known.learned.per_row})
 
 
 @pytest.mark.parametrize(("frames", "rows"), [(1, 1), (4, 4), (64, 1), (1000, 4)])

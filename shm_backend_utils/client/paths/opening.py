@@ -154,7 +154,7 @@ class Opening:
             The call's own.
         """
         assert isinstance(exchange, PreparedExchange)
-        rooms = exchange.rooms(known.learned)
+        rooms = exchange.rooms(known.learned.per_row)
         annex = yield from self._taking.take_more(settings, known, sum(map(aligned, rooms.values())))
         if annex is None:
             tell_no_growth(known, rooms, settings.origin)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .inventory import Inventory
-from .need import Need
+from .need import Need, most_capacity
 from .slot import SlotRegion
 from .tickets import TicketQueue
 
@@ -50,8 +50,9 @@ class HoldingPool:
         """
         if self._tickets.waiting:
             return None
+        least, most = need.byte_size, most_capacity(need.byte_size)
         for capacity, regions in self._inventory.shelves.get(need[1:], ()):
-            if capacity >= need.byte_size:
+            if least <= capacity <= most:
                 region = None
                 try:
                     region = regions.pop()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...errors import BudgetError
-from .need import Need, least_size, region_size
+from .need import Need, least_size, most_capacity, region_size
 from .options import PoolStatus
 from .slot import SlotRegion
 
@@ -89,9 +89,10 @@ class Inventory:
         return least
 
     def take(self, byte_size: int, kind: Kind) -> SlotRegion | None:
-        """Take the smallest idle region of a kind with so many bytes of data; return None if there is none."""
+        """Take the smallest idle region of a kind that has room, and not far too much; None if there is none."""
+        most = most_capacity(byte_size)
         for capacity, regions in self.shelves.get(kind, ()):
-            if capacity >= byte_size:
+            if byte_size <= capacity <= most:
                 try:
                     return regions.pop()
                 except IndexError:
@@ -118,7 +119,7 @@ class Inventory:
     def promise(self, byte_size: int, kind: Kind) -> Promise | None:
         """Make room for a new region, for which others may have to be destroyed; None if there cannot be enough.
 
-        An idle one of the same kind, which was too small, makes room first: there are no more regions than calls.
+        An idle one of the same kind, which was too small, makes room first: so calls that grow leave none behind.
         """
         idle = self.idle
         free = self.max_bytes - self.byte_size
@@ -126,7 +127,7 @@ class Inventory:
             return None
         evicted: list[SlotRegion] = []
         for region in sorted(idle, key=lambda each: (self._kinds[each] != kind, each.idle_since)):
-            is_too_small_a_one = self._kinds[region] == kind and not evicted
+            is_too_small_a_one = self._kinds[region] == kind and region.byte_size < byte_size and not evicted
             if byte_size <= self.max_bytes - self.byte_size and not is_too_small_a_one:
                 break
             if self._take_off(region):

@@ -10,6 +10,7 @@ from ...memory.pool.options import PoolOptions
 from ...memory.pool.pool import SlotPool
 from ...model_spec import ModelSpec, output_names
 from ...protocol.call_layout import obstacle_in_tensors
+from ...protocol.learned_sizes import LearnedSizes
 from ...tensors.view import TensorView
 from ..devices.arrays import DeviceArrays
 from ..triton import TritonBackend
@@ -22,6 +23,8 @@ __all__ = ["CALLERS_PARAMETER", "Forwarder", "check_all_are_over"]
 
 CALLERS_PARAMETER: Final = "shm_callers"
 """The request parameter that names the models on whose behalf a model is called, with slashes between them."""
+
+_HEAD_ROOM: Final = 1.125
 
 
 class Forwarder:
@@ -43,7 +46,7 @@ class Forwarder:
         self._arrays = arrays
         self._specs = ModelSpecs(server_url)
         self._pool = SlotPool(PoolOptions(region="system"))
-        self._learned: dict[tuple[str, str], int] = {}  # bytes per row, for each output of a model at most one
+        self._learned: dict[str, LearnedSizes] = {}  # by model
 
     def begin(
         self,
@@ -91,8 +94,9 @@ class Forwarder:
         names = _names(model, spec, outputs)
         asked = Asked(model, version, given, outputs, names, {**parameters, CALLERS_PARAMETER: "/".join(chain)})
         if spec is not None and _takes_lent_memory(spec):
-            learned = {name: self._learned.get((model, name), 0) for name in names}
-            return DirectForwarding(asked, self._backend, self._arrays, spec, learned, Lending(own, self._pool))
+            learned = self._learned_of(model).per_row
+            rooms = {name: learned.get(name, 0) for name in names}
+            return DirectForwarding(asked, self._backend, self._arrays, spec, rooms, Lending(own, self._pool))
         return OrdinaryForwarding(asked, self._backend, self._arrays)
 
     def execute(self, forwarding: Forwarding, pending: set[Forwarding]) -> dict[str, TensorView]:
@@ -137,10 +141,15 @@ class Forwarder:
         except Exception:
             self._specs.forget(forwarding.model)  # maybe it is not what it was
             raise
-        for name, byte_size in forwarding.overflowed.items():
-            key, per_row = (forwarding.model, name), -(-byte_size // (forwarding.batch_size or 1))
-            self._learned[key] = max(self._learned.get(key, 0), per_row + per_row // 8)
+        learned, rows = self._learned_of(forwarding.model), forwarding.batch_size or 1
+        if forwarding.overflowed:
+            learned.learn(forwarding.overflowed, rows)
+        elif learned.per_row and learned.shrink(sum(view.attributes.byte_size for view in found.values()), rows):
+            self._pool.drop_idle()
         return found
+
+    def _learned_of(self, model: str) -> LearnedSizes:
+        return self._learned.setdefault(model, LearnedSizes(_HEAD_ROOM))
 
     def close(self) -> None:
         """Remove this model's own regions. Arrays over them stay valid. Twice is fine."""

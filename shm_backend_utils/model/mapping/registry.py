@@ -148,7 +148,7 @@ class Registry:
         with self._lock:
             alike = self._by_object.get((status.st_dev, status.st_ino), ())
             if all(region.segment.byte_size != status.st_size for region in alike):
-                self._check_limit(status.st_size)
+                self._too_much(status.st_size)
 
     def add_slot(self, address: str, region: MappedRegion, number: int) -> Slot:
         """Return a slot of a managed region, and remember it for as long as the region is registered."""
@@ -277,28 +277,39 @@ class Registry:
             for region in idle[: 1 + len(idle) // _SHARE_DROPPED]:
                 self.drop(region)
 
-    def _check_limit(self, byte_size: int) -> None:
-        """Raise MachineError if there is no room even without the regions that nobody uses."""
-        limit = self._max_mapped_bytes
-        in_use = sum(region.segment.byte_size for region in list(self._regions) if region.is_in_use)
-        if limit is not None and in_use + byte_size > limit:
-            raise MachineError(
-                f"a region of {byte_size} bytes cannot be mapped: {in_use} are mapped and in use, and the limit "
-                f"(SHM_MAX_MAPPED_BYTES) is {limit}; who runs the model may raise it; or use smaller regions"
-            )
-
     def _make_room(self, byte_size: int) -> None:
+        for region in self._too_much(byte_size):
+            self.drop(region)
+
+    def _too_much(self, byte_size: int) -> list[MappedRegion]:
+        """Return which regions that nobody uses must go, so that there is room for so many bytes.
+
+        A slot may be taken, and so a region be in use, from one moment to the next. So each is looked at once.
+
+        Raises
+        ------
+        MachineError
+            There is no room even without all of them.
+        """
         limit = self._max_mapped_bytes
         if limit is None:
-            return
-        self._check_limit(byte_size)
-        mapped = list(self._regions)
-        idle = sorted((region for region in mapped if not region.is_in_use), key=_last_use, reverse=True)
-        excess = sum(region.segment.byte_size for region in mapped) + byte_size - limit
-        while excess > 0:
-            region = idle.pop()
+            return []
+        regions = list(self._regions)
+        idle = sorted((region for region in regions if not region.is_in_use), key=_last_use)
+        excess = sum(region.segment.byte_size for region in regions) + byte_size - limit
+        dropped: list[MappedRegion] = []
+        for region in idle:
+            if excess <= 0:
+                break
+            dropped.append(region)
             excess -= region.segment.byte_size
-            self.drop(region)
+        if excess > 0:
+            raise MachineError(
+                f"a region of {byte_size} bytes cannot be mapped: {excess + limit - byte_size} are mapped and in use, "
+                f"and the limit (SHM_MAX_MAPPED_BYTES) is {limit}; who runs the model may raise it; or use smaller "
+                "regions"
+            )
+        return dropped
 
 
 def _last_use(region: MappedRegion) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import pytest
@@ -41,6 +42,22 @@ def test_a_region_in_use_does_not_make_room(make_file: MakeFile) -> None:
     registry_of(manager).end_use(used)
     del used
     register(manager, "more", make_file())
+    manager.unregister_all()
+
+
+def test_each_region_is_looked_at_once_as_it_may_be_taken_meanwhile(
+    make_file: MakeFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = SharedMemoryManager(max_mapped_bytes=PAGE)
+    region = register(manager, "taken meanwhile", make_file())
+    looks = itertools.chain([False, False], itertools.repeat(True))  # before the file is opened, and then
+    monkeypatch.setattr(type(region), "is_in_use", property(lambda _: next(looks)))
+    del region
+    register(manager, "more", make_file())
+    assert [status.name for status in manager.status()] == ["more"]
+    with pytest.raises(MachineError, match="4096 are mapped and in use, and the limit"):
+        register(manager, "and more", make_file())
+    monkeypatch.undo()
     manager.unregister_all()
 
 

@@ -7,7 +7,7 @@ import os
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
-from typing import Any
+from typing import Any, Final
 
 import grpc
 import grpc.aio
@@ -20,6 +20,9 @@ from .address import GrpcAddress
 from .codec import GrpcCodec, GrpcMessage, Metadata
 
 __all__ = ["AsyncGrpcTransport", "GrpcTransport"]
+
+_AHEAD: Final = 2
+"""So many responses of a stream are read before the user wants them. Then HTTP/2's flow control has the server wait."""
 
 
 class GrpcTransport(Transport):
@@ -58,8 +61,9 @@ class GrpcTransport(Transport):
         except Exception as error:
             raise _error(error, self.address, self._is_closed) from None
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        wanted = threading.Semaphore(_AHEAD)
         # gRPC's own iterator has no timeout.
-        threading.Thread(target=_read_into, args=(answers, call), name="shm stream", daemon=True).start()
+        threading.Thread(target=_read_into, args=(answers, call, wanted), name="shm stream", daemon=True).start()
         try:
             while True:
                 try:
@@ -70,10 +74,12 @@ class GrpcTransport(Transport):
                     return
                 if isinstance(answer, BaseException):
                     raise _error(answer, self.address, self._is_closed) from None
+                wanted.release()
                 yield _response(answer, self.address)
         finally:
             if os.getpid() == owner:  # a forked child must not speak on its parent's connection
                 call.cancel()
+                wanted.release()  # the thread sees the end
 
     def close(self) -> None:
         self._is_closed = True
@@ -134,10 +140,11 @@ class AsyncGrpcTransport(AsyncTransport):
         await self._channel.close()
 
 
-def _read_into(answers: queue.SimpleQueue[Any], call: Any) -> None:
+def _read_into(answers: queue.SimpleQueue[Any], call: Any, wanted: threading.Semaphore) -> None:
     try:
         for answer in call:
             answers.put(answer)
+            wanted.acquire()
         answers.put(None)
     except Exception as error:  # whoever waits for the answers would wait in vain
         answers.put(error)
