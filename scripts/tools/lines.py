@@ -14,8 +14,8 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 44_350,
-    "shm_backend_utils/*.py": 1_120,
+    "shm_backend_utils": 44_490,
+    "shm_backend_utils/*.py": 1_150,
     "shm_backend_utils/cli": 4_200,
     "shm_backend_utils/client": 9_420,
     "shm_backend_utils/compat": 2_300,
@@ -25,11 +25,11 @@ CEILINGS: Final = {
     "shm_backend_utils/protocol": 2_200,
     "shm_backend_utils/repository": 300,
     "shm_backend_utils/server": 1_300,
-    "shm_backend_utils/tensors": 2_100,
+    "shm_backend_utils/tensors": 2_270,
     "shm_backend_utils/testing": 7_930,
     "scripts": 14_000,
     "scripts/tools/bench": 3_700,
-    "tests": 75_000,
+    "tests": 75_390,
     "docs": 4_500,
 }
 """By folder, or by pattern of files: the most lines."""
