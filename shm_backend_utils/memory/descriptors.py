@@ -1,4 +1,4 @@
-"""An open file descriptor that no interrupt loses, and what a process is told that has none left."""
+"""An open file descriptor that no interrupt loses, and what a process is told that can have none."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from ..errors import MachineError
+from ..errors import NoSharedMemoryError
 from ..forks import forsake_in_children
 from ..telling import telling
 
-__all__ = ["NO_DESCRIPTORS", "Descriptor", "NoDescriptorsError", "lack_of_descriptors_told", "no_descriptors"]
+__all__ = ["NO_DESCRIPTORS", "Descriptor", "NoDescriptorsError", "failures_told", "no_descriptors"]
 
 NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 """The numbers of the errors that say so."""
@@ -71,7 +71,7 @@ class Descriptor:
         drain(map(os_close, map(held.pop, range(len(held)))) if held else (), maxlen=0)
 
 
-class NoDescriptorsError(MachineError):
+class NoDescriptorsError(NoSharedMemoryError):
     """This process has no file descriptor left."""
 
 
@@ -83,11 +83,25 @@ def no_descriptors(needed: str) -> NoDescriptorsError:
     )
 
 
-def lack_of_descriptors_told() -> telling[OSError]:
-    """Turn the operating system's errors into NoDescriptorsError, where a region is opened."""
-    return telling(OSError, _lack_of_descriptors)
+def failures_told(
+    needed: str = "a shared-memory region takes two file descriptors",
+    failed: str = "shared memory cannot be opened here: {}",
+) -> telling[OSError]:
+    """Turn the operating system's errors into errors of the machine, where memory is made or opened.
 
+    Parameters
+    ----------
+    needed : str
+        What takes how many file descriptors, for a process that has none left.
+    failed : str
+        What cannot be done for any other reason, which is put in.
+    """
 
-def _lack_of_descriptors(error: OSError) -> NoDescriptorsError | None:
-    is_such = error.errno in NO_DESCRIPTORS
-    return no_descriptors("a shared-memory region takes two file descriptors") if is_such else None
+    def meaning(error: OSError) -> NoSharedMemoryError | None:
+        if error.errno in NO_DESCRIPTORS:
+            return no_descriptors(needed)
+        if error.errno is None or isinstance(error, FileExistsError):
+            return None  # it is this library's own, or tells the caller of the key that it chose
+        return NoSharedMemoryError(failed.format(os.strerror(error.errno)))
+
+    return telling(OSError, meaning)

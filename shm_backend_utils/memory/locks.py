@@ -32,7 +32,7 @@ import struct
 import threading
 from typing import Final
 
-from .descriptors import NO_DESCRIPTORS, Descriptor, no_descriptors
+from .descriptors import Descriptor, failures_told
 
 __all__ = [
     "SharedLease",
@@ -53,6 +53,7 @@ _OWNER_BYTE: Final = 0
 _USERS_BYTE: Final = 1
 _REAPER_BYTE: Final = 2
 _BORROWED: Final = 1  # behind the byte of a slot's lease
+_LEASE: Final = "a lease on memory that somebody else frees"
 _BUSY: Final = frozenset({errno.EACCES, errno.EAGAIN})
 # struct flock: type, whence, start, length, pid. The pid of an OFD lock must be 0.
 _FLOCK: Final = struct.Struct("hhqqi4x")
@@ -142,14 +143,10 @@ class SharedLease:
         self._own = own
 
     @classmethod
+    @failures_told(f"{_LEASE} takes a file descriptor", f"{_LEASE} cannot be taken: {{}}")
     def take(cls, fd: int, byte: int) -> SharedLease | None:
-        """Take it; None if somebody has the byte for himself. NoDescriptorsError if this process has none left."""
-        try:
-            own = Descriptor(os.open, f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            if error.errno not in NO_DESCRIPTORS:
-                raise
-            raise no_descriptors("a lease on memory that somebody else frees takes a file descriptor") from None
+        """Take it; None if somebody has the byte for himself. MachineError if it cannot be had."""
+        own = Descriptor(os.open, f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         if not _try_lock(own.fileno(), _flock(fcntl.F_RDLCK, byte)):
             own.close()
             return None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from ..errors import ClosedError, RegionRefusedError
 from ..forks import forsake_in_children
-from .descriptors import NO_DESCRIPTORS, Descriptor, lack_of_descriptors_told
+from .descriptors import NO_DESCRIPTORS, Descriptor, failures_told
 from .shared_file import BLOCK_SIZE, SharedFile
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class MappedSegment(ABC):
         return segment
 
     @classmethod
-    @lack_of_descriptors_told()
+    @failures_told()
     def map(cls, file: SharedFile, byte_size: int) -> Self:
         """Map the first bytes of what somebody else has made, and what was checked. Takes the file's descriptor.
 

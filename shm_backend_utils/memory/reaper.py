@@ -69,11 +69,12 @@ def reap() -> list[RegionReport]:
     Raises nothing: a region that cannot be removed stays.
     """
     removed = []
-    for fd, path in _managed_files():
-        with contextlib.suppress(OSError):
-            report = _remove(fd, path)
-            if report is not None:
-                removed.append(report)
+    with contextlib.suppress(OSError):  # nobody can look through /dev/shm, without descriptors for example
+        for fd, path in _managed_files():
+            with contextlib.suppress(OSError):
+                report = _remove(fd, path)
+                if report is not None:
+                    removed.append(report)
     return removed
 
 

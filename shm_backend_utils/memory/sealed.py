@@ -17,7 +17,7 @@ from ..errors import NoSharedMemoryError, RegionGoneError, RegionRefusedError
 from ..protocol.handover import SealedKey
 from . import locks
 from .access import PRIVATE, Access
-from .descriptors import Descriptor, lack_of_descriptors_told
+from .descriptors import Descriptor, failures_told
 from .handover.office import OFFICE
 from .machine_memory import MORE_MEMORY, available_bytes, memory_bytes
 from .mapped_segment import MappedSegment
@@ -37,7 +37,7 @@ class SealedSegment(MappedSegment):
     """A sealed memfd. Its key names a socket of its maker, and a number there."""
 
     @classmethod
-    @lack_of_descriptors_told()
+    @failures_told(failed='sealed memory cannot be made: {}; take other memory, by PoolOptions(region="system")')
     def create(
         cls,
         byte_size: int,

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from ..errors import NoSharedMemoryError, RegionGoneError, RegionRefusedError
 from ..forks import forsake_in_children
 from .access import PRIVATE, Access
-from .descriptors import Descriptor, lack_of_descriptors_told
+from .descriptors import Descriptor, failures_told
 from .mapped_segment import MappedSegment
 from .shared_file import (
     BLOCK_SIZE,
@@ -34,7 +34,9 @@ class SystemSegment(MappedSegment):
     """An object in /dev/shm. Its key is its name there, without a slash."""
 
     @classmethod
-    @lack_of_descriptors_told()
+    @failures_told(
+        failed="shared memory cannot be made in /dev/shm: {}; mount a tmpfs there that this user may write to"
+    )
     def create(
         cls,
         key: str,
@@ -64,7 +66,7 @@ class SystemSegment(MappedSegment):
         Raises
         ------
         MachineError
-            The machine has not that much shared memory left, or this process no file descriptors.
+            The machine has not that much shared memory left, or none, or this process no file descriptors.
         TimeoutError
             Taking its space takes longer.
         FileExistsError
@@ -144,6 +146,8 @@ class SystemSegment(MappedSegment):
             status = os.lstat(f"{DEV_SHM}/{self.key}")
         except FileNotFoundError:
             raise RegionGoneError(f"{field} was removed by its owner") from None
+        except OSError as error:
+            raise RegionGoneError(f"{field} is out of reach: {os.strerror(error.errno or 0)}") from None
         if (status.st_dev, status.st_ino) != self.identity:
             raise RegionGoneError(f"{field} was replaced by its owner")
         if not byte_size <= self.byte_size <= status.st_size:
@@ -166,7 +170,7 @@ class SystemSegment(MappedSegment):
         if self._maker not in (0, os.getpid()):
             return
         path = DEV_SHM / self.key
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # what cannot be removed now stays for the reaper
             status = path.lstat()
             if (status.st_dev, status.st_ino) == self.identity:
                 path.unlink()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import NoSharedMemoryError, RegionGoneError, RegionRefusedError
-from .descriptors import NO_DESCRIPTORS, Descriptor, lack_of_descriptors_told
+from .descriptors import NO_DESCRIPTORS, Descriptor, failures_told
 
 __all__ = [
     "BLOCK_SIZE",
@@ -69,7 +69,7 @@ class SharedFile:
             raise
 
     @classmethod
-    @lack_of_descriptors_told()
+    @failures_told()
     def open(cls, key: str, field: str) -> SharedFile:
         """Open a file that somebody else made.
 
@@ -180,14 +180,20 @@ def owner_refused(field: str, uid: int) -> RegionRefusedError:
 
 
 def free_bytes() -> float:
-    """Return how much room /dev/shm has left: infinitely much, if it has no limit."""
-    space = os.statvfs(DEV_SHM)
+    """Return how much room /dev/shm has left: infinitely much, if it has no limit; none if it is not there."""
+    try:
+        space = os.statvfs(DEV_SHM)
+    except OSError:
+        return 0
     return space.f_bavail * space.f_frsize if space.f_blocks else math.inf  # a tmpfs without a limit has 0 blocks
 
 
 def total_bytes() -> int:
     """Return how much room /dev/shm has; where it has no limit, what the machine has."""
-    space = os.statvfs(DEV_SHM)
+    try:
+        space = os.statvfs(DEV_SHM)
+    except OSError:
+        return 0
     return space.f_blocks * space.f_frsize or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from shm_backend_utils.errors import ClosedError, RegionRefusedError
+from shm_backend_utils.errors import ClosedError, MachineError, RegionRefusedError
 from shm_backend_utils.memory import segment as segment_module
 from shm_backend_utils.memory.access import Access
 from shm_backend_utils.memory.descriptors import Descriptor, NoDescriptorsError
@@ -178,7 +178,7 @@ def failing(number: int) -> Callable[..., Any]:
 
 
 either_failure = pytest.mark.parametrize(
-    ("number", "error"), [(errno.EIO, OSError), (0, KeyboardInterrupt)], ids=["error", "interrupt"]
+    ("number", "error"), [(errno.EIO, (OSError, MachineError)), (0, KeyboardInterrupt)], ids=["error", "interrupt"]
 )
 
 
@@ -192,7 +192,7 @@ def test_a_file_that_is_not_to_be_mapped_is_closed(key: str, monkeypatch: pytest
         file.check_size(PAGE)
     with no_more_descriptors(), monkeypatch.context() as patch:
         patch.setattr(os, "fstat", failing(errno.EIO))
-        with pytest.raises(OSError, match="Input/output error"):
+        with pytest.raises(MachineError, match="Input/output error"):
             SharedFile.open(key, FIELD)
     monkeypatch.setattr(os, "open", failing(errno.EACCES))
     with pytest.raises(RegionRefusedError, match="the server cannot open it: Permission denied"):

@@ -323,7 +323,7 @@ def test_no_descriptor_for_a_lease_is_an_error_of_the_machine(
 
 
 def test_another_failure_than_that_is_not_said_to_be_one() -> None:
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(MachineError, match="cannot be taken: No such file or directory$"):
         use(-1)
 
 

@@ -239,7 +239,7 @@ def test_space_that_somebody_else_has_taken_meanwhile_is_an_error_of_the_machine
 
 def test_another_failure_than_a_lack_of_space_is_not_said_to_be_one(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "posix_fallocate", failing(errno.EIO))
-    with pytest.raises(OSError, match="Input/output error"):
+    with pytest.raises(MachineError, match="cannot be made in /dev/shm: Input/output error; mount a tmpfs"):
         make(key)
 
 

@@ -154,14 +154,16 @@ class PathChooser:
         """Find out whether a model can fetch sealed memory; None where it is not wanted, or would not be used."""
         if self._options.region == "system" or not Explanation(model.spec.name, None, "", of_model).open(_DIRECT):
             return None
-        if model.sealed is None:
+        sealed = model.sealed
+        if sealed is None:
             if of_server[0].outcome is False:
-                model.sealed = Check(SEALED, False, "it is fetched by a socket of this machine alone", ())
+                sealed = Check(SEALED, False, "it is fetched by a socket of this machine alone", ())
             else:
-                model.sealed = yield from try_sealed(self._codec, model, self._options.access, deadline)
-        if self._options.region == "sealed" and model.sealed.outcome is False:
-            return replace(model.sealed, needed_by=(_DIRECT,))
-        return model.sealed
+                sealed = yield from try_sealed(self._codec, model, self._options.access, deadline)
+            model.sealed = None if sealed.is_passing else sealed
+        if self._options.region == "sealed" and sealed.outcome is False:
+            return replace(sealed, needed_by=(_DIRECT,))
+        return sealed
 
     def _check_server(self, deadline: float) -> Steps[tuple[Check, ...]]:
         checks = yield from self._try_server(deadline)
@@ -172,12 +174,13 @@ class PathChooser:
     def _try_server(self, deadline: float) -> Steps[tuple[Check, ...]]:
         shared = (_DIRECT, _TRITON_SHM)
         host = self._host
-        is_here = yield from offloaded(
-            lambda: is_this_machine(host), left_until(deadline), "the server's host name was being looked up"
-        )
-        here = Check("same machine?", is_here, f"{host} is this machine", shared)
+        here = Check("same machine?", True, f"{host} is this machine", shared)
         elsewhere = Check("same machine?", False, f"{host} is {_ANOTHER_MACHINE}", shared)
+        is_here = True  # as long as nothing says otherwise
         try:
+            is_here = yield from offloaded(
+                lambda: is_this_machine(host), left_until(deadline), "the server's host name was being looked up"
+            )
             probe = SlotRegion(_PROBE_BYTES, 1, PAGE_SIZE, self._options.access)
         except MachineError as error:
             obstacle = Check("memory to share?", False, str(error), shared, is_passing=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ...memory import locks
 from ...memory.cuda.bank import DeviceBank
-from ...memory.descriptors import NO_DESCRIPTORS, Descriptor, no_descriptors
+from ...memory.descriptors import Descriptor, failures_told
 from ...memory.pool.slot import Slot, SlotRegion
 from .exchange import is_answer
 
@@ -71,10 +71,6 @@ class Loan:
             self._end_unanswered()
 
 
+@failures_told("to lend a tensor takes a file descriptor for the time of the call")
 def _duplicate(fd: int) -> Descriptor:
-    try:
-        return Descriptor(os.dup, fd)
-    except OSError as error:
-        if error.errno not in NO_DESCRIPTORS:
-            raise
-        raise no_descriptors("to lend a tensor takes a file descriptor for the time of the call") from None
+    return Descriptor(os.dup, fd)

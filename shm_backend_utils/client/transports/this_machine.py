@@ -6,14 +6,25 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
+from ...memory.descriptors import NO_DESCRIPTORS, failures_told
+
 __all__ = ["is_this_machine"]
 
 
+@failures_told("to look up a host takes a file descriptor")
 def is_this_machine(host: str) -> bool:
-    """Return whether a host's address is one of this machine's: only to those can a socket be bound."""
+    """Return whether a host's address is one of this machine's: only to those can a socket be bound.
+
+    Raises
+    ------
+    NoDescriptorsError
+        This process cannot find out.
+    """
     try:
         addresses: Sequence[Any] = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
-    except OSError:
+    except OSError as error:
+        if error.errno in NO_DESCRIPTORS:
+            raise
         return False  # what the name means, the first request will tell
     return any(_can_bind(family, address) for family, _, _, _, address in addresses)
 
@@ -22,6 +33,8 @@ def _can_bind(family: int, address: tuple[Any, ...]) -> bool:
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind(address)
-    except OSError:
+    except OSError as error:
+        if error.errno in NO_DESCRIPTORS:
+            raise
         return False
     return True

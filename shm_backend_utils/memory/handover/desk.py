@@ -17,13 +17,14 @@ from ...errors import MachineError
 from ...forks import forsake_in_children
 from ...protocol.handover import QUESTION_LENGTH, Question, SealedKey, decode_question, encode_answer
 from ..access import Access
-from ..descriptors import NO_DESCRIPTORS, Descriptor, no_descriptors
+from ..descriptors import Descriptor, failures_told
 from .closing import Closer
 from .peers import Peer
 
 __all__ = ["Desk", "Offer"]
 
 _KIND: Final = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+_SOCKET: Final = "the socket that models fetch regions from"
 _SO_PASSRIGHTS: Final = 83  # Linux 6.16; the socket module has no name for it
 _BACKLOG: Final = 4096
 _AT_ONCE: Final = 32  # connections accepted before those who wait are heard again
@@ -98,7 +99,7 @@ class Desk:
         return self._error is not None
 
     def wait_until_open(self) -> None:
-        """Wait until models can connect. NoDescriptorsError if this process has no descriptors for that."""
+        """Wait until models can connect. MachineError if this process can have no socket for that."""
         self._is_open.wait()
         if self._error is not None:
             raise self._error
@@ -134,14 +135,10 @@ class Desk:
             self._close()
             self._is_open.set()
 
+    @failures_told(f"{_SOCKET} takes two file descriptors", f"{_SOCKET} cannot be opened: {{}}")
     def _open(self) -> None:
-        try:
-            self._waker = Descriptor(os.eventfd, 0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            self._listener = socket.socket(socket.AF_UNIX, _KIND)
-        except OSError as error:
-            if error.errno not in NO_DESCRIPTORS:
-                raise
-            raise no_descriptors("the socket that models fetch regions from takes two file descriptors") from None
+        self._waker = Descriptor(os.eventfd, 0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._listener = socket.socket(socket.AF_UNIX, _KIND)
         with contextlib.suppress(OSError):
             self._listener.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
         self._listener.bind(SealedKey(self.name, 1).socket_address)

@@ -22,7 +22,7 @@ from typing import Any, Final
 from ...errors import ClosedError, RegionGoneError, RegionRefusedError
 from ...protocol.handover import ANSWER_LENGTH, Question, SealedKey, decode_answer, encode_question
 from ...telling import telling
-from ..descriptors import Descriptor, lack_of_descriptors_told
+from ..descriptors import Descriptor, failures_told
 from ..sealed_file import SealedFile
 from ..shared_file import owner_refused
 from .closing import Closer
@@ -54,7 +54,7 @@ class Fetcher:
         self._patience = Patience(bound_s)
         self._is_closed = False
 
-    @lack_of_descriptors_told()
+    @failures_told()
     def fetch(self, key: SealedKey, token: str, field: str, is_allowed: Callable[[int], bool]) -> SealedFile:
         """Fetch a region from its client.
 
