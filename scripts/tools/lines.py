@@ -14,7 +14,7 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 44_490,
+    "shm_backend_utils": 44_520,
     "shm_backend_utils/*.py": 1_150,
     "shm_backend_utils/cli": 4_200,
     "shm_backend_utils/client": 9_420,
@@ -29,7 +29,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 7_930,
     "scripts": 14_000,
     "scripts/tools/bench": 3_700,
-    "tests": 75_390,
+    "tests": 75_640,
     "docs": 4_500,
 }
 """By folder, or by pattern of files: the most lines."""
