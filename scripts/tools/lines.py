@@ -29,7 +29,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 7_930,
     "scripts": 14_000,
     "scripts/tools/bench": 3_700,
-    "tests": 75_640,
+    "tests": 75_710,
     "docs": 4_500,
 }
 """By folder, or by pattern of files: the most lines."""

@@ -46,6 +46,8 @@ def infer_split(core: Core, settings: CallSettings, inputs: Mapping[str, Any], o
     if len(ranges) <= 1:
         call = yield from core.begin(settings, given, named)
         return (yield from finish(core, call))
+    if known.spec.sequences:
+        raise CallerError(f"model {known.spec.name!r} takes sequences, one request after another; leave split out")
     path = yield from core.path_of(known, settings)
     has_strings = any(isinstance(source, StringSource) for source in given.values())
     if path == DirectExchange.path and not has_strings and len(ranges) <= MAX_SLOT_COUNT:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from ..errors import ModelError
 from ..memory.backend_pools import USUAL_PREFIX, prefix_of_pools
 from ..model_spec import PATHS_PARAMETER, UIDS_PARAMETER
-from .refused_lines import check_lines
+from .refused_lines import refused_lines
 from .server_address import url_of_server
 
 __all__ = ["PARAMETERS", "PREFIX", "Config"]
@@ -116,7 +116,8 @@ class Config:
             A parameter has a name or a value that means nothing, or a line is one that no session can serve; the
             message names it.
         """
-        check_lines(config)
+        for line, why in refused_lines(config):
+            raise ModelError(f"model {config['name']!r} has {line} in its config.pbtxt: {why}; remove it")
         parameters = config.get("parameters", {})
         _check_names(parameters)
         texts = {name: parameters[name].get("string_value", "") for name in parameters if name in PARAMETERS}

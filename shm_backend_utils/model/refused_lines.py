@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..errors import ModelError
 from ..model_spec import PATHS_PARAMETER
 
-__all__ = ["check_lines", "refused_lines"]
-
-
-def check_lines(config: Mapping[str, Any]) -> None:
-    """Raise ModelError if a configuration in JSON has a line that no session can serve; the message has the line."""
-    for line, why in refused_lines(config):
-        raise ModelError(f"model {config['name']!r} has {line} in its config.pbtxt: {why}; remove it")
+__all__ = ["refused_lines"]
 
 
 def refused_lines(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the lines of a configuration that no session can serve, each with the reason."""
+    """Yield the lines of a configuration in JSON that no session can serve, each with the reason."""
     sequences = config.get("sequence_batching") or {}
     if config.get("response_cache", {}).get("enable"):
         yield (

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pytest
+from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.cli.doctor.examination import examine
@@ -18,6 +19,9 @@ from shm_backend_utils.client import ShmClient
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import CallerError, ModelError
 from shm_backend_utils.testing.harness import ModelHarness
+from shm_backend_utils.testing.harness.messages import read_request
+from shm_backend_utils.testing.harness.regions import RegisteredRegions
+from shm_backend_utils.testing.harness.requests import ServerError
 from tests.docs.documents import ROOT
 
 from .flavours import url_of
@@ -280,3 +284,70 @@ def test_an_id_of_another_type_than_the_control_is_refused(on_the_way: ShmClient
     for path in PATHS:
         with pytest.raises(CallerError, match="sequence_id is 'seven', but a control_input of model 'way_oldest'"):
             on_the_way.infer("way_oldest", {"X": np.ones(3, np.float32)}, path=path, sequence_id="seven")
+
+
+RESHAPED: Final = Served(
+    "max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 5000 }",
+    (2, 5, 1, 2),
+    (2, 5, 2),
+    {"dims": "-1, 1, 2", "both": "reshape { shape: [ -1, 2 ] }"},
+)
+MODES: Final = {
+    "serve": """
+    def execute(self, requests): return self.session.serve(requests, self.infer)
+    def infer(self, call): call.put("Y", call.input("X").numpy().reshape(call.batch_size, -1, 2) + 1)""",
+    "serve_batch": """
+    def execute(self, requests): return self.session.serve_batch(requests, self.infer)
+    def infer(self, call):
+        x = call.input("X").numpy()
+        np.add(x, 1, out=call.output("Y", x.shape[1:], x.dtype).numpy())""",
+    "forward": """
+    def execute(self, requests): return self.session.serve(requests, self.infer)
+    def infer(self, call):
+        x = call.input("X").numpy()
+        y = call.forward("serve", {"X": x.reshape(len(x), -1, 1, 2)}, ["Y"])["Y"]
+        call.put("Y", y.numpy().reshape(x.shape))""",
+    "streams": """
+    def execute(self, requests): self.session.serve_streams(requests, self.infer)
+    def infer(self, call):
+        for _ in range(3):
+            call.put("Y", call.input("X").numpy() + 1)
+            yield""",
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_reshaped_tensor_goes_every_way(tmp_path: Path, mode: str) -> None:
+    folders = [make_model(tmp_path / name, RESHAPED) for name in dict.fromkeys([mode, "serve"])]
+    for folder in folders:
+        head, tail = CODE.partition("    def execute")[0], CODE.partition("    def finalize")
+        (folder / "1/model.py").write_text(f"{head}{MODES[folder.name]}\n{''.join(tail[1:])}")
+    if mode == "streams":
+        with (folders[0] / "config.pbtxt").open("a") as config:
+            config.write("model_transaction_policy { decoupled: true }\n")
+    x = np.arange(20, dtype=np.float32).reshape(RESHAPED.shape)
+    with ModelHarness(*folders) as harness, ShmClient(harness, inline_bytes=0) as client:
+        for path in PATHS if mode != "streams" else PATHS[::2]:
+            for room in ({"Y": x.nbytes}, {"Y": 4}) if path == "direct" else ({"Y": x.nbytes},):
+                if mode == "streams":
+                    results = [result["Y"].copy() for result in client.stream(mode, {"X": x}, path=path, outputs=room)]
+                else:
+                    submitted = [client.submit(mode, {"X": x}, path=path, outputs=room) for _ in range(3)]
+                    results = [each.result()["Y"] for each in submitted]
+                    with client.prepare(mode, {"X": (x.shape, x.dtype)}, path=path, outputs=room) as call:
+                        call.inputs["X"][...] = x
+                        results.append(call.infer()["Y"])
+                for result in results:
+                    np.testing.assert_array_equal(result, x + 1)
+
+
+def test_a_sequence_is_not_split(on_the_way: ShmClient) -> None:
+    with pytest.raises(CallerError, match="model 'way_slots' takes sequences, one request after another; leave split"):
+        on_the_way.infer("way_slots", {"X": np.ones((9, 1), np.float32)}, split=True, sequence_id=7)
+
+
+def test_the_harness_makes_no_classes_and_says_so() -> None:
+    message = service_pb2.ModelInferRequest(model_name="m")
+    message.outputs.add(name="Y").parameters["classification"].int64_param = 3
+    with pytest.raises(ServerError, match="makes no classes"), read_request(message, RegisteredRegions()):
+        pass

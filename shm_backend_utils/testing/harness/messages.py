@@ -104,6 +104,8 @@ def read_request(message: Any, regions: RegisteredRegions) -> Iterator[InferMess
                 if _CLASSIFICATION in output.parameters:
                     raise ServerError("output can't set both 'shared_memory_region' and 'classification'")
                 places[output.name] = view
+            elif _CLASSIFICATION in output.parameters:
+                raise ServerError("the harness makes no classes of outputs, as a server does", "UNSUPPORTED")
         yield InferMessage(request, places, wants_empty_final)
 
 
