@@ -20,7 +20,7 @@ CEILINGS: Final = {
     "shm_backend_utils/client": 9_420,
     "shm_backend_utils/compat": 2_300,
     "shm_backend_utils/http": 400,
-    "shm_backend_utils/memory": 6_100,
+    "shm_backend_utils/memory": 6_101,
     "shm_backend_utils/model": 7_510,
     "shm_backend_utils/protocol": 2_200,
     "shm_backend_utils/repository": 300,
@@ -29,7 +29,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 7_930,
     "scripts": 14_000,
     "scripts/tools/bench": 3_700,
-    "tests": 75_710,
+    "tests": 75_719,
     "docs": 4_500,
 }
 """By folder, or by pattern of files: the most lines."""

@@ -216,7 +216,7 @@ def test_a_folder_that_cannot_be_looked_through_has_nothing_to_be_reaped(
 @each_number
 def test_a_folder_that_is_not_there_has_no_room(failing: Failing, number: int) -> None:
     with failing.at(Place(os, "statvfs"), number):
-        assert (free_bytes(), total_bytes(), PoolOptions(region="system").budget_bytes) == (0, 0, 0)
+        assert (free_bytes(), total_bytes(), PoolOptions(region="system").budget_bytes(0)) == (0, 0, 0)
 
 
 PLACES: Final = {

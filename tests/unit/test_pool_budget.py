@@ -217,19 +217,39 @@ MACHINE = 10 * 2**30
 DEV_SHM = 2**26
 
 
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container as docker starts it: much memory, and 64 MiB in /dev/shm."""
-    monkeypatch.setattr(module, "memory_bytes", lambda: MACHINE)
-    monkeypatch.setattr(module, "total_bytes", lambda: DEV_SHM)
-
-
-@pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize(
     ("region", "expected"), [("auto", MACHINE // 2), ("sealed", MACHINE // 2), ("system", DEV_SHM // 2)]
 )
-def test_the_budget_is_half_of_what_there_is_of_such_memory(region: RegionName, expected: int) -> None:
-    assert PoolOptions(region=region).budget_bytes == expected
+def test_without_a_budget_a_client_takes_as_much_as_it_leaves(
+    monkeypatch: pytest.MonkeyPatch, region: RegionName, expected: int
+) -> None:
+    """In a container as docker starts it: much memory, and 64 MiB in /dev/shm."""
+    taken = 0
+    monkeypatch.setattr(module, "available_bytes", lambda: MACHINE - taken)
+    monkeypatch.setattr(module, "memory_bytes", lambda: MACHINE)
+    monkeypatch.setattr(module, "free_bytes", lambda: DEV_SHM - taken)
+    for taken in (0, expected // 3, expected):
+        assert PoolOptions(region=region).budget_bytes(taken) == expected
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_several_clients_leave_as_much_as_each_has(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    pools = [SlotPool(PoolOptions()) for _ in range(count)]
+    machine = 90 * REGION
+    monkeypatch.setattr(module, "available_bytes", lambda: machine - sum(pool._inventory.made_bytes for pool in pools))
+    with contextlib.ExitStack() as stack:
+        for pool in pools:
+            stack.callback(pool.close)
+        held: list[object] = []
+        for _ in range(90):
+            tickets = [(pool, pool.request_at_once(Need(1), Origin.here("a call"))) for pool in pools]
+            held += [pool.redeem(ticket) for pool, ticket in tickets if ticket is not None]
+        assert [pool.status.held for pool in pools] == [90 // (count + 1)] * count
+        waiting = pools[0].request(Need(1), Origin.here("a call"))
+        assert not waiting.granted.done()
+        machine *= 2  # others have let go of some, which the pool looks for
+        waiting.granted.result(60)
+        pools[0].withdraw(waiting)
 
 
 @pytest.mark.parametrize("wrong", ["memfd", "AUTO", "", None, True])

@@ -13,7 +13,6 @@ from typing import Final
 
 from ...memory import reaper
 from ...memory.machine_memory import available_bytes, memory_bytes
-from ...memory.pool.options import PoolOptions
 from ...memory.shared_file import DEV_SHM, free_bytes, total_bytes
 from ..shared_memory.pools import find_pool_files, pools_of
 from ..shared_memory.processes import look_into_processes
@@ -26,7 +25,6 @@ from .troubles.machine import (
     DEV_SHM_SMALL,
     LEFTOVER_POOLS,
     LITTLE_MEMORY,
-    MEMORY_LIMIT,
     NO_DEV_SHM,
     STALE_REGIONS,
 )
@@ -81,15 +79,9 @@ def _left_behind() -> Iterator[Finding]:
 
 
 def _memory() -> Iterator[Finding]:
-    most = memory_bytes()
-    if DEV_SHM.is_dir():
-        budget = PoolOptions(region="system").budget_bytes
-        if most < budget:
-            found = f"regions of /dev/shm may take {size(budget)}, half of it, but there may be {size(most)} of memory"
-            yield Finding(MEMORY_LIMIT, found)
     left = available_bytes()
     if left < _LITTLE_BYTES:
-        yield Finding(LITTLE_MEMORY, f"{size(max(left, 0))} of {size(most)} can still be had")
+        yield Finding(LITTLE_MEMORY, f"{size(max(left, 0))} of {size(memory_bytes())} can still be had")
 
 
 def _file_system(folder: Path) -> str | None:

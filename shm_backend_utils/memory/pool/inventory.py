@@ -49,7 +49,7 @@ class Inventory:
     Attributes
     ----------
     max_bytes : int
-        The budget.
+        The budget, as it was looked at last.
     byte_size : int
         Of all regions; also those that are promised but not made yet, and those that make way until they are gone.
     returned : deque of SlotRegion
@@ -165,6 +165,11 @@ class Inventory:
             self._care_for(self.returned.popleft())
         for region in list(self.quarantined):
             self._retry(region)
+
+    @property
+    def made_bytes(self) -> int:
+        """Of all regions that there are."""
+        return sum([region.byte_size for region in list(self._kinds)])
 
     @property
     def idle(self) -> list[SlotRegion]:

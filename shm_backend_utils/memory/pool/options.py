@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from dataclasses import InitVar, dataclass
 from typing import Final, Literal, get_args
 
 from ...errors import CallerError
 from ..access import PRIVATE, Access
-from ..machine_memory import memory_bytes
-from ..shared_file import total_bytes
+from ..machine_memory import available_bytes, memory_bytes
+from ..shared_file import free_bytes
 
 __all__ = ["PoolOptions", "PoolStatus", "RegionName"]
 
@@ -26,8 +27,9 @@ class PoolOptions:
     Attributes
     ----------
     max_bytes : int or None
-        The budget, of all models together; None for half of the memory that there is: of what ``/dev/shm`` holds for
-        ``region="system"``, else of the machine's, or of its container's, if that may have less.
+        The budget, of all models together; None for as much as it leaves free whenever it takes more: of the machine's
+        memory, or its container's, and for ``region="system"`` of ``/dev/shm``, too. So it is at most half of that, and
+        of several clients each has at most what all together leave.
     region : str
         What memory is taken. ``"sealed"``: a memfd that cannot be truncated, has no name, is gone with its processes,
         and needs no ``/dev/shm``; models fetch it by a socket, so they are in this process' network namespace, as
@@ -97,12 +99,12 @@ class PoolOptions:
         if not self.head_room >= 1:
             raise CallerError(f"PoolOptions.head_room is {self.head_room}; expected a factor of 1 or more")
 
-    @property
-    def budget_bytes(self) -> int:
-        """The budget, also where nobody has said it."""
+    def budget_bytes(self, held_bytes: int) -> int:
+        """Return the budget of a client that has so many bytes, also where nobody has said it."""
         if self.max_bytes is not None:
             return int(self.max_bytes)
-        return (total_bytes() if self.region == "system" else memory_bytes()) // 2
+        free = min(available_bytes(), memory_bytes(), free_bytes() if self.region == "system" else math.inf)
+        return (held_bytes + max(int(free), 0)) // 2
 
 
 @dataclass(frozen=True)

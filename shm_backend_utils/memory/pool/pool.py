@@ -54,7 +54,7 @@ class SlotPool(HoldingPool):
     """
 
     def __init__(self, options: PoolOptions, tend: Callable[[], bool] | None = None) -> None:
-        super().__init__(options.budget_bytes)
+        super().__init__(options.budget_bytes(0))
         self.options = options
         self.is_forked = False
         self.wait_count = 0
@@ -179,6 +179,7 @@ class SlotPool(HoldingPool):
     @property
     def status(self) -> PoolStatus:
         """What the pool has now."""
+        self._look_at_budget()
         with self._lock:
             self._serve()
             status = self._inventory.status()
@@ -228,7 +229,12 @@ class SlotPool(HoldingPool):
         self._inventory.forsake()
         self._tickets.waiting.clear()
 
+    def _look_at_budget(self) -> None:
+        """Have the budget follow what other processes leave of the machine's memory."""
+        self._inventory.max_bytes = self.options.budget_bytes(self._inventory.made_bytes)
+
     def _size_for(self, need: Need) -> int:
+        self._look_at_budget()
         try:
             return self._inventory.size_for(need)
         except BudgetError:
@@ -284,6 +290,7 @@ class SlotPool(HoldingPool):
 
     def _keep_house(self) -> float:
         """Look after what is in quarantine, and let go of what nobody has used for long."""
+        self._look_at_budget()
         with self._lock:
             self._serve()
             self._inventory.destroy_idle(before=time.monotonic() - self.options.idle_s)

@@ -16,7 +16,6 @@ from shm_backend_utils.cli.doctor.machine_checks import findings_on_machine
 from shm_backend_utils.cli.doctor.troubles import machine as troubles
 from shm_backend_utils.cli.shared_memory import pools, processes
 from shm_backend_utils.memory import reaper
-from shm_backend_utils.memory.pool import options
 from shm_backend_utils.protocol import layout
 from shm_backend_utils.protocol.layout import Header
 
@@ -47,9 +46,8 @@ def give_memory(
     left: float = 8 * GIB,
 ) -> None:
     """Have a machine with so much memory."""
-    for module in (machine_checks, options):
-        monkeypatch.setattr(module, "total_bytes", lambda: shm)
-        monkeypatch.setattr(module, "memory_bytes", lambda: most)
+    monkeypatch.setattr(machine_checks, "total_bytes", lambda: shm)
+    monkeypatch.setattr(machine_checks, "memory_bytes", lambda: most)
     monkeypatch.setattr(machine_checks, "free_bytes", lambda: free)
     monkeypatch.setattr(machine_checks, "available_bytes", lambda: left)
 
@@ -179,12 +177,6 @@ def test_a_pool_that_a_server_of_another_user_may_have_mapped(
 
     monkeypatch.setattr(processes, "_mapped", fail)
     assert [found.trouble.code for found in findings_on_machine()] == codes
-
-
-def test_a_container_that_may_have_less_than_its_clients_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    give_memory(monkeypatch, shm=8 * GIB, most=2 * GIB, left=GIB)
-    found = only(troubles.MEMORY_LIMIT)
-    assert found == "regions of /dev/shm may take 4 GiB, half of it, but there may be 2 GiB of memory"
 
 
 @pytest.mark.parametrize("left", [100 * MIB, 0, -5])

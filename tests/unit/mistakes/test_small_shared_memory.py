@@ -44,7 +44,7 @@ def test_a_call_that_it_is_too_small_for(server: FakeServer, path: Any) -> None:
         client.infer("m", {"IN0": X}, path=path)
     assert str(error.value) == (
         f"the call needs {NEEDED} bytes of shared memory, but /dev/shm has {TOTAL}, of which the pool may have "
-        f"{TOTAL // 2}; {WAYS_OUT}, or send less at once"
+        f"{8 * PAGE}; {WAYS_OUT}, or send less at once"
     )
 
 
@@ -79,7 +79,7 @@ def test_a_budget_that_the_user_has_made_too_small_is_the_users(server: FakeServ
 def test_one_without_a_limit_has_what_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=0, f_blocks=0, f_frsize=PAGE))
     pool = SlotPool(SYSTEM)
-    assert pool.status.max_bytes == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    assert 0 < pool.status.max_bytes <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     pool.close()
 
 

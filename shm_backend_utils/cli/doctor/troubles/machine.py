@@ -14,7 +14,6 @@ __all__ = [
     "DEV_SHM_SMALL",
     "LEFTOVER_POOLS",
     "LITTLE_MEMORY",
-    "MEMORY_LIMIT",
     "NO_DEV_SHM",
     "STALE_REGIONS",
 ]
@@ -60,12 +59,6 @@ LEFTOVER_POOLS: Final = Trouble(
     "leaves them.",
     "See which with `shm-backend-utils regions`. If no server of another container has this /dev/shm, remove them: "
     "rm /dev/shm/NAME.",
-    is_fatal=False,
-)
-MEMORY_LIMIT: Final = Trouble(
-    "memory-limit",
-    "Clients may take more memory in /dev/shm than their container may have: then they are killed without a word.",
-    f"Set PoolOptions(max_bytes=...) to less, or {MORE_MEMORY}.",
     is_fatal=False,
 )
 LITTLE_MEMORY: Final = Trouble(
