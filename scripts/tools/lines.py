@@ -14,23 +14,23 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 44_520,
-    "shm_backend_utils/*.py": 1_150,
-    "shm_backend_utils/cli": 4_200,
-    "shm_backend_utils/client": 9_420,
-    "shm_backend_utils/compat": 2_300,
-    "shm_backend_utils/http": 400,
-    "shm_backend_utils/memory": 6_101,
-    "shm_backend_utils/model": 7_510,
-    "shm_backend_utils/protocol": 2_200,
-    "shm_backend_utils/repository": 300,
-    "shm_backend_utils/server": 1_300,
-    "shm_backend_utils/tensors": 2_270,
-    "shm_backend_utils/testing": 7_930,
+    "shm_backend_utils": 45_020,
+    "shm_backend_utils/*.py": 1_300,
+    "shm_backend_utils/cli": 4_350,
+    "shm_backend_utils/client": 9_570,
+    "shm_backend_utils/compat": 2_450,
+    "shm_backend_utils/http": 550,
+    "shm_backend_utils/memory": 6_251,
+    "shm_backend_utils/model": 7_660,
+    "shm_backend_utils/protocol": 2_350,
+    "shm_backend_utils/repository": 450,
+    "shm_backend_utils/server": 1_450,
+    "shm_backend_utils/tensors": 2_420,
+    "shm_backend_utils/testing": 8_080,
     "scripts": 14_000,
     "scripts/tools/bench": 3_700,
-    "tests": 75_719,
-    "docs": 4_500,
+    "tests": 77_219,
+    "docs": 4_650,
 }
 """By folder, or by pattern of files: the most lines."""
 

@@ -262,7 +262,14 @@ def array_at(
     numpy.ndarray or None
         C-contiguous, and writable if ``memory`` is, which it keeps alive. None if it would need more than the span's
         bytes.
+
+    Raises
+    ------
+    TypeError
+        The dtype is of objects: bytes that somebody else writes would be pointers here.
     """
+    if dtype.hasobject:
+        raise TypeError(f"an array of {dtype} holds pointers; expected a type that shared memory can hold")
     if math.prod(shape) * dtype.itemsize > byte_size:
         return None
     view: npt.NDArray[Any] = np.ndarray(shape, dtype, buffer=memory, offset=offset)

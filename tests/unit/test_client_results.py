@@ -227,7 +227,7 @@ def test_an_array_on_a_gpu_holds_the_call_memory_until_it_dies(gpu: GpuMemory) -
     assert is_held() is None
     memory = np.zeros(HOST_SIZE, np.uint8)
     is_held = weakref.ref(memory)
-    result = read([LABELS], memory, Response(LABELS=np.zeros(1)), [gpu])
+    result = read([LABELS], memory, Response(LABELS=np.zeros(2, np.int64)), [gpu])
     del memory
     assert (is_held(), len(result)) == (None, 1), "no output is in it"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -29,7 +29,7 @@ from ..options import RequestOptions
 from ..result import Result
 from ..steps import Send, Steps
 from ..transports.messages import Codec, OutputTensor, Request
-from .exchange import Exchange, batch_carrier, is_answer, missing_output, output_in
+from .exchange import Exchange, batch_carrier, check_output, is_answer, missing_output, read_output
 from .further import FurtherMemory
 from .inline import no_strings, source_of
 from .on_gpus import CallOnGpus
@@ -39,7 +39,6 @@ __all__ = ["DirectExchange", "result_of", "still_at_work"]
 Memory = npt.NDArray[np.uint8]
 
 _BYTE_SIZE: Final = operator.attrgetter("byte_size")
-_NAME: Final = operator.attrgetter("name")
 _BYTE: Final = np.dtype(np.uint8)
 _NO_MEMORY: Final[Memory] = np.empty(0, np.uint8)
 _MEMORY_REFUSED: Final = frozenset({"shm:gone", "shm:refused"})
@@ -168,10 +167,7 @@ class DirectExchange(Exchange):
                 if gpus is None:
                     raise broken_results("an event of memory that has none")
                 yield from gpus.outputs_are_ready(outputs, events, deadline)
-            names = {*map(_NAME, outputs)}
-            for name in spec.outputs if layout.requested is None else layout.requested:
-                if name not in names:
-                    raise missing_output(spec.name, name)
+            _check_answered(spec, layout.requested, outputs)
             response = functools.partial(self._codec.result, answer)
             result = result_of(outputs, memory, further, response, self._input_bytes)
         except BaseException as error:
@@ -221,6 +217,17 @@ def still_at_work() -> SlotInDoubtError:
     )
 
 
+def _check_answered(spec: ModelSpec, requested: Iterable[str] | None, places: Sequence[results.OutputPlace]) -> None:
+    """Raise PeerError unless the model answered with every output that was wanted, as its configuration has them."""
+    names = set()
+    for name, dtype, shape, *_ in places:
+        check_output(spec, name, dtype, shape)
+        names.add(name)
+    for name in spec.outputs if requested is None else requested:
+        if name not in names:
+            raise missing_output(spec.name, name)
+
+
 def result_of(
     places: Sequence[results.OutputPlace],
     memory: Memory,
@@ -233,7 +240,7 @@ def result_of(
     Parameters
     ----------
     places : sequence of OutputPlace
-        Where the model left them.
+        Where the model left them; checked against its configuration.
     memory : numpy.ndarray of uint8
         The slot's whole region; the arrays keep it.
     further : sequence of FurtherMemory
@@ -246,19 +253,21 @@ def result_of(
     Raises
     ------
     PeerError
-        The response does not have an output that came back through Triton.
+        The response does not have an output that came back through Triton, or has it otherwise.
     """
     arrays: dict[str, npt.NDArray[Any]] = {}
     overflowed: dict[str, int] = {}
     for name, dtype, shape, region, offset, byte_size, is_in_response in places:
         try:
             if is_in_response:
-                array = output_in(response(), name)
+                array = read_output(response(), name)
                 if array is None:
                     raise broken_results(name)
                 overflowed[name] = array.nbytes
                 if dtype is BYTES:
                     array = _strings(name, array, shape)
+                elif (array.dtype, array.shape) != (dtype.numpy, shape):
+                    raise broken_results(f"{name}, which came as {array.dtype} {list(array.shape)}")
             elif dtype is BYTES and region:
                 array = _strings(name, further[region - 1].array_at(memory, offset, _BYTE, (byte_size,)), shape)
             elif dtype is BYTES:

@@ -11,7 +11,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import CallerError, ClosedError, PeerError
+from ...dtypes import BY_NAME, DType
+from ...errors import CallerError, ClosedError, PeerError, TensorError
 from ...memory.cuda.streams import Named
 from ...memory.kinds import RegionKind
 from ...model_spec import BATCH_CARRIER, ModelSpec
@@ -22,17 +23,19 @@ from ..options import RequestOptions
 from ..result import Result
 from ..settings import CallSettings
 from ..steps import Steps, offloaded
-from ..transports.messages import InputTensor, OutputTensor
+from ..transports.messages import Codec, InputTensor, OutputTensor
 
 __all__ = [
     "LONG_COPY",
     "Exchange",
     "batch_carrier",
+    "check_output",
     "check_sequence_id",
     "is_answer",
     "missing_output",
     "options_of_probe",
     "output_in",
+    "read_output",
     "requested_outputs",
     "write_inputs",
 ]
@@ -182,13 +185,49 @@ def requested_outputs(layout: CallLayout) -> list[OutputTensor] | None:
     return None if layout.requested is None else [OutputTensor(name) for name in layout.requested]
 
 
-def output_in(response: Any, name: str) -> npt.NDArray[Any] | None:
+def check_output(spec: ModelSpec, name: str, dtype: DType | None, shape: tuple[int, ...]) -> None:
+    """Raise PeerError unless an output that an answer describes is one that the model's configuration has.
+
+    What a peer says never becomes a type or a size otherwise.
+    """
+    expected = spec.outputs.get(name)
+    if expected is None or dtype is None:
+        found = "of a type that Triton does not have" if dtype is None else "which its configuration does not have"
+        raise PeerError(f"model {spec.name!r} answered with an output {name!r} {found}")
+    try:
+        expected.check(dtype, shape)
+    except TensorError as error:
+        raise PeerError(
+            f"model {spec.name!r} answered otherwise than its configuration says: output {error}; correct its "
+            "config.pbtxt or its model.py; if it was just loaded anew, call it again"
+        ) from None
+
+
+def output_in(codec: Codec, response: Any, spec: ModelSpec, name: str) -> npt.NDArray[Any] | None:
     """Return an output that came with a response, writable; None if it did not.
 
     What is in shared memory is writable, and sizes decide what is there: they should not decide whether a line of the
     caller's fails.
+
+    Raises
+    ------
+    PeerError
+        It is not as the model's configuration says, or cannot be read.
     """
-    array: npt.NDArray[Any] | None = response.as_numpy(name)
+    described = codec.output_of(response, name)
+    if described is None:
+        return None
+    datatype, shape = described
+    check_output(spec, name, BY_NAME.get(datatype), shape)
+    return read_output(response, name)
+
+
+def read_output(response: Any, name: str) -> npt.NDArray[Any] | None:
+    """As :func:`output_in`, of an output that was checked otherwise."""
+    try:
+        array: npt.NDArray[Any] | None = response.as_numpy(name)
+    except Exception as error:  # tritonclient's, for bytes that are not what is said of them
+        raise PeerError(f"the answer has an output {name!r} that cannot be read: {error}") from None
     return array if array is None or array.flags.writeable else array.copy()
 
 

@@ -67,7 +67,7 @@ class InlineExchange(Exchange):
         """Return a response's outputs; those that it does not have are left out."""
         response = self._codec.result(answer)
         wanted = self.spec.outputs if self.layout.requested is None else self.layout.requested
-        arrays = {name: output_in(response, name) for name in wanted}
+        arrays = {name: output_in(self._codec, response, self.spec, name) for name in wanted}
         found = {name: array for name, array in arrays.items() if array is not None}
         return Result(found, self.path, lambda: response, in_response=tuple(found))
 

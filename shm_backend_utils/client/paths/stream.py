@@ -24,7 +24,7 @@ from ..options import RequestOptions
 from ..result import Result
 from ..transports.messages import Codec, Request
 from .direct import result_of
-from .exchange import batch_carrier, requested_outputs
+from .exchange import batch_carrier, check_output, requested_outputs
 from .frame_rooms import FrameRooms, needed_bytes
 from .further import HostMemory
 
@@ -144,7 +144,7 @@ class DirectStream:
         Raises
         ------
         PeerError
-            The model has not written its frame, or by another protocol.
+            The model has not written its frame, or by another protocol, or not by its configuration.
         """
         place = self._index % len(self._frames)
         number = frame_number(self._slot.generation, self._index)
@@ -159,6 +159,8 @@ class DirectStream:
             raise unused_memory(self.spec.name)
         # What this frame's arrays keep. NumPy has arrays keep the first of a chain of arrays, hence the memoryview.
         memory = np.frombuffer(self._memory.data, np.uint8)
+        for name, dtype, shape, *_ in found.outputs:
+            check_output(self.spec, name, dtype, shape)
         result = result_of(found.outputs, memory, further, functools.partial(self._codec.result, answer))
         self._released[place] = weakref.ref(memory, lambda _: frame.release_frame(number))
         self._index += 1

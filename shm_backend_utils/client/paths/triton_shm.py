@@ -25,7 +25,7 @@ from ..settings import left_until
 from ..steps import Send, Steps
 from ..transports.messages import Codec, InputTensor, OutputTensor, Place, Request
 from ..unregistering import IN_USE
-from .exchange import Exchange, is_answer, output_in
+from .exchange import Exchange, check_output, is_answer, output_in
 from .inline import in_band, no_strings, source_of
 
 __all__ = ["RegisteredExchange", "Registrations"]
@@ -237,13 +237,15 @@ class RegisteredExchange(Exchange):
 
     def _output(self, name: str, response: Any, memory: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
         described = self._codec.output_of(response, name)
-        array: npt.NDArray[Any] | None = None
+        array: npt.NDArray[Any] | None
         if described is not None and self._is_placed(name):
             datatype, shape = described
-            room = self.layout.table.outputs[name]
-            array = array_at(memory, room.offset, dtypes.BY_NAME[datatype].numpy, shape, room.byte_size)
-        elif described is not None:
-            array = output_in(response, name)
+            dtype, room = dtypes.BY_NAME.get(datatype), self.layout.table.outputs[name]
+            check_output(self.spec, name, dtype, shape)
+            assert dtype is not None
+            array = array_at(memory, room.offset, dtype.numpy, shape, room.byte_size)
+        else:
+            array = output_in(self._codec, response, self.spec, name)
         if array is None:
             raise PeerError(f"model {self.spec.name!r} answered without output {name!r}, or with too much of it")
         return array

@@ -9,6 +9,7 @@ import base64
 import contextlib
 import gzip
 import json
+import operator
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
@@ -17,7 +18,7 @@ from urllib.parse import quote
 from tritonclient.http import InferResult
 from tritonclient.utils import serialize_byte_tensor
 
-from ....errors import CallerError, ShmError
+from ....errors import CallerError, PeerError, ShmError
 from ....protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
 from ...errors import ConnectionLostError, InferenceError, translated
 from ..messages import Codec, InputTensor, OutputTensor, Place, Question, Request
@@ -161,8 +162,11 @@ class HttpCodec(Codec):
     def result(self, answer: Answer) -> Any:
         size = answer.headers.get(_JSON_SIZE.lower())
         encoding = answer.headers.get("content-encoding")
-        length = None if size is None else int(size)
-        return InferResult.from_response_body(answer.body, header_length=length, content_encoding=encoding)
+        try:
+            length = None if size is None else int(size)
+            return InferResult.from_response_body(answer.body, header_length=length, content_encoding=encoding)
+        except Exception as error:  # tritonclient's, for what is no answer to a request
+            raise PeerError(f"the server's answer cannot be read: {error}; {_IS_THIS_HTTP}") from None
 
     def told(self, answer: Answer) -> dict[str, Any]:
         try:
@@ -183,8 +187,13 @@ class HttpCodec(Codec):
         return True  # else it would be an error
 
     def output_of(self, response: Any, name: str) -> tuple[str, tuple[int, ...]] | None:
-        output = response.get_output(name)
-        return None if output is None else (output["datatype"], tuple(output["shape"]))
+        try:
+            output = response.get_output(name)
+            if output is None:
+                return None
+            return str(output["datatype"]), tuple(map(operator.index, output["shape"]))
+        except Exception as error:  # the JSON may be anything
+            raise PeerError(f"the server's answer says nothing of output {name!r} that can be read: {error}") from None
 
 
 def _input(tensor: InputTensor, tensors: list[bytes]) -> dict[str, Any]:
