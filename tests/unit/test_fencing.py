@@ -336,3 +336,18 @@ def test_random_tables_are_refused_or_served_and_nothing_else(session: ShmSessio
         assert (code, text[:4]) in {("", ""), ("INVALID_ARG", "shm:"), ("NOT_FOUND", "shm:"), ("UNAVAILABLE", "shm:")}
         assert client.is_free()
     assert log_lines() == []
+
+
+def test_a_slot_is_given_back_when_its_results_are_written_and_not_before(
+    session: ShmSession, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who gets the lease reads the results, or begins the next request over them."""
+    give_back, seen = SlotLease.give_back, []
+
+    def looked_at(lease: SlotLease) -> None:
+        seen.append((client.region.record(0).completed, client.has_results()))
+        give_back(lease)
+
+    monkeypatch.setattr(SlotLease, "give_back", looked_at)
+    assert answer(session, request_of(client)) == ("", "")
+    assert seen == [(client.generations[0], True)]

@@ -21,6 +21,7 @@ from shm_backend_utils.client.paths.further import HostMemory
 from shm_backend_utils.client.paths.stream import DirectStream, ring_end
 from shm_backend_utils.client.result import Result
 from shm_backend_utils.dtypes import BY_NAME
+from shm_backend_utils.errors import PeerError
 from shm_backend_utils.memory.locks import borrow
 from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.pool import SlotPool
@@ -255,3 +256,15 @@ def test_no_table_is_written_over_that_a_model_may_be_reading(frames: int, steps
         held.clear()
     assert (pool.status.held, pool.status.quarantined) == (0, 0)
     pool.close()
+
+
+@pytest.mark.parametrize("missing", [1, 2, 4, -1])
+def test_a_frame_that_is_not_the_next_one_is_the_peers_error(pool: SlotPool, missing: int) -> None:
+    """A frame of an earlier request, or of an earlier round of the ring, lies where the next one comes."""
+    both = Both(pool, 2)
+    both.send(Y=8)
+    place = both.sent % both.frames
+    both.record(place).complete(frame_number(both.generation, both.sent - missing), results.encode([]))
+    with pytest.raises(PeerError):
+        both.stream.result(Answer({}))
+    both.end()
