@@ -183,7 +183,8 @@ class PreparedCall(_Prepared):
         -------
         Result
             Its arrays are views of this call's memory: the next :meth:`infer` writes over them, except for those that
-            it takes other memory for. Copy what is to be kept, by :meth:`Result.copy` for example.
+            it takes other memory for. An output that the model passes on from an input lies where that input does, so
+            filling the input anew changes it. Copy what is to be kept, by :meth:`Result.copy` for example.
 
         Raises
         ------

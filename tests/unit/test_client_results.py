@@ -102,6 +102,28 @@ def test_an_output_is_a_view_of_the_memory_that_the_model_wrote(
 
 
 @pytest.mark.parametrize(
+    ("first", "second", "are_apart"),
+    [
+        ((4096, 6), (4096, 6), False),
+        ((4096, 6), (4104, 4), False),
+        ((4096, 6), (4120, 6), True),
+        ((0, 0), (0, 6), True),
+    ],
+    ids=["one memory", "a part of it", "side by side", "nothing"],
+)
+def test_outputs_never_share_memory_with_each_other(
+    memory: npt.NDArray[np.uint8], first: tuple[int, int], second: tuple[int, int], are_apart: bool
+) -> None:
+    spans = {"A": first, "B": second}
+    places = [OutputPlace(name, FP32, (size,), 0, at, 4 * size, False) for name, (at, size) in spans.items()]
+    result = read(places, memory)
+    expected = {name: memory[at : at + 4 * size].view(np.float32).copy() for name, (at, size) in spans.items()}
+    result["A"][:] = 0
+    assert (result["B"] == expected["B"]).all()
+    assert np.shares_memory(result["B"], memory) is are_apart
+
+
+@pytest.mark.parametrize(
     ("shape", "byte_size", "offset"),
     [((), 4, 0), ((1,), 4, HOST_SIZE - 4), ((0,), 0, HOST_SIZE), ((0, 5), 0, 0), ((HOST_SIZE // 4,), HOST_SIZE, 0)],
     ids=["one number", "the last bytes", "nothing at the end", "nothing", "the whole region"],

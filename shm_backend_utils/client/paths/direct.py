@@ -39,6 +39,7 @@ __all__ = ["DirectExchange", "result_of", "still_at_work"]
 Memory = npt.NDArray[np.uint8]
 
 _BYTE_SIZE: Final = operator.attrgetter("byte_size")
+_BY_PLACE: Final = operator.attrgetter("region", "offset")
 _BYTE: Final = np.dtype(np.uint8)
 _NO_MEMORY: Final[Memory] = np.empty(0, np.uint8)
 _MEMORY_REFUSED: Final = frozenset({"shm:gone", "shm:refused"})
@@ -280,7 +281,24 @@ def result_of(
             raise broken_results(error) from None
         arrays[name] = array
         bytes_avoided += byte_size
+    if len(arrays) > 1:
+        _separate(places, arrays)
     return Result(arrays, DirectExchange.path, response, overflowed, bytes_avoided)
+
+
+def _separate(places: Sequence[results.OutputPlace], arrays: dict[str, npt.NDArray[Any]]) -> None:
+    """Copy outputs that lie in memory of others, as of a model that passes one input on twice.
+
+    On no other path does who writes to one output change another. Arrays on GPUs are left as they are.
+    """
+    ends: dict[int, int] = {}
+    for place in sorted(places, key=_BY_PLACE):
+        array = arrays[place.name]
+        if place.is_in_response or place.dtype is BYTES or not (place.byte_size and isinstance(array, np.ndarray)):
+            continue
+        if place.offset < ends.get(place.region, 0):
+            arrays[place.name] = array.copy()
+        ends[place.region] = max(place.offset + place.byte_size, ends.get(place.region, 0))
 
 
 def _strings(name: str, encoded: Any, shape: tuple[int, ...]) -> npt.NDArray[Any]:
