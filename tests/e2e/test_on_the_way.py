@@ -268,6 +268,14 @@ def test_a_server_lives_on_that_does_not_load_it(loaded: LoadingServer, case: Re
     assert loaded.grpc.is_server_live()
 
 
+def test_another_client_goes_on_with_a_sequence(loaded: LoadingServer, on_the_way: ShmClient) -> None:
+    inputs = {"X": np.ones(3, np.float32)}
+    on_the_way.infer("way_oldest", inputs, sequence_id=7, sequence_start=True)
+    with ShmClient(loaded.server.grpc_url, timeout_s=5, inline_bytes=0) as other:  # the model has one slot
+        assert other.explain("way_oldest").path == "direct"
+        assert other.infer("way_oldest", inputs, sequence_id=7, sequence_end=True).path == "direct"
+
+
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 @pytest.mark.parametrize("name", ["way_slots", "way_oldest"])
 def test_who_asks_how_a_model_of_sequences_is_gets_an_answer(loaded: LoadingServer, name: str, protocol: str) -> None:
@@ -277,7 +285,6 @@ def test_who_asks_how_a_model_of_sequences_is_gets_an_answer(loaded: LoadingServ
     assert not any(finding.model == name and finding.trouble.is_fatal for finding in checkup.findings)
     with ShmClient(url, timeout_s=30) as client:
         assert client.is_model_ready(name)
-        assert any("fetched some by a socket" in check.detail for check in client.explain(name).checks)
 
 
 def test_an_id_of_another_type_than_the_control_is_refused(on_the_way: ShmClient) -> None:
