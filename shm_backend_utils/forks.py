@@ -5,9 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
-__all__ = ["Forsakable", "forsake_in_children", "never_destroy"]
+__all__ = ["Forsakable", "forsake_in_children", "never_destroy", "of_kind"]
+
+
+T = TypeVar("T")
 
 
 class Forsakable(Protocol):
@@ -20,6 +23,11 @@ class Forsakable(Protocol):
 def forsake_in_children(owner: Forsakable) -> None:
     """Have an object forsake what it has in every child that is forked while it lives."""
     _OWNERS.add(owner)
+
+
+def of_kind(kind: type[T]) -> list[T]:
+    """Return those of a kind that live here, and forsake what they have in children; parents' are among them."""
+    return [each for each in list(_OWNERS) if isinstance(each, kind)]
 
 
 def never_destroy(kept: object) -> None:

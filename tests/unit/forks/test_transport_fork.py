@@ -133,6 +133,33 @@ async def main():
 
 asyncio.run(main())
 """
+NEW_IN_CHILD = """
+OUTCOMES = CRASHES
+from shm_backend_utils.client import CallerError
+
+async def answered():
+    async with AsyncShmClient(url, timeout_s=20):
+        pass
+
+def work():
+    try:
+        asyncio.run(answered())
+        assert PROTOCOL == "http" or client._is_closed
+    except CallerError as error:
+        assert PROTOCOL == "grpc" and not client._is_closed and "spawn processes" in str(error)
+    answers(ShmClient(url, timeout_s=20))
+
+loop = asyncio.new_event_loop()
+client = AsyncShmClient(url)
+loop.run_until_complete(answers_async(client))
+in_child(work)
+loop.run_until_complete(answers_async(client))
+loop.run_until_complete(client.close())
+in_child(work)
+loop.close()
+serving.stdin.close()
+serving.wait()
+"""
 COMPAT = """
 from shm_backend_utils.compat.triton_shm_client import TritonSHMClient
 client = TritonSHMClient(url.removeprefix("grpc://"))
@@ -184,6 +211,12 @@ def test_a_connection(program: str, protocol: str, ending: str) -> None:
 def test_a_connection_of_the_event_loop_that_forks(protocol: str) -> None:
     """Such a child must not go on in the loop, which is Python's rule: it would take the parent's events."""
     run_program("os._exit", f"PROTOCOL = {protocol!r}", BEGIN, IN_THE_LOOP, END)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_new_client_of_tasks_in_a_child(protocol: str) -> None:
+    """That of gRPC is refused at once, as long as its parent's is open; all else works."""
+    run_program("os._exit", f"PROTOCOL = {protocol!r}", BEGIN, NEW_IN_CHILD)
 
 
 @pytest.mark.parametrize("program", [COMPAT, STREAM], ids=["of a client for registered models", "of a stream"])

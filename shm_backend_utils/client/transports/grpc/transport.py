@@ -13,7 +13,8 @@ import grpc
 import grpc.aio
 from tritonclient.grpc import service_pb2_grpc
 
-from ....errors import ClosedError
+from ....errors import CallerError, ClosedError
+from ....forks import forsake_in_children, never_destroy, of_kind
 from ...errors import deadline_exceeded, translated
 from ..transport import AsyncTransport, Transport, is_cancelled
 from .address import GrpcAddress
@@ -87,9 +88,24 @@ class GrpcTransport(Transport):
 
 
 class AsyncGrpcTransport(AsyncTransport):
-    """For tasks of one event loop, which must be running when it is made. Parameters as of :class:`GrpcTransport`."""
+    """For tasks of one event loop, which must be running when it is made. Parameters as of :class:`GrpcTransport`.
+
+    Raises
+    ------
+    CallerError
+        A parent of this process had one at the fork. All of a process share a thread, which children do not have.
+    """
 
     def __init__(self, address: GrpcAddress) -> None:
+        open_here = [each for each in of_kind(AsyncGrpcTransport) if not each._is_closed]
+        if any(each._process != os.getpid() for each in open_here):
+            raise CallerError(
+                "this process was forked while an AsyncShmClient over gRPC was open, and calls by asyncio over gRPC "
+                "would never be answered here: close it before the fork, or spawn processes; HTTP works, and so does "
+                "ShmClient"
+            )
+        self._process = os.getpid()
+        forsake_in_children(self)
         self.codec = GrpcCodec()
         self.host = address.host
         self.address = str(address)
@@ -134,6 +150,10 @@ class AsyncGrpcTransport(AsyncTransport):
         finally:
             if os.getpid() == owner:  # a forked child must not speak on its parent's connection
                 call.cancel()
+
+    def forsake(self) -> None:
+        """Stay in a forked child, as what gRPC has of it does."""
+        never_destroy(self)
 
     async def close(self) -> None:
         self._is_closed = True
