@@ -20,9 +20,8 @@ from typing import Final
 
 from ..protocol import layout
 from . import locks
-from .descriptors import Descriptor
 from .managed import KEY, KEY_PREFIX
-from .shared_file import DEV_SHM
+from .shared_file import DEV_SHM, open_by_name
 
 __all__ = ["RegionReport", "reap", "scan"]
 
@@ -93,10 +92,8 @@ def _remove(fd: int, path: Path) -> RegionReport | None:
 def _managed_files() -> Iterator[tuple[int, Path]]:
     """Yield each file with our prefix that can be opened, open; it is closed when the next one is asked for."""
     for path in sorted(DEV_SHM.glob(f"{KEY_PREFIX}*")):
-        with contextlib.suppress(OSError):
-            flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-            with contextlib.closing(Descriptor(os.open, path, flags)) as opened:
-                yield opened.fileno(), path
+        with contextlib.suppress(OSError), contextlib.closing(open_by_name(path.name)) as opened:
+            yield opened.fileno(), path
 
 
 def _report(fd: int, path: Path) -> RegionReport | None:

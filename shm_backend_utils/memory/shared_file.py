@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -21,6 +22,7 @@ __all__ = [
     "SharedFile",
     "allocate",
     "free_bytes",
+    "open_by_name",
     "owner_refused",
     "total_bytes",
 ]
@@ -38,6 +40,9 @@ MORE_ROOM: Final = (
     "give /dev/shm more room (docker: --shm-size; Kubernetes: an emptyDir of medium Memory mounted at /dev/shm)"
 )
 """What to do about that."""
+
+
+_OBSTACLES: Final = {errno.ELOOP: "it is a symbolic link", errno.EXDEV: "something is mounted there"}
 
 
 class SharedFile:
@@ -90,8 +95,7 @@ class SharedFile:
             This process has no file descriptors left.
         """
         try:
-            flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-            descriptor = Descriptor(os.open, DEV_SHM / key, flags)
+            descriptor = open_by_name(key)
         except FileNotFoundError:
             raise RegionGoneError(
                 f"{field} does not exist on the server's machine; its owner removed it or died, "
@@ -102,7 +106,7 @@ class SharedFile:
         except OSError as error:
             if error.errno in NO_DESCRIPTORS:
                 raise
-            reason = "it is a symbolic link" if error.errno == errno.ELOOP else os.strerror(error.errno or 0)
+            reason = _OBSTACLES.get(error.errno or 0) or os.strerror(error.errno or 0)
             raise RegionRefusedError(field, f"the server cannot open it: {reason}") from None
         file = cls(key, descriptor, field)
         if not stat.S_ISREG(file.status.st_mode):
@@ -168,6 +172,31 @@ class SharedFile:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def open_by_name(key: str) -> Descriptor:
+    """Open a file of /dev/shm to read and write it, unless something is mounted there: of that, nothing is asked.
+
+    A file system of FUSE can have whoever opens its files wait for ever.
+
+    Raises
+    ------
+    OSError
+        It cannot be opened; EXDEV if something is mounted there.
+    """
+    with (
+        contextlib.closing(Descriptor(os.open, DEV_SHM / key, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)) as place,
+        contextlib.closing(Descriptor(os.open, DEV_SHM, os.O_PATH | os.O_CLOEXEC)) as folder,
+    ):
+        if _mount_of(place) != _mount_of(folder):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        return place.reopened()
+
+
+def _mount_of(descriptor: Descriptor) -> str:
+    """Return the number of the mount that something is in (proc_pid_fdinfo(5))."""
+    lines = Path(f"/proc/self/fdinfo/{descriptor.fileno()}").read_text().splitlines()
+    return next(line for line in lines if line.startswith("mnt_id:"))
 
 
 def owner_refused(field: str, uid: int) -> RegionRefusedError:

@@ -201,8 +201,9 @@ def test_a_file_that_is_not_to_be_mapped_is_closed(key: str, monkeypatch: pytest
 
 @pytest.mark.usefixtures("zero")
 def test_a_descriptor_may_be_0_and_another_owners(file_key: str) -> None:
-    with SharedFile.open(file_key, FIELD):
-        assert is_open(0)
+    lowest = Descriptor(os.open, SHM / file_key, os.O_RDWR)
+    assert lowest.fileno() == 0
+    lowest.close()
     assert not is_open(0)
     with SharedFile.open(file_key, FIELD) as file:
         descriptor = file.detach()

@@ -231,9 +231,10 @@ def test_a_region_that_is_removed_while_it_is_looked_at_is_not_reported(
 ) -> None:
     open_file = os.open
 
-    def open_and_remove(path: Path, flags: int) -> int:
+    def open_and_remove(path: Path | str, flags: int) -> int:
         fd = open_file(path, flags)
-        path.unlink()
+        if path == dead:
+            dead.unlink()
         return fd
 
     with monkeypatch.context() as patch:
