@@ -96,6 +96,9 @@ class AsyncGrpcTransport(AsyncTransport):
         A parent of this process had one at the fork. All of a process share a thread, which children do not have.
     """
 
+    _process: int
+    _is_closed: bool
+
     def __init__(self, address: GrpcAddress) -> None:
         open_here = [each for each in of_kind(AsyncGrpcTransport) if not each._is_closed]
         if any(each._process != os.getpid() for each in open_here):
