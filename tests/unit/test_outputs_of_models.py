@@ -138,6 +138,18 @@ def test_regions_that_nobody_uses_make_room_for_others(session: ShmSession) -> N
                     np.testing.assert_array_equal(client.output("Y"), X)
 
 
+def test_regions_that_nobody_uses_leave_descriptors_for_what_else_the_model_does(session: ShmSession) -> None:
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(contextlib.closing(Client())) for _ in range(80)]
+        with descriptors_left(100):
+            for client in clients:
+                session.serve([client.request({"X": X}, {"Y": 16})], pass_on)
+                assert client.output("Y").tolist() == X.tolist()
+                with contextlib.ExitStack() as opened:
+                    for _ in range(16):
+                        opened.enter_context(Path("/dev/null").open())
+
+
 def test_no_descriptor_at_all_is_an_error_of_the_machine(session: ShmSession) -> None:
     with contextlib.closing(Client()) as client:
         request = client.request({"X": X}, {"Y": 16})

@@ -10,6 +10,7 @@ number; what is found is checked with ``fstat`` for every request.
 
 from __future__ import annotations
 
+import resource
 import threading
 import time
 import weakref
@@ -21,11 +22,13 @@ from typing import Final
 
 from ...errors import CallerError, MachineError, RegionGoneError, RegionRefusedError
 from ...memory.descriptors import NoDescriptorsError
+from ...memory.mapped_segment import MappedSegment
 from ...memory.shared_file import SharedFile
 from .mapped import MappedRegion, Slot
 
 __all__ = ["RegionStatus", "Registry"]
 
+_RESERVE: Final = 64  # descriptors, for what else a model does
 _LOOKS: Final = 16  # some 50 µs
 _SHARE_DROPPED: Final = 4  # of the regions that nobody uses, where there are too many: not one at a time
 
@@ -236,10 +239,13 @@ class Registry:
 
     def _open(self, opener: Callable[[], MappedRegion]) -> MappedRegion:
         try:
-            return opener()
+            opened = opener()
         except NoDescriptorsError:
             self._drop_oldest_idle()
-            return opener()
+            opened = opener()
+        if _is_of_the_last_descriptors(opened):
+            self._drop_oldest_idle()
+        return opened
 
     def _add(self, name: str, opened: MappedRegion, offset: int, byte_size: int) -> MappedRegion:
         """Give a part of what was opened a name. It is mapped once: where it is mapped already, that is returned."""
@@ -310,6 +316,14 @@ class Registry:
                 "regions"
             )
         return dropped
+
+
+def _is_of_the_last_descriptors(opened: MappedRegion) -> bool:
+    """Return whether few descriptors are left: each new one has the lowest number that is free."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most == resource.RLIM_INFINITY or not isinstance(opened.segment, MappedSegment):
+        return False
+    return opened.segment.fileno() >= most - min(_RESERVE, most // 4)
 
 
 def _last_use(region: MappedRegion) -> float:
