@@ -13,6 +13,7 @@ from shm_backend_utils.client import InferenceError, OutputRoomError, PathUnavai
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import BatchSizeError
 from shm_backend_utils.server import EmbeddedServer
+from tests.harness.kinds_of_values import KINDS
 from tests.releases import carries_bf16
 
 from .eventually import all_memory_comes_back
@@ -32,6 +33,7 @@ FOUR: Final = np.array([1.5, -2, 0, np.inf], np.float32)
 ROWS: Final = np.arange(76, dtype=np.float32).reshape(19, 4)
 IMAGES: Final = np.ones((1, 3, 224, 224), np.float32)
 WORDS: Final = np.array([[b"a", "ü".encode(), b""], [b"\xff", b"\0", b"ends with nothing\0"]], object)
+OF_NUMPY: Final = [[np.bytes_(b"a"), np.str_("ü"), ""], [np.bytes_(b"\xff"), "\0", b"ends with nothing\0"]]
 LOUD: Final = [[word.upper() for word in row] for row in WORDS]
 QUESTION: Final = {"QUESTION": ((2,), np.int64)}
 
@@ -46,6 +48,17 @@ def test_the_path_that_was_asked_for_is_taken(any_client: AnyClient, path: PathN
         assert result.path == path
         assert result["OUTPUT0"].shape == (size,)
         assert result["OUTPUT0"].tobytes() == x.tobytes()
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+def test_whatever_holds_the_values_the_result_is_the_same_and_may_be_written_to(
+    any_client: AnyClient, path: PathName
+) -> None:
+    for kind, (make, arrives) in KINDS["FP32"].items():
+        if not isinstance(arrives, str) and arrives.shape[-1] == 4 and (arrives[:, 0] >= 0).all():  # as the model wants
+            with any_client.infer("rows", {"X": make()}, outputs=iter(["DOUBLED"]), path=path) as result:
+                np.testing.assert_array_equal(result["DOUBLED"], arrives * 2, kind)
+                assert result["DOUBLED"].flags.writeable
 
 
 def test_a_batch_does_not_depend_on_the_path(any_client: AnyClient, path: PathName) -> None:
@@ -211,8 +224,8 @@ def test_a_part_that_fails_fails_the_call(any_client: AnyClient, path: PathName)
 
 @every_path_of_strings
 def test_strings_go_and_come(any_client: AnyClient, path: PathName) -> None:
-    for _ in range(2):  # the second time their size is known
-        with any_client.infer("words", {"WORDS": WORDS}, path=path) as result:
+    for words in (WORDS, OF_NUMPY):  # the second time their size is known
+        with any_client.infer("words", {"WORDS": words}, path=path) as result:
             assert result.path == path
             assert result["LOUD"].tolist() == LOUD
             assert result["LENGTHS"].tolist() == [[len(word) for word in row] for row in WORDS]

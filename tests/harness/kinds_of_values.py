@@ -37,7 +37,7 @@ class Kind(NamedTuple):
     arrives: Array | str
 
 
-ROWS: Final = np.arange(-6, 6, dtype=np.float32).reshape(3, 4)
+ROWS: Final = np.array([[0, -1, 2, 3], [4, 5.0, -6, 7], [8, 9, 10, -11]], np.float32)
 MASKED: Final = np.ma.MaskedArray(ROWS, ROWS == 5)
 BF16: Final = dtypes.BF16.numpy
 WORDS: Final = np.array([[b"ab", b"\xc3\xbc"], [b"", b"d\xff"], [b"e", b"0"]], object)

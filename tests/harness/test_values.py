@@ -38,6 +38,7 @@ class TritonPythonModel:
         for name in KINDS:
             if call.requested(name):
                 view = call.input(name)
+                assert not view.writable
                 value = KINDS[name][kind].make() if kind else view
                 if how == "forward":
                     value = call.forward("serve", {name: value}, {name: None}.keys())[name]

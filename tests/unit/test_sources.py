@@ -10,9 +10,11 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils import dtypes
+from shm_backend_utils.client.inputs.descriptions import described_inputs
 from shm_backend_utils.client.inputs.sources import Source, sources
 from shm_backend_utils.errors import TensorError, TensorNameError, TensorShapeError, TensorTypeError
 from shm_backend_utils.model_spec import ModelSpec
+from shm_backend_utils.tensors.cuda.imported import imported, is_on_gpu
 
 Array = npt.NDArray[Any]
 PINNED_HOST = 3  # dlpack.h: kDLCUDAHost
@@ -132,6 +134,42 @@ def test_a_producer_in_a_devices_memory_is_refused(device: int) -> None:
     assert caught.value.tensor == "X"
     with pytest.raises(TensorError, match="'X' is a .*Unwilling that cannot be read: part of a computation"):
         source(Unwilling(VALUES))
+
+
+class Negated(Producer):
+    """A tensor of torch whose memory has the wrong sign."""
+
+    def is_neg(self) -> bool:
+        return True
+
+    def resolve_neg(self) -> Any:
+        raise AssertionError("a copy that nobody asked for")
+
+
+class Nowhere(Producer):
+    """A tensor of torch that has no memory."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        raise ValueError("no memory")
+
+
+@pytest.mark.parametrize("device", [(1, 0), (2, 0)], ids=["host", "GPU"])
+def test_a_tensor_that_is_negated_when_it_is_read_is_refused_wherever_it_lies(device: tuple[int, int]) -> None:
+    def take(name: str, value: Any, found: Mapping[str, Source]) -> Any:
+        runtime: Any = None  # which is not asked
+        return imported(runtime, value, 0, tensor=name) if is_on_gpu(value) else None
+
+    spec = ModelSpec.from_config({"name": "model", "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [-1]}]})
+    with pytest.raises(TensorTypeError, match=r"'X' lies in memory with the wrong sign .* give value.resolve_neg\(\)"):
+        sources(spec, {"X": Negated(VALUES, device)}, take)
+
+
+def test_a_tensor_without_memory_is_refused_by_every_way_to_give_it() -> None:
+    nowhere = Nowhere(VALUES)
+    with pytest.raises(TensorError, match="'X' is a .*Nowhere that cannot be read: no memory; give an array"):
+        source(nowhere)
+    with pytest.raises(TensorError, match="'X' is described by an object of type Nowhere; expected"):
+        described_inputs({"X": nowhere}, lambda name, value, found: source(value) if is_on_gpu(value) else None)
 
 
 @pytest.mark.parametrize(

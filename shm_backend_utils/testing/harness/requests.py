@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import BYTES, from_numpy
-from ...errors import CallerError
+from ...tensors.strings import Strings
+from ...tensors.values import untyped_array
 from ..emulator import TensorContent
 
 __all__ = ["Delivery", "Input", "Outcome", "Request", "ServerError", "request_of_arrays"]
@@ -129,16 +129,8 @@ def request_of_arrays(
 
 
 def _input(name: str, value: Any) -> Input:
-    array = np.asarray(value)
+    array = untyped_array(name, value)
     dtype = from_numpy(array.dtype, name)
     if dtype is BYTES:
-        array = np.array([_bytes(name, each) for each in array.ravel().tolist()], object).reshape(array.shape)
+        array = Strings.of(name, array).numpy()
     return Input(name, dtype.name, array.shape, array)
-
-
-def _bytes(name: str, value: object) -> bytes:
-    if isinstance(value, str):
-        return value.encode()
-    if not isinstance(value, bytes):
-        raise CallerError(f"input {name!r} has an object of type {type(value).__name__}; expected str or bytes")
-    return value
