@@ -10,6 +10,7 @@
     │   │   ├── TensorNameError, TensorTypeError, TensorShapeError, BatchSizeError, MissingTensorError
     │   ├── BudgetError        more shared memory than a client may have
     │   ├── RegionRefusedError memory that was named, but may not be opened
+    │   ├── RequestRefusedError  ``model.py`` refuses a request, in words and by a status of its own
     │   └── ClosedError        an object was used after it was closed
     ├── PeerError              the other process broke off or broke the contract
     │   ├── SlotInDoubtError   the model may still be writing to this call's memory
@@ -58,6 +59,7 @@ __all__ = [
     "RegionRefusedError",
     "ReplayedRequestError",
     "RequestCancelledError",
+    "RequestRefusedError",
     "ShmError",
     "SlotInDoubtError",
     "SlotInUseError",
@@ -225,6 +227,30 @@ class ClosedError(CallerError, RuntimeError):
         super().__init__(f"{what} is closed; {remedy}")
 
 
+class RequestRefusedError(CallerError):
+    """What ``model.py`` raises to refuse a request: the client gets its text and its status, and nothing else.
+
+    Parameters
+    ----------
+    message : str
+        What the client is told.
+    status : str
+        Triton's name of the kind of error, one of :attr:`STATUSES`. Over gRPC it is the status of the call.
+    """
+
+    STATUSES: Final = (
+        *("UNKNOWN", "INTERNAL", "NOT_FOUND", "INVALID_ARG", "UNAVAILABLE", "UNSUPPORTED", "ALREADY_EXISTS"),
+        "CANCELLED",
+    )
+
+    def __init__(self, message: str, status: str = "INVALID_ARG") -> None:
+        if status not in self.STATUSES:
+            expected = names_told(status, self.STATUSES)
+            raise ModelError(f"model.py refuses a request with status {shown(status)}; expected one of {expected}")
+        self.status = status
+        super().__init__(message)
+
+
 class PeerError(ShmError):
     """The process at the other end died, gave up, or broke the contract."""
 
@@ -271,9 +297,13 @@ class ProbedError(PeerError):
 
 
 class ForwardError(PeerError):
-    """Another model, which ``call.forward`` called, refused or failed the request."""
+    """Another model, which ``call.forward`` called, refused or failed the request: with ``status``, if Triton tells."""
 
     code = "shm:forward"
+
+    def __init__(self, message: str, status: str = "INTERNAL") -> None:
+        self.status = status
+        super().__init__(message)
 
 
 class RequestCancelledError(PeerError):

@@ -19,7 +19,16 @@ from .errors import (
     names_told,
 )
 
-__all__ = ["BATCH_CARRIER", "PATHS", "PATHS_PARAMETER", "UIDS_PARAMETER", "ModelSpec", "TensorSpec", "output_names"]
+__all__ = [
+    "BATCH_CARRIER",
+    "PATHS",
+    "PATHS_PARAMETER",
+    "UIDS_PARAMETER",
+    "ModelSpec",
+    "TensorSpec",
+    "is_of_python_backend",
+    "output_names",
+]
 
 BATCH_CARRIER: Final = "SHM"
 """The optional input whose shape ``[B, 0]`` tells Triton's batcher the batch size in zero bytes.
@@ -358,3 +367,8 @@ def _declared_paths(config: Mapping[str, Any]) -> frozenset[str] | None:
             f"expected some of {', '.join(sorted(PATHS))}, separated by commas"
         )
     return paths
+
+
+def is_of_python_backend(config: Mapping[str, Any]) -> bool:
+    """Return whether a configuration is that of a model in Python; of one that names no backend it may be."""
+    return bool(config.get("backend", "") == "python" or not (config.get("backend") or config.get("platform")))

@@ -144,7 +144,7 @@ def _reopen(core: Core, call: OpenCall, known: KnownModel) -> Steps[OpenCall]:
     for source in given.values():
         source.is_lent = False  # what is the user's may be what could not be opened
     layout = known.lay_out(given, call.wanted, output_devices=call.output_devices)
-    path = yield from core.path_of(known, call.settings)
+    path = yield from core.path_of(known, call.settings, layout)
     exchange = yield from core.opening.open(call.settings, known, path, layout, given, call.wanted)
     try:
         yield from core.fill(exchange, given, call.settings)

@@ -17,17 +17,22 @@ _COPIES: Final[Mapping[str, str]] = {
 }
 
 
+_FROM_BYTES: Final = 64 * 2**10
+"""From this size on a copy takes longer than what a call takes anyway."""
+
+
 class CopyWarning(UserWarning):
     """Tensors are copied that need not be; the message says why, and what to do about it.
 
-    It comes once for each model and reason, where a call leaves the choice to the library. Who means it so asks for the
-    path by name, or silences the warning: ``warnings.simplefilter("ignore", CopyWarning)``.
+    It comes once for each model and reason, where a call leaves the choice to the library, and from 64 KiB on: what is
+    smaller is copied in no time. Who means it so asks for the path by name, or silences the warning:
+    ``warnings.simplefilter("ignore", CopyWarning)``.
     """
 
 
-def tell_path(known: KnownModel, path: str, why: str, origin: Origin) -> None:
+def tell_path(known: KnownModel, path: str, why: str, byte_size: float, origin: Origin) -> None:
     """Warn that a call does not take the direct path, though it might take any; ``why`` says what it lacks."""
-    if _is_news(known, f"path {path}"):
+    if byte_size >= _FROM_BYTES and _is_news(known, f"path {path}"):
         _warn(
             f"model {known.spec.name!r} is called on the path {path}, {_COPIES[path]}: {why}; "
             f"if that is meant, say path={path!r}",
@@ -44,7 +49,7 @@ def tell_gpu_copy(known: KnownModel, name: str, obstacle: str, origin: Origin) -
 def tell_overflow(known: KnownModel, overflowed: Mapping[str, int], remedy: str, origin: Origin) -> None:
     """Warn that outputs found too little room in shared memory."""
     for name, byte_size in overflowed.items():
-        if name in known.spec.outputs and _is_news(known, f"output {name}"):
+        if byte_size >= _FROM_BYTES and name in known.spec.outputs and _is_news(known, f"output {name}"):
             _warn(
                 f"output {name!r} of model {known.spec.name!r} needs {byte_size} bytes and found less room in shared "
                 f"memory, so it came back through Triton, which copies it; {remedy}: outputs={{{name!r}: {byte_size}}}",
@@ -54,7 +59,7 @@ def tell_overflow(known: KnownModel, overflowed: Mapping[str, int], remedy: str,
 
 def tell_no_growth(known: KnownModel, rooms: Mapping[str, int], origin: Origin) -> None:
     """Warn that outputs of a prepared call go on to find too little room, as there is no memory to be had for them."""
-    if _is_news(known, "no memory to grow"):
+    if sum(rooms.values()) >= _FROM_BYTES and _is_news(known, "no memory to grow"):
         _warn(
             f"a prepared call of model {known.spec.name!r} has too little room for {', '.join(map(repr, rooms))}, and "
             f"the pool has no {sum(rooms.values())} bytes now, so they come back through Triton, which copies them, "

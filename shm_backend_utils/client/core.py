@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any, Final, TypeVar
 from ..errors import TensorError
 from ..forks import forsake_in_children
 from ..memory import reaper
-from ..protocol.call_layout import lay_out
+from ..protocol.call_layout import CallLayout, lay_out
 from .client_memory import ClientMemory
 from .copy_warnings import tell_path
 from .errors import InferenceError
@@ -166,7 +167,7 @@ class Core:
                     raise
                 known = renewed
         is_direct = settings.path == "auto" and known.path == DirectExchange.path
-        path = DirectExchange.path if is_direct else (yield from self.path_of(known, settings))
+        path = DirectExchange.path if is_direct else (yield from self.path_of(known, settings, layout))
         if (
             layout.end <= known.inline_end
             and settings.path == "auto"
@@ -194,7 +195,7 @@ class Core:
         known, layout = yield from self.fitting(
             settings, lambda known: known.lay_out(given, wanted, output_devices=devices)
         )
-        path = yield from self.path_of(known, settings)
+        path = yield from self.path_of(known, settings, layout)
         exchange = yield from self.opening.open(settings, known, path, layout, given, wanted, PreparedExchange)
         return OpenCall(settings, known, exchange, wanted, devices)
 
@@ -260,11 +261,12 @@ class Core:
         while (yield from self._registrations.drop_all(deadline)) and time.monotonic() < deadline:
             yield Pause(_CLOSING_ROUND_S)
 
-    def path_of(self, known: KnownModel, settings: CallSettings) -> Steps[str]:
+    def path_of(self, known: KnownModel, settings: CallSettings, layout: CallLayout) -> Steps[str]:
         """Return the path of a call; raises as :meth:`.PathChooser.choose`. The user is told where that copies."""
         path = yield from self.paths.choose(known, settings.path, settings.deadline)
         if settings.path == "auto" and path != DirectExchange.path:
-            tell_path(known, path, known.reason, settings.origin)
+            size = math.inf if layout.lent else layout.end + sum(layout.device_byte_sizes)
+            tell_path(known, path, known.reason, size, settings.origin)
         return path
 
     def renew(self, known: KnownModel, settings: CallSettings) -> Steps[KnownModel]:

@@ -7,6 +7,7 @@
     ├── OutputRoomError            an output needs more bytes than its hint gave it
     ├── InputMissingError          the model wants an input that the request does not have
     └── MemoryRefusedError         the call's memory could not be opened, or not any more
+    LivenessUnknownError           a model is loaded, and may be dead
     ServerUnavailableError         no server answers there
     ├── ConnectionLostError        the connection broke; the model may have run, or be running
     ├── UnknownHostError           the URL's host name means nothing to this machine
@@ -20,7 +21,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import urllib.parse
 from typing import Final
 
 from tritonclient.utils import InferenceServerException
@@ -44,6 +47,7 @@ __all__ = [
     "ForkedError",
     "InferenceError",
     "InputMissingError",
+    "LivenessUnknownError",
     "MemoryRefusedError",
     "OutputRoomError",
     "PathUnavailableError",
@@ -88,6 +92,10 @@ class InputMissingError(InferenceError, MissingTensorError):
 
 class MemoryRefusedError(InferenceError):
     """The server, or the model, could not open the call's memory, or not any more. The model has not run."""
+
+
+class LivenessUnknownError(PeerError):
+    """The server calls a model ready, and nothing tells whether the model's process is alive."""
 
 
 class ServerUnavailableError(InferenceServerException, MachineError, ConnectionError):
@@ -141,7 +149,7 @@ def translated(status: str | None, message: str, address: str) -> ShmError:
     """
     message = message or "the server gave no reason"
     if status == _DEADLINE:
-        return deadline_exceeded()
+        return deadline_exceeded(address)
     if (status == _UNAVAILABLE and _OF_THE_CHANNEL.search(message)) or "RST_STREAM" in message:
         return unavailable(address, message)
     if code_in(message) == MissingTensorError.code:
@@ -152,9 +160,9 @@ def translated(status: str | None, message: str, address: str) -> ShmError:
     return InferenceError(message, status)
 
 
-def deadline_exceeded() -> DeadlineExceededError:
+def deadline_exceeded(address: str = "") -> DeadlineExceededError:
     """Return the error for an answer that did not come in time."""
-    return DeadlineExceededError("the server did not answer before the deadline", _DEADLINE)
+    return DeadlineExceededError(f"the server did not answer before the deadline{_of_proxies(address)}", _DEADLINE)
 
 
 def out_of_time(doing: str, unsent: str = "its request was") -> DeadlineExceededError:
@@ -179,16 +187,29 @@ def unavailable(address: str, reason: str) -> ServerUnavailableError:
             "HTTP is on 8000 by default, and its gRPC on 8001, as grpc://HOST:PORT",
             _UNAVAILABLE,
         )
-    for pattern, kind, advice in _REASONS:
-        if pattern.search(reason):
-            return kind(f"{advice.format(address=address)} ({reason})", _UNAVAILABLE)
-    return ServerUnavailableError(
-        f"no Triton server answers at {address} ({reason}); is it running, and is this its port? "
-        "By default gRPC is on 8001 and HTTP on 8000",
-        _UNAVAILABLE,
-    )
+    found = (each[1:] for each in _REASONS if each[0].search(reason))
+    kind, advice = next(found, (ServerUnavailableError, _NOBODY))
+    return kind(f"{advice.format(address=address)} ({reason}){_of_proxies(address)}", _UNAVAILABLE)
 
 
+def _of_proxies(address: str) -> str:
+    """Return what to say of a proxy in the environment: the variable alone, as its value may have a password."""
+    name = next((name for name in _PROXIES if os.environ.get(name)), "")
+    host = urllib.parse.urlsplit(address).hostname
+    excluded = next(filter(None, map(os.environ.get, _EXCLUDING)), "").split(",")
+    if not name or not host or any(each.strip() and host.endswith(each.strip()) for each in excluded):
+        return ""
+    if address.startswith("http"):
+        return f"; over HTTP this client asks no proxy, whatever the environment variable {name} says"
+    return f"; gRPC goes by the proxy in the environment variable {name}: if it must not, set no_proxy={host}"
+
+
+_PROXIES: Final = ("grpc_proxy", "https_proxy", "http_proxy")
+_EXCLUDING: Final = ("no_grpc_proxy", "no_proxy")
+_NOBODY: Final = (
+    "no Triton server answers at {address}; is it running, and is this its port? "
+    "By default gRPC is on 8001 and HTTP on 8000"
+)
 _DEAD_STUB: Final = re.compile(r"(?i)stub process \S+ is not healthy\.$")
 _OF_DEAD_STUBS: Final = (
     "The model's process has died: the server's log, or the kernel's, tells of what. Load the model again, or start "
@@ -214,8 +235,7 @@ _REASONS: Final[tuple[tuple[re.Pattern[str], type[ServerUnavailableError], str],
     (
         re.compile(r"(?i)Connection refused|Connect call failed"),
         ServerUnavailableError,
-        "no Triton server answers at {address}; is it running, and is this its port? "
-        "By default gRPC is on 8001 and HTTP on 8000",
+        _NOBODY,
     ),
     (
         re.compile(r"(?i)http1.x server|Failed parsing HTTP/2"),

@@ -8,23 +8,37 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
-from ..errors import CallerError
-from ..model_spec import ModelSpec
-from ..protocol.layout import VERSION
+from ..errors import CallerError, MachineError
+from ..model_spec import ModelSpec, is_of_python_backend
+from ..protocol.probe import ALIVE_ADDRESS
+from ..protocol.refusals import code_in
 from .core import Core
-from .errors import DeadlineExceededError, InferenceError, ServerUnavailableError
+from .errors import DeadlineExceededError, InferenceError, LivenessUnknownError, ServerUnavailableError
+from .model_processes import instances_of, living_processes
 from .paths.exchange import batch_carrier, is_answer, options_of_probe
 from .settings import ClientSettings, left_until
-from .steps import Pause, Send, SendForStream, Steps
+from .steps import Pause, Send, SendForStream, Steps, offloaded
 from .transports.messages import Codec, Question, Request
 
-__all__ = ["ask", "is_alive", "is_model_ready", "is_so", "load", "start", "unload"]
+__all__ = [
+    "ask",
+    "is_model_ready",
+    "is_of_dead_process",
+    "is_so",
+    "knows_of_dead",
+    "living_in",
+    "load",
+    "sign_of_life",
+    "start",
+    "unload",
+]
 
 _ATTEMPT_S: Final = 2.0
 _PAUSE_S: Final = 0.1
-_NO_SLOT: Final = (f"{VERSION}/nowhere", 1)
+_TELLS_OF_DEAD: Final = [2, 65]
 _NOT_CONTROLLED: Final = "explicit model load / unload is not allowed"
 _DEAD: Final = re.compile(r"(?i)stub process .*(not healthy|unhealthy)")
 
@@ -71,37 +85,89 @@ def is_so(codec: Codec, deadline: float, question: Question, model: str = "", ve
 
 
 def is_model_ready(codec: Codec, deadline: float, model: str, version: str) -> Steps[bool]:
-    """Return whether a model is loaded and alive.
+    """Return whether a model is loaded and alive; of an ensemble, whether its steps are.
 
-    The server says that one is ready whose process is dead. Only a request tells; where the model has a session, that
-    refuses one whose slot is none, before ``model.py`` sees it. Where it has none, the server's word must do.
+    A Triton before 26.01 calls a model ready whose processes are dead. So those are looked at, where this process sees
+    them, and a session is asked for a sign of life.
+
+    Raises
+    ------
+    LivenessUnknownError
+        The server says that the model is ready, and nothing tells whether that is so.
     """
     if not (yield from is_so(codec, deadline, "model ready", model, version)):
         return False
-    spec = ModelSpec.from_config((yield from ask(codec, deadline, "model config", model, version)))
-    if spec.obstacle_in_paths() is not None or spec.obstacle_in_inputs() is not None:
+    config = yield from ask(codec, deadline, "model config", model, version)
+    for step in config.get("ensemble_scheduling", {}).get("step", ()):
+        if not (yield from is_model_ready(codec, deadline, str(step["model_name"]), "")):
+            return False
+    if not is_of_python_backend(config):
         return True
-    return (yield from is_alive(codec, deadline, spec, version))
+    living = yield from living_in(codec, deadline, config, version)
+    if living is not None and living < instances_of(config):
+        return False
+    trouble = yield from sign_of_life(codec, deadline, config, version)
+    if trouble is None and living is None and not (yield from knows_of_dead(codec, deadline)):
+        raise LivenessUnknownError(
+            f"nobody can tell from here whether the process of model {model!r} is alive: this Triton calls dead models "
+            "ready, too, no session has answered, and this process does not see the server's. Ask on the server's "
+            "machine, in its container and as its user, or by a request that the model answers"
+        )
+    return not trouble
 
 
-def is_alive(codec: Codec, deadline: float, spec: ModelSpec, version: str) -> Steps[bool]:
-    """Return whether the process is alive that gets a request to a model, of which the server may have several.
+def knows_of_dead(codec: Codec, deadline: float) -> Steps[bool]:
+    """Return whether the server itself calls no dead model ready: Triton from 26.01 on, and one without an address."""
+    if not codec.address:
+        return True
+    told = yield from ask(codec, deadline, "server metadata")
+    return [int(part) for part in str(told.get("version")).split(".") if part.isdecimal()] >= _TELLS_OF_DEAD
 
-    Nothing keeps requests without tensors from the model. Where it has no streams, as over HTTP, one of a decoupled
-    model is never asked, and taken for alive.
+
+def living_in(codec: Codec, deadline: float, config: Mapping[str, Any], version: str) -> Steps[int | None]:
+    """Return how many of a Python model's processes live; None where this process does not see them.
+
+    Of a model with several versions it is the one that requests get which name none, unless it is named.
     """
+    if not codec.address:
+        return None
+    if not version:
+        told = yield from ask(codec, deadline, "model metadata", str(config["name"]))
+        version = max(told.get("versions") or ("",), key=lambda each: (len(each), each))
+    look = partial(living_processes, codec.address, config, version)
+    return (yield from offloaded(look, left_until(deadline), "the server's processes were looked at"))
+
+
+def sign_of_life(codec: Codec, deadline: float, config: Mapping[str, Any], version: str) -> Steps[str | None]:
+    """Ask a model's session whether it lives and lacks nothing, and return why not: empty if it does.
+
+    The server gives the request to one of the model's processes. None is for what tells nothing: the server refuses the
+    request, a model answers that has no session, or HTTP has no streams for a decoupled one.
+    """
+    spec = ModelSpec.from_config(config)
+    if spec.obstacle_in_paths() is not None or spec.obstacle_in_inputs() is not None:
+        return None
     carrier = (batch_carrier(1),) if spec.max_batch_size else ()
-    message = codec.infer(Request(spec.name, carrier, None, options_of_probe(spec, version), _NO_SLOT))
+    message = codec.infer(Request(spec.name, carrier, None, options_of_probe(spec, version), (ALIVE_ADDRESS, 1)))
     timeout_s = left_until(deadline)
     try:
         yield SendForStream(message, timeout_s) if spec.is_decoupled else Send(message, timeout_s)
     except InferenceError as error:
         if not is_answer(error):
             raise
-        return _DEAD.search(str(error)) is None
-    except CallerError:  # over HTTP, which has no streams
-        return True
-    return True
+        said = str(error.message())
+        code = code_in(said)
+        if code == MachineError.code or is_of_dead_process(said):
+            return said
+        return "" if code else None  # a session of an earlier release refuses it
+    except CallerError:
+        return None
+    return ""
+
+
+def is_of_dead_process(said: str) -> bool:
+    """Return whether it was the server that refused a request, as the process is dead that it gave the request to."""
+    return _DEAD.search(said) is not None
 
 
 def load(codec: Codec, deadline: float, model: str, config: str | None, files: Mapping[str, bytes]) -> Steps[None]:

@@ -48,7 +48,7 @@ def infer_split(core: Core, settings: CallSettings, inputs: Mapping[str, Any], o
         return (yield from finish(core, call))
     if known.spec.sequences:
         raise CallerError(f"model {known.spec.name!r} takes sequences, one request after another; leave split out")
-    path = yield from core.path_of(known, settings)
+    path = yield from core.path_of(known, settings, whole)
     has_strings = any(isinstance(source, StringSource) for source in given.values())
     if path == DirectExchange.path and not has_strings and len(ranges) <= MAX_SLOT_COUNT:
         layout = known.lay_out(given, wanted, slot_count=len(ranges), is_one_request=False)

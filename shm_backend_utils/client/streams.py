@@ -98,7 +98,8 @@ def open_stream(
         yield from core.paths.choose(known, InlineExchange.path, settings.deadline)
         if settings.path == "auto" and not needs_ring:  # else it was told that there is no memory
             why = _ONE_RESPONSE if path == DirectStream.path else known.reason
-            tell_path(known, InlineExchange.path, why, settings.origin)
+            byte_size = sum(source.byte_size for source in given.values())
+            tell_path(known, InlineExchange.path, why, byte_size, settings.origin)
         exchange = InlineExchange(core.codec, known.spec, known.lay_out(on_host, wanted), settings.options)
     try:
         on_gpus = inputs_on_gpus(given)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -12,13 +13,13 @@ from ..model_spec import PATHS_PARAMETER, ModelSpec
 __all__ = ["advice"]
 
 
-def advice(spec: ModelSpec, *, stub_reads_numpy: bool) -> Iterator[str]:
-    """Tell what keeps clients from a session's model, and what its strings will do.
+def advice(spec: ModelSpec, config: Mapping[str, Any], *, stub_reads_numpy: bool) -> Iterator[str]:
+    """Tell what keeps clients from a session's model, what is never batched, and what its strings will do.
 
     Parameters
     ----------
-    spec : ModelSpec
-        The model's configuration.
+    spec, config : ModelSpec and mapping
+        The model's configuration, read and as Triton has it.
     stub_reads_numpy : bool
         Whether Triton's stub was built for the NumPy that the model has.
 
@@ -35,6 +36,14 @@ def advice(spec: ModelSpec, *, stub_reads_numpy: bool) -> Iterator[str]:
         obstacle = spec.obstacle_in_inputs()
         if obstacle is not None:
             yield f"the same goes for this: {obstacle}"
+    ragged = {tensor["name"] for tensor in config.get("input", ()) if tensor.get("allow_ragged_batch")}
+    varying = [name for name, tensor in spec.inputs.items() if -1 in tensor.shape[1:] and name not in ragged]
+    if "dynamic_batching" in config and varying and spec.paths != frozenset({"direct"}):
+        yield (
+            f"model {spec.name!r} has inputs of varying size ({', '.join(varying)}): in band, Triton batches no "
+            "requests in which these differ, and executes each alone, unlike on the direct path; where they do differ, "
+            "add `allow_ragged_batch: true` to these inputs in its config.pbtxt"
+        )
     if not stub_reads_numpy:
         strings = [name for each in (spec.inputs, spec.outputs) for name, t in each.items() if t.dtype is BYTES]
         if strings:

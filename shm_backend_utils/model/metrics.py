@@ -28,7 +28,7 @@ from time import perf_counter
 from typing import Any, Final, NamedTuple
 
 from ..dtypes import BYTES
-from ..errors import ProbedError, ShmError
+from ..errors import ProbedError, RequestRefusedError, ShmError
 from ..memory.repeater import Repeater
 from ..tensors.view import DIRECT, TRITON
 from .call import Call
@@ -134,7 +134,7 @@ class Metrics:
 
         A probe was answered, and is neither: who asks often how a model is must not look like trouble.
         """
-        if isinstance(error, ShmError) and not isinstance(error, ProbedError):
+        if isinstance(error, ShmError) and not isinstance(error, ProbedError | RequestRefusedError):
             with self._lock:
                 self._sums.counts["refusals_total", type(error).__name__] += 1
 

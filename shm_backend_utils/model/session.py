@@ -113,7 +113,7 @@ class ShmSession:
         version = args.get("model_version", "")
         spec = ModelSpec.from_config(config)
         session = cls(spec, Config.from_config(config), cuda, device, version)
-        for line in advice(spec, stub_reads_numpy=session._backend.reads_numpy):
+        for line in advice(spec, config, stub_reads_numpy=session._backend.reads_numpy):
             session._backend.log_warning(line)
         return session
 

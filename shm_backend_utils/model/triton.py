@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -12,17 +13,20 @@ from ..dtypes import BF16, BYTES, DType
 from ..errors import (
     CallerError,
     ClosedError,
+    ForwardError,
     MachineError,
     ModelError,
     ProbedError,
     RegionGoneError,
     ReplayedRequestError,
     RequestCancelledError,
+    RequestRefusedError,
     ShmError,
     SlotInUseError,
     StaleRequestError,
     StalledStreamError,
 )
+from ..protocol.probe import AskedForLifeError
 from ..protocol.refusals import refusal
 from ..tensors import dlpack
 
@@ -147,11 +151,19 @@ class TritonBackend:
     def error_response(self, error: BaseException) -> Any:
         """Return a response that fails one request, with the code that fits the error.
 
-        Over HTTP Triton drops its own codes, so the text of the package's errors begins with one of theirs. What is
-        longer than gRPC can carry is cut.
+        Over HTTP Triton drops its own codes, so the text of the package's errors begins with one of theirs. What
+        ``model.py`` says by a RequestRefusedError, or by a TritonError as first argument of an exception, is told as it
+        is. What is longer than gRPC can carry is cut.
         """
+        if isinstance(error, AskedForLifeError):
+            return self.response([])
         codes = self._pb_utils.TritonError
+        with contextlib.suppress(Exception):  # most errors have something else, or nothing
+            if isinstance(said := error.args[0], codes):
+                error = RequestRefusedError(said.message(), said.code().name)
         name = next((code for kind, code in _CODES if isinstance(error, kind)), "INTERNAL")
+        if isinstance(error, RequestRefusedError | ForwardError):
+            name = error.status
         message = _as_utf8(_text_of(error))
         encoded = message.encode()
         if len(encoded) > _MOST_TEXT:
@@ -239,6 +251,8 @@ class TritonBackend:
 def _text_of(error: BaseException) -> str:
     """Return what a response says of an error, which may be one that cannot even tell its text."""
     try:
+        if isinstance(error, RequestRefusedError):
+            return str(error)
         return refusal(error) if isinstance(error, ShmError) else f"{type(error).__name__}: {error}"
     except BaseException:
         return f"{type(error).__name__}, which has no text: its __str__ raises"

@@ -13,14 +13,27 @@ import hashlib
 import struct
 from typing import Final, NamedTuple
 
-from ..errors import TableError
+from ..errors import ProbedError, TableError
 from . import table
+from .layout import VERSION
 from .spans import InputSpan, OutputSpan, Table
 
-__all__ = ["NONCE_LENGTH", "Probe", "decode_probe", "digest_of", "encode_probe", "is_probe"]
+__all__ = [
+    "ALIVE_ADDRESS",
+    "NONCE_LENGTH",
+    "AskedForLifeError",
+    "Probe",
+    "decode_probe",
+    "digest_of",
+    "encode_probe",
+    "is_probe",
+]
 
 NONCE_LENGTH: Final = 32
 """Bytes of the nonce that this package's clients send; a model takes 16 to 64."""
+
+ALIVE_ADDRESS: Final = f"{VERSION}/alive"
+"""In place of a slot's address, it asks a session for a sign of life: an empty response, which counts as no refusal."""
 
 _WORD: Final = struct.Struct("<H")
 _GENERATION_LENGTH: Final = 8
@@ -28,6 +41,10 @@ _PLAIN: Final = 1
 _WITH_GPUS: Final = 2
 _NONCE_LENGTHS: Final = range(16, 65)
 _NONCE, _REPORT = "nonce", "report"
+
+
+class AskedForLifeError(ProbedError):
+    """The request asks for a sign of life, and ends at once; its response is no error."""
 
 
 class Probe(NamedTuple):

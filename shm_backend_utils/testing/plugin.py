@@ -42,6 +42,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(shared)
 
 
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
+    """Have ``shm_leak_check`` look before, and after, all other fixtures of its test, in whatever order they come."""
+    checks = "shm_leak_check" in request.fixturenames and fixturedef.argname != "shm_leak_check"
+    if checks and fixturedef.scope == "function":
+        request.getfixturevalue("shm_leak_check")
+
+
 class Models:
     """Loads models for one test; they are let go of when it is over.
 

@@ -260,7 +260,7 @@ def lines(
 ) -> list[str]:
     said = {name: {"string_value": text} for name, text in (parameters or {}).items()}
     made = {"name": "m", "input": [tensor("X", dtype)], "output": [tensor("Y", dtype)], "parameters": said, **more}
-    return list(advice(ModelSpec.from_config(made), stub_reads_numpy=stub_reads_numpy))
+    return list(advice(ModelSpec.from_config(made), made, stub_reads_numpy=stub_reads_numpy))
 
 
 def test_a_model_that_declares_its_paths_gets_no_advice() -> None:
@@ -275,6 +275,23 @@ def test_a_session_that_no_client_shares_memory_with_is_told_all_lines_to_add() 
     assert "add `optional: true` to it" in line
     _, line = lines(max_batch_size=8)
     assert '{ name: "SHM" data_type: TYPE_UINT8 dims: [ -1 ] optional: true }' in line
+
+
+@pytest.mark.parametrize(
+    ("input_", "more", "paths", "is_told"),
+    [
+        ({}, {"dynamic_batching": {}}, EVERY_PATH, True),
+        ({"allow_ragged_batch": True}, {"dynamic_batching": {}}, EVERY_PATH, False),
+        ({"dims": [4]}, {"dynamic_batching": {}}, EVERY_PATH, False),
+        ({}, {}, EVERY_PATH, False),
+        ({}, {"dynamic_batching": {}}, {"SHM_PATHS": "direct"}, False),
+    ],
+)
+def test_a_batching_model_is_told_that_varying_inputs_are_not_batched_in_band(
+    input_: dict[str, Any], more: dict[str, Any], paths: dict[str, str], is_told: bool
+) -> None:
+    told = lines(paths, input=[{**tensor("X"), **input_}, CARRIER], max_batch_size=8, **more)
+    assert [("X" in line, "`allow_ragged_batch: true`" in line) for line in told] == [(True, True)] * is_told
 
 
 def test_strings_on_a_stub_for_another_numpy_are_told_of() -> None:

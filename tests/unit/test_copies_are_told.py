@@ -14,12 +14,12 @@ from shm_backend_utils.client import CopyWarning, ShmClient
 from tests.unit.fake_server import FakeServer, config
 from tests.unit.fake_wires import client_of
 
-X = np.arange(6, dtype=np.float32)
+X = np.arange(2**14, dtype=np.float32)  # 64 KiB, from which on copies matter
 
 
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
-    with FakeServer(config("m"), config("fixed", dims="6"), config("plain", dims="6", parameters={})) as server:
+    with FakeServer(config("m"), config("fixed", dims="16384"), config("plain", dims="16384", parameters={})) as server:
         yield server
 
 
@@ -59,9 +59,18 @@ def test_a_path_that_copies_is_told_once_with_its_reason_at_the_users_line(clien
     assert text.endswith("; if that is meant, say path='triton-shm'")
 
 
+def test_what_is_copied_in_no_time_is_not_told(server: FakeServer, told: list[Any]) -> None:
+    server.configs["small"] = config("small", dims="6", parameters={})
+    with client_of(server) as client:
+        client.infer("small", {"IN0": X[:6]})
+        client.infer("m", {"IN0": X[:6]})
+        client.prepare("small", {"IN0": ((6,), X.dtype)}).close()
+    assert told == []
+
+
 def test_a_stream_that_goes_in_band_is_told_of_that_path(told: list[Any]) -> None:
     policy = {"decoupled": True}
-    stock, single = config("stock", model_transaction_policy=policy, parameters={}), config("single", dims="6")
+    stock, single = config("stock", model_transaction_policy=policy, parameters={}), config("single", dims="16384")
     ours = config("ours", model_transaction_policy=policy)
     compute = lambda _, inputs: iter([{"OUT0": inputs["IN0"]}])  # noqa: E731
     with FakeServer(stock, single, ours, compute=compute) as server, client_of(server) as client:
@@ -90,12 +99,12 @@ def test_a_prepared_call_is_told_too(client: ShmClient, told: list[Any]) -> None
 
 
 def test_an_output_that_finds_no_room_is_told_once_with_its_size(client: ShmClient, told: list[Any]) -> None:
-    for count in (6, 600, 6000):
+    for count in (6, 16_384, 20_000):
         client.infer("m", {"IN0": np.ones(count, np.float32)})
     (warning,) = told
     assert str(warning.message) == (
-        "output 'OUT0' of model 'm' needs 24 bytes and found less room in shared memory, so it came back through "
-        "Triton, which copies it; later calls have room for as much; say it beforehand: outputs={'OUT0': 24}"
+        "output 'OUT0' of model 'm' needs 65536 bytes and found less room in shared memory, so it came back through "
+        "Triton, which copies it; later calls have room for as much; say it beforehand: outputs={'OUT0': 65536}"
     )
 
 

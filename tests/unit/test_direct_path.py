@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.dtypes import BYTES
-from shm_backend_utils.errors import VersionError
+from shm_backend_utils.errors import ModelError, RequestRefusedError, VersionError
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.protocol.spans import InputSpan
 from shm_backend_utils.tensors.attributes import MemoryType
@@ -256,6 +256,36 @@ def test_what_infer_raises_fails_the_request_and_is_logged(session: ShmSession, 
     assert "Traceback" in log_lines()[-1]
     assert client.is_over()
     assert not client.has_results()
+
+
+STATUSES = [
+    "NOT_FOUND",
+    "INVALID_ARG",
+    "UNAVAILABLE",
+    "UNSUPPORTED",
+    "ALREADY_EXISTS",
+    "CANCELLED",
+    "UNKNOWN",
+    "INTERNAL",
+]
+
+
+@pytest.mark.parametrize("status", STATUSES)
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_model_refuses_in_its_own_words_by_a_status_of_its_own(
+    session: ShmSession, client: Client, status: str, direct: bool
+) -> None:
+    kind = sys.modules["triton_python_backend_utils"].TritonError
+    for error in (RequestRefusedError("not today", status), OSError(kind("not today", getattr(kind, status)))):
+
+        def infer(call: Call, error: Exception = error) -> None:
+            raise error
+
+        response = served(session, client.request({"X": X}, {"Y": 16}) if direct else delivered({}, ["Y"]), infer)
+        assert (error_code(response), message_of(response)) == (status, "not today")
+    assert RequestRefusedError("no").status == "INVALID_ARG"
+    with pytest.raises(ModelError, match="expected one of UNKNOWN, .*did you mean 'NOT_FOUND'"):
+        RequestRefusedError("no", "NOTFOUND")
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])

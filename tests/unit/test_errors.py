@@ -17,6 +17,7 @@ from shm_backend_utils.client.errors import (
     ForkedError,
     InferenceError,
     InputMissingError,
+    LivenessUnknownError,
     MemoryRefusedError,
     OutputRoomError,
     PathUnavailableError,
@@ -81,6 +82,7 @@ EXAMPLES: dict[str, ShmError] = {
     "ForkedError": ForkedError("this client"),
     "InferenceError": InferenceError("refused", "StatusCode.INVALID_ARGUMENT"),
     "InputMissingError": InputMissingError("no 'X'", None, "X"),
+    "LivenessUnknownError": LivenessUnknownError("nobody can tell"),
     "MemoryRefusedError": MemoryRefusedError("cannot be opened", "StatusCode.NOT_FOUND"),
     "OutputRoomError": OutputRoomError("too small"),
     "PathUnavailableError": PathUnavailableError("closed"),
@@ -312,3 +314,20 @@ def test_what_keeps_a_client_from_its_server_is_told_apart(
 def test_the_reason_is_kept_word_for_word_and_the_usual_ports_are_told() -> None:
     assert "(Connection refused)" in str(from_http("Connection refused"))
     assert "By default gRPC is on 8001 and HTTP on 8000" in str(from_grpc(f"{FAILED}Connection refused"))
+
+
+@pytest.mark.parametrize("name", ["grpc_proxy", "https_proxy", "http_proxy"])
+def test_a_proxy_of_the_environment_is_named_where_no_connection_is_made(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for each in ("grpc_proxy", "https_proxy", "http_proxy", "no_grpc_proxy", "no_proxy"):
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setenv(name, "http://me:secret@proxy:3128")
+    told = f"; gRPC goes by the proxy in the environment variable {name}: if it must not, set no_proxy=localhost"
+    for error in (unavailable(ADDRESS, "Connection refused"), translated("StatusCode.DEADLINE_EXCEEDED", "", ADDRESS)):
+        assert str(error).endswith(told)
+    assert str(unavailable("http://localhost:8000", "nothing")).endswith(
+        f"whatever the environment variable {name} says"
+    )
+    monkeypatch.setenv("no_proxy", "example.org, localhost")
+    assert "proxy" not in str(unavailable(ADDRESS, "Connection refused"))

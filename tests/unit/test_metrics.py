@@ -206,7 +206,9 @@ def test_every_class_of_refusals_has_a_series_however_many_refusals_there_are(
     for kind in kinds:
         counted.metrics.refused(kind.__new__(kind))
     counted.metrics.publish()
-    assert len(port.series()) == before + len({kind.__name__ for kind in kinds} - {ProbedError.__name__})
+    assert len(port.series()) == before + len(
+        {kind.__name__ for kind in kinds} - {"ProbedError", "RequestRefusedError"}
+    )
 
 
 X = np.arange(4, dtype=np.float32)

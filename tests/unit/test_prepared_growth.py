@@ -166,12 +166,12 @@ def test_two_calls_side_by_side_grow_each_for_itself() -> None:
 
 def test_without_memory_a_call_does_as_before_and_says_so_once(server: FakeServer) -> None:
     with client_of(server, pool=PoolOptions(max_bytes=2**16)) as client, client.prepare("m", INPUTS) as call:
-        assert count_to(call, 10_000).overflowed
-        with pytest.warns(CopyWarning, match="'OUT0', and the pool has no 50000 bytes now.*raise PoolOptions"):
-            assert count_to(call, 10_000).overflowed
+        assert count_to(call, 20_000).overflowed
+        with pytest.warns(CopyWarning, match="'OUT0', and the pool has no 100000 bytes now.*raise PoolOptions"):
+            assert count_to(call, 20_000).overflowed
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert count_to(call, 10_000).overflowed
+            assert count_to(call, 20_000).overflowed
         assert client.stats().slot_waits == 0
         assert client.stats().slots_held == 1
 

@@ -9,28 +9,13 @@ from typing import Any, Final
 from ...errors import ModelError
 from ...model.config import PARAMETERS, PREFIX, Config
 from ...model.refused_lines import refused_lines
-from ...model_spec import BATCH_CARRIER, PATHS, PATHS_PARAMETER, ModelSpec
+from ...model_spec import BATCH_CARRIER, PATHS, PATHS_PARAMETER, ModelSpec, is_of_python_backend
 from .findings import Finding
-from .troubles.config import (
-    BAD_PARAMETER,
-    DIRECT_NOT_DECLARED,
-    INPUTS_NOT_OPTIONAL,
-    NO_SHM_INPUT,
-    NO_SHM_PATHS,
-    REFUSED_LINE,
-    RESPONSE_CACHE,
-    UNKNOWN_PARAMETER,
-    UNKNOWN_PATH,
-)
+from .troubles import config as configs
 
-__all__ = [
-    "findings_in_config",
-    "is_of_python_backend",
-    "mentions_shared_memory",
-]
+__all__ = ["all_are_optional", "findings_in_config", "mentions_shared_memory"]
 
 _DIRECT: Final = "direct"
-_BACKEND: Final = "python"
 
 
 def findings_in_config(config: Mapping[str, Any], model: str) -> list[Finding]:
@@ -53,11 +38,6 @@ def findings_in_config(config: Mapping[str, Any], model: str) -> list[Finding]:
     return [*_lines(config, model), *_parameters(config, model), *_declaration(config, model)]
 
 
-def is_of_python_backend(config: Mapping[str, Any]) -> bool:
-    """Return whether a configuration is that of a model in Python; of one that names no backend it may be."""
-    return bool(config.get("backend", "") == _BACKEND or not (config.get("backend") or config.get("platform")))
-
-
 def mentions_shared_memory(config: Mapping[str, Any]) -> bool:
     """Return whether a configuration has anything that is written for this library: a parameter, or the input SHM.
 
@@ -70,9 +50,15 @@ def mentions_shared_memory(config: Mapping[str, Any]) -> bool:
     )
 
 
+def all_are_optional(config: Mapping[str, Any]) -> bool:
+    """Return whether a model's inputs are all optional, as those of a session are, and hardly any other's."""
+    inputs = config.get("input", ())
+    return bool(inputs) and all(tensor.get("optional") for tensor in inputs)
+
+
 def _lines(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
     for line, why in refused_lines(config):
-        trouble = RESPONSE_CACHE if line.startswith("response_cache") else REFUSED_LINE
+        trouble = configs.RESPONSE_CACHE if line.startswith("response_cache") else configs.REFUSED_LINE
         yield Finding(trouble, f"found {line}; {why}", model)
 
 
@@ -82,14 +68,14 @@ def _parameters(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
         try:
             Config.from_config({"name": model, "parameters": {name: value}})
         except ModelError as error:
-            yield Finding(BAD_PARAMETER if name in PARAMETERS else UNKNOWN_PARAMETER, str(error), model)
+            yield Finding(configs.BAD_PARAMETER if name in PARAMETERS else configs.UNKNOWN_PARAMETER, str(error), model)
 
 
 def _declaration(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
     declared = _declared(config)
     wrong = sorted(declared - PATHS) if declared is not None else []
     if declared is not None and (wrong or not declared):
-        yield Finding(UNKNOWN_PATH, _words_found(wrong), model)
+        yield Finding(configs.UNKNOWN_PATH, _words_found(wrong), model)
         config = {**config, "parameters": {PATHS_PARAMETER: {"string_value": _DIRECT}}}  # it was meant to have paths
     named = [tensor for tensor in config.get("input", ()) if tensor.get("name")]
     spec = ModelSpec.from_config({**config, "name": model, "input": named, "output": []})
@@ -97,19 +83,21 @@ def _declaration(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
         misspelt = _misspelt_declaration(config)
         if not misspelt.startswith(PREFIX):  # else that is what is wrong, and it has been told
             said = f", but {misspelt}, which may be meant to be it" if misspelt else ""
-            yield Finding(NO_SHM_PATHS, f"found no parameter {PATHS_PARAMETER}{said}", model)
+            yield Finding(configs.NO_SHM_PATHS, f"found no parameter {PATHS_PARAMETER}{said}", model)
     elif _DIRECT not in spec.paths:
         found = ",".join(sorted(spec.paths))
         yield Finding(
-            DIRECT_NOT_DECLARED, f"found {PATHS_PARAMETER} {found!r}; expected {_DIRECT} among its words", model
+            configs.DIRECT_NOT_DECLARED, f"found {PATHS_PARAMETER} {found!r}; expected {_DIRECT} among its words", model
         )
         return
     required = [name for name, tensor in spec.inputs.items() if not tensor.optional]
     if required:
         verb = "is" if len(required) == 1 else "are"
-        yield Finding(INPUTS_NOT_OPTIONAL, f"{', '.join(required)} {verb} not optional", model)
+        yield Finding(configs.INPUTS_NOT_OPTIONAL, f"{', '.join(required)} {verb} not optional", model)
     if spec.max_batch_size > 0 and not spec.has_batch_carrier:
-        yield Finding(NO_SHM_INPUT, f"max_batch_size is {spec.max_batch_size}, and {_carrier_found(config)}", model)
+        yield Finding(
+            configs.NO_SHM_INPUT, f"max_batch_size is {spec.max_batch_size}, and {_carrier_found(config)}", model
+        )
 
 
 def _misspelt_declaration(config: Mapping[str, Any]) -> str:

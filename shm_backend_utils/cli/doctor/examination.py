@@ -9,9 +9,10 @@ from ...client.transports.connect import Connectable, connect
 from ...client.transports.this_machine import is_this_machine
 from ...errors import CallerError
 from ...memory.process_facts import process_facts
+from ...model_spec import is_of_python_backend
 from ..wording import first_of
 from .checkup import Checkup
-from .config_checks import findings_in_config, is_of_python_backend, mentions_shared_memory
+from .config_checks import all_are_optional, findings_in_config, mentions_shared_memory
 from .findings import Finding
 from .gpu_checks import find_client_gpus
 from .machine_checks import findings_on_machine
@@ -24,7 +25,6 @@ from .troubles.server import BAD_URL, OTHER_MACHINE, OUT_OF_TIME
 __all__ = ["examine"]
 
 _MOST_NAMED: Final = 20
-_ENSEMBLE: Final = "ensemble"
 
 
 def examine(url: str | Connectable, model: str | None = None) -> Checkup:
@@ -69,16 +69,14 @@ def _examine_models(driver: BlockingDriver, checkup: Checkup, wanted: str | None
             break
         config = config_of(driver, checkup, model)
         if config is not None:
-            findings = findings_in_config(config, model)
-            if wanted is None and is_of_python_backend(config) and not mentions_shared_memory(config):
-                # nobody has asked for this one, and nothing says that it should take the direct path
-                findings = [Finding(ORDINARY_MODEL, "its configuration has nothing of this library's", model)]
-            checkup.add_findings(*findings)
-            if not is_of_python_backend(config) or config.get("platform") == _ENSEMBLE:
+            if not is_of_python_backend(config):
                 checkup.add_fine("it is no Python model: its tensors go through Triton", model)
-            elif not findings:
-                checkup.add_fine("its configuration has nothing against the direct path", model)
-                shares |= examine_model(driver, checkup, config, versions, here, gpus)
+                continue
+            findings = findings_in_config(config, model)
+            if not mentions_shared_memory(config) and not (wanted and all_are_optional(config)):
+                findings = [Finding(ORDINARY_MODEL, "its configuration has nothing of this library's", model)]
+            checkup.conclude(findings, "its configuration has nothing against the direct path", model)
+            shares |= examine_model(driver, checkup, config, versions, here, gpus, declares=not findings)
     if obstacle is None:
         return
     if shares:

@@ -4,45 +4,27 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from google.protobuf import json_format
 
 from ... import __version__
-from ...errors import ModelError
+from ...errors import ModelError, names_told
+from ...model_spec import is_of_python_backend
 from ...protocol.layout import VERSION
 from ...repository.config import check_tensors, read_config
 from ...repository.layout import CODE_FILE, CONFIG_FILE, version_folders
 from ...repository.source_files import NoSourceError, read_source
-from ..wording import first_of
-from .config_checks import findings_in_config, is_of_python_backend, mentions_shared_memory
+from .config_checks import findings_in_config, mentions_shared_memory
 from .findings import Finding
-from .model_code import ANSWERING, PACKAGE, STREAMING, ModelCode
+from .model_code import ANSWERING, MODEL_CLASS, PACKAGE, STREAMING, ModelCode
+from .troubles import folder as folders
 from .troubles.config import NO_SHM_INPUT, NO_SHM_PATHS
-from .troubles.folder import (
-    BAD_TENSOR,
-    CODE_DOES_NOT_PARSE,
-    CONFIG_NOT_READ,
-    NO_CODE,
-    NO_CONFIG,
-    NO_MODEL_CLASS,
-    NO_VERSION,
-    NOT_A_MODEL,
-    NOT_RETURNED,
-    ORDINARY_MODEL,
-    OTHER_COPY,
-    OTHER_MODE,
-    OTHER_NAME,
-    OWNER_ONLY,
-    UNREADABLE,
-)
 from .troubles.model import NO_SESSION
 
 __all__ = ["findings_in_folder"]
-
-_CLASS: Final = "TritonPythonModel"
 
 _LIBRARY_VERSION: Final = "__init__.py", re.compile(rb'^__version__\b.*= "([^"\n]+)"', re.MULTILINE)
 _PROTOCOL_VERSION: Final = "protocol/layout.py", re.compile(rb"^VERSION\b.*= (\d+)", re.MULTILINE)
@@ -65,15 +47,16 @@ def findings_in_folder(folder: Path) -> list[Finding]:
         folder = folder.absolute()
         if not folder.is_dir():
             found = "is no folder" if folder.exists() else "is not there"
-            return [Finding(NOT_A_MODEL, f"{folder} {found}")]
+            return [Finding(folders.NOT_A_MODEL, f"{folder} {found}")]
         if _is_model(folder):
             return _findings_in_model(folder)
         models = [each for each in sorted(folder.iterdir()) if each.is_dir() and _is_model(each)]
     except OSError as error:
         return [_unreadable(error, folder)]
     if not models:
-        return [Finding(NOT_A_MODEL, f"{folder} has no {CONFIG_FILE}, no version and no such folders")]
-    return [finding for model in models for finding in _findings_in_model(model)]
+        return [Finding(folders.NOT_A_MODEL, f"{folder} has no {CONFIG_FILE}, no version and no such folders")]
+    names = [model.name for model in models]
+    return [finding for model in models for finding in _findings_in_model(model, names)]
 
 
 def _is_model(folder: Path) -> bool:
@@ -83,12 +66,13 @@ def _is_model(folder: Path) -> bool:
         return True  # whatever it is, that is what has to be said of it
 
 
-def _findings_in_model(folder: Path) -> list[Finding]:
+def _findings_in_model(folder: Path, models: Collection[str] = ()) -> list[Finding]:
+    """Return what is wrong in a model's folder; ``models`` are all of its repository, where that is known."""
     name = folder.name
     try:
         message = read_config(folder)
     except ModelError as error:
-        return [Finding(CONFIG_NOT_READ, " ".join(str(error).split()), name), *_of_copies(folder)]
+        return [Finding(folders.CONFIG_NOT_READ, " ".join(str(error).split()), name), *_of_copies(folder)]
     except OSError as error:
         return [_unreadable(error, folder)]
     config: dict[str, Any] = json_format.MessageToDict(message, preserving_proto_field_name=True)
@@ -103,8 +87,8 @@ def _findings_in_model(folder: Path) -> list[Finding]:
             *(finding for code in codes for finding in _of_code(code, name)),
             *(_of_tensors(message, name) if not _completes(codes) else []),
             *(_of_declaration(config, codes, name) if _has_config(folder, codes) else []),
+            *(_of_names(config, codes, name, models) if not _completes(codes) else []),
             *_of_copies(folder),
-            *_owner_only(folder, codes),
         ]
     except OSError as error:
         return [_unreadable(error, folder)]
@@ -130,44 +114,45 @@ def _has_other_code(folder: Path) -> bool:
 def _of_folder(folder: Path, config: dict[str, Any], codes: list[ModelCode]) -> Iterator[Finding]:
     name = folder.name
     if config.get("name", name) != name:
-        yield Finding(OTHER_NAME, f"{folder / CONFIG_FILE} has name {config['name']!r}; expected {name!r}", name)
+        yield Finding(
+            folders.OTHER_NAME, f"{folder / CONFIG_FILE} has name {config['name']!r}; expected {name!r}", name
+        )
     versions = version_folders(folder)
     if not versions:
-        yield Finding(NO_VERSION, f"{folder} has no folder whose name is a number", name)
+        yield Finding(folders.NO_VERSION, f"{folder} has no folder whose name is a number", name)
     file = config.get("default_model_filename") or CODE_FILE
     for version in versions:
         if all(code.file.parent != version for code in codes):
-            yield Finding(NO_CODE, f"there is no {version / file}", name)
+            yield Finding(folders.NO_CODE, f"there is no {version / file}", name)
     if not _has_config(folder, codes):
-        yield Finding(NO_CONFIG, f"there is no {folder / CONFIG_FILE}, and no auto_complete_config", name)
+        yield Finding(folders.NO_CONFIG, f"there is no {folder / CONFIG_FILE}, and no auto_complete_config", name)
 
 
 def _of_code(code: ModelCode, model: str) -> Iterator[Finding]:
     if code.error:
-        yield Finding(CODE_DOES_NOT_PARSE, code.error, model)
-    elif not code.defines(_CLASS):
-        yield Finding(NO_MODEL_CLASS, f"{code.file} has no class {_CLASS}", model)
+        yield Finding(folders.CODE_DOES_NOT_PARSE, code.error, model)
+    elif not code.defines(MODEL_CLASS):
+        yield Finding(folders.NO_MODEL_CLASS, f"{code.file} has no class {MODEL_CLASS}", model)
     for line, name in code.dropped:
-        yield Finding(NOT_RETURNED, f"{code.file}:{line}: nothing is done with what {name} returns", model)
+        yield Finding(folders.NOT_RETURNED, f"{code.file}:{line}: nothing is done with what {name} returns", model)
 
 
 def _of_tensors(message: Any, model: str) -> Iterator[Finding]:
     try:
         check_tensors(message)
     except ModelError as error:
-        yield Finding(BAD_TENSOR, str(error), model)
+        yield Finding(folders.BAD_TENSOR, str(error), model)
 
 
 def _of_declaration(config: dict[str, Any], codes: list[ModelCode], model: str) -> Iterator[Finding]:
     """Yield what the configuration and the code say of each other."""
-    names_it = any(code.mentions("ShmSession") for code in codes)
-    may_hide_it = not codes or any(code.error or code.inherits for code in codes)
-    if not names_it and not may_hide_it:
+    if not any(code.mentions("ShmSession") for code in codes):
         found = f"{', '.join(str(code.file) for code in codes)}: no ShmSession"
         if not mentions_shared_memory(config):
-            yield Finding(ORDINARY_MODEL, found, model)
+            yield Finding(folders.ORDINARY_MODEL, found, model)
             return
-        yield Finding(NO_SESSION, found, model)
+        if codes and not any(code.error or code.inherits for code in codes):  # which may hide one
+            yield Finding(NO_SESSION, found, model)
     if not _completes(codes):
         yield from _of_modes(config, codes, model)
     for finding in findings_in_config(config, model):
@@ -182,10 +167,21 @@ def _of_modes(config: dict[str, Any], codes: list[ModelCode], model: str) -> Ite
         answering = [name for name in ANSWERING if code.mentions(name)]
         if code.mentions(STREAMING) and not answering and not is_decoupled:
             said = f"is for decoupled models, and {CONFIG_FILE} does not call the model one"
-            yield Finding(OTHER_MODE, f"{code.file}: {STREAMING} {said}", model)
+            yield Finding(folders.OTHER_MODE, f"{code.file}: {STREAMING} {said}", model)
         elif answering and is_decoupled and not (code.mentions(STREAMING) or code.mentions("stream")):
             said = f"is for models that are not decoupled, and {CONFIG_FILE} calls the model decoupled"
-            yield Finding(OTHER_MODE, f"{code.file}: {answering[0]} {said}", model)
+            yield Finding(folders.OTHER_MODE, f"{code.file}: {answering[0]} {said}", model)
+
+
+def _of_names(config: dict[str, Any], codes: list[ModelCode], model: str, models: Collection[str]) -> Iterator[Finding]:
+    """Yield where the code of a session names a tensor, or a model to forward to, that there is not."""
+    there = {kind: [str(each.get("name")) for each in config.get(kind, ())] for kind in ("input", "output")}
+    there["model"] = [*models]
+    for code in codes:
+        for line, kind, name in code.named if code.mentions("ShmSession") else ():
+            if there[kind] and name not in there[kind]:
+                found = f"{code.file}:{line}: there is no {kind} {name!r}; there are: {names_told(name, there[kind])}"
+                yield Finding(folders.UNKNOWN_NAME, found, model)
 
 
 def _copies(folder: Path) -> list[Path]:
@@ -204,7 +200,7 @@ def _of_copies(folder: Path) -> Iterator[Finding]:
     for copy, version, protocol in found:
         if (version, protocol) != (__version__, str(VERSION)):
             said = f"is of version {version} and protocol {protocol}, and this is {__version__} and {VERSION}"
-            yield Finding(OTHER_COPY, f"{copy} {said}", folder.name)
+            yield Finding(folders.OTHER_COPY, f"{copy} {said}", folder.name)
 
 
 def _said_in(copy: Path, file: str, pattern: re.Pattern[bytes]) -> str:
@@ -216,19 +212,6 @@ def _said_in(copy: Path, file: str, pattern: re.Pattern[bytes]) -> str:
     return "?" if said is None else said[1].decode(errors="replace")
 
 
-def _owner_only(folder: Path, codes: list[ModelCode]) -> Iterator[Finding]:
-    places = [folder, folder / CONFIG_FILE, *(code.file.parent for code in codes), *(code.file for code in codes)]
-    places += [place for copy in _copies(folder) for place in (copy, *sorted(copy.rglob("*")))]
-    closed = [place for place in places if place.exists() and not _is_open(place)]
-    if closed:
-        yield Finding(OWNER_ONLY, f"{first_of(closed)} cannot be read by every user", folder.name)
-
-
-def _is_open(place: Path) -> bool:
-    wanted = 0o005 if place.is_dir() else 0o004
-    return place.stat().st_mode & wanted == wanted
-
-
 def _unreadable(error: OSError, folder: Path) -> Finding:
     place = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(folder)
-    return Finding(UNREADABLE, f"{place}: {error.strerror or error}", folder.name)
+    return Finding(folders.UNREADABLE, f"{place}: {error.strerror or error}", folder.name)

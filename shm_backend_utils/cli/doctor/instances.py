@@ -1,4 +1,4 @@
-"""Are all of a model's processes alive? The server calls a model ready whose processes have died, and asks them."""
+"""Do all of a model's processes live? A server calls a model ready whose processes have died."""
 
 from __future__ import annotations
 
@@ -6,35 +6,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ...client import server_calls
+from ...client.model_processes import instances_of
 from ...client.steps import BlockingDriver
-from ...model_spec import ModelSpec
 from .checkup import Checkup
 from .findings import Finding
-from .troubles.model import DEAD_INSTANCE
+from .troubles.model import DEAD_INSTANCE, DEAD_STUB, FORWARD_FAILS, LIFE_UNKNOWN
 
-__all__ = ["examine_instances", "instances_of"]
+__all__ = ["examine_processes"]
 
 _MOST_ASKED: Final = 32
 _ANSWER_S: Final = 1.5
 
 
-def instances_of(config: Mapping[str, Any]) -> int:
-    """Return how many processes a model has, as its configuration tells: at least one."""
-    groups = config.get("instance_group", ())
-    return max(sum(int(group.get("count") or 1) * max(len(group.get("gpus") or ()), 1) for group in groups), 1)
-
-
-def examine_instances(
-    driver: BlockingDriver, checkup: Checkup, spec: ModelSpec, config: Mapping[str, Any], versions: Sequence[str]
+def examine_processes(
+    driver: BlockingDriver, checkup: Checkup, config: Mapping[str, Any], versions: Sequence[str]
 ) -> int:
-    """Ask each version of a model for as many signs of life as it has processes.
+    """Look at the processes of each version of a Python model; where none is seen, ask its session for signs of life.
 
-    The server gives requests that come one by one to each process in turn. A single process needs no such question:
-    the probe finds out. Raises as :func:`.server_calls.is_alive`.
+    The server gives requests that come one by one to each process in turn. Raises as ``server_calls.sign_of_life``.
 
     Parameters
     ----------
-    driver, checkup, spec, config
+    driver, checkup, config
         As of :func:`.examine_model`.
     versions : sequence of str
         Those that are ready; an empty one is what the server takes for the model.
@@ -42,23 +35,29 @@ def examine_instances(
     Returns
     -------
     int
-        How often the model is to be probed until a living process gets the probe.
+        How often the model is to be probed until a living process gets the probe; 0 where none lives.
     """
-    asked = min(instances_of(config), _MOST_ASKED)
-    if asked == len(versions) == 1:
-        return 1
-    codec = driver.transport.codec
-    dead = {
-        version: sum(
-            not driver.run(server_calls.is_alive(codec, checkup.until(_ANSWER_S), spec, version)) for _ in range(asked)
-        )
-        for version in versions
-    }
-    if not 0 < sum(dead.values()) < asked * len(versions):
-        return 1
-    for version, count in dead.items():
-        if count:
-            which = f" to version {version}" if len(versions) > 1 else ""
-            found = f"{count} of {asked} requests{which}, one after another, met a dead process"
-            checkup.add_findings(Finding(DEAD_INSTANCE, found, spec.name))
-    return asked
+    codec, name, tries = driver.transport.codec, str(config["name"]), 0
+    for version in versions:
+        count = instances_of(config)
+        living = driver.run(server_calls.living_in(codec, checkup.until(_ANSWER_S), config, version))
+        asked = min(count, _MOST_ASKED) if living is None else min(living, 1)
+        signs = [
+            driver.run(server_calls.sign_of_life(codec, checkup.until(_ANSWER_S), config, version))
+            for _ in range(asked)
+        ]
+        lacking = [sign for sign in signs if sign and not server_calls.is_of_dead_process(sign)]
+        if lacking:
+            checkup.add_findings(Finding(FORWARD_FAILS, lacking[0], name))
+        unit = "processes are dead"
+        if living is None:
+            unit = "requests, one after another, met a dead process"
+            count, living = asked, asked - sum(map(server_calls.is_of_dead_process, filter(None, signs)))
+            if None in signs and not driver.run(server_calls.knows_of_dead(codec, checkup.until(_ANSWER_S))):
+                checkup.add_findings(Finding(LIFE_UNKNOWN, "no session answers, and no process is seen", name))
+        if living < count:
+            of_version = f"of version {version}: " if len(versions) > 1 else ""
+            trouble = DEAD_INSTANCE if living or len(versions) > 1 else DEAD_STUB
+            checkup.add_findings(Finding(trouble, f"{of_version}{count - living} of {count} {unit}", name))
+        tries = max(tries, count if 0 < living < count else min(living, 1))
+    return tries

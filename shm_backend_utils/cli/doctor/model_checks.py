@@ -16,9 +16,8 @@ from .checked_answers import checked_config, checked_report
 from .checkup import Checkup
 from .findings import Finding
 from .gpu_checks import ClientGpus, findings_on_gpus, has_gpus
-from .instances import examine_instances
-from .memory_need import examine_memory_need
-from .refusals import NOT_OPENED, finding_of_refusal, is_of_dead_process
+from .instances import examine_processes
+from .refusals import NOT_OPENED, finding_of_refusal
 from .report_checks import findings_in_report
 from .server_checks import finding_of_error
 from .troubles.model import MODEL_BUSY, NEEDS_GRPC, NO_SEALED_MEMORY, REFUSED, WRONG_REPORT
@@ -67,8 +66,10 @@ def examine_model(
     versions: Sequence[str],
     here: Mapping[str, Any],
     gpus: ClientGpus,
+    *,
+    declares: bool,
 ) -> bool:
-    """Probe a model whose configuration has nothing against the direct path; return whether it shares memory.
+    """Look whether a model lives, and probe it; return whether it shares memory.
 
     Parameters
     ----------
@@ -84,14 +85,16 @@ def examine_model(
         What :func:`.process_facts` says of this process.
     gpus : ClientGpus
         What this process sees of GPUs.
+    declares : bool
+        Whether it declares the direct path, and its configuration has nothing against that: another is not probed.
     """
     name = str(config.get("name"))
     try:
         spec = ModelSpec.from_config(config)
-        if spec.obstacle_to_direct() is not None:
-            return False  # a finding of the configuration
+        tries = examine_processes(driver, checkup, config, versions)
+        if not tries or not declares or spec.obstacle_to_direct() is not None:
+            return False  # which are findings already
         looks_for_gpus = has_gpus(config) or bool(gpus.uuids)
-        tries = examine_instances(driver, checkup, spec, config, versions)
         probes = _probe_the_living(driver, checkup, spec, tries, with_gpus=looks_for_gpus)
     except ShmError as error:
         trouble = next((trouble for kind, trouble in _FAILURES if isinstance(error, kind)), None)
@@ -108,7 +111,6 @@ def examine_model(
     checkup.conclude(findings_in_report(spec, report), same, name)
     if looks_for_gpus:
         checkup.conclude(findings_on_gpus(config, gpus, report, here), "client and model see the same GPUs", name)
-    examine_memory_need(checkup, spec, config, probes.kind)
     return True
 
 
@@ -119,7 +121,9 @@ def _probe_the_living(
     while True:
         probes = _probe(driver, checkup, spec, with_gpus=with_gpus)
         tries -= 1
-        if not tries or not isinstance(probes.sealed, ProbeAnswer) or not is_of_dead_process(probes.sealed):
+        if not tries or not isinstance(probes.sealed, ProbeAnswer):
+            return probes
+        if not server_calls.is_of_dead_process(probes.sealed.refusal):
             return probes
 
 

@@ -11,7 +11,9 @@ from typing import Final
 
 from ...repository.source_files import NoSourceError, read_source
 
-__all__ = ["ANSWERING", "PACKAGE", "STREAMING", "ModelCode"]
+__all__ = ["ANSWERING", "MODEL_CLASS", "PACKAGE", "STREAMING", "ModelCode"]
+
+MODEL_CLASS: Final = "TritonPythonModel"
 
 PACKAGE: Final = __name__.partition(".")[0]
 """The name of this library's folder, wherever it is copied."""
@@ -22,6 +24,12 @@ ANSWERING: Final = ("serve", "serve_async", "serve_batch")
 STREAMING: Final = "serve_streams"
 """That of decoupled models, whose ``execute`` returns nothing."""
 _MOST_NAMES: Final = 5
+_NAMING: Final = {
+    **{"input": (1, "input"), "find_input": (1, "input"), "put": (2, "output")},
+    **dict.fromkeys(("output", "device_output"), (3, "output")),
+    **dict.fromkeys(("forward", "forward_async"), (2, "model")),
+}
+"""Calls of a request whose first argument is a name: how many arguments they have at least, and of what it is one."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +47,11 @@ class ModelCode:
     mentioned : frozenset of str
         All names and attributes in it, and in the modules beside it.
     inherits : bool
-        Whether one of its classes at the top has a base, which may do what is not seen here.
+        Whether the model's class has a base, or comes from elsewhere, which may do what is not seen here.
     dropped : tuple of (int, str)
         The lines in ``execute`` where a session serves requests and its answers go nowhere, and what is called there.
+    named : tuple of (int, str, str)
+        The lines where a call names something: ``"input"``, ``"output"`` or ``"model"``, and its literal name.
     """
 
     file: Path
@@ -50,6 +60,7 @@ class ModelCode:
     mentioned: frozenset[str]
     inherits: bool = False
     dropped: tuple[tuple[int, str], ...] = ()
+    named: tuple[tuple[int, str, str], ...] = ()
 
     @classmethod
     def read(cls, file: Path) -> ModelCode:
@@ -68,8 +79,9 @@ class ModelCode:
             return cls(file, f"{file}: {str(error) or 'it is nested too deeply'}", frozenset(), frozenset())
         names = frozenset(name for node in tree.body for name in _bound_by(node))
         mentioned = frozenset[str]().union(_mentioned_in(tree), *map(_mentioned_beside, _beside(file)))
-        inherits = any(isinstance(node, ast.ClassDef) and bool(node.bases) for node in tree.body)
-        return cls(file, "", names, mentioned, inherits, tuple(_dropped_in(tree)))
+        classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == MODEL_CLASS]
+        inherits = not classes or any(node.bases for node in classes)
+        return cls(file, "", names, mentioned, inherits, tuple(_dropped_in(tree)), tuple(_named_in(tree)))
 
     def defines(self, name: str) -> bool:
         """Return whether the module has a name, as far as its syntax tells."""
@@ -121,6 +133,24 @@ def _dropped_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 call = call.value if isinstance(call, ast.Await) else call
                 if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in ANSWERING:
                     yield call.lineno, _dotted(call.func)
+
+
+def _named_in(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
+    """Yield what calls of a request name: those of a function's last argument, or of what a ``with`` has opened."""
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            nodes = [*ast.walk(function)]
+            requests = [each.optional_vars for each in nodes if isinstance(each, ast.withitem)]
+            names = {each.id for each in requests if isinstance(each, ast.Name)}
+            names |= {each.arg for each in function.args.args[-1:]}
+            for node in nodes:
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+                    owner, first = node.func.value, node.args[0]
+                    least, what = _NAMING.get(node.func.attr, (0, ""))
+                    is_request = isinstance(owner, ast.Name) and owner.id in names
+                    name = first.value if isinstance(first, ast.Constant) else None
+                    if is_request and what and isinstance(name, str) and len(node.args) + len(node.keywords) >= least:
+                        yield node.lineno, what, name
 
 
 def _dotted(called: ast.Attribute) -> str:

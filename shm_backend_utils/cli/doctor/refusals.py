@@ -6,30 +6,20 @@ import re
 from typing import Final
 
 from ...client.paths.probe import ProbeAnswer
+from ...client.server_calls import is_of_dead_process
 from ...client.transports.this_machine import is_this_machine
 from ...errors import MachineError, RegionGoneError, RegionRefusedError, VersionError
 from .findings import Finding, Trouble
-from .troubles.model import DEAD_STUB, NO_SESSION, OTHER_NAMESPACE, OTHER_PROTOCOL, OTHER_USER, REFUSED, TOO_OLD
+from .troubles.model import DEAD_STUB, NO_SESSION, OTHER_NAMESPACE, OTHER_PROTOCOL, OTHER_USER, REFUSED
 from .troubles.server import OTHER_MACHINE
 
-__all__ = ["NOT_OPENED", "finding_of_refusal", "is_of_dead_process"]
+__all__ = ["NOT_OPENED", "finding_of_refusal"]
 
 NOT_OPENED: Final = (RegionGoneError.code, RegionRefusedError.code)
 """Codes of models that could not open the memory: other memory may do."""
 
 _LONGEST: Final = 300
-_DEAD: Final = re.compile(r"(?i)stub process .*(not healthy|unhealthy)")
-_BY_TEXT: Final = (
-    (re.compile(rf"^(\[.*?\] )?{re.escape(VersionError.code)}: "), OTHER_PROTOCOL),
-    (re.compile(r"shm:table: reserved: "), TOO_OLD),
-    (_DEAD, DEAD_STUB),
-)
 _OF_ANOTHER_USER: Final = re.compile(r"(?i)belongs to user|permission denied|SHM_ALLOWED_UIDS|its mode")
-
-
-def is_of_dead_process(answer: ProbeAnswer) -> bool:
-    """Return whether it was the server that refused, as the process is dead to which it gave the probe."""
-    return _DEAD.search(answer.refusal) is not None
 
 
 def finding_of_refusal(
@@ -52,9 +42,10 @@ def finding_of_refusal(
         return Finding(REFUSED, f"this process has no memory to share: {system or sealed}", model)
     last = answers[-1]
     found = " ".join(last.refusal.split())[:_LONGEST]
-    trouble = next((trouble for pattern, trouble in _BY_TEXT if pattern.search(last.refusal)), None)
-    if trouble is not None:
-        return Finding(trouble, found, model)
+    if is_of_dead_process(last.refusal):
+        return Finding(DEAD_STUB, found, model)
+    if last.code == VersionError.code:
+        return Finding(OTHER_PROTOCOL, found, model)
     if last.code in NOT_OPENED:
         said = [each.refusal for each in answers]
         return Finding(_trouble_of_memory(last.code, said, host), found, model)

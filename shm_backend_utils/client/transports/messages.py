@@ -78,6 +78,8 @@ class Codec(ABC):
     A message is what a transport of the same protocol sends; it is sent once.
     """
 
+    address: str = ""
+    """The server's, with its scheme; empty for one that is no address, and whose processes nobody can look at."""
     inline_bytes: ClassVar[int]
     """Up to how many bytes of tensors a request in band is faster than one that names a slot; ``docs/bench.md``."""
 

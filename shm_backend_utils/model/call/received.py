@@ -17,6 +17,7 @@ from ...model_spec import BATCH_CARRIER
 from ...protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address, parse_generation
 from ...protocol.named import PARAMETER as DESCRIPTOR_PARAMETER
 from ...protocol.named import parse_descriptor
+from ...protocol.probe import ALIVE_ADDRESS, AskedForLifeError
 from ...protocol.results import NO_RESULTS, OutputPlace
 from ...protocol.spans import InputSpan, OutputSpan, Ring, Table
 from ...tensors.cuda.device_view import DeviceView
@@ -261,6 +262,9 @@ class ReceivedRequest:
         """Return the slot of an address that is used first; None if there is none, or it speaks to another model."""
         if address is None:
             return None
+        if address == ALIVE_ADDRESS:
+            self._context.forwarder.check_has_memory()
+            raise AskedForLifeError("this session is alive")
         parsed = parse_address(address)
         if parsed.model != self._context.spec.name:
             self._notice = f"; its {SLOT_PARAMETER} speaks to another model"

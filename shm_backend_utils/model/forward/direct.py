@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from ...dtypes import BYTES
-from ...errors import PeerError
+from ...errors import PeerError, RegionGoneError, RegionRefusedError
 from ...memory.managed import array_at
 from ...memory.pool.need import Need
 from ...memory.pool.pool import SlotPool
@@ -18,6 +18,7 @@ from ...protocol import results
 from ...protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
 from ...protocol.call_layout import CallInput, lay_out, record_byte_size
 from ...protocol.layout import data_offset
+from ...protocol.refusals import code_in
 from ...protocol.results import OutputPlace, unused_memory
 from ...protocol.spans import InputSpan, OutputSpan, Table
 from ...protocol.table import encode
@@ -33,6 +34,7 @@ from .ordinary import Asked, Forwarding, Given
 __all__ = ["DirectForwarding"]
 
 _GROUP: Final = "forward"
+_NOT_OPENED: Final = (RegionGoneError.code, RegionRefusedError.code)
 _BYTE: Final = np.dtype(np.uint8)
 
 
@@ -91,7 +93,7 @@ class DirectForwarding(Forwarding):
             if place is not None:
                 rooms[name] = OutputSpan(*place, self._targets[name].attributes.byte_size)
         region, memory = _take(lending.pool, Need(layout.end - begin, 1, record_size, _GROUP), spec.name)
-        self._slot = region.slots[0]
+        self._region, self._slot = region, region.slots[0]
         self._memories: Sequence[Memory] = (HostMemory(memory), *lending.memories)
         for name, span in inputs.items():
             if span.region == 0:
@@ -115,6 +117,13 @@ class DirectForwarding(Forwarding):
 
     def give_up(self) -> None:
         self._slot.give_up()
+
+    def lost_memory(self, response: Any) -> str:
+        said: str = response.error().message() if response.has_error() else ""
+        if code_in(said) not in _NOT_OPENED or self._slot.is_started:
+            return ""
+        self._region.is_spoiled = True
+        return said
 
     def _output(self, place: OutputPlace, tensors: Mapping[str, TensorView]) -> TensorView:
         name, dtype, shape, region, offset, byte_size, is_in_response = place

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
-from ...errors import CallerError, ModelError
+from ...errors import CallerError, MachineError, ModelError
 from ...memory.pool.options import PoolOptions
 from ...memory.pool.pool import SlotPool
 from ...model_spec import ModelSpec, output_names
@@ -15,12 +17,13 @@ from ...tensors.view import TensorView
 from ..devices.arrays import DeviceArrays
 from ..triton import TritonBackend
 from .direct import DirectForwarding
-from .lending import Lending, LentMemory
+from .lending import Lending, LentMemory, NoLending
 from .model_specs import ModelSpecs
 from .ordinary import Asked, Forwarding, ForwardOutputs, Given, OrdinaryForwarding
 
 __all__ = ["CALLERS_PARAMETER", "Forwarder", "check_all_are_over"]
 
+_KEEPS_FAILING: Final = 3
 CALLERS_PARAMETER: Final = "shm_callers"
 """The request parameter that names the models on whose behalf a model is called, with slashes between them."""
 
@@ -46,6 +49,7 @@ class Forwarder:
         self._arrays = arrays
         self._specs = ModelSpecs(server_url)
         self._pool = SlotPool(PoolOptions(region="system"))
+        self._failures: deque[str] = deque(maxlen=_KEEPS_FAILING)  # since a call found memory
         self._learned: dict[str, LearnedSizes] = {}  # by model
 
     def begin(
@@ -96,7 +100,10 @@ class Forwarder:
         if spec is not None and _takes_lent_memory(spec):
             learned = self._learned_of(model).per_row
             rooms = {name: learned.get(name, 0) for name in names}
-            return DirectForwarding(asked, self._backend, self._arrays, spec, rooms, Lending(own, self._pool))
+            make = partial(self._begin_direct, asked, spec, rooms)
+            forwarding = make(Lending(own, self._pool))
+            forwarding.again = partial(make, NoLending((), self._pool))
+            return forwarding
         return OrdinaryForwarding(asked, self._backend, self._arrays)
 
     def execute(self, forwarding: Forwarding, pending: set[Forwarding]) -> dict[str, TensorView]:
@@ -121,7 +128,8 @@ class Forwarder:
             _note_refusal(forwarding, pending)
             raise
         pending.discard(forwarding)
-        return self.finish(forwarding, response)
+        other = self._again(forwarding, response)
+        return self.finish(forwarding, response) if other is None else self.execute(other, pending)
 
     async def execute_async(self, forwarding: Forwarding, pending: set[Forwarding]) -> dict[str, TensorView]:
         """Do the same while the event loop goes on."""
@@ -132,7 +140,8 @@ class Forwarder:
             _note_refusal(forwarding, pending)
             raise
         pending.discard(forwarding)
-        return self.finish(forwarding, response)
+        other = self._again(forwarding, response)
+        return self.finish(forwarding, response) if other is None else await self.execute_async(other, pending)
 
     def finish(self, forwarding: Forwarding, response: Any) -> dict[str, TensorView]:
         """Return the outputs, and learn how large they are; raises as :meth:`Forwarding.result`."""
@@ -150,6 +159,32 @@ class Forwarder:
 
     def _learned_of(self, model: str) -> LearnedSizes:
         return self._learned.setdefault(model, LearnedSizes(_HEAD_ROOM))
+
+    def check_has_memory(self) -> None:
+        """Raise MachineError if one call after another has failed as there was no memory for it to be had."""
+        if len(self._failures) == _KEEPS_FAILING:
+            raise MachineError(
+                f"the last {_KEEPS_FAILING} calls of other models (call.forward) have failed for want of shared "
+                f"memory: {self._failures[-1]}"
+            )
+
+    def _begin_direct(self, asked: Asked, spec: ModelSpec, learned: Mapping[str, int], lending: Lending) -> Forwarding:
+        try:
+            return DirectForwarding(asked, self._backend, self._arrays, spec, learned, lending)
+        except (MachineError, OSError) as error:
+            self._failures.append(str(error))
+            raise
+
+    def _again(self, forwarding: Forwarding, response: Any) -> Forwarding | None:
+        """Return a request in other memory, if the other model could not open this one's, and has not begun with it."""
+        lost = forwarding.lost_memory(response)
+        if not lost:
+            self._failures.clear()
+        elif forwarding.again is not None:
+            return forwarding.again()
+        else:
+            self._failures.append(lost)
+        return None
 
     def close(self) -> None:
         """Remove this model's own regions. Arrays over them stay valid. Twice is fine."""

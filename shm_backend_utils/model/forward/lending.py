@@ -12,7 +12,7 @@ from ...memory.pool.pool import SlotPool
 from ...protocol.claims import CudaRegionClaim, LentRegionClaim, RegionClaim
 from ..mapping.memory import HostMemory, Memory
 
-__all__ = ["Lending", "LentMemory", "Place", "lendable"]
+__all__ = ["Lending", "LentMemory", "NoLending", "Place", "lendable"]
 
 
 class LentMemory(NamedTuple):
@@ -102,6 +102,13 @@ class Lending:
             self.memories.append(memory)
             number = self._numbers[claim] = len(self.claims)
         return number
+
+
+class NoLending(Lending):
+    """Of a request whose tensors are all copied to its own region, as the other model could not open others."""
+
+    def place_of(self, array: Any) -> Place | None:
+        return None
 
 
 def lendable(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,12 +104,15 @@ class Forwarding(ABC):
         To be executed.
     batch_size : int or None
         How many rows it has, where it says so.
+    again : callable or None
+        Makes the same request in other memory, where this one can be made again.
     overflowed : dict of str to int
         After :meth:`result`: outputs that found too little room in shared memory, with their bytes.
     """
 
     request: Any
     batch_size: int | None = None
+    again: Callable[[], Forwarding] | None = None
 
     def __init__(self, asked: Asked, backend: TritonBackend, arrays: DeviceArrays) -> None:
         self.model = asked.model
@@ -135,11 +138,16 @@ class Forwarding(ABC):
     def give_up(self) -> None:
         """Have the other model refuse the request, if that would use memory of the client and has not begun."""
 
+    def lost_memory(self, response: Any) -> str:
+        """Return what a response says if the other model could not open the request's memory; else nothing."""
+        return ""
+
     def _tensors_of(self, response: Any) -> dict[str, TensorView]:
         """Return the outputs that the response carries, by name; raises ForwardError if it is an error."""
         if response.has_error():
-            message = response.error().message()
-            raise ForwardError(f"model {self.model!r}, called on behalf of this request, failed: {message}")
+            said = response.error()
+            text = f"model {self.model!r}, called on behalf of this request, failed: {said.message()}"
+            raise ForwardError(text, said.code().name)
         return {
             tensor.name(): view_of(tensor, None, self._backend, self._arrays, writable=False)
             for tensor in response.output_tensors()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ import pytest
 
 from shm_backend_utils import __version__
 from shm_backend_utils.cli import main
-from shm_backend_utils.cli.doctor import checkup, gpu_checks, memory_need, model_checks, report_checks, server_checks
+from shm_backend_utils.cli.doctor import gpu_checks, model_checks, report_checks, server_checks
 from shm_backend_utils.cli.doctor.examination import examine
 from shm_backend_utils.cli.doctor.findings import Finding
 from shm_backend_utils.cli.doctor.refusals import finding_of_refusal
@@ -25,7 +24,6 @@ from shm_backend_utils.client.errors import (
 )
 from shm_backend_utils.client.paths.probe import ProbeAnswer
 from shm_backend_utils.errors import MachineError, RegionGoneError, RegionRefusedError, VersionError
-from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.process_facts import process_facts
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol.refusals import refusal
@@ -36,7 +34,6 @@ NOT_MINE: Final = refusal(RegionRefusedError("shm_slot", "it belongs to user 471
 ELSEWHERE: Final = "192.0.2.1"
 SAID: Final = {
     "other-protocol": (refusal(VersionError("1", 2)), "localhost"),
-    "library-too-old": ("shm:table: reserved: found 1, expected 0", "localhost"),
     "dead-stub": ("Failed to process the request(s) for model 'm_0': Stub process 'm_0' is not healthy.", "localhost"),
     "other-machine": (GONE, ELSEWHERE),
     "other-namespace": (GONE, "localhost"),
@@ -153,29 +150,6 @@ def test_gpus_are_compared(case: str) -> None:
 def test_a_client_without_the_device_of_a_driver_loads_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setattr(gpu_checks, "_DEVICE", tmp_path / "none")
     assert gpu_checks.find_client_gpus()[:2] == ((), "")
-
-
-def test_the_need_counts_rows_and_instances() -> None:
-    more: dict[str, Any] = {"instance_group": [{"kind": "KIND_CPU", "count": 2}], "max_batch_size": 8}
-    found = memory_need.memory_need_of(spec_of(dims="256", **more), config("m", dims="256", **more))
-    assert found == memory_need.MemoryNeed(2 * 8 * 256 * 4, 3, ())
-    assert memory_need.memory_need_of(spec_of(), config("m")).open_sizes == ("IN0", "OUT0")
-
-
-@pytest.mark.parametrize("kind", [RegionKind.SEALED, RegionKind.SYSTEM])
-def test_a_model_that_is_larger_than_memory(kind: RegionKind) -> None:
-    large = config("m", dims=str(2**50))
-    examined = checkup.Checkup()
-    memory_need.examine_memory_need(examined, ModelSpec.from_config(large), large, kind)
-    assert codes(iter(examined.findings)) == ["shm-too-small"]
-
-
-def test_a_dev_shm_without_a_limit_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel says of such a one that it has no blocks, of which none are free."""
-    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result([4096, 4096, *[0] * 8]))
-    examined = checkup.Checkup()
-    memory_need.examine_memory_need(examined, spec_of(dims="256"), config("m", dims="256"), RegionKind.SYSTEM)
-    assert examined.findings == []
 
 
 def test_which_namespaces_differ_is_told() -> None:

@@ -19,7 +19,7 @@ from shm_backend_utils.client.transports.transport import AsyncTransport, Transp
 from shm_backend_utils.errors import MachineError, ProbedError, TableError
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address
-from shm_backend_utils.protocol.probe import decode_probe, digest_of, is_probe
+from shm_backend_utils.protocol.probe import ALIVE_ADDRESS, decode_probe, digest_of, is_probe
 from shm_backend_utils.protocol.refusals import refusal
 from tests.opened import open_region
 from tests.unit.fake_server import FakeServer, Order, config
@@ -35,12 +35,13 @@ class Server(FakeServer):
         super().__init__(*configs)
         self.protocol = protocol
         self.probed: Callable[[Order], Any] = lambda order: None
+        self.lives: Callable[[Order], Any] = lambda order: {}
 
     def __enter__(self) -> Server:
         return self
 
     def infer(self, order: Order) -> Any:
-        return self.probed(order)
+        return (self.lives if order.parameters[SLOT_PARAMETER] == ALIVE_ADDRESS else self.probed)(order)
 
     def connect(self) -> Transport:
         """Return a transport for threads."""
@@ -144,12 +145,12 @@ def test_a_model_of_which_one_process_is_dead(protocol: str, first: int) -> None
     def answer(order: Order) -> Any:
         if next(turn) % 3 == 1:
             raise DEAD
-        if order.parameters[SLOT_PARAMETER].endswith("/nowhere"):
-            raise InferenceError(refusal(TableError("shm_slot", "'nowhere'", "a slot")), "400")
+        if order.parameters[SLOT_PARAMETER] == ALIVE_ADDRESS:  # a session of an earlier release
+            raise InferenceError(refusal(TableError("shm_slot", "'2/alive'", "a slot")), "400")
         return reports({"version": __version__})(order)
 
     with Server(config("m", instance_group=[{"kind": "KIND_CPU", "count": 3}]), protocol=protocol) as server:
-        server.probed = answer
+        server.probed = server.lives = answer
         told = examine(server)
     found = {each.trouble.code: each.found for each in told.findings if each.model}
     assert found == {"dead-instance": "1 of 3 requests, one after another, met a dead process"}
@@ -158,8 +159,30 @@ def test_a_model_of_which_one_process_is_dead(protocol: str, first: int) -> None
 
 def test_a_model_of_which_all_processes_are_dead() -> None:
     with Server(config("m", instance_group=[{"kind": "KIND_CPU", "count": 3}])) as server:
-        server.probed = raises(DEAD)
+        server.probed = server.lives = raises(DEAD)
         assert codes(server) == {"dead-stub"}
+
+
+def test_a_model_whose_calls_of_others_find_no_memory() -> None:
+    with Server(config("m")) as server:
+        server.lives = raises(InferenceError("shm:machine: the last 3 calls of other models have failed", "503"))
+        server.probed = reports({"version": __version__})
+        assert codes(server) == {"forward-fails"}
+
+
+@pytest.mark.parametrize(
+    ("version", "found"), [("2.51.0", {"ordinary-model", "life-unknown"}), ("2.65.0", {"ordinary-model"})]
+)
+def test_a_model_of_which_nobody_tells_whether_it_lives(
+    version: str, found: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Server(config("m", parameters={})) as server:
+        told = {**server.metadata(""), "version": version}
+        monkeypatch.setattr(server, "metadata", lambda name: told)
+        transport = server.connect()
+        transport.codec.address = "grpc://192.0.2.1:8001"
+        monkeypatch.setattr(server, "connect", lambda: transport)
+        assert codes(server) == found
 
 
 def test_a_server_that_goes_meanwhile() -> None:

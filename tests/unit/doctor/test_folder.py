@@ -80,7 +80,7 @@ def test_nor_with_one_that_has_a_copy(model: Path, copy: Path) -> None:
 
 
 def test_nor_with_any_of_our_samples() -> None:
-    assert [finding for finding in findings_in_folder(SAMPLES) if finding.trouble is not troubles.OWNER_ONLY] == []
+    assert findings_in_folder(SAMPLES) == []
 
 
 def test_a_relative_path_has_the_models_name(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,6 +288,59 @@ def test_with_a_session_and_not_declared(model: Path) -> None:
     only(findings_in_folder(model), config_troubles.NO_SHM_PATHS)
 
 
+@pytest.mark.parametrize(
+    "code", [STOCK, STOCK.replace(":", "(Base):", 1), "import nn\nclass Net(nn.Module): pass\n" + STOCK]
+)
+def test_an_ordinary_model_is_none_of_our_business_whatever_its_classes_are(model: Path, code: str) -> None:
+    (model / "1" / "model.py").write_text(code)
+    (model / "config.pbtxt").write_text(CONFIG.partition("parameters")[0].replace(" optional: true", ""))
+    assert only(findings_in_folder(model), troubles.ORDINARY_MODEL)
+    assert not troubles.ORDINARY_MODEL.is_fatal
+
+
+INFER = (
+    CODE
+    + """
+    def infer(self, call):
+        LINE
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ('call.put("Z", 1)', "there is no output 'Z'; there are: Y"),
+        ('call.output("y", (1,), float)', "there is no output 'y'; there are: Y; did you mean 'Y'?"),
+        ('call.input("Y")', "there is no input 'Y'; there are: X"),
+        ('call.forward("om", {})', "there is no model 'om'; there are: m, om_2"),
+        ("with self.session.open(1) as one: one.put('Z', 1)", "there is no output 'Z'; there are: Y"),
+    ],
+)
+def test_a_name_that_is_not_there(model: Path, line: str, found: str) -> None:
+    shutil.copytree(model, model.parent / "om_2")
+    (model / "1" / "model.py").write_text(INFER.replace("LINE", line))
+    assert found in only(findings_in_folder(model.parent), troubles.UNKNOWN_NAME)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *('call.put("Y", call.input("X"))', 'call.forward("om_2", {})', "call.put(name, 1)", 'self.queue.put("Z", 1)'),
+        *('call.put("Z")', 'call.find_input("X").output("Z", 1, 2)', 'self.net.forward("om", 1)'),
+    ],
+)
+def test_a_name_that_is_there_or_means_something_else(model: Path, line: str) -> None:
+    shutil.copytree(model, model.parent / "om_2")
+    (model / "1" / "model.py").write_text(INFER.replace("LINE", line))
+    assert findings_in_folder(model.parent) == []
+
+
+def test_other_models_of_a_model_alone_are_not_known(model: Path) -> None:
+    (model / "1" / "model.py").write_text(INFER.replace("LINE", 'call.forward("elsewhere", {})'))
+    assert findings_in_folder(model) == []
+
+
 def test_a_base_class_from_elsewhere_may_have_the_session(model: Path) -> None:
     (model / "1" / "model.py").write_text("from company import Base\nclass TritonPythonModel(Base):\n    pass")
     assert findings_in_folder(model) == []
@@ -338,15 +391,6 @@ def test_a_copy_is_examined_though_the_configuration_cannot_be_read(model: Path,
     (copy / "__init__.py").unlink()
     (model / "config.pbtxt").write_text("{")
     assert [each.trouble for each in findings_in_folder(model)] == [troubles.CONFIG_NOT_READ, troubles.OTHER_COPY]
-
-
-@pytest.mark.parametrize("place", ["", "config.pbtxt", "1", "1/model.py", "1/shm_backend_utils/protocol/layout.py"])
-@pytest.mark.usefixtures("copy")
-def test_what_not_everybody_may_read_is_told(model: Path, place: str) -> None:
-    (model / place).chmod(0o750 if (model / place).is_dir() else 0o640)
-    found = only(findings_in_folder(model), troubles.OWNER_ONLY)
-    assert found == f"{model / place} cannot be read by every user"
-    assert not troubles.OWNER_ONLY.is_fatal
 
 
 @pytest.mark.parametrize("place", ["config.pbtxt", "model.py", "__init__.py"])

@@ -85,41 +85,6 @@ def test_no_dev_shm(folder: Path) -> None:
     assert only(troubles.NO_DEV_SHM) == f"{folder} is not there, or no folder"
 
 
-def test_dev_shm_on_a_disk(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mounts = tmp_path / "mountinfo"
-    mounts.write_text(
-        "24 1 0:22 / / rw,relatime shared:1 - overlay overlay rw\n"
-        f"25 24 0:23 / {folder.parent} rw,relatime - tmpfs tmpfs rw\n"
-        f"26 25 8:1 /shm {folder} rw,relatime shared:2 master:1 - ext4 /dev/sda1 rw\n"
-        f"27 25 8:1 / {folder}-beside rw - xfs /dev/sdb1 rw\n"
-    )
-    monkeypatch.setattr(machine_checks, "_MOUNTS", mounts)
-    assert only(troubles.DEV_SHM_NOT_TMPFS).endswith("of type ext4; expected tmpfs")
-
-
-@pytest.mark.parametrize("odd", ["\r", "\x0c", "\x1c", "\x85", "\u2028", "\xa0"], ids=ascii)
-def test_a_mount_whose_name_has_what_seems_to_end_a_line(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: str
-) -> None:
-    mounts = tmp_path / "mountinfo"
-    mounts.write_text(
-        f"25 1 0:22 / / rw - overlay overlay rw\n26 25 0:9 / /home/a{odd}b rw - fuse sshfs rw\n"
-        f"27 25 8:1 /shm {folder} rw - ext4 /dev/sda1 rw\n",
-        newline="",
-    )
-    monkeypatch.setattr(machine_checks, "_MOUNTS", mounts)
-    assert only(troubles.DEV_SHM_NOT_TMPFS).endswith("of type ext4; expected tmpfs")
-
-
-@pytest.mark.parametrize("text", [None, ""])
-def test_mounts_of_which_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None) -> None:
-    mounts = tmp_path / "mountinfo"
-    if text is not None:
-        mounts.write_text(text)
-    monkeypatch.setattr(machine_checks, "_MOUNTS", mounts)
-    assert findings_on_machine() == []
-
-
 def test_dev_shm_that_cannot_be_written_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: path != folder)  # root may write anywhere
     assert only(troubles.DEV_SHM_NOT_WRITABLE) == f"user {os.geteuid()} may not write to {folder}"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from shm_backend_utils.model import Call
-from tests.unit.emulated import message_of, outputs_of
+from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
+from shm_backend_utils.protocol.probe import ALIVE_ADDRESS
+from tests.unit.emulated import answered, delivered, message_of, outputs_of
 from tests.unit.forwarding.two_models import Models, X, config, double, two_models
 from tests.unit.sessions import tensor
 from tests.unit.table_client import Client
@@ -167,6 +171,45 @@ def test_the_other_models_error_is_told_as_such(models: Models, client: Client) 
     error = models.refused(client, lambda call: call.forward("other", {"X": X}, {"Y": 16}))
     assert "model 'other', called on behalf of this request, failed" in error
     assert "no luck today" in error
+
+
+def own_regions() -> set[Path]:
+    return {*Path("/dev/shm").glob(f"shmbu-{os.getpid()}-*")}
+
+
+def test_a_region_whose_name_is_gone_is_replaced_and_the_call_made_again(models: Models, client: Client) -> None:
+    def infer(call: Call) -> None:
+        first = call.forward("other", {"X": X}, {"Y": 16})["Y"]
+        if lost:
+            lost.pop().unlink()  # what lies there is to be read, and to be lent
+        call.put("Y", call.forward("other", {"X": first}, {"Y": 16})["Y"])
+
+    before, lost = own_regions(), set[Path]()
+    assert models.serve(client, infer).error() is None
+    for _ in range(2):
+        lost = own_regions() - before
+        assert models.serve(client, infer).error() is None
+        assert client.output("Y").tolist() == (X * 4).tolist()
+
+
+def test_a_session_whose_calls_keep_failing_for_want_of_memory_does_not_say_that_it_is_well(
+    models: Models, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def infer(call: Call) -> None:
+        call.put("Y", call.forward("other", {"X": X}, {"Y": 16})["Y"])
+
+    def sign_of_life() -> str:
+        (response,) = models.caller.serve([delivered({SLOT_PARAMETER: ALIVE_ADDRESS, GENERATION_PARAMETER: 1})], infer)
+        return message_of(response)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(models, "execute", lambda _: answered([], "shm:gone: the memory is not there"))
+        for _ in range(3):
+            assert sign_of_life() == ""
+            assert models.refused(client, infer).startswith("shm:forward: ")
+        assert sign_of_life().startswith("shm:machine: the last 3 calls of other models (call.forward) have failed")
+    assert models.serve(client, infer).error() is None
+    assert sign_of_life() == ""
 
 
 def test_a_model_that_answers_without_having_used_the_memory_is_found_out(models: Models, client: Client) -> None:

@@ -97,6 +97,38 @@ def test_a_test_that_leaves_shared_memory_behind_fails(project: Path) -> None:
     assert "AssertionError: shared memory was left behind: descriptor of /dev/shm/left-" in printed
 
 
+def test_the_order_of_a_tests_arguments_does_not_matter(project: Path) -> None:
+    status, printed = outcome_of(
+        project,
+        """
+        import os
+        import pytest
+
+        @pytest.fixture
+        def memory():
+            name = f"/dev/shm/mine-{os.getpid()}"
+            with open(name, "w"):
+                os.unlink(name)
+                yield
+
+        @pytest.fixture
+        def left(memory):
+            kept.append(open(f"/dev/shm/left-{os.getpid()}", "w"))
+            os.unlink(kept[0].name)
+
+        kept = []
+
+        def test_before(memory, shm_leak_check): pass
+        def test_behind(shm_leak_check, memory): pass
+        def test_found(left, shm_leak_check): pass
+        """,
+        "-W",
+        "ignore::ResourceWarning",
+    )
+    assert (status, "3 passed, 1 error" in printed) == (1, True), printed
+    assert "AssertionError: shared memory was left behind: descriptor of /dev/shm/left-" in printed
+
+
 def test_faults_are_at_hand(project: Path) -> None:
     status, printed = outcome_of(
         project,

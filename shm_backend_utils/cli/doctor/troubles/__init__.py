@@ -18,7 +18,7 @@ _PARTS: Final = {
 }
 
 TROUBLES: Final = {
-    heading: [each for name in part.__all__ if isinstance(each := getattr(part, name), Trouble)]
+    heading: [each for _, each in sorted(vars(part).items()) if isinstance(each, Trouble)]
     for heading, part in _PARTS.items()
 }
 """By the headings of the page, each in one place."""

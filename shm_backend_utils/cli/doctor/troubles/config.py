@@ -8,18 +8,6 @@ from ....model.config import PREFIX
 from ....model_spec import BATCH_CARRIER, PATHS, PATHS_PARAMETER
 from ..findings import Trouble
 
-__all__ = [
-    "BAD_PARAMETER",
-    "DIRECT_NOT_DECLARED",
-    "INPUTS_NOT_OPTIONAL",
-    "NO_SHM_INPUT",
-    "NO_SHM_PATHS",
-    "REFUSED_LINE",
-    "RESPONSE_CACHE",
-    "UNKNOWN_PARAMETER",
-    "UNKNOWN_PATH",
-]
-
 _CARRIER: Final = f'{{ name: "{BATCH_CARRIER}" data_type: TYPE_UINT8 dims: [ -1 ] optional: true }}'
 _ALL_PATHS: Final = f'parameters {{ key: "{PATHS_PARAMETER}" value: {{ string_value: "direct,triton-shm,inline" }} }}'
 

@@ -7,24 +7,6 @@ from typing import Final
 from ....repository.layout import CONFIG_FILE
 from ..findings import Trouble
 
-__all__ = [
-    "BAD_TENSOR",
-    "CODE_DOES_NOT_PARSE",
-    "CONFIG_NOT_READ",
-    "NOT_A_MODEL",
-    "NOT_RETURNED",
-    "NO_CODE",
-    "NO_CONFIG",
-    "NO_MODEL_CLASS",
-    "NO_VERSION",
-    "ORDINARY_MODEL",
-    "OTHER_COPY",
-    "OTHER_MODE",
-    "OTHER_NAME",
-    "OWNER_ONLY",
-    "UNREADABLE",
-]
-
 NOT_A_MODEL: Final = Trouble(
     "not-a-model",
     "The folder is neither a model's nor a repository of models, so there is nothing to examine.",
@@ -34,12 +16,6 @@ UNREADABLE: Final = Trouble(
     "unreadable",
     "A file or folder of the model cannot be read.",
     "Let this user and the server's user read it: chmod a+rX, or change its owner.",
-)
-OWNER_ONLY: Final = Trouble(
-    "owner-only",
-    "A file or folder of the model can be read by some users only, and a server often runs as another one.",
-    "If the server runs as another user, let it read them: chmod -R a+rX MODEL_DIR.",
-    is_fatal=False,
 )
 CONFIG_NOT_READ: Final = Trouble(
     "config-not-read",
@@ -90,6 +66,11 @@ NO_MODEL_CLASS: Final = Trouble(
     "no-model-class",
     "The model's code defines no TritonPythonModel, and Triton does not load it.",
     "Name the model's class TritonPythonModel.",
+)
+UNKNOWN_NAME: Final = Trouble(
+    "unknown-name",
+    "The model's code names a tensor that its configuration does not have, or another model that is not there.",
+    "Correct the name in the line that is named, or in the configuration.",
 )
 ORDINARY_MODEL: Final = Trouble(
     "ordinary-model",

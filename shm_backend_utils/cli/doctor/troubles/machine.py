@@ -7,27 +7,11 @@ from typing import Final
 from ....memory.machine_memory import MORE_MEMORY
 from ..findings import Trouble
 
-__all__ = [
-    "DEV_SHM_FULL",
-    "DEV_SHM_NOT_TMPFS",
-    "DEV_SHM_NOT_WRITABLE",
-    "DEV_SHM_SMALL",
-    "LEFTOVER_POOLS",
-    "LITTLE_MEMORY",
-    "NO_DEV_SHM",
-    "STALE_REGIONS",
-]
-
 _MORE_ROOM: Final = "docker: --shm-size; Kubernetes: an emptyDir of medium Memory mounted at /dev/shm"
 
 NO_DEV_SHM: Final = Trouble(
     "no-dev-shm",
     "There is no folder /dev/shm, where Triton's Python backend has its pools, and clients have their system regions.",
-    f"Mount a tmpfs there ({_MORE_ROOM}).",
-)
-DEV_SHM_NOT_TMPFS: Final = Trouble(
-    "dev-shm-not-tmpfs",
-    "/dev/shm is not in memory: what lies there is written to a disk.",
     f"Mount a tmpfs there ({_MORE_ROOM}).",
 )
 DEV_SHM_NOT_WRITABLE: Final = Trouble(

@@ -6,34 +6,21 @@ from typing import Final
 
 from ..findings import Trouble
 
-__all__ = [
-    "DEAD_INSTANCE",
-    "DEAD_STUB",
-    "DRIVER_NOT_SEEN",
-    "GPU_NOT_SEEN",
-    "MIG",
-    "MODEL_BUSY",
-    "MODEL_SMALL_SHM",
-    "NAMES_UNUSABLE",
-    "NEEDS_GRPC",
-    "NO_SEALED_MEMORY",
-    "NO_SESSION",
-    "NUMPY_2_STRINGS",
-    "OLD_STUB",
-    "OTHER_NAMESPACE",
-    "OTHER_PROTOCOL",
-    "OTHER_USER",
-    "OTHER_VERSION",
-    "PID_NAMESPACE",
-    "REFUSED",
-    "TOO_OLD",
-    "WRONG_REPORT",
-]
-
 _LOAD_AGAIN: Final = (
     "Load the model again, or restart the server; the server's log, or the kernel's, says what killed it."
 )
 
+FORWARD_FAILS: Final = Trouble(
+    "forward-fails",
+    "The model's calls of other models (call.forward) keep failing, as there is no shared memory for them.",
+    "Mend what the finding names: room in /dev/shm, its mode, or who removes files there (systemd: RemoveIPC=no).",
+)
+LIFE_UNKNOWN: Final = Trouble(
+    "life-unknown",
+    "Nobody can tell from here whether the model's process lives: this Triton calls dead models ready, too.",
+    "Run the doctor on the server's machine, in its container and as its user.",
+    is_fatal=False,
+)
 DEAD_INSTANCE: Final = Trouble(
     "dead-instance",
     "Some of the model's processes are dead, though the server calls the model ready: requests that they get fail.",
@@ -66,11 +53,6 @@ OTHER_PROTOCOL: Final = Trouble(
     "other-protocol",
     "Model and client speak different versions of the protocol, so the direct path is closed.",
     "Install the same release of triton-shm-backend-utils on both sides.",
-)
-TOO_OLD: Final = Trouble(
-    "library-too-old",
-    "The model's library is older than the probe, so it cannot be asked what it is.",
-    "Install this release for the server's Python, or into the model's folder, and load the model again.",
 )
 OTHER_VERSION: Final = Trouble(
     "other-version",
@@ -105,12 +87,6 @@ WRONG_REPORT: Final = Trouble(
     "wrong-report",
     "The model has answered the probe, and what lies in the client's memory is not its answer.",
     "Install the same release on both sides; if it stays so, report it with the output of --json.",
-)
-MODEL_SMALL_SHM: Final = Trouble(
-    "shm-too-small",
-    "The memory that clients share has less room than calls of this model at full size need.",
-    "Give it more (docker: --shm-size; Kubernetes: an emptyDir of medium Memory with a larger sizeLimit, and a memory "
-    "limit that counts it), or send smaller batches.",
 )
 NUMPY_2_STRINGS: Final = Trouble(
     "numpy-2-strings",

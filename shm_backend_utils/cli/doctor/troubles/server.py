@@ -6,27 +6,6 @@ from typing import Final
 
 from ..findings import Trouble
 
-__all__ = [
-    "BAD_URL",
-    "CLIENT_SHM_DISABLED",
-    "LIBRARY_MISSING",
-    "MODEL_NOT_LOADED",
-    "NOT_TRITON",
-    "NO_ANSWER",
-    "NO_INDEX",
-    "NO_MODELS",
-    "NO_OWN_REGION",
-    "NO_SUCH_MODEL",
-    "OTHER_MACHINE",
-    "OUT_OF_TIME",
-    "REQUIRED_INPUTS",
-    "SERVER_NOT_REACHABLE",
-    "SERVER_NOT_READY",
-    "TLS_MISMATCH",
-    "UNKNOWN_HOST",
-    "WRONG_PORT",
-]
-
 BAD_URL: Final = Trouble(
     "bad-url",
     "The URL does not name a server.",

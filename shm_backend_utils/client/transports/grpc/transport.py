@@ -39,7 +39,7 @@ class GrpcTransport(Transport):
     def __init__(self, address: GrpcAddress, complete: Callable[[Metadata], Metadata] | None = None) -> None:
         self.codec = GrpcCodec(complete)
         self.host = address.host
-        self.address = str(address)
+        self.address = self.codec.address = str(address)
         self._channel = address.channel(grpc)
         self._service = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._is_closed = False
@@ -111,7 +111,7 @@ class AsyncGrpcTransport(AsyncTransport):
         forsake_in_children(self)
         self.codec = GrpcCodec()
         self.host = address.host
-        self.address = str(address)
+        self.address = self.codec.address = str(address)
         self._channel = address.channel(grpc.aio)
         self._service = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._is_closed = False

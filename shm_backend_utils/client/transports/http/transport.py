@@ -32,7 +32,7 @@ class HttpTransport(Transport):
     def __init__(self, address: str, host: str, tls: Tls | None) -> None:
         self.codec = HttpCodec()
         self.host = host
-        self.address = _shown(address, tls)
+        self.address = self.codec.address = _shown(address, tls)
         self._connections = HttpConnections(address, self.address, None if tls is None else _context(tls))
 
     def send(self, message: HttpMessage, timeout_s: float) -> Answer:
@@ -51,7 +51,7 @@ class AsyncHttpTransport(AsyncTransport):
     def __init__(self, address: str, host: str, tls: Tls | None) -> None:
         self.codec = HttpCodec()
         self.host = host
-        self.address = _shown(address, tls)
+        self.address = self.codec.address = _shown(address, tls)
         self._is_secure = tls is not None
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=True if tls is None else _context(tls)),
