@@ -6,6 +6,7 @@ The client writes its generation last, too: what tells the other side that all i
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import resource
 from collections.abc import Callable, Iterator
@@ -119,8 +120,10 @@ OPEN_DESCRIPTORS = Path("/proc/self/fd")
 @contextlib.contextmanager
 def descriptors_left(count: int) -> Iterator[None]:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(int(each.name) for each in OPEN_DESCRIPTORS.iterdir())
-    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + count, limits[1]))
+    taken = {int(each.name) for each in OPEN_DESCRIPTORS.iterdir()}
+    free = (number for number in itertools.count() if number not in taken)
+    most = next(itertools.islice(free, count, None))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
     try:
         yield
     finally:
