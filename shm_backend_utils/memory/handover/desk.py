@@ -19,13 +19,12 @@ from ...protocol.handover import QUESTION_LENGTH, Question, SealedKey, decode_qu
 from ..access import Access
 from ..descriptors import Descriptor, failures_told
 from .closing import Closer
-from .peers import Peer
+from .peers import Peer, pass_rights
 
 __all__ = ["Desk", "Offer"]
 
 _KIND: Final = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
 _SOCKET: Final = "the socket that models fetch regions from"
-_SO_PASSRIGHTS: Final = 83  # Linux 6.16; the socket module has no name for it
 _BACKLOG: Final = 4096
 _AT_ONCE: Final = 32  # connections accepted before those who wait are heard again
 _MOST_SILENT: Final = 64
@@ -63,7 +62,7 @@ class Desk:
     offers : mapping
         By the regions' numbers. Others change it at any time.
     closer : Closer
-        Closes connections.
+        Closes connections of those who may ask for something.
     ends : callable
         Returns whether nothing is left to be done; the desk then ends, for good. Also called when it failed to open.
 
@@ -77,6 +76,7 @@ class Desk:
         self.name = secrets.token_hex(16)
         self._offers = offers
         self._closer = closer
+        self._strangers_closer = Closer()  # before Linux 6.16 they can have it hang, and nobody else then
         self._ends = ends
         self._error: BaseException | None = None
         self._is_open = threading.Event()  # or has failed to open
@@ -139,8 +139,7 @@ class Desk:
     def _open(self) -> None:
         self._waker = Descriptor(os.eventfd, 0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._listener = socket.socket(socket.AF_UNIX, _KIND)
-        with contextlib.suppress(OSError):
-            self._listener.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
+        pass_rights(self._listener, is_wanted=False)
         self._listener.bind(SealedKey(self.name, 1).socket_address)
         self._listener.listen(_BACKLOG)
 
@@ -148,7 +147,7 @@ class Desk:
         self._waker = None
         self._drop_all()
         if self._listener is not None:
-            self._hang_up(self._listener)
+            self._hang_up(self._listener, self._closer)
 
     def _serve(self) -> None:
         """Wait for something, and do what there is to do: first for those who wait already."""
@@ -182,6 +181,7 @@ class Desk:
         return (min(ends, default=now + _LOOK_S) - now) * 1e3 + 1
 
     def _accept(self, listener: socket.socket) -> None:
+        accesses = {offer.access for offer in list(self._offers.values())}
         for _ in range(_AT_ONCE):
             try:
                 connection, _address = listener.accept()
@@ -194,13 +194,14 @@ class Desk:
             number = connection.fileno()
             self._connected[number] = connection, time.monotonic() + _SILENCE_S
             connection.setblocking(False)
-            if not self._may_ask(Peer.of(connection)) or self._has_spoken(connection):
+            peer = Peer.of(connection)
+            if not any(map(peer.may_open, accesses)):
+                self._hang_up(connection, self._strangers_closer)
+                del self._connected[number]
+            elif self._has_spoken(connection):
                 self._drop(number)
             elif len(self._connected) > _MOST_SILENT:
                 self._drop(next(iter(self._connected)))
-
-    def _may_ask(self, peer: Peer) -> bool:
-        return any(peer.may_open(offer.access) for offer in list(self._offers.values()))
 
     def _has_spoken(self, connection: socket.socket) -> bool:
         """Answer a peer's question, if he has asked one. Return whether the connection is of no use any more."""
@@ -237,17 +238,17 @@ class Desk:
         return None
 
     def _drop(self, number: int) -> None:
-        self._hang_up(self._connected[number][0])
+        self._hang_up(self._connected[number][0], self._closer)
         del self._connected[number]  # last, so that a fork finds all that it has open
 
     def _drop_all(self) -> None:
         for number in list(self._connected):
             self._drop(number)
 
-    def _hang_up(self, connected: socket.socket) -> None:
+    def _hang_up(self, connected: socket.socket, closer: Closer) -> None:
         with contextlib.suppress(OSError):  # the peer has done so before
             connected.shutdown(socket.SHUT_RDWR)  # whoever else has a copy of it, such as a forked child
-        self._closer.close(connected)
+        closer.close(connected)
 
 
 def _refuse(connection: socket.socket) -> None:

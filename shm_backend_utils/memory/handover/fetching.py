@@ -1,8 +1,8 @@
 """The model's side of the handover: a sealed region is fetched from its client, who may be anybody and do anything.
 
 Its client may accept and say nothing, send what is no answer, or descriptors whose closing blocks. So nothing here
-waits for longer than a bound; what came from him is closed elsewhere, unless it is known to be a memfd; and what one
-user has taken of the time, another one still has.
+waits for longer than a bound, and what came from him is closed elsewhere, unless it is known to be a memfd. Descriptors
+come in only when it is known that his regions may be opened.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ..descriptors import Descriptor, failures_told
 from ..sealed_file import SealedFile
 from ..shared_file import owner_refused
 from .closing import Closer
-from .patience import Patience
-from .peers import Peer
+from .peers import Peer, pass_rights
 
 __all__ = ["Fetcher"]
 
+_KIND: Final = socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
 _RETRY_S: Final = 0.002
 _ROOM_FOR_ONE: Final = socket.CMSG_LEN(struct.calcsize("i"))
 _HOW_TO_RECEIVE: Final = socket.MSG_PEEK | socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
@@ -42,8 +42,7 @@ class Fetcher:
     Parameters
     ----------
     bound_s : float
-        How long one fetching may wait altogether, in seconds; and how long one user may have the session wait at once
-        (:class:`.Patience`).
+        How long one fetching may wait altogether, in seconds.
     closer : Closer, optional
         What closes what came from clients. By default, one of its own.
     """
@@ -51,7 +50,7 @@ class Fetcher:
     def __init__(self, bound_s: float, closer: Closer | None = None) -> None:
         self._bound_s = bound_s
         self._closer = Closer() if closer is None else closer
-        self._patience = Patience(bound_s)
+        self._strangers_closer = Closer()  # before Linux 6.16 they send descriptors all the same: that fills this one
         self._is_closed = False
 
     @failures_told()
@@ -79,8 +78,7 @@ class Fetcher:
         RegionGoneError
             Nobody hands it over any more, or nobody who can be reached from here; or its client hangs up.
         RegionRefusedError
-            Its client is not allowed, does not answer in time or as agreed on, or hands over something else; or has
-            had the session wait for too long before.
+            Its client is not allowed, does not answer in time or as agreed on, or hands over something else.
         NoDescriptorsError
             This process has no file descriptors left.
         """
@@ -91,45 +89,24 @@ class Fetcher:
                 field, f"the server still closes {self._closer.waiting} things that clients had handed over before"
             )
         deadline = time.monotonic() + self._bound_s
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        connection, closer = socket.socket(socket.AF_UNIX, _KIND), self._strangers_closer
         try:
-            self._connect(connection, key, deadline, field)
+            pass_rights(connection, is_wanted=False)
+            _connect(connection, key, deadline, field)
             user = Peer.of(connection).user_id
             if not is_allowed(user):
                 raise owner_refused(field, user)
-            with self._patience.waiting_for(user) as left_s:
-                if not left_s:
-                    raise RegionRefusedError(
-                        field, f"clients of user {user} have had the server wait for too long before"
-                    )
-                wait_s = max(0.0, min(left_s, deadline - time.monotonic()))
-                _ask(connection, Question(key.number, bytes.fromhex(token)), wait_s, field)
-                return self._receive(connection, str(key), field)
+            closer = self._closer
+            pass_rights(connection, is_wanted=True)
+            wait_s = max(0.0, deadline - time.monotonic())
+            _ask(connection, Question(key.number, bytes.fromhex(token)), wait_s, field)
+            return self._receive(connection, str(key), field)
         finally:
-            self._closer.close(connection)
+            closer.close(connection)
 
     def close(self) -> None:
         """Fetch nothing any more. What waits to be closed still is. Twice is fine."""
         self._is_closed = True
-
-    def _connect(self, connection: socket.socket, key: SealedKey, deadline: float, field: str) -> None:
-        """Connect, as soon as there is room among those who wait to be accepted."""
-        number = connection.connect_ex(key.socket_address)
-        if number == errno.EAGAIN:
-            with self._patience.waiting_for(None) as left_s:
-                until = min(deadline, time.monotonic() + left_s)
-                while number == errno.EAGAIN and time.monotonic() < until:
-                    time.sleep(_RETRY_S)
-                    number = connection.connect_ex(key.socket_address)
-        if number in (errno.ECONNREFUSED, errno.ENOENT):
-            raise RegionGoneError(
-                f"{field} is handed over by nobody on the server's machine; its owner is gone, or client and server do "
-                'not share a network namespace (containers of one pod do; else take PoolOptions(region="system"))'
-            )
-        if number == errno.EAGAIN:
-            raise RegionRefusedError(field, "its client accepts no connections, and others wait for it already")
-        if number:
-            raise RegionRefusedError(field, f"the server cannot reach its client: {os.strerror(number)}")
 
     def _receive(self, connection: socket.socket, key: str, field: str) -> SealedFile:
         """Take the answer, and what came with it.
@@ -148,6 +125,21 @@ class Fetcher:
         finally:
             if received.fileno() >= 0:
                 self._closer.close(received)
+
+
+def _connect(connection: socket.socket, key: SealedKey, deadline: float, field: str) -> None:
+    """Connect, as soon as there is room among those who wait to be accepted."""
+    while (number := connection.connect_ex(key.socket_address)) == errno.EAGAIN and time.monotonic() < deadline:
+        time.sleep(_RETRY_S)
+    if number in (errno.ECONNREFUSED, errno.ENOENT):
+        raise RegionGoneError(
+            f"{field} is handed over by nobody on the server's machine; its owner is gone, or client and server do "
+            'not share a network namespace (containers of one pod do; else take PoolOptions(region="system"))'
+        )
+    if number == errno.EAGAIN:
+        raise RegionRefusedError(field, "its client accepts no connections, and others wait for it already")
+    if number:
+        raise RegionRefusedError(field, f"the server cannot reach its client: {os.strerror(number)}")
 
 
 def _ask(connection: socket.socket, question: Question, wait_s: float, field: str) -> None:

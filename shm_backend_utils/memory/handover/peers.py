@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -9,9 +10,10 @@ from typing import Final, NamedTuple
 
 from ..access import Access
 
-__all__ = ["Peer"]
+__all__ = ["Peer", "pass_rights"]
 
 _CREDENTIALS: Final = struct.Struct("iII")  # of SO_PEERCRED: process, user, group
+_SO_PASSRIGHTS: Final = 83  # Linux 6.16; the socket module has no name for it
 _SO_PEERGROUPS: Final = 59  # the socket module has no name for it
 _GROUP_ID: Final = struct.Struct("I")
 _MOST_BYTES: Final = 1024  # that Python takes from getsockopt(2); who is in more groups counts as in his first alone
@@ -52,3 +54,9 @@ class Peer(NamedTuple):
         group_id = os.getegid() if access.group_id is None else access.group_id
         needed = _BY_GROUP if group_id in self.group_ids else _BY_OTHERS
         return access.mode & needed == needed
+
+
+def pass_rights(connection: socket.socket, *, is_wanted: bool) -> None:
+    """Let a peer send descriptors, or fail if he does (SO_PASSRIGHTS); before Linux 6.16 he always can."""
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, is_wanted)

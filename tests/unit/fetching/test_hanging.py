@@ -15,42 +15,20 @@ from collections.abc import Iterator
 import pytest
 
 from shm_backend_utils.errors import RegionGoneError, RegionRefusedError
-from shm_backend_utils.memory.handover import closing, fetching
+from shm_backend_utils.memory.handover import closing, peers
 from shm_backend_utils.memory.handover.closing import Closer
 from shm_backend_utils.memory.handover.fetching import Fetcher
-from shm_backend_utils.memory.handover.patience import Patience
-from shm_backend_utils.memory.handover.peers import Peer
 from shm_backend_utils.protocol.handover import QUESTION_LENGTH, SealedKey, encode_answer
 from tests.unit.fetching.scripted_desk import FIELD, TOKEN, ScriptedDesk, give, memfd, say_nothing
 
 NOBODY = 65534
 BOUND_S = 0.2
 TOO_LATE = "its client did not hand it over within"
-TOO_OFTEN = "have had the server wait for too long before"
-
-
-class StandingClock:
-    """Goes on only as far as a test has real time pass, so that nothing comes back."""
-
-    def __init__(self) -> None:
-        self._stands_at: float | None = None
-
-    def __call__(self) -> float:
-        return time.monotonic() if self._stands_at is None else self._stands_at
-
-    def stop(self) -> None:
-        self._stands_at = time.monotonic()
 
 
 @pytest.fixture
-def clock() -> StandingClock:
-    return StandingClock()
-
-
-@pytest.fixture
-def hasty(clock: StandingClock, monkeypatch: pytest.MonkeyPatch) -> Fetcher:
+def hasty() -> Fetcher:
     """One that waits for a short time only."""
-    monkeypatch.setattr(fetching, "Patience", lambda bound_s: Patience(bound_s, clock))
     return Fetcher(BOUND_S)
 
 
@@ -62,10 +40,6 @@ def fetch(fetcher: Fetcher, key: SealedKey) -> None:
 def refused(fetcher: Fetcher, key: SealedKey, match: str) -> None:
     with pytest.raises(RegionRefusedError, match=match):
         fetch(fetcher, key)
-
-
-def peers_are(user: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Peer, "of", classmethod(lambda cls, connection: Peer(user, frozenset())))
 
 
 def test_who_accepts_and_says_nothing_is_refused(hasty: Fetcher) -> None:
@@ -81,36 +55,11 @@ def test_who_never_accepts_is_refused(hasty: Fetcher) -> None:
         refused(hasty, key, TOO_LATE)
 
 
-def test_after_the_first_that_hangs_all_of_this_user_are_refused_at_once(hasty: Fetcher, clock: StandingClock) -> None:
-    with ScriptedDesk(say_nothing) as first, ScriptedDesk(give(memfd())) as honest:
-        refused(hasty, first.key, TOO_LATE)
-        clock.stop()
-        for _ in range(3):
-            refused(hasty, first.key, TOO_OFTEN)
-        refused(hasty, honest.key, TOO_OFTEN)
-
-
-def test_those_of_other_users_are_served(hasty: Fetcher, clock: StandingClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_is_charged_for_another_who_hangs(hasty: Fetcher) -> None:
     with ScriptedDesk(say_nothing) as hanging, ScriptedDesk(give(memfd())) as honest:
-        refused(hasty, hanging.key, TOO_LATE)
-        clock.stop()
-        refused(hasty, hanging.key, TOO_OFTEN)
-        peers_are(os.geteuid() + 1, monkeypatch)
+        for _ in range(2):
+            refused(hasty, hanging.key, TOO_LATE)
         fetch(hasty, honest.key)
-
-
-def test_what_has_come_back_is_waited_for(hasty: Fetcher) -> None:
-    """On a busy machine the desk may be asked more than once: it gives a new descriptor each time."""
-
-    def give_one(connection: socket.socket) -> None:
-        give(memfd())(connection)
-
-    with ScriptedDesk(say_nothing) as hanging, ScriptedDesk(give_one) as honest:
-        refused(hasty, hanging.key, TOO_LATE)
-        while True:
-            with contextlib.suppress(RegionRefusedError):
-                fetch(hasty, honest.key)
-                break
 
 
 def test_messages_do_not_prolong_the_time(hasty: Fetcher) -> None:
@@ -139,10 +88,8 @@ def full() -> Iterator[tuple[SealedKey, socket.socket]]:
         yield key, listener
 
 
-def test_a_crowd_before_it_is_told(hasty: Fetcher, clock: StandingClock, full: tuple[SealedKey, socket.socket]) -> None:
+def test_a_crowd_before_it_is_told(hasty: Fetcher, full: tuple[SealedKey, socket.socket]) -> None:
     key, _ = full
-    refused(hasty, key, "accepts no connections, and others wait for it already")
-    clock.stop()
     refused(hasty, key, "accepts no connections, and others wait for it already")
     with ScriptedDesk(give(memfd())) as honest:
         fetch(hasty, honest.key)
@@ -178,6 +125,12 @@ def test_while_too_much_waits_to_be_closed_nothing_is_fetched() -> None:
         refused(Fetcher(BOUND_S, FullCloser()), desk.key, f"still closes {closing.MOST_WAITING} things")
 
 
+def test_what_strangers_have_waiting_to_be_closed_keeps_nobody_else_waiting(fetcher: Fetcher) -> None:
+    fetcher._strangers_closer = FullCloser()
+    with ScriptedDesk(give(memfd())) as honest:
+        fetch(fetcher, honest.key)
+
+
 def test_the_thread_that_closes_ends(fetcher: Fetcher) -> None:
     before = threading.active_count()
     with ScriptedDesk(give(memfd())) as desk:
@@ -198,6 +151,33 @@ def test_of_whom_is_not_allowed_nothing_is_asked(fetcher: Fetcher) -> None:
     with ScriptedDesk(script) as desk, pytest.raises(RegionRefusedError, match="whom the model's SHM_ALLOWED_UIDS"):
         fetcher.fetch(desk.key, TOKEN, FIELD, lambda uid: False)
     assert heard == [b""]
+
+
+def has_pass_rights() -> bool:
+    with socket.socket(socket.AF_UNIX) as tried:
+        try:
+            return tried.setsockopt(socket.SOL_SOCKET, peers._SO_PASSRIGHTS, 0) is None
+        except OSError:
+            return False
+
+
+@pytest.mark.skipif(not has_pass_rights(), reason="Linux has SO_PASSRIGHTS from 6.16 on")
+def test_who_is_not_allowed_can_send_no_descriptors(fetcher: Fetcher) -> None:
+    sent, region = [], memfd()
+
+    def script(connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            socket.send_fds(connection, [encode_answer(is_given=True)], [region.fileno()], socket.MSG_NOSIGNAL)
+            sent.append(True)
+        connection.recv(1)
+
+    def is_allowed(_: int) -> bool:
+        time.sleep(0.05)  # in which the descriptor would come
+        return False
+
+    with ScriptedDesk(script) as desk, pytest.raises(RegionRefusedError):
+        fetcher.fetch(desk.key, TOKEN, FIELD, is_allowed)
+    assert sent == []
 
 
 ANOTHER_USER = """

@@ -16,7 +16,7 @@ import pytest
 
 from shm_backend_utils.memory.access import PRIVATE, Access
 from shm_backend_utils.memory.descriptors import Descriptor, no_descriptors
-from shm_backend_utils.memory.handover import desk
+from shm_backend_utils.memory.handover import peers
 from shm_backend_utils.memory.handover.office import Office
 from shm_backend_utils.memory.handover.peers import Peer
 from shm_backend_utils.memory.locks import hold_owner_lease, is_owner_alive
@@ -151,7 +151,7 @@ def test_descriptors_sent_along_are_not_taken(office: Office) -> None:
 @pytest.fixture
 def old_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have descriptors sent along as before Linux 6.16."""
-    monkeypatch.setattr(desk, "_SO_PASSRIGHTS", 0x7FFF)
+    monkeypatch.setattr(peers, "_SO_PASSRIGHTS", 0x7FFF)
 
 
 @pytest.mark.usefixtures("old_kernel")
