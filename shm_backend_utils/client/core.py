@@ -26,6 +26,7 @@ from .inputs.devices import copied_source, device_source, kept_source
 from .inputs.gpus import Gpus
 from .inputs.sources import Elsewhere, Source, sources
 from .known_model import Catalog, KnownModel
+from .once import Once
 from .paths.choice import PathChooser
 from .paths.direct import DirectExchange
 from .paths.exchange import LONG_COPY, Exchange, is_answer, write_inputs
@@ -95,6 +96,7 @@ class Core:
         )
         self.taking = Taking(memory.pool)
         self.opening = Opening(codec, memory.pool, self.taking, self.gpus, self._registrations, self.paths)
+        self._once = Once()
         self.is_forked = False
         self.is_closed = False
         forsake_in_children(self)
@@ -147,7 +149,7 @@ class Core:
         # What :meth:`fitting` does, without the functions that it calls: this is on the way of every call.
         known = self.catalog.known.get((settings.model, settings.version))
         if known is None or (known.path != DirectExchange.path and known.is_worth_another_look):
-            known = yield from self.catalog.recall(settings.model, settings.version, settings.deadline)
+            known = yield from self.acquaint(settings)
         while True:
             try:
                 given = sources(known.spec, inputs, elsewhere or self.on_gpus)
@@ -219,7 +221,7 @@ class Core:
         TensorError
             They do not fit that one either.
         """
-        known = yield from self.catalog.recall(settings.model, settings.version, settings.deadline)
+        known = yield from self.acquaint(settings)
         while True:
             try:
                 return known, look(known)
@@ -268,6 +270,18 @@ class Core:
             size = math.inf if layout.lent else layout.end + sum(layout.device_byte_sizes)
             tell_path(known, path, known.reason, size, settings.origin)
         return path
+
+    def acquaint(self, settings: CallSettings) -> Steps[KnownModel]:
+        """Return a call's model, with its paths: of many calls one asks for all of that, and the others wait once."""
+        key = settings.model, settings.version
+
+        def ask() -> Steps[KnownModel]:
+            known = yield from self.catalog.recall(*key, settings.deadline)
+            if known.explanation is None:
+                yield from self.paths.explained(known, settings.deadline)
+            return known
+
+        return self._once.find(key, lambda: None, ask, settings.deadline)
 
     def renew(self, known: KnownModel, settings: CallSettings) -> Steps[KnownModel]:
         """Return a call's model as it is now, after the call has failed with what was known of it."""

@@ -56,8 +56,10 @@ def _folders() -> Iterator[Path]:
     with contextlib.suppress(OSError):
         for line in _OWN_CGROUP.read_text().splitlines():
             if line.startswith(_UNIFIED):
-                own = _CGROUPS / line.removeprefix(_UNIFIED).strip("/")
-                yield from (each for each in (own, *own.parents) if each.is_relative_to(_CGROUPS))
+                folder = f"{_CGROUPS}{line.removeprefix(_UNIFIED).rstrip('/')}"
+                while len(folder) >= len(str(_CGROUPS)):
+                    yield Path(folder)
+                    folder = folder.rpartition("/")[0]
 
 
 def _reclaimable(folder: Path) -> int:

@@ -241,3 +241,18 @@ def test_each_region_is_unregistered_by_one_call() -> None:
     assert outcome_of(first, None) is False
     assert not registrations.is_empty
     assert name_in(next(registrations.drop([], math.inf))) == sent[2], "it is tried again"
+
+
+@pytest.mark.parametrize("byte_size", [24, 2**19], ids=["small", "large"])  # of which a thread makes the memory
+def test_a_burst_of_calls_that_may_be_batched_makes_no_more_blocks_than_it_needs(byte_size: int) -> None:
+    async def run() -> None:
+        with FakeServer(config("m", max_batch_size=16, dynamic_batching={})) as server:
+            async with async_client_of(server, "grpc", inline_bytes=0) as client:
+                row = np.ones((1, byte_size // 4), np.float32)
+                calls = [client.infer("m", {"IN0": row}, outputs={"OUT0": byte_size}) for _ in range(65)]
+                results = await asyncio.gather(*calls)
+                assert all((result["OUT0"] == 2).all() for result in results)
+                keys = Counter(order.parameters["shm_slot"].split("/")[2] for order in server.orders)
+                assert sorted(keys.values()) == [1, 16, 16, 16, 16]
+
+    asyncio.run(run())

@@ -71,11 +71,7 @@ class PathChooser:
         PathUnavailableError
             The wanted path is closed, or with ``"auto"`` all are.
         """
-        explanation = model.explanation or (
-            yield from self._once.find(
-                model, lambda: model.explanation, functools.partial(self.explain, model, deadline), deadline
-            )
-        )
+        explanation = model.explanation or (yield from self.explained(model, deadline))
         path = explanation.path if wanted == "auto" else wanted
         if path is None or not explanation.open(path):
             obstacles = explanation.obstacles(_DIRECT if path is None else path)
@@ -84,6 +80,11 @@ class PathChooser:
                 + "; ".join(check.detail for check in obstacles)
             )
         return path
+
+    def explained(self, model: KnownModel, deadline: float) -> Steps[Explanation]:
+        """Return what was found out of a model's paths, or have one call find it out."""
+        explain = functools.partial(self.explain, model, deadline)
+        return self._once.find(model, lambda: model.explanation, explain, deadline)
 
     def explain(self, model: KnownModel, deadline: float) -> Steps[Explanation]:
         """Check everything that is not known yet."""

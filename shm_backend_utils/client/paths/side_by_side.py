@@ -11,10 +11,11 @@ from ...memory.pool.rows import Row, RowBlocks
 from ...protocol.call_layout import AnyInput, CallInput, CallLayout, rows_of
 from ...protocol.layout import data_offset
 from ..known_model import KnownModel
+from ..once import Once
 from ..settings import CallSettings
 from ..steps import Steps
 from .direct import DirectExchange
-from .taking import Taking
+from .taking import Memory, Taking
 
 __all__ = ["SideBySide"]
 
@@ -36,6 +37,7 @@ class SideBySide:
         self._taking = taking
         self._max_batch_bytes = max_batch_bytes
         self._blocks: RowBlocks[CallLayout] = RowBlocks()
+        self._once = Once()
 
     def most_calls(self, known: KnownModel, layout: CallLayout) -> int:
         """Return how many calls like this may lie side by side; less than 2 for calls of which no batches are made."""
@@ -83,28 +85,36 @@ class SideBySide:
         key = (settings.model, settings.version, layout.requested, *spans)
         if is_kept:
             self._blocks.expect(key)
-        row = self._blocks.take(key)
-        if row is not None:
-            return row
-        if self._blocks.is_wanted(key):
+
+        def begin() -> Steps[Memory | None]:
+            """Make a block, which goes with its memory; return that, or None if there is no room for it."""
             whole = known.lay_out(
                 {name: _times(each, count) for name, each in given.items()},
-                None
-                if wanted is None
-                else {name: None if size is None else size * count for name, size in wanted.items()},
+                wanted and {name: None if size is None else size * count for name, size in wanted.items()},
                 slot_count=count,
                 is_one_request=False,
             )
             size = known.record_byte_size
             need = Need(whole.end - data_offset(count, size), count, size, "direct, side by side", known.kind)
             taken = yield from self._taking.take_at_once(settings, need)
-            if taken is not None:
-                rows = layout.batch_size or 1
-                parts = [rows_of(whole, known.spec, index * rows, (index + 1) * rows) for index in range(count)]
-                return self._blocks.begin(key, *taken, parts)
-        region, memory = yield from self._taking.take(settings, known, layout.end, 1, DirectExchange.path)
-        self._blocks.note_alone(key, memory)
-        return Row(region, region.slots[0], layout, memory)
+            if taken is None:
+                return None
+            rows = layout.batch_size or 1
+            parts = [rows_of(whole, known.spec, index * rows, (index + 1) * rows) for index in range(count)]
+            self._blocks.begin(key, *taken, parts)
+            return taken[1]
+
+        row = self._blocks.take(key)
+        may_begin = row is None and self._blocks.is_wanted(key)
+        while row is None and may_begin:  # one call makes a block, and the others wait for a row of it
+            block = yield from self._once.find(key, lambda: None, begin, settings.deadline)
+            may_begin = block is not None
+            row = self._blocks.take(key)
+        if row is None:
+            region, memory = yield from self._taking.take(settings, known, layout.end, 1, DirectExchange.path)
+            self._blocks.note_alone(key, memory)
+            row = Row(region, region.slots[0], layout, memory)
+        return row
 
 
 def _times(each: AnyInput, count: int) -> CallInput:

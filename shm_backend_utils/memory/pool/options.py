@@ -103,8 +103,9 @@ class PoolOptions:
         """Return the budget of a client that has so many bytes, also where nobody has said it."""
         if self.max_bytes is not None:
             return int(self.max_bytes)
-        free = min(available_bytes(), memory_bytes(), free_bytes() if self.region == "system" else math.inf)
-        return (held_bytes + max(int(free), 0)) // 2
+        free = min(available_bytes(), free_bytes() if self.region == "system" else math.inf)
+        free = memory_bytes() if free == math.inf else max(int(free), 0)  # the former where the system does not tell
+        return (held_bytes + free) // 2
 
 
 @dataclass(frozen=True)
