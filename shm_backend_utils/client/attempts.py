@@ -6,7 +6,7 @@ import logging
 import time
 from typing import Final
 
-from ..errors import ClosedError, PeerError, ShmError, SlotInDoubtError, SlotInUseError
+from ..errors import ClosedError, PeerError, PoolExhaustedError, ShmError, SlotInDoubtError, SlotInUseError
 from ..protocol.refusals import code_in
 from .copy_warnings import tell_overflow
 from .core import Core, OpenCall
@@ -41,7 +41,10 @@ def finish(core: Core, call: OpenCall) -> Steps[Result]:
             if known is None or number == _MOST_ATTEMPTS - 1:
                 raise
             _LOG.info("a request to model %r is sent again, as it had not started: %s", known.spec.name, error)
-            again = yield from _reopen(core, call, known)
+            try:
+                again = yield from _reopen(core, call, known)
+            except PoolExhaustedError:  # the call itself may hold all that there is
+                raise error from None
         finally:
             call.exchange.close()
         call = again

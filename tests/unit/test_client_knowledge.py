@@ -21,7 +21,7 @@ from shm_backend_utils.client import (
     ShmClient,
 )
 from shm_backend_utils.client.known_model import KnownModel
-from shm_backend_utils.errors import RegionRefusedError, TensorError
+from shm_backend_utils.errors import RegionRefusedError, ShmError, TensorError
 from shm_backend_utils.memory.pool.need import Need, region_size
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.model_spec import ModelSpec
@@ -330,3 +330,20 @@ def test_an_idle_region_is_never_another_kinds() -> None:
             assert region.slots[0].record.room == need.record_byte_size // 2
             assert region.capacity >= need.byte_size
             del region, memory
+
+
+def test_a_server_that_registers_little_is_told_also_where_there_is_memory_for_one_try_alone(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = server.register
+
+    def register(name: str, key: str, byte_size: int) -> None:
+        if byte_size > 2**16:
+            raise InferenceError("no room for so much", "StatusCode.INTERNAL")
+        honest(name, key, byte_size)
+
+    monkeypatch.setattr(server, "register", register)
+    given = np.ones(32_000, np.float32)
+    with client_of(server, pool=PoolOptions(max_bytes=294_912)) as client, pytest.raises(ShmError) as caught:
+        client.infer("m", {"IN0": given}, path="triton-shm", outputs={"OUT0": given.nbytes}, timeout_s=0.2)
+    assert "no room for so much" in str(caught.value)
