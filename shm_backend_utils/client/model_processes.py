@@ -40,7 +40,7 @@ def living_processes(address: str, config: Mapping[str, Any], version: str) -> i
     config : mapping
         The model's, as the server has it.
     version : str
-        The model's.
+        The model's; empty where it has but one.
     """
     url = urllib.parse.urlsplit(address)
     port = url.port or _PORTS.get(url.scheme)
@@ -55,7 +55,9 @@ def living_processes(address: str, config: Mapping[str, Any], version: str) -> i
     groups = "|".join(re.escape(str(group.get("name"))) for group in config.get("instance_group", ()))
     name = re.compile(rf"(?:{groups})(?:_[0-9]+)?")
     return sum(
-        parent == servers[0] and Path(words[1]).parent.name == version and any(map(name.fullmatch, words[2:]))
+        parent == servers[0]
+        and (not version or Path(words[1]).parent.name == version)
+        and any(map(name.fullmatch, words[2:]))
         for parent, words in stubs
     )
 

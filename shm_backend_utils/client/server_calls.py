@@ -131,9 +131,10 @@ def living_in(codec: Codec, deadline: float, config: Mapping[str, Any], version:
     """
     if not codec.address:
         return None
-    if not version:
-        told = yield from ask(codec, deadline, "model metadata", str(config["name"]))
-        version = max(told.get("versions") or ("",), key=lambda each: (len(each), each))
+    told = yield from ask(codec, deadline, "model metadata", str(config["name"]))
+    versions = [each for each in told.get("versions") or () if isinstance(each, str)]
+    if not version or len(versions) < 2:  # of a single one, nothing depends on how its folder is called
+        version = max(versions, key=lambda each: (len(each), each)) if len(versions) > 1 else ""
     look = partial(living_processes, codec.address, config, version)
     return (yield from offloaded(look, left_until(deadline), "the server's processes were looked at"))
 

@@ -41,11 +41,12 @@ class ServerMethods(OfThisProcess, ABC):
         return self._ask(timeout_s, server_calls.is_so, "server ready")
 
     def is_model_ready(self, model: str, model_version: str = "", *, timeout_s: float | None = None) -> bool:
-        """Return whether a model is loaded, and its process alive: of several instances, the one that answers.
+        """Return whether a model is loaded and its processes live; of an ensemble, whether its steps are ready.
 
-        Triton calls a model ready whose process has died. So a model on the direct path also gets a request, which its
-        session refuses before ``model.py`` sees it; Triton counts it as one that failed. It waits its turn: where the
-        model is busy for longer than ``timeout_s``, that is a DeadlineExceededError.
+        Triton before 26.01 calls a model ready whose process has died. So the processes of a Python model are looked
+        at, where this one sees them; and a session is asked for a sign of life, which ``model.py`` does not see. That
+        waits its turn: where the model is busy for longer than ``timeout_s``, it is a DeadlineExceededError. Where
+        neither tells, it is a LivenessUnknownError.
         """
         return self._ask(timeout_s, server_calls.is_model_ready, model, model_version)
 

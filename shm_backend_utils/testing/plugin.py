@@ -46,7 +46,8 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.Fix
     """Have ``shm_leak_check`` look before, and after, all other fixtures of its test, in whatever order they come."""
     checks = "shm_leak_check" in request.fixturenames and fixturedef.argname != "shm_leak_check"
     if checks and fixturedef.scope == "function":
-        request.getfixturevalue("shm_leak_check")
+        with contextlib.suppress(pytest.FixtureLookupError):  # one of the user's own may need this fixture itself
+            request.getfixturevalue("shm_leak_check")
 
 
 class Models:

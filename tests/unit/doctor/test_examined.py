@@ -177,8 +177,8 @@ def test_a_model_of_which_nobody_tells_whether_it_lives(
     version: str, found: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Server(config("m", parameters={})) as server:
-        told = {**server.metadata(""), "version": version}
-        monkeypatch.setattr(server, "metadata", lambda name: told)
+        metadata, told = server.metadata, {**server.metadata(""), "version": version}
+        monkeypatch.setattr(server, "metadata", lambda name: metadata(name) if name else told)
         transport = server.connect()
         transport.codec.address = "grpc://192.0.2.1:8001"
         monkeypatch.setattr(server, "connect", lambda: transport)

@@ -15,7 +15,7 @@ from shm_backend_utils.cli.doctor.findings import Trouble
 from shm_backend_utils.cli.doctor.machine_checks import findings_on_machine
 from shm_backend_utils.cli.doctor.troubles import machine as troubles
 from shm_backend_utils.cli.shared_memory import pools, processes
-from shm_backend_utils.memory import reaper
+from shm_backend_utils.memory import reaper, shared_file
 from shm_backend_utils.protocol import layout
 from shm_backend_utils.protocol.layout import Header
 
@@ -29,7 +29,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder in the real /dev/shm that stands for it, and no processes."""
     folder = Path(tempfile.mkdtemp(prefix="doctor-", dir="/dev/shm"))
     (folder / "no processes").mkdir()
-    for module in (pools, reaper, machine_checks):
+    for module in (pools, reaper, shared_file, machine_checks):
         monkeypatch.setattr(module, "DEV_SHM", folder)
     monkeypatch.setattr(processes, "_PROC", folder / "no processes")
     give_memory(monkeypatch)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.model import Call
 from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
 from shm_backend_utils.protocol.probe import ALIVE_ADDRESS
@@ -272,7 +273,7 @@ def test_memory_of_another_shape_is_refused(models: Models, client: Client, shap
 
 def test_more_than_the_pool_may_have_fails(models: Models, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = models.caller._context.forwarder._pool  # type: ignore[union-attr]
-    monkeypatch.setattr(pool._inventory, "max_bytes", 16384)
+    monkeypatch.setattr(pool, "options", PoolOptions(region="system", max_bytes=16384))
 
     def infer(call: Call) -> None:
         held = call.forward("other", {"X": X}, {"Y": 16})
