@@ -5,6 +5,7 @@ Each is a generator of :mod:`.steps`, for both clients, and ends by a deadline.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Mapping
@@ -38,6 +39,7 @@ __all__ = [
 
 _ATTEMPT_S: Final = 2.0
 _PAUSE_S: Final = 0.1
+_SLOT_S: Final = 1.0
 _TELLS_OF_DEAD: Final = [2, 65]
 _NOT_CONTROLLED: Final = "explicit model load / unload is not allowed"
 _DEAD: Final = re.compile(r"(?i)stub process .*(not healthy|unhealthy)")
@@ -143,17 +145,20 @@ def sign_of_life(codec: Codec, deadline: float, config: Mapping[str, Any], versi
     """Ask a model's session whether it lives and lacks nothing, and return why not: empty if it does.
 
     The server gives the request to one of the model's processes. None is for what tells nothing: the server refuses the
-    request, a model answers that has no session, or HTTP has no streams for a decoupled one.
+    request, a model answers that has no session, other sequences have all slots, or HTTP has no streams for a decoupled
+    one.
     """
     spec = ModelSpec.from_config(config)
     if spec.obstacle_in_paths() is not None or spec.obstacle_in_inputs() is not None:
         return None
     carrier = (batch_carrier(1),) if spec.max_batch_size else ()
     message = codec.infer(Request(spec.name, carrier, None, options_of_probe(spec, version), (ALIVE_ADDRESS, 1)))
-    timeout_s = left_until(deadline)
+    timeout_s = min(left_until(deadline), _SLOT_S if spec.sequences else math.inf)
     try:
         yield SendForStream(message, timeout_s) if spec.is_decoupled else Send(message, timeout_s)
     except InferenceError as error:
+        if spec.sequences and isinstance(error, DeadlineExceededError):
+            return None
         if not is_answer(error):
             raise
         said = str(error.message())

@@ -128,13 +128,7 @@ class TritonBackend:
             ) from None
 
     def response_with(self, tensors: list[Any], parameters: Mapping[str, object]) -> Any:
-        """Return a response that carries tensors and parameters.
-
-        Raises
-        ------
-        ModelError
-            A parameter has a name or a value that Triton does not pass on.
-        """
+        """Return a response with tensors and parameters, or raise ModelError for what Triton does not pass on."""
         for name, value in parameters.items():
             if not isinstance(name, str) or name.startswith(_RESERVED):
                 raise ModelError(f"response parameter {name!r}: expected a str that does not begin with {_RESERVED}")

@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.cli.doctor.examination import examine
-from shm_backend_utils.client import ShmClient
+from shm_backend_utils.client import InferenceError, ShmClient
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import CallerError, ModelError
 from shm_backend_utils.testing.harness import ModelHarness
@@ -23,6 +23,7 @@ from shm_backend_utils.testing.harness.messages import read_request
 from shm_backend_utils.testing.harness.regions import RegisteredRegions
 from shm_backend_utils.testing.harness.requests import ServerError
 from tests.docs.documents import ROOT
+from tests.releases import says_more
 
 from .flavours import url_of
 from .loading_server import LoadingServer
@@ -61,8 +62,13 @@ class TritonPythonModel:
         call.put("SEEN", text if rows is None else np.tile(text, (rows, 1)))
         x = call.input("X").numpy()
         np.multiply(x, 2, out=call.output("Y", x.shape, x.dtype).numpy())
+        if "say" in call.parameters:
+            call.response_parameters["said"] = call.parameters["say"]
         if self.is_decoupled:
             call.send()
+            if "say" in call.parameters:
+                call.put("Y", x)  # of another response
+                call.send()
 
     def finalize(self):
         self.session.close()
@@ -124,7 +130,7 @@ SERVED: Final = {
     ),
     "way_alone": Served("max_batch_size: 0", (2, 3), (6,), {"dims": "2, 3", "both": "reshape { shape: 6 }"}),
     "way_oldest": Served(
-        f"sequence_batching {{ oldest {{ }} {CONTROLS} }}",
+        f"sequence_batching {{ oldest {{ }} max_sequence_idle_microseconds: 60000000 {CONTROLS} }}",
         (3,),
         (3,),
         more={**ONE, "sequence_end": True},
@@ -273,6 +279,7 @@ def test_another_client_goes_on_with_a_sequence(loaded: LoadingServer, on_the_wa
     on_the_way.infer("way_oldest", inputs, sequence_id=7, sequence_start=True)
     with ShmClient(loaded.server.grpc_url, timeout_s=5, inline_bytes=0) as other:  # the model has one slot
         assert other.explain("way_oldest").path == "direct"
+        assert other.is_model_ready("way_oldest")  # as its process is seen
         assert other.infer("way_oldest", inputs, sequence_id=7, sequence_end=True).path == "direct"
 
 
@@ -346,6 +353,38 @@ def test_a_reshaped_tensor_goes_every_way(tmp_path: Path, mode: str) -> None:
                         results.append(call.infer()["Y"])
                 for result in results:
                     np.testing.assert_array_equal(result, x + 1)
+
+
+@pytest.fixture(params=["harness", pytest.param("grpc", marks=says_more), pytest.param("http", marks=says_more)])
+def talking(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ShmClient]:
+    if request.param == "harness":
+        models = [make_model(tmp_path / name, SERVED[name]) for name in ("way_alone", "way_streams")]
+        with ModelHarness(*models) as harness, ShmClient(harness, inline_bytes=0) as client:
+            yield client
+    else:
+        server = request.getfixturevalue("loaded").server
+        with ShmClient(url_of(server, request.param), timeout_s=30, inline_bytes=0) as client:
+            yield client
+
+
+def test_a_model_says_something_beside_its_outputs(talking: ShmClient) -> None:
+    x = np.ones((2, 3), np.float32)
+    for path in PATHS:
+        for said in ("é", True, -(2**40)):
+            result = talking.infer("way_alone", {"X": x}, path=path, parameters={"say": said})
+            assert result.parameters == {"said": said}
+        assert talking.infer("way_alone", {"X": x}, path=path).parameters == {}
+        with pytest.raises(InferenceError, match=r"response parameter 'said' is 1\.5; expected a str, a bool"):
+            talking.infer("way_alone", {"X": x}, path=path, parameters={"say": 1.5})
+    for path in PATHS[::2] if "http" not in repr(talking) else ():
+        results = talking.stream("way_streams", {"X": x}, path=path, parameters={"say": 1})
+        assert [result.parameters for result in results] == [{"said": 1}, {}]
+
+
+def test_an_older_server_is_told_which_one_sends_it(loaded: LoadingServer, on_the_way: ShmClient) -> None:
+    if tuple(map(int, loaded.grpc.get_server_metadata().version.split(".")[:2])) < (2, 55):
+        with pytest.raises(InferenceError, match=r"responses have parameters from Triton 2\.55 \(25\.02\) on"):
+            on_the_way.infer("way_alone", {"X": np.ones((2, 3), np.float32)}, parameters={"say": "it"})
 
 
 def test_a_sequence_is_not_split(on_the_way: ShmClient) -> None:

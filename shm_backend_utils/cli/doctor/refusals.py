@@ -10,7 +10,7 @@ from ...client.server_calls import is_of_dead_process
 from ...client.transports.this_machine import is_this_machine
 from ...errors import MachineError, RegionGoneError, RegionRefusedError, VersionError
 from .findings import Finding, Trouble
-from .troubles.model import DEAD_STUB, NO_SESSION, OTHER_NAMESPACE, OTHER_PROTOCOL, OTHER_USER, REFUSED
+from .troubles.model import DEAD_STUB, MODEL_BUSY, NO_SESSION, OTHER_NAMESPACE, OTHER_PROTOCOL, OTHER_USER, REFUSED
 from .troubles.server import OTHER_MACHINE
 
 __all__ = ["NOT_OPENED", "finding_of_refusal"]
@@ -19,6 +19,7 @@ NOT_OPENED: Final = (RegionGoneError.code, RegionRefusedError.code)
 """Codes of models that could not open the memory: other memory may do."""
 
 _LONGEST: Final = 300
+_OF_SCHEDULER: Final = re.compile(r"^(\[.*?\] )?(Exceeds maximum queue size|Request timeout expired)")
 _OF_ANOTHER_USER: Final = re.compile(r"(?i)belongs to user|permission denied|SHM_ALLOWED_UIDS|its mode")
 
 
@@ -42,8 +43,8 @@ def finding_of_refusal(
         return Finding(REFUSED, f"this process has no memory to share: {system or sealed}", model)
     last = answers[-1]
     found = " ".join(last.refusal.split())[:_LONGEST]
-    if is_of_dead_process(last.refusal):
-        return Finding(DEAD_STUB, found, model)
+    if is_of_dead_process(last.refusal) or _OF_SCHEDULER.search(last.refusal):
+        return Finding(DEAD_STUB if is_of_dead_process(last.refusal) else MODEL_BUSY, found, model)
     if last.code == VersionError.code:
         return Finding(OTHER_PROTOCOL, found, model)
     if last.code in NOT_OPENED:

@@ -40,6 +40,7 @@ SAID: Final = {
     "other-user": (NOT_MINE, "localhost"),
     "refused": (refusal(RegionRefusedError("shm_slot", "it has holes")), "localhost"),
     "no-session": ("KeyError: 'X'", "localhost"),
+    "model-busy": ("[request id: <id_unknown>] Exceeds maximum queue size", "localhost"),
 }
 UUID: Final = "ab" * 16
 ANOTHER: Final = "cd" * 16
