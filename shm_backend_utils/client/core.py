@@ -221,7 +221,7 @@ class Core:
         TensorError
             They do not fit that one either.
         """
-        known = yield from self.acquaint(settings)
+        known = self.catalog.recall(settings.model, settings.version) or (yield from self.acquaint(settings))
         while True:
             try:
                 return known, look(known)
@@ -233,10 +233,9 @@ class Core:
 
     def explain(self, model: str, version: str, timeout_s: float) -> Steps[Explanation]:
         """Check everything anew and tell which path a model's calls take, and why."""
-        began = time.monotonic()
-        deadline = began + timeout_s
+        deadline = time.monotonic() + timeout_s
         self.paths.forget_server()
-        known = yield from self.catalog.look_up(model, version, deadline, began)
+        known = yield from self.catalog.look_up(model, version, timeout_s)
         known.refusals.clear()
         known.sealed = None
         return (yield from self.paths.explain(known, deadline))
@@ -265,24 +264,38 @@ class Core:
 
     def path_of(self, known: KnownModel, settings: CallSettings, layout: CallLayout) -> Steps[str]:
         """Return the path of a call; raises as :meth:`.PathChooser.choose`. The user is told where that copies."""
+        if known.explanation is None:
+            yield from self.acquaint(settings)
         path = yield from self.paths.choose(known, settings.path, settings.deadline)
         if settings.path == "auto" and path != DirectExchange.path:
             size = math.inf if layout.lent else layout.end + sum(layout.device_byte_sizes)
             tell_path(known, path, known.reason, size, settings.origin)
         return path
 
-    def acquaint(self, settings: CallSettings) -> Steps[KnownModel]:
-        """Return a call's model, with its paths: of many calls one asks for all of that, and the others wait once."""
+    def acquaint(self, settings: CallSettings, since: float = -math.inf) -> Steps[KnownModel]:
+        """Return a call's model, with its paths, as the server has described it since a moment.
+
+        Of many calls that ask for the same, one finds it out, and the others wait.
+        """
         key = settings.model, settings.version
 
         def ask() -> Steps[KnownModel]:
-            known = yield from self.catalog.recall(*key, settings.deadline)
+            known = self.catalog.recall(*key)
+            if known is None or known.seen < since:
+                known = yield from self.catalog.look_up(*key, settings.left_s)
             if known.explanation is None:
-                yield from self.paths.explained(known, settings.deadline)
+                yield from self.paths.explain(known, settings.deadline)
             return known
 
-        return self._once.find(key, lambda: None, ask, settings.deadline)
+        while True:
+            known = yield from self._once.find(key, ask, settings.deadline)
+            if known.seen >= since:  # else the one who asked had begun before
+                return known
 
-    def renew(self, known: KnownModel, settings: CallSettings) -> Steps[KnownModel]:
-        """Return a call's model as it is now, after the call has failed with what was known of it."""
-        return self.catalog.renew(settings.model, settings.version, known, settings.deadline)
+    def renew(self, outdated: KnownModel, settings: CallSettings) -> Steps[KnownModel]:
+        """Return a model as it is after a call has failed: as another call has found it since, or as it is found now.
+
+        It is ``outdated`` itself if nothing has changed.
+        """
+        known = self.catalog.known.get((settings.model, settings.version), outdated)
+        return known if known is not outdated else (yield from self.acquaint(settings, time.monotonic()))

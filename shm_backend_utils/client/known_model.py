@@ -14,8 +14,6 @@ from ..protocol.call_layout import AnyInput, CallLayout, lay_out, record_byte_si
 from ..protocol.layout import data_offset
 from ..protocol.learned_sizes import LearnedSizes
 from .explanation import Check, Explanation
-from .once import Once
-from .settings import left_until
 from .steps import Send, Steps
 from .transports.messages import Codec
 
@@ -146,49 +144,23 @@ class Catalog:
     def __init__(self, codec: Codec, head_room: float) -> None:
         self._codec = codec
         self._head_room = head_room
-        self._once = Once()
         self.known: dict[tuple[str, str], KnownModel] = {}
 
-    def recall(self, model: str, version: str, deadline: float) -> Steps[KnownModel]:
-        """Return a model, and look it up if nobody has, or if it is time to look again."""
+    def recall(self, model: str, version: str) -> KnownModel | None:
+        """Return a model that was looked up before, unless it is time to look again."""
         known = self.known.get((model, version))
-        if known is None or known.is_worth_another_look:
-            known = yield from self.look_up(model, version, deadline, time.monotonic() - _SECOND_LOOK_S)
-        return known
+        return None if known is None or known.is_worth_another_look else known
 
-    def renew(self, model: str, version: str, outdated: KnownModel, deadline: float) -> Steps[KnownModel]:
-        """Return a model as it is after a call has failed: what another call has found since, or else one look finds.
-
-        It is ``outdated`` itself if nothing has changed.
-        """
-        known = self.known.get((model, version), outdated)
-        if known is outdated:
-            known = yield from self.look_up(model, version, deadline, time.monotonic())
-        return known
-
-    def look_up(self, model: str, version: str, deadline: float, since: float) -> Steps[KnownModel]:
-        """Return a model as the server describes it, or has since a moment; the same object if nothing has changed.
+    def look_up(self, model: str, version: str, timeout_s: float) -> Steps[KnownModel]:
+        """Ask the server for a model, and return it; the same object as before if nothing has changed.
 
         Raises
         ------
         InferenceError
             The server has no such model.
         """
-
-        def remembered() -> KnownModel | None:
-            known = self.known.get((model, version))
-            return None if known is None or known.seen < since else known
-
-        while True:
-            known = yield from self._once.find(
-                (model, version), remembered, lambda: self._ask(model, version, deadline), deadline
-            )
-            if known.seen >= since:  # else the one who asked had begun before
-                return known
-
-    def _ask(self, model: str, version: str, deadline: float) -> Steps[KnownModel]:
         asked = time.monotonic()
-        answer = yield Send(self._codec.ask("model config", model, version), left_until(deadline))
+        answer = yield Send(self._codec.ask("model config", model, version), timeout_s)
         spec = ModelSpec.from_config(self._codec.told(answer))
         known = self.known.get((model, version))
         if known is None or known.spec != spec:

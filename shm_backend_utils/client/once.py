@@ -30,10 +30,8 @@ class Once:
     def __init__(self) -> None:
         self._searches: dict[Hashable, concurrent.futures.Future[_Outcome | None]] = {}
 
-    def find(
-        self, what: Hashable, remembered: Callable[[], T | None], search: Callable[[], Steps[T]], deadline: float
-    ) -> Steps[T]:
-        """Return what is remembered, or what one call finds that searches for it.
+    def find(self, what: Hashable, search: Callable[[], Steps[T]], deadline: float) -> Steps[T]:
+        """Return what one call finds that searches for it.
 
         An error is everybody's, too. But where the searching call was cancelled, or had no time left, another one
         searches.
@@ -42,10 +40,8 @@ class Once:
         ----------
         what : hashable
             What is looked for.
-        remembered : callable
-            Returns what was found before; None if that is nothing.
         search : callable
-            Begins the operation that finds it, by this call's deadline.
+            Begins the operation that finds it, by this call's deadline. Another call may have found it just before.
         deadline : float
             Until when this call waits for another one's search, by ``time.monotonic()``.
         """
@@ -56,9 +52,7 @@ class Once:
             try:
                 theirs = self._searches.setdefault(what, mine)
                 if theirs is mine:
-                    found = remembered()
-                    if found is None:
-                        found = yield from search()
+                    found = yield from search()
                     outcome = _Outcome(found)
                     return found
             except ShmError as error:

@@ -45,7 +45,7 @@ def once() -> Once:
 
 
 def caller(once: Once, what: str = "it") -> Steps[str]:
-    return once.find(what, lambda: None, searching, time.monotonic() + 60)
+    return once.find(what, searching, time.monotonic() + 60)
 
 
 def future_in(step: Any) -> concurrent.futures.Future[Any]:

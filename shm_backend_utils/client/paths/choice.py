@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 from dataclasses import replace
@@ -20,7 +19,6 @@ from ...protocol.layout import PAGE_SIZE
 from ..errors import MemoryRefusedError, PathUnavailableError
 from ..explanation import Check, Explanation
 from ..known_model import KnownModel
-from ..once import Once
 from ..settings import left_until
 from ..steps import Steps, offloaded
 from ..transports.messages import Codec
@@ -61,7 +59,6 @@ class PathChooser:
         self._options = options
         self._inline_bytes = inline_bytes
         self._of_server: tuple[Check, ...] | None = None
-        self._once = Once()
 
     def choose(self, model: KnownModel, wanted: str, deadline: float) -> Steps[str]:
         """Return the path of a call.
@@ -71,7 +68,7 @@ class PathChooser:
         PathUnavailableError
             The wanted path is closed, or with ``"auto"`` all are.
         """
-        explanation = model.explanation or (yield from self.explained(model, deadline))
+        explanation = model.explanation or (yield from self.explain(model, deadline))
         path = explanation.path if wanted == "auto" else wanted
         if path is None or not explanation.open(path):
             obstacles = explanation.obstacles(_DIRECT if path is None else path)
@@ -81,17 +78,10 @@ class PathChooser:
             )
         return path
 
-    def explained(self, model: KnownModel, deadline: float) -> Steps[Explanation]:
-        """Return what was found out of a model's paths, or have one call find it out."""
-        explain = functools.partial(self.explain, model, deadline)
-        return self._once.find(model, lambda: model.explanation, explain, deadline)
-
     def explain(self, model: KnownModel, deadline: float) -> Steps[Explanation]:
         """Check everything that is not known yet."""
         spec = model.spec
-        of_server = yield from self._once.find(
-            "server", lambda: self._of_server, functools.partial(self._check_server, deadline), deadline
-        )
+        of_server = self._of_server or (yield from self._check_server(deadline))
         of_model = (*_check_model(spec), *_refused(model))
         sealed = yield from self._check_sealed(model, of_server, of_model, deadline)
         is_sealed = sealed is not None and sealed.outcome is not False
@@ -113,6 +103,7 @@ class PathChooser:
         if model.explanation != explanation:
             _LOG.info("model %r takes the path %s: %s", spec.name, path, explanation.reason)
         if not any(check.is_passing for check in checks):
+            self._of_server = of_server
             model.explanation = explanation
             model.path = path
             model.kind = RegionKind.SEALED if is_sealed else RegionKind.SYSTEM
@@ -167,12 +158,6 @@ class PathChooser:
         return sealed
 
     def _check_server(self, deadline: float) -> Steps[tuple[Check, ...]]:
-        checks = yield from self._try_server(deadline)
-        if not any(check.is_passing for check in checks):
-            self._of_server = checks
-        return checks
-
-    def _try_server(self, deadline: float) -> Steps[tuple[Check, ...]]:
         shared = (_DIRECT, _TRITON_SHM)
         host = self._host
         here = Check("same machine?", True, f"{host} is this machine", shared)

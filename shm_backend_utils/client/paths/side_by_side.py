@@ -107,7 +107,7 @@ class SideBySide:
         row = self._blocks.take(key)
         may_begin = row is None and self._blocks.is_wanted(key)
         while row is None and may_begin:  # one call makes a block, and the others wait for a row of it
-            block = yield from self._once.find(key, lambda: None, begin, settings.deadline)
+            block = yield from self._once.find(key, begin, settings.deadline)
             may_begin = block is not None
             row = self._blocks.take(key)
         if row is None:

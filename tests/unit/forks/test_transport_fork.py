@@ -10,7 +10,7 @@ import pytest
 from tests.unit.forks.programs import run_program
 
 BEGIN = """
-import asyncio, subprocess, threading, time
+import asyncio, subprocess, threading
 from shm_backend_utils.client import AsyncShmClient, ForkedError, ShmClient
 
 serving = subprocess.Popen([sys.executable, "-m", "tests.unit.forks.serving", PROTOCOL],
@@ -33,7 +33,7 @@ def answers(client):
     client._driver.run(client._core.check_server_answers(10))
 
 def held(client):
-    client._driver.run(client._core.catalog.recall("held", "", time.monotonic() + 30))
+    client._driver.run(client._core.catalog.look_up("held", "", 30))
 
 async def answers_async(client):
     driver, core = client._open()
@@ -41,7 +41,7 @@ async def answers_async(client):
 
 async def held_async(client):
     driver, core = client._open()
-    await driver.run(core.catalog.recall("held", "", time.monotonic() + 30))
+    await driver.run(core.catalog.look_up("held", "", 30))
 
 def outcome(call):
     try:
