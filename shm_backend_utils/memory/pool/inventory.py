@@ -7,7 +7,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ...errors import BudgetError
 from .need import Need, least_size, most_capacity, region_size
@@ -18,6 +18,8 @@ __all__ = ["Inventory", "Kind", "Promise", "Shelf"]
 
 Kind = tuple[object, ...]
 """What regions must have in common to be exchanged: slots, records, group."""
+
+_LOST_S: Final = 5.0
 
 
 class Shelf(NamedTuple):
@@ -58,6 +60,8 @@ class Inventory:
         Given back, but a model may still be executing there.
     shelves : dict of tuple of Shelf
         The idle regions of each kind, smallest first. A tuple is replaced, never changed.
+    ownerless_since : dict of SlotRegion to float
+        In nobody's hands when they were looked for last, by ``time.monotonic()``.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -67,6 +71,7 @@ class Inventory:
         self.quarantined: list[SlotRegion] = []
         self._kinds: dict[SlotRegion, Kind] = {}  # every region
         self.shelves: dict[Kind, tuple[Shelf, ...]] = {}
+        self.ownerless_since: dict[SlotRegion, float] = {}
         self._unregistered: deque[str] = deque()
 
     def size_for(self, need: Need) -> int:
@@ -181,6 +186,22 @@ class Inventory:
         """Destroy the regions that have been idle since before a moment."""
         for region in self.idle:
             if region.idle_since < before and self._take_off(region):
+                self.destroy(region)
+
+    def destroy_lost(self) -> None:
+        """Destroy the regions that an interrupt has left in nobody's hands, on their way to or from a shelf.
+
+        They are so for a moment without one, too. So it takes seconds until one counts as lost.
+        """
+        now, kept = time.monotonic(), {*self.returned, *self.quarantined}
+        ownerless = [
+            region
+            for region in self._kinds
+            if region.holder is None and region not in kept and region not in (region.shelf or ())
+        ]
+        self.ownerless_since = {region: self.ownerless_since.get(region, now) for region in ownerless}
+        for region, since in list(self.ownerless_since.items()):
+            if now - since > _LOST_S:
                 self.destroy(region)
 
     def destroy_all(self) -> None:

@@ -294,10 +294,11 @@ class SlotPool(HoldingPool):
         with self._lock:
             self._serve()
             self._inventory.destroy_idle(before=time.monotonic() - self.options.idle_s)
+            self._inventory.destroy_lost()
         self._settle()
         is_urgent = self._tend is not None and self._tend()
         return _QUARANTINE_ROUND_S if is_urgent else self._patience()
 
     def _patience(self) -> float:
-        is_urgent = self._inventory.quarantined or self._tickets.waiting
+        is_urgent = self._inventory.quarantined or self._inventory.ownerless_since or self._tickets.waiting
         return _QUARANTINE_ROUND_S if is_urgent else max(self.options.idle_s / 2, _QUARANTINE_ROUND_S)
