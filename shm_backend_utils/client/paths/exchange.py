@@ -196,10 +196,11 @@ def check_output(spec: ModelSpec, name: str, dtype: DType | None, shape: tuple[i
         raise PeerError(f"model {spec.name!r} answered with an output {name!r} {found}")
     try:
         expected.check(dtype, shape)
-    except TensorError as error:
+    except TensorError:
         raise PeerError(
-            f"model {spec.name!r} answered otherwise than its configuration says: output {error}; correct its "
-            "config.pbtxt or its model.py; if it was just loaded anew, call it again"
+            f"output {name!r} of model {spec.name!r} came as {dtype.name} {list(shape)}, and its configuration says "
+            f"{expected.config_dtype} {list(expected.shape)}; correct its config.pbtxt or its model.py; if it was just "
+            "loaded anew, call it again"
         ) from None
 
 
