@@ -42,15 +42,17 @@ _OURS: Final = frozenset({SLOT_PARAMETER, GENERATION_PARAMETER, PARAMETER})
 _PATHS: Final = get_args(PathName)
 _LIBRARIES: Final = get_args(LibraryName)
 _COMPRESSIONS: Final = ("gzip", "deflate")
-_KINDS: Final = {
-    "model_version": (str, "a str"),
-    "request_id": (str, "a str"),
+_KINDS: Final[Mapping[str, tuple[Any, str]]] = {
+    "model_version": (str, "a str that has UTF-8"),
+    "request_id": (str, "a str that has UTF-8"),
+    "sequence_id": ((numbers.Integral, str), "an integer, or a str that has UTF-8"),
     "priority": (numbers.Integral, "an integer"),
     "timeout": (numbers.Integral, "an integer: microseconds"),
     "headers": (Mapping, "a mapping"),
     "parameters": (Mapping, "a mapping"),
 }
 _DASHES: Final = str.maketrans("", "", "-_.")
+_PLAIN: Final = {"priority": int, "timeout": int, "sequence_start": bool, "sequence_end": bool}
 _LIMITS: Final = {"priority": 2**64, "timeout": 2**63}
 
 
@@ -138,17 +140,11 @@ def check_options(options: RequestOptions) -> RequestOptions:
         raise TypeError(f"there is no keyword argument {name!r}; {_remedy(name)}")
     options = RequestOptions(**{name: value for name, value in options.items() if value is not None})  # type: ignore[typeddict-item]
     _check_kinds(options)
-    for name in options.get("parameters", ()):
-        if name in _OURS:
-            raise CallerError(f"parameter {name!r} is written by the client itself; leave it out")
-        if name in _RESERVED or name.startswith("triton_"):
-            raise CallerError(f"parameter {name!r} is reserved by Triton; use the keyword argument, or another name")
-    for name, value in options.get("parameters", {}).items():
-        if not isinstance(value, str | int | float):
-            raise CallerError(
-                f"parameter {name!r} is {value!r}; expected a str, a bool, an int of 64 bits, or a float"
-                f"{'; write .item() for a number of NumPy' if isinstance(value, numbers.Real) else ''}"
-            )
+    for name in options.keys() & _PLAIN.keys():  # JSON knows no numbers of NumPy
+        options[name] = _PLAIN[name](options[name])  # type: ignore[literal-required]
+    if isinstance(options.get("sequence_id"), numbers.Integral):
+        options["sequence_id"] = int(options["sequence_id"])
+    _check_parameters(options.get("parameters", {}))
     for name, value in options.get("headers", {}).items():
         if not (_is_printable(name) and name.translate(_DASHES).isalnum() and _is_header_value(value)):
             raise CallerError(
@@ -162,6 +158,29 @@ def check_options(options: RequestOptions) -> RequestOptions:
     if compression is not None and compression not in _COMPRESSIONS:
         raise CallerError(f"compression is {compression!r}; expected {' or '.join(map(repr, _COMPRESSIONS))}")
     return options
+
+
+def _check_parameters(parameters: Mapping[str, Any]) -> None:
+    for name in parameters:
+        if not _is_text(name):
+            raise CallerError(f"parameters has the name {shown(name)}; expected a str that has UTF-8")
+        if name in _OURS:
+            raise CallerError(f"parameter {name!r} is written by the client itself; leave it out")
+        if name in _RESERVED or name.startswith("triton_"):
+            raise CallerError(f"parameter {name!r} is reserved by Triton; use the keyword argument, or another name")
+    for name, value in parameters.items():
+        if not isinstance(value, int | float) and not _is_text(value):
+            raise CallerError(
+                f"parameter {name!r} is {value!r}; expected a str, a bool, an int of 64 bits, or a float"
+                f"{'; write .item() for a number of NumPy' if isinstance(value, numbers.Real) else ''}"
+            )
+
+
+def _is_text(value: object) -> bool:
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
 
 
 def _is_printable(text: object) -> bool:
@@ -206,8 +225,9 @@ def check_is_installed(library: str | None) -> None:
 
 def _check_kinds(options: Mapping[str, Any]) -> None:
     for name, (kind, what) in _KINDS.items():
-        if name in options and not isinstance(options[name], kind):
-            raise CallerError(f"{name} is {options[name]!r}; expected {what}")
+        value = options.get(name)
+        if name in options and not (isinstance(value, kind) and (not isinstance(value, str) or _is_text(value))):
+            raise CallerError(f"{name} is {value!r}; expected {what}")
     for name, limit in _LIMITS.items():
         if not 0 <= options.get(name, 0) < limit:
             raise CallerError(f"{name} is {options[name]}; expected 0 or more, and less than {limit}")

@@ -205,7 +205,7 @@ class RegisteredModel:
 
     def _checked(self, inputs: Mapping[str, npt.NDArray[Any] | list[Any]]) -> int:
         """Return how many rows there are, after looking at all that can be wrong before anything is sent."""
-        lengths = {name: len(data) for name, data in inputs.items()}
+        lengths = {name: _length(name, data) for name, data in inputs.items()}
         if len(set(lengths.values())) != 1:
             raise ValueError(f"inputs of model {self.model_name!r} must have one number of rows each; found {lengths}")
         row_count = next(iter(lengths.values()))
@@ -260,6 +260,15 @@ class Rows(Source):
             # versions of NumPy take an array of one for it, and some do not.
             for index, row in enumerate(self._data):
                 target[index, ...] = row
+
+
+def _length(name: str, data: Any) -> int:
+    try:
+        return len(data)
+    except TypeError:
+        raise TensorTypeError(
+            name, f"input {name!r} is a {type(data).__name__} without rows; expected a NumPy array, or a list of rows"
+        ) from None
 
 
 def check_rows(name: str, data: Sequence[Any] | npt.NDArray[Any], row_shape: tuple[int, ...], count: int) -> None:

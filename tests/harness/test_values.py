@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils import dtypes
-from shm_backend_utils.client import InferenceError, ShmClient
+from shm_backend_utils.client import InferenceError, Result, ShmClient
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.compat.registered_model import RegisteredModel
 from shm_backend_utils.compat.shm_tensors import given_inputs
@@ -184,19 +184,47 @@ def test_a_value_that_cannot_arrive_is_refused_in_the_same_words(client: ShmClie
                 give(client, name, one, {"path": path, "outputs": [name], "kind": kind})
 
 
-def test_masks_are_not_dropped_by_what_takes_arrays_alone(harness: ModelHarness) -> None:
-    with pytest.raises(TensorError, match="tensor 'X' has 1 masked elements"):
-        given_inputs([("X", MASKED)], None)
-    transport = harness.connect()
+@pytest.fixture
+def registered(harness: ModelHarness) -> Iterator[RegisteredModel]:
+    """What TritonSHMClient has of a model."""
     declared = [("FP32", (4,), np.float32)]
-    model = RegisteredModel(transport, "serve", declared, declared, 8, 1)
-    try:
-        assert model.infer({"FP32": ROWS}, None, {})["FP32"].tolist() == ROWS.tolist()
-        for masked in (MASKED, list(MASKED)):
-            with pytest.raises(TensorError, match="tensor 'FP32' has 1 masked elements"):
-                model.infer({"FP32": masked}, None, {})
-    finally:
-        model.close()
+    model = RegisteredModel(harness.connect(), "serve", declared, declared, 8, 1)
+    yield model
+    model.close()
+
+
+@pytest.mark.parametrize("kind", ["array", "big-endian", "not contiguous", "list of rows", "nested lists of numbers"])
+def test_rows_of_a_registered_model_arrive_as_they_are(registered: RegisteredModel, kind: str) -> None:
+    found = registered.infer({"FP32": KINDS["FP32"][kind].make()}, None, {})["FP32"]
+    check(Result({"FP32": found}, "", dict), "FP32", ROWS)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (MASKED, "tensor 'FP32' has 1 masked elements"),
+        (list(MASKED), "tensor 'FP32' has 1 masked elements"),
+        (np.array(1.0), "input 'FP32' is a ndarray without rows; expected a NumPy array, or a list of rows"),
+        (None, "input 'FP32' is a NoneType without rows"),
+        (iter(ROWS), "input 'FP32' is a iterator without rows"),
+    ],
+    ids=["masked", "masked rows", "0-d", "nothing", "iterator"],
+)
+def test_what_is_no_rows_of_a_registered_model(registered: RegisteredModel, value: Any, text: str) -> None:
+    with pytest.raises(TensorError, match=text):
+        registered.infer({"FP32": value}, None, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("FP32", "array"), ("FP32", "big-endian"), ("BYTES", "objects of np.bytes_")]
+)
+def test_arrays_of_shm_util_lie_as_they_are(name: str, kind: str) -> None:
+    make, arrives = KINDS[name][kind]
+    (given,) = given_inputs([("X", make())], None)
+    expected = b"\2\0\0\0ab" if name == "BYTES" else np.asarray(arrives).tobytes()
+    assert (given.dtype.name, given.data.tobytes()) == (name, expected)  # type: ignore[union-attr]
+    with pytest.raises(TensorError, match="tensor 'X' has 1 masked elements"):
+        given_inputs([("X", [MASKED])], None)
 
 
 NAMED: Final[dict[str, Any]] = {

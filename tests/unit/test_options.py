@@ -12,7 +12,9 @@ import pytest
 from shm_backend_utils.client.errors import TimeoutValueError
 from shm_backend_utils.client.options import RequestOptions, Tls, check_options, check_timeout
 from shm_backend_utils.client.settings import ClientSettings
-from shm_backend_utils.client.transports.messages import split_url
+from shm_backend_utils.client.transports.grpc.codec import GrpcCodec
+from shm_backend_utils.client.transports.http.codec import HttpCodec
+from shm_backend_utils.client.transports.messages import Codec, OutputTensor, Request, split_url
 from shm_backend_utils.errors import CallerError
 
 EVERYTHING = RequestOptions(
@@ -68,6 +70,8 @@ def test_a_parameter_that_the_client_writes_itself_is_refused(name: str) -> None
         ("timeout", 2**63, f"0 or more, and less than {2**63}"),
         ("headers", [("a", "b")], "a mapping"),
         ("parameters", [("a", 1)], "a mapping"),
+        ("sequence_id", 1.5, "an integer, or a str that has UTF-8"),
+        ("request_id", "\ud800", "a str"),
         *(("compression", wrong, "'gzip' or 'deflate'") for wrong in ("zip", "GZIP", "")),
     ],
 )
@@ -77,7 +81,35 @@ def test_an_option_with_such_a_value_is_refused_before_anything_is_sent(name: st
         check_options(wrong)
 
 
-@pytest.mark.parametrize("value", [None, [1], {"a": 1}, b"bytes"])
+PLAIN = RequestOptions(
+    request_id="x", sequence_id=7, sequence_start=True, priority=1, timeout=9, headers={"x": "y"}, parameters={"n": 0.5}
+)
+OF_NUMPY: Any = {
+    "request_id": np.str_("x"),
+    "sequence_id": np.int64(7),
+    "sequence_start": np.bool_(True),
+    "priority": np.uint8(1),
+    "timeout": np.int64(9),
+    "headers": {np.str_("x"): np.str_("y")},
+    "parameters": {np.str_("n"): np.float64(0.5)},
+}
+
+
+@pytest.mark.parametrize("codec", [GrpcCodec(), HttpCodec()], ids=lambda codec: type(codec).__name__)
+def test_values_of_numpy_are_sent_like_pythons(codec: Codec) -> None:
+    sent = [
+        codec.infer(Request(name("m"), (), [OutputTensor(name("Y"))], check_options(options)))
+        for name, options in ((np.str_, OF_NUMPY), (str, PLAIN))
+    ]
+    assert sent[0] == sent[1]
+
+
+def test_a_number_that_json_lacks_is_refused_over_http() -> None:
+    with pytest.raises(CallerError, match="parameter 'x' is nan, which JSON has no number for; send it as a str"):
+        HttpCodec().infer(Request("m", (), None, check_options(RequestOptions(parameters={"x": math.nan}))))
+
+
+@pytest.mark.parametrize("value", [None, [1], {"a": 1}, b"bytes", "\ud800"])
 def test_a_parameter_that_no_request_can_carry_is_refused(value: Any) -> None:
     with pytest.raises(
         CallerError, match="parameter 'mine' is .*; expected a str, a bool, an int of 64 bits, or a float"

@@ -9,6 +9,7 @@ import base64
 import contextlib
 import gzip
 import json
+import math
 import operator
 import zlib
 from collections.abc import Callable, Mapping
@@ -238,6 +239,8 @@ def _checked(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     for name, value in parameters.items():
         if isinstance(value, int) and not -_MAX_INT64 - 1 <= value <= _MAX_INT64:
             raise CallerError(f"parameter {name!r} is {value!r}; expected a str, a bool, an int of 64 bits, or a float")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise CallerError(f"parameter {name!r} is {value!r}, which JSON has no number for; send it as a str")
     return parameters
 
 
