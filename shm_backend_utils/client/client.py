@@ -127,16 +127,17 @@ class ShmClient(ServerMethods):
         inputs : mapping
             Name to a NumPy array in any memory order; to anything with ``__dlpack__``, ``__array_interface__`` or
             ``__array__``, on the host; to a list of these; to a tensor on a GPU, with ``__dlpack__`` or
-            ``__cuda_array_interface__``; or to Python numbers and strings. Dtypes of arrays must be the model's. Arrays
+            ``__cuda_array_interface__``; or to Python numbers and strings. Dtypes of arrays must be the model's, and no
+            element may be masked. Arrays
             of a list that have one dimension less than the input are its rows. Where the model takes batches, those
             with as many dimensions as the input are parts of one batch. On the direct path a tensor on a GPU is used
             where it is, if CUDA IPC can share it, and from ``PoolOptions.lend_bytes`` on; models can see the whole
             allocation that it is part of.
-        outputs : sequence of str or mapping, optional
-            The outputs wanted, all if not given. A mapping also says how much room each needs, as bytes, as
-            ``(shape, dtype)``, or as None. Where neither this nor the configuration tells, the size is learned from the
-            first call, whose output comes back through Triton. ``"cuda:0"``, or ``(shape, dtype, "cuda:0")``, has the
-            output on that GPU; all others come to the host, also if the inputs are on a GPU.
+        outputs : iterable of str or mapping, optional
+            The outputs wanted, one or more; all if not given. A mapping also says how much room each needs, as bytes,
+            as ``(shape, dtype)``, or as None. Where neither this nor the configuration tells, the size is learned from
+            the first call, whose output comes back through Triton. ``"cuda:0"``, or ``(shape, dtype, "cuda:0")``, has
+            the output on that GPU; all others come to the host, also if the inputs are on a GPU.
         timeout_s : float, optional
             How long the whole call may take, in seconds, with the slack that :class:`ShmClient` names; by default what
             the client says.
@@ -257,7 +258,7 @@ class ShmClient(ServerMethods):
             bytes each, on average. Or to a tensor on a GPU, which then is the input's memory as long as the call lives:
             C-contiguous, and of a kind that CUDA IPC can share, if the path is direct. Models see the whole allocation
             that it is part of.
-        outputs : sequence of str or mapping, optional
+        outputs : iterable of str or mapping, optional
             As of :meth:`infer`.
         timeout_s : float, optional
             How long this may take, and then each :meth:`PreparedCall.infer`, in seconds; by default what the client

@@ -128,6 +128,8 @@ def _by_dlpack(name: str, value: Any) -> npt.NDArray[Any]:
 
 def _by_numpy(name: str, value: Any) -> npt.NDArray[Any]:
     try:
+        if getattr(value, "__array_interface__", {}).get("mask") is not None:  # which NumPy would not look at
+            raise TypeError("it has a mask")
         return np.asarray(value)
     except Exception as error:  # whatever a library raises where it does not give its elements away
         raise _unreadable(name, value, error) from None

@@ -66,6 +66,14 @@ class Described:
         self.__array_interface__ = array.__array_interface__
 
 
+class Masked(Described):
+    """Describes which of its elements are valid."""
+
+    def __init__(self, array: Array) -> None:
+        super().__init__(array)
+        self.__array_interface__ = {**array.__array_interface__, "mask": Described(array > 0)}
+
+
 class Convertible:
     """Has __array__, and nothing else: so have columns of pandas."""
 
@@ -158,6 +166,7 @@ KINDS: Final[dict[str, dict[str, Kind]]] = {
         "masked": Kind(lambda: MASKED, "has 1 masked elements, .*: give what .filled"),
         "list of masked rows": Kind(lambda: [ROWS[0], *MASKED[1:]], "has 1 masked elements"),
         "list of a masked row and numbers": Kind(lambda: [ROWS[0].tolist(), *MASKED[1:]], "has 1 masked elements"),
+        "masked interface": Kind(lambda: Masked(ROWS), "is a .*Masked that cannot be read: it has a mask; give"),
         "masked number": Kind(lambda: [[1.0, np.ma.masked]], "has 1 masked elements"),
         "another dtype": Kind(lambda: ROWS.astype(np.float64), r"is FP64, but .*; convert it by .astype\('float32'\)"),
         "complex": Kind(lambda: ROWS * 1j, "has NumPy dtype complex64; Triton has .*: convert it"),

@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 import numpy as np
 import pytest
 
-from shm_backend_utils.errors import ForwardError, ModelError
+from shm_backend_utils.errors import ForwardError, ModelError, TensorError
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.model.devices.arrays import DeviceArrays
 from shm_backend_utils.model.forward import Forwarder, direct
@@ -20,6 +20,7 @@ from shm_backend_utils.model.triton import TritonBackend
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol import call_layout
 from shm_backend_utils.protocol.spans import MAX_TENSORS
+from shm_backend_utils.tensors.values import untyped_array
 from tests.unit.answering_server import answering
 from tests.unit.emulated import start_server
 
@@ -53,6 +54,37 @@ def test_a_request_to_a_model(forwarder: Forwarder, monkeypatch: pytest.MonkeyPa
     forwarding = forwarder.begin("called", {"X": np.ones(3, np.float32)}, ["Y0"], {}, "", "", [])
     assert type(forwarding) is kind
     forwarding.give_up()
+
+
+@pytest.mark.parametrize("outputs", [[], {}, iter(()), "Y0", 3, [1]], ids=str)
+def test_outputs_that_no_model_can_be_asked_for(
+    forwarder: Forwarder, monkeypatch: pytest.MonkeyPatch, outputs: Any
+) -> None:
+    monkeypatch.setattr(forwarder._specs, "spec", lambda model, version: spec_of(1))
+    with pytest.raises(ModelError, match="model 'called' cannot be asked so: outputs (is|has) .*(expected|leave)"):
+        forwarder.begin("called", {"X": np.ones(3, np.float32)}, outputs, {}, "", "", [])
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ([b"a\0", "\u00fc"], [b"a\0", "\u00fc"]),
+        (np.array(["a"]), ["a"]),
+        ([[1, 2]], [[1, 2]]),
+        (np.array([1.5], ">f8"), [1.5]),
+        (np.ma.MaskedArray([1]), [1]),
+    ],
+    ids=["bytes and text", "array of text", "numbers", "big-endian", "nothing masked"],
+)
+def test_a_value_for_a_model_of_which_nobody_tells_is_what_numpy_takes_it_for(value: Any, expected: list[Any]) -> None:
+    array = untyped_array("X", value)
+    assert (array.tolist(), type(array), array.dtype.isnative) == (expected, np.ndarray, True)
+
+
+@pytest.mark.parametrize("value", [np.ma.MaskedArray([1], True), [[1], [2, 3]], [np.ma.MaskedArray([1], True), [2]]])
+def test_a_value_for_a_model_of_which_nobody_tells_is_not_changed(value: Any) -> None:
+    with pytest.raises(TensorError, match="tensor 'X' (has 1 masked elements|is a nested list that is not rect)"):
+        untyped_array("X", value)
 
 
 @pytest.mark.parametrize("hint", [16, np.int64(16), np.uint8(16)])

@@ -314,9 +314,9 @@ class Call(AnsweredRequest):
         model : str
             Its name.
         inputs : mapping
-            Name to a view, or to an array on the host or on a GPU.
-        outputs : sequence of str or mapping, optional
-            The outputs wanted, all if not given. A mapping also says what is known of each: a view that
+            Name to a view, or to what :meth:`put` takes.
+        outputs : iterable of str or mapping, optional
+            The outputs wanted, one or more; all if not given. A mapping also says what is known of each: a view that
             :meth:`output` has returned, to be written to; or how many bytes to keep; or None.
         model_version : str, optional
             By default the server chooses.
@@ -326,13 +326,14 @@ class Call(AnsweredRequest):
         Returns
         -------
         dict of str to TensorView
-            Valid as long as they live, and at most until this call ends where they lie in the client's memory.
+            Valid as long as they live, and at most until this call ends where they lie in the client's memory. They
+            are read-only, unless they are views that were given to be written to.
 
         Raises
         ------
         ModelError
-            There is no such model, or it is decoupled, or it would wait for this call itself, or Triton does not pass
-            on a parameter.
+            There is no such model, or it is decoupled, or it has no such outputs, or it would wait for this call
+            itself, or Triton does not pass on a parameter.
         TensorError
             It does not take these tensors.
         ForwardError

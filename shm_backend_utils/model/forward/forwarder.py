@@ -215,7 +215,7 @@ def _names(model: str, spec: ModelSpec | None, outputs: ForwardOutputs) -> list[
         try:
             return output_names(outputs)
         except CallerError as error:
-            raise ModelError(f"model {model!r} is called with what it cannot be asked for: {error}") from None
+            raise ModelError(f"model {model!r} cannot be asked so: {error}") from None
     if spec is None:
         raise ModelError(
             f"the outputs of model {model!r} are not known here, as the server's HTTP endpoint does not tell; name "

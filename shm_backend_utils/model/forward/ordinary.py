@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +26,7 @@ from ..triton import TritonBackend
 __all__ = ["Asked", "ForwardOutputs", "Forwarding", "Given", "OrdinaryForwarding"]
 
 
-ForwardOutputs = Sequence[str] | Mapping[str, TensorView | int | None] | None
+ForwardOutputs = Iterable[str] | Mapping[str, TensorView | int | None] | None
 """The outputs that are wanted: names, or with what is known of each: a view to write to, or bytes; None for all."""
 
 
