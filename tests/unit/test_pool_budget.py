@@ -234,12 +234,13 @@ def test_without_a_budget_a_client_takes_as_much_as_it_leaves(
 
 @pytest.mark.parametrize("count", [1, 2, 8])
 def test_several_clients_leave_as_much_as_each_has(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    pools = [SlotPool(PoolOptions()) for _ in range(count)]
+    pools: list[SlotPool] = []
     machine = 90 * REGION
     monkeypatch.setattr(module, "available_bytes", lambda: machine - sum(pool._inventory.made_bytes for pool in pools))
     with contextlib.ExitStack() as stack:
-        for pool in pools:
-            stack.callback(pool.close)
+        for _ in range(count):
+            pools.append(SlotPool(PoolOptions()))
+            stack.callback(pools[-1].close)
         held: list[object] = []
         for _ in range(90):
             tickets = [(pool, pool.request_at_once(Need(1), Origin.here("a call"))) for pool in pools]

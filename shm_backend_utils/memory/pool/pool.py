@@ -31,6 +31,7 @@ _LOG: Final = logging.getLogger(__name__)
 _QUARANTINE_ROUND_S: Final = 0.05
 _FINALIZERS_PATIENCE_S: Final = 1.0
 _PARTS_OF_THE_BUDGET: Final = 4
+_PARTS_UNLOOKED: Final = 64
 
 
 class SlotPool(HoldingPool):
@@ -58,6 +59,7 @@ class SlotPool(HoldingPool):
         self.options = options
         self.is_forked = False
         self.wait_count = 0
+        self._looked_at = 0  # how many bytes there were at the last look at the budget
         self._tend = tend
         self._housekeeper: Repeater | None = None
         forsake_in_children(self)
@@ -231,10 +233,13 @@ class SlotPool(HoldingPool):
 
     def _look_at_budget(self) -> None:
         """Have the budget follow what other processes leave of the machine's memory."""
+        self._looked_at = self._inventory.byte_size
         self._inventory.max_bytes = self.options.budget_bytes(self._inventory.made_bytes)
 
     def _size_for(self, need: Need) -> int:
-        self._look_at_budget()
+        more = abs(self._inventory.byte_size + need.byte_size - self._looked_at)
+        if more > self._inventory.max_bytes // _PARTS_UNLOOKED:  # to look takes as long as to make a small region
+            self._look_at_budget()
         try:
             return self._inventory.size_for(need)
         except BudgetError:
