@@ -23,9 +23,7 @@ def is_this_machine(host: str) -> bool:
     try:
         addresses: Sequence[Any] = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
     except OSError as error:
-        if error.errno in NO_DESCRIPTORS:
-            raise
-        return False  # what the name means, the first request will tell
+        return _no(error)  # what the name means, the first request will tell
     return any(_can_bind(family, address) for family, _, _, _, address in addresses)
 
 
@@ -34,7 +32,12 @@ def _can_bind(family: int, address: tuple[Any, ...]) -> bool:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind(address)
     except OSError as error:
-        if error.errno in NO_DESCRIPTORS:
-            raise
-        return False
+        return _no(error)
     return True
+
+
+def _no(error: OSError) -> bool:
+    """Return that it is not, unless nothing could be found out."""
+    if error.errno in NO_DESCRIPTORS:
+        raise error
+    return False

@@ -78,15 +78,11 @@ class SlotPool(HoldingPool):
         """
         ticket = Ticket(need, self._size_for(need), holder, concurrent.futures.Future())
         try:
-            with self._lock:
-                if self._closed:
-                    raise ClosedError("this client")
-                self._tickets.waiting.append(ticket)
-                self._serve()
-                who = "" if ticket.granted.done() else f"{self._inventory}, and {len(self._tickets.waiting)} calls wait"
-                self.wait_count += bool(who)
-            self._settle()
-            if who:
+            if not self._is_granted(ticket):
+                with self._lock:
+                    who = f"{self._inventory}, and {len(self._tickets.waiting)} calls wait"
+                    self.wait_count += 1
+                self._settle()
                 _LOG.warning("the pool has run dry: %s", who)
                 if self._housekeeper is not None:
                     self._housekeeper.hurry()
@@ -98,20 +94,23 @@ class SlotPool(HoldingPool):
     def request_at_once(self, need: Need, holder: object) -> Ticket | None:
         """Ask for a region, and wait for none: the ticket is granted, or there is none; raises as :meth:`request`."""
         ticket = Ticket(need, self._size_for(need), holder, concurrent.futures.Future())
+        is_granted = False
         try:
-            with self._lock:
-                if self._closed:
-                    raise ClosedError("this client")
-                self._tickets.waiting.append(ticket)
-                self._serve()
-                is_granted = ticket.granted.done()
-                if not is_granted:
-                    self._tickets.withdraw(ticket)
-            self._settle()
-        except BaseException:  # an interrupt: the caller has no ticket to give up
-            self.withdraw(ticket)
-            raise
+            is_granted = self._is_granted(ticket)
+        finally:
+            if not is_granted:
+                self.withdraw(ticket)
         return ticket if is_granted else None
+
+    def _is_granted(self, ticket: Ticket) -> bool:
+        """Have a ticket wait its turn; return whether that has come at once."""
+        with self._lock:
+            if self._closed:
+                raise ClosedError("this client")
+            self._tickets.waiting.append(ticket)
+            self._serve()
+        self._settle()
+        return ticket.granted.done()
 
     def redeem(self, ticket: Ticket, deadline: float = math.inf) -> tuple[SlotRegion, Memory]:
         """Return the region of a granted ticket, which may have to be made, and its memory.
