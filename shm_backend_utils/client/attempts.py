@@ -7,6 +7,7 @@ import time
 from typing import Final
 
 from ..errors import ClosedError, PeerError, PoolExhaustedError, ShmError, SlotInDoubtError, SlotInUseError
+from ..protocol.learned_sizes import CALLS
 from ..protocol.refusals import code_in
 from .copy_warnings import tell_overflow
 from .core import Core, OpenCall
@@ -108,8 +109,10 @@ def attempt(core: Core, call: OpenCall, timeout_s: float, remedy: str = _REMEDY)
     if result.overflowed:
         known.learn(result.overflowed, rows)
         tell_overflow(known, result.overflowed, remedy, call.settings.origin)
-    elif known.learned.per_row and known.learned.shrink(result.bytes_avoided, rows):
-        core.drop_idle()
+    elif (learned := known.learned).per_row:
+        learned.needed.append(result.bytes_avoided / rows)
+        if len(learned.needed) >= CALLS and learned.shrink():
+            core.drop_idle()
     if call.output_devices:
         library = call.exchange.library or call.settings.library
         result = yield from brought_to_gpus(core.gpus, result, call.output_devices, library, timeout_s)

@@ -21,7 +21,14 @@ from .client_memory import ClientMemory
 from .copy_warnings import tell_path
 from .errors import InferenceError
 from .explanation import Explanation
-from .inputs.descriptions import InputDescription, Outputs, WantedOutputs, described_inputs, wanted_outputs
+from .inputs.descriptions import (
+    ALL_OUTPUTS,
+    InputDescription,
+    Outputs,
+    WantedOutputs,
+    described_inputs,
+    wanted_outputs,
+)
 from .inputs.devices import copied_source, device_source, kept_source
 from .inputs.gpus import Gpus
 from .inputs.sources import Elsewhere, Source, sources
@@ -145,7 +152,7 @@ class Core:
         elsewhere: Elsewhere | None = None,
     ) -> Steps[OpenCall]:
         """Take memory for a call and copy its inputs there; ``elsewhere`` is how those on GPUs are taken."""
-        wanted, devices = wanted_outputs(outputs)
+        wanted, devices = ALL_OUTPUTS if outputs is None else wanted_outputs(outputs)
         # What :meth:`fitting` does, without the functions that it calls: this is on the way of every call.
         known = self.catalog.known.get((settings.model, settings.version))
         if known is None or (known.path != DirectExchange.path and known.is_worth_another_look):

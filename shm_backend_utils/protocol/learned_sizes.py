@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["LearnedSizes"]
+__all__ = ["CALLS", "LearnedSizes"]
 
-_CALLS: Final = 256
+CALLS: Final = 256
 """So many calls that need less, one after another, show that what was learned is more than is needed."""
 
 
@@ -24,35 +24,33 @@ class LearnedSizes:
     ----------
     per_row : dict of str to int
         With the head room; for each output one number at most.
+    needed : list of float
+        What calls since :meth:`shrink` had in all outputs together, per row. Calls add theirs, where ``per_row`` is not
+        empty; after :data:`CALLS` of them, it is time to shrink.
     """
 
     def __init__(self, head_room: float) -> None:
         self.per_row: dict[str, int] = {}
+        self.needed: list[float] = []
         self._head_room = head_room
-        self._calls = 0
-        self._most = 0.0
         self._has_shrunk = False
 
     def learn(self, byte_sizes: Mapping[str, int], rows: int) -> None:
         """Take note of outputs that found too little room, in a call of so many rows."""
         for name, byte_size in byte_sizes.items():
             self.per_row[name] = max(math.ceil(byte_size / rows * self._head_room), self.per_row.get(name, 0))
-        self._most = max(self._most, sum(byte_sizes.values()) / rows)
+        self.needed = [max([sum(byte_sizes.values()) / rows, *self.needed])]
 
-    def shrink(self, byte_size: int, rows: int) -> bool:
-        """Take note of a call whose outputs had at most so many bytes together.
+    def shrink(self) -> bool:
+        """Forget what no call needed: none of its outputs is larger than all of them together.
 
         Returns
         -------
         bool
             Whether calls have had less for a while: memory that none of them has is not needed then.
         """
-        self._most = max(self._most, byte_size / rows)
-        self._calls += 1
-        if self._calls < _CALLS:
-            return False
-        most = math.ceil(self._most * self._head_room)
-        self._calls, self._most = 0, 0.0
+        needed, self.needed = self.needed, []
+        most = math.ceil(max(needed, default=0) * self._head_room)
         too_large = [name for name, size in self.per_row.items() if size > most]
         self.per_row.update(dict.fromkeys(too_large, most))
         had_shrunk, self._has_shrunk = self._has_shrunk, bool(too_large)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .sources import Elsewhere, Source
 
 __all__ = [
+    "ALL_OUTPUTS",
     "InputDescription",
     "OutputHint",
     "Outputs",
@@ -123,7 +124,7 @@ class WantedOutputs(NamedTuple):
     devices: Mapping[str, int]
 
 
-_ALL: Final = WantedOutputs(None, MappingProxyType({}))
+ALL_OUTPUTS: Final = WantedOutputs(None, MappingProxyType({}))
 
 
 def wanted_outputs(outputs: Outputs | WantedOutputs) -> WantedOutputs:
@@ -137,12 +138,12 @@ def wanted_outputs(outputs: Outputs | WantedOutputs) -> WantedOutputs:
         A hint is no number of bytes, no shape and dtype, and no device.
     """
     if outputs is None:
-        return _ALL
+        return ALL_OUTPUTS
     if isinstance(outputs, WantedOutputs):
         return outputs
     names = output_names(outputs)
     if type(outputs) is not dict and not isinstance(outputs, Mapping):
-        return WantedOutputs(dict.fromkeys(names), _ALL.devices)
+        return WantedOutputs(dict.fromkeys(names), ALL_OUTPUTS.devices)
     byte_sizes: dict[str, int | None] = {}
     devices: dict[str, int] = {}
     for name, hint in outputs.items():

@@ -222,8 +222,14 @@ def _check_answered(spec: ModelSpec, requested: Iterable[str] | None, places: Se
     """Raise PeerError unless the model answered with every output that was wanted, as its configuration has them."""
     names = set()
     for name, dtype, shape, *_ in places:
-        check_output(spec, name, dtype, shape)
         names.add(name)
+        expected = spec.outputs.get(name)
+        if (  # what check_output() does, without the functions around it
+            expected is None
+            or dtype is not expected.dtype
+            or not (expected.takes_any_size and len(shape) == len(expected.shape))
+        ):
+            check_output(spec, name, dtype, shape)
     for name in spec.outputs if requested is None else requested:
         if name not in names:
             raise missing_output(spec.name, name)

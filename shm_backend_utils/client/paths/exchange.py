@@ -195,7 +195,10 @@ def check_output(spec: ModelSpec, name: str, dtype: DType | None, shape: tuple[i
         found = "of a type that Triton does not have" if dtype is None else "which its configuration does not have"
         raise PeerError(f"model {spec.name!r} answered with an output {name!r} {found}")
     try:
-        expected.check(dtype, shape)
+        if expected.dtype is None:
+            expected.check_shape(shape)
+        else:
+            expected.check(dtype, shape)
     except TensorError:
         raise PeerError(
             f"output {name!r} of model {spec.name!r} came as {dtype.name} {list(shape)}, and its configuration says "

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .inventory import Inventory
-from .need import Need, most_capacity
+from .need import FAR_MORE, SMALL, Need
 from .slot import SlotRegion
 from .tickets import TicketQueue
 
@@ -50,7 +50,7 @@ class HoldingPool:
         """
         if self._tickets.waiting:
             return None
-        least, most = need.byte_size, most_capacity(need.byte_size)
+        least, most = need.byte_size, max(FAR_MORE * need.byte_size, SMALL)
         for capacity, regions in self._inventory.shelves.get(need[1:], ()):
             if least <= capacity <= most:
                 region = None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from ...errors import BudgetError
-from .need import Need, least_size, most_capacity, region_size
+from .need import FAR_MORE, SMALL, Need, least_size, region_size
 from .options import PoolStatus
 from .slot import SlotRegion
 
@@ -95,7 +95,7 @@ class Inventory:
 
     def take(self, byte_size: int, kind: Kind) -> SlotRegion | None:
         """Take the smallest idle region of a kind that has room, and not far too much; None if there is none."""
-        most = most_capacity(byte_size)
+        most = max(FAR_MORE * byte_size, SMALL)
         for capacity, regions in self.shelves.get(kind, ()):
             if byte_size <= capacity <= most:
                 try:

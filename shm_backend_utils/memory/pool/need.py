@@ -8,10 +8,12 @@ from ...protocol.layout import PAGE_SIZE, data_offset
 from ..kinds import RegionKind
 from ..rounding import roomy, whole_pages
 
-__all__ = ["Need", "least_size", "most_capacity", "region_size"]
+__all__ = ["FAR_MORE", "SMALL", "Need", "least_size", "region_size"]
 
-_TIMES: Final = 16
-_SMALL: Final = 2**20
+FAR_MORE: Final = 16
+"""So many times what a call needs is left to idle, and to go in time, if it is more than ``SMALL``."""
+
+SMALL: Final = 2**20
 
 
 class Need(NamedTuple):
@@ -46,8 +48,3 @@ def region_size(need: Need) -> int:
 def least_size(need: Need) -> int:
     """Return the size of the smallest region that meets a need."""
     return whole_pages(max(need.byte_size, 1) + data_offset(need.slot_count, need.record_byte_size))
-
-
-def most_capacity(byte_size: int) -> int:
-    """Return how large a region is taken for so many bytes: a far larger one is left to idle, and to go in time."""
-    return max(_TIMES * byte_size, _SMALL)

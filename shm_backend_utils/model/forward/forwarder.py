@@ -12,7 +12,7 @@ from ...memory.pool.options import PoolOptions
 from ...memory.pool.pool import SlotPool
 from ...model_spec import ModelSpec, output_names
 from ...protocol.call_layout import obstacle_in_tensors
-from ...protocol.learned_sizes import LearnedSizes
+from ...protocol.learned_sizes import CALLS, LearnedSizes
 from ...tensors.view import TensorView
 from ..devices.arrays import DeviceArrays
 from ..triton import TritonBackend
@@ -153,8 +153,10 @@ class Forwarder:
         learned, rows = self._learned_of(forwarding.model), forwarding.batch_size or 1
         if forwarding.overflowed:
             learned.learn(forwarding.overflowed, rows)
-        elif learned.per_row and learned.shrink(sum(view.attributes.byte_size for view in found.values()), rows):
-            self._pool.drop_idle()
+        elif learned.per_row:
+            learned.needed.append(sum(view.attributes.byte_size for view in found.values()) / rows)
+            if len(learned.needed) >= CALLS and learned.shrink():
+                self._pool.drop_idle()
         return found
 
     def _learned_of(self, model: str) -> LearnedSizes:
