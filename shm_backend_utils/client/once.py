@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import copy
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
@@ -17,11 +18,36 @@ __all__ = ["Once"]
 T = TypeVar("T")
 
 
+_Outcome = tuple[Any, ShmError | None]
+"""What one call has found for all: something, or an error."""
+_Searches = dict[Hashable, "concurrent.futures.Future[_Outcome | None]"]
+
+
+class _Search:
+    """One call's search, for whose end others wait. It ends with that call at the latest, whatever interrupts it."""
+
+    def __init__(self, searches: _Searches, what: Hashable) -> None:
+        self._searches, self._what = searches, what
+        self.over: concurrent.futures.Future[_Outcome | None] = concurrent.futures.Future()
+        self.over.set_running_or_notify_cancel()  # a task that is cancelled while it waits cancels nobody else's wait
+
+    def end(self, outcome: _Outcome | None = None) -> None:
+        """Tell the others. Twice is fine."""
+        if not self.over.done():
+            self.over.set_result(outcome)
+        if self._searches.get(self._what) is self.over:
+            del self._searches[self._what]
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # it was not even begun
+            self.end()
+
+
 class Once:
     """Has one call at a time look for something, and all others wait for what it finds. For threads, and for tasks."""
 
     def __init__(self) -> None:
-        self._searches: dict[Hashable, concurrent.futures.Future[tuple[Any, ShmError | None] | None]] = {}
+        self._searches: _Searches = {}
 
     def find(self, what: Hashable, search: Callable[[], Steps[T]], deadline: float) -> Steps[T]:
         """Return what one call finds that searches for it; ``search`` begins that, by this call's deadline.
@@ -30,12 +56,11 @@ class Once:
         searches. So the search looks first whether it was found already.
         """
         while True:
-            mine: concurrent.futures.Future[tuple[Any, ShmError | None] | None] = concurrent.futures.Future()
-            mine.set_running_or_notify_cancel()  # a task that is cancelled while it waits cancels nobody else's wait
-            outcome: tuple[Any, ShmError | None] | None = None
+            mine = _Search(self._searches, what)
+            outcome: _Outcome | None = None
             try:
-                theirs = self._searches.setdefault(what, mine)
-                if theirs is mine:
+                theirs = self._searches.setdefault(what, mine.over)
+                if theirs is mine.over:
                     found = yield from search()
                     outcome = found, None
                     return found
@@ -44,11 +69,7 @@ class Once:
                     outcome = None, copy.copy(error)  # without its frames, which belong to this call
                 raise
             finally:
-                if self._searches.get(what) is mine:
-                    try:
-                        del self._searches[what]
-                    finally:  # whatever interrupts this, nobody waits in vain
-                        mine.set_result(outcome)
+                mine.end(outcome)
             try:
                 outcome = yield Wait(theirs, left_until(deadline))
             except TimeoutError:

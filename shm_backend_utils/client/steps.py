@@ -130,7 +130,7 @@ class BlockingDriver:
             return value
         except BaseException as error:
             outcome = None
-            forget_locals(error)
+            _end(operation, error)
             raise
 
     def forsake(self) -> None:
@@ -210,7 +210,7 @@ class AsyncioDriver:
             return value
         except BaseException as error:
             outcome = None
-            forget_locals(error)
+            _end(operation, error)
             raise
 
     def forsake(self) -> None:
@@ -262,6 +262,13 @@ class AsyncioDriver:
             if error is not None:
                 raise error
         return [task.result() for task in tasks]
+
+
+def _end(operation: Steps[Any], error: BaseException) -> None:
+    """End an operation that an interrupt has left in the middle, for whose end others may wait."""
+    with contextlib.suppress(RuntimeError):  # it asks for more at its end
+        operation.close()
+    forget_locals(error)
 
 
 def offloaded(work: Callable[[], T], timeout_s: float, doing: str) -> Steps[T]:

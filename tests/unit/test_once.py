@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final, cast
 
 import numpy as np
 import pytest
 
 from shm_backend_utils.client import DeadlineExceededError, InferenceError, ServerUnavailableError
+from shm_backend_utils.client import once as once_module
 from shm_backend_utils.client.errors import out_of_time
 from shm_backend_utils.client.known_model import KnownModel
 from shm_backend_utils.client.once import Once
@@ -25,6 +28,7 @@ from shm_backend_utils.client.transports.grpc.codec import GrpcCodec
 from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.model_spec import ModelSpec
+from shm_backend_utils.testing.faults.interrupts import Interrupts
 from tests.unit.fake_server import FakeServer, Order, config
 from tests.unit.fake_wires import FakeTransport, async_client_of, client_of
 
@@ -202,6 +206,27 @@ def test_a_burst_of_threads_asks_once_and_again_once_after_a_restart(server: Fak
                 client.infer("m", {"IN0": X})
             server.before = lambda _: None
             counting.taken()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in a finalizer
+def test_an_interrupt_at_any_line_of_a_search_leaves_nobody_waiting(server: FakeServer) -> None:
+    interrupts = Interrupts(Path(once_module.__file__))
+    was_interrupted, line = True, 1
+    kept: list[BaseException] = []  # with all frames, as a prompt keeps it
+
+    def infer(client: Any) -> None:
+        try:
+            client.infer("m", {"IN0": X})
+        except KeyboardInterrupt as error:
+            kept.append(error)
+            raise
+
+    while was_interrupted:
+        with client_of(server) as client:
+            was_interrupted = interrupts.at(line, functools.partial(infer, client))
+            assert client.infer("m", {"IN0": X}, timeout_s=20)["OUT0"].shape == X.shape
+        line += 1
+    assert len(kept) == line - 2 > 10
 
 
 def test_a_call_that_fails_late_forgets_nothing_that_was_found_out_since(server: FakeServer) -> None:
