@@ -291,7 +291,7 @@ class ReplayedRequestError(PeerError):
 
 
 class ProbedError(PeerError):
-    """The request was a probe: the session has answered it in the client's memory. ``model.py`` has not seen it."""
+    """The request is not for ``model.py``: a probe, or one by which Triton fills a slot. It counts as no refusal."""
 
     code = "shm:probed"
 

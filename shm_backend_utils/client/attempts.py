@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import time
 from typing import Final
 
@@ -23,6 +24,7 @@ __all__ = ["attempt", "finish", "infer_prepared", "repair"]
 
 _LOG: Final = logging.getLogger(__name__)
 _MOST_ATTEMPTS: Final = 3
+_BYTE_SIZE: Final = operator.attrgetter("byte_size")
 _REMEDY: Final = "later calls have room for as much; say it beforehand"
 _REMEDY_OF_PREPARED: Final = "the next infer of this call has room for as much on the host; say it beforehand"
 _NOT_DONE: Final = ("StatusCode.UNIMPLEMENTED", "501")
@@ -107,10 +109,11 @@ def attempt(core: Core, call: OpenCall, timeout_s: float, remedy: str = _REMEDY)
         raise
     known, rows = call.known, call.exchange.layout.batch_size or 1
     if result.overflowed:
-        known.learn(result.overflowed, rows)
+        known.learned.learn(result.overflowed, rows)
         tell_overflow(known, result.overflowed, remedy, call.settings.origin)
-    elif (learned := known.learned).per_row:
-        learned.needed.append(result.bytes_avoided / rows)
+    elif (learned := known.learned).per_row and result.path == "direct":  # on others, no output uses what was learned
+        inputs = sum(map(_BYTE_SIZE, call.exchange.layout.table.inputs.values()))
+        learned.needed.append((result.bytes_avoided - inputs) / rows)
         if len(learned.needed) >= CALLS and learned.shrink():
             core.drop_idle()
     if call.output_devices:

@@ -25,7 +25,7 @@ class CopyWarning(UserWarning):
     """Tensors are copied that need not be; the message says why, and what to do about it.
 
     It comes once for each model and reason, where a call leaves the choice to the library, and from 64 KiB on: what is
-    smaller is copied in no time. Who means it so asks for the path by name, or silences the warning:
+    smaller is copied in no time. If that is meant, ask for the path by name, or silence the warning:
     ``warnings.simplefilter("ignore", CopyWarning)``.
     """
 
@@ -49,7 +49,7 @@ def tell_gpu_copy(known: KnownModel, name: str, obstacle: str, origin: Origin) -
 def tell_overflow(known: KnownModel, overflowed: Mapping[str, int], remedy: str, origin: Origin) -> None:
     """Warn that outputs found too little room in shared memory."""
     for name, byte_size in overflowed.items():
-        if byte_size >= _FROM_BYTES and name in known.spec.outputs and _is_news(known, f"output {name}"):
+        if byte_size >= _FROM_BYTES and _is_news(known, f"output {name}"):
             _warn(
                 f"output {name!r} of model {known.spec.name!r} needs {byte_size} bytes and found less room in shared "
                 f"memory, so it came back through Triton, which copies it; {remedy}: outputs={{{name!r}: {byte_size}}}",

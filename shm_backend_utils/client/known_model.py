@@ -132,11 +132,6 @@ class KnownModel:
         """Whether its calls might take a better path, had its configuration changed meanwhile."""
         return self.path not in (None, _BEST) and time.monotonic() - self.seen > _SECOND_LOOK_S
 
-    def learn(self, byte_sizes: Mapping[str, int], rows: int) -> None:
-        """Take note of how large outputs were that found too little room, in a call of so many rows."""
-        known = self.spec.outputs.keys() & byte_sizes.keys()
-        self.learned.learn({name: byte_sizes[name] for name in known}, rows)
-
 
 class Catalog:
     """The models that a client has called."""

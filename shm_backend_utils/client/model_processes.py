@@ -1,6 +1,6 @@
-"""The processes of a server's Python models, as ``/proc`` shows them to who shares its PID and network namespaces.
+"""The processes of a server's Python models, as ``/proc`` shows them in its PID and network namespaces.
 
-A stub is a child of its server, and a server is who listens at its port: other servers of the machine do not count.
+A stub is a child of its server, and a server listens at its port: other servers of the machine do not count.
 """
 
 from __future__ import annotations

@@ -43,9 +43,9 @@ _PATHS: Final = get_args(PathName)
 _LIBRARIES: Final = get_args(LibraryName)
 _COMPRESSIONS: Final = ("gzip", "deflate")
 _KINDS: Final[Mapping[str, tuple[Any, str]]] = {
-    "model_version": (str, "a str that has UTF-8"),
-    "request_id": (str, "a str that has UTF-8"),
-    "sequence_id": ((numbers.Integral, str), "an integer, or a str that has UTF-8"),
+    "model_version": (str, "a str that UTF-8 can encode"),
+    "request_id": (str, "a str that UTF-8 can encode"),
+    "sequence_id": ((numbers.Integral, str), "an integer, or a str that UTF-8 can encode"),
     "priority": (numbers.Integral, "an integer"),
     "timeout": (numbers.Integral, "an integer: microseconds"),
     "headers": (Mapping, "a mapping"),
@@ -163,7 +163,7 @@ def check_options(options: RequestOptions) -> RequestOptions:
 def _check_parameters(parameters: Mapping[str, Any]) -> None:
     for name in parameters:
         if not _is_text(name):
-            raise CallerError(f"parameters has the name {shown(name)}; expected a str that has UTF-8")
+            raise CallerError(f"parameters has the name {shown(name)}; expected a str that UTF-8 can encode")
         if name in _OURS:
             raise CallerError(f"parameter {name!r} is written by the client itself; leave it out")
         if name in _RESERVED or name.startswith("triton_"):

@@ -44,9 +44,15 @@ class ServerMethods(OfThisProcess, ABC):
         """Return whether a model is loaded and its processes live; of an ensemble, whether its steps are ready.
 
         Triton before 26.01 calls a model ready whose process has died. So the processes of a Python model are looked
-        at, where this one sees them; and a session is asked for a sign of life, which ``model.py`` does not see. That
-        waits its turn: where the model is busy for longer than ``timeout_s``, it is a DeadlineExceededError. Where
-        neither tells, it is a LivenessUnknownError.
+        at, where this one sees them; and a session is asked for a sign of life, which ``model.py`` does not see. A
+        model whose ``call.forward`` finds no memory is not ready, either.
+
+        Raises
+        ------
+        DeadlineExceededError
+            The model was busy for longer than ``timeout_s``: what it is asked waits its turn.
+        LivenessUnknownError
+            A Python model gives no sign of life, on a server before 26.01 whose processes are not seen from here.
         """
         return self._ask(timeout_s, server_calls.is_model_ready, model, model_version)
 

@@ -172,7 +172,7 @@ def make_room(core: Core, stream: OpenStream) -> Steps[None]:
     """Learn how large outputs were that found too little room, and give the frames to come as much."""
     exchange, known, overflowed = stream.exchange, stream.known, stream.overflowed
     assert isinstance(exchange, DirectStream)
-    known.learn(overflowed, exchange.layout.batch_size or 1)
+    known.learned.learn(overflowed, exchange.layout.batch_size or 1)
     try:
         has_room = yield from _grow(core, stream, exchange)
     finally:

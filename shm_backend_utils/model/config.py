@@ -117,7 +117,9 @@ class Config:
             message names it.
         """
         for line, why in refused_lines(config):
-            raise ModelError(f"model {config['name']!r} has {line} in its config.pbtxt: {why}; remove it")
+            raise ModelError(
+                f"model {config['name']!r} cannot be served with {line} in its config.pbtxt; remove that: {why}"
+            )
         parameters = config.get("parameters", {})
         _check_names(parameters)
         texts = {name: parameters[name].get("string_value", "") for name in parameters if name in PARAMETERS}

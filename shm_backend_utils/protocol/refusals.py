@@ -9,9 +9,12 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from ..errors import ShmError
+from ..errors import RegionGoneError, RegionRefusedError, ShmError
 
-__all__ = ["code_in", "refusal"]
+__all__ = ["NOT_OPENED", "code_in", "refusal"]
+
+NOT_OPENED: Final = frozenset({RegionGoneError.code, RegionRefusedError.code})
+"""Codes of models that could not open the memory: other memory may do."""
 
 # Triton may put text of its own in front: a request's id, an ensemble's name. Nothing else may stand there: an error of
 # model.py may quote another request's.

@@ -1,6 +1,6 @@
 """What users give as tensors, as arrays of NumPy's own kind on the host: one meaning for clients and models.
 
-Each value keeps its elements, or is refused: nothing is masked, negated, rounded or cut without a word.
+Each value keeps its elements, or is refused: nothing is masked, negated or cut without a word.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def host_array(name: str, value: Any) -> npt.NDArray[Any]:
 
 
 def untyped_array(name: str, value: Any) -> npt.NDArray[Any]:
-    """Return a value for a tensor of which nobody knows the dtype, as NumPy takes it; of strings, all of each.
+    """Return it as NumPy takes it, in native byte order; strings become objects, with zeros at their ends.
 
     Raises
     ------

@@ -135,10 +135,9 @@ def test_an_outputs_room_is_hinted_at_configured_or_learned(
 
 def test_a_model_that_learned_gives_head_room_at_its_next_call_and_does_not_unlearn() -> None:
     known = KnownModel(BATCHED, head_room=1.5)
-    known.learn({"OTHER": 400}, rows=4)  # which it does not have
     assert open_room(known) == 0
     for byte_size in (400, 100):
-        known.learn({"OPEN": byte_size}, rows=4)
+        known.learned.learn({"OPEN": byte_size}, rows=4)
         assert open_room(known) == 600
 
 

@@ -20,11 +20,9 @@ from shm_backend_utils.client import (
     ServerUnavailableError,
     ShmClient,
 )
-from shm_backend_utils.client.known_model import KnownModel
 from shm_backend_utils.errors import RegionRefusedError, ShmError, TensorError
 from shm_backend_utils.memory.pool.need import Need, region_size
 from shm_backend_utils.memory.pool.pool import SlotPool
-from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from shm_backend_utils.protocol.refusals import refusal
 from tests.unit.fake_server import Arrays, FakeServer, Order, config
@@ -56,13 +54,6 @@ def test_the_size_of_an_output_is_learned_from_the_first_call_unless_it_is_confi
     assert client.infer("fixed", {"IN0": X}).overflowed == {}
 
 
-def test_no_more_is_learned_than_the_model_has_outputs() -> None:
-    known = KnownModel(ModelSpec.from_config(config("m", count=2)), head_room=1.25)
-    for number in range(1000):
-        known.learn({f"OUT{number}": number, "OUT1": number}, rows=1)
-    assert known.learned.per_row == {"OUT0": 0, "OUT1": 1249}
-
-
 def test_one_large_output_does_not_tax_the_thousand_calls_after_it(client: ShmClient) -> None:
     def infer(count: int) -> Result:
         return client.infer("m", {"IN0": np.ones(count, np.float32)})
@@ -73,6 +64,7 @@ def test_one_large_output_does_not_tax_the_thousand_calls_after_it(client: ShmCl
     for _ in range(1000):
         assert infer(6).overflowed == {}
     assert client.stats().pool_bytes <= 4 * before
+    assert core_of(client).catalog.known["m", ""].learned.per_row == {"OUT0": 30}  # of 24, without the input's
 
 
 def test_sizes_that_are_needed_now_and_then_stay_learned(client: ShmClient) -> None:
@@ -80,6 +72,14 @@ def test_sizes_that_are_needed_now_and_then_stay_learned(client: ShmClient) -> N
     for number in range(1000):
         count = 600 if number % 100 == 0 else 6
         assert client.infer("m", {"IN0": np.ones(count, np.float32)}).overflowed == {}
+
+
+def test_calls_on_another_path_forget_nothing(client: ShmClient) -> None:
+    inputs = {"IN0": np.ones(600, np.float32)}
+    client.infer("m", inputs)
+    for _ in range(600):
+        client.infer("m", inputs, path="inline")
+    assert client.infer("m", inputs).overflowed == {}
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -113,7 +113,7 @@ class Both:
         return result
 
     def grow(self, result: Result) -> None:
-        self.known.learn(result.overflowed, 1)
+        self.known.learned.learn(result.overflowed, 1)
         needed = self.stream.needed_rooms(result.overflowed, self.known.learned.per_row)
         if needed:
             further = HostMemory(*self.take(Need(self.stream.needed_bytes(needed))))

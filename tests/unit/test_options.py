@@ -70,7 +70,7 @@ def test_a_parameter_that_the_client_writes_itself_is_refused(name: str) -> None
         ("timeout", 2**63, f"0 or more, and less than {2**63}"),
         ("headers", [("a", "b")], "a mapping"),
         ("parameters", [("a", 1)], "a mapping"),
-        ("sequence_id", 1.5, "an integer, or a str that has UTF-8"),
+        ("sequence_id", 1.5, "an integer, or a str that UTF-8 can encode"),
         ("request_id", "\ud800", "a str"),
         *(("compression", wrong, "'gzip' or 'deflate'") for wrong in ("zip", "GZIP", "")),
     ],

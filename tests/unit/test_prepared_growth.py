@@ -368,7 +368,7 @@ def test_all_frames_together_take_no_more_than_they_may(known: KnownModel, frame
 
 
 def test_what_was_learned_is_no_guess(known: KnownModel) -> None:
-    known.learn({"Y": 100, "Z": 200}, 1)
+    known.learned.learn({"Y": 100, "Z": 200}, 1)
     unguessed = laid_out(known, 4)
     assert guessed_rooms(unguessed, 4, MOST) == {}
     made = laid_out(known, 4, guesses={"Y": 7, "Z": 7})

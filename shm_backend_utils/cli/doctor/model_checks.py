@@ -12,12 +12,13 @@ from ...client.steps import BlockingDriver
 from ...errors import CallerError, MachineError, PeerError, ShmError
 from ...memory.kinds import RegionKind
 from ...model_spec import ModelSpec
+from ...protocol.refusals import NOT_OPENED
 from .checked_answers import checked_config, checked_report
 from .checkup import Checkup
 from .findings import Finding
 from .gpu_checks import ClientGpus, findings_on_gpus, has_gpus
 from .instances import examine_processes
-from .refusals import NOT_OPENED, finding_of_refusal
+from .refusals import finding_of_refusal
 from .report_checks import findings_in_report
 from .server_checks import finding_of_error
 from .troubles.model import MODEL_BUSY, NEEDS_GRPC, NO_SEALED_MEMORY, REFUSED, WRONG_REPORT

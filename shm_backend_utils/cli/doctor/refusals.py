@@ -8,15 +8,13 @@ from typing import Final
 from ...client.paths.probe import ProbeAnswer
 from ...client.server_calls import is_of_dead_process
 from ...client.transports.this_machine import is_this_machine
-from ...errors import MachineError, RegionGoneError, RegionRefusedError, VersionError
+from ...errors import MachineError, RegionGoneError, VersionError
+from ...protocol.refusals import NOT_OPENED
 from .findings import Finding, Trouble
 from .troubles.model import DEAD_STUB, MODEL_BUSY, NO_SESSION, OTHER_NAMESPACE, OTHER_PROTOCOL, OTHER_USER, REFUSED
 from .troubles.server import OTHER_MACHINE
 
-__all__ = ["NOT_OPENED", "finding_of_refusal"]
-
-NOT_OPENED: Final = (RegionGoneError.code, RegionRefusedError.code)
-"""Codes of models that could not open the memory: other memory may do."""
+__all__ = ["finding_of_refusal"]
 
 _LONGEST: Final = 300
 _OF_SCHEDULER: Final = re.compile(r"^(\[.*?\] )?(Exceeds maximum queue size|Request timeout expired)")

@@ -18,7 +18,7 @@ from ...memory.pool.slot import Slot, SlotRegion
 from ...model_spec import ModelSpec
 from ...protocol import results
 from ...protocol.call_layout import CallLayout
-from ...protocol.refusals import code_in
+from ...protocol.refusals import NOT_OPENED, code_in
 from ...protocol.results import broken_results, unused_memory
 from ...protocol.spans import InputSpan
 from ...protocol.table import encode
@@ -29,7 +29,7 @@ from ..options import RequestOptions
 from ..result import Result
 from ..steps import Send, Steps
 from ..transports.messages import Codec, OutputTensor, Request
-from .exchange import Exchange, batch_carrier, check_output, is_answer, missing_output, read_output
+from .exchange import Exchange, batch_carrier, check_output, is_answer, missing_output, output_in
 from .further import FurtherMemory
 from .inline import no_strings, source_of
 from .on_gpus import CallOnGpus
@@ -42,7 +42,6 @@ _BYTE_SIZE: Final = operator.attrgetter("byte_size")
 _BY_PLACE: Final = operator.attrgetter("region", "offset")
 _BYTE: Final = np.dtype(np.uint8)
 _NO_MEMORY: Final[Memory] = np.empty(0, np.uint8)
-_MEMORY_REFUSED: Final = frozenset({"shm:gone", "shm:refused"})
 
 
 class DirectExchange(Exchange):
@@ -204,7 +203,7 @@ class DirectExchange(Exchange):
 
     def _check_memory_was_opened(self, error: InferenceError) -> None:
         """Raise MemoryRefusedError if an answer says that the model could not open the memory, or not any more."""
-        if code_in(str(error)) in _MEMORY_REFUSED:
+        if code_in(str(error)) in NOT_OPENED:
             self._region.is_spoiled = True
             message = f"{error.message()}; this call's memory is lost: prepare another call"
             raise MemoryRefusedError(message, error.status()) from None
@@ -267,7 +266,7 @@ def result_of(
     for name, dtype, shape, region, offset, byte_size, is_in_response in places:
         try:
             if is_in_response:
-                array = read_output(response(), name)
+                array = output_in(response(), name)
                 if array is None:
                     raise broken_results(name)
                 overflowed[name] = array.nbytes
@@ -295,7 +294,8 @@ def result_of(
 def _separate(places: Sequence[results.OutputPlace], arrays: dict[str, npt.NDArray[Any]]) -> None:
     """Copy outputs that lie in memory of others, as of a model that passes one input on twice.
 
-    On no other path does who writes to one output change another. Arrays on GPUs are left as they are.
+    Otherwise writing to one output would change another, which it does on no other path. Arrays on GPUs are left as
+    they are.
     """
     ends: dict[int, int] = {}
     for place in sorted(places, key=_BY_PLACE):

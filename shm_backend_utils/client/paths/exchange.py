@@ -31,11 +31,11 @@ __all__ = [
     "batch_carrier",
     "check_output",
     "check_sequence_id",
+    "checked_output",
     "is_answer",
     "missing_output",
     "options_of_probe",
     "output_in",
-    "read_output",
     "requested_outputs",
     "write_inputs",
 ]
@@ -207,27 +207,22 @@ def check_output(spec: ModelSpec, name: str, dtype: DType | None, shape: tuple[i
         ) from None
 
 
-def output_in(codec: Codec, response: Any, spec: ModelSpec, name: str) -> npt.NDArray[Any] | None:
-    """Return an output that came with a response, writable; None if it did not.
-
-    What is in shared memory is writable, and sizes decide what is there: they should not decide whether a line of the
-    caller's fails.
-
-    Raises
-    ------
-    PeerError
-        It is not as the model's configuration says, or cannot be read.
-    """
+def checked_output(codec: Codec, response: Any, spec: ModelSpec, name: str) -> npt.NDArray[Any] | None:
+    """As :func:`output_in`; also a PeerError if it is not as the model's configuration says."""
     described = codec.output_of(response, name)
     if described is None:
         return None
     datatype, shape = described
     check_output(spec, name, BY_NAME.get(datatype), shape)
-    return read_output(response, name)
+    return output_in(response, name)
 
 
-def read_output(response: Any, name: str) -> npt.NDArray[Any] | None:
-    """As :func:`output_in`, of an output that was checked otherwise."""
+def output_in(response: Any, name: str) -> npt.NDArray[Any] | None:
+    """Return an output of a response, writable; None if it is not there. PeerError if it cannot be read.
+
+    What is in shared memory is writable, and sizes decide what is there: they should not decide whether a line of the
+    caller's fails.
+    """
     try:
         array: npt.NDArray[Any] | None = response.as_numpy(name)
     except Exception as error:  # tritonclient's, for bytes that are not what is said of them

@@ -18,7 +18,7 @@ from ..options import RequestOptions
 from ..result import Result
 from ..steps import Send, Steps
 from ..transports.messages import Codec, InputTensor, Request
-from .exchange import Exchange, missing_output, output_in, requested_outputs
+from .exchange import Exchange, checked_output, missing_output, requested_outputs
 
 __all__ = ["InlineExchange", "in_band", "no_strings", "source_of"]
 
@@ -38,7 +38,7 @@ class InlineExchange(Exchange):
             raise TensorError(
                 next(iter(layout.table.inputs)),
                 f"the inputs of model {spec.name!r} take {byte_size:,} bytes, and a message carries less than 2 GiB: "
-                "take the path direct or triton-shm, which explain() says what is in the way of, or make several calls",
+                "make several calls, or open path direct or triton-shm: client.explain(model) says why they are closed",
             )
         self._codec = codec
         self._arrays: dict[str, npt.NDArray[Any]] = {
@@ -67,7 +67,7 @@ class InlineExchange(Exchange):
         """Return a response's outputs; those that it does not have are left out."""
         response = self._codec.result(answer)
         wanted = self.spec.outputs if self.layout.requested is None else self.layout.requested
-        arrays = {name: output_in(self._codec, response, self.spec, name) for name in wanted}
+        arrays = {name: checked_output(self._codec, response, self.spec, name) for name in wanted}
         found = {name: array for name, array in arrays.items() if array is not None}
         return Result(found, self.path, lambda: response, in_response=tuple(found))
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from ...errors import CallerError, MachineError, RegionGoneError, RegionRefusedError, StaleRequestError
+from ...errors import CallerError, MachineError, StaleRequestError
 from ...memory.access import Access
 from ...memory.kinds import RegionKind
 from ...memory.pool.slot import SlotRegion
 from ...protocol.layout import PAGE_SIZE
-from ...protocol.refusals import code_in
+from ...protocol.refusals import NOT_OPENED, code_in
 from ..errors import InferenceError
 from ..explanation import Check
 from ..known_model import KnownModel
@@ -22,7 +22,6 @@ from .exchange import batch_carrier, is_answer
 __all__ = ["NAME", "try_sealed"]
 
 NAME: Final = "sealed memory?"
-_NOT_OPENED: Final = (RegionGoneError.code, RegionRefusedError.code)
 _NEVER_BEGUN: Final = 1
 
 
@@ -76,6 +75,6 @@ def _judged(error: InferenceError) -> Check:
     code = code_in(error.message())
     if code == StaleRequestError.code:
         return Check(NAME, True, "the model has fetched some by a socket; it cannot be truncated, nor left behind", ())
-    if code in _NOT_OPENED:
+    if code in NOT_OPENED:
         return Check(NAME, False, f"the model could not fetch it: {error.message()}", ())
     return Check(NAME, None, f"only a call can tell whether the model can fetch it: {error.message()}", ())

@@ -25,7 +25,7 @@ from ..settings import left_until
 from ..steps import Send, Steps
 from ..transports.messages import Codec, InputTensor, OutputTensor, Place, Request
 from ..unregistering import IN_USE
-from .exchange import Exchange, check_output, is_answer, output_in
+from .exchange import Exchange, check_output, checked_output, is_answer
 from .inline import in_band, no_strings, source_of
 
 __all__ = ["RegisteredExchange", "Registrations"]
@@ -246,7 +246,7 @@ class RegisteredExchange(Exchange):
             has_objects = dtype is BYTES  # of a type that the configuration leaves open
             array = None if has_objects else array_at(memory, room.offset, dtype.numpy, shape, room.byte_size)
         else:
-            array = output_in(self._codec, response, self.spec, name)
+            array = checked_output(self._codec, response, self.spec, name)
         if array is None:
             raise PeerError(f"model {self.spec.name!r} answered without output {name!r}, or with too much of it")
         return array

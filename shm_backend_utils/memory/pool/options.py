@@ -27,9 +27,9 @@ class PoolOptions:
     Attributes
     ----------
     max_bytes : int or None
-        The budget, of all models together; None for as much as it leaves free whenever it takes more: of the machine's
-        memory, or its container's, and for ``region="system"`` of ``/dev/shm``, too. So it is at most half of that, and
-        of several clients each has at most what all together leave.
+        The budget, of all models together; None for as much as it leaves free: of the machine's memory, or its
+        container's, and for ``region="system"`` of ``/dev/shm``, too. The client looks again after each 64th of its
+        budget that it takes or gives back. So of several clients each has at most what all together leave.
     region : str
         What memory is taken. ``"sealed"``: a memfd that cannot be truncated, has no name, is gone with its processes,
         and needs no ``/dev/shm``; models fetch it by a socket, so they are in this process' network namespace, as
@@ -100,7 +100,7 @@ class PoolOptions:
             raise CallerError(f"PoolOptions.head_room is {self.head_room}; expected a factor of 1 or more")
 
     def budget_bytes(self, held_bytes: int) -> int:
-        """Return the budget of a client that has so many bytes, also where nobody has said it."""
+        """Return the budget: ``max_bytes``, or else half of what is held and what is free together."""
         if self.max_bytes is not None:
             return int(self.max_bytes)
         free = min(available_bytes(), free_bytes() if self.region == "system" else math.inf)

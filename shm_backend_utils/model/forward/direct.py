@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from ...dtypes import BYTES
-from ...errors import PeerError, RegionGoneError, RegionRefusedError
+from ...errors import PeerError
 from ...memory.managed import array_at
 from ...memory.pool.need import Need
 from ...memory.pool.pool import SlotPool
@@ -18,7 +18,7 @@ from ...protocol import results
 from ...protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
 from ...protocol.call_layout import CallInput, lay_out, record_byte_size
 from ...protocol.layout import data_offset
-from ...protocol.refusals import code_in
+from ...protocol.refusals import NOT_OPENED, code_in
 from ...protocol.results import OutputPlace, unused_memory
 from ...protocol.spans import InputSpan, OutputSpan, Table
 from ...protocol.table import encode
@@ -34,7 +34,6 @@ from .ordinary import Asked, Forwarding, Given
 __all__ = ["DirectForwarding"]
 
 _GROUP: Final = "forward"
-_NOT_OPENED: Final = (RegionGoneError.code, RegionRefusedError.code)
 _BYTE: Final = np.dtype(np.uint8)
 
 
@@ -120,7 +119,7 @@ class DirectForwarding(Forwarding):
 
     def lost_memory(self, response: Any) -> str:
         said: str = response.error().message() if response.has_error() else ""
-        if code_in(said) not in _NOT_OPENED or self._slot.is_started:
+        if code_in(said) not in NOT_OPENED or self._slot.is_started:
             return ""
         self._region.is_spoiled = True
         return said

@@ -51,7 +51,7 @@ BAD_PARAMETER: Final = Trouble(
 REFUSED_LINE: Final = Trouble(
     "refused-line",
     "The configuration has something that no ShmSession can serve, and the model does not load.",
-    "Do what the finding says, or serve this model without ShmSession.",
+    "Remove it from config.pbtxt, or serve this model without ShmSession.",
 )
 RESPONSE_CACHE: Final = Trouble(
     "response-cache",

@@ -39,7 +39,7 @@ NO_SESSION: Final = Trouble(
 )
 MODEL_BUSY: Final = Trouble(
     "model-busy",
-    "The model did not answer in time: it is busy, or it hangs, or has no slot for one more sequence; nobody can tell.",
+    "The model did not answer in time: it is busy, or it hangs, or has no slot for one more sequence.",
     "Ask again when it has less to do; make sure that execute returns what session.serve returns; if it hangs, load it "
     "again.",
 )

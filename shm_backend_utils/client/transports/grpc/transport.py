@@ -107,14 +107,13 @@ class AsyncGrpcTransport(AsyncTransport):
                 "would never be answered here: close it before the fork, or spawn processes; HTTP works, and so does "
                 "ShmClient"
             )
-        self._process = os.getpid()
+        self._process, self._is_closed = os.getpid(), False  # first: clients that are made in other threads read them
         forsake_in_children(self)
         self.codec = GrpcCodec()
         self.host = address.host
         self.address = self.codec.address = str(address)
         self._channel = address.channel(grpc.aio)
         self._service = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._is_closed = False
 
     async def send(self, message: GrpcMessage, timeout_s: float) -> Any:
         procedure, request, metadata, compression = message
