@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 
 from ...dtypes import BYTES, from_numpy
+from ...model_spec import output_names
 from ...tensors.strings import Strings
 from ...tensors.values import untyped_array
 from ..emulator import TensorContent
@@ -125,7 +126,8 @@ def request_of_arrays(
     **more: Any,
 ) -> Request:
     """Return a request of arrays, or of what NumPy makes arrays of."""
-    return Request({name: _input(name, value) for name, value in inputs.items()}, outputs, parameters or {}, **more)
+    names = None if outputs is None else output_names(outputs)
+    return Request({name: _input(name, value) for name, value in inputs.items()}, names, parameters or {}, **more)
 
 
 def _input(name: str, value: Any) -> Input:
