@@ -121,15 +121,12 @@ def of_numpy_2(texts: Any) -> Array:
 WHICH: Final = "which is no value of TYPE_"
 NUMBERS: Final = {
     "array": lambda: ROWS,
-    "large array": lambda: np.tile(ROWS, (1, 8192)),
-    "no columns": lambda: ROWS[:, :0],
     "Fortran order": lambda: np.asfortranarray(ROWS),
     "not contiguous": lambda: spread(ROWS),
     "reversed": lambda: ROWS[::-1].copy()[::-1],
     "big-endian": lambda: ROWS.astype(">f4"),
     "read-only": lambda: read_only(ROWS),
     "transposed": lambda: ROWS.T.copy().T,
-    "broadcast": lambda: np.broadcast_to(ROWS[:1], ROWS.shape),
     "matrix": lambda: np.asmatrix(ROWS),
     "masked, with no element that is": lambda: np.ma.MaskedArray(ROWS),
     "list of rows": lambda: list(ROWS),
@@ -150,17 +147,12 @@ NUMBERS: Final = {
 }
 
 
-def whole(value: Any) -> Array:
-    """Return what one array that is in no doubt is."""
-    return np.asarray(value)
-
-
 KINDS: Final[dict[str, dict[str, Kind]]] = {
     "FP32": {
         **{name: Kind(make, ROWS) for name, make in NUMBERS.items()},
-        "large array": Kind(NUMBERS["large array"], np.tile(ROWS, (1, 8192))),
-        "no columns": Kind(NUMBERS["no columns"], ROWS[:, :0]),
-        "broadcast": Kind(NUMBERS["broadcast"], np.tile(ROWS[:1], (3, 1))),
+        "large array": Kind(lambda: np.tile(ROWS, (1, 8192)), np.tile(ROWS, (1, 8192))),
+        "no columns": Kind(lambda: ROWS[:, :0], ROWS[:, :0]),
+        "broadcast": Kind(lambda: np.broadcast_to(ROWS[:1], ROWS.shape), np.tile(ROWS[:1], (3, 1))),
         "one number": Kind(lambda: 7, np.full((1, 1), 7, np.float32)),
         "one number of NumPy": Kind(lambda: np.float64(7), np.full((1, 1), 7, np.float32)),
         "masked": Kind(lambda: MASKED, "has 1 masked elements, .*: give what .filled"),

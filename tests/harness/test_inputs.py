@@ -44,23 +44,7 @@ HALVES: Final = np.array([1, -2, 0.5, 0, -0.0, np.inf, 1e38], BF16)
 BITS: Final = np.array([0x3F80, 0xC000, 0x7F80, 0x7FC1, 0x7F81, 0x8000, 0x0001], np.uint16).view(BF16)
 """1, -2, infinity, two that are no numbers, -0, and the smallest."""
 
-KINDS_OF_BRAIN_FLOATS: Final[dict[str, Any]] = {
-    "array": HALVES,
-    "big-endian": HALVES.astype(BF16.newbyteorder(">")),
-    "reversed": HALVES[::-1].copy()[::-1],
-    "every other": np.repeat(HALVES, 2)[::2],
-    "Python's numbers": HALVES.tolist(),
-}
-
 not_a_number = pytest.mark.filterwarnings("ignore:invalid value encountered in add")
-
-
-@pytest.mark.parametrize("kind", KINDS_OF_BRAIN_FLOATS)
-def test_brain_floats_are_the_same_whatever_held_them(client: AnyClient, path: PathName, kind: str) -> None:
-    with client.infer("brain_floats", {"X": KINDS_OF_BRAIN_FLOATS[kind]}, path=path) as result:
-        assert result["Y"].dtype == result["SAME"].dtype == BF16
-        assert result["Y"].tolist() == (HALVES + HALVES).tolist()
-        assert result["SAME"].tolist() == HALVES.tolist()
 
 
 @not_a_number
