@@ -7,7 +7,7 @@ import os
 import weakref
 from typing import Final, Protocol, TypeVar
 
-__all__ = ["Forsakable", "forsake_in_children", "never_destroy", "of_kind"]
+__all__ = ["Forsakable", "forsake_in_children", "never_destroy", "owners_of_kind"]
 
 
 T = TypeVar("T")
@@ -25,8 +25,8 @@ def forsake_in_children(owner: Forsakable) -> None:
     _OWNERS.add(owner)
 
 
-def of_kind(kind: type[T]) -> list[T]:
-    """Return those of a kind that live here, and forsake what they have in children; parents' are among them."""
+def owners_of_kind(kind: type[T]) -> list[T]:
+    """Return the objects of a class that `forsake_in_children` has and that still live; a parent's too."""
     return [each for each in list(_OWNERS) if isinstance(each, kind)]
 
 

@@ -209,8 +209,8 @@ class ModelSpec:
         has_carrier = _is_carrier(inputs.get(BATCH_CARRIER), batched, declared)
         if batched or has_carrier:
             inputs.pop(BATCH_CARRIER, None)
-        sequences = config.get("sequence_batching") or {}
-        controls = dict(_control_types(sequences))
+        batching = config.get("sequence_batching") or {}
+        controls = dict(_control_types(batching))
         return cls(
             name=config["name"],
             max_batch_size=max_batch_size,
@@ -222,7 +222,7 @@ class ModelSpec:
             is_decoupled=bool(config.get("model_transaction_policy", {}).get("decoupled", False)),
             is_ensemble=config.get("platform") == "ensemble",
             allowed_uids=config.get("parameters", {}).get(UIDS_PARAMETER, {}).get("string_value"),
-            sequences="" if "sequence_batching" not in config else "oldest" if "oldest" in sequences else "direct",
+            sequences="" if "sequence_batching" not in config else "oldest" if "oldest" in batching else "direct",
             controls={
                 name: _tensor_spec({"name": name, "data_type": dtype, "dims": (1,), "optional": True}, batched)
                 for name, (_, dtype) in controls.items()
@@ -339,9 +339,9 @@ def _tensor_spec(tensor: Mapping[str, Any], batched: bool) -> TensorSpec:
     )
 
 
-def _control_types(sequences: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, str]]]:
+def _control_types(batching: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, str]]]:
     """Yield names of control inputs, each with its kind and its data type in the configuration."""
-    for tensor in sequences.get("control_input", ()):
+    for tensor in batching.get("control_input", ()):
         for control in tensor.get("control", ()):
             said = control.get("data_type", "TYPE_INVALID")  # of an id alone
             dtype = next((dtype for values, dtype in _BY_VALUES.items() if control.get(values)), said)

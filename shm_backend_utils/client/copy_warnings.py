@@ -16,7 +16,6 @@ _COPIES: Final[Mapping[str, str]] = {
     "inline": "which copies every tensor several times",
 }
 
-
 _FROM_BYTES: Final = 64 * 2**10
 """From this size on a copy takes longer than what a call takes anyway."""
 

@@ -156,7 +156,7 @@ class Core:
         # What :meth:`fitting` does, without the functions that it calls: this is on the way of every call.
         known = self.catalog.known.get((settings.model, settings.version))
         if known is None or (known.path != DirectExchange.path and known.is_worth_another_look):
-            known = yield from self.acquaint(settings)
+            known = yield from self.known_model(settings)
         while True:
             try:
                 given = sources(known.spec, inputs, elsewhere or self.on_gpus)
@@ -228,7 +228,7 @@ class Core:
         TensorError
             They do not fit that one either.
         """
-        known = self.catalog.recall(settings.model, settings.version) or (yield from self.acquaint(settings))
+        known = self.catalog.recall(settings.model, settings.version) or (yield from self.known_model(settings))
         while True:
             try:
                 return known, look(known)
@@ -272,14 +272,14 @@ class Core:
     def path_of(self, known: KnownModel, settings: CallSettings, layout: CallLayout) -> Steps[str]:
         """Return the path of a call; raises as :meth:`.PathChooser.choose`. The user is told where that copies."""
         if known.explanation is None:
-            yield from self.acquaint(settings)
+            yield from self.known_model(settings)
         path = yield from self.paths.choose(known, settings.path, settings.deadline)
         if settings.path == "auto" and path != DirectExchange.path:
             size = math.inf if layout.lent else layout.end + sum(layout.device_byte_sizes)
             tell_path(known, path, known.reason, size, settings.origin)
         return path
 
-    def acquaint(self, settings: CallSettings, since: float = -math.inf) -> Steps[KnownModel]:
+    def known_model(self, settings: CallSettings, since: float = -math.inf) -> Steps[KnownModel]:
         """Return a call's model, with its paths, as the server has described it since a moment.
 
         Of many calls that ask for the same, one finds it out, and the others wait.
@@ -305,4 +305,4 @@ class Core:
         It is ``outdated`` itself if nothing has changed.
         """
         known = self.catalog.known.get((settings.model, settings.version), outdated)
-        return known if known is not outdated else (yield from self.acquaint(settings, time.monotonic()))
+        return known if known is not outdated else (yield from self.known_model(settings, time.monotonic()))

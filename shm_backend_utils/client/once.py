@@ -50,10 +50,10 @@ class Once:
         self._searches: _Searches = {}
 
     def find(self, what: Hashable, search: Callable[[], Steps[T]], deadline: float) -> Steps[T]:
-        """Return what one call finds that searches for it; ``search`` begins that, by this call's deadline.
+        """Return what ``search`` finds; of calls that ask at once, only one searches.
 
-        An error is everybody's, too. But where the searching call was cancelled, or had no time left, another one
-        searches. So the search looks first whether it was found already.
+        Raises what the search raises, DeadlineExceededError after ``deadline``. If the search is cancelled, or runs out
+        of time, another call searches: so it looks first whether it was found already.
         """
         while True:
             mine = _Search(self._searches, what)

@@ -29,9 +29,9 @@ __all__ = [
     "is_model_ready",
     "is_of_dead_process",
     "is_so",
-    "knows_of_dead",
     "living_in",
     "load",
+    "notices_dead_models",
     "sign_of_life",
     "start",
     "unload",
@@ -39,8 +39,8 @@ __all__ = [
 
 _ATTEMPT_S: Final = 2.0
 _PAUSE_S: Final = 0.1
-_SLOT_S: Final = 1.0
-_TELLS_OF_DEAD: Final = [2, 65]
+_SEQUENCE_WAIT_S: Final = 1.0
+_TELLS_OF_DEAD: Final = (2, 65)  # 26.01
 _NOT_CONTROLLED: Final = "explicit model load / unload is not allowed"
 _DEAD: Final = re.compile(r"(?i)stub process .*(not healthy|unhealthy)")
 
@@ -101,7 +101,8 @@ def is_model_ready(codec: Codec, deadline: float, model: str, version: str) -> S
         return False
     config = yield from ask(codec, deadline, "model config", model, version)
     for step in config.get("ensemble_scheduling", {}).get("step", ()):
-        if not (yield from is_model_ready(codec, deadline, str(step["model_name"]), "")):
+        pinned = str(step.get("model_version", "")).removeprefix("-1")  # the latest, as a request that names none gets
+        if not (yield from is_model_ready(codec, deadline, str(step["model_name"]), pinned)):
             return False
     if not is_of_python_backend(config):
         return True
@@ -109,7 +110,7 @@ def is_model_ready(codec: Codec, deadline: float, model: str, version: str) -> S
     if living is not None and living < instances_of(config):
         return False
     trouble = yield from sign_of_life(codec, deadline, config, version)
-    if trouble is None and living is None and not (yield from knows_of_dead(codec, deadline)):
+    if trouble is None and living is None and not (yield from notices_dead_models(codec, deadline)):
         raise LivenessUnknownError(
             f"nobody can tell from here whether the process of model {model!r} is alive: this Triton calls dead models "
             "ready, too, no session has answered, and this process does not see the server's. Ask on the server's "
@@ -118,42 +119,44 @@ def is_model_ready(codec: Codec, deadline: float, model: str, version: str) -> S
     return not trouble
 
 
-def knows_of_dead(codec: Codec, deadline: float) -> Steps[bool]:
+def notices_dead_models(codec: Codec, deadline: float) -> Steps[bool]:
     """Return whether the server itself calls no dead model ready: Triton from 26.01 on, and one without an address."""
     if not codec.address:
         return True
     told = yield from ask(codec, deadline, "server metadata")
-    return [int(part) for part in str(told.get("version")).split(".") if part.isdecimal()] >= _TELLS_OF_DEAD
+    return tuple(int(part) for part in str(told.get("version")).split(".") if part.isdecimal()) >= _TELLS_OF_DEAD
 
 
 def living_in(codec: Codec, deadline: float, config: Mapping[str, Any], version: str) -> Steps[int | None]:
-    """Return how many of a Python model's processes live; None where this process does not see them.
+    """Return how many processes of one version of a Python model live; None where this process does not see them.
 
-    Of a model with several versions it is the one that requests get which name none, unless it is named.
+    Without a version, it is the latest, as for requests that name none.
     """
     if not codec.address:
         return None
     told = yield from ask(codec, deadline, "model metadata", str(config["name"]))
     versions = [each for each in told.get("versions") or () if isinstance(each, str)]
-    if not version or len(versions) < 2:  # of a single one, nothing depends on how its folder is called
-        version = max(versions, key=lambda each: (len(each), each)) if len(versions) > 1 else ""
+    if len(versions) < 2:  # nothing depends on how the folder of a single one is called
+        version = ""
+    elif not version:
+        version = max(versions, key=lambda each: (len(each), each))
     look = partial(living_processes, codec.address, config, version)
     return (yield from offloaded(look, left_until(deadline), "the server's processes were looked at"))
 
 
 def sign_of_life(codec: Codec, deadline: float, config: Mapping[str, Any], version: str) -> Steps[str | None]:
-    """Ask a model's session whether it lives and lacks nothing, and return why not: empty if it does.
+    """Ask a model's session for a sign of life, in the process that the server gives the request to.
 
-    The server gives the request to one of the model's processes. None is for what tells nothing: the server refuses the
-    request, a model answers that has no session, other sequences have all slots, or HTTP has no streams for a decoupled
-    one.
+    Return an empty text if it lives and lacks nothing, what is wrong if it does not, and None if nothing tells: the
+    server refuses the request, a model answers that has no session, other sequences have all slots, or HTTP has no
+    streams for a decoupled one.
     """
     spec = ModelSpec.from_config(config)
     if spec.obstacle_in_paths() is not None or spec.obstacle_in_inputs() is not None:
         return None
     carrier = (batch_carrier(1),) if spec.max_batch_size else ()
     message = codec.infer(Request(spec.name, carrier, None, options_of_probe(spec, version), (ALIVE_ADDRESS, 1)))
-    timeout_s = min(left_until(deadline), _SLOT_S if spec.sequences else math.inf)
+    timeout_s = min(left_until(deadline), _SEQUENCE_WAIT_S if spec.sequences else math.inf)
     try:
         yield SendForStream(message, timeout_s) if spec.is_decoupled else Send(message, timeout_s)
     except InferenceError as error:

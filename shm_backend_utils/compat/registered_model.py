@@ -190,7 +190,7 @@ class RegisteredModel:
         )
         self._driver.run(self._core.check_server_answers(settings.left_s))
         try:
-            known = self._driver.run(self._core.acquaint(settings))
+            known = self._driver.run(self._core.known_model(settings))
         except InferenceError as error:
             if error.status() not in _NOT_LOADED:
                 raise

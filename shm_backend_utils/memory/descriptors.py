@@ -85,9 +85,9 @@ def no_descriptors(needed: str) -> NoDescriptorsError:
 
 def failures_told(
     needed: str = "a shared-memory region takes two file descriptors",
-    failed: str = "shared memory cannot be opened here: {}",
+    failed: str = "shared memory cannot be opened here: {}; see what `shm-backend-utils doctor` says",
 ) -> telling[OSError]:
-    """Turn the operating system's errors into errors of the machine, where memory is made or opened.
+    """Turn OSError into NoSharedMemoryError where memory is made or opened: a context manager, or a decorator.
 
     Parameters
     ----------

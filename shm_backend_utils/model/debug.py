@@ -138,7 +138,7 @@ class DebugCall(Call):
             self.devices.wait()
         for name, data in self._input_bytes():
             if _digest(data) != self._digests[name]:
-                raise _has_written_to(name)
+                raise _input_changed(name)
         requested = self._request.requested_output_names()
         for name, guarded in all_guarded.items():
             guarded.check_guards()
@@ -188,7 +188,7 @@ def _digest(data: Bytes) -> bytes:
     return hashlib.blake2b(data.data, digest_size=16).digest()
 
 
-def _has_written_to(name: str) -> ModelError:
+def _input_changed(name: str) -> ModelError:
     return ModelError(
         f"input {name!r} was changed during the call, most likely by model.py, which may only read it: the memory is "
         "the client's, whose next call over it sends the change, and forward() and put() pass it on; copy it first, as "

@@ -114,7 +114,7 @@ def test_a_model_maps_no_more_than_its_limit(triton_server: EmbeddedServer, shm_
 
 def test_a_region_beyond_the_limit_is_refused(shm_client: ShmClient) -> None:
     with pytest.raises(
-        InferenceError, match="SHM_MAX_MAPPED_BYTES\\) is 65536; who runs the model may raise it"
+        InferenceError, match="SHM_MAX_MAPPED_BYTES\\) is 65536; raise it in the model's config.pbtxt"
     ) as refusal:
         shm_client.infer("mapping_limit", {"X": np.zeros(LIMIT // 4, np.float32)})
     assert refusal.value.status() == "StatusCode.UNAVAILABLE"

@@ -73,6 +73,16 @@ def test_a_model_is_ready_if_the_server_has_it_and_its_session_refuses_what_is_n
     assert call("is_model_ready", "nobody") is False
 
 
+@pytest.mark.parametrize(("pinned", "asked"), [(-1, ""), (2, "2")])
+def test_an_ensembles_step_is_asked_in_the_version_that_it_names(
+    server: FakeServer, call: Call, pinned: int, asked: str
+) -> None:
+    steps = {"step": [{"model_name": "m", "model_version": pinned}]}
+    server.configs["whole"] = config("whole", platform="ensemble", ensemble_scheduling=steps)
+    assert call("is_model_ready", "whole") is True
+    assert [(order.model, order.version) for order in server.orders] == [("m", asked)]
+
+
 DEAD = "Failed to process the request(s) for model instance 'm_0_0', message: Stub process 'm_0_0' is not healthy."
 RESTARTED = "Stub process is unhealthy and it will be restarted."
 DECOUPLED = "doesn't support models with decoupled transaction policy"

@@ -11,7 +11,7 @@ from ...model.config import PARAMETERS, PREFIX, Config
 from ...model.refused_lines import refused_lines
 from ...model_spec import BATCH_CARRIER, PATHS, PATHS_PARAMETER, ModelSpec, is_of_python_backend
 from .findings import Finding
-from .troubles import config as configs
+from .troubles import config as troubles
 
 __all__ = ["all_are_optional", "findings_in_config", "mentions_shared_memory"]
 
@@ -58,7 +58,7 @@ def all_are_optional(config: Mapping[str, Any]) -> bool:
 
 def _lines(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
     for line, why in refused_lines(config):
-        trouble = configs.RESPONSE_CACHE if line.startswith("response_cache") else configs.REFUSED_LINE
+        trouble = troubles.RESPONSE_CACHE if line.startswith("response_cache") else troubles.REFUSED_LINE
         yield Finding(trouble, f"found {line}; {why}", model)
 
 
@@ -68,14 +68,15 @@ def _parameters(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
         try:
             Config.from_config({"name": model, "parameters": {name: value}})
         except ModelError as error:
-            yield Finding(configs.BAD_PARAMETER if name in PARAMETERS else configs.UNKNOWN_PARAMETER, str(error), model)
+            trouble = troubles.BAD_PARAMETER if name in PARAMETERS else troubles.UNKNOWN_PARAMETER
+            yield Finding(trouble, str(error), model)
 
 
 def _declaration(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
     declared = _declared(config)
     wrong = sorted(declared - PATHS) if declared is not None else []
     if declared is not None and (wrong or not declared):
-        yield Finding(configs.UNKNOWN_PATH, _words_found(wrong), model)
+        yield Finding(troubles.UNKNOWN_PATH, _words_found(wrong), model)
         config = {**config, "parameters": {PATHS_PARAMETER: {"string_value": _DIRECT}}}  # it was meant to have paths
     named = [tensor for tensor in config.get("input", ()) if tensor.get("name")]
     spec = ModelSpec.from_config({**config, "name": model, "input": named, "output": []})
@@ -83,20 +84,18 @@ def _declaration(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
         misspelt = _misspelt_declaration(config)
         if not misspelt.startswith(PREFIX):  # else that is what is wrong, and it has been told
             said = f", but {misspelt}, which may be meant to be it" if misspelt else ""
-            yield Finding(configs.NO_SHM_PATHS, f"found no parameter {PATHS_PARAMETER}{said}", model)
+            yield Finding(troubles.NO_SHM_PATHS, f"found no parameter {PATHS_PARAMETER}{said}", model)
     elif _DIRECT not in spec.paths:
-        found = ",".join(sorted(spec.paths))
-        yield Finding(
-            configs.DIRECT_NOT_DECLARED, f"found {PATHS_PARAMETER} {found!r}; expected {_DIRECT} among its words", model
-        )
+        found = f"found {PATHS_PARAMETER} {','.join(sorted(spec.paths))!r}; expected {_DIRECT} among its words"
+        yield Finding(troubles.DIRECT_NOT_DECLARED, found, model)
         return
     required = [name for name, tensor in spec.inputs.items() if not tensor.optional]
     if required:
         verb = "is" if len(required) == 1 else "are"
-        yield Finding(configs.INPUTS_NOT_OPTIONAL, f"{', '.join(required)} {verb} not optional", model)
+        yield Finding(troubles.INPUTS_NOT_OPTIONAL, f"{', '.join(required)} {verb} not optional", model)
     if spec.max_batch_size > 0 and not spec.has_batch_carrier:
         yield Finding(
-            configs.NO_SHM_INPUT, f"max_batch_size is {spec.max_batch_size}, and {_carrier_found(config)}", model
+            troubles.NO_SHM_INPUT, f"max_batch_size is {spec.max_batch_size}, and {_carrier_found(config)}", model
         )
 
 

@@ -20,7 +20,7 @@ from ...repository.source_files import NoSourceError, read_source
 from .config_checks import findings_in_config, mentions_shared_memory
 from .findings import Finding
 from .model_code import ANSWERING, MODEL_CLASS, PACKAGE, STREAMING, ModelCode
-from .troubles import folder as folders
+from .troubles import folder as troubles
 from .troubles.config import NO_SHM_INPUT, NO_SHM_PATHS
 from .troubles.model import NO_SESSION
 
@@ -47,14 +47,14 @@ def findings_in_folder(folder: Path) -> list[Finding]:
         folder = folder.absolute()
         if not folder.is_dir():
             found = "is no folder" if folder.exists() else "is not there"
-            return [Finding(folders.NOT_A_MODEL, f"{folder} {found}")]
+            return [Finding(troubles.NOT_A_MODEL, f"{folder} {found}")]
         if _is_model(folder):
             return _findings_in_model(folder)
         models = [each for each in sorted(folder.iterdir()) if each.is_dir() and _is_model(each)]
     except OSError as error:
         return [_unreadable(error, folder)]
     if not models:
-        return [Finding(folders.NOT_A_MODEL, f"{folder} has no {CONFIG_FILE}, no version and no such folders")]
+        return [Finding(troubles.NOT_A_MODEL, f"{folder} has no {CONFIG_FILE}, no version and no such folders")]
     names = [model.name for model in models]
     return [finding for model in models for finding in _findings_in_model(model, names)]
 
@@ -72,7 +72,7 @@ def _findings_in_model(folder: Path, models: Collection[str] = ()) -> list[Findi
     try:
         message = read_config(folder)
     except ModelError as error:
-        return [Finding(folders.CONFIG_NOT_READ, " ".join(str(error).split()), name), *_of_copies(folder)]
+        return [Finding(troubles.CONFIG_NOT_READ, " ".join(str(error).split()), name), *_of_copies(folder)]
     except OSError as error:
         return [_unreadable(error, folder)]
     config: dict[str, Any] = json_format.MessageToDict(message, preserving_proto_field_name=True)
@@ -115,33 +115,33 @@ def _of_folder(folder: Path, config: dict[str, Any], codes: list[ModelCode]) -> 
     name = folder.name
     if config.get("name", name) != name:
         yield Finding(
-            folders.OTHER_NAME, f"{folder / CONFIG_FILE} has name {config['name']!r}; expected {name!r}", name
+            troubles.OTHER_NAME, f"{folder / CONFIG_FILE} has name {config['name']!r}; expected {name!r}", name
         )
     versions = version_folders(folder)
     if not versions:
-        yield Finding(folders.NO_VERSION, f"{folder} has no folder whose name is a number", name)
+        yield Finding(troubles.NO_VERSION, f"{folder} has no folder whose name is a number", name)
     file = config.get("default_model_filename") or CODE_FILE
     for version in versions:
         if all(code.file.parent != version for code in codes):
-            yield Finding(folders.NO_CODE, f"there is no {version / file}", name)
+            yield Finding(troubles.NO_CODE, f"there is no {version / file}", name)
     if not _has_config(folder, codes):
-        yield Finding(folders.NO_CONFIG, f"there is no {folder / CONFIG_FILE}, and no auto_complete_config", name)
+        yield Finding(troubles.NO_CONFIG, f"there is no {folder / CONFIG_FILE}, and no auto_complete_config", name)
 
 
 def _of_code(code: ModelCode, model: str) -> Iterator[Finding]:
     if code.error:
-        yield Finding(folders.CODE_DOES_NOT_PARSE, code.error, model)
+        yield Finding(troubles.CODE_DOES_NOT_PARSE, code.error, model)
     elif not code.defines(MODEL_CLASS):
-        yield Finding(folders.NO_MODEL_CLASS, f"{code.file} has no class {MODEL_CLASS}", model)
+        yield Finding(troubles.NO_MODEL_CLASS, f"{code.file} has no class {MODEL_CLASS}", model)
     for line, name in code.dropped:
-        yield Finding(folders.NOT_RETURNED, f"{code.file}:{line}: nothing is done with what {name} returns", model)
+        yield Finding(troubles.NOT_RETURNED, f"{code.file}:{line}: nothing is done with what {name} returns", model)
 
 
 def _of_tensors(message: Any, model: str) -> Iterator[Finding]:
     try:
         check_tensors(message)
     except ModelError as error:
-        yield Finding(folders.BAD_TENSOR, str(error), model)
+        yield Finding(troubles.BAD_TENSOR, str(error), model)
 
 
 def _of_declaration(config: dict[str, Any], codes: list[ModelCode], model: str) -> Iterator[Finding]:
@@ -149,7 +149,7 @@ def _of_declaration(config: dict[str, Any], codes: list[ModelCode], model: str) 
     if not any(code.mentions("ShmSession") for code in codes):
         found = f"{', '.join(str(code.file) for code in codes)}: no ShmSession"
         if not mentions_shared_memory(config):
-            yield Finding(folders.ORDINARY_MODEL, found, model)
+            yield Finding(troubles.ORDINARY_MODEL, found, model)
             return
         if codes and not any(code.error or code.inherits for code in codes):  # which may hide one
             yield Finding(NO_SESSION, found, model)
@@ -167,10 +167,10 @@ def _of_modes(config: dict[str, Any], codes: list[ModelCode], model: str) -> Ite
         answering = [name for name in ANSWERING if code.mentions(name)]
         if code.mentions(STREAMING) and not answering and not is_decoupled:
             said = f"is for decoupled models, and {CONFIG_FILE} does not call the model one"
-            yield Finding(folders.OTHER_MODE, f"{code.file}: {STREAMING} {said}", model)
+            yield Finding(troubles.OTHER_MODE, f"{code.file}: {STREAMING} {said}", model)
         elif answering and is_decoupled and not (code.mentions(STREAMING) or code.mentions("stream")):
             said = f"is for models that are not decoupled, and {CONFIG_FILE} calls the model decoupled"
-            yield Finding(folders.OTHER_MODE, f"{code.file}: {answering[0]} {said}", model)
+            yield Finding(troubles.OTHER_MODE, f"{code.file}: {answering[0]} {said}", model)
 
 
 def _of_names(config: dict[str, Any], codes: list[ModelCode], model: str, models: Collection[str]) -> Iterator[Finding]:
@@ -181,7 +181,7 @@ def _of_names(config: dict[str, Any], codes: list[ModelCode], model: str, models
         for line, kind, name in code.named if code.mentions("ShmSession") else ():
             if there[kind] and name not in there[kind]:
                 found = f"{code.file}:{line}: there is no {kind} {name!r}; there are: {names_told(name, there[kind])}"
-                yield Finding(folders.UNKNOWN_NAME, found, model)
+                yield Finding(troubles.UNKNOWN_NAME, found, model)
 
 
 def _copies(folder: Path) -> list[Path]:
@@ -200,7 +200,7 @@ def _of_copies(folder: Path) -> Iterator[Finding]:
     for copy, version, protocol in found:
         if (version, protocol) != (__version__, str(VERSION)):
             said = f"is of version {version} and protocol {protocol}, and this is {__version__} and {VERSION}"
-            yield Finding(folders.OTHER_COPY, f"{copy} {said}", folder.name)
+            yield Finding(troubles.OTHER_COPY, f"{copy} {said}", folder.name)
 
 
 def _said_in(copy: Path, file: str, pattern: re.Pattern[bytes]) -> str:
@@ -214,4 +214,4 @@ def _said_in(copy: Path, file: str, pattern: re.Pattern[bytes]) -> str:
 
 def _unreadable(error: OSError, folder: Path) -> Finding:
     place = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(folder)
-    return Finding(folders.UNREADABLE, f"{place}: {error.strerror or error}", folder.name)
+    return Finding(troubles.UNREADABLE, f"{place}: {error.strerror or error}", folder.name)

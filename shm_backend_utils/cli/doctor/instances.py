@@ -49,15 +49,15 @@ def examine_processes(
         lacking = [sign for sign in signs if sign and not server_calls.is_of_dead_process(sign)]
         if lacking:
             checkup.add_findings(Finding(FORWARD_FAILS, lacking[0], name))
-        unit = "processes are dead"
+        state = "processes are dead"
         if living is None:
-            unit = "requests, one after another, met a dead process"
+            state = "requests, one after another, met a dead process"
             count, living = asked, asked - sum(map(server_calls.is_of_dead_process, filter(None, signs)))
-            if None in signs and not driver.run(server_calls.knows_of_dead(codec, checkup.until(_ANSWER_S))):
+            if None in signs and not driver.run(server_calls.notices_dead_models(codec, checkup.until(_ANSWER_S))):
                 checkup.add_findings(Finding(LIFE_UNKNOWN, "no session answers, and no process is seen", name))
         if living < count:
             of_version = f"of version {version}: " if len(versions) > 1 else ""
             trouble = DEAD_INSTANCE if living or len(versions) > 1 else DEAD_STUB
-            checkup.add_findings(Finding(trouble, f"{of_version}{count - living} of {count} {unit}", name))
+            checkup.add_findings(Finding(trouble, f"{of_version}{count - living} of {count} {state}", name))
         tries = max(tries, count if 0 < living < count else min(living, 1))
     return tries

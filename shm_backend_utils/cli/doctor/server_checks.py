@@ -26,7 +26,7 @@ from ...memory.pool.slot import SlotRegion
 from ...protocol.layout import PAGE_SIZE
 from .checkup import Checkup
 from .findings import Finding
-from .troubles import server as servers
+from .troubles import server as troubles
 
 __all__ = ["examine_registering", "examine_server", "finding_of_error", "finding_of_host", "models_of"]
 
@@ -56,24 +56,24 @@ def finding_of_host(host: str) -> Finding | None:
     thread.start()
     thread.join(_LOOK_UP_S)
     if not found:
-        return Finding(servers.UNKNOWN_HOST, f"{host} was not resolved within {_LOOK_UP_S:.0f} s")
-    return None if found[0] is None else Finding(servers.UNKNOWN_HOST, f"{host}: {found[0]}")
+        return Finding(troubles.UNKNOWN_HOST, f"{host} was not resolved within {_LOOK_UP_S:.0f} s")
+    return None if found[0] is None else Finding(troubles.UNKNOWN_HOST, f"{host}: {found[0]}")
 
 
 def finding_of_error(error: ShmError) -> Finding:
     """Return the finding for a server that does not answer, or not as Triton does."""
     text = str(error.message()) if isinstance(error, InferenceError | ServerUnavailableError) else str(error)
     if isinstance(error, UnknownHostError):
-        return Finding(servers.UNKNOWN_HOST, text)
+        return Finding(troubles.UNKNOWN_HOST, text)
     if isinstance(error, TlsError):
-        return Finding(servers.TLS_MISMATCH, text)
+        return Finding(troubles.TLS_MISMATCH, text)
     if isinstance(error, DeadlineExceededError):
-        return Finding(servers.NO_ANSWER, text)
+        return Finding(troubles.NO_ANSWER, text)
     if isinstance(error, InferenceError):
-        return Finding(servers.NOT_TRITON, text)
+        return Finding(troubles.NOT_TRITON, text)
     if any(sign in text for sign in _OTHER_PROTOCOL):
-        return Finding(servers.WRONG_PORT, text)
-    return Finding(servers.SERVER_NOT_REACHABLE, text)
+        return Finding(troubles.WRONG_PORT, text)
+    return Finding(troubles.SERVER_NOT_REACHABLE, text)
 
 
 def examine_server(driver: BlockingDriver, checkup: Checkup) -> bool:
@@ -88,14 +88,14 @@ def examine_server(driver: BlockingDriver, checkup: Checkup) -> bool:
     name, version, extensions = (told.get(key) for key in ("name", "version", "extensions"))
     if not isinstance(name, str) or not isinstance(version, str) or not isinstance(extensions, list):
         checkup.add_findings(
-            Finding(servers.NOT_TRITON, f"{address} answers, and names no server, version and extensions")
+            Finding(troubles.NOT_TRITON, f"{address} answers, and names no server, version and extensions")
         )
         return False
     checkup.add_fine(f"{name} {version} answers at {address}")
     if is_ready:
         checkup.add_fine("it is ready")
     else:
-        checkup.add_findings(Finding(servers.SERVER_NOT_READY, "the server says that it is not ready"))
+        checkup.add_findings(Finding(troubles.SERVER_NOT_READY, "the server says that it is not ready"))
     return True
 
 
@@ -113,7 +113,7 @@ def models_of(driver: BlockingDriver, checkup: Checkup, wanted: str | None) -> d
     except ShmError as error:  # a proxy that lets nobody ask for it, or an old server
         if wanted is None:
             found = str(error.message() if isinstance(error, InferenceError) else error)
-            checkup.add_findings(Finding(servers.NO_INDEX, found))
+            checkup.add_findings(Finding(troubles.NO_INDEX, found))
         return {} if wanted is None else {wanted: [""]}
     models = told.get("models")
     index = [each for each in models if _is_of_model(each)] if isinstance(models, list) else []
@@ -121,7 +121,7 @@ def models_of(driver: BlockingDriver, checkup: Checkup, wanted: str | None) -> d
     if wanted is not None and not named:
         there = ", ".join(sorted({each["name"] for each in index})[:8]) or "none"
         checkup.add_findings(
-            Finding(servers.NO_SUCH_MODEL, f"there is no model {wanted!r}; there are: {there}", wanted)
+            Finding(troubles.NO_SUCH_MODEL, f"there is no model {wanted!r}; there are: {there}", wanted)
         )
     ready: dict[str, list[str]] = {}
     for each in sorted(named, key=lambda each: str(each["name"])):
@@ -130,7 +130,7 @@ def models_of(driver: BlockingDriver, checkup: Checkup, wanted: str | None) -> d
     findings = _not_loaded(named, ready, wanted)
     checkup.add_findings(*findings)
     if wanted is None and not ready and not findings:
-        checkup.add_findings(Finding(servers.NO_MODELS, f"{len(index)} in its repository, none of them loaded"))
+        checkup.add_findings(Finding(troubles.NO_MODELS, f"{len(index)} in its repository, none of them loaded"))
     return ready
 
 
@@ -139,7 +139,7 @@ def examine_registering(driver: BlockingDriver, checkup: Checkup) -> str | None:
     try:
         page = SlotRegion(PAGE_SIZE, 1, PAGE_SIZE, PRIVATE)
     except (MachineError, OSError) as error:
-        checkup.add_findings(Finding(servers.NO_OWN_REGION, str(error)))
+        checkup.add_findings(Finding(troubles.NO_OWN_REGION, str(error)))
         return None
     registrations = Registrations(driver.transport.codec)
 
@@ -155,7 +155,7 @@ def examine_registering(driver: BlockingDriver, checkup: Checkup) -> str | None:
         text = str(error.message())
         if "Unable to open" in text or not is_this_machine(driver.transport.host):
             return text
-        checkup.add_findings(Finding(servers.CLIENT_SHM_DISABLED, text))
+        checkup.add_findings(Finding(troubles.CLIENT_SHM_DISABLED, text))
         return None
     except ShmError as error:  # which tells nothing of where the server is
         checkup.add_findings(finding_of_error(error))
@@ -192,11 +192,11 @@ def _not_loaded(index: Iterable[Mapping[str, Any]], ready: Collection[str], want
         if each.get("state") == _READY or not (is_told or (wanted is not None and name not in ready)):
             continue
         line = " ".join(reason.split())
-        trouble = servers.MODEL_NOT_LOADED
+        trouble = troubles.MODEL_NOT_LOADED
         if _LIBRARY_MISSING.search(line):
-            trouble = servers.LIBRARY_MISSING
+            trouble = troubles.LIBRARY_MISSING
         elif ("is not optional" in line and _LIBRARY in line) or "optional: true" in line:
-            trouble = servers.REQUIRED_INPUTS
+            trouble = troubles.REQUIRED_INPUTS
         version, state = _version_of(each), str(each.get("state") or "not loaded")
         which = f"version {version} is " if version else ""
         findings.append(Finding(trouble, f"{which}{state}: {line or 'the server gives no reason'}", name))

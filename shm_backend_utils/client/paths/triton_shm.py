@@ -44,7 +44,7 @@ class Registrations:
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
         self._known: set[str] = set()
-        self._unwanted: set[str] = set()  # no part of these, nor any call's that unregisters it just now
+        self._unwanted: set[str] = set()  # registered, none of them known; a call takes out those that it unregisters
 
     @property
     def is_empty(self) -> bool:

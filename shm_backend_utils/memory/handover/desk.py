@@ -19,7 +19,7 @@ from ...protocol.handover import QUESTION_LENGTH, Question, SealedKey, decode_qu
 from ..access import Access
 from ..descriptors import Descriptor, failures_told
 from .closing import Closer
-from .peers import Peer, pass_rights
+from .peers import Peer, accept_descriptors
 
 __all__ = ["Desk", "Offer"]
 
@@ -76,7 +76,7 @@ class Desk:
         self.name = secrets.token_hex(16)
         self._offers = offers
         self._closer = closer
-        self._strangers_closer = Closer()  # before Linux 6.16 they can have it hang, and nobody else then
+        self._strangers_closer = Closer()  # a queue of their own: strangers may make closing hang
         self._ends = ends
         self._error: BaseException | None = None
         self._is_open = threading.Event()  # or has failed to open
@@ -139,7 +139,7 @@ class Desk:
     def _open(self) -> None:
         self._waker = Descriptor(os.eventfd, 0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._listener = socket.socket(socket.AF_UNIX, _KIND)
-        pass_rights(self._listener, is_wanted=False)
+        accept_descriptors(self._listener, is_wanted=False)
         self._listener.bind(SealedKey(self.name, 1).socket_address)
         self._listener.listen(_BACKLOG)
 

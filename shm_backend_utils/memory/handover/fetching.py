@@ -26,7 +26,7 @@ from ..descriptors import Descriptor, failures_told
 from ..sealed_file import SealedFile
 from ..shared_file import owner_refused
 from .closing import Closer
-from .peers import Peer, pass_rights
+from .peers import Peer, accept_descriptors
 
 __all__ = ["Fetcher"]
 
@@ -50,7 +50,7 @@ class Fetcher:
     def __init__(self, bound_s: float, closer: Closer | None = None) -> None:
         self._bound_s = bound_s
         self._closer = Closer() if closer is None else closer
-        self._strangers_closer = Closer()  # before Linux 6.16 they send descriptors all the same: that fills this one
+        self._strangers_closer = Closer()  # a queue of their own: strangers may make closing hang
         self._is_closed = False
 
     @failures_told()
@@ -79,8 +79,8 @@ class Fetcher:
             Nobody hands it over any more, or nobody who can be reached from here; or its client hangs up.
         RegionRefusedError
             Its client is not allowed, does not answer in time or as agreed on, or hands over something else.
-        NoDescriptorsError
-            This process has no file descriptors left.
+        MachineError
+            This process has no file descriptors left, or can open no socket.
         """
         if self._is_closed:
             raise ClosedError("what fetches this session's regions")
@@ -91,13 +91,13 @@ class Fetcher:
         deadline = time.monotonic() + self._bound_s
         connection, closer = socket.socket(socket.AF_UNIX, _KIND), self._strangers_closer
         try:
-            pass_rights(connection, is_wanted=False)
+            accept_descriptors(connection, is_wanted=False)
             _connect(connection, key, deadline, field)
             user = Peer.of(connection).user_id
             if not is_allowed(user):
                 raise owner_refused(field, user)
             closer = self._closer
-            pass_rights(connection, is_wanted=True)
+            accept_descriptors(connection, is_wanted=True)
             wait_s = max(0.0, deadline - time.monotonic())
             _ask(connection, Question(key.number, bytes.fromhex(token)), wait_s, field)
             return self._receive(connection, str(key), field)

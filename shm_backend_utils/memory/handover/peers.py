@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from ..access import Access
 
-__all__ = ["Peer", "pass_rights"]
+__all__ = ["Peer", "accept_descriptors"]
 
 _CREDENTIALS: Final = struct.Struct("iII")  # of SO_PEERCRED: process, user, group
 _SO_PASSRIGHTS: Final = 83  # Linux 6.16; the socket module has no name for it
@@ -56,7 +56,7 @@ class Peer(NamedTuple):
         return access.mode & needed == needed
 
 
-def pass_rights(connection: socket.socket, *, is_wanted: bool) -> None:
+def accept_descriptors(connection: socket.socket, *, is_wanted: bool) -> None:
     """Let a peer send descriptors, or fail if he does (SO_PASSRIGHTS); before Linux 6.16 he always can."""
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, is_wanted)

@@ -19,7 +19,7 @@ __all__ = ["Inventory", "Kind", "Promise", "Shelf"]
 Kind = tuple[object, ...]
 """What regions must have in common to be exchanged: slots, records, group."""
 
-_LOST_S: Final = 5.0
+_LOST_S: Final = 5.0  # a region on its way to or from a shelf is in nobody's hands for a moment
 
 
 class Shelf(NamedTuple):

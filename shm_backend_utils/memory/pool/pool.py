@@ -80,10 +80,10 @@ class SlotPool(HoldingPool):
         try:
             if not self._is_granted(ticket):
                 with self._lock:
-                    who = f"{self._inventory}, and {len(self._tickets.waiting)} calls wait"
+                    found = f"{self._inventory}, and {len(self._tickets.waiting)} calls wait"
                     self.wait_count += 1
                 self._settle()
-                _LOG.warning("the pool has run dry: %s", who)
+                _LOG.warning("the pool has run dry: %s", found)
                 if self._housekeeper is not None:
                     self._housekeeper.hurry()
         except BaseException:  # an interrupt: the caller has no ticket to give up
@@ -158,10 +158,10 @@ class SlotPool(HoldingPool):
     def exhausted(self, ticket: Ticket, waited_s: float) -> PoolExhaustedError:
         """Return the error for a ticket that was not granted in time."""
         with self._lock:
-            who = str(self._inventory)
+            found = str(self._inventory)
         self._settle()
         return PoolExhaustedError(
-            f"no {ticket.byte_size} bytes of shared memory became free within {waited_s:.3g} s: {who}. "
+            f"no {ticket.byte_size} bytes of shared memory became free within {waited_s:.3g} s: {found}. "
             "Release results sooner, or raise PoolOptions(max_bytes=...)"
         )
 

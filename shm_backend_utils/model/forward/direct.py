@@ -117,7 +117,7 @@ class DirectForwarding(Forwarding):
     def give_up(self) -> None:
         self._slot.give_up()
 
-    def lost_memory(self, response: Any) -> str:
+    def spoil_lost_memory(self, response: Any) -> str:
         said: str = response.error().message() if response.has_error() else ""
         if code_in(said) not in NOT_OPENED or self._slot.is_started:
             return ""

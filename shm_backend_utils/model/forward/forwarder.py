@@ -179,7 +179,7 @@ class Forwarder:
 
     def _again(self, forwarding: Forwarding, response: Any) -> Forwarding | None:
         """Return a request in other memory, if the other model could not open this one's, and has not begun with it."""
-        lost = forwarding.lost_memory(response)
+        lost = forwarding.spoil_lost_memory(response)
         if not lost:
             self._failures.clear()
         elif forwarding.again is not None:

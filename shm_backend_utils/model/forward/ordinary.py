@@ -138,8 +138,8 @@ class Forwarding(ABC):
     def give_up(self) -> None:
         """Have the other model refuse the request, if that would use memory of the client and has not begun."""
 
-    def lost_memory(self, response: Any) -> str:
-        """Return what a response says if the other model could not open the request's memory; else nothing."""
+    def spoil_lost_memory(self, response: Any) -> str:
+        """Spoil this memory if the other model could not open it; return what it said, else an empty text."""
         return ""
 
     def _tensors_of(self, response: Any) -> dict[str, TensorView]:

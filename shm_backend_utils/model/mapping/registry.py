@@ -151,7 +151,7 @@ class Registry:
         with self._lock:
             alike = self._by_object.get((status.st_dev, status.st_ino), ())
             if all(region.segment.byte_size != status.st_size for region in alike):
-                self._too_much(status.st_size)
+                self._to_be_dropped(status.st_size)
 
     def add_slot(self, address: str, region: MappedRegion, number: int) -> Slot:
         """Return a slot of a managed region, and remember it for as long as the region is registered."""
@@ -284,10 +284,10 @@ class Registry:
                 self.drop(region)
 
     def _make_room(self, byte_size: int) -> None:
-        for region in self._too_much(byte_size):
+        for region in self._to_be_dropped(byte_size):
             self.drop(region)
 
-    def _too_much(self, byte_size: int) -> list[MappedRegion]:
+    def _to_be_dropped(self, byte_size: int) -> list[MappedRegion]:
         """Return which regions that nobody uses must go, so that there is room for so many bytes.
 
         A slot may be taken, and so a region be in use, from one moment to the next. So each is looked at once.
@@ -312,8 +312,8 @@ class Registry:
         if excess > 0:
             raise MachineError(
                 f"a region of {byte_size} bytes cannot be mapped: {excess + limit - byte_size} are mapped and in use, "
-                f"and the limit (SHM_MAX_MAPPED_BYTES) is {limit}; who runs the model may raise it; or use smaller "
-                "regions"
+                f"and the limit (SHM_MAX_MAPPED_BYTES) is {limit}; raise it in the model's config.pbtxt, or use "
+                "smaller regions"
             )
         return dropped
 

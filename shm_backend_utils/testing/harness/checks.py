@@ -43,7 +43,7 @@ class RequestChecks:
         self._inputs = {tensor.name: tensor for tensor in config.input}
         self._dims = {name: tuple(tensor.dims) for name, tensor in self._inputs.items()}
         spec = ModelSpec.from_config({**json.loads(as_json(config)), "parameters": {}})
-        self._reshaped, self._restored = spec.inputs, spec.as_model_sees().outputs
+        self._reshaped, self._restored, self._controls = spec.inputs, spec.as_model_sees().outputs, spec.controls
         self._config = config
         self._datatypes = {name: datatype_of(tensor) for name, tensor in self._inputs.items()}
         self._required = [name for name, tensor in self._inputs.items() if not tensor.optional]
@@ -81,7 +81,7 @@ class RequestChecks:
         delivery = Delivery(
             request.request_id,
             request.sequence_id,
-            delivered + control_inputs(self._config, request),
+            delivered + control_inputs(self._config, self._controls, request),
             wanted,
             dict(request.parameters),
             request.flags,

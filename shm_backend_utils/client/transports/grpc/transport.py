@@ -14,7 +14,7 @@ import grpc.aio
 from tritonclient.grpc import service_pb2_grpc
 
 from ....errors import CallerError, ClosedError
-from ....forks import forsake_in_children, never_destroy, of_kind
+from ....forks import forsake_in_children, never_destroy, owners_of_kind
 from ...errors import deadline_exceeded, translated
 from ..transport import AsyncTransport, Transport, is_cancelled
 from .address import GrpcAddress
@@ -100,7 +100,7 @@ class AsyncGrpcTransport(AsyncTransport):
     _is_closed: bool
 
     def __init__(self, address: GrpcAddress) -> None:
-        open_here = [each for each in of_kind(AsyncGrpcTransport) if not each._is_closed]
+        open_here = [each for each in owners_of_kind(AsyncGrpcTransport) if not each._is_closed]
         if any(each._process != os.getpid() for each in open_here):
             raise CallerError(
                 "this process was forked while an AsyncShmClient over gRPC was open, and calls by asyncio over gRPC "
