@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import socket
 import sys
 import warnings
@@ -12,12 +13,14 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
+import grpc
 import numpy as np
 import pytest
 
 from shm_backend_utils.cli.common.registered_regions import _take_memory
 from shm_backend_utils.client import CopyWarning, PoolOptions, ShmClient
 from shm_backend_utils.client.paths.loan import _duplicate
+from shm_backend_utils.client.transports.grpc.address import GrpcAddress
 from shm_backend_utils.client.transports.this_machine import is_this_machine
 from shm_backend_utils.compat.shm_regions import SystemShmHandle
 from shm_backend_utils.errors import MachineError, NoSharedMemoryError, RegionGoneError, RegionRefusedError, ShmError
@@ -163,12 +166,17 @@ def find_host(_: SystemSegment) -> None:
     raise RegionGoneError("what the name means, the first request will tell")
 
 
+def connect(_: SystemSegment) -> None:
+    GrpcAddress("localhost:1", "localhost").channel(grpc)
+
+
 OTHERS: Final[dict[str, tuple[Callable[[SystemSegment], None], Place]]] = {
     "look": (look, Place(os, "lstat")),
     "lease": (lease, Place(os, "open")),
     "lend": (lend, Place(os, "dup")),
     "Triton's own": (fill, Place(os, "open")),
     "a user's": (make_another, Place(os, "open")),
+    "gRPC": (connect, Place(select, "epoll")),
     "a host's address": (find_host, Place(socket, "getaddrinfo")),
     "a host's socket": (find_host, Place(socket, "socket")),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, Final
 
 import grpc
 
+from ....memory.descriptors import failures_told
 from ...options import Tls
 
 __all__ = ["CHANNEL_OPTIONS", "GrpcAddress", "tls_credentials"]
@@ -21,6 +23,9 @@ CHANNEL_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
 )
 """Messages of any size, as tritonclient has it; and a server that was restarted is found again at once: by default gRPC
 waits longer after each attempt, up to two minutes."""
+
+
+_DESCRIPTORS: Final = 10
 
 
 @dataclass(frozen=True)
@@ -44,8 +49,11 @@ class GrpcAddress:
     credentials: Any = None
     options: Sequence[tuple[str, Any]] = CHANNEL_OPTIONS
 
+    @failures_told(f"a connection over gRPC takes {_DESCRIPTORS} file descriptors", "gRPC cannot work here: {}")
     def channel(self, module: Any) -> Any:
-        """Open a channel of ``grpc`` or ``grpc.aio``."""
+        """Open a channel of ``grpc`` or ``grpc.aio``, if there are file descriptors: without, gRPC ends the process."""
+        for each in [select.epoll() for _ in range(_DESCRIPTORS)]:
+            each.close()
         if self.credentials is None:
             return module.insecure_channel(self.target, options=self.options)
         return module.secure_channel(self.target, self.credentials, options=self.options)

@@ -96,23 +96,22 @@ class AsyncGrpcTransport(AsyncTransport):
         A parent of this process had one at the fork. All of a process share a thread, which children do not have.
     """
 
-    _process: int
-    _is_closed: bool
+    _is_closed = False
 
     def __init__(self, address: GrpcAddress) -> None:
+        self._process = os.getpid()
         open_here = [each for each in owners_of_kind(AsyncGrpcTransport) if not each._is_closed]
-        if any(each._process != os.getpid() for each in open_here):
+        if any(each._process != self._process for each in open_here):
             raise CallerError(
                 "this process was forked while an AsyncShmClient over gRPC was open, and calls by asyncio over gRPC "
                 "would never be answered here: close it before the fork, or spawn processes; HTTP works, and so does "
                 "ShmClient"
             )
-        self._process, self._is_closed = os.getpid(), False  # first: clients that are made in other threads read them
-        forsake_in_children(self)
         self.codec = GrpcCodec()
         self.host = address.host
         self.address = self.codec.address = str(address)
         self._channel = address.channel(grpc.aio)
+        forsake_in_children(self)
         self._service = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     async def send(self, message: GrpcMessage, timeout_s: float) -> Any:
