@@ -114,16 +114,6 @@ def test_of_who_hangs_up_nothing_is_left(fetcher: Fetcher, script: Script) -> No
         fetch_from(script, fetcher)
 
 
-def test_who_answers_before_he_is_asked_is_heard(fetcher: Fetcher) -> None:
-    region = memfd()
-
-    def script(connection: socket.socket) -> None:
-        socket.send_fds(connection, [encode_answer(is_given=True)], [region.fileno()])
-        connection.recv(QUESTION_LENGTH)
-
-    fetch_from(script, fetcher)
-
-
 def test_after_the_end_of_a_session_nothing_is_fetched(fetcher: Fetcher) -> None:
     fetcher.close()
     fetcher.close()
