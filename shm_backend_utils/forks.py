@@ -22,12 +22,12 @@ class Forsakable(Protocol):
 
 def forsake_in_children(owner: Forsakable) -> None:
     """Have an object forsake what it has in every child that is forked while it lives."""
-    _OWNERS.add(owner)
+    _OWNERS.add(weakref.ref(owner, _OWNERS.discard))
 
 
 def owners_of_kind(kind: type[T]) -> list[T]:
     """Return the objects of a class that `forsake_in_children` has and that still live; a parent's too."""
-    return [each for each in list(_OWNERS) if isinstance(each, kind)]
+    return [each for each in _living() if isinstance(each, kind)]
 
 
 def never_destroy(kept: object) -> None:
@@ -39,12 +39,18 @@ def never_destroy(kept: object) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
-_OWNERS: Final[weakref.WeakSet[Forsakable]] = weakref.WeakSet()
-"""Python keeps what is registered for forks as long as the process lives. So one function is, for all owners."""
+_OWNERS: Final[set[weakref.ref[Forsakable]]] = set()
+"""A WeakSet fails whoever goes through it while another thread adds to it; a copy of a set is made at once.
+
+Python keeps what is registered for forks as long as the process lives. So one function is, for all owners."""
+
+
+def _living() -> list[Forsakable]:
+    return [owner for reference in list(_OWNERS) if (owner := reference()) is not None]
 
 
 def _forsake_all() -> None:
-    for owner in list(_OWNERS):
+    for owner in _living():
         owner.forsake()
 
 
