@@ -107,15 +107,15 @@ def attempt(core: Core, call: OpenCall, timeout_s: float, remedy: str = _REMEDY)
     except PeerError:  # an answer that the known model would not have given: the next call looks what there is
         core.catalog.drop(call.known)
         raise
-    known, rows = call.known, call.exchange.layout.batch_size or 1
+    learned, rows = call.known.learned, call.exchange.layout.batch_size or 1
     if result.overflowed:
-        known.learned.learn(result.overflowed, rows)
-        tell_overflow(known, result.overflowed, remedy, call.settings.origin)
-    elif (learned := known.learned).per_row and result.path == "direct":  # on others, no output uses what was learned
+        learned.learn(result.overflowed, rows)
+        tell_overflow(call.known, result.overflowed, remedy, call.settings.origin)
+    elif learned.per_row and result.path == "direct":  # on others, no output uses what was learned
         inputs = sum(map(_BYTE_SIZE, call.exchange.layout.table.inputs.values()))
         learned.needed.append((result.bytes_avoided - inputs) / rows)
-        if len(learned.needed) >= CALLS and learned.shrink():
-            core.drop_idle()
+    if len(learned.needed) >= CALLS and learned.shrink():
+        core.drop_idle()
     if call.output_devices:
         library = call.exchange.library or call.settings.library
         result = yield from brought_to_gpus(core.gpus, result, call.output_devices, library, timeout_s)

@@ -83,7 +83,7 @@ def open_stream(
         try:
             try:
                 exchange = yield from _open_ring(core, settings, known, on_host, wanted, frames, known.learned.per_row)
-            except BudgetError:
+            except (BudgetError, NoSharedMemoryError):
                 if not known.learned.per_row:
                     raise  # else as many frames as large as those of an earlier stream find no room
                 exchange = yield from _open_ring(core, settings, known, on_host, wanted, frames, {})

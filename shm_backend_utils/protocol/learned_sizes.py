@@ -39,7 +39,8 @@ class LearnedSizes:
         """Take note of outputs that found too little room, in a call of so many rows."""
         for name, byte_size in byte_sizes.items():
             self.per_row[name] = max(math.ceil(byte_size / rows * self._head_room), self.per_row.get(name, 0))
-        self.needed = [max([sum(byte_sizes.values()) / rows, *self.needed])]
+        self.needed.append(sum(byte_sizes.values()) / rows)
+        del self.needed[:-CALLS]  # of streams, which do not shrink them
 
     def shrink(self) -> bool:
         """Forget what no call needed: none of its outputs is larger than all of them together.
@@ -50,8 +51,10 @@ class LearnedSizes:
             Whether calls have had less for a while: memory that none of them has is not needed then.
         """
         needed, self.needed = self.needed, []
-        most = math.ceil(max(needed, default=0) * self._head_room)
-        too_large = [name for name, size in self.per_row.items() if size > most]
+        if len(needed) < CALLS:
+            return False  # another thread was faster
+        most = math.ceil(max(needed) * self._head_room)
+        too_large = [name for name, size in list(self.per_row.items()) if size > most]
         self.per_row.update(dict.fromkeys(too_large, most))
         had_shrunk, self._has_shrunk = self._has_shrunk, bool(too_large)
         return had_shrunk

@@ -67,6 +67,17 @@ def test_one_large_output_does_not_tax_the_thousand_calls_after_it(client: ShmCl
     assert core_of(client).catalog.known["m", ""].learned.per_row == {"OUT0": 30}  # of 24, without the input's
 
 
+@pytest.mark.parametrize("path", ["direct", "auto"])
+def test_what_was_learned_and_finds_no_room_is_given_up(server: FakeServer, path: Any) -> None:
+    server.configs["m"] = config("m", max_batch_size=64)
+    with client_of(server, pool=PoolOptions(max_bytes=2**22), inline_bytes=0) as client:
+        rows = np.ones((64, 4), np.float32)
+        client.infer("m", {"IN0": np.ones((1, 2**17), np.float32)})
+        for _ in range(520):  # each row has room for 640 KiB
+            assert client.infer("m", {"IN0": rows}, path=path).path == "direct"
+        assert client.infer("m", {"IN0": rows}, path=path).overflowed == {}
+
+
 def test_sizes_that_are_needed_now_and_then_stay_learned(client: ShmClient) -> None:
     client.infer("m", {"IN0": np.ones(600, np.float32)})
     for number in range(1000):

@@ -340,3 +340,13 @@ def test_an_output_cannot_be_replaced(client: ShmClient) -> None:
     with client.infer("m", {"IN0": X}) as result, pytest.raises(TypeError) as error:
         result["OUT0"] = X
     assert str(error.value) == "output 'OUT0' cannot be replaced; write result['OUT0'][...] = array"
+
+
+def test_what_lies_in_inputs_that_other_responses_have_too_is_copied(memory: npt.NDArray[np.uint8]) -> None:
+    passed_on = OutputPlace("Y", FP32, (6,), 0, 4096, 24, False)
+    expected = memory[4096:4120].view(np.float32).copy()
+    result = result_of([passed_on], memory, (), Response, inputs_end=4120)
+    assert (result["Y"] == expected).all()
+    result["Y"][:] = 0
+    assert (memory[4096:4120].view(np.float32) == expected).all()
+    assert np.shares_memory(result_of([passed_on], memory, (), Response, inputs_end=4096)["Y"], memory)

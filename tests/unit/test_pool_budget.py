@@ -229,7 +229,13 @@ def test_without_a_budget_a_client_takes_as_much_as_it_leaves(
     monkeypatch.setattr(module, "memory_bytes", lambda: MACHINE)
     monkeypatch.setattr(module, "free_bytes", lambda: DEV_SHM - taken)
     for taken in (0, expected // 3, expected):
-        assert PoolOptions(region=region).budget_bytes(taken) == expected
+        assert PoolOptions(region=region).budget_bytes(taken) == max(expected, taken + (2 * expected - taken) // 64)
+
+
+def test_a_client_that_holds_more_than_is_left_goes_on_with_small_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "available_bytes", lambda: 500 * 2**20)
+    held = 600 * 2**20
+    assert PoolOptions(region="sealed").budget_bytes(held) > held + 2**22
 
 
 @pytest.mark.parametrize("count", [1, 2, 8])

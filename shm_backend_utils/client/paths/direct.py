@@ -240,6 +240,7 @@ def result_of(
     further: Sequence[FurtherMemory],
     response: Callable[[], Any],
     bytes_avoided: int = 0,
+    inputs_end: int = 0,
 ) -> Result:
     """Return the outputs that lie in these places, or in the response.
 
@@ -255,6 +256,8 @@ def result_of(
         Returns tritonclient's result, which holds those that came back through Triton.
     bytes_avoided : int
         Bytes of inputs that the request did not carry.
+    inputs_end : int
+        Where inputs end that serve another response, too: what the model passes on of them is copied.
 
     Raises
     ------
@@ -282,6 +285,8 @@ def result_of(
                 array = further[region - 1].array_at(memory, offset, dtype.numpy, shape)
             else:
                 array = np.ndarray(shape, dtype.numpy, memory, offset)
+                if offset < inputs_end:
+                    array = array.copy()
         except ValueError as error:  # TensorError is one; or more dimensions, or larger ones, than NumPy has
             raise broken_results(error) from None
         arrays[name] = array

@@ -119,12 +119,13 @@ class Opening:
                 return kind(self._codec, known.spec, layout, options, region, region.slots[0], memory)
             if path != InlineExchange.path:
                 return (yield from self._registered(settings, known, path, layout, given, wanted))
-        except BudgetError:
+        except (BudgetError, NoSharedMemoryError) as error:
             unlearned = known.lay_out(given, wanted, learned={})
-            if layout.devices or layout.lent or unlearned.end == layout.end:
-                raise  # else it is what outputs were once that finds no room, and this call's may overflow as those did
-            return (yield from self.open(settings, known, path, unlearned, given, wanted, kind))
-        except NoSharedMemoryError as error:
+            if not (layout.devices or layout.lent) and unlearned.end < layout.end:
+                # What outputs were once finds no room. This call's may overflow as those did.
+                return (yield from self.open(settings, known, path, unlearned, given, wanted, kind))
+            if isinstance(error, BudgetError):
+                raise
             yield from self.inline_instead(settings, known, error)
         exchange = InlineExchange(self._codec, known.spec, _on_host(known, layout, given, wanted), options)
         return self._staged(settings, exchange, given)

@@ -112,6 +112,7 @@ class DirectStream:
         self._kept: Memory | None = None
         ring = Ring(1, len(self._frames), _stride(layout))
         self._table = Table(layout.table.inputs, layout.table.outputs, (), ring)
+        self._inputs_end = max((span.offset + span.byte_size for span in layout.table.inputs.values()), default=0)
 
     def write(self, given: Mapping[str, Source]) -> None:
         """Copy inputs to where they belong; nothing happens if the stream was closed meanwhile."""
@@ -161,7 +162,8 @@ class DirectStream:
         memory = np.frombuffer(self._memory.data, np.uint8)
         for name, dtype, shape, *_ in found.outputs:
             check_output(self.spec, name, dtype, shape)
-        result = result_of(found.outputs, memory, further, functools.partial(self._codec.result, answer))
+        response = functools.partial(self._codec.result, answer)
+        result = result_of(found.outputs, memory, further, response, inputs_end=self._inputs_end)
         self._released[place] = weakref.ref(memory, lambda _: frame.release_frame(number))
         self._index += 1
         if rooms is not self._rooms:

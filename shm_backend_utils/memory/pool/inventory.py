@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Iterable
@@ -193,12 +194,11 @@ class Inventory:
 
         They are so for a moment without one, too. So it takes seconds until one counts as lost.
         """
-        now, kept = time.monotonic(), {*self.returned, *self.quarantined}
-        ownerless = [
-            region
-            for region in self._kinds
-            if region.holder is None and region not in kept and region not in (region.shelf or ())
-        ]
+        now = time.monotonic()
+        kept = {*self.returned, *self.quarantined}
+        for shelf in itertools.chain(*self.shelves.values()):
+            kept.update(list(shelf.regions))
+        ownerless = [region for region in self._kinds if region.holder is None and region not in kept]
         self.ownerless_since = {region: self.ownerless_since.get(region, now) for region in ownerless}
         for region, since in list(self.ownerless_since.items()):
             if now - since > _LOST_S:

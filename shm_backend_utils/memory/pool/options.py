@@ -17,6 +17,9 @@ __all__ = ["PoolOptions", "PoolStatus", "RegionName"]
 RegionName = Literal["auto", "system", "sealed"]
 
 _REGIONS: Final = get_args(RegionName)
+_ALWAYS: Final = 64
+"""Such a part of what is free a client may always take, however much it holds already."""
+
 _MAY_BE_NONE: Final = ("max_bytes", "max_device_bytes")
 
 
@@ -28,8 +31,9 @@ class PoolOptions:
     ----------
     max_bytes : int or None
         The budget, of all models together; None for as much as it leaves free: of the machine's memory, or its
-        container's, and for ``region="system"`` of ``/dev/shm``, too. The client looks again after each 64th of its
-        budget that it takes or gives back. So of several clients each has at most what all together leave.
+        container's, and for ``region="system"`` of ``/dev/shm``, too; a 64th of what is free it may always take.
+        The client looks again after each 64th of its budget that it takes or gives back. So of several clients each has
+        about what all together leave.
     region : str
         What memory is taken. ``"sealed"``: a memfd that cannot be truncated, has no name, is gone with its processes,
         and needs no ``/dev/shm``; models fetch it by a socket, so they are in this process' network namespace, as
@@ -100,12 +104,12 @@ class PoolOptions:
             raise CallerError(f"PoolOptions.head_room is {self.head_room}; expected a factor of 1 or more")
 
     def budget_bytes(self, held_bytes: int) -> int:
-        """Return the budget: ``max_bytes``, or else half of what is held and what is free together."""
+        """Return the budget: ``max_bytes``, or else half of what is held and what is free, and always a little more."""
         if self.max_bytes is not None:
             return int(self.max_bytes)
         free = min(available_bytes(), free_bytes() if self.region == "system" else math.inf)
         free = memory_bytes() if free == math.inf else max(int(free), 0)  # the former where the system does not tell
-        return (held_bytes + free) // 2
+        return max((held_bytes + free) // 2, held_bytes + free // _ALWAYS)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from ...errors import CallerError, MachineError, ModelError
+from ...errors import BudgetError, CallerError, MachineError, ModelError, NoSharedMemoryError
 from ...memory.pool.options import PoolOptions
 from ...memory.pool.pool import SlotPool
 from ...model_spec import ModelSpec, output_names
@@ -101,7 +101,13 @@ class Forwarder:
             learned = self._learned_of(model).per_row
             rooms = {name: learned.get(name, 0) for name in names}
             make = partial(self._begin_direct, asked, spec, rooms)
-            forwarding = make(Lending(own, self._pool))
+            try:
+                forwarding = make(Lending(own, self._pool))
+            except (BudgetError, NoSharedMemoryError):
+                if not any(rooms.values()):
+                    raise  # else it is what outputs were once that finds no room, and these may overflow as those did
+                make = partial(self._begin_direct, asked, spec, dict.fromkeys(rooms, 0))
+                forwarding = make(Lending(own, self._pool))
             forwarding.again = partial(make, NoLending((), self._pool))
             return forwarding
         return OrdinaryForwarding(asked, self._backend, self._arrays)
@@ -155,8 +161,8 @@ class Forwarder:
             learned.learn(forwarding.overflowed, rows)
         elif learned.per_row:
             learned.needed.append(sum(view.attributes.byte_size for view in found.values()) / rows)
-            if len(learned.needed) >= CALLS and learned.shrink():
-                self._pool.drop_idle()
+        if len(learned.needed) >= CALLS and learned.shrink():
+            self._pool.drop_idle()
         return found
 
     def _learned_of(self, model: str) -> LearnedSizes:
