@@ -81,7 +81,7 @@ def fail_reading(server: FakeServer, patch: pytest.MonkeyPatch, error: BaseExcep
 
 
 def fail_making_arrays(server: FakeServer, patch: pytest.MonkeyPatch, error: BaseException) -> None:
-    def broken(places: Any, memory: Any, *_: Any) -> Result:
+    def broken(places: Any, memory: Any, *_: Any, **__: Any) -> Result:
         kept = memory[10:]
         raise type(error)(str(error)) from ValueError(kept.nbytes)
 
