@@ -17,7 +17,7 @@ CEILINGS: Final = {
     "shm_backend_utils": 45_020,
     "shm_backend_utils/*.py": 1_300,
     "shm_backend_utils/cli": 4_350,
-    "shm_backend_utils/client": 9_670,
+    "shm_backend_utils/client": 9_672,
     "shm_backend_utils/compat": 2_450,
     "shm_backend_utils/http": 550,
     "shm_backend_utils/memory": 6_251,

@@ -54,12 +54,15 @@ def living_processes(address: str, config: Mapping[str, Any], version: str) -> i
         return None
     groups = "|".join(re.escape(str(group.get("name"))) for group in config.get("instance_group", ()))
     name = re.compile(rf"(?:{groups})(?:_[0-9]+)?")
-    return sum(
-        parent == servers[0]
-        and (not version or Path(words[1]).parent.name == version)
-        and any(map(name.fullmatch, words[2:]))
-        for parent, words in stubs
-    )
+    model, folders = str(config["name"]), []
+    for parent, words in stubs:
+        *_, folder, found_version, _ = ("", "", *Path(words[1]).parts)
+        if parent != servers[0] or version not in ("", found_version):
+            continue
+        names = filter(name.fullmatch, words[2:])
+        if any(folder == model or not each.startswith(f"{folder}_") for each in names):  # else it is another model's
+            folders.append(folder)
+    return folders.count(model) or len(folders)  # what the server fetched from elsewhere lies in folders of other names
 
 
 def _processes(program: str) -> Iterator[tuple[int, int, list[str]]]:

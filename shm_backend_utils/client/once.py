@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import copy
+import threading
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
@@ -20,7 +21,14 @@ T = TypeVar("T")
 
 _Outcome = tuple[Any, ShmError | None]
 """What one call has found for all: something, or an error."""
-_Searches = dict[Hashable, "concurrent.futures.Future[_Outcome | None]"]
+_Searches = dict[Hashable, "_Over"]
+
+
+class _Over(concurrent.futures.Future["_Outcome | None"]):
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread = threading.get_ident()
+        self.set_running_or_notify_cancel()  # a task that is cancelled while it waits cancels nobody else's wait
 
 
 class _Search:
@@ -28,8 +36,7 @@ class _Search:
 
     def __init__(self, searches: _Searches, what: Hashable) -> None:
         self._searches, self._what = searches, what
-        self.over: concurrent.futures.Future[_Outcome | None] = concurrent.futures.Future()
-        self.over.set_running_or_notify_cancel()  # a task that is cancelled while it waits cancels nobody else's wait
+        self.over = _Over()
 
     def end(self, outcome: _Outcome | None = None) -> None:
         """Tell the others. Twice is fine."""
@@ -71,7 +78,7 @@ class Once:
             finally:
                 mine.end(outcome)
             try:
-                outcome = yield Wait(theirs, left_until(deadline))
+                outcome = yield Wait(theirs, left_until(deadline), theirs.thread)
             except TimeoutError:
                 raise out_of_time("another call was asking the server the same") from None
             if outcome is not None:
@@ -79,3 +86,5 @@ class Once:
                 if told is not None:
                     raise copy.copy(told)
                 return found
+            if not theirs.done():  # this call has interrupted the one that searches
+                return (yield from search())

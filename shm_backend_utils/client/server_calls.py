@@ -39,7 +39,7 @@ __all__ = [
 
 _ATTEMPT_S: Final = 2.0
 _PAUSE_S: Final = 0.1
-_SEQUENCE_WAIT_S: Final = 1.0
+_SEQUENCE_WAIT_S: Final = 2.0  # it takes the server one to notice that a process is dead
 _TELLS_OF_DEAD: Final = (2, 65)  # 26.01
 _NOT_CONTROLLED: Final = "explicit model load / unload is not allowed"
 _DEAD: Final = re.compile(r"(?i)stub process .*(not healthy|unhealthy)")

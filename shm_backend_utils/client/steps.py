@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
@@ -55,10 +56,14 @@ class SendForStream(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Wait for a future; what comes of it is its result, or a TimeoutError."""
+    """Wait for a future; what comes of it is its result, or a TimeoutError.
+
+    A thread that blocks does not wait for itself, as a signal's handler would: what comes of that is None.
+    """
 
     future: concurrent.futures.Future[Any]
     timeout_s: float
+    thread: int | None = None
 
 
 class Pause(NamedTuple):
@@ -149,6 +154,8 @@ class BlockingDriver:
 
     def _do(self, step: OtherStep) -> Any:
         if isinstance(step, Wait):
+            if step.thread == threading.get_ident():
+                return None
             try:
                 return step.future.result(step.timeout_s)
             except concurrent.futures.TimeoutError:  # before Python 3.11 not the builtin one

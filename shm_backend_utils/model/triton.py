@@ -152,7 +152,7 @@ class TritonBackend:
         if isinstance(error, AskedForLifeError):
             return self.response([])
         codes = self._pb_utils.TritonError
-        with contextlib.suppress(Exception):  # most errors have something else, or nothing
+        with contextlib.suppress(BaseException):  # most errors have something else, or nothing
             if isinstance(said := error.args[0], codes):
                 error = RequestRefusedError(said.message(), said.code().name)
         name = next((code for kind, code in _CODES if isinstance(error, kind)), "INTERNAL")

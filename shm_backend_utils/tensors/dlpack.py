@@ -148,10 +148,14 @@ def array_of(value: Any) -> npt.NDArray[Any]:
 
 
 def check_is_resolved(value: Any, tensor: str) -> None:
-    """Raise TensorTypeError for a tensor of torch that is negated where it is read: its capsules do not say so."""
+    """Raise TensorTypeError for a tensor of torch that is negated or zero where it is read: capsules do not say so."""
     if hasattr(value, "resolve_neg") and value.is_neg():
         raise TensorTypeError(
             tensor, f"tensor {tensor!r} lies in memory with the wrong sign (torch's is_neg()); give value.resolve_neg()"
+        )
+    if hasattr(value, "_is_zerotensor") and value._is_zerotensor():
+        raise TensorTypeError(
+            tensor, f"tensor {tensor!r} has zeros that lie nowhere (torch's _is_zerotensor()); give value.clone()"
         )
 
 

@@ -87,13 +87,23 @@ def untyped_array(name: str, value: Any) -> npt.NDArray[Any]:
     Raises
     ------
     TensorError
-        As :func:`host_array`.
+        As :func:`host_array`; or no dtype holds its integers, beside its other numbers, as they are.
     """
     if _is_array(value):
         return _native(host_array(name, value))
     elements = _elements(name, value)
     holds_strings = any(isinstance(element, (str, bytes)) for element in elements.flat)
-    return elements if holds_strings else np.asarray(value)
+    if holds_strings:
+        return elements
+    array = np.asarray(value)
+    integers = [element for element in elements.flat if isinstance(element, int | np.integer)]
+    if array.dtype.kind in "fO" and (
+        0 < len(integers) == elements.size or not all(_fits_fraction(each, array.dtype) for each in integers)
+    ):
+        raise TensorTypeError(
+            name, f"tensor {name!r} holds integers that no dtype holds beside its other numbers; give an array"
+        )
+    return array
 
 
 def _native(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -237,7 +247,7 @@ def _fits_fraction(element: Any, dtype: np.dtype[Any]) -> bool:
         return False
     if isinstance(element, int | np.integer):
         return made == int(element)
-    return math.isfinite(made) == math.isfinite(element)
+    return math.isfinite(made) == bool(np.isfinite(element))  # not math's, to which a large long double is infinite
 
 
 def _fits_integer(element: Any, dtype: np.dtype[Any]) -> bool:

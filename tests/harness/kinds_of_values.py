@@ -223,6 +223,7 @@ KINDS["UINT8"]["bytearrays"] = Kind(lambda: [bytearray(b"ab")], np.array([[97, 9
 KINDS["BOOL"]["lists"] = Kind(lambda: [[True, np.False_]], np.array([[True, False]]))
 KINDS["BOOL"]["lists of integers"] = Kind(lambda: [[1]], f"holds 1, {WHICH}BOOL")
 KINDS["BF16"]["lists"] = Kind(lambda: [[1, 0.5]], np.array([[1, 0.5]]))
+KINDS["FP64"]["a number too large"] = Kind(lambda: [[np.longdouble("1e4000")]], f"holds .*, {WHICH}FP64")
 KINDS["INT64"]["date"] = Kind(lambda: [[np.datetime64(1, "s")]], f"holds .*, {WHICH}INT64")
 if BF16.name == "bfloat16":
     import ml_dtypes

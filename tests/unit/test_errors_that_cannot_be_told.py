@@ -22,8 +22,15 @@ class WithoutTextError(Exception):
         raise RuntimeError("it has none")
 
 
+class WithoutArgumentsError(Exception):
+    @property
+    def args(self) -> Any:  # type: ignore[override]
+        raise SystemExit
+
+
 ERRORS: dict[str, Callable[[], Exception]] = {
     "no text": WithoutTextError,
+    "no arguments": WithoutArgumentsError,
     "text without UTF-8": lambda: ValueError("\udc80"),
 }
 

@@ -6,11 +6,13 @@ import asyncio
 import concurrent.futures
 import functools
 import math
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final, cast
 
 import numpy as np
@@ -109,6 +111,25 @@ def test_a_call_waits_no_longer_than_its_own_deadline(once: Once) -> None:
     with pytest.raises(DeadlineExceededError, match="another call was asking the server the same"):
         second.throw(TimeoutError())
     assert outcome_of(first, "found") == "found"
+
+
+def test_a_signals_handler_that_interrupts_a_search_searches_itself(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs in the thread that it would wait for."""
+    within: list[Any] = []
+    send = FakeTransport.send
+
+    def interrupted(transport: FakeTransport, message: Any, timeout_s: float) -> Any:
+        if not within:
+            within.append("its call")
+            within.append(client.infer("m", {"IN0": X}))
+        return send(transport, message, timeout_s)
+
+    with client_of(server) as client:
+        monkeypatch.setattr(FakeTransport, "send", interrupted)
+        for result in (client.infer("m", {"IN0": X}), within[1]):
+            np.testing.assert_array_equal(result["OUT0"], 2 * X)
 
 
 class Counting:
@@ -266,6 +287,39 @@ def test_each_region_is_unregistered_by_one_call() -> None:
     assert outcome_of(first, None) is False
     assert not registrations.is_empty
     assert name_in(next(registrations.drop([], math.inf))) == sent[2], "it is tried again"
+
+
+def test_no_region_is_forgotten_whenever_another_call_gives_it_back() -> None:
+    """Another call, whose server has gone, gives it back between any two instructions."""
+    code, number, count = Registrations.drop.__code__, 0, 0
+    while count >= number:
+        registrations = Registrations(GrpcCodec())
+        registrations._known = {"a", "b"}
+        other, mine = (registrations.drop(key, math.inf) for key in "ab")
+        next(other)
+        number, count = number + 1, 0
+
+        def look(frame: FrameType, event: str, _: Any, number: int = number, other: Steps[bool] = other) -> Any:
+            nonlocal count
+            if frame.f_code is not code:
+                return None
+            frame.f_trace_opcodes = True
+            count += event == "opcode"
+            if event == "opcode" and count == number:
+                with pytest.raises(StopIteration):
+                    other.throw(ServerUnavailableError("gone"))
+            return look
+
+        before = sys.gettrace()
+        sys.settrace(look)
+        try:
+            next(mine)
+        finally:
+            sys.settrace(before)
+        mine.close()
+        if count >= number:
+            assert registrations._known | registrations._unwanted == {"a", "b"}, number
+    assert number > 10
 
 
 @pytest.mark.parametrize("byte_size", [24, 2**19], ids=["small", "large"])  # of which a thread makes the memory

@@ -15,6 +15,7 @@ from shm_backend_utils.client.inputs.sources import Source, sources
 from shm_backend_utils.errors import TensorError, TensorNameError, TensorShapeError, TensorTypeError
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.tensors.cuda.imported import imported, is_on_gpu
+from shm_backend_utils.tensors.values import untyped_array
 
 Array = npt.NDArray[Any]
 PINNED_HOST = 3  # dlpack.h: kDLCUDAHost
@@ -116,6 +117,13 @@ class Negated(Producer):
         raise AssertionError("a copy that nobody asked for")
 
 
+class Zeros(Producer):
+    """A tensor of torch that is zero without any memory."""
+
+    def _is_zerotensor(self) -> bool:
+        return True
+
+
 class Nowhere(Producer):
     """A tensor of torch that has no memory."""
 
@@ -124,14 +132,34 @@ class Nowhere(Producer):
 
 
 @pytest.mark.parametrize("device", [(1, 0), (2, 0)], ids=["host", "GPU"])
-def test_a_tensor_that_is_negated_when_it_is_read_is_refused_wherever_it_lies(device: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (Negated, r"lies in memory with the wrong sign .* give value.resolve_neg\(\)"),
+        (Zeros, r"has zeros that lie nowhere .* give value.clone\(\)"),
+    ],
+)
+def test_a_tensor_that_its_memory_does_not_hold_is_refused_wherever_it_lies(
+    device: tuple[int, int], kind: type[Producer], text: str
+) -> None:
     def take(name: str, value: Any, found: Mapping[str, Source]) -> Any:
         runtime: Any = None  # which is not asked
         return imported(runtime, value, 0, tensor=name) if is_on_gpu(value) else None
 
     spec = ModelSpec.from_config({"name": "model", "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [-1]}]})
-    with pytest.raises(TensorTypeError, match=r"'X' lies in memory with the wrong sign .* give value.resolve_neg\(\)"):
-        sources(spec, {"X": Negated(VALUES, device)}, take)
+    with pytest.raises(TensorTypeError, match=f"'X' {text}"):
+        sources(spec, {"X": kind(VALUES, device)}, take)
+
+
+@pytest.mark.parametrize("value", [[1, 2**63], [2**53 + 1, 2**63], [2**64], [0.5, 2**53 + 1], [np.int64(-1), 2**63]])
+def test_integers_that_become_fractions_are_refused(value: list[Any]) -> None:
+    with pytest.raises(TensorTypeError, match="'X' holds integers that no dtype holds .* give an array"):
+        untyped_array("X", value)
+
+
+@pytest.mark.parametrize("value", [[], [1, 0.5], [True, 2], [2**63], [-1]])
+def test_numbers_of_no_given_dtype_are_as_numpy_takes_them(value: list[Any]) -> None:
+    assert same(untyped_array("X", value), np.asarray(value))
 
 
 def test_a_tensor_without_memory_is_refused_by_every_way_to_give_it() -> None:

@@ -267,10 +267,13 @@ def test_a_call_that_a_callback_submits_waits_for_no_thread_longer_than_it_may()
     calls.close()
 
 
+@pytest.mark.parametrize(
+    ("array", "part"), [(np.zeros(2**12, np.float32), 1.1), (LARGE, 0.5)], ids=["one piece", "pieces"]
+)
 def test_new_memory_is_entered_into_page_tables_no_longer_than_a_call_may_take(
-    transport: SlowTransport, monkeypatch: pytest.MonkeyPatch
+    array: np.ndarray[Any, Any], part: float, transport: SlowTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A machine that is as slow as that is simulated: each piece takes half of what the call may take."""
+    """A machine that is as slow as that is simulated: each piece takes so much of what the call may take."""
 
     class SlowClock:
         begin = time.monotonic()
@@ -278,7 +281,7 @@ def test_new_memory_is_entered_into_page_tables_no_longer_than_a_call_may_take(
 
         def monotonic(self) -> float:
             self.looks += 1
-            return time.monotonic() + self.looks * TIMEOUT_S / 2
+            return time.monotonic() + self.looks * TIMEOUT_S * part
 
     clock = SlowClock()
     for module in (shared_file, mapped_segment):
@@ -286,7 +289,7 @@ def test_new_memory_is_entered_into_page_tables_no_longer_than_a_call_may_take(
     with a_client(transport, monkeypatch) as made:
         made.infer("m", {"IN0": X}, timeout_s=60).release()
         with pytest.raises(DeadlineExceededError, match="its memory was being made; its request was not sent"):
-            made.infer("m", {"IN0": LARGE}, timeout_s=TIMEOUT_S)
+            made.infer("m", {"IN0": array}, timeout_s=TIMEOUT_S)
 
 
 def test_a_call_of_a_task_needs_no_thread_of_the_loops_and_waits_for_none_of_its_client_for_too_long(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ from ...memory.pool.pool import SlotPool
 from ...memory.pool.slot import SlotRegion
 from ...memory.pool.tickets import Ticket
 from ...protocol.layout import data_offset
-from ..errors import DeadlineExceededError
+from ..errors import DeadlineExceededError, out_of_time
 from ..known_model import KnownModel
 from ..settings import CallSettings
 from ..steps import Steps, Wait, offloaded
@@ -24,6 +25,7 @@ from .triton_shm import RegisteredExchange
 
 __all__ = ["Memory", "Taking"]
 
+_MAKING: Final = "its memory was being made"
 Memory = npt.NDArray[np.uint8]
 """A whole region. When it, and all arrays made from it, are gone, the region is given back."""
 
@@ -106,9 +108,12 @@ class Taking:
                 except TimeoutError:
                     raise self._pool.exhausted(ticket, timeout_s) from None
             redeem = functools.partial(self._pool.redeem, ticket, settings.deadline)
-            if ticket.byte_size < LONG_COPY:
+            if ticket.byte_size >= LONG_COPY:
+                return (yield from offloaded(redeem, settings.left_s, _MAKING))
+            try:
                 return redeem()  # sooner than a thread could begin with it
-            return (yield from offloaded(redeem, settings.left_s, "its memory was being made"))
+            except TimeoutError:
+                raise out_of_time(_MAKING) from None
         except BaseException:
             self._pool.withdraw(ticket)
             raise

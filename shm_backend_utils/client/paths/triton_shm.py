@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Iterable, Mapping
@@ -88,9 +89,13 @@ class Registrations:
         """
         registered = self._known.intersection(keys)
         self._known -= registered
-        mine, self._unwanted = self._unwanted | registered, set()
+        self._unwanted |= registered
+        mine: set[str] = set()
         are_in_use = False
         try:
+            with contextlib.suppress(KeyError):
+                while True:  # one by one: other threads give back theirs meanwhile
+                    mine.add(self._unwanted.pop())
             for key in list(mine):
                 try:
                     yield Send(self._codec.unregister(key), left_until(deadline))
