@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,8 +17,10 @@ import pytest
 
 from shm_backend_utils.errors import RegionRefusedError
 from shm_backend_utils.memory.descriptors import Descriptor
+from shm_backend_utils.memory.handover.closing import Closer
 from shm_backend_utils.memory.handover.fetching import Fetcher
 from shm_backend_utils.memory.sealed_file import SealedFile
+from tests.unit.fetching.conftest import ENOUGH_S
 from tests.unit.fetching.scripted_desk import FIELD, PAGE, SEALS, TOKEN, ScriptedDesk, give, memfd
 
 F_SEAL_FUTURE_WRITE = 0x10
@@ -170,15 +173,34 @@ def lingering() -> Iterator[Descriptor]:
         assert kept.fileno() == -1
 
 
-def test_what_lingers_is_closed_by_somebody_else(fetcher: Fetcher, lingering: Descriptor) -> None:
-    refused(fetcher, "is no memfd", lingering)
+class SlowCloser(Closer):
+    """Closes nothing before the desk has let go of what it has handed over: who lets go of it last, lingers."""
+
+    def __init__(self, handed_over: Descriptor) -> None:
+        super().__init__()
+        self._handed_over = handed_over
+
+    def close(self, what: socket.socket | Descriptor) -> None:
+        while self._handed_over.fileno() >= 0:
+            time.sleep(0.001)
+        time.sleep(0.01)  # it is marked as closed a moment before
+        super().close(what)
 
 
-def test_what_lingers_behind_an_honest_one_is_not_closed_here_either(fetcher: Fetcher, lingering: Descriptor) -> None:
-    refused(fetcher, "more than one descriptor", memfd(), lingering)
+@pytest.fixture
+def slow(lingering: Descriptor) -> Fetcher:
+    return Fetcher(ENOUGH_S, SlowCloser(lingering))
 
 
-def test_what_lingers_in_a_second_message_is_not_closed_here_either(fetcher: Fetcher, lingering: Descriptor) -> None:
+def test_what_lingers_is_closed_by_somebody_else(slow: Fetcher, lingering: Descriptor) -> None:
+    refused(slow, "is no memfd", lingering)
+
+
+def test_what_lingers_behind_an_honest_one_is_not_closed_here_either(slow: Fetcher, lingering: Descriptor) -> None:
+    refused(slow, "more than one descriptor", memfd(), lingering)
+
+
+def test_what_lingers_in_a_second_message_is_not_closed_here_either(slow: Fetcher, lingering: Descriptor) -> None:
     answer = give(memfd())
 
     def script(connection: socket.socket) -> None:
@@ -186,5 +208,5 @@ def test_what_lingers_in_a_second_message_is_not_closed_here_either(fetcher: Fet
         socket.send_fds(connection, [b"behind the answer"], [lingering.fileno()])
         lingering.close()
 
-    with ScriptedDesk(script) as desk, fetcher.fetch(desk.key, TOKEN, FIELD, lambda uid: True) as file:
+    with ScriptedDesk(script) as desk, slow.fetch(desk.key, TOKEN, FIELD, lambda uid: True) as file:
         file.check_size(PAGE)
