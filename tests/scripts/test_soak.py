@@ -18,6 +18,7 @@ from scripts.tools.soak.client.models import MODELS, Noise, Said
 from scripts.tools.soak.client.tally import Tally
 from scripts.tools.soak.hostile.report import Answer, HostileReport, Turn
 from scripts.tools.soak.report import Leaks, SoakReport
+from scripts.tools.soak.soak import crashed_in_frontends
 
 pytestmark = pytest.mark.long
 
@@ -166,3 +167,26 @@ def test_a_view_that_changes_while_it_is_held_is_found() -> None:
     assert views.pass_call() == 0
     changing[3] = 1
     assert views.pass_call() == 1
+
+
+CRASH = """
+I1127 00:21:40.280676 10810 model.py:26] "soak refused"
+Signal (11) received.
+ 0# 0x0000563BC651252D in /cache/bin/tritonserver
+ 1# 0x00007FC39C45A050 in /lib/x86_64-linux-gnu/libc.so.6
+ 2# 0x0000563BC658197E in {file}
+ 3# 0x00007FC39C2D44A3 in /lib/x86_64-linux-gnu/libstdc++.so.6
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "is_tritons"),
+    [
+        (CRASH.format(file="/cache/bin/tritonserver"), True),
+        (CRASH.format(file="TRITONBACKEND_ModelInstanceExecute in /cache/backends/python/libtriton_python.so"), False),
+        ("I1127 00:21:40.280676 10810 model.py:26] 1# nothing in /cache/bin/tritonserver", False),
+        ("", False),
+    ],
+)
+def test_a_crash_in_a_frontend_is_told_apart(log: str, is_tritons: bool) -> None:
+    assert crashed_in_frontends(log) is is_tritons

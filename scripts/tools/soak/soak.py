@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 import sys
 import time
@@ -32,6 +33,21 @@ SWEEP_S: Final = 12.0
 SHORTEST_PAUSE_S: Final = 0.2
 TRITONS_OWN_S: Final = 3.0
 """For how long after a client was killed in a stream a crash of the server is one that Triton 2.51 is known for."""
+_DYING_S: Final = 1.0
+"""So long a server may live on that crashes, when its models' processes have gone already."""
+
+_FRAME: Final = re.compile(r"^ *\d+# .* in (\S+)$", re.MULTILINE)
+_NEITHER: Final = ("libc.so", "libstdc++.so", "libpthread.so")
+
+
+def crashed_in_frontends(log: str) -> bool:
+    """Return whether a server crashed in its own gRPC or HTTP frontend, as before 24.12 of calls that are cancelled.
+
+    That is issue 7368 of triton-inference-server/server. No backend, and so no memory of this library, is in the trace.
+    """
+    _, _, trace = log.rpartition("Signal (11) received.")
+    files = [file for file in _FRAME.findall(trace) if not any(each in file for each in _NEITHER)]
+    return bool(files) and all(file.endswith("/bin/tritonserver") for file in files)
 
 
 class Soak:
@@ -113,12 +129,16 @@ class Soak:
 
     def _look_after(self, saboteur: Saboteur) -> None:
         """Count and mend what must not have happened."""
+        missing = self._server.missing_stubs() if self._server.is_running else []
+        if missing:
+            time.sleep(_DYING_S)
         if not self._server.is_running:
-            print(self._server.log_tail(), file=sys.stderr)
-            is_tritons = time.monotonic() - saboteur.last_kill_in_stream < TRITONS_OWN_S
+            log = self._server.log_tail()
+            print(log, file=sys.stderr)
+            is_tritons = time.monotonic() - saboteur.last_kill_in_stream < TRITONS_OWN_S or crashed_in_frontends(log)
             self._tally.add("deaths of Triton" if is_tritons else "deaths", "the server")
             self._server.restart()
-        elif (missing := self._server.missing_stubs()) and self._server.is_running:
+        elif missing:
             print(self._server.log_tail(), file=sys.stderr)
             for model in missing:
                 self._tally.add("deaths", f"a process of model {model}")
