@@ -128,11 +128,10 @@ class ShmClient(ServerMethods):
             Name to a NumPy array in any memory order; to anything with ``__dlpack__``, ``__array_interface__`` or
             ``__array__``, on the host; to a list of these; to a tensor on a GPU, with ``__dlpack__`` or
             ``__cuda_array_interface__``; or to Python numbers and strings. Dtypes of arrays must be the model's, and no
-            element may be masked. Arrays
-            of a list that have one dimension less than the input are its rows. Where the model takes batches, those
-            with as many dimensions as the input are parts of one batch. On the direct path a tensor on a GPU is used
-            where it is, if CUDA IPC can share it, and from ``PoolOptions.lend_bytes`` on; models can see the whole
-            allocation that it is part of.
+            element may be masked. Arrays of a list that have one dimension less than the input are its rows. Where the
+            model takes batches, those with as many dimensions as the input are parts of one batch. On the direct path a
+            tensor on a GPU is used where it is, if CUDA IPC can share it, and from ``PoolOptions.lend_bytes`` on;
+            models can see the whole allocation that it is part of.
         outputs : iterable of str or mapping, optional
             The outputs wanted, one or more; all if not given. A mapping also says how much room each needs, as bytes,
             as ``(shape, dtype)``, or as None. Where neither this nor the configuration tells, the size is learned from

@@ -43,16 +43,17 @@ class LearnedSizes:
         del self.needed[:-CALLS]  # of streams, which do not shrink them
 
     def shrink(self) -> bool:
-        """Forget what no call needed: none of its outputs is larger than all of them together.
+        """Forget what no call needed, once there were enough: none of its outputs is larger than all of them together.
 
         Returns
         -------
         bool
             Whether calls have had less for a while: memory that none of them has is not needed then.
         """
-        needed, self.needed = self.needed, []
+        needed = self.needed
         if len(needed) < CALLS:
-            return False  # another thread was faster
+            return False
+        self.needed = []
         most = math.ceil(max(needed) * self._head_room)
         too_large = [name for name, size in list(self.per_row.items()) if size > most]
         self.per_row.update(dict.fromkeys(too_large, most))

@@ -149,9 +149,8 @@ class AnsweredRequest(ReceivedRequest):
             As in the model's configuration.
         array : TensorView, Strings, numpy.ndarray, or what NumPy, DLPack or CUDA's array interface make an array of
             Or a list of arrays, or numbers and strings, as a client may give it for an input. On the host or on a GPU,
-            wherever the client wants the output. It may be written again afterwards, on the
-            host, or on the streams that :meth:`Call.ready_on` has named. Of strings: bytes, or str, which becomes
-            UTF-8.
+            wherever the client wants the output. It may be written again afterwards, on the host, or on the streams
+            that :meth:`Call.ready_on` has named. Of strings: bytes, or str, which becomes UTF-8.
 
         Raises
         ------

@@ -12,7 +12,7 @@ from ...memory.pool.options import PoolOptions
 from ...memory.pool.pool import SlotPool
 from ...model_spec import ModelSpec, output_names
 from ...protocol.call_layout import obstacle_in_tensors
-from ...protocol.learned_sizes import CALLS, LearnedSizes
+from ...protocol.learned_sizes import LearnedSizes
 from ...tensors.view import TensorView
 from ..devices.arrays import DeviceArrays
 from ..triton import TritonBackend
@@ -161,7 +161,7 @@ class Forwarder:
             learned.learn(forwarding.overflowed, rows)
         elif learned.per_row:
             learned.needed.append(sum(view.attributes.byte_size for view in found.values()) / rows)
-        if len(learned.needed) >= CALLS and learned.shrink():
+        if learned.shrink():
             self._pool.drop_idle()
         return found
 
