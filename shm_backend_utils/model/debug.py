@@ -92,7 +92,7 @@ class GuardedMemory:
             raise ModelError(
                 f"model.py asked for output {self._name!r} and has not written {left} of its "
                 f"{self._data.nbytes // self._item_size} elements, where the client would find what was there before; "
-                "write into the memory that call.output() returns (np.multiply(x, 2, out=y), y[...] = x), or give an "
+                "write into call.output(…).numpy() (y = call.output(…).numpy(); y[...] = x), or give an "
                 "array by call.put()"
             )
 

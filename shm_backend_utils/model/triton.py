@@ -134,7 +134,7 @@ class TritonBackend:
                 raise ModelError(f"response parameter {name!r}: expected a str that does not begin with {_RESERVED}")
             if not isinstance(value, str | int) or (isinstance(value, int) and not -(2**63) <= value < 2**63):
                 raise ModelError(
-                    f"response parameter {name!r} is {value!r}; expected a str, a bool, or an int of 64 bits"
+                    f"response parameter {name!r} is {value!r}; expected Python's str, bool, or int of 64 bits"
                 )
         return self._pb_utils.InferenceResponse(tensors, None, dict(parameters))
 

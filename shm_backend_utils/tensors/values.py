@@ -111,8 +111,8 @@ def _native(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _is_array(value: Any) -> bool:
-    if isinstance(value, np.generic):
-        return False  # a number, which takes the tensor's dtype like one of Python's
+    if isinstance(value, np.generic | type):
+        return False  # a number, which takes the tensor's dtype like one of Python's; or no array, but its class
     return any(hasattr(value, name) for name in ("__dlpack__", "__array_interface__", "__array__"))
 
 
@@ -213,7 +213,7 @@ def _elements(name: str, value: Any) -> npt.NDArray[np.object_]:
     else:
         is_rectangular = not any(isinstance(element, (list, tuple)) for element in elements.flat)
     if not is_rectangular:
-        raise TensorShapeError(name, f"tensor {name!r} is a nested list that is not rectangular")
+        raise TensorShapeError(name, f"tensor {name!r} is a nested list that is not rectangular; pad its rows")
     return elements
 
 

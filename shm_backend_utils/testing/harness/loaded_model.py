@@ -191,4 +191,4 @@ class LoadedModel:
 
 
 def _advice(said: str) -> str:
-    return next((f" What to do: {advice}." for sign, advice in _ADVICE if sign in said), "")
+    return next((f"; what to do: {advice}." for sign, advice in _ADVICE if sign in said), "")

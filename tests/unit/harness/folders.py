@@ -18,12 +18,12 @@ BAD_CODE: Final = {
     "import": (
         "import nothing_such\n",
         "Internal: ModuleNotFoundError: No module named 'nothing_such'\n\nAt:\n",
-        "What to do: install it",
+        "what to do: install it",
     ),
     "no class": (
         "x = 1\n",
         "Internal: AttributeError: module '1.model' has no attribute 'TritonPythonModel'",
-        "What to do: model.py needs a class of that name.",
+        "what to do: model.py needs a class of that name.",
     ),
     "syntax": ("def f(:\n", "Internal: SyntaxError: invalid syntax (model.py, line 1)", ""),
     "initialize": (
@@ -39,12 +39,12 @@ BAD_CODE: Final = {
     "nothing completed": (
         "class TritonPythonModel:\n    @staticmethod\n    def auto_complete_config(c): return None\n",
         "Internal: auto_complete_config function in model 'm' must return a valid pb.ModelConfig object.",
-        "What to do: end auto_complete_config with return",
+        "what to do: end auto_complete_config with return",
     ),
     "too early": (
         f"import triton_python_backend_utils as pb_utils\nTENSOR = pb_utils.Tensor\n{_FINE}",
         "Internal: AttributeError: module 'triton_python_backend_utils' has no attribute 'Tensor'\n\nAt:\n",
-        "What to do: what of triton_python_backend_utils is not there while model.py is imported",
+        "what to do: what of triton_python_backend_utils is not there while model.py is imported",
     ),
 }
 """Code that does not load, what the server says of it, and what the harness adds."""

@@ -101,7 +101,7 @@ def takes(dtype: str) -> str:
             "tensor 'IN0' holds an object of type dict, which is no value of TYPE_FP32; pass numbers that are, or an "
             "array",
         ),
-        ("vector", [[1, 2], [3]], "tensor 'IN0' is a nested list that is not rectangular"),
+        ("vector", [[1, 2], [3]], "tensor 'IN0' is a nested list that is not rectangular; pad its rows"),
         ("text", np.array(["a", 1], object), "tensor 'IN0' holds an element of type int; expected str or bytes"),
     ],
 )
