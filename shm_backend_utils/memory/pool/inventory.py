@@ -113,11 +113,11 @@ class Inventory:
 
     def add(self, region: SlotRegion, kind: Kind, promise: Promise) -> None:
         """Add a new region, which is held. Its size is what was promised, and the promise is used up."""
-        shelves = self.shelves.get(kind, ())
-        shelf = next((shelf for shelf in shelves if shelf.capacity == region.capacity), None)
+        shelf = next((shelf for shelf in self.shelves.get(kind, ()) if shelf.capacity == region.capacity), None)
         if shelf is None:
             shelf = Shelf(region.capacity, deque())
-            self.shelves[kind] = tuple(sorted((*shelves, shelf), key=lambda each: each.capacity))
+            self._drop_unused_shelves()
+            self.shelves[kind] = tuple(sorted((*self.shelves.get(kind, ()), shelf), key=lambda each: each.capacity))
         region.shelf = shelf.regions
         self._kinds[region] = kind
         promise.byte_size = 0
@@ -185,9 +185,10 @@ class Inventory:
 
     def destroy_idle(self, before: float = float("inf")) -> None:
         """Destroy the regions that have been idle since before a moment."""
-        for region in self.idle:
-            if region.idle_since < before and self._take_off(region):
-                self.destroy(region)
+        for shelf in itertools.chain(*self.shelves.values()):
+            with contextlib.suppress(IndexError):  # the last one was taken meanwhile
+                while shelf.regions[0].idle_since < before:
+                    self.destroy(shelf.regions.popleft())
 
     def destroy_lost(self) -> None:
         """Destroy the regions that an interrupt has left in nobody's hands, on their way to or from a shelf.
@@ -286,10 +287,12 @@ class Inventory:
         self.byte_size -= region.byte_size
         if region in self.quarantined:
             self.quarantined.remove(region)
-        kind = self._kinds.pop(region)
-        capacities = {each.capacity for each, its_kind in self._kinds.items() if its_kind == kind}
-        kept = tuple([shelf for shelf in self.shelves.get(kind, ()) if shelf.capacity in capacities])
-        if kept:
-            self.shelves[kind] = kept
-        else:
-            self.shelves.pop(kind, None)
+        del self._kinds[region]
+
+    def _drop_unused_shelves(self) -> None:
+        used = {(kind, region.capacity) for region, kind in self._kinds.items()}
+        self.shelves = {
+            kind: kept
+            for kind, shelves in self.shelves.items()
+            if (kept := tuple([shelf for shelf in shelves if (kind, shelf.capacity) in used]))
+        }
