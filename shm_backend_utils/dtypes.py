@@ -23,7 +23,7 @@ try:
 except ImportError:
     _bfloat16 = "V2"
 
-__all__ = ["BF16", "BYTES", "BY_NAME", "BY_NUMPY", "LENGTH_SIZE", "DType", "from_config", "from_numpy"]
+__all__ = ["BF16", "BYTES", "BY_CONFIG", "BY_NAME", "BY_NUMPY", "LENGTH_SIZE", "DType", "from_config", "from_numpy"]
 
 _DL_INT: Final = 0
 _DL_UINT: Final = 1
@@ -87,7 +87,7 @@ _TABLE: Final = (
 
 BY_NAME: Final[Mapping[str, DType]] = MappingProxyType({row.name: row for row in _TABLE})
 BY_NUMPY: Final[Mapping[np.dtype[Any], DType]] = MappingProxyType({row.numpy: row for row in _TABLE})
-_BY_CONFIG: Final[Mapping[str, DType]] = MappingProxyType(
+BY_CONFIG: Final[Mapping[str, DType]] = MappingProxyType(
     {"TYPE_STRING" if row is BYTES else f"TYPE_{row.name}": row for row in _TABLE}
 )
 _NAMES: Final = ", ".join(BY_NAME)
@@ -128,4 +128,4 @@ def from_numpy(dtype: npt.DTypeLike, tensor: str) -> DType:
 
 def from_config(config_name: str) -> DType | None:
     """Return the row of a name from ``config.pbtxt`` (``"TYPE_FP32"``), or None for one that is not in the table."""
-    return _BY_CONFIG.get(config_name)
+    return BY_CONFIG.get(config_name)

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from ..errors import CallerError, ClosedError
 from ..memory.cuda.access import CudaAccess
@@ -20,7 +20,7 @@ from .core import Core
 from .errors import ForkedError
 from .explanation import Explanation
 from .inputs.descriptions import InputDescription, Outputs
-from .options import LibraryName, PathName, RequestOptions, Tls
+from .options import LibraryName, PathName, RequestOptions, Tls, check_keywords
 from .prepared import AsyncPreparedCall
 from .result import Result
 from .server_calls import start
@@ -72,7 +72,9 @@ class AsyncShmClient(AsyncServerMethods):
         cuda: CudaAccess | None = None,
         wait_ready_s: float | None = None,
         inline_bytes: int | None = None,
+        **unknown: NoReturn,
     ) -> None:
+        check_keywords(type(self).__name__, unknown)
         self._settings = ClientSettings(url, timeout_s, path, tls, wait_ready_s, inline_bytes)
         self._memory = ClientMemory(pool or PoolOptions(), cuda or CudaAccess())
         self._memory.end_with(self)

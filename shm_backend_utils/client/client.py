@@ -8,7 +8,7 @@ import functools
 import time
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import ClosedError
 from ..memory.cuda.access import CudaAccess
@@ -21,7 +21,7 @@ from .core import Core, OpenCall
 from .errors import ForkedError
 from .explanation import Explanation
 from .inputs.descriptions import InputDescription, Outputs
-from .options import LibraryName, PathName, RequestOptions, Tls
+from .options import LibraryName, PathName, RequestOptions, Tls, check_keywords
 from .prepared import CLOSE_OR_WITH, PreparedCall
 from .result import Result
 from .server_calls import start
@@ -90,7 +90,9 @@ class ShmClient(ServerMethods):
         cuda: CudaAccess | None = None,
         wait_ready_s: float | None = None,
         inline_bytes: int | None = None,
+        **unknown: NoReturn,
     ) -> None:
+        check_keywords(type(self).__name__, unknown)
         self._settings = ClientSettings(url, timeout_s, path, tls, wait_ready_s, inline_bytes)
         self._memory = ClientMemory(pool or PoolOptions(), cuda or CudaAccess())
         self._memory.end_with(self)

@@ -6,12 +6,13 @@ import importlib.util
 import numbers
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, TypedDict, get_args
 
 import numpy as np
 
 from ..errors import CallerError, names_told, shown
+from ..memory.pool.options import PoolOptions
 from ..protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
 from ..protocol.named import PARAMETER
 from .errors import TimeoutValueError
@@ -23,6 +24,7 @@ __all__ = [
     "Tls",
     "check_inline_bytes",
     "check_is_installed",
+    "check_keywords",
     "check_library",
     "check_options",
     "check_path",
@@ -124,6 +126,23 @@ class Tls:
     root_certificates: str | None = None
     private_key: str | None = None
     certificate_chain: str | None = None
+
+
+_OF_CLIENTS: Final = ("cuda", "inline_bytes", "path", "pool", "timeout_s", "tls", "url", "wait_ready_s")
+_OF_TLS: Final = "begin the URL with grpcs:// or https://, and say tls=Tls(...) for certificates of your own"
+_REMEDIES_OF_CLIENTS: Final = {
+    **{field.name: f"say pool=PoolOptions({field.name}=...)" for field in fields(PoolOptions)},
+    **dict.fromkeys(("ssl", "ssl_options", "ssl_context_factory", "creds"), _OF_TLS),
+    **dict.fromkeys(("root_certificates", "private_key", "certificate_chain"), _OF_TLS),
+    **dict.fromkeys(("connection_timeout", "network_timeout"), "use timeout_s, in seconds"),
+}
+
+
+def check_keywords(client: str, unknown: Mapping[str, object]) -> None:
+    """Raise TypeError for a keyword argument that a client is not made with, and say what to write instead."""
+    for name in unknown:
+        remedy = _REMEDIES_OF_CLIENTS.get(name) or f"expected some of {names_told(name, _OF_CLIENTS)}"
+        raise TypeError(f"{client}() has no keyword argument {name!r}; {remedy}")
 
 
 def check_options(options: RequestOptions) -> RequestOptions:

@@ -37,6 +37,12 @@ _RESERVED: Final = "triton_"
 _MOST_TEXT: Final = 2000
 """Bytes of an error's text. gRPC drops status and text where its header is longer than 8 KiB, in which a byte may take
 three."""
+
+
+class OldBackendError(MachineError):
+    """The server's Python backend lacks what a newer Triton has."""
+
+
 _CODES: Final[tuple[tuple[type[BaseException], str], ...]] = (
     (ClosedError, "UNAVAILABLE"),
     (CallerError, "INVALID_ARG"),
@@ -47,6 +53,7 @@ _CODES: Final[tuple[tuple[type[BaseException], str], ...]] = (
     (StalledStreamError, "CANCELLED"),
     (ReplayedRequestError, "ALREADY_EXISTS"),
     (RegionGoneError, "NOT_FOUND"),
+    (OldBackendError, "UNSUPPORTED"),
     (MachineError, "UNAVAILABLE"),
 )
 
@@ -118,11 +125,11 @@ class TritonBackend:
             ) from None
 
     def check_sends_parameters(self) -> None:
-        """Raise MachineError if responses have no parameters in this Triton."""
+        """Raise OldBackendError if responses have no parameters in this Triton."""
         try:
             self._pb_utils.InferenceResponse([], None, {})
         except TypeError:
-            raise MachineError(
+            raise OldBackendError(
                 "responses have parameters from Triton 2.55 (25.02) on, and this server's Python backend is older; "
                 "use a newer Triton, or put what is to be said into an output"
             ) from None
@@ -220,12 +227,12 @@ class TritonBackend:
 
         Raises
         ------
-        MachineError
+        OldBackendError
             The server has none.
         """
         families = getattr(self._pb_utils, "MetricFamily", None)
         if families is None:
-            raise MachineError("this server's Python backend has no custom metrics; use a newer Triton")
+            raise OldBackendError("this server's Python backend has no custom metrics; use a newer Triton")
         return families(name=name, description=description, kind=getattr(families, kind))
 
     def log_error(self, message: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
+from ..dtypes import BY_CONFIG
 from ..errors import ModelError
 from .layout import CONFIG_FILE
 from .source_files import read_source
@@ -21,6 +22,11 @@ __all__ = ["check_tensors", "read_config"]
 _ANY_SIZE: Final = -1
 _PLACE: Final = re.compile(r"^\d+:\d+ : ")
 _NO_FIELD: Final = re.compile(r'Message type "inference\.([\w.]+)" has no field named "([^"]*)"')
+_CONFIG_TYPES: Final = {
+    **{other.lower(): name for name, row in BY_CONFIG.items() for other in (row.name, row.numpy.name)},
+    **{"int": "TYPE_INT32", "float": "TYPE_FP32", "double": "TYPE_FP64"},
+}
+"""The configuration's types, by the names that requests, NumPy and C have for them."""
 _NO_VALUE: Final = re.compile(r'Enum type "inference\.([\w.]+)" has no value named ([\w-]+)')
 
 
@@ -73,7 +79,8 @@ def _remedy(said: str) -> str:
         known = [each.name for each in _descriptor(field[1]).fields]
         return _meant(field[2], known)
     if value is not None:
-        return _meant(value[2], [each.name for each in _descriptor(value[1]).values])
+        meant = _CONFIG_TYPES.get(value[2].removeprefix("TYPE_").lower(), value[2])
+        return _meant(meant, [each.name for each in _descriptor(value[1]).values])
     return "; it is protobuf's text format of inference.ModelConfig, see Triton's model_configuration.md"
 
 

@@ -27,6 +27,9 @@ class StringsView(TensorView):
         self._strings = strings
         self.shape = strings.shape
 
+    def _as_array(self) -> str:
+        return "view.strings(), which decodes one after the other, or view.numpy()"
+
     @property
     def array(self) -> Any:
         """The same as :meth:`numpy`."""

@@ -11,6 +11,7 @@ from ..dtypes import DType
 from ..errors import DeviceMemoryError, TensorTypeError
 from . import dlpack
 from .attributes import BufferAttributes, MemoryType
+from .no_array import NoArray
 from .strings import Strings
 
 __all__ = ["DIRECT", "TRITON", "TensorView"]
@@ -22,7 +23,7 @@ TRITON: Final = "triton"
 """The path of a tensor that Triton delivers, be it from its own shared memory or from the request."""
 
 
-class TensorView:
+class TensorView(NoArray):
     """A tensor where it lies: a view, never a copy.
 
     The view and every array made from it keep the memory mapped, also after the call is over. But the memory then

@@ -383,8 +383,9 @@ def test_a_model_says_something_beside_its_outputs(talking: ShmClient) -> None:
 
 def test_an_older_server_is_told_which_one_sends_it(loaded: LoadingServer, on_the_way: ShmClient) -> None:
     if tuple(map(int, loaded.grpc.get_server_metadata().version.split(".")[:2])) < (2, 55):
-        with pytest.raises(InferenceError, match=r"responses have parameters from Triton 2\.55 \(25\.02\) on"):
+        with pytest.raises(InferenceError, match=r"responses have parameters from Triton 2\.55 \(25\.02\) on") as error:
             on_the_way.infer("way_alone", {"X": np.ones((2, 3), np.float32)}, parameters={"say": "it"})
+        assert error.value.status() == "StatusCode.UNIMPLEMENTED"
 
 
 def test_a_sequence_is_not_split(on_the_way: ShmClient) -> None:

@@ -12,6 +12,7 @@ from shm_backend_utils.client import NoSuchError  # E: attr-defined, reportAttri
 nonsense = shm_backend_utils.nonsense  # E: attr-defined, reportAttributeAccessIssue
 client = ShmClient("localhost:8001", path="fastest")  # E: arg-type, reportArgumentType
 client = ShmClient("localhost:8001", pool=1 << 30)  # E: arg-type, reportArgumentType
+client = ShmClient("localhost:8001", ssl=True)  # E: arg-type, reportArgumentType
 client.infer("m")  # E: call-arg, reportCallIssue
 client.infer("m", [np.ones(3)])  # E: arg-type, reportArgumentType
 client.infer("m", {}, client_timeout=3)  # E: call-arg, reportCallIssue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from shm_backend_utils.dtypes import DType
 from shm_backend_utils.errors import TensorTypeError
 from shm_backend_utils.tensors import dlpack
 from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
+from shm_backend_utils.tensors.strings import Strings
+from shm_backend_utils.tensors.strings_view import StringsView
 from shm_backend_utils.tensors.view import TensorView
 
 NUMPY_SPEAKS_VERSIONS = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
@@ -145,6 +148,47 @@ def test_numpy_makes_an_array_of_the_very_memory(writable: bool) -> None:
         assert (made.dtype, made.shape, made.ctypes.data) == (array.dtype, array.shape, array.ctypes.data)
         assert made.flags.writeable is writable
     assert np.add(view, view).tolist() == (2 * array).tolist()
+
+
+ARRAY_OF: dict[str, tuple[TensorView, str]] = {
+    "TensorView": (view_of(floats()), "np.asarray(view), or torch.from_dlpack(view), or another library's"),
+    "StringsView": (
+        StringsView("IMAGE", Strings.of("IMAGE", np.array(["a"], object)), "direct"),
+        "view.strings(), which decodes one after the other, or view.numpy()",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ARRAY_OF)
+@pytest.mark.parametrize(
+    "use",
+    [lambda view: view * 2, lambda view: 2 - view, lambda view: view[0], list, float, lambda view: view < 1],
+    ids=["times", "from a number", "element", "iterated", "as a number", "compared"],
+)
+def test_a_view_that_is_taken_for_an_array_says_how_to_make_one(kind: str, use: Callable[[Any], Any]) -> None:
+    view, ways = ARRAY_OF[kind]
+    with pytest.raises(TypeError) as error:
+        use(view)
+    assert str(error.value) == (
+        f"a {kind} is no array to calculate with, or to take elements of; make one of tensor 'IMAGE' first: {ways}"
+    )
+
+
+@pytest.mark.parametrize("kind", ARRAY_OF)
+def test_a_view_without_what_arrays_have_says_how_to_make_one(kind: str) -> None:
+    view, ways = ARRAY_OF[kind]
+    with pytest.raises(AttributeError) as error:
+        view.as_numpy()  # type: ignore[attr-defined]
+    expected = f"a {kind} has no attribute 'as_numpy'; make an array of tensor 'IMAGE' first: {ways}"
+    assert str(error.value) == expected
+    assert not hasattr(view, "__cuda_array_interface__")
+    with pytest.raises(AttributeError):  # and does not ask itself for ever
+        print(TensorView.__new__(TensorView).name)
+
+
+def test_numpy_calculates_with_a_view_on_the_right() -> None:
+    assert (np.float32(2) * view_of(floats())).tolist() == (2 * floats()).tolist()
+    assert (floats() * view_of(floats())).tolist() == (floats() * floats()).tolist()
 
 
 def test_numpy_copies_a_view_where_it_is_told_to() -> None:

@@ -28,6 +28,7 @@ __all__ = [
     "Outputs",
     "WantedOutputs",
     "described_inputs",
+    "is_description",
     "nameless",
     "wanted_outputs",
 ]
@@ -99,6 +100,16 @@ def described_inputs(inputs: Mapping[str, InputDescription], elsewhere: Elsewher
         size = _room_for_strings(shape, np.dtype(given_dtype)) if is_strings else math.prod(shape) * dtype.itemsize
         found[name] = CallInput(dtype, shape, size, _device_of(name, device[0]) if device else None)
     return found
+
+
+def is_description(value: object) -> bool:
+    """Return whether somebody gives a shape and a dtype, of what is still to be filled, where an array is expected."""
+    return (
+        isinstance(value, tuple)
+        and len(value) in (2, 3)
+        and isinstance(value[0], tuple | list)
+        and isinstance(value[1], str | type | np.dtype)
+    )
 
 
 def nameless(inputs: object, what: str) -> CallerError:
@@ -181,14 +192,15 @@ def _hinted(name: str, hint: object) -> tuple[int | None, int | None]:
         return None, _device_of(name, hint)
     if isinstance(hint, int | np.integer) and hint >= 0:
         return int(hint), None
-    if isinstance(hint, tuple) and len(hint) in (2, 3):
+    if isinstance(hint, tuple) and len(hint) in (2, 3) and not isinstance(hint[0], SupportsIndex):
         shape, row = _checked_shape(name, hint[0]), dtypes.from_numpy(hint[1], name)
         size = _room_for_strings(shape, np.dtype(hint[1])) if row is BYTES else math.prod(shape) * row.itemsize
         return size, _device_of(name, hint[2]) if len(hint) == 3 else None
     raise TensorError(
         name,
-        f"the hint for output {name!r} is {shown(hint)}; expected bytes, 0 or more, or (shape, dtype), or a device "
-        "such as 'cuda:0', or (shape, dtype, device), or None: an output lies in memory of the client's",
+        f"the hint for output {name!r} is {shown(hint)}; expected bytes, 0 or more, or (shape, dtype), for "
+        "example ((1, 3), 'float32'), or a device such as 'cuda:0', or (shape, dtype, device), or None: an output lies "
+        "in memory of the client's",
     )
 
 

@@ -11,10 +11,11 @@ import numpy.typing as npt
 
 from ... import dtypes
 from ...dtypes import BYTES, DType
+from ...errors import TensorTypeError, shown
 from ...model_spec import ModelSpec, TensorSpec
 from ...tensors.strings import Strings
 from ...tensors.values import parts_of
-from .descriptions import nameless
+from .descriptions import is_description, nameless
 
 __all__ = ["Elsewhere", "Source", "StringSource", "sources"]
 
@@ -134,6 +135,11 @@ def sources(spec: ModelSpec, inputs: Mapping[str, Any], elsewhere: Elsewhere = _
 
 
 def _source(spec: ModelSpec, tensor: TensorSpec, value: Any) -> Source:
+    if is_description(value):
+        raise TensorTypeError(
+            tensor.name,
+            f"input {tensor.name!r} is {shown(value)}: shape and dtype, which prepare() takes; give the array itself",
+        )
     parts = parts_of(spec, tensor, value)
     shape = (sum(map(len, parts)), *parts[0].shape[1:]) if len(parts) > 1 else parts[0].shape
     dtype = dtypes.from_numpy(_native(parts[0].dtype), tensor.name)

@@ -30,6 +30,7 @@ from .outputs import (
     copy_on_host,
     in_response,
     may_not_write,
+    not_written,
     passed_through,
     tensor_of,
     view_at,
@@ -61,7 +62,7 @@ class AnsweredRequest(ReceivedRequest):
         Raises
         ------
         MachineError
-            This Triton has none: they came with Triton 2.55 (25.02).
+            This Triton has none, and the client gets UNSUPPORTED: they came with Triton 2.55 (25.02).
         ClosedError
             The call is over.
         """
@@ -248,10 +249,7 @@ class AnsweredRequest(ReceivedRequest):
                             tensors.append(context.backend.output(name, view.array))
                     places.append(place)
                 elif needs_all:
-                    raise ModelError(
-                        f"output {name!r} was requested, but model.py wrote none; write it by call.put({name!r}, "
-                        f"array) or call.output({name!r}, shape, dtype): what a function returns is not sent"
-                    )
+                    raise not_written(context.spec, name)
         if self._slot is not None:
             if context.request_spec is not context.spec:
                 outputs = context.spec.outputs

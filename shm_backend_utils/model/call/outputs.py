@@ -31,6 +31,7 @@ __all__ = [
     "copy_on_host",
     "in_response",
     "may_not_write",
+    "not_written",
     "passed_through",
     "tensor_of",
     "view_at",
@@ -83,6 +84,17 @@ def check_output(spec: ModelSpec, name: str, numpy_dtype: np.dtype[Any], shape: 
 def may_not_write(error: TensorError) -> ModelError:
     """Return the error of a model whose output is not what its configuration says."""
     return ModelError(f"model.py wrote an output that it may not: {error}")
+
+
+def not_written(spec: ModelSpec, name: str) -> ModelError:
+    """Return the error of a model that has not made an output which was asked for."""
+    ways = f"call.put({name!r}, array) or call.output({name!r}, shape, dtype)"
+    if spec.output(name).dtype is BYTES:
+        ways = f"call.put({name!r}, strings)"
+    return ModelError(
+        f"output {name!r} was requested, but model.py wrote none; write it by {ways}: what a function returns is not "
+        "sent"
+    )
 
 
 def array_of(spec: ModelSpec, name: str, value: Any, adopt: Callable[[Any], Any]) -> Any:

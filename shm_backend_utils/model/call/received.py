@@ -361,7 +361,7 @@ class ReceivedRequest:
         """Return why the call can be used no more, or not yet."""
         if self._is_open is None:
             return ModelError(f"this call has not begun; enter it first: with session.{self._made_by}(request) as call")
-        return ClosedError("this call")
+        return ClosedError("this call", "copy what is to be kept before it ends, by np.array(view) for example")
 
     def _release(self) -> None:
         """Let go of the request's memory, and leave its slot's record as it is."""

@@ -34,6 +34,9 @@ class DeviceView(TensorView):
         self.device = array.device
         self._handle = handle
 
+    def _as_array(self) -> str:
+        return "view.cupy(), or torch.from_dlpack(view), or another library's for GPUs"
+
     @property
     def writable(self) -> bool:
         """Whether arrays made from this view may be written to. Inputs may not, which no library enforces on GPUs."""

@@ -42,6 +42,8 @@ def test_code_that_does_not_load(tmp_path: Path, make: type[ModelHarness], what:
         ('backend: "python"\nmax_batch_sise: 3', "Did you mean max_batch_size?"),
         ('backend: "python"\ninput [ { name: "X" data_type: TYPE_FLOAT dims: [ -1 ] } ]', "config.pbtxt:2:32: "),
         ('backend: "python"\ninput [ { name: "X" data_type: TYPE_FP dims: [ -1 ] } ]', "Did you mean TYPE_FP"),
+        ('backend: "python"\ninput [ { name: "X" data_type: TYPE_BYTES dims: [ -1 ] } ]', "Did you mean TYPE_STRING?"),
+        ('backend: "python"\ninput [ { name: "X" data_type: TYPE_FLOAT32 dims: [ 1 ] } ]', "Did you mean TYPE_FP32?"),
         ('backend: "python"\ninput [\n', "config.pbtxt:"),
         (f'name: "other"\nbackend: "python"{TENSORS}', "unexpected directory name 'm' for model 'other'"),
         (f'backend: "python"\nmax_batch_size: -1{TENSORS}', "'max_batch_size' must be non-negative value for m"),

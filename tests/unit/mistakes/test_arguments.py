@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import PoolOptions, ShmClient
+from shm_backend_utils.client import AsyncShmClient, PoolOptions, ShmClient
 from shm_backend_utils.client.client_memory import ClientMemory
 from shm_backend_utils.client.inputs.descriptions import described_inputs, wanted_outputs
 from shm_backend_utils.client.transports.messages import split_url
@@ -58,6 +58,24 @@ def test_a_keyword_that_is_misspelt_or_of_tritonclient_or_of_another_method(clie
     assert str(error.value) == f"there is no keyword argument {name!r}; {remedy}"
 
 
+KEYWORDS_OF_CLIENTS = {
+    "max_bytes": "say pool=PoolOptions(max_bytes=...)",
+    "ssl": "begin the URL with grpcs:// or https://, and say tls=Tls(...) for certificates of your own",
+    "network_timeout": "use timeout_s, in seconds",
+    "timeout": (
+        "expected some of cuda, inline_bytes, path, pool, timeout_s, tls, url, wait_ready_s; did you mean 'timeout_s'?"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KEYWORDS_OF_CLIENTS)
+@pytest.mark.parametrize("kind", [ShmClient, AsyncShmClient])
+def test_a_keyword_that_no_client_is_made_with(kind: Callable[..., Any], name: str) -> None:
+    with pytest.raises(TypeError) as error:
+        kind("localhost:1", **{name: 5})
+    assert str(error.value) == f"{kind.__name__}() has no keyword argument {name!r}; {KEYWORDS_OF_CLIENTS[name]}"
+
+
 def test_a_batch_that_only_infer_can_split(client: ShmClient) -> None:
     wrong: Any = {"split": True}
     methods: list[Any] = [client.submit, client.prepare, client.stream]
@@ -74,6 +92,16 @@ def test_what_tritonclient_and_numpy_have_too_is_taken(client: ShmClient, timeou
     PoolOptions(max_bytes=np.int64(2**30), stream_guess_bytes=np.uint32(0))
 
 
+class Column:
+    """A column of pandas: one that is nullable, or of text, or of categories, becomes an array of objects."""
+
+    def __init__(self, *elements: Any) -> None:
+        self._elements = elements
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.array(self._elements, object)
+
+
 class InferRequestedOutput:
     """Named as tritonclient's."""
 
@@ -88,6 +116,24 @@ CALLS: dict[str, tuple[Callable[[Any], object], type[Exception], str]] = {
         lambda client: client.infer("m", [X]),
         CallerError,
         "inputs is of type list; expected a mapping of input names to array, for example {'INPUT0': array}",
+    ),
+    "an input by its shape and dtype": (
+        lambda client: client.infer("m", {"IN0": ((3,), "float32")}),
+        TypeError,
+        "input 'IN0' is an object of type tuple: shape and dtype, which prepare() takes; give the array itself",
+    ),
+    "an output by its shape alone": (
+        lambda client: client.infer("m", {"IN0": X}, outputs={"OUT0": (3, 2)}),
+        TensorError,
+        "the hint for output 'OUT0' is (3, 2); expected bytes, 0 or more, or (shape, dtype), for example ((1, 3), "
+        "'float32'), or a device such as 'cuda:0', or (shape, dtype, device), or None: an output lies in memory of the "
+        "client's",
+    ),
+    "a nullable column of pandas": (
+        lambda client: client.infer("m", {"IN0": Column(1.5, None)}),
+        TensorTypeError,
+        "tensor 'IN0' is BYTES, but the model's configuration says TYPE_FP32; objects are taken for strings; convert "
+        "it by .astype('float32')",
     ),
     "outputs of tritonclient": (
         lambda client: client.infer("m", {"IN0": X}, outputs=[InferRequestedOutput()]),

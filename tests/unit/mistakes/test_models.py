@@ -100,6 +100,14 @@ def test_model_py(session: ShmSession, infer: Callable[[Call], Any], text: str) 
     assert answered(session, infer).splitlines()[0] == text
 
 
+def test_strings_that_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    with session_of(monkeypatch, [tensor("X")], [tensor("Y", "STRING")], parameters=PATHS) as session:
+        assert answered(session, lambda call: None) == (
+            "shm:model: output 'Y' was requested, but model.py wrote none; write it by call.put('Y', strings): what a "
+            "function returns is not sent"
+        )
+
+
 def frames(call: Call) -> Iterator[None]:
     call.put("Y", X)
     yield
@@ -146,7 +154,9 @@ def test_a_call_that_is_kept(session: ShmSession) -> None:
     assert answered(session, infer) == ""
     with pytest.raises(ClosedError) as error:
         kept[0].input("X")
-    assert str(error.value) == "this call is closed; make a new one"
+    assert str(error.value) == (
+        "this call is closed; copy what is to be kept before it ends, by np.array(view) for example"
+    )
 
 
 @pytest.mark.parametrize(
