@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from .dtypes import DType
 from .errors import (
     CallerError,
     ModelError,
+    PeerError,
     TensorError,
     TensorNameError,
     TensorShapeError,
@@ -46,6 +48,8 @@ PATHS: Final = frozenset({"direct", "triton-shm", "inline"})
 """The paths that the parameter may name."""
 
 
+_MOST_ROWS: Final = 2**31 - 1
+_LARGEST: Final = 2**63 - 1
 _CORRELATION_ID: Final = "CONTROL_SEQUENCE_CORRID"
 _BY_VALUES: Final = {"int32_false_true": "TYPE_INT32", "fp32_false_true": "TYPE_FP32", "bool_false_true": "TYPE_BOOL"}
 
@@ -232,6 +236,16 @@ class ModelSpec:
             ),
         )
 
+    @classmethod
+    def of_server(cls, model: str, told: Any) -> ModelSpec:
+        """Read how a server describes a model; raise PeerError if that describes none, or another one."""
+        with contextlib.suppress(ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            spec = cls.from_config(told)
+            tensors = (*spec.inputs.values(), *spec.outputs.values(), *spec.controls.values())
+            if spec.name == model and 0 <= spec.max_batch_size <= _MOST_ROWS and all(map(_is_sound, tensors)):
+                return spec
+        raise PeerError(f"the server's description of model {model!r} is not a configuration of it; is this Triton?")
+
     def as_model_sees(self) -> ModelSpec:
         """Return it with the shapes that ``model.py`` sees; itself, where none has a ``reshape``."""
         if all(tensor.reshape is None for each in (self.inputs, self.outputs) for tensor in each.values()):
@@ -321,6 +335,12 @@ def _named(tensors: Mapping[str, TensorSpec], name: str, missing: str) -> Tensor
     except KeyError:
         why = "" if tensors else ": look whether config.pbtxt is in its folder, and lists them"
         raise TensorNameError(name, f"{missing} {name!r}; it has {names_told(name, tensors)}{why}") from None
+
+
+def _is_sound(tensor: TensorSpec) -> bool:
+    """Return whether a tensor's name and sizes are such; raise ValueError or AttributeError for what is no text."""
+    sizes = (*tensor.shape, *(tensor.reshape or ()))
+    return bool(tensor.name.encode()) and all(-1 <= size <= _LARGEST for size in sizes)
 
 
 def _tensor_spec(tensor: Mapping[str, Any], batched: bool) -> TensorSpec:

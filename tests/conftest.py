@@ -44,6 +44,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="broken tables that a server gets; the decoder gets a hundred times as many; default: %(default)s",
     )
     group.addoption(
+        "--lies", type=int, default=500, help="lies by each path in tests/property/test_lies.py; default: %(default)s"
+    )
+    group.addoption(
         "--examples", type=int, default=150, help="runs of tests/property/slot_machine; default: %(default)s"
     )
 

@@ -153,10 +153,12 @@ class Catalog:
         ------
         InferenceError
             The server has no such model.
+        PeerError
+            It describes none.
         """
         asked = time.monotonic()
         answer = yield Send(self._codec.ask("model config", model, version), timeout_s)
-        spec = ModelSpec.from_config(self._codec.told(answer))
+        spec = ModelSpec.of_server(model, self._codec.told(answer))
         known = self.known.get((model, version))
         if known is None or known.spec != spec:
             if known is not None:

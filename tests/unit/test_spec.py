@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shm_backend_utils import dtypes
-from shm_backend_utils.errors import ModelError, TensorError
+from shm_backend_utils.errors import ModelError, PeerError, TensorError
 from shm_backend_utils.model_spec import ModelSpec, TensorSpec
 
 CARRIER = {"name": "SHM", "data_type": "TYPE_UINT8", "dims": [-1], "optional": True}
@@ -180,3 +180,37 @@ def test_the_size_of_a_tensor_is_known_where_no_dimension_is_open(dims: list[int
         assert tensor(data_type=data_type, dims=dims).row_byte_size is None
     one = {"name": "X", "data_type": "TYPE_FP32", "dims": dims}
     assert ModelSpec.from_config(batched(input=[one])).input("X").row_byte_size == byte_size, "of a row"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        None,
+        [],
+        {},
+        config(name="another"),
+        config(name=7),
+        config(max_batch_size=-1),
+        config(max_batch_size="many"),
+        config(max_batch_size=float("inf")),
+        config(input=7),
+        config(input=[{}]),
+        config(input=["IMAGE"]),
+        config(output=[{"name": 7}]),
+        config(output=[{"name": ""}]),
+        config(output=[{"name": "\ud800"}]),
+        config(output=[{"name": "Y", "data_type": []}]),
+        config(output=[{"name": "Y", "dims": [-2]}]),
+        config(output=[{"name": "Y", "dims": [2**63]}]),
+        config(output=[{"name": "Y", "dims": [1], "reshape": {"shape": [-2]}}]),
+        config(parameters=[]),
+        config(parameters={"SHM_PATHS": {"string_value": 7}}),
+    ],
+)
+def test_what_a_server_says_is_a_configuration_of_this_model_or_the_servers_error(told: Any) -> None:
+    with pytest.raises(PeerError, match="description of model 'resize' is not a configuration of it"):
+        ModelSpec.of_server("resize", told)
+
+
+def test_a_server_is_believed_what_may_be_so() -> None:
+    assert ModelSpec.of_server("resize", config()) == ModelSpec.from_config(config())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +17,7 @@ from ...memory.cuda.streams import Named
 from ...memory.pool.slot import Slot, SlotRegion
 from ...model_spec import ModelSpec
 from ...protocol import results
+from ...protocol.answers import check_places
 from ...protocol.call_layout import CallLayout
 from ...protocol.refusals import NOT_OPENED, code_in
 from ...protocol.results import broken_results, unused_memory
@@ -29,7 +30,7 @@ from ..options import RequestOptions
 from ..result import Result
 from ..steps import Send, Steps
 from ..transports.messages import Codec, OutputTensor, Request
-from .exchange import Exchange, batch_carrier, check_output, is_answer, missing_output, output_in
+from .exchange import Exchange, batch_carrier, is_answer, output_in
 from .further import FurtherMemory
 from .inline import no_strings, source_of
 from .on_gpus import CallOnGpus
@@ -167,7 +168,7 @@ class DirectExchange(Exchange):
                 if gpus is None:
                     raise broken_results("an event of memory that has none")
                 yield from gpus.outputs_are_ready(outputs, events, deadline)
-            _check_answered(spec, layout.requested, outputs)
+            check_places(spec, spec.outputs if layout.requested is None else layout.requested, outputs)
             response = functools.partial(self._codec.result, answer)
             result = result_of(outputs, memory, further, response, self._input_bytes)
         except BaseException as error:
@@ -215,23 +216,6 @@ def still_at_work() -> SlotInDoubtError:
         "a request of this call got no answer, and a model is still executing it in this call's memory; infer "
         "again later, or prepare another call"
     )
-
-
-def _check_answered(spec: ModelSpec, requested: Iterable[str] | None, places: Sequence[results.OutputPlace]) -> None:
-    """Raise PeerError unless the model answered with every output that was wanted, as its configuration has them."""
-    names = set()
-    for name, dtype, shape, *_ in places:
-        names.add(name)
-        expected = spec.outputs.get(name)
-        if (  # what check_output() does, without the functions around it
-            expected is None
-            or dtype is not expected.dtype
-            or not (expected.takes_any_size and len(shape) == len(expected.shape))
-        ):
-            check_output(spec, name, dtype, shape)
-    for name in spec.outputs if requested is None else requested:
-        if name not in names:
-            raise missing_output(spec.name, name)
 
 
 def result_of(

@@ -11,11 +11,12 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ...dtypes import BY_NAME, DType
-from ...errors import CallerError, ClosedError, PeerError, TensorError
+from ...dtypes import BY_NAME
+from ...errors import CallerError, ClosedError, PeerError
 from ...memory.cuda.streams import Named
 from ...memory.kinds import RegionKind
 from ...model_spec import BATCH_CARRIER, ModelSpec
+from ...protocol.answers import check_output
 from ...protocol.call_layout import CallLayout
 from ..errors import DeadlineExceededError, InferenceError
 from ..inputs.sources import Source
@@ -29,11 +30,9 @@ __all__ = [
     "LONG_COPY",
     "Exchange",
     "batch_carrier",
-    "check_output",
     "check_sequence_id",
     "checked_output",
     "is_answer",
-    "missing_output",
     "options_of_probe",
     "output_in",
     "requested_outputs",
@@ -185,28 +184,6 @@ def requested_outputs(layout: CallLayout) -> list[OutputTensor] | None:
     return None if layout.requested is None else [OutputTensor(name) for name in layout.requested]
 
 
-def check_output(spec: ModelSpec, name: str, dtype: DType | None, shape: tuple[int, ...]) -> None:
-    """Raise PeerError unless an output that an answer describes is one that the model's configuration has.
-
-    What a peer says never becomes a type or a size otherwise.
-    """
-    expected = spec.outputs.get(name)
-    if expected is None or dtype is None:
-        found = "of a type that Triton does not have" if dtype is None else "which its configuration does not have"
-        raise PeerError(f"model {spec.name!r} answered with an output {name!r} {found}")
-    try:
-        if expected.dtype is None:
-            expected.check_shape(shape)
-        else:
-            expected.check(dtype, shape)
-    except TensorError:
-        raise PeerError(
-            f"output {name!r} of model {spec.name!r} came as {dtype.name} {list(shape)}, and its configuration says "
-            f"{expected.config_dtype} {list(expected.shape)}; correct its config.pbtxt or its model.py; if it was just "
-            "loaded anew, call it again"
-        ) from None
-
-
 def checked_output(codec: Codec, response: Any, spec: ModelSpec, name: str) -> npt.NDArray[Any] | None:
     """As :func:`output_in`; also a PeerError if it is not as the model's configuration says."""
     described = codec.output_of(response, name)
@@ -227,9 +204,6 @@ def output_in(response: Any, name: str) -> npt.NDArray[Any] | None:
         array: npt.NDArray[Any] | None = response.as_numpy(name)
     except Exception as error:  # tritonclient's, for bytes that are not what is said of them
         raise PeerError(f"the answer has an output {name!r} that cannot be read: {error}") from None
+    if array is not None and array.dtype.hasobject and not all(type(each) is bytes for each in array.flat):
+        raise PeerError(f"the answer has an output {name!r} of BYTES whose elements are not bytes: JSON has no such")
     return array if array is None or array.flags.writeable else array.copy()
-
-
-def missing_output(model: str, name: str) -> PeerError:
-    """Return the error for an answer without one of the wanted outputs."""
-    return PeerError(f"model {model!r} answered without output {name!r}")

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ...dtypes import BYTES
 from ...errors import TensorError
 from ...model_spec import ModelSpec
+from ...protocol.answers import missing_output
 from ...protocol.call_layout import CallLayout
 from ...tensors.strings import Strings
 from ..inputs.sources import Source, StringSource
@@ -18,7 +19,7 @@ from ..options import RequestOptions
 from ..result import Result
 from ..steps import Send, Steps
 from ..transports.messages import Codec, InputTensor, Request
-from .exchange import Exchange, checked_output, missing_output, requested_outputs
+from .exchange import Exchange, checked_output, requested_outputs
 
 __all__ = ["InlineExchange", "in_band", "no_strings", "source_of"]
 

@@ -15,6 +15,7 @@ from ...errors import CallerError
 from ...memory.pool.slot import SlotRegion
 from ...model_spec import ModelSpec
 from ...protocol import results
+from ...protocol.answers import check_places
 from ...protocol.call_layout import ALIGNMENT, CallLayout
 from ...protocol.results import unused_memory
 from ...protocol.spans import MAX_FRAMES, Ring, Table, frame_number
@@ -24,7 +25,7 @@ from ..options import RequestOptions
 from ..result import Result
 from ..transports.messages import Codec, Request
 from .direct import result_of
-from .exchange import batch_carrier, check_output, requested_outputs
+from .exchange import batch_carrier, requested_outputs
 from .frame_rooms import FrameRooms, needed_bytes
 from .further import HostMemory
 
@@ -160,8 +161,7 @@ class DirectStream:
             raise unused_memory(self.spec.name)
         # What this frame's arrays keep. NumPy has arrays keep the first of a chain of arrays, hence the memoryview.
         memory = np.frombuffer(self._memory.data, np.uint8)
-        for name, dtype, shape, *_ in found.outputs:
-            check_output(self.spec, name, dtype, shape)
+        check_places(self.spec, (), found.outputs)
         response = functools.partial(self._codec.result, answer)
         result = result_of(found.outputs, memory, further, response, inputs_end=self._inputs_end)
         self._released[place] = weakref.ref(memory, lambda _: frame.release_frame(number))

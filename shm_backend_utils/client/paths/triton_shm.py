@@ -17,6 +17,7 @@ from ...errors import PeerError, ShmError, SlotInDoubtError
 from ...memory.managed import array_at
 from ...memory.pool.slot import SlotRegion
 from ...model_spec import ModelSpec
+from ...protocol.answers import check_output
 from ...protocol.call_layout import CallLayout
 from ..errors import InferenceError, MemoryRefusedError, OutputRoomError
 from ..inputs.sources import Source
@@ -26,7 +27,7 @@ from ..settings import left_until
 from ..steps import Send, Steps
 from ..transports.messages import Codec, InputTensor, OutputTensor, Place, Request
 from ..unregistering import IN_USE
-from .exchange import Exchange, check_output, checked_output, is_answer
+from .exchange import Exchange, checked_output, is_answer
 from .inline import in_band, no_strings, source_of
 
 __all__ = ["RegisteredExchange", "Registrations"]

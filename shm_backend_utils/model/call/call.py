@@ -338,6 +338,8 @@ class Call(AnsweredRequest):
             It does not take these tensors.
         ForwardError
             It failed.
+        PeerError
+            It did not answer with what its configuration says, or lacks an output.
         """
         forwarding = self._begin_forward(model, inputs, outputs, model_version, parameters)
         return self._context.forwarder.execute(forwarding, self._pending_forwardings())
@@ -365,7 +367,7 @@ class Call(AnsweredRequest):
 
         Raises
         ------
-        ModelError, TensorError, ForwardError
+        ModelError, TensorError, ForwardError, PeerError
             As of :meth:`forward`.
         """
         forwarding = self._begin_forward(model, inputs, outputs, model_version, parameters)

@@ -9,17 +9,17 @@ from typing import Any, Final
 import numpy as np
 
 from ...dtypes import BYTES
-from ...errors import PeerError
 from ...memory.managed import array_at
 from ...memory.pool.need import Need
 from ...memory.pool.pool import SlotPool
-from ...model_spec import BATCH_CARRIER, ModelSpec
+from ...model_spec import BATCH_CARRIER
 from ...protocol import results
 from ...protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
+from ...protocol.answers import check_places, missing_output
 from ...protocol.call_layout import CallInput, lay_out, record_byte_size
 from ...protocol.layout import data_offset
 from ...protocol.refusals import NOT_OPENED, code_in
-from ...protocol.results import OutputPlace, unused_memory
+from ...protocol.results import OutputPlace, broken_results, unused_memory
 from ...protocol.spans import InputSpan, OutputSpan, Table
 from ...protocol.table import encode
 from ...tensors.strings import Strings
@@ -35,6 +35,7 @@ __all__ = ["DirectForwarding"]
 
 _GROUP: Final = "forward"
 _BYTE: Final = np.dtype(np.uint8)
+_BYTES_IN_RESPONSE: Final = "UINT8"  # of strings that found no room
 
 
 class DirectForwarding(Forwarding):
@@ -45,8 +46,6 @@ class DirectForwarding(Forwarding):
     asked : Asked
     backend : TritonBackend
     arrays : DeviceArrays
-    spec : ModelSpec
-        The other model's.
     learned : mapping of str to int
         Bytes per row that outputs needed before.
     lending : Lending
@@ -58,13 +57,13 @@ class DirectForwarding(Forwarding):
         asked: Asked,
         backend: TritonBackend,
         arrays: DeviceArrays,
-        spec: ModelSpec,
         learned: Mapping[str, int],
         lending: Lending,
     ) -> None:
         super().__init__(asked, backend, arrays)
         self._lending = lending
-        given = asked.inputs
+        spec, given = asked.spec, asked.inputs
+        assert spec is not None
         hints = asked.outputs if isinstance(asked.outputs, Mapping) else {}
         lent_inputs = {name: lending.place_of(each.array) for name, each in given.items()}
         lent_outputs = {
@@ -112,6 +111,8 @@ class DirectForwarding(Forwarding):
         found = results.decode(self._slot.copy_results(), [memory.byte_size for memory in self._memories])
         if found.completed != self._slot.generation:
             raise unused_memory(self.model)
+        assert self._spec is not None
+        check_places(self._spec, self._names, found.outputs)
         return {place.name: self._output(place, tensors) for place in found.outputs}
 
     def give_up(self) -> None:
@@ -129,14 +130,18 @@ class DirectForwarding(Forwarding):
         if is_in_response:
             view = tensors.get(name)
             if view is None:
-                raise PeerError(f"model {self.model!r} answered without output {name!r}")
+                raise missing_output(self.model, name)
+            if view.triton_dtype != (_BYTES_IN_RESPONSE if dtype is BYTES else dtype.name):
+                raise broken_results(f"{name}, which came as {view.triton_dtype}")
             self.overflowed[name] = view.attributes.byte_size
             if dtype is BYTES:
                 view = StringsView(name, Strings.encoded_as(name, view.numpy(), shape), view.path)
+            elif view.shape != shape:
+                raise broken_results(f"{name}, which came as {list(view.shape)}")
             return self._delivered(name, view)
         found = self._memories[region].view(name, offset, byte_size, dtype, shape, writable=False)
         if found is None:
-            raise PeerError(f"model {self.model!r} says that output {name!r} lies where it cannot lie")
+            raise broken_results(f"{name}, which lies where it cannot lie")
         target = self._targets.get(name)
         if target is not None and self._lending.place_of(target.array) == (region, offset):
             self._check_fits(name, target, found)

@@ -96,17 +96,17 @@ class Forwarder:
             )
         given = {name: Given(spec, name, value, self._arrays) for name, value in inputs.items()}
         names = _names(model, spec, outputs)
-        asked = Asked(model, version, given, outputs, names, {**parameters, CALLERS_PARAMETER: "/".join(chain)})
+        asked = Asked(model, version, spec, given, outputs, names, {**parameters, CALLERS_PARAMETER: "/".join(chain)})
         if spec is not None and _takes_lent_memory(spec):
             learned = self._learned_of(model).per_row
             rooms = {name: learned.get(name, 0) for name in names}
-            make = partial(self._begin_direct, asked, spec, rooms)
+            make = partial(self._begin_direct, asked, rooms)
             try:
                 forwarding = make(Lending(own, self._pool))
             except (BudgetError, NoSharedMemoryError):
                 if not any(rooms.values()):
                     raise  # else it is what outputs were once that finds no room, and these may overflow as those did
-                make = partial(self._begin_direct, asked, spec, dict.fromkeys(rooms, 0))
+                make = partial(self._begin_direct, asked, dict.fromkeys(rooms, 0))
                 forwarding = make(Lending(own, self._pool))
             forwarding.again = partial(make, NoLending((), self._pool))
             return forwarding
@@ -176,9 +176,9 @@ class Forwarder:
                 f"memory: {self._failures[-1]}"
             )
 
-    def _begin_direct(self, asked: Asked, spec: ModelSpec, learned: Mapping[str, int], lending: Lending) -> Forwarding:
+    def _begin_direct(self, asked: Asked, learned: Mapping[str, int], lending: Lending) -> Forwarding:
         try:
-            return DirectForwarding(asked, self._backend, self._arrays, spec, learned, lending)
+            return DirectForwarding(asked, self._backend, self._arrays, learned, lending)
         except (MachineError, OSError) as error:
             self._failures.append(str(error))
             raise

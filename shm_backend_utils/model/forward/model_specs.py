@@ -7,7 +7,7 @@ from http.client import HTTPException
 from typing import Final
 from urllib.parse import quote
 
-from ...errors import ModelError
+from ...errors import ModelError, PeerError
 from ...http.json_answers import fetch_json
 from ...model_spec import ModelSpec
 
@@ -50,9 +50,9 @@ class ModelSpecs:
     def _ask(self, model: str, version: str) -> ModelSpec | None:
         place = quote(model, safe="") + (f"/versions/{quote(version, safe='')}" if version else "")
         try:
-            return ModelSpec.from_config(fetch_json(f"{self._server_url}/v2/models/{place}/config", _TIMEOUT_S))
+            return ModelSpec.of_server(model, fetch_json(f"{self._server_url}/v2/models/{place}/config", _TIMEOUT_S))
         except urllib.error.HTTPError as error:
             with error:
                 raise ModelError(f"model {model!r} cannot be called: the server has no such model ready") from None
-        except (OSError, HTTPException, ValueError, KeyError, TypeError):
+        except (OSError, HTTPException, ValueError, PeerError):
             return None

@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from ... import dtypes
 from ...dtypes import BYTES
-from ...errors import ForwardError, ModelError
+from ...errors import ForwardError, ModelError, PeerError, ShmError
 from ...model_spec import ModelSpec
+from ...protocol.answers import check_output, missing_output
 from ...tensors.cuda.device_view import DeviceView
 from ...tensors.cuda.imported import is_on_gpu
 from ...tensors.strings import Strings
@@ -71,6 +72,8 @@ class Asked(NamedTuple):
         The other's name.
     version : str
         Empty if the server chooses.
+    spec : ModelSpec or None
+        The other model's configuration, where it is known.
     inputs : mapping of str to Given
     outputs : ForwardOutputs
         As the user wants them.
@@ -82,6 +85,7 @@ class Asked(NamedTuple):
 
     model: str
     version: str
+    spec: ModelSpec | None
     inputs: Mapping[str, Given]
     outputs: ForwardOutputs
     names: Sequence[str]
@@ -116,6 +120,7 @@ class Forwarding(ABC):
 
     def __init__(self, asked: Asked, backend: TritonBackend, arrays: DeviceArrays) -> None:
         self.model = asked.model
+        self._spec, self._names = asked.spec, asked.names
         self.overflowed: dict[str, int] = {}
         self._backend = backend
         self._arrays = arrays
@@ -130,6 +135,8 @@ class Forwarding(ABC):
         ------
         ForwardError
             The other model refused or failed the request.
+        PeerError
+            An output is not there, or not as the other model's configuration says.
         ModelError
             An output is not of the shape, or of the dtype, of the memory that was given for it.
         """
@@ -148,10 +155,21 @@ class Forwarding(ABC):
             said = response.error()
             text = f"model {self.model!r}, called on behalf of this request, failed: {said.message()}"
             raise ForwardError(text, said.code().name)
-        return {
-            tensor.name(): view_of(tensor, None, self._backend, self._arrays, writable=False)
-            for tensor in response.output_tensors()
-        }
+        wanted = set(self._names)
+        return {name: self._read(name, each) for each in response.output_tensors() if (name := each.name()) in wanted}
+
+    def _read(self, name: str, tensor: Any) -> TensorView:
+        """Return an output as a view, or raise PeerError for one that the stub cannot read as what it should be."""
+        expected = None if self._spec is None else self._spec.outputs.get(name)
+        dtype = None if expected is None else expected.dtype
+        try:
+            return view_of(tensor, dtype, self._backend, self._arrays, writable=False)
+        except ShmError:
+            raise
+        except Exception as error:
+            raise PeerError(
+                f"model {self.model!r} answered with an output {name!r} that cannot be read: {error}"
+            ) from None
 
     def _delivered(self, name: str, view: TensorView) -> TensorView:
         """Return an output where it is wanted: copied there, if it came another way."""
@@ -185,7 +203,14 @@ class OrdinaryForwarding(Forwarding):
         self.request = backend.request(asked.model, asked.version, tensors, asked.names, asked.parameters)
 
     def result(self, response: Any) -> dict[str, TensorView]:
-        return {name: self._delivered(name, view) for name, view in self._tensors_of(response).items()}
+        tensors = self._tensors_of(response)
+        for name in self._names:
+            view = tensors.get(name)
+            if view is None:
+                raise missing_output(self.model, name)
+            if self._spec is not None:
+                check_output(self._spec, name, dtypes.BY_NAME.get(view.triton_dtype), view.shape)
+        return {name: self._delivered(name, tensors[name]) for name in self._names}
 
     def give_up(self) -> None:
         pass  # its tensors were copied

@@ -132,6 +132,27 @@ def test_a_lie_is_the_peers_error_and_the_next_call_is_right(
         assert (infer(client, path) == 2 * X).all()
 
 
+STRINGS: Final = {"text": ["x"], "numbers": [-1], "lists": [[1]]}
+"""In place of the bytes of strings, what JSON has."""
+
+
+@pytest.mark.parametrize("data", STRINGS.values(), ids=STRINGS)
+@pytest.mark.parametrize("path", ["triton-shm", "inline"])
+def test_strings_that_come_as_json_are_the_peers_error(path: Any, data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = fake_wires.http_wire
+
+    def answer(server: FakeServer, message: Any) -> Any:
+        if not message.path.endswith("/infer"):
+            return honest(server, message)
+        head = {"outputs": [{"name": "OUT0", "datatype": "BYTES", "shape": [1], "data": data}]}
+        return Answer(200, {}, json.dumps(head).encode())
+
+    monkeypatch.setitem(fake_wires.WIRES, "http", (HttpCodec, answer))
+    server = FakeServer(config("m", dtype="TYPE_STRING"))
+    with client_of(server, "http") as client, pytest.raises(PeerError, match="BYTES"):
+        client.infer("m", {"IN0": np.array([b"x"], object)}, path=path)
+
+
 BYTES_OF_A_TENSOR = st.one_of(st.binary(max_size=64), st.just(X.tobytes()))
 SIZES = st.one_of(st.integers(-3, 5), st.integers(-(2**63), 2**63 - 1))
 DATATYPES = st.one_of(st.sampled_from([*BY_NAME, "", "FP128", "BYTES "]), st.text(max_size=5))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
 
+from shm_backend_utils.dtypes import BF16
+from shm_backend_utils.errors import PeerError
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.model import Call
 from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
@@ -401,3 +403,29 @@ def test_a_decoupled_model_is_not_called(monkeypatch: pytest.MonkeyPatch, client
         message = models.refused(client, lambda call: call.put("Y", call.forward("other", {"X": X}, ["Y"])["Y"]))
     assert "model 'other' is decoupled: it answers with any number of responses" in message
     assert "let the client call it (ShmClient.stream), or give it a version that answers once" in message
+
+
+UNLIKE: Final[dict[str, tuple[dict[str, Any], Any]]] = {
+    "another type": (tensor("Y", "INT64"), np.zeros(4, np.int64)),
+    "another rank": ({**tensor("Y"), "dims": [-1, -1]}, np.zeros((2, 2), np.float32)),
+    "strings": (tensor("Y", "STRING"), np.array([b"x"], object)),
+    "a type that NumPy does not have": (tensor("Y", "BF16"), np.zeros(4, BF16.numpy)),
+    "another name": (tensor("Z"), X),
+}
+"""What the other model gives in place of numbers Y in one row."""
+
+
+@pytest.mark.parametrize("paths", ["direct", ""], ids=["on shared memory", "by an ordinary request"])
+@pytest.mark.parametrize("room", [64, 0], ids=["with room", "without room"])
+@pytest.mark.parametrize(("output", "value"), UNLIKE.values(), ids=UNLIKE)
+def test_an_answer_unlike_the_other_models_configuration_is_that_models_error(
+    monkeypatch: pytest.MonkeyPatch, client: Client, paths: str, room: int, output: dict[str, Any], value: Any
+) -> None:
+    def infer(call: Call) -> None:
+        with pytest.raises(PeerError, match="'Y'"):
+            call.forward("other", {"X": X}, {"Y": room})
+        call.put("Y", X)
+
+    with two_models(monkeypatch, config("other", paths, output=[output]), config("other", paths)) as models:
+        models.answer = lambda call: call.put(output["name"], value)
+        assert models.serve(client, infer).error() is None

@@ -94,7 +94,7 @@ def test_an_output_is_copied_to_where_it_is_wanted(
     if is_wanted_there:
         target = arrays.empty("Y", (4,), INT32, "direct")
         content(target.array)[...] = 0
-    forwarding = OrdinaryForwarding(Asked("other", "", {}, {"Y": target}, ["Y"], {}), TritonBackend(), arrays)
+    forwarding = OrdinaryForwarding(Asked("other", "", None, {}, {"Y": target}, ["Y"], {}), TritonBackend(), arrays)
     given = Tensor("Y", tensor_on(None))
     if comes_from_there:
         given = Tensor.from_dlpack("Y", tensor_on(cuda).__dlpack__(stream=-1))

@@ -80,10 +80,15 @@ def config(name: str, paths: str = "direct", **more: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def two_models(monkeypatch: pytest.MonkeyPatch, other: Mapping[str, Any] | None) -> Iterator[Models]:
-    """Make the models ``m``, which calls, and ``other``; the server tells of the configuration, if there is one."""
+def two_models(
+    monkeypatch: pytest.MonkeyPatch, other: Mapping[str, Any] | None, told_of_other: Mapping[str, Any] | None = None
+) -> Iterator[Models]:
+    """Make the models ``m``, which calls, and ``other``; the server tells of the configuration, if there is one.
+
+    It may tell of another one than that of the process which answers, as after a model was loaded anew.
+    """
     models = Models()
-    told = {"other": other}
+    told = {"other": told_of_other or other}
 
     class Server(LoneServer):
         def infer(self, request: InferenceRequest) -> InferenceResponse:

@@ -1,0 +1,69 @@
+"""Tell one path so many lies, and print as JSON what came of them; one that is believed, or crashes, ends it."""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import logging
+import random
+import sys
+import time
+import warnings
+from collections import Counter
+from contextlib import ExitStack, closing
+
+from tritonclient.utils import InferenceServerException
+
+from shm_backend_utils.client.errors import InferenceError
+from shm_backend_utils.errors import PeerError
+
+from .paths import PATHS
+from .ways import Way
+
+
+def main() -> int:
+    """Run the program; return its exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("path", choices=PATHS)
+    parser.add_argument("--count", type=int, required=True)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--go-on", action="store_true", help="count what must not be, and print the first of each")
+    arguments = parser.parse_args()
+    faulthandler.enable()
+    logging.disable()
+    warnings.simplefilter("ignore")  # of copies
+    chance = random.Random(arguments.seed)
+    found: Counter[str] = Counter()
+    began = time.monotonic()
+    with ExitStack() as at_end:
+        ways = [at_end.enter_context(closing(make(chance))) for make in PATHS[arguments.path]]
+        shares = [way.share for way in ways]
+        for number in range(arguments.count):
+            (way,) = chance.choices(ways, shares)
+            try:
+                outcome = _told(way)
+            except BaseException as error:
+                if not arguments.go_on or isinstance(error, KeyboardInterrupt):
+                    print(f"lie {number} of seed {arguments.seed}, by {type(way).__name__}:", file=sys.stderr)
+                    raise
+                outcome = f"WRONG {type(way).__name__} {type(error).__name__}: {str(error)[:60]}"
+                if outcome not in found:
+                    sys.excepthook(type(error), error, error.__traceback__)
+            found[outcome] += 1
+    print(json.dumps({"lies": arguments.count, "seconds": time.monotonic() - began, "outcomes": found}))
+    return 0
+
+
+def _told(way: Way) -> str:
+    """Tell a lie; return what came of it."""
+    try:
+        return way.tell()
+    except InferenceError:
+        return "an error of the server's"
+    except (PeerError, InferenceServerException) as error:
+        return type(error).__name__
+
+
+if __name__ == "__main__":
+    sys.exit(main())
