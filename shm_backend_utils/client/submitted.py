@@ -39,16 +39,17 @@ class SubmittedCalls:
     def submit(self, call: Callable[[], Result], deadline: float) -> Submitted:
         """Have a thread make a call, if one begins with it in time; raises RuntimeError after :meth:`close`."""
         future = Submitted()
-        self._waiting[future] = deadline
-        self._with_threads.add(future)
         try:
+            self._waiting[future] = deadline
+            self._with_threads.add(future)
+            self._under_way.add(future)
+            future.add_done_callback(self._under_way.discard)
             self._threads.submit(self._make, call, future)
         except BaseException:
             self._waiting.pop(future, None)
             self._with_threads.discard(future)
+            self._under_way.discard(future)
             raise
-        self._under_way.add(future)
-        future.add_done_callback(self._has_ended)
         if len(self._with_threads) > _MOST_AT_ONCE:
             self._watch_the_waiting()
         return future
@@ -98,6 +99,3 @@ class SubmittedCalls:
                 self._watch.stop_some_time()
                 self._watch = None
         return _ROUND_S
-
-    def _has_ended(self, future: Submitted) -> None:
-        self._under_way.discard(future)

@@ -218,27 +218,25 @@ def test_a_region_that_an_interrupt_left_in_nobodys_hands_is_destroyed_when_it_i
     lost, found_again = (inventory.take(1, KIND) for _ in range(2))
     assert lost is not None
     assert found_again is not None
-    inventory.destroy_lost()
-    assert inventory.ownerless_since.keys() == {lost, found_again}
+    inventory.destroy_lost([])
+    assert inventory.lost_since.keys() == {lost, found_again}
     inventory.put_back(found_again)
-    inventory.destroy_lost()
+    inventory.destroy_lost([])
     assert is_there(lost)
-    inventory.ownerless_since[lost] -= 60
-    inventory.destroy_lost()
+    inventory.lost_since[lost] -= 60
+    inventory.destroy_lost([])
     assert (is_there(lost), is_there(found_again)) == (False, True)
     assert inventory.byte_size == found_again.byte_size
-    inventory.destroy_lost()
-    assert inventory.ownerless_since == {}
+    inventory.destroy_lost([])
+    assert inventory.lost_since == {}
 
 
 def test_a_region_that_is_held_is_not_lost(inventory: Inventory) -> None:
     held = inventory.take(1, KIND)
     assert held is not None
-    held.holder = "somebody"
-    inventory.destroy_lost()
-    assert inventory.ownerless_since == {}
-    held.holder = None
+    inventory.destroy_lost([held])
+    assert inventory.lost_since == {}
     inventory.returned.append(held)
-    inventory.destroy_lost()
-    assert inventory.ownerless_since == {}
+    inventory.destroy_lost([])
+    assert inventory.lost_since == {}
     inventory.sort_returned()

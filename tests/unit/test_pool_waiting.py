@@ -93,7 +93,8 @@ def test_who_came_first_is_served_first(pool: SlotPool) -> None:
     tickets = [ask(pool) for _ in range(3)]
     while tickets:
         held.pop()
-        tickets.pop(0).granted.result(LONG_S)
+        first = tickets.pop(0)
+        first.granted.result(LONG_S)
         assert not any(ticket.granted.done() for ticket in tickets)
 
 

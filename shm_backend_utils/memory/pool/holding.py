@@ -53,33 +53,17 @@ class HoldingPool:
         least, most = need.byte_size, max(FAR_MORE * need.byte_size, SMALL)
         for capacity, regions in self._inventory.shelves.get(need[1:], ()):
             if least <= capacity <= most:
-                region = None
                 try:
                     region = regions.pop()
-                    region.holder = holder  # what follows is :meth:`_hold`, on the way of every call
-                    memory = np.frombuffer(region.buffer, np.uint8)
-                    reference = weakref.ref(memory, self._give_back)
-                    self._watched[id(reference)] = reference, region
                 except IndexError:
                     continue
-                except BaseException:  # an interrupt: nobody else knows that it was taken
-                    if region is not None:
-                        self._return_unless_held(region)
-                    raise
-                return region, memory
+                return region, self._hold(region, holder)
         return None
 
     def held(self) -> list[tuple[SlotRegion, Memory]]:
         """Return the regions that are in use, each with its memory."""
         watched = [(region, reference()) for reference, region in list(self._watched.values())]
         return [(region, memory) for region, memory in watched if memory is not None]
-
-    def _return_unless_held(self, region: SlotRegion) -> None:
-        """Give back a region whose taker was interrupted, unless it has a memory, which does so itself."""
-        if not any(region is held for _, held in list(self._watched.values())):
-            region.holder = None
-            self._inventory.returned.append(region)
-            self._settle()
 
     def _hold(self, region: SlotRegion, holder: object) -> Memory:
         region.holder = holder
@@ -94,7 +78,7 @@ class HoldingPool:
         number = id(memory)
         watched = self._watched.get(number)
         if watched is None:
-            return  # its taker was interrupted before it was watched, and has given the region back
+            return  # its taker was interrupted before it was watched: the region is found as a lost one
         region = watched[1]
         region.holder = None
         is_ready = not (region.is_spoiled or region.is_in_doubt or self._closed)

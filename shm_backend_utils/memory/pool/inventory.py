@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
+import weakref
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -53,26 +54,24 @@ class Inventory:
     ----------
     max_bytes : int
         The budget, as it was looked at last.
-    byte_size : int
-        Of all regions; also those that are promised but not made yet, and those that make way until they are gone.
     returned : deque of SlotRegion
         Given back, and not looked at yet. Needs no lock.
     quarantined : list of SlotRegion
         Given back, but a model may still be executing there.
     shelves : dict of tuple of Shelf
         The idle regions of each kind, smallest first. A tuple is replaced, never changed.
-    ownerless_since : dict of SlotRegion to float
+    lost_since : dict of SlotRegion to float
         In nobody's hands when they were looked for last, by ``time.monotonic()``.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self.byte_size = 0
         self.returned: deque[SlotRegion] = deque()
         self.quarantined: list[SlotRegion] = []
         self._kinds: dict[SlotRegion, Kind] = {}  # every region
         self.shelves: dict[Kind, tuple[Shelf, ...]] = {}
-        self.ownerless_since: dict[SlotRegion, float] = {}
+        self.lost_since: dict[SlotRegion, float] = {}
+        self._promises: list[weakref.ref[Promise]] = []  # replaced, never changed
         self._unregistered: deque[str] = deque()
 
     def size_for(self, need: Need) -> int:
@@ -131,39 +130,35 @@ class Inventory:
         free = self.max_bytes - self.byte_size
         if free + sum(region.byte_size for region in idle) < byte_size:
             return None
-        evicted: list[SlotRegion] = []
+        promise = Promise(0, [])
+        self._promises = [*filter(_is_alive, self._promises), weakref.ref(promise)]
         for region in sorted(idle, key=lambda each: (self._kinds[each] != kind, each.idle_since)):
-            is_too_small_a_one = self._kinds[region] == kind and region.byte_size < byte_size and not evicted
-            if byte_size <= self.max_bytes - self.byte_size and not is_too_small_a_one:
+            is_too_small_a_one = self._kinds[region] == kind and region.byte_size < byte_size and not promise.evicted
+            if byte_size <= free and not is_too_small_a_one:
                 break
             if self._take_off(region):
+                promise.evicted.append(region)
+                promise.byte_size += region.byte_size
                 self._forget(region)
-                evicted.append(region)
-        if byte_size > self.max_bytes - self.byte_size:  # somebody has taken one meanwhile
-            self.bury(evicted)
+                free += region.byte_size
+        if byte_size > free:  # somebody has taken one meanwhile
+            self.bury(promise.evicted)
             return None
-        promise = Promise(max(byte_size, sum(region.byte_size for region in evicted)), evicted)
-        self.byte_size += promise.byte_size
+        promise.byte_size = max(byte_size, promise.byte_size)
         return promise
-
-    def shrink(self, promise: Promise, byte_size: int) -> None:
-        """Leave a promise so much, when what was evicted for it is gone."""
-        freed = promise.byte_size - byte_size
-        self.byte_size, promise.byte_size = self.byte_size - freed, byte_size  # no interrupt comes between the two
 
     def unpromise(self, promise: Promise) -> None:
         """Take back a promise. Nothing happens if it was used up, or taken back before."""
         self.bury(promise.evicted)
-        self.shrink(promise, 0)
+        promise.byte_size = 0
 
     def undo(self, region: SlotRegion | None, promise: Promise) -> None:
         """Take back a promise, and the region that was made of it, if one was."""
         if region in self._kinds:
             self.destroy(region)
-            return
-        self.unpromise(promise)
-        if region is not None:
+        elif region is not None:
             self.bury([region])
+        self.unpromise(promise)
 
     def sort_returned(self) -> None:
         """Destroy, reclaim, or put into quarantine what was given back; look again at what is there."""
@@ -171,6 +166,15 @@ class Inventory:
             self._care_for(self.returned.popleft())
         for region in list(self.quarantined):
             self._retry(region)
+
+    @property
+    def byte_size(self) -> int:
+        """Of all regions; also those that are promised but not made yet, and those that make way until they are gone.
+
+        It is counted each time, and so forgets a promise that nobody has any more.
+        """
+        promises = [promise for reference in self._promises if (promise := reference()) is not None]
+        return self.made_bytes + sum([promise.byte_size for promise in promises])
 
     @property
     def made_bytes(self) -> int:
@@ -190,18 +194,18 @@ class Inventory:
                 while shelf.regions[0].idle_since < before:
                     self.destroy(shelf.regions.popleft())
 
-    def destroy_lost(self) -> None:
+    def destroy_lost(self, held: Iterable[object]) -> None:
         """Destroy the regions that an interrupt has left in nobody's hands, on their way to or from a shelf.
 
         They are so for a moment without one, too. So it takes seconds until one counts as lost.
         """
         now = time.monotonic()
-        kept = {*self.returned, *self.quarantined}
+        kept = {*held, *self.returned, *self.quarantined}
         for shelf in itertools.chain(*self.shelves.values()):
             kept.update(list(shelf.regions))
-        ownerless = [region for region in self._kinds if region.holder is None and region not in kept]
-        self.ownerless_since = {region: self.ownerless_since.get(region, now) for region in ownerless}
-        for region, since in list(self.ownerless_since.items()):
+        lost = [region for region in self._kinds if region not in kept]
+        self.lost_since = {region: self.lost_since.get(region, now) for region in lost}
+        for region, since in list(self.lost_since.items()):
             if now - since > _LOST_S:
                 self.destroy(region)
 
@@ -284,7 +288,6 @@ class Inventory:
         return True
 
     def _forget(self, region: SlotRegion) -> None:
-        self.byte_size -= region.byte_size
         if region in self.quarantined:
             self.quarantined.remove(region)
         del self._kinds[region]
@@ -296,3 +299,7 @@ class Inventory:
             for kind, shelves in self.shelves.items()
             if (kept := tuple([shelf for shelf in shelves if (kind, shelf.capacity) in used]))
         }
+
+
+def _is_alive(reference: weakref.ref[Promise]) -> bool:
+    return reference() is not None

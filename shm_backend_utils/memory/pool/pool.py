@@ -8,6 +8,7 @@ import logging
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Final
 
@@ -77,37 +78,30 @@ class SlotPool(HoldingPool):
             The pool was closed.
         """
         ticket = Ticket(need, self._size_for(need), holder, concurrent.futures.Future())
-        try:
-            if not self._is_granted(ticket):
-                with self._lock:
-                    found = f"{self._inventory}, and {len(self._tickets.waiting)} calls wait"
-                    self.wait_count += 1
-                self._settle()
-                _LOG.warning("the pool has run dry: %s", found)
-                if self._housekeeper is not None:
-                    self._housekeeper.hurry()
-        except BaseException:  # an interrupt: the caller has no ticket to give up
-            self.withdraw(ticket)
-            raise
+        if not self._is_granted(ticket):
+            with self._lock:
+                found = f"{self._inventory}, and {len(self._tickets.waiting)} calls wait"
+                self.wait_count += 1
+            self._settle()
+            _LOG.warning("the pool has run dry: %s", found)
+            if self._housekeeper is not None:
+                self._housekeeper.hurry()
         return ticket
 
     def request_at_once(self, need: Need, holder: object) -> Ticket | None:
         """Ask for a region, and wait for none: the ticket is granted, or there is none; raises as :meth:`request`."""
         ticket = Ticket(need, self._size_for(need), holder, concurrent.futures.Future())
-        is_granted = False
-        try:
-            is_granted = self._is_granted(ticket)
-        finally:
-            if not is_granted:
-                self.withdraw(ticket)
-        return ticket if is_granted else None
+        if self._is_granted(ticket):
+            return ticket
+        self.withdraw(ticket)
+        return None
 
     def _is_granted(self, ticket: Ticket) -> bool:
         """Have a ticket wait its turn; return whether that has come at once."""
         with self._lock:
             if self._closed:
                 raise ClosedError("this client")
-            self._tickets.waiting.append(ticket)
+            self._tickets.waiting.append(weakref.ref(ticket))
             self._serve()
         self._settle()
         return ticket.granted.done()
@@ -138,12 +132,8 @@ class SlotPool(HoldingPool):
             region = grant
             with self._lock:
                 self._tickets.redeem(ticket)
-        try:
-            memory = self._hold(region, ticket.holder)  # from here on it comes back by itself, whatever is raised
-            self._settle()
-        except BaseException:
-            self._return_unless_held(region)
-            raise
+        memory = self._hold(region, ticket.holder)
+        self._settle()
         if region is not grant and self.options.prefault:
             region.prefault(deadline)
         return region, memory
@@ -261,7 +251,7 @@ class SlotPool(HoldingPool):
             self._inventory.bury(promise.evicted)
             if promise.byte_size > ticket.byte_size:  # others get the rest
                 with self._lock:
-                    self._inventory.shrink(promise, ticket.byte_size)
+                    promise.byte_size = ticket.byte_size
                     self._serve()
             self._settle()
             region = self._make_region(ticket, deadline)
@@ -298,11 +288,12 @@ class SlotPool(HoldingPool):
         with self._lock:
             self._serve()
             self._inventory.destroy_idle(before=time.monotonic() - self.options.idle_s)
-            self._inventory.destroy_lost()
+            held = [region for _, region in list(self._watched.values())]
+            self._inventory.destroy_lost([*held, *self._tickets.granted.values()])
         self._settle()
         is_urgent = self._tend is not None and self._tend()
         return _QUARANTINE_ROUND_S if is_urgent else self._patience()
 
     def _patience(self) -> float:
-        is_urgent = self._inventory.quarantined or self._inventory.ownerless_since or self._tickets.waiting
+        is_urgent = self._inventory.quarantined or self._inventory.lost_since or self._tickets.waiting
         return _QUARANTINE_ROUND_S if is_urgent else max(self.options.idle_s / 2, _QUARANTINE_ROUND_S)

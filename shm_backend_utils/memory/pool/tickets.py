@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import weakref
 from collections import deque
 from dataclasses import dataclass
 
@@ -40,50 +42,61 @@ class Ticket:
 class TicketQueue:
     """Tickets that wait, and those that were granted and not redeemed yet. A pool adds a lock.
 
+    It keeps none of them alive: a ticket that an interrupt has taken from its holder gives back what it was granted.
+
     Attributes
     ----------
-    waiting : deque of Ticket
+    waiting : deque of weakref to Ticket
         First come, first served. Whether there are any may be looked at without the lock.
+    granted : dict of weakref to Ticket to Grant
     """
 
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
-        self._granted: dict[Ticket, Grant] = {}
-        self.waiting: deque[Ticket] = deque()
+        self.granted: dict[weakref.ref[Ticket], Grant] = {}
+        self.waiting: deque[weakref.ref[Ticket]] = deque()
 
     def serve(self) -> None:
         """Grant what can be granted, in order."""
+        for reference in list(self.granted):
+            if reference() is None:
+                self._take_back(self.granted.pop(reference))
         while self.waiting:
-            ticket = self.waiting[0]
+            ticket = self.waiting[0]()
+            if ticket is None:
+                self.waiting.popleft()
+                continue
             grant = self._grant(ticket)
             if grant is None:
                 return
-            self._granted[ticket] = grant  # first, so that whatever is raised from here on, it can be taken back
+            self.granted[weakref.ref(ticket)] = grant  # first: whatever is raised from here on, it can be taken back
             self.waiting.popleft()
             if ticket.granted.set_running_or_notify_cancel():
                 ticket.granted.set_result(grant)
             else:
-                self._take_back(self._granted.pop(ticket))
+                self._take_back(self.granted.pop(weakref.ref(ticket)))
 
     def redeem(self, ticket: Ticket) -> None:
         """Leave to its holder what a ticket was granted; raises ClosedError if that was taken back."""
-        if self._granted.pop(ticket, None) is None:
+        if self.granted.pop(weakref.ref(ticket), None) is None:
             raise ClosedError("this client")
 
     def withdraw(self, ticket: Ticket) -> None:
         """Give up a ticket, granted or not. Nothing happens if it was redeemed."""
-        if ticket in self.waiting:
-            self.waiting.remove(ticket)
-        grant = self._granted.pop(ticket, None)
+        reference = weakref.ref(ticket)
+        with contextlib.suppress(ValueError):
+            self.waiting.remove(reference)
+        grant = self.granted.pop(reference, None)
         if grant is not None:
             self._take_back(grant)
 
     def clear(self) -> None:
         """Take back what was granted, and fail whoever waits."""
-        while self._granted:
-            self._take_back(self._granted.popitem()[1])
-        for ticket in self.waiting:
-            if ticket.granted.set_running_or_notify_cancel():
+        while self.granted:
+            self._take_back(self.granted.popitem()[1])
+        for reference in self.waiting:
+            ticket = reference()
+            if ticket is not None and ticket.granted.set_running_or_notify_cancel():
                 ticket.granted.set_exception(ClosedError("this client"))
         self.waiting.clear()
 
