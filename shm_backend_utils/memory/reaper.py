@@ -69,7 +69,7 @@ def reap() -> list[RegionReport]:
     """
     removed = []
     with contextlib.suppress(OSError):  # nobody can look through /dev/shm, without descriptors for example
-        for fd, path in _managed_files():
+        for fd, path in _managed_files(os.geteuid()):
             with contextlib.suppress(OSError):
                 report = _remove(fd, path)
                 if report is not None:
@@ -89,11 +89,16 @@ def _remove(fd: int, path: Path) -> RegionReport | None:
     return report
 
 
-def _managed_files() -> Iterator[tuple[int, Path]]:
-    """Yield each file with our prefix that can be opened, open; it is closed when the next one is asked for."""
+def _managed_files(user_id: int | None = None) -> Iterator[tuple[int, Path]]:
+    """Yield each file with our prefix that can be opened, open; it is closed when the next one is asked for.
+
+    Those of other users than this one are not opened, of whom any may have made any number.
+    """
     for path in sorted(DEV_SHM.glob(f"{KEY_PREFIX}*")):
-        with contextlib.suppress(OSError), contextlib.closing(open_by_name(path.name)) as opened:
-            yield opened.fileno(), path
+        with contextlib.suppress(OSError):
+            if user_id in (None, path.lstat().st_uid):
+                with contextlib.closing(open_by_name(path.name)) as opened:
+                    yield opened.fileno(), path
 
 
 def _report(fd: int, path: Path) -> RegionReport | None:

@@ -66,7 +66,6 @@ def test_a_region_that_is_lent_twice_is_refused(request_by_hand: HandMade) -> No
 
 
 CLAIMS: dict[str, tuple[Callable[[], Script], int, str]] = {
-    "unsealed": (lambda: give(region(seals=0)), BYTE_SIZE, "shm:refused: .*regions.1.*without F_SEAL_SHRINK"),
     "a directory": (lambda: give(Descriptor(os.open, "/", os.O_RDONLY)), BYTE_SIZE, "shm:refused: .*is no memfd"),
     "two": (lambda: give(region(), region()), BYTE_SIZE, "shm:refused: .*more than one descriptor"),
     "none": (give, BYTE_SIZE, "shm:refused: .*says otherwise"),

@@ -30,7 +30,7 @@ from tests.unit.fetching.scripted_desk import Script, ScriptedDesk, give, say_no
 
 from .eventually import eventually
 from .loading_server import LoadingServer
-from .sealed_by_hand import BYTE_SIZE, NAME, SEALS, address, region
+from .sealed_by_hand import BYTE_SIZE, NAME, address, region
 from .sealed_stub import stub_of
 
 MODEL = "fetching"
@@ -164,9 +164,6 @@ HAND_OVERS: Final[dict[str, tuple[Callable[[], Script], str]]] = {
     "a directory": (lambda: give(Descriptor(os.open, "/", os.O_RDONLY)), "is no memfd; expected a sealed one"),
     "a pipe": (lambda: give(pipe()), "is no memfd; expected a sealed one"),
     "a device": (lambda: give(Descriptor(os.open, "/dev/zero", os.O_RDWR)), "is no memfd; expected a sealed one"),
-    "unsealed memory": (lambda: give(region(seals=0)), "without F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_SEAL"),
-    "memory that may grow": (lambda: give(region(seals=SEALS & ~4)), "without F_SEAL_GROW"),
-    "memory that may be sealed": (lambda: give(region(seals=SEALS & ~1)), "without F_SEAL_SEAL"),
     "less than its header says": (lambda: give(region(claimed=BYTE_SIZE + PAGE_SIZE)), "has no header of a managed"),
     "half its memory": (lambda: give(region(space=BYTE_SIZE // 2)), "and else holes"),
     "memory for every user": (lambda: give(region(mode=0o666)), "mode"),

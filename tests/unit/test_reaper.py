@@ -17,6 +17,7 @@ import pytest
 
 from shm_backend_utils.memory import reaper, shared_file
 from shm_backend_utils.memory import segment as system
+from shm_backend_utils.memory.descriptors import Descriptor
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.reaper import RegionReport
 from shm_backend_utils.protocol import layout
@@ -196,6 +197,20 @@ def test_another_users_region_stays(dead: Path) -> None:
     assert dead.exists()
     assert report is not None
     assert report.uid == NOBODY
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_another_users_region_is_not_even_opened(dead: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.chown(dead, NOBODY, -1)
+    opened: list[str] = []
+
+    def open_by_name(name: str) -> Descriptor:
+        opened.append(name)
+        return shared_file.open_by_name(name)
+
+    monkeypatch.setattr(reaper, "open_by_name", open_by_name)
+    reaper.reap()
+    assert dead.name not in opened
 
 
 def before_the_file_is_looked_at_again(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:

@@ -144,12 +144,11 @@ def test_such_a_region_is_gone(session: ShmSession, make: Callable[[], HandOver]
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: giving(memfd(F_SEAL_SHRINK | F_SEAL_SEAL)),
         lambda: giving(memfd(SEALS, mode=0o666)),
         lambda: giving(memfd(SEALS, space=PAGE)),
         lambda: giving(memfd(SEALS), message=GIVEN + b"\0"),
     ],
-    ids=["it can grow", "everybody may write to it", "it has holes", "a long answer"],
+    ids=["everybody may write to it", "it has holes", "a long answer"],
 )
 def test_such_a_region_is_refused(session: ShmSession, make: Callable[[], HandOver]) -> None:
     assert told_of_what_is_handed_over(session, make()) == REFUSED

@@ -62,7 +62,7 @@ class Desk:
     offers : mapping
         By the regions' numbers. Others change it at any time.
     closer : Closer
-        Closes connections of those who may ask for something.
+        Closes connections where the kernel lets peers send descriptors, and so make that take long.
     ends : callable
         Returns whether nothing is left to be done; the desk then ends, for good. Also called when it failed to open.
 
@@ -76,7 +76,7 @@ class Desk:
         self.name = secrets.token_hex(16)
         self._offers = offers
         self._closer = closer
-        self._strangers_closer = Closer()  # a queue of their own: strangers may make closing hang
+        self._takes_no_descriptors = False  # from anybody
         self._ends = ends
         self._error: BaseException | None = None
         self._is_open = threading.Event()  # or has failed to open
@@ -139,7 +139,7 @@ class Desk:
     def _open(self) -> None:
         self._waker = Descriptor(os.eventfd, 0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._listener = socket.socket(socket.AF_UNIX, _KIND)
-        accept_descriptors(self._listener, is_wanted=False)
+        self._takes_no_descriptors = accept_descriptors(self._listener, is_wanted=False)
         self._listener.bind(SealedKey(self.name, 1).socket_address)
         self._listener.listen(_BACKLOG)
 
@@ -147,7 +147,7 @@ class Desk:
         self._waker = None
         self._drop_all()
         if self._listener is not None:
-            self._hang_up(self._listener, self._closer)
+            self._hang_up(self._listener)
 
     def _serve(self) -> None:
         """Wait for something, and do what there is to do: first for those who wait already."""
@@ -196,7 +196,7 @@ class Desk:
             connection.setblocking(False)
             peer = Peer.of(connection)
             if not any(map(peer.may_open, accesses)):
-                self._hang_up(connection, self._strangers_closer)
+                self._hang_up(connection)
                 del self._connected[number]
             elif self._has_spoken(connection):
                 self._drop(number)
@@ -238,17 +238,20 @@ class Desk:
         return None
 
     def _drop(self, number: int) -> None:
-        self._hang_up(self._connected[number][0], self._closer)
+        self._hang_up(self._connected[number][0])
         del self._connected[number]  # last, so that a fork finds all that it has open
 
     def _drop_all(self) -> None:
         for number in list(self._connected):
             self._drop(number)
 
-    def _hang_up(self, connected: socket.socket, closer: Closer) -> None:
+    def _hang_up(self, connected: socket.socket) -> None:
         with contextlib.suppress(OSError):  # the peer has done so before
             connected.shutdown(socket.SHUT_RDWR)  # whoever else has a copy of it, such as a forked child
-        closer.close(connected)
+        if self._takes_no_descriptors:
+            connected.close()
+        else:
+            self._closer.close(connected)
 
 
 def _refuse(connection: socket.socket) -> None:

@@ -50,7 +50,6 @@ class Fetcher:
     def __init__(self, bound_s: float, closer: Closer | None = None) -> None:
         self._bound_s = bound_s
         self._closer = Closer() if closer is None else closer
-        self._strangers_closer = Closer()  # a queue of their own: strangers may make closing hang
         self._is_closed = False
 
     @failures_told()
@@ -89,20 +88,23 @@ class Fetcher:
                 field, f"the server still closes {self._closer.waiting} things that clients had handed over before"
             )
         deadline = time.monotonic() + self._bound_s
-        connection, closer = socket.socket(socket.AF_UNIX, _KIND), self._strangers_closer
+        connection = socket.socket(socket.AF_UNIX, _KIND)
+        is_empty = accept_descriptors(connection, is_wanted=False)
         try:
-            accept_descriptors(connection, is_wanted=False)
             _connect(connection, key, deadline, field)
             user = Peer.of(connection).user_id
             if not is_allowed(user):
                 raise owner_refused(field, user)
-            closer = self._closer
+            is_empty = False
             accept_descriptors(connection, is_wanted=True)
             wait_s = max(0.0, deadline - time.monotonic())
             _ask(connection, Question(key.number, bytes.fromhex(token)), wait_s, field)
             return self._receive(connection, str(key), field)
         finally:
-            closer.close(connection)
+            if is_empty:
+                connection.close()
+            else:
+                self._closer.close(connection)
 
     def close(self) -> None:
         """Fetch nothing any more. What waits to be closed still is. Twice is fine."""

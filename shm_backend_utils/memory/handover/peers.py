@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import struct
@@ -56,7 +55,10 @@ class Peer(NamedTuple):
         return access.mode & needed == needed
 
 
-def accept_descriptors(connection: socket.socket, *, is_wanted: bool) -> None:
-    """Let a peer send descriptors, or fail if he does (SO_PASSRIGHTS); before Linux 6.16 he always can."""
-    with contextlib.suppress(OSError):
+def accept_descriptors(connection: socket.socket, *, is_wanted: bool) -> bool:
+    """Let a peer send descriptors, or fail if he does; return False before Linux 6.16, where he always can."""
+    try:
         connection.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, is_wanted)
+    except OSError:
+        return False
+    return True

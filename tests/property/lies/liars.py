@@ -17,7 +17,7 @@ from shm_backend_utils.client.transports.http.codec import Answer
 from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.errors import TableError
 from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.protocol import results, table
+from shm_backend_utils.protocol import layout, results, table
 from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address
 from shm_backend_utils.protocol.results import OutputPlace
 from shm_backend_utils.protocol.spans import Table, frame_number
@@ -108,8 +108,8 @@ class Slots:
         right = chance.random() < 0.95
         record.started = generation if right else chance.choice((0, generation - 1, generation + 1, _WORD - 1)) % _WORD
         record.complete(stamp if right or chance.random() < 0.5 else chance.choice((0, stamp + 1, _WORD - 1)), b"")
-        if chance.random() < 0.01:  # a model may write anywhere
-            at = chance.randrange(region.header.byte_size - 8)
+        if chance.random() < 0.01:  # a model may write anywhere; the header is read when it is opened alone
+            at = chance.randrange(layout.HEADER_LENGTH, region.header.byte_size - 8)
             region.bytes()[at : at + 8] = list(chance.randbytes(8))
 
 

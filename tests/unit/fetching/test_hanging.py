@@ -125,12 +125,6 @@ def test_while_too_much_waits_to_be_closed_nothing_is_fetched() -> None:
         refused(Fetcher(BOUND_S, FullCloser()), desk.key, f"still closes {closing.MOST_WAITING} things")
 
 
-def test_what_strangers_have_waiting_to_be_closed_keeps_nobody_else_waiting(fetcher: Fetcher) -> None:
-    fetcher._strangers_closer = FullCloser()
-    with ScriptedDesk(give(memfd())) as honest:
-        fetch(fetcher, honest.key)
-
-
 def test_the_thread_that_closes_ends(fetcher: Fetcher) -> None:
     before = threading.active_count()
     with ScriptedDesk(give(memfd())) as desk:

@@ -19,11 +19,11 @@ from shm_backend_utils.errors import RegionRefusedError
 from shm_backend_utils.memory.descriptors import Descriptor
 from shm_backend_utils.memory.handover.closing import Closer
 from shm_backend_utils.memory.handover.fetching import Fetcher
+from shm_backend_utils.memory.sealed import SealedSegment
 from shm_backend_utils.memory.sealed_file import SealedFile
 from tests.unit.fetching.conftest import ENOUGH_S
 from tests.unit.fetching.scripted_desk import FIELD, PAGE, SEALS, TOKEN, ScriptedDesk, give, memfd
 
-F_SEAL_FUTURE_WRITE = 0x10
 ENDLESS_S = 600  # longer than any test
 
 
@@ -62,25 +62,21 @@ def test_what_is_no_memfd_is_refused(fetcher: Fetcher, opened: Callable[[], Desc
     refused(fetcher, "is no memfd; expected a sealed one", opened())
 
 
-def test_a_file_in_dev_shm_has_no_seals_that_could_help(fetcher: Fetcher) -> None:
-    made = Descriptor(os.open, "/dev/shm", os.O_TMPFILE | os.O_RDWR, 0o600)
-    refused(fetcher, "without F_SEAL_SHRINK, F_SEAL_GROW; expected F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_SEAL", made)
+@pytest.mark.parametrize("seals", [0, fcntl.F_SEAL_SHRINK])
+def test_a_memfd_is_taken_whatever_is_sealed_as_a_file_is_that_its_client_could_name(
+    fetcher: Fetcher, seals: int
+) -> None:
+    with ScriptedDesk(give(memfd(seals))) as desk, fetcher.fetch(desk.key, TOKEN, FIELD, lambda uid: True) as file:
+        file.check_size(PAGE)
 
 
-def test_a_memfd_without_seals_is_refused(fetcher: Fetcher) -> None:
-    refused(fetcher, "without F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_SEAL; expected", memfd(0))
-
-
-@pytest.mark.parametrize("name", ["F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_SEAL"])
-def test_a_memfd_that_lacks_one_seal_is_refused(fetcher: Fetcher, name: str) -> None:
-    refused(fetcher, f"without {name}; expected", memfd(SEALS & ~getattr(fcntl, name)))
-
-
-@pytest.mark.parametrize(
-    ("name", "seal"), [("F_SEAL_WRITE", fcntl.F_SEAL_WRITE), ("F_SEAL_FUTURE_WRITE", F_SEAL_FUTURE_WRITE)]
-)
-def test_a_memfd_that_cannot_be_written_to_is_refused(fetcher: Fetcher, name: str, seal: int) -> None:
-    refused(fetcher, f"it has {name}, and the model writes its outputs there", memfd(SEALS | seal))
+def test_a_memfd_that_cannot_be_written_to_is_refused_when_it_is_mapped(fetcher: Fetcher) -> None:
+    with (
+        ScriptedDesk(give(memfd(SEALS | fcntl.F_SEAL_WRITE))) as desk,
+        fetcher.fetch(desk.key, TOKEN, FIELD, lambda uid: True) as file,
+        pytest.raises(RegionRefusedError, match="the server cannot map its"),
+    ):
+        SealedSegment.map(file, PAGE)
 
 
 def test_a_memfd_that_may_not_be_opened_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,14 +87,6 @@ def test_a_memfd_that_may_not_be_opened_is_refused_with_a_remedy(monkeypatch: py
     monkeypatch.setattr(os, "open", forbidden)
     with pytest.raises(RegionRefusedError, match=r"cannot open it: Permission denied; .* PoolOptions\(access=...\)"):
         SealedFile.take("key", received, FIELD)
-
-
-def test_what_is_another_object_when_it_is_opened_again_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    received, other = memfd(), memfd()
-    monkeypatch.setattr(os, "open", lambda *_: os.dup(other.fileno()))
-    with pytest.raises(RegionRefusedError, match="became another object"):
-        SealedFile.take("key", received, FIELD)
-    other.close()
 
 
 def test_what_was_received_is_closed_once_it_is_verified() -> None:

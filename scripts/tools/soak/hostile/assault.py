@@ -21,11 +21,11 @@ from ..coverage import TWO_USERS, impossible
 from ..server import SoakServer
 from .attacker import READY
 from .attacks import Kind
+from .floods import HONEST
 from .report import Answer, HostileReport, Turn
 
 __all__ = ["Assault"]
 
-HONEST: Final = "scripts.tools.soak.hostile.honest"
 ATTACKER: Final = "scripts.tools.soak.hostile.attacker"
 HONEST_COUNT: Final = 3
 SHARE_ALONE: Final = 0.25

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 import queue
-import random
 import resource
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -26,46 +24,15 @@ from shm_backend_utils.protocol.layout import PAGE_SIZE
 
 from ..machine import free_bytes
 from ..server import DISALLOWED_UID
-from .forged import DATA, Forged, Wire, valid_table
+from .attack import Attack
+from .floods import CrowdedDesks, LingeringDesk, LingeringGuests
+from .forged import DATA, Forged, valid_table
 
-__all__ = ["ATTACKS", "Attack", "Kind"]
+__all__ = ["ATTACKS", "Kind"]
 
 FLOOD: Final = 10_000
 FLOOD_AT_ONCE: Final = 8
 HUGE: Final = 100 << 20
-
-
-class Attack(ABC):
-    """One attacker. What it needs is made before anything is measured.
-
-    Parameters
-    ----------
-    wire : Wire
-    seed : int
-    """
-
-    def __init__(self, wire: Wire, seed: int) -> None:
-        self.wire = wire
-        self.chance = random.Random(seed)
-        self.forged: list[Forged] = []
-        self.prepare()
-
-    @abstractmethod
-    def prepare(self) -> None:
-        """Make what is needed."""
-
-    @abstractmethod
-    def strike(self) -> None:
-        """Do one unit of work."""
-
-    def pause(self) -> None:
-        """Let go of what is held, as another attacker's turn begins. Most hold nothing."""
-        return
-
-    def close(self) -> None:
-        """Remove what was made."""
-        while self.forged:
-            self.forged.pop().remove()
 
 
 class Sparse(Attack):
@@ -246,4 +213,7 @@ ATTACKS: Final = (
     Kind("slow reader of a stream", SlowReader, 0.5),
     Kind("garbage tables", Garbage, 0.005),
     Kind("parameters of 100 MB", HugeParameters, 1.0),
+    Kind("lingering sockets for the model that fetches", LingeringDesk, 0.01, uid=DISALLOWED_UID),
+    Kind("lingering sockets at clients' desks", LingeringGuests, 0.01, uid=DISALLOWED_UID),
+    Kind("crowds at clients' desks", CrowdedDesks, 0.01, uid=DISALLOWED_UID),
 )

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from shm_backend_utils.client import ShmClient
+from shm_backend_utils.client import PoolOptions, ShmClient
 from shm_backend_utils.errors import ShmError
 
 from ..client.checks import is_right
@@ -31,10 +31,15 @@ CALLED: Final = ("identity", "halves", "rows")
 
 
 class Honest:
-    """One client over gRPC or HTTP; streams only over gRPC."""
+    """One client over gRPC or HTTP; streams only over gRPC.
+
+    It keeps no idle memory for long, and has sealed memory alone. So models fetch regions from it all the time, which
+    floods of the handover are about.
+    """
 
     def __init__(self, url: str, seed: int) -> None:
-        self._client = ShmClient(url, timeout_s=TIMEOUT_S, path="direct")
+        pool = PoolOptions(region="sealed", idle_s=0)
+        self._client = ShmClient(url, timeout_s=TIMEOUT_S, path="direct", pool=pool)
         self._has_streams = not url.startswith("http")
         self._chance = random.Random(seed)
         self._noise = Noise(seed)
