@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from shm_backend_utils.errors import RegionGoneError, RegionRefusedError
+from shm_backend_utils.memory.descriptors import Descriptor
 from shm_backend_utils.memory.handover import closing, peers
 from shm_backend_utils.memory.handover.closing import Closer
 from shm_backend_utils.memory.handover.fetching import Fetcher
@@ -172,6 +173,36 @@ def test_who_is_not_allowed_can_send_no_descriptors(fetcher: Fetcher) -> None:
     with ScriptedDesk(script) as desk, pytest.raises(RegionRefusedError):
         fetcher.fetch(desk.key, TOKEN, FIELD, is_allowed)
     assert sent == []
+
+
+class NotingCloser(Closer):
+    """One that counts what it is given."""
+
+    count = 0
+
+    def close(self, what: socket.socket | Descriptor) -> None:
+        self.count += 1
+        super().close(what)
+
+
+@pytest.mark.parametrize(
+    ("option", "count"),
+    [
+        pytest.param(
+            peers._SO_PASSRIGHTS, 0, marks=pytest.mark.skipif(not has_pass_rights(), reason="it has from 6.16 on")
+        ),
+        (0x7FFF, 1),
+    ],
+    ids=["a kernel that lets him send nothing", "one that does not"],
+)
+def test_what_a_stranger_may_have_sent_counts_among_what_waits_to_be_closed(
+    option: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "_SO_PASSRIGHTS", option)
+    closer = NotingCloser()
+    with ScriptedDesk(give()) as desk, pytest.raises(RegionRefusedError, match="SHM_ALLOWED_UIDS"):
+        Fetcher(BOUND_S, closer).fetch(desk.key, TOKEN, FIELD, lambda uid: False)
+    assert closer.count == count
 
 
 ANOTHER_USER = """
