@@ -47,6 +47,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--lies", type=int, default=500, help="lies by each path in tests/property/test_lies.py; default: %(default)s"
     )
     group.addoption(
+        "--interrupts", type=int, default=100, help="interrupts in tests/e2e/test_signals.py; default: %(default)s"
+    )
+    group.addoption(
         "--examples", type=int, default=150, help="runs of tests/property/slot_machine; default: %(default)s"
     )
 

@@ -9,9 +9,12 @@ from collections.abc import Callable
 
 __all__ = ["Repeater"]
 
+_Wakes = queue.SimpleQueue[bool]
+"""Whether to go on."""
+
 
 class Repeater:
-    """Calls a function again and again, in a thread of its own, until it is stopped.
+    """Calls a function again and again, in a thread of its own, until it is stopped, or nobody has this object.
 
     Parameters
     ----------
@@ -24,21 +27,18 @@ class Repeater:
     """
 
     def __init__(self, work: Callable[[], float], first_wait_s: float, name: str) -> None:
-        self._work = work
-        self._first_wait_s = first_wait_s
-        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()  # unlike an event, finalizers may put into it
-        self._stopped = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._goes_on: _Wakes = queue.SimpleQueue()  # unlike an event, finalizers may put into it
+        given = work, first_wait_s, self._goes_on
+        self._thread = threading.Thread(target=_repeat, args=given, name=name, daemon=True)
         self._thread.start()
 
     def hurry(self) -> None:
         """Do the next work now."""
-        self._wakes.put(None)
+        self._goes_on.put(True)
 
     def stop_some_time(self) -> None:
         """Stop, without waiting for that. Takes no lock, so that finalizers may call it."""
-        self._stopped = True
-        self._wakes.put(None)
+        self._goes_on.put(False)
 
     def stop(self) -> None:
         """Stop, and wait until the thread has ended, unless it is the caller's own. Twice is fine."""
@@ -46,11 +46,16 @@ class Repeater:
         if self._thread is not threading.current_thread():
             self._thread.join()
 
-    def _run(self) -> None:
-        wait_s = self._first_wait_s
-        while True:
-            with contextlib.suppress(queue.Empty):
-                self._wakes.get(timeout=wait_s)
-            if self._stopped:
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # it was not even begun
+            self.stop_some_time()
+
+
+def _repeat(work: Callable[[], float], wait_s: float, goes_on: _Wakes) -> None:
+    while True:
+        try:
+            if not goes_on.get(timeout=wait_s):
                 return
-            wait_s = self._work()
+        except queue.Empty:
+            pass
+        wait_s = work()

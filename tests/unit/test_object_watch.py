@@ -95,6 +95,13 @@ def test_a_finalizer_may_stop_it_and_it_ends_at_once() -> None:
         assert not thread.is_alive()
 
 
+def test_one_that_an_interrupt_has_taken_from_everybody_ends() -> None:
+    Repeater(lambda: NEVER_S, NEVER_S, "lost by an interrupt")
+    for thread in [each for each in threading.enumerate() if each.name == "lost by an interrupt"]:
+        thread.join(LONG_S)
+        assert not thread.is_alive()
+
+
 SHM: Final = Path("/dev/shm")
 LOOKS: Final = 100_000
 

@@ -89,14 +89,13 @@ class Registrations:
         unwanted keys unregisters them alone. Return whether there is a request left in one.
         """
         registered = self._known.intersection(keys)
-        self._known -= registered
         self._unwanted |= registered
+        self._known -= registered
         mine: set[str] = set()
         are_in_use = False
         try:
-            with contextlib.suppress(KeyError):
-                while True:  # one by one: other threads give back theirs meanwhile
-                    mine.add(self._unwanted.pop())
+            with contextlib.suppress(KeyError):  # when all are taken, other threads give back theirs meanwhile
+                mine.update(iter(self._unwanted.pop, None))  # in one step, between whose parts no interrupt comes
             for key in list(mine):
                 try:
                     yield Send(self._codec.unregister(key), left_until(deadline))

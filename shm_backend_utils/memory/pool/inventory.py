@@ -215,9 +215,9 @@ class Inventory:
             self.destroy(region)
 
     def destroy(self, region: SlotRegion) -> None:
-        """Remove a region, and its name."""
-        self._forget(region)
+        """Remove a region, and its name; again, if that was interrupted."""
         self.bury([region])
+        self._forget(region)
 
     def bury(self, forgotten: Iterable[SlotRegion]) -> None:
         """Remove the names of regions that were forgotten already. Needs no lock.

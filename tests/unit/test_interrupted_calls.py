@@ -1,0 +1,125 @@
+"""An interrupt between any two bytecodes of a call: nothing is wrong afterwards, and nothing is lost."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+import shm_backend_utils
+from shm_backend_utils.client import PoolOptions, ShmClient
+from shm_backend_utils.memory.pool import inventory
+from shm_backend_utils.testing.faults.interrupts import Interrupts
+from shm_backend_utils.testing.harness import ModelHarness
+from shm_backend_utils.testing.leak_probe import ShmLeakProbe
+from tests.checked_calls import Call, infer, prepare, stream, submit
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = Path(shm_backend_utils.__file__).parent
+INTERRUPTS = Interrupts(
+    *(PACKAGE / folder for folder in ("client", "memory", "protocol", "tensors")),
+    *PACKAGE.glob("*.py"),
+)
+LONG_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def harness() -> Iterator[ModelHarness]:
+    folder = ROOT / "model_repository"
+    with ModelHarness.in_child(folder / "identity", folder / "frames") as harness:
+        yield harness
+
+
+@pytest.fixture
+def _healing_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is lost counts as such sooner. What is raised in a finalizer is swallowed by Python: nobody keeps it."""
+    monkeypatch.setattr(inventory, "_LOST_S", 0.1)
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+
+
+def client_of(harness: ModelHarness) -> ShmClient:
+    return ShmClient(harness, timeout_s=LONG_S, pool=PoolOptions(max_bytes=2**26), inline_bytes=0)
+
+
+def steps(every: int) -> Iterator[int]:
+    """Yield the numbers of bytecodes, until a call comes to its end without an interrupt."""
+    step = 1
+    while step == 1 or INTERRUPTS.where:
+        yield step
+        step += every
+
+
+def becomes_so(is_so: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + LONG_S
+    while not (so := is_so()) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return so
+
+
+def is_empty(client: ShmClient) -> bool:
+    """Return whether the pool has nothing, after what is lost was found and what is idle has gone."""
+    pool = cast(Any, client)._memory.pool
+    pool._keep_house()
+    pool.drop_idle()
+    return (pool.status.held, pool.status.idle, pool.status.quarantined, pool.status.byte_size) == (0, 0, 0, 0)
+
+
+ALL = pytest.mark.long
+
+
+@pytest.mark.usefixtures("_healing_soon")
+@pytest.mark.parametrize("is_warm", [True, False], ids=["warm", "new memory"])
+@pytest.mark.parametrize(
+    ("call", "every"),
+    [
+        *((call, 97) for call in (infer, submit, prepare)),
+        (stream, 499),
+        *(pytest.param(call, 1, marks=ALL) for call in (infer, submit, prepare)),
+        pytest.param(stream, 7, marks=ALL),
+    ],
+)
+@pytest.mark.timeout(600)
+def test_an_interrupt_at_any_bytecode_of_a_call_loses_nothing_and_the_next_call_is_right(
+    harness: ModelHarness, call: Call, every: int, is_warm: bool
+) -> None:
+    with client_of(harness) as client:
+        assert call(client)
+        assert is_empty(client)
+        probe = ShmLeakProbe(None)
+        for step in steps(every):
+            assert call(client), INTERRUPTS.where
+            if not is_warm:
+                assert is_empty(client)
+            INTERRUPTS.at(step, lambda: call(client))
+            gc.collect()
+            assert becomes_so(lambda: is_empty(client)), INTERRUPTS.where
+            assert becomes_so(lambda: not probe.growth()), (INTERRUPTS.where, probe.growth())
+
+
+@pytest.mark.usefixtures("_healing_soon")
+@pytest.mark.parametrize("every", [pytest.param(997, id="some"), pytest.param(13, id="many", marks=ALL)])
+@pytest.mark.parametrize("call", [infer, submit, prepare, stream])
+@pytest.mark.timeout(600)
+def test_an_interrupt_at_any_bytecode_of_a_clients_only_call_leaves_nothing(
+    harness: ModelHarness, call: Call, every: int
+) -> None:
+    with client_of(harness) as another:
+        assert call(another)
+
+        def only_call() -> None:
+            with client_of(harness) as client:
+                assert call(client)
+
+        probe, threads = ShmLeakProbe(None), threading.active_count()
+        for step in steps(every):
+            INTERRUPTS.at(step, only_call)
+            gc.collect()
+            assert becomes_so(lambda: not probe.growth()), (INTERRUPTS.where, probe.growth())
+            assert becomes_so(lambda: threading.active_count() <= threads), INTERRUPTS.where
+            assert call(another), INTERRUPTS.where
