@@ -10,11 +10,7 @@ import numpy as np
 import tritonclient.grpc
 import tritonclient.http
 
-from shm_backend_utils.compat.shm_util import (
-    ShmRegions,
-    create_set_shm_regions,
-    unregister_cleanup_shm_regions,
-)
+from shm_backend_utils.compat.shm_util import ShmRegions, create_set_shm_regions, unregister_cleanup_shm_regions
 from shm_backend_utils.server import EmbeddedServer
 
 MODULES: Final[dict[str, Any]] = {"grpc": tritonclient.grpc, "http": tritonclient.http}

@@ -123,10 +123,7 @@ def assert_same(ours: dict[str, npt.NDArray[Any]], theirs: dict[str, npt.NDArray
         assert ours[name].tobytes() == array.tobytes()  # bytes, as NaN is not equal to itself
 
 
-NEWER: Final = {
-    "a sequence by name": names_sequences,
-    "parameters of every kind": takes_floats,
-}
+NEWER: Final = {"a sequence by name": names_sequences, "parameters of every kind": takes_floats}
 
 
 @pytest.mark.parametrize(

@@ -296,8 +296,5 @@ def test_a_smaller_output_of_another_dtype_is_its_bytes(triton_server: EmbeddedS
 
 @pytest.mark.parametrize("name", ["folder/rows", "rows " * 100], ids=["slash", "long"])
 def test_a_models_name_need_be_no_files_name(triton_server: EmbeddedServer, name: str) -> None:
-    with (
-        client_of(triton_server, ROWS.but(model=name)) as client,
-        pytest.raises(InferShmError, match="unknown model"),
-    ):
+    with client_of(triton_server, ROWS.but(model=name)) as client, pytest.raises(InferShmError, match="unknown model"):
         client.infer_shm(name, {"X": x_of(4)})

@@ -66,12 +66,7 @@ def test_options_reach_the_model_and_nothing_of_the_protocol_with_them(
 ) -> None:
     parameters = {"text": "größer", "count": 3, "share": 0.25, "flag": True}
     told = facts(
-        any_client,
-        model_version=version,
-        request_id="größer 7",
-        parameters=parameters,
-        timeout=5_000_000,
-        path=path,
+        any_client, model_version=version, request_id="größer 7", parameters=parameters, timeout=5_000_000, path=path
     )
     assert told["version"] == version
     assert told["parameters"] == parameters
@@ -294,11 +289,7 @@ def test_infer_of_a_decoupled_model_is_an_error_that_says_so(any_client: AnyClie
     ("inputs", "kind", "message"),
     [
         ({"Q": FOUR}, TensorNameError, "model 'repeat' has no input 'Q'; it has X"),
-        (
-            {"X": np.ones(3, np.int32)},
-            TensorTypeError,
-            "'X' is INT32, but the model's configuration says TYPE_FP32",
-        ),
+        ({"X": np.ones(3, np.int32)}, TensorTypeError, "'X' is INT32, but the model's configuration says TYPE_FP32"),
     ],
     ids=["name", "dtype"],
 )

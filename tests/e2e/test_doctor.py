@@ -28,9 +28,7 @@ from .loading_server import MODELS, LoadingServer
 
 HEALTHY: Final = {"numpy-2-old-stub"}
 """What may be found where all is well: the shared environment may have NumPy 2 on a stub that was built for 1."""
-OF_THE_MACHINE: Final = {
-    *("dev-shm-small", "dev-shm-full", "stale-regions", "leftover-pools", "little-memory"),
-}
+OF_THE_MACHINE: Final = {*("dev-shm-small", "dev-shm-full", "stale-regions", "leftover-pools", "little-memory")}
 PATHS: Final = 'parameters { key: "SHM_PATHS" value: { string_value: "direct,triton-shm,inline" } }\n'
 X: Final = 'input [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] optional: true } ]\n'
 Y: Final = 'output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] } ]\n'

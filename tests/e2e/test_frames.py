@@ -12,12 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import (
-    InferenceError,
-    NoSharedMemoryError,
-    PathUnavailableError,
-    Result,
-)
+from shm_backend_utils.client import InferenceError, NoSharedMemoryError, PathUnavailableError, Result
 from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.protocol.spans import MAX_FRAMES
 from shm_backend_utils.server import EmbeddedServer
@@ -182,11 +177,7 @@ def test_a_ring_is_used_again_by_the_next_stream(client: AnyClient) -> None:
 
 def side_by_side(client: AnyClient, value: float, **parameters: Any) -> Iterator[Result]:
     return client.stream(
-        "frames_side_by_side",
-        {"X": np.full((1, 4), value, np.float32)},
-        parameters=parameters,
-        frames=1,
-        timeout_s=20,
+        "frames_side_by_side", {"X": np.full((1, 4), value, np.float32)}, parameters=parameters, frames=1, timeout_s=20
     )
 
 

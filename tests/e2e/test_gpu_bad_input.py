@@ -92,10 +92,7 @@ LIES = {
         _claim(name=b"\1" * 65),
         "regions[1].name_length: found 65, expected 64, as a CUDA IPC handle has",
     ),
-    "GPU that the model does not see": (
-        _claim(secret=bytes(16)),
-        "that this model does not see (it sees 2)",
-    ),
+    "GPU that the model does not see": (_claim(secret=bytes(16)), "that this model does not see (it sees 2)"),
     "freed memory": (_freed_memory, "its owner has freed the memory"),
     "size beyond the allocation": (
         _claim(byte_size=ALLOCATED + 1),

@@ -122,11 +122,7 @@ def test_on_the_direct_path_only_what_the_model_puts_is_copied(server: LoadingSe
 
 
 def test_refusals_are_counted_by_their_reason(server: LoadingServer, client: ShmClient) -> None:
-    expected = {
-        "refusals_total TableError": 1,
-        "refusals_total MissingTensorError": 2,
-        "refusals_total ModelError": 1,
-    }
+    expected = {"refusals_total TableError": 1, "refusals_total MissingTensorError": 2, "refusals_total ModelError": 1}
     with counts(server, expected):
         for parameters in ({"shm_io": "nonsense"}, {}, {}):
             with pytest.raises(InferenceServerException):

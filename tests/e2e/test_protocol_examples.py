@@ -123,11 +123,7 @@ def test_the_batch(triton_server: EmbeddedServer) -> None:
         (("shm_generation", 0), 400),
         (("shm_generation", 6), 400),
         (("shm_slot", "2/identity"), 400),
-        pytest.param(
-            ("shm_slot", f"2/identity/shmbu-none/{'0' * 32}/0"),
-            404,
-            marks=tells_404,
-        ),
+        pytest.param(("shm_slot", f"2/identity/shmbu-none/{'0' * 32}/0"), 404, marks=tells_404),
     ],
     ids=["table", "stale", "table again", "gone"],
 )

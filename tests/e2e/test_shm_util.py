@@ -13,10 +13,7 @@ import pytest
 from tritonclient.utils import shared_memory
 
 from shm_backend_utils import dtypes
-from shm_backend_utils.compat.shm_util import (
-    ShmLeakProbe,
-    unregister_cleanup_shm_regions,
-)
+from shm_backend_utils.compat.shm_util import ShmLeakProbe, unregister_cleanup_shm_regions
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.server import EmbeddedServer
 

@@ -9,12 +9,7 @@ from typing import Any
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from shm_backend_utils.compat.shm_util import (
-    ShmLeakProbe,
-    SystemShmHandle,
-    cleanup_shm_regions,
-    create_set_shm_regions,
-)
+from shm_backend_utils.compat.shm_util import ShmLeakProbe, SystemShmHandle, cleanup_shm_regions, create_set_shm_regions
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.server import EmbeddedServer
 

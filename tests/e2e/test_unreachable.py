@@ -111,8 +111,7 @@ def test_a_machine_that_is_not_there_does_not_hold_the_caller_up(flavour: str, s
 
 
 @pytest.mark.parametrize(
-    ("host", "is_here"),
-    [("127.0.0.1", True), ("localhost", True), (ELSEWHERE, False), ("nonexistent.invalid", False)],
+    ("host", "is_here"), [("127.0.0.1", True), ("localhost", True), (ELSEWHERE, False), ("nonexistent.invalid", False)]
 )
 def test_memory_is_shared_only_with_hosts_that_are_this_machine(host: str, is_here: bool) -> None:
     assert is_this_machine(host) is is_here

@@ -45,10 +45,7 @@ def test_it_is_committed_without_outputs() -> None:
 
 def test_gamma_of_one_changes_nothing(url: str) -> None:
     picture = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
-    with (
-        ShmClient(url) as client,
-        client.infer("brighten", {"PICTURE": picture}, parameters={"gamma": 1.0}) as result,
-    ):
+    with ShmClient(url) as client, client.infer("brighten", {"PICTURE": picture}, parameters={"gamma": 1.0}) as result:
         np.testing.assert_array_equal(result["BRIGHTENED"], picture)
 
 

@@ -109,9 +109,7 @@ def test_without_a_hint_an_output_of_open_size_comes_back_on_every_path(client: 
             np.testing.assert_array_equal(result["Y"], np.tile(X, times))
 
 
-def test_a_hint_that_is_too_small_is_an_error_where_the_output_can_come_back_no_other_way(
-    client: AnyClient,
-) -> None:
+def test_a_hint_that_is_too_small_is_an_error_where_the_output_can_come_back_no_other_way(client: AnyClient) -> None:
     with pytest.raises(OutputRoomError, match="needs more bytes than its hint gave it.*give a larger hint, or none"):
         client.infer("repeat", {"X": X}, outputs={"Y": 4}, parameters=TIMES, path="triton-shm")
     with client.infer("repeat", {"X": X}, outputs={"Y": 60}, parameters=TIMES, path="triton-shm") as result:
@@ -220,10 +218,7 @@ def test_on_other_paths_an_output_of_unknown_size_comes_back_as_ever(client: Any
 
 
 def test_without_memory_to_grow_outputs_go_on_to_come_back_and_it_is_said(flavour: Flavour) -> None:
-    with (
-        flavour.client(pool=PoolOptions(max_bytes=64 * 1024)) as client,
-        warnings.catch_warnings(record=True) as told,
-    ):
+    with flavour.client(pool=PoolOptions(max_bytes=64 * 1024)) as client, warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         with client.prepare("counting", COUNTING) as call:
             for _ in range(3):

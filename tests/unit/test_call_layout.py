@@ -218,11 +218,7 @@ def test_a_string_has_room_for_its_length_and_as_many_bytes_as_it_may_have(dtype
 
 @pytest.mark.parametrize(
     ("inputs", "outputs"),
-    [
-        ({"TEXT": ((2,), "S20", "cuda:0")}, None),
-        ({}, {"WORDS": "cuda:0"}),
-        ({}, {"WORDS": ((2,), object, "cuda:1")}),
-    ],
+    [({"TEXT": ((2,), "S20", "cuda:0")}, None), ({}, {"WORDS": "cuda:0"}), ({}, {"WORDS": ((2,), object, "cuda:1")})],
     ids=["input", "output", "output of known size"],
 )
 def test_strings_cannot_lie_in_memory_of_a_gpu(inputs: Any, outputs: Any) -> None:
@@ -252,25 +248,11 @@ STRICT = ModelSpec.from_config({"name": "strict", "input": [tensor("X", optional
 @pytest.mark.parametrize(
     ("spec", "inputs", "outputs", "kind", "message", "name"),
     [
-        (
-            BATCHED,
-            [("X", (9, 3), FP32)],
-            None,
-            BatchSizeError,
-            "'X' .* of 9, .* takes 1 to 8; split=True sends",
-            None,
-        ),
+        (BATCHED, [("X", (9, 3), FP32)], None, BatchSizeError, "'X' .* of 9, .* takes 1 to 8; split=True sends", None),
         (BATCHED, [("X", (0, 3), FP32)], None, BatchSizeError, "'X' .* of 0, but model 'batched' takes 1 to 8$", None),
         (BATCHED, [("X", (5, 3), FP32), ("W", (4, 2), np.uint8)], None, BatchSizeError, "one .* found X 5, W 4", None),
         (BATCHED, [], None, MissingTensorError, "model 'batched' takes batches, .* found no input", None),
-        (
-            STRICT,
-            [("W", (1,), FP32)],
-            None,
-            MissingTensorError,
-            "'strict' needs input 'X', which the call does",
-            "X",
-        ),
+        (STRICT, [("W", (1,), FP32)], None, MissingTensorError, "'strict' needs input 'X', which the call does", "X"),
         (SIMPLE, [("Q", (1,), FP32)], None, TensorNameError, "model 'simple' has no input 'Q'; it has X", "Q"),
         (SIMPLE, [], ["Q"], TensorNameError, "model 'simple' has no output 'Q'; it has Y, Z", "Q"),
         (SIMPLE, [], {"Q": 4}, TensorNameError, "model 'simple' has no output 'Q'; it has Y, Z", "Q"),

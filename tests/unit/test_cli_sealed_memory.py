@@ -69,10 +69,7 @@ def holding(region: ManagedRegion, proc: Path) -> Iterator[int]:
     fd = os.open(f"/proc/self/fd/{region.segment.fileno()}", os.O_RDWR | os.O_CLOEXEC)
     try:
         process = subprocess.Popen(
-            [sys.executable, "-c", HOLDING, str(fd)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=[fd],
+            [sys.executable, "-c", HOLDING, str(fd)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[fd]
         )
     finally:
         os.close(fd)

@@ -232,10 +232,7 @@ def test_frames_that_were_larger_than_a_ring_may_be_do_not_close_the_next_stream
         return [{"OUT0": np.full(10**5, number, np.float32)} for number in range(3)]
 
     model = config("m", model_transaction_policy={"decoupled": True})
-    with (
-        FakeServer(model, compute=frames) as server,
-        client_of(server, pool=PoolOptions(max_bytes=2**20)) as client,
-    ):
+    with FakeServer(model, compute=frames) as server, client_of(server, pool=PoolOptions(max_bytes=2**20)) as client:
         for _ in range(3):
             received = [result["OUT0"][0] for result in client.stream("m", {"IN0": X})]
             assert received == [0, 1, 2]

@@ -179,9 +179,7 @@ def test_an_array_that_was_taken_out_outlives_the_release(memory: npt.NDArray[np
 
 
 @pytest.mark.parametrize(
-    "use",
-    [lambda result: result["Y"], len, list, lambda result: result.copy()],
-    ids=["item", "len", "list", "copy"],
+    "use", [lambda result: result["Y"], len, list, lambda result: result.copy()], ids=["item", "len", "list", "copy"]
 )
 def test_a_result_that_was_released_cannot_be_used(memory: npt.NDArray[np.uint8], use: Any) -> None:
     with read([ON_HOST], memory) as result:

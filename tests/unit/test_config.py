@@ -23,14 +23,11 @@ from tests.unit.sessions import tensor
 
 
 def config(**parameters: str) -> Config:
-    return Config.from_config(
-        {"parameters": {name: {"string_value": value} for name, value in parameters.items()}},
-    )
+    return Config.from_config({"parameters": {name: {"string_value": value} for name, value in parameters.items()}})
 
 
 @pytest.mark.parametrize(
-    ("typo", "meant"),
-    [("SHM_PATH", "SHM_PATHS"), ("shm_paths", "SHM_PATHS"), ("SHM_ALOWED_UIDS", "SHM_ALLOWED_UIDS")],
+    ("typo", "meant"), [("SHM_PATH", "SHM_PATHS"), ("shm_paths", "SHM_PATHS"), ("SHM_ALOWED_UIDS", "SHM_ALLOWED_UIDS")]
 )
 def test_a_name_that_is_nearly_one_of_ours_is_refused_and_told_which(typo: str, meant: str) -> None:
     with pytest.raises(ModelError, match=f"has a parameter {typo}, which means nothing; did you mean {meant}"):

@@ -356,11 +356,7 @@ def test_a_shared_lease_whose_descriptor_is_0_is_given_back(fd: int, request: py
 @pytest.mark.parametrize("take", [SlotLease.take, SlotLease.take_back], ids=["take", "take_back"])
 @either_failure
 def test_a_slots_lease_that_cannot_be_taken_is_free_afterwards(
-    fd: int,
-    monkeypatch: pytest.MonkeyPatch,
-    take: Callable[[SlotLease], bool],
-    number: int,
-    error: type[BaseException],
+    fd: int, monkeypatch: pytest.MonkeyPatch, take: Callable[[SlotLease], bool], number: int, error: type[BaseException]
 ) -> None:
     lease = SlotLease(fd, PAGE)
     with monkeypatch.context() as patch:

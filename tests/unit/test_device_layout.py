@@ -8,12 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from shm_backend_utils.client.inputs.descriptions import (
-    InputDescription,
-    OutputHint,
-    described_inputs,
-    wanted_outputs,
-)
+from shm_backend_utils.client.inputs.descriptions import InputDescription, OutputHint, described_inputs, wanted_outputs
 from shm_backend_utils.errors import TensorError
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol.call_layout import CallInput, CallLayout, lay_out, rows_of
@@ -102,13 +97,7 @@ def test_every_memory_is_laid_out_from_its_own_beginning() -> None:
         {"A": ((100,), FP32, "cuda:0"), "B": ((100,), FP32), "C": ((7,), np.uint8, "cuda:0")},
         {"X": ((2, 3), FP32, "cuda:0"), "Y": None},
     )
-    assert places(made) == {
-        "A": (1, 0, 400),
-        "B": (0, 0, 400),
-        "C": (1, 512, 7),
-        "X": (1, 768, 24),
-        "Y": (0, 512, 20),
-    }
+    assert places(made) == {"A": (1, 0, 400), "B": (0, 0, 400), "C": (1, 512, 7), "X": (1, 768, 24), "Y": (0, 512, 20)}
     assert (made.end, made.devices, made.device_byte_sizes) == (BEGIN + 768, (0,), (1024,))
 
 

@@ -232,11 +232,7 @@ AT = 8192
     ("inputs", "outputs", "complaint"),
     [
         ({"Q": InputSpan(FP32, (4,), 0, AT, 16)}, {}, "shm:tensor: model 'm' has no input 'Q'; it has X, TEXT, CUBE"),
-        (
-            {},
-            {"Y_": OutputSpan(0, AT, 16)},
-            "shm:tensor: model 'm' has no output 'Y_'; .*; did you mean 'Y'?",
-        ),
+        ({}, {"Y_": OutputSpan(0, AT, 16)}, "shm:tensor: model 'm' has no output 'Y_'; .*; did you mean 'Y'?"),
         *[
             ({"X": InputSpan(FP32, (4,), 0, AT + odd, 16)}, {}, "shm:table: inputs.X.offset: .* a multiple of 4 bytes")
             for odd in (1, 2, 3)
@@ -262,11 +258,7 @@ AT = 8192
     ],
 )
 def test_a_table_of_tensors_that_cannot_be_is_refused(
-    session: ShmSession,
-    client: Client,
-    inputs: dict[str, InputSpan],
-    outputs: dict[str, OutputSpan],
-    complaint: str,
+    session: ShmSession, client: Client, inputs: dict[str, InputSpan], outputs: dict[str, OutputSpan], complaint: str
 ) -> None:
     assert client.data == AT
     assert re.match(complaint, refused(session, client, Table(inputs, outputs)))

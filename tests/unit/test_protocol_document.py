@@ -279,11 +279,7 @@ def test_the_locked_bytes_are_the_codes() -> None:
 
 def test_the_kinds_of_regions_are_the_codes() -> None:
     (rows,) = table_with("kind", "name", "offsets count from")
-    assert [row["kind"] for row in rows] == [
-        f"{claims._LENT} lent",
-        f"{claims._CUDA} CUDA",
-        f"{claims._NAMED} named",
-    ]
+    assert [row["kind"] for row in rows] == [f"{claims._LENT} lent", f"{claims._CUDA} CUDA", f"{claims._NAMED} named"]
 
 
 SENTENCES: Final = [

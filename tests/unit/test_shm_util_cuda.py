@@ -12,11 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils import dtypes
-from shm_backend_utils.compat.shm_util import (
-    ShmRegions,
-    create_set_cuda_shm_regions,
-    unregister_cleanup_shm_regions,
-)
+from shm_backend_utils.compat.shm_util import ShmRegions, create_set_cuda_shm_regions, unregister_cleanup_shm_regions
 from shm_backend_utils.errors import ClosedError, TensorShapeError
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.cuda.errors import CudaError
@@ -195,8 +191,7 @@ def test_more_than_there_is_is_neither_written_nor_read(server: Registrations, c
 
 
 @pytest.mark.parametrize(
-    ("method", "turn"),
-    [("allocate", 1), ("export", 2), ("device_uuid", 1), ("create_stream", 1), ("copy", 1)],
+    ("method", "turn"), [("allocate", 1), ("export", 2), ("device_uuid", 1), ("create_stream", 1), ("copy", 1)]
 )
 def test_a_failure_of_cuda_leaves_nothing(
     server: Registrations, cuda: CudaRuntime, monkeypatch: pytest.MonkeyPatch, method: str, turn: int

@@ -31,8 +31,7 @@ def with_bytes_behind_the_table(request: HandMade) -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [at_the_end_of_the_region, without_a_gap, in_the_other_order, with_bytes_behind_the_table],
+    "change", [at_the_end_of_the_region, without_a_gap, in_the_other_order, with_bytes_behind_the_table]
 )
 def test_what_is_at_a_limit_is_served(made: HandMade, change: Break) -> None:
     change(made)

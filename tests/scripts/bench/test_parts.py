@@ -194,9 +194,6 @@ def test_no_room_is_told_in_a_line_before_anything_is_written(monkeypatch: pytes
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", fail)
-    with (
-        pytest.raises(NoSharedMemoryError, match="^/dev/shm has no room for 4,096 bytes"),
-        ExitStack() as stack,
-    ):
+    with pytest.raises(NoSharedMemoryError, match="^/dev/shm has no room for 4,096 bytes"), ExitStack() as stack:
         RegisteredPair(stack, Server(), "grpc", 4096)
     assert left() == []

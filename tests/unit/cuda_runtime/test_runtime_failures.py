@@ -101,8 +101,7 @@ WORKS: dict[str, tuple[Work, str]] = {
 
 
 @pytest.mark.parametrize(
-    ("work", "function"),
-    [(work, function) for work, (_, functions) in WORKS.items() for function in functions.split()],
+    ("work", "function"), [(work, function) for work, (_, functions) in WORKS.items() for function in functions.split()]
 )
 def test_a_function_that_fails_leaves_nothing(
     driver: FakeDriver, gpu: CudaRuntime, peer: CudaRuntime, work: str, function: str

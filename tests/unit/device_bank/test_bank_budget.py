@@ -97,8 +97,7 @@ def test_memory_that_the_device_does_not_have_may_be_there_later(driver: FakeDri
 
 
 @pytest.mark.parametrize(
-    ("function", "name"),
-    [("cuMemAlloc", "CUDA_ERROR_NO_DEVICE"), ("cuIpcGetMemHandle", "CUDA_ERROR_NOT_SUPPORTED")],
+    ("function", "name"), [("cuMemAlloc", "CUDA_ERROR_NO_DEVICE"), ("cuIpcGetMemHandle", "CUDA_ERROR_NOT_SUPPORTED")]
 )
 def test_any_other_failure_is_told_as_it_is_and_leaves_nothing(
     driver: FakeDriver, new_region: MakeRegion, function: str, name: str

@@ -79,10 +79,7 @@ def test_no_input_for_the_batch_size() -> None:
 
 @pytest.mark.parametrize(
     ("change", "found"),
-    [
-        ({"data_type": "TYPE_FP32"}, "TYPE_FP32, optional"),
-        ({"optional": False}, "TYPE_UINT8, not optional"),
-    ],
+    [({"data_type": "TYPE_FP32"}, "TYPE_FP32, optional"), ({"optional": False}, "TYPE_UINT8, not optional")],
 )
 def test_an_input_of_its_name_that_is_another(change: dict[str, Any], found: str) -> None:
     config = {**FINE, "input": [FINE["input"][0], {**FINE["input"][2], **change}]}
@@ -175,11 +172,7 @@ def test_what_mentions_shared_memory(config: dict[str, Any], does: bool) -> None
 
 def test_a_misspelt_declaration_is_one_trouble() -> None:
     """One that has the prefix is named as such; the library does not look at another one."""
-    plain = {
-        **FINE,
-        "max_batch_size": 0,
-        "input": FINE["input"][:2],
-    }  # no SHM, which declares paths, too
+    plain = {**FINE, "max_batch_size": 0, "input": FINE["input"][:2]}  # no SHM, which declares paths, too
     [(trouble, found)] = found_in({**plain, "parameters": {"SHM_PATH": {"string_value": "direct"}}})
     assert trouble is UNKNOWN_PARAMETER
     assert found.endswith("did you mean SHM_PATHS?")

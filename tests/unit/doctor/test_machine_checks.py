@@ -127,8 +127,7 @@ def test_a_pool_that_a_server_has_mapped(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hidden", "codes"),
-    [("triton_python_b", []), ("tritonserver", []), ("systemd", ["leftover-pools"])],
+    ("hidden", "codes"), [("triton_python_b", []), ("tritonserver", []), ("systemd", ["leftover-pools"])]
 )
 def test_a_pool_that_a_server_of_another_user_may_have_mapped(
     folder: Path, monkeypatch: pytest.MonkeyPatch, hidden: str, codes: list[str]

@@ -15,10 +15,7 @@ from shm_backend_utils.cli.doctor.troubles import TROUBLES, config, folder, mach
 ROOT: Final = Path(__file__).resolve().parents[3]
 DOCUMENT: Final = (ROOT / "docs" / "troubleshooting.md").read_text()
 ALL: Final = [trouble for troubles in TROUBLES.values() for trouble in troubles]
-TESTS: Final = [
-    *(ROOT / "tests" / "unit" / "doctor").glob("test_*.py"),
-    ROOT / "tests" / "e2e" / "test_doctor.py",
-]
+TESTS: Final = [*(ROOT / "tests" / "unit" / "doctor").glob("test_*.py"), ROOT / "tests" / "e2e" / "test_doctor.py"]
 
 
 def row_of(trouble: Trouble) -> str:
