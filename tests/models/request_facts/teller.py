@@ -4,12 +4,13 @@ import json
 
 import numpy as np
 
-from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.model import Call
+from tests.served import Served
 
 
-class TritonPythonModel:
+class TritonPythonModel(Served):
     def initialize(self, args):
-        self.session = ShmSession.from_args(args)
+        super().initialize(args)
         self.version = args["model_version"]
 
     def execute(self, requests):
@@ -24,6 +25,3 @@ class TritonPythonModel:
             "path": call.path,
         }
         call.put("FACTS", np.frombuffer(json.dumps(facts).encode(), np.uint8))
-
-    def finalize(self):
-        self.session.close()

@@ -8,15 +8,12 @@ import time
 
 import numpy as np
 
-from shm_backend_utils.model import ShmSession
+from tests.served import Served
 
 PATIENCE_S = 30
 
 
-class TritonPythonModel:
-    def initialize(self, args):
-        self.session = ShmSession.from_args(args)
-
+class TritonPythonModel(Served):
     def execute(self, requests):
         return self.session.serve_batch(requests, self.infer)
 
@@ -42,9 +39,6 @@ class TritonPythonModel:
             facts[:, 2] = gathered_bytes
             facts[:, 3] = y.path == "direct"
             batch.put("FACTS", facts)
-
-    def finalize(self):
-        self.session.close()
 
 
 def wait_for(is_so):

@@ -2,13 +2,11 @@
 
 import numpy as np
 
-from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.model import Call
+from tests.served import Served
 
 
-class TritonPythonModel:
-    def initialize(self, args):
-        self.session = ShmSession.from_args(args)
-
+class TritonPythonModel(Served):
     def execute(self, requests):
         self.request_count = len(requests)
         return self.session.serve(requests, self.infer)
@@ -17,6 +15,3 @@ class TritonPythonModel:
         x = call.input("X")
         np.add(x.numpy(), 1, out=call.output("Y", x.shape, x.dtype).numpy())
         call.output("REQUEST_COUNT", (x.shape[0], 1), np.int32).numpy()[:] = self.request_count
-
-    def finalize(self):
-        self.session.close()

@@ -2,13 +2,10 @@
 
 import numpy as np
 
-from shm_backend_utils.model import ShmSession
+from tests.served import Served
 
 
-class TritonPythonModel:
-    def initialize(self, args):
-        self.session = ShmSession.from_args(args)
-
+class TritonPythonModel(Served):
     def execute(self, requests):
         return self.session.serve_batch(requests, self.infer)
 
@@ -16,6 +13,3 @@ class TritonPythonModel:
         words = batch.input("WORDS")
         batch.put("LOUD", np.array([word.upper() for word in words.strings()], object).reshape(words.shape))
         batch.output("SIZE", (1,), np.int32).numpy()[:] = batch.size
-
-    def finalize(self):
-        self.session.close()

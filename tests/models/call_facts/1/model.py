@@ -11,19 +11,17 @@ from pathlib import Path
 
 import numpy as np
 
-from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.model import Call
+from tests.served import Served
 
 PATIENCE_S = 10
 APART_S = 0.3  # before 24.12, Triton may crash if an answer comes just as its call is cancelled (its issue 7368)
 
 
-class TritonPythonModel:
+class TritonPythonModel(Served):
     def initialize(self, args):
-        self.session = ShmSession.from_args(args)
+        super().initialize(args)
         self.instance = {"name": args["model_instance_name"], "kind": args["model_instance_kind"], "pid": os.getpid()}
-
-    def execute(self, requests):
-        return self.session.serve(requests, self.infer)
 
     def infer(self, call: Call) -> None:
         was_cancelled = call.cancelled
@@ -44,9 +42,6 @@ class TritonPythonModel:
             **self.instance,
         }
         call.put("FACTS", np.frombuffer(json.dumps(facts).encode(), np.uint8))
-
-    def finalize(self):
-        self.session.close()
 
 
 def wait_for(is_so):

@@ -8,16 +8,11 @@ import time
 
 import numpy as np
 
-from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.model import Call
+from tests.served import Served
 
 
-class TritonPythonModel:
-    def initialize(self, args):
-        self.session = ShmSession.from_args(args)
-
-    def execute(self, requests):
-        return self.session.serve(requests, self.infer)
-
+class TritonPythonModel(Served):
     def infer(self, call: Call) -> None:
         count, delay_us = call.input("COUNT_AND_DELAY_US").numpy().tolist()  # read once
         numbers = call.output("NUMBERS", (count,), np.float32).numpy()
@@ -27,6 +22,3 @@ class TritonPythonModel:
         numbers[half:] = np.arange(half, count)
         if call.requested("WORDS"):
             call.put("WORDS", np.array([str(number) for number in range(count)], object))
-
-    def finalize(self):
-        self.session.close()

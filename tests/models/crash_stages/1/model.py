@@ -8,15 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from shm_backend_utils.errors import ShmError
-from shm_backend_utils.model import ShmSession
+from tests.served import Served
 
 PATIENCE_S = 30
 
 
-class TritonPythonModel:
-    def initialize(self, args):
-        self.session = ShmSession.from_args(args)
-
+class TritonPythonModel(Served):
     def execute(self, requests):
         return [self.respond(request) for request in requests]
 
@@ -36,9 +33,6 @@ class TritonPythonModel:
         except ShmError:
             pass  # the response says it
         return call.response
-
-    def finalize(self):
-        self.session.close()
 
 
 def stop(parameters, stage):

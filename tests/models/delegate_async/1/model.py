@@ -5,12 +5,13 @@ from pathlib import Path
 
 import numpy as np
 
-from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.model import Call
+from tests.served import Served
 
 
-class TritonPythonModel:
+class TritonPythonModel(Served):
     def initialize(self, args):
-        self.session = ShmSession.from_args(args)
+        super().initialize(args)
         self.tasks = set()
 
     async def execute(self, requests):
@@ -18,9 +19,6 @@ class TritonPythonModel:
 
     async def infer(self, call: Call) -> None:
         await getattr(self, f"do_{call.parameters['way']}")(call)
-
-    def finalize(self):
-        self.session.close()
 
     async def do_both(self, call):
         """The first stands at a gate, which is opened only when the second has answered."""

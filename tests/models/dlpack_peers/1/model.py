@@ -6,8 +6,9 @@ The parameter `peer` names the library, `way` what it does. What must be so is a
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.model import Call
 from shm_backend_utils.tensors import dlpack
+from tests.served import Served
 
 VERSIONED = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
 
@@ -80,13 +81,7 @@ class BackendPeer:
 PEERS = {"numpy": NumpyPeer, "torch": TorchPeer, "pb_utils": BackendPeer}
 
 
-class TritonPythonModel:
-    def initialize(self, args):
-        self.session = ShmSession.from_args(args)
-
-    def execute(self, requests):
-        return self.session.serve(requests, self.infer)
-
+class TritonPythonModel(Served):
     def infer(self, call: Call) -> None:
         peer, way = PEERS[call.parameters["peer"]](), getattr(self, call.parameters["way"].replace(" ", "_"))
         for view in call.inputs.values():
@@ -133,9 +128,6 @@ class TritonPythonModel:
         upside_down = call.output(name, view.shape, view.dtype)
         upside_down.numpy()[...] = np.flip(view.numpy(), 0)
         call.put(name, peer.take(upside_down))
-
-    def finalize(self):
-        self.session.close()
 
 
 def assert_same(taken, array):

@@ -4,18 +4,19 @@ waited for the GPU before them. Lets go of memory soon after its client has.
 
 import numpy as np
 
-from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.model import Call
 from shm_backend_utils.model.mapping import resolver
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
+from tests.served import Served
 
 resolver.SWEEP_INTERVAL_S = 0.05
 
 DRIVER = FakeDriver.load()
 
 
-class TritonPythonModel:
+class TritonPythonModel(Served):
     def initialize(self, args):
-        self.session = ShmSession.from_args(args)
+        super().initialize(args)
         self.stream = 0
 
     def execute(self, requests):
@@ -37,6 +38,3 @@ class TritonPythonModel:
     def launch(self, function, a, b, out):
         a, b, out = (DRIVER.memory(each.address, each.shape, each.dtype) for each in (a, b, out))
         DRIVER.launch(self.stream, lambda: function(a, b, out=out))
-
-    def finalize(self):
-        self.session.close()

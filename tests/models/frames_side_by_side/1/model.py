@@ -2,13 +2,10 @@
 
 import numpy as np
 
-from shm_backend_utils.model import ShmSession
+from tests.served import Served
 
 
-class TritonPythonModel:
-    def initialize(self, args):
-        self.session = ShmSession.from_args(args)
-
+class TritonPythonModel(Served):
     def execute(self, requests):
         self.session.serve_streams(requests, self.answer)
 
@@ -19,6 +16,3 @@ class TritonPythonModel:
         for i in range(call.parameters["count"]):
             np.add(x, np.float32(i), out=call.output("Y", x.shape, x.dtype).numpy())
             yield
-
-    def finalize(self):
-        self.session.close()

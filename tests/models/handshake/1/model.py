@@ -4,16 +4,11 @@ import time
 
 import numpy as np
 
-from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.model import Call
+from tests.served import Served
 
 
-class TritonPythonModel:
-    def initialize(self, args):
-        self.session = ShmSession.from_args(args)
-
-    def execute(self, requests):
-        return self.session.serve(requests, self.infer)
-
+class TritonPythonModel(Served):
     def infer(self, call: Call) -> None:
         question = call.input("QUESTION").numpy()
         answer = call.output("ANSWER", (2,), np.int64).numpy()
@@ -24,6 +19,3 @@ class TritonPythonModel:
         ):  # the client writes this after it has seen the first answer
             time.sleep(0.001)
         answer[1] = question[1] + 1
-
-    def finalize(self):
-        self.session.close()

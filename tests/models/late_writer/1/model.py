@@ -6,22 +6,14 @@ import time
 
 import numpy as np
 
-from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.model import Call
+from tests.served import Served
 
 
-class TritonPythonModel:
-    def initialize(self, args):
-        self.session = ShmSession.from_args(args)
-
-    def execute(self, requests):
-        return self.session.serve(requests, self.infer)
-
+class TritonPythonModel(Served):
     def infer(self, call: Call) -> None:
         value, delay_us = call.input("VALUE_AND_DELAY_US").numpy().tolist()  # read once
         values = call.output("VALUES", (512,), np.int64).numpy()
         values[:256] = value
         time.sleep(delay_us * 1e-6)
         values[256:] = value
-
-    def finalize(self):
-        self.session.close()

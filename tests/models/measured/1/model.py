@@ -1,15 +1,10 @@
 """Gives its input back in three ways: filled in place, copied, and passed through. Fails as `fault` says."""
 
-from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.model import Call
+from tests.served import Served
 
 
-class TritonPythonModel:
-    def initialize(self, args):
-        self.session = ShmSession.from_args(args)
-
-    def execute(self, requests):
-        return self.session.serve(requests, self.infer)
-
+class TritonPythonModel(Served):
     def infer(self, call: Call) -> None:
         x = call.input("X")
         fault = call.parameters.get("fault")
@@ -19,6 +14,3 @@ class TritonPythonModel:
         filled.numpy()[:] = x.numpy()
         call.put("COPIED", x.numpy().copy())
         call.put("PASSED", x)
-
-    def finalize(self):
-        self.session.close()

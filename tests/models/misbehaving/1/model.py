@@ -4,20 +4,15 @@ import asyncio
 
 import numpy as np
 
-from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.model import Call
+from tests.served import Served
 
 BEYOND_EXCEPTION = {
     kind.__name__: kind for kind in (asyncio.CancelledError, SystemExit, KeyboardInterrupt, GeneratorExit)
 }
 
 
-class TritonPythonModel:
-    def initialize(self, args):
-        self.session = ShmSession.from_args(args)
-
-    def execute(self, requests):
-        return self.session.serve(requests, self.infer)
-
+class TritonPythonModel(Served):
     def infer(self, call: Call) -> None:
         deed = call.parameters["deed"]
         x = call.input("X").numpy()
@@ -44,6 +39,3 @@ class TritonPythonModel:
             call.input("W")
         if deed != "write nothing":
             call.put("Y", x)
-
-    def finalize(self):
-        self.session.close()

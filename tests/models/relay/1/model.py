@@ -1,20 +1,12 @@
 """Passes X on to the models that the parameter `to` names, one after another, with slashes between them."""
 
-from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.model import Call
+from tests.served import Served
 
 
-class TritonPythonModel:
-    def initialize(self, args):
-        self.session = ShmSession.from_args(args)
-
-    def execute(self, requests):
-        return self.session.serve(requests, self.infer)
-
+class TritonPythonModel(Served):
     def infer(self, call: Call) -> None:
         model, _, rest = call.parameters["to"].partition("/")
         x, y = ("INPUT0", "OUTPUT0") if model == "identity" else ("X", "Y")
         parameters = {"way": "forward", "model": rest, "to": rest}
         call.put("Y", call.forward(model, {x: call.input("X")}, [y], parameters=parameters)[y])
-
-    def finalize(self):
-        self.session.close()

@@ -5,15 +5,13 @@ import time
 
 import numpy as np
 
-from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.model import Call
+from tests.served import Served
 
 PATIENCE_S = 10
 
 
-class TritonPythonModel:
-    def initialize(self, args):
-        self.session = ShmSession.from_args(args)
-
+class TritonPythonModel(Served):
     async def execute(self, requests):
         self.count = 0
         return await self.session.serve_async(requests, self.infer)
@@ -27,6 +25,3 @@ class TritonPythonModel:
             raise RuntimeError("the model gave up on one request")
         x = call.input("X")
         np.add(x.numpy(), self.count, out=call.output("Y", x.shape, x.dtype).numpy())
-
-    def finalize(self):
-        self.session.close()

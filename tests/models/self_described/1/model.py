@@ -1,9 +1,10 @@
 """Describes itself where no config.pbtxt does: X goes in, and comes out as Y. With batches if its name says so."""
 
-from shm_backend_utils.model import Call, ShmSession, auto_complete
+from shm_backend_utils.model import Call, auto_complete
+from tests.served import Served
 
 
-class TritonPythonModel:
+class TritonPythonModel(Served):
     @staticmethod
     def auto_complete_config(config):
         described = config.as_dict()
@@ -14,14 +15,5 @@ class TritonPythonModel:
             config.add_output({"name": "Y", "data_type": "TYPE_FP32", "dims": [3]})
         return auto_complete(config)
 
-    def initialize(self, args):
-        self.session = ShmSession.from_args(args)
-
-    def execute(self, requests):
-        return self.session.serve(requests, self.infer)
-
     def infer(self, call: Call) -> None:
         call.put("Y", call.input("X"))
-
-    def finalize(self):
-        self.session.close()

@@ -2,15 +2,13 @@
 
 import asyncio
 
-from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.model import Call
+from tests.served import Served
 
 PATIENCE_S = 10.0
 
 
-class TritonPythonModel:
-    def initialize(self, args):
-        self.session = ShmSession.from_args(args)
-
+class TritonPythonModel(Served):
     async def execute(self, requests):
         self.values = []
         self.both_are_here = asyncio.Event()
@@ -23,6 +21,3 @@ class TritonPythonModel:
             self.both_are_here.set()
         await asyncio.wait_for(self.both_are_here.wait(), PATIENCE_S)
         call.put("OTHER", sum(self.values) - own)
-
-    def finalize(self):
-        self.session.close()

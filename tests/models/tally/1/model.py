@@ -8,12 +8,12 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from shm_backend_utils.errors import ShmError
-from shm_backend_utils.model import ShmSession
+from tests.served import Served
 
 
-class TritonPythonModel:
+class TritonPythonModel(Served):
     def initialize(self, args):
-        self.session = ShmSession.from_args(args)
+        super().initialize(args)
         self.counts = np.zeros(2, np.int64)
 
     def execute(self, requests):
@@ -38,6 +38,3 @@ class TritonPythonModel:
         except ShmError:
             return call.response
         return failure if fail == "at the end" else call.response
-
-    def finalize(self):
-        self.session.close()

@@ -4,7 +4,8 @@ import time
 
 import numpy as np
 
-from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.model import Call
+from tests.served import Served
 
 ANSWERS = {
     "list": ["ü", "", "bc"],
@@ -25,13 +26,7 @@ ANSWERS = {
 }
 
 
-class TritonPythonModel:
-    def initialize(self, args):
-        self.session = ShmSession.from_args(args)
-
-    def execute(self, requests):
-        return self.session.serve(requests, self.infer)
-
+class TritonPythonModel(Served):
     def infer(self, call: Call) -> None:
         game = call.parameters["game"]
         if game == "all but the first":
@@ -56,6 +51,3 @@ class TritonPythonModel:
         while not signal[0] and time.monotonic() < deadline:
             time.sleep(0.001)
         return np.array([first, *words], object)
-
-    def finalize(self):
-        self.session.close()

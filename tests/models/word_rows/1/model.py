@@ -2,16 +2,11 @@
 
 import numpy as np
 
-from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.model import Call
+from tests.served import Served
 
 
-class TritonPythonModel:
-    def initialize(self, args):
-        self.session = ShmSession.from_args(args)
-
-    def execute(self, requests):
-        return self.session.serve(requests, self.infer)
-
+class TritonPythonModel(Served):
     def infer(self, call: Call) -> None:
         if call.requested("LOUD"):
             words = call.input("WORDS").numpy()
@@ -19,6 +14,3 @@ class TritonPythonModel:
         if call.requested("SPELLED"):
             numbers = call.input("NUMBERS").numpy()
             call.put("SPELLED", np.array([b"x" * number for number in numbers.flat], object).reshape(numbers.shape))
-
-    def finalize(self):
-        self.session.close()
