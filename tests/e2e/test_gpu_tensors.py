@@ -10,13 +10,12 @@ import pytest
 
 from shm_backend_utils.client import PoolOptions, ShmClient
 from shm_backend_utils.client.options import PathName
-from shm_backend_utils.errors import CallerError, MachineError, TensorError
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.tensors.attributes import MemoryType
 from shm_backend_utils.tensors.cuda.device_array import DeviceArray
 
 from .eventually import all_memory_comes_back
-from .fake_gpus import DRIVER, MODEL, Gpu, X, content_of, flavour_of, gpu_of, told_by
+from .fake_gpus import MODEL, Gpu, X, content_of, flavour_of, gpu_of, told_by
 from .flavours import Flavour
 
 ON_THE_GPU = (X.shape, X.dtype, "cuda:0")
@@ -114,14 +113,6 @@ def test_a_prepared_call_is_filled_on_the_gpu_on_every_path(gpu: Gpu, path: Path
                 assert content(result["Y"], 0) == [2 * value] * X.size
 
 
-def test_arrays_of_a_submitted_call_may_be_written_again_at_once(gpu: Gpu) -> None:
-    x = gpu.array(X)
-    future = gpu.client.submit(MODEL, {"X": x}, outputs={"Y": ON_THE_GPU}, parameters={"deed": "double"})
-    gpu.fill(x, 0)
-    with future.result() as result:
-        assert content(result["Y"], 0) == (X * 2).tolist()
-
-
 def test_an_output_of_unknown_size_comes_to_the_gpu_and_the_next_one_directly(gpu: Gpu) -> None:
     overflowed = []
     for _ in range(2):
@@ -137,28 +128,6 @@ def test_a_stream_brings_its_tensors_where_they_are_wanted(gpu: Gpu, to: int | N
         "countdown", {"X": gpu.array(X)}, outputs={"Y": to_place(to)}, parameters={"count": 2}
     )
     assert [content(response["Y"], to) for response in responses] == [X.tolist(), (X + 1).tolist()]
-
-
-def test_a_split_call_takes_no_tensors_on_gpus(gpu: Gpu) -> None:
-    rows = np.zeros((6, 4), np.float32)
-    with pytest.raises(CallerError, match="split=True takes tensors on the host alone; call the model once for each"):
-        gpu.client.infer("fake_gpu_batch", {"A": gpu.array(rows), "B": rows}, split=True)
-    with pytest.raises(CallerError, match="split=True takes tensors on the host alone; call the model once for each"):
-        gpu.client.infer("fake_gpu_batch", {"A": rows, "B": rows}, outputs={"SUM": "cuda:0"}, split=True)
-
-
-def test_an_array_on_a_gpu_of_another_dtype_is_refused(gpu: Gpu) -> None:
-    gpu.made += 1
-    integers = DRIVER.tensor(np.zeros(3, np.int32))
-    with pytest.raises(TensorError, match="'X' is INT32, but the model's configuration says TYPE_FP32"):
-        gpu.infer("double", integers)
-
-
-def test_a_device_that_is_not_there_is_named(gpu: Gpu) -> None:
-    with pytest.raises(MachineError, match="there is no such GPU here; see CUDA_VISIBLE_DEVICES") as refusal:
-        gpu.infer("double", X, (X.shape, X.dtype, "cuda:2"))
-    all_memory_comes_back(gpu.client)  # although the error is kept
-    assert refusal.value is not None
 
 
 # Regions on the host that a model registers with CUDA, so that copies to a GPU need no staging buffer

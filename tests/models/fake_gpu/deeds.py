@@ -119,9 +119,6 @@ class TritonPythonModel:
         self.launch(stream, lambda x, copied: np.copyto(copied, x), x, copied)
         call.put("Y", call.input("X"))
 
-    def do_pass_through(self, call):
-        call.put("Y", call.input("X"))
-
     def do_pass_a_part_through(self, call):
         call.put("Y", call.input("X").array[1:-1])
 
@@ -134,20 +131,6 @@ class TritonPythonModel:
             call.put("Y", values)
         else:
             y.numpy()[:] = values
-
-    def do_fail_after_launching(self, call):
-        self.do_double(call)
-        raise RuntimeError("the model gave up late")
-
-    def do_launch_what_fails(self, call):
-        """Have CUDA say that a kernel has failed, when it is waited for."""
-        self.do_double(call)
-        for function in ("cuStreamSynchronize", "cuCtxSynchronize", "cuEventRecord"):
-            DRIVER.fail_next(function, "CUDA_ERROR_ILLEGAL_ADDRESS")
-
-    def do_forget_failures(self, call):
-        DRIVER.forget()
-        self.do_tell(call)
 
     def do_answer_while_it_runs(self, call):
         """Write 42, wait until somebody writes to the input, and answer that."""
@@ -175,12 +158,6 @@ class TritonPythonModel:
         has_handle = attributes.cuda_ipc_handle is not None
         told = [attributes.memory_type, attributes.memory_type_id, attributes.byte_size, has_handle]
         call.put("Y", np.array(told, np.float32))
-
-    def do_tell_what_is_pinned(self, call):
-        """Tell whether X lies in pinned memory, for CUDA."""
-        with self.runtime.on(0):
-            kind = self.runtime.pointer(call.input("X").numpy().ctypes.data).kind
-        call.put("Y", np.array([kind == "pinned"], np.float32))
 
     def do_export(self, call):
         """Allocate memory, and give its handle away."""

@@ -54,6 +54,21 @@ def test_outputs_are_of_the_library_that_is_named(driver: FakeDriver, client: Sh
     np.testing.assert_array_equal(found.array.to_host(), 2 * X)
 
 
+def test_a_tensor_of_another_dtype_is_refused_as_on_the_host(driver: FakeDriver, client: ShmClient) -> None:
+    with pytest.raises(TensorError, match="'IN0' is INT32, but the model's configuration says TYPE_FP32"):
+        client.infer("m", {"IN0": tensor_of(driver, X.astype(np.int32))}, outputs=ON_GPU)
+
+
+@pytest.mark.parametrize(("is_on_gpu", "outputs"), [(True, None), (False, {"OUT0": "cuda:0"})])
+def test_a_split_call_takes_no_tensors_on_gpus(
+    driver: FakeDriver, server: GpuServer, client: ShmClient, is_on_gpu: bool, outputs: Any
+) -> None:
+    server.configs["rows"] = config("rows", max_batch_size=4)
+    rows = driver.tensor(X.reshape(300, 2)) if is_on_gpu else X.reshape(300, 2)
+    with pytest.raises(CallerError, match="split=True takes tensors on the host alone; call the model once for each"):
+        client.infer("rows", {"IN0": rows}, outputs=outputs, split=True)
+
+
 @pytest.mark.usefixtures("libraries")
 @pytest.mark.parametrize("path", ["direct", "inline"])
 def test_outputs_are_of_the_library_of_the_inputs(
