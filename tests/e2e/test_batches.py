@@ -12,14 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import tritonclient.grpc
-from tritonclient.utils import InferenceServerException
 
-from shm_backend_utils.client import DeadlineExceededError, InferenceError, PoolOptions, PreparedCall, Result, ShmClient
+from shm_backend_utils.client import DeadlineExceededError, PreparedCall, Result, ShmClient
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.server import EmbeddedServer
 
 from .eventually import all_memory_comes_back, eventually
-from .hand_made import HandMade, hand_made
+from .hand_made import hand_made
 
 T = TypeVar("T")
 
@@ -165,128 +164,6 @@ def carrier(batch_size: int) -> Any:
     found = tritonclient.grpc.InferInput("SHM", [batch_size, 0], "UINT8")
     found.set_data_from_numpy(np.empty((batch_size, 0), np.uint8))
     return found
-
-
-def with_a_wrong_token(request: HandMade) -> None:
-    request.address.token = "0" * 32
-
-
-def with_an_old_generation(request: HandMade) -> None:
-    request.generation -= 1
-
-
-def with_another_batch_size(request: HandMade) -> None:
-    request.table["X"].byte_size, request.table["X"].shape = 8 * WIDTH, [2, WIDTH]
-
-
-def without_its_input(request: HandMade) -> None:
-    request.table.inputs = []
-
-
-def test_half_a_batch_is_refused_and_the_other_half_answered(
-    grpc_client: ShmClient, triton_server: EmbeddedServer
-) -> None:
-    breaks = {
-        with_a_wrong_token: "token",
-        with_an_old_generation: "shm_generation",
-        with_another_batch_size: "a batch of 2",
-        without_its_input: "no input 'X'",
-    }
-    with contextlib.ExitStack() as stack:
-        calls = stack.enter_context(prepared(grpc_client, EIGHT - len(breaks)))
-        broken = []
-        for break_it in breaks:
-            made = hand_made(triton_server.grpc_url, "batch_rows", {"X": row(9)}, {"Y": 4 * WIDTH, "FACTS": 32})
-            broken.append(stack.enter_context(made))
-            break_it(broken[-1])
-        works = [call.infer for call in calls]
-        works += [lambda request=request: request.infer([carrier(1)]) for request in broken]
-        futures = all_at_once(works)
-        results = [future.result() for future in futures[: len(calls)]]
-        assert are_right(results)
-        assert facts(results).tolist() == [[len(calls), index, 0, 1] for index in range(len(calls))]
-        for future, complaint in zip(futures[len(calls) :], breaks.values(), strict=True):
-            error = future.exception()
-            assert isinstance(error, InferenceServerException)
-            assert complaint in error.message()
-        for request in broken:
-            assert not request.output("Y", np.uint8).any()
-
-
-def test_what_fails_a_batch_fails_no_other(grpc_client: ShmClient) -> None:
-    half = EIGHT // 2
-    with (
-        prepared(grpc_client, half - 1) as calls,
-        prepared(grpc_client, 1, parameters={"deed": "raise"}) as failing,
-        prepared(grpc_client, half, width=2 * WIDTH) as others,
-    ):
-        futures = all_at_once([call.infer for call in (*calls, *failing, *others)])
-        for future in futures[:half]:
-            error = future.exception()
-            assert isinstance(error, InferenceError)
-            assert "RuntimeError: the model gave up on the batch" in error.message()
-        assert are_right([future.result() for future in futures[half:]])
-        del futures, error
-    with prepared(grpc_client, EIGHT) as calls:
-        assert are_right(answers(calls))
-    all_memory_comes_back(grpc_client)
-
-
-def test_inputs_that_were_copied_and_passed_on_in_band_stay_what_they_were(triton_server: EmbeddedServer) -> None:
-    """The second kind of requests is gathered before the responses of the first kind are sent."""
-    half = EIGHT // 2
-    named: Any = {"outputs": ["Y"], "parameters": {"deed": "pass on"}}
-    pool = PoolOptions(max_batch_bytes=0)
-    for _ in range(2):  # the second time, there is a buffer that is large enough for both
-        with (
-            ShmClient(triton_server.grpc_url, timeout_s=30, pool=pool) as client,
-            prepared(client, half, **named) as narrow,
-            prepared(client, half, width=2 * WIDTH, **named) as wide,
-        ):
-            for calls in (narrow, wide):
-                for call in calls:
-                    call.inputs["X"][:] *= len(call.inputs["X"][0])
-            results = answers([*narrow, *wide])
-            values = [result["Y"].tolist() for result in results]
-            assert {"Y" in result.overflowed for result in results} == {True}
-        assert values == [[[(1 + index) * width] * width] for width in (WIDTH, 2 * WIDTH) for index in range(half)]
-
-
-def test_where_the_budget_has_no_room_for_a_slab_each_call_has_a_slot(triton_server: EmbeddedServer) -> None:
-    width = 40_000
-    pool = PoolOptions(max_bytes=(EIGHT + 1) * 2 * 4 * width)
-    with ShmClient(triton_server.grpc_url, timeout_s=30, pool=pool) as client:
-        with prepared(client, EIGHT, width=width) as calls:
-            results = answers(calls)
-            assert are_right(results)
-            assert facts(results)[:, COPIED].tolist() == [EIGHT * 4 * width] * EIGHT
-            del results
-        assert client.stats().slot_waits == 0
-
-
-def test_results_that_are_kept_are_not_written_over(grpc_client: ShmClient) -> None:
-    kept: list[tuple[float, Result]] = []
-    for begin in range(1, 5 * EIGHT, EIGHT):
-        values = [float(begin + index) for index in range(EIGHT)]
-        futures = [grpc_client.submit("batch_rows", {"X": row(value)}, outputs=OUTPUTS) for value in values]
-        kept += zip(values, [future.result() for future in futures], strict=True)
-        del futures
-    assert [result["Y"].tolist() for _, result in kept] == [[[2 * value] * WIDTH] for value, _ in kept]
-    kept.clear()
-    all_memory_comes_back(grpc_client)
-
-
-def test_the_slot_comes_back_when_no_call_and_no_array_uses_the_slab(grpc_client: ShmClient) -> None:
-    with prepared(grpc_client, EIGHT) as calls:
-        results = answers(calls)
-        assert grpc_client.stats().slots_held == 1
-    last = results.pop()["Y"]
-    results.clear()
-    del calls
-    assert grpc_client.stats().slots_held == 1
-    del last
-    all_memory_comes_back(grpc_client)
-    assert grpc_client.stats().slots_idle == 1
 
 
 def test_memory_in_which_a_model_may_still_write_is_not_used_again(triton_server: EmbeddedServer) -> None:

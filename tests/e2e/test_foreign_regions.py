@@ -177,49 +177,11 @@ def test_model_and_client_see_each_others_writes_while_the_request_runs(wire: Wi
     assert answer == [42, 77]
 
 
-@tells_404
-def test_a_name_that_was_unregistered_is_not_found_at_once(wire: Wire) -> None:
-    first, second = wire.region(), wire.region()
-    wire.send([first.name], X_AT_0, Y_BEHIND_IT)
-    wire.client.unregister_system_shared_memory(first.name)
-    before = first.path.read_bytes()
-    message = wire.refused(lambda: wire.send([first.name], X_AT_0, Y_BEHIND_IT), "NOT_FOUND")
-    assert "shm:gone: " in message
-    assert first.path.read_bytes() == before
-    wire.send([second.name], X_AT_0, Y_BEHIND_IT)
-
-
 def test_a_sparse_region_gets_its_memory_before_it_is_used(wire: Wire) -> None:
     region = wire.region()
     assert region.path.stat().st_blocks == 0
     wire.send([region.name], X_AT_0, Y_BEHIND_IT)
     assert region.path.stat().st_blocks * 512 == region.byte_size
-
-
-def test_a_key_that_stands_for_another_file_is_followed(wire: Wire) -> None:
-    region = wire.region()
-    region.write(ROW)
-    wire.send([region.name], X_AT_0, Y_BEHIND_IT)
-    region.write(np.zeros(4, np.float32), 1024)
-    wire.client.unregister_system_shared_memory(region.name)
-    region.replace()
-    region.path.write_bytes((ROW * 10).tobytes() + bytes(region.byte_size - 16))
-    region.register()
-    wire.send([region.name], X_AT_0, Y_BEHIND_IT)
-    assert np.frombuffer(region.path.read_bytes(), np.float32)[256:260].tolist() == [10, 20, 30, 40]
-    assert region.read(1024) == [0] * 4  # the old file
-
-
-def test_a_file_that_was_made_anew_is_followed_though_nobody_registered_it_anew(wire: Wire) -> None:
-    region = wire.region()
-    region.write(ROW)
-    wire.send([region.name], X_AT_0, Y_BEHIND_IT)
-    region.replace()
-    region.path.write_bytes((ROW * 10).tobytes() + bytes(region.byte_size - 16))
-    region.write(np.zeros(4, np.float32), 1024)
-    wire.send([region.name], X_AT_0, Y_BEHIND_IT)
-    assert np.frombuffer(region.path.read_bytes(), np.float32)[256:260].tolist() == [10, 20, 30, 40]
-    assert region.read(1024) == [0] * 4
 
 
 @tells_404
@@ -230,14 +192,6 @@ def test_a_file_that_was_removed_is_not_found(wire: Wire) -> None:
     region.path.unlink()
     message = wire.refused(lambda: wire.send([region.name], X_AT_0, Y_BEHIND_IT), "NOT_FOUND")
     assert "regions[0] does not exist" in message
-
-
-def test_a_file_that_was_truncated_is_refused(wire: Wire) -> None:
-    region = wire.region()
-    wire.send([region.name], X_AT_0, Y_BEHIND_IT)
-    os.truncate(region.path, 512)
-    message = wire.refused(lambda: wire.send([region.name], X_AT_0, Y_BEHIND_IT), "INVALID_ARGUMENT")
-    assert "shm_io.regions[0] refused" in message
 
 
 def test_memory_of_the_python_backend_cannot_be_reached(wire: Wire) -> None:
@@ -270,14 +224,6 @@ def test_a_managed_region_cannot_be_reached_by_a_name(wire: Wire) -> None:
         wire.client.unregister_system_shared_memory("managed")
         region.segment.unlink()
         region.close()
-
-
-def test_a_model_can_refuse_names(wire: Wire) -> None:
-    region = wire.region()
-    message = wire.refused(
-        lambda: wire.send([region.name], X_AT_0, Y_BEHIND_IT, model="names_refused"), "INVALID_ARGUMENT"
-    )
-    assert "SHM_FOREIGN_REGIONS is off" in message
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")

@@ -246,15 +246,6 @@ def test_requests_of_one_execute_are_served_side_by_side(client: ShmClient, path
     assert [future.result()["Y"].tolist() for future in futures] == [(value + 2).tolist() for value in values]
 
 
-def test_a_request_that_fails_does_not_fail_the_one_beside_it(client: ShmClient) -> None:
-    x = np.zeros((1, 4), np.float32)
-    good = client.submit("rendezvous", {"X": x})
-    bad = client.submit("rendezvous", {"X": x}, parameters={"fail": True})
-    with pytest.raises(InferenceError, match="the model gave up on one request"):
-        bad.result()
-    assert (good.result()["Y"] == 2).all()
-
-
 def test_a_failure_in_a_coroutine_is_the_clients_error(client: ShmClient) -> None:
     with pytest.raises(InferenceError, match="model 'misbehaving', called on behalf of this request, failed"):
         client.infer("delegate_async", {"X": X}, parameters={"way": "fail"})
@@ -287,26 +278,3 @@ def test_memory_is_not_used_again_while_a_model_that_was_not_awaited_is_at_work_
     assert client.stats().quarantined == 1
     gate.let_go()
     all_memory_comes_back(client)
-
-
-@answers_before_its_calls_have_ended
-@pytest.mark.parametrize("way", ["leave", "cancel"])
-def test_a_model_that_begins_after_its_caller_has_gone_does_not_touch_the_clients_memory(
-    client: ShmClient, gate: Gate, tmp_path: Path, way: str
-) -> None:
-    gate.close()
-    leave = tmp_path / "leave"
-    parameters = {"way": way, "leave": str(leave), **gate.parameters("not begun")}
-    answer = InThread(lambda: client.infer("delegate_async", {"X": X}, outputs={"Y": X.nbytes}, parameters=parameters))
-    gate.wait_for_model()
-    leave.touch()
-    assert isinstance(answer.result(), InferenceError)
-    del answer
-    all_memory_comes_back(client)  # nobody is at work there
-    before = client.stats().pool_bytes
-    where = {"Y": X.nbytes}
-    with client.infer("delegate", {"X": X}, outputs=where, parameters={"way": "forward_into"}, path="direct") as result:
-        assert (client.stats().slots_idle, client.stats().pool_bytes) == (0, before)  # it is the same memory
-        gate.let_go()
-        client.infer("crash_stages", {"X": X}, path="inline").release()  # comes after the one at the gate
-        assert result["Y"].tolist() == X.tolist()

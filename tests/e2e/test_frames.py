@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import InferenceError, NoSharedMemoryError, PathUnavailableError, Result
+from shm_backend_utils.client import InferenceError, PathUnavailableError, Result
 from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.protocol.spans import MAX_FRAMES
 from shm_backend_utils.server import EmbeddedServer
@@ -88,12 +86,6 @@ def test_frames_are_never_written_over_while_an_array_of_each_is_kept(client: An
     all_memory_comes_back(client)
 
 
-def test_frames_stay_valid_when_the_client_is_closed(triton_server: EmbeddedServer) -> None:
-    with Flavour(url_of(triton_server, "grpc"), False).client() as client:
-        kept = list(frames_of(client, 3))
-    assert [result["Y"].tolist() for result in kept] == [(X + index).tolist() for index in range(3)]
-
-
 @pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "forgotten"])
 def test_stopping_early_ends_the_models_generator_and_gives_the_memory_back(client: AnyClient, is_closed: bool) -> None:
     begun, ended = begun_and_ended(client)
@@ -116,16 +108,6 @@ def test_stopping_while_the_model_waits_for_a_frame_ends_its_generator(client: A
     assert only["Y"].tolist() == X.tolist()
 
 
-def test_a_first_stream_has_room_for_frames_whose_size_nobody_knows_yet(client: AnyClient) -> None:
-    results = list(frames_of(client, 3, way="grow", outputs=["Y"]))
-    assert [(len(result["Y"]), dict(result.overflowed)) for result in results] == [(4, {}), (8, {}), (12, {})]
-
-
-def test_a_decoupled_model_may_answer_never(client: AnyClient) -> None:
-    assert list(frames_of(client, way="nothing")) == []
-    all_memory_comes_back(client)
-
-
 def test_frames_of_strings(client: AnyClient) -> None:
     results = frames_of(client, 6, way="say", outputs={"WORDS": 100}, frames=2)
     words = [result["WORDS"].tolist() for result in results]
@@ -144,35 +126,9 @@ def test_triton_has_no_shared_memory_for_streams(client: AnyClient) -> None:
         next(frames_of(client, 1, path="triton-shm"))
 
 
-@pytest.mark.parametrize("region", ["system"])
-def test_a_ring_that_shared_memory_is_too_small_for_is_not_needed(
-    client: AnyClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert [result.path for result in frames_of(client, 3)] == ["direct"] * 3
-    space = SimpleNamespace(f_bavail=0, f_blocks=1, f_frsize=4096)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "statvfs", lambda _: space)
-        assert [result.path for result in frames_of(client, 3, frames=9)] == ["inline"] * 3
-        with pytest.raises(NoSharedMemoryError, match="/dev/shm has 0 free of 4096"):
-            next(frames_of(client, 3, frames=9, path="direct"))
-    assert [result.path for result in frames_of(client, 3, frames=9)] == ["direct"] * 3
-
-
 def test_the_largest_ring(client: AnyClient) -> None:
     kept = list(frames_of(client, MAX_FRAMES, frames=MAX_FRAMES))
     assert [result["Y"][0] for result in kept] == [1 + index for index in range(MAX_FRAMES)]
-
-
-def test_a_ring_is_used_again_by_the_next_stream(client: AnyClient) -> None:
-    places = set()
-    for _ in range(3):
-        for result in frames_of(client, 3, frames=2):
-            assert result["Y"][0] <= 3
-            places.add(result["Y"].ctypes.data)
-            del result
-        all_memory_comes_back(client)
-    assert len(places) == 2
-    assert client.stats().slots_idle == 1
 
 
 def side_by_side(client: AnyClient, value: float, **parameters: Any) -> Iterator[Result]:

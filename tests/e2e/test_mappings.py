@@ -20,7 +20,6 @@ from shm_backend_utils.server import EmbeddedServer
 from ..crash.processes import eventually, held_regions, regions_of, stub_of
 
 SHM = Path("/dev/shm")
-LIMIT = 65536  # SHM_MAX_MAPPED_BYTES of the model mapping_limit
 X = {"X": np.zeros(4, np.float32)}
 
 
@@ -97,45 +96,6 @@ def test_a_region_that_was_truncated_is_refused_and_the_model_lives_on(
             call.infer()
     assert not path.exists()  # the client does not use it again
     assert children(triton_server.pid) == before
-
-
-@pytest.mark.parametrize("region", ["system"])
-def test_a_model_maps_no_more_than_its_limit(triton_server: EmbeddedServer, shm_client: ShmClient) -> None:
-    pid = stub(triton_server, "mapping_limit")
-    calls = [shm_client.prepare("mapping_limit", {"X": ((2048,), np.float32)}, outputs={"Y": 8192}) for _ in range(10)]
-    for number, call in enumerate(calls * 2):
-        call.inputs["X"][:] = number
-        with call.infer() as result:
-            assert (result["Y"] == number).all()
-        assert 0 < mapped_bytes(pid, [path.name for path in paths_of_regions()]) <= LIMIT
-    for call in calls:
-        call.close()
-
-
-def test_a_region_beyond_the_limit_is_refused(shm_client: ShmClient) -> None:
-    with pytest.raises(
-        InferenceError, match="SHM_MAX_MAPPED_BYTES\\) is 65536; raise it in the model's config.pbtxt"
-    ) as refusal:
-        shm_client.infer("mapping_limit", {"X": np.zeros(LIMIT // 4, np.float32)})
-    assert refusal.value.status() == "StatusCode.UNAVAILABLE"
-
-
-def test_regions_of_one_request_that_are_beyond_the_limit_together_are_refused(triton_server: EmbeddedServer) -> None:
-    paths = [SHM / f"foreign-{os.getpid()}-{secrets.token_hex(8)}" for _ in range(2)]
-    grpc = tritonclient.grpc.InferenceServerClient(triton_server.grpc_url)
-    try:
-        for path in paths:
-            path.write_bytes(bytes(LIMIT // 2 + 4096))
-            grpc.register_system_shared_memory(path.name, path.name, LIMIT // 2 + 4096)
-        with pytest.raises(tritonclient.grpc.InferenceServerException, match="SHM_MAX_MAPPED_BYTES") as refusal:
-            send_named(grpc, "mapping_limit", [path.name for path in paths])
-        assert refusal.value.status() == "StatusCode.UNAVAILABLE"
-    finally:
-        for path in paths:  # before anything that a server which died cannot do
-            path.unlink(missing_ok=True)
-        for path in paths:
-            grpc.unregister_system_shared_memory(path.name)
-        grpc.close()
 
 
 def send_named(grpc: tritonclient.grpc.InferenceServerClient, model: str, names: list[str]) -> None:

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import DeadlineExceededError, PoolOptions, Result, ShmClient
-from shm_backend_utils.errors import SlotInDoubtError
 from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.server import EmbeddedServer
 
-from .eventually import all_memory_comes_back, eventually
+from .eventually import all_memory_comes_back
 from .own_regions import lose, own_regions
 
 pytestmark = pytest.mark.every_region
@@ -37,27 +36,6 @@ def numbers(count: int) -> list[int]:
 def grpc_client(triton_server: EmbeddedServer, region: RegionName) -> Any:
     with ShmClient(triton_server.grpc_url, timeout_s=30, pool=PoolOptions(region=region)) as client:
         yield client
-
-
-def test_a_late_request_keeps_both_regions_until_it_is_over(grpc_client: ShmClient) -> None:
-    with grpc_client.prepare("counting", INPUTS, outputs=["NUMBERS"]) as call:
-        for _ in range(2):
-            count_to(call, 1000).release()
-        with pytest.raises(DeadlineExceededError):
-            count_to(call, 1000, DELAY_US, timeout_s=0.1)
-        with pytest.raises(SlotInDoubtError):
-            count_to(call, 1000)
-
-        def again() -> bool:
-            try:
-                result = count_to(call, 500)
-            except SlotInDoubtError:
-                return False
-            assert result["NUMBERS"].tolist() == numbers(500)
-            return not result.overflowed
-
-        eventually(again)
-    all_memory_comes_back(grpc_client)
 
 
 def test_rounds_of_late_requests_give_not_one_wrong_byte(triton_server: EmbeddedServer) -> None:

@@ -51,25 +51,11 @@ def test_where_it_can_be_fetched_it_is_taken(any_client: AnyClient) -> None:
     assert infer(any_client) == {SealedSegment}
 
 
-@pytest.mark.parametrize("region", ["system"])
-def test_where_it_is_not_wanted_it_is_not_tried(any_client: AnyClient) -> None:
-    assert sealed_check(any_client.explain("direct_only")) is None
-    assert infer(any_client) == {SystemSegment}
-
-
 @pytest.mark.parametrize("region", ["auto", "sealed"])
 def test_tritons_own_shared_memory_is_always_in_dev_shm(any_client: AnyClient) -> None:
     with any_client.infer("rows", {"X": np.ones((1, 4), np.float32)}, path="triton-shm") as result:
         assert result["DOUBLED"].tolist() == [[2] * 4]
         assert kinds() == {SystemSegment}
-
-
-@pytest.mark.parametrize("region", ["auto", "sealed"])
-def test_a_model_that_does_not_let_this_user_in_is_not_tried(any_client: AnyClient) -> None:
-    explanation = any_client.explain("strangers_only")
-    assert sealed_check(explanation) is None
-    assert explanation.path == "triton-shm"
-    assert "to the parameter SHM_ALLOWED_UIDS of model 'strangers_only'" in explanation.reason
 
 
 @pytest.mark.parametrize("region", ["auto"])

@@ -18,9 +18,8 @@ import pytest
 from shm_backend_utils.client import InferenceError, ServerUnavailableError
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.faults.servers import free_ports
-from tests.releases import outlives_models
 
-from ..crash.processes import eventually, stub_of
+from ..crash.processes import eventually
 from ..crash.server_options import installation_with
 from .flavours import FLAVOURS, AnyClient, Flavour, LoopedClient
 
@@ -77,11 +76,6 @@ class Served:
             self.clients = {each: future.result() for each, future in waiting.items()}
         for client in self.clients.values():
             until.enter_context(client)
-
-    def infer(self, name: str) -> None:
-        """Send one request with a client of this kind, which keeps no memory for another test."""
-        with self.flavours[name].client() as client:
-            client.infer("rows", {"X": X}).release()
 
     def _kill(self) -> None:
         os.kill(self.server.pid, signal.SIGKILL)  # with a dead stub, it would take half a minute to stop
@@ -141,21 +135,3 @@ def test_a_model_is_loaded_with_a_configuration_and_unloaded(served: Served, cli
     assert asked(client, "get_model_config", "made_here")["max_batch_size"] == 2
     asked(client, "unload_model", "made_here")
     eventually(lambda: not asked(client, "is_model_ready", "made_here"))
-
-
-@outlives_models
-@pytest.mark.usefixtures("_loaded")
-def test_a_model_whose_process_is_dead_is_not_ready_until_it_is_loaded_anew(served: Served) -> None:
-    stub = stub_of(served.server, "rows")
-    assert stub is not None
-    os.kill(stub, signal.SIGKILL)
-    for client in served.clients.values():
-        assert asked(client, "is_model_ready", "rows") is False
-        assert asked(client, "is_model_ready", "unaware") is True
-    first = served.clients["grpc"]
-    asked(first, "unload_model", "rows")
-    eventually(lambda: not asked(first, "is_model_ready", "rows"))
-    asked(first, "load_model", "rows")
-    for name, client in served.clients.items():
-        assert asked(client, "is_model_ready", "rows") is True
-        served.infer(name)

@@ -43,32 +43,6 @@ asyncio.run(main())
 """
 
 
-def test_nothing_was_done_at_first(any_client: AnyClient) -> None:
-    stats = any_client.stats()
-    assert (stats.requests, stats.failures, stats.retries, stats.bytes_avoided, stats.slot_waits) == (0, 0, 0, 0, 0)
-    assert (stats.slots_held, stats.slots_idle, stats.quarantined, stats.pool_bytes) == (0, 0, 0, 0)
-    assert (stats.paths, stats.reasons) == ({}, {})
-    assert stats.pool_max_bytes > 0
-
-
-def test_calls_are_counted_by_path(any_client: AnyClient) -> None:
-    paths: list[PathName] = ["direct", "inline", "direct", "triton-shm"]
-    for path in paths:
-        any_client.infer("identity", {"INPUT0": X}, path=path).release()
-    stats = any_client.stats()
-    assert stats.requests == 4
-    assert stats.paths == {"direct": 2, "inline": 1, "triton-shm": 1}
-
-
-def test_failures_are_counted(any_client: AnyClient) -> None:
-    with pytest.raises(InferenceError):
-        any_client.infer("misbehaving", {"X": X}, parameters={"deed": "raise"})
-    with pytest.raises(TensorError):
-        any_client.infer("identity", {"X": X})
-    stats = any_client.stats()
-    assert (stats.requests, stats.failures, stats.paths) == (2, 2, {})
-
-
 @pytest.mark.parametrize("path", ["direct", "triton-shm"])
 def test_memory_is_counted(any_client: AnyClient, path: PathName) -> None:
     with any_client.prepare("identity", {"INPUT0": (X.shape, X.dtype)}, path=path):
@@ -90,3 +64,12 @@ def test_a_program_that_sets_up_no_logging_sees_none(flavour: Flavour) -> None:
         check=False,
     )
     assert (program.returncode, program.stdout, program.stderr) == (0, "", "")
+
+
+def test_failures_are_counted(any_client: AnyClient) -> None:
+    with pytest.raises(InferenceError):
+        any_client.infer("misbehaving", {"X": X}, parameters={"deed": "raise"})
+    with pytest.raises(TensorError):
+        any_client.infer("identity", {"X": X})
+    stats = any_client.stats()
+    assert (stats.requests, stats.failures, stats.paths) == (2, 2, {})

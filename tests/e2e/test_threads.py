@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shm_backend_utils.client import AsyncShmClient, ShmClient
+from shm_backend_utils.client import AsyncShmClient, PoolOptions, ShmClient
 from shm_backend_utils.compat.triton_shm_client import TritonSHMClient
 from shm_backend_utils.server import EmbeddedServer
 
@@ -28,6 +28,7 @@ from .two_classes import ROWS
 THREADS: Final = 8
 TASKS: Final = 3  # side by side in each thread's event loop
 TIMEOUT_S: Final = 60
+SCARCE: Final = PoolOptions(max_bytes=1 << 21)  # so that threads wait for each other's memory
 PATHS: Final = ("auto", "direct", "triton-shm", "inline")
 
 Random = np.random.Generator
@@ -272,7 +273,7 @@ def names(ways: object) -> str | None:
 def test_threads_that_share_a_client_get_their_own_answers(
     triton_server: EmbeddedServer, protocol: str, ways: tuple[Way, ...], share: int
 ) -> None:
-    with ShmClient(url_of(triton_server, protocol), timeout_s=TIMEOUT_S) as client:
+    with ShmClient(url_of(triton_server, protocol), timeout_s=TIMEOUT_S, pool=SCARCE) as client:
         all_are_right([lambda seed: called(client, ways, share, seed)] * THREADS, share)
         all_memory_comes_back(client)
         assert client.stats().failures == 0

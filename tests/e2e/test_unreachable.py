@@ -15,7 +15,6 @@ import pytest
 from shm_backend_utils.client import (
     ConnectionLostError,
     DeadlineExceededError,
-    InferenceError,
     ServerUnavailableError,
     Tls,
     TlsError,
@@ -81,14 +80,6 @@ def error_of(flavour: str, url: str, *, timeout_s: float = 10, tls: Tls | None =
     with pytest.raises(Exception) as failure, open_client(flavour, url, timeout_s=timeout_s, tls=tls):  # noqa: PT011
         pass
     return failure.value
-
-
-def test_a_port_where_nobody_listens(flavour: str, scheme: str) -> None:
-    url = f"{scheme}://127.0.0.1:{free_ports().grpc}"
-    error = error_of(flavour, url)
-    assert type(error) is ServerUnavailableError
-    assert f"no Triton server answers at {url}" in str(error)
-    assert "is it running, and is this its port? By default gRPC is on 8001 and HTTP on 8000" in str(error)
 
 
 def test_a_host_name_that_means_nothing(flavour: str, scheme: str) -> None:
@@ -171,22 +162,3 @@ def test_no_tls_to_a_server_that_wants_it(secure_server: SecureServer, flavour: 
     assert isinstance(error, ServerUnavailableError)
     assert not isinstance(error, ConnectionLostError), "nothing was sent that a model could have run"
     assert "grpcs://" in str(error)
-
-
-@pytest.mark.parametrize("flavour", ["http", "http aio"])
-def test_the_metrics_port(triton_server: EmbeddedServer, flavour: str) -> None:
-    with (
-        open_client(flavour, f"http://{triton_server.metrics_url}", timeout_s=10) as client,
-        pytest.raises(InferenceError) as error,
-    ):
-        client.infer("identity", {"INPUT0": X})
-    assert "is this Triton's HTTP port? By default HTTP is on 8000, and metrics are on 8002" in str(error.value)
-
-
-def test_the_other_protocols_port(triton_server: EmbeddedServer, flavour: str, scheme: str) -> None:
-    address = triton_server.http_url if scheme == "grpc" else triton_server.grpc_url
-    error = error_of(flavour, f"{scheme}://{address}")
-    assert isinstance(error, ServerUnavailableError)
-    assert not isinstance(error, ConnectionLostError), "nothing was sent that a model could have run"
-    assert "is this its port" in str(error)
-    assert ("as http://HOST:PORT" if scheme == "grpc" else "as grpc://HOST:PORT") in str(error)

@@ -18,7 +18,7 @@ from shm_backend_utils.client import InferenceError, ServerUnavailableError, Shm
 from shm_backend_utils.client.errors import ConnectionLostError, translated
 from shm_backend_utils.client.paths.exchange import is_answer
 from shm_backend_utils.client.transports.http.codec import Answer
-from shm_backend_utils.errors import PeerError, SlotInUseError
+from shm_backend_utils.errors import PeerError, SlotInUseError, StaleRequestError
 from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address
 from shm_backend_utils.protocol.refusals import refusal
 from tests.opened import open_region
@@ -261,14 +261,15 @@ def test_a_call_is_not_sent_again_for_ever_too_late_or_when_it_has_begun(
     assert len(server.orders) == count
 
 
-@both_clients
-def test_a_prepared_call_is_not_sent_again_for_another_refusal(
-    server: FakeServer, infer: Callable[..., np.ndarray[Any, Any]]
+@pytest.mark.parametrize("infer", [*PREPARED.values(), infer])
+@pytest.mark.parametrize("said", ["the model has no time", refusal(StaleRequestError("the client has given it up"))])
+def test_a_call_is_not_sent_again_for_another_refusal(
+    server: FakeServer, infer: Callable[..., object], said: str
 ) -> None:
     def refuse(_: Order) -> None:
-        raise InferenceError("the model has no time", "StatusCode.CANCELLED")
+        raise InferenceError(said, "StatusCode.CANCELLED")
 
     server.before = refuse
-    with pytest.raises(InferenceError, match="has no time"):
+    with pytest.raises(InferenceError, match=said):
         infer(server)
     assert len(server.orders) == 1

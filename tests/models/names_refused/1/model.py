@@ -1,9 +1,0 @@
-"""Takes no regions by name."""
-
-from shm_backend_utils.model import Call
-from tests.served import Served
-
-
-class TritonPythonModel(Served):
-    def infer(self, call: Call) -> None:
-        call.put("Y", call.input("X"))
