@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shm_backend_utils.client import CopyWarning, OutputRoomError, PoolOptions, Result
+from shm_backend_utils.client import OutputRoomError, Result
 from shm_backend_utils.client.options import PathName
-from tests.e2e.eventually import all_memory_comes_back
-from tests.e2e.flavours import AnyClient, Flavour
+from tests.e2e.flavours import AnyClient
 from tests.e2e.in_band import NUMBERS
 from tests.e2e.mapped import lies_in_shared_memory
 
@@ -71,34 +69,12 @@ def test_a_model_whose_output_finds_no_room_runs_once(client: AnyClient) -> None
     assert runs_so_far(client) == before + 2
 
 
-def test_the_next_call_has_room(client: AnyClient) -> None:
-    client.infer("repeat", {"X": X}, outputs=["Y"], parameters=TIMES).release()
-    with client.infer("repeat", {"X": X}, outputs=["Y"], parameters=TIMES) as result:
-        assert result.overflowed == {}
-        np.testing.assert_array_equal(result["Y"], THRICE)
-
-
 def test_an_output_that_outgrows_what_was_learned_is_learned_anew(client: AnyClient) -> None:
     for times in (1, 10, 100):
         with client.infer("repeat", {"X": X}, outputs=["Y"], parameters={"times": times}) as first:
             assert first.overflowed == {"Y": times * X.nbytes}
         with client.infer("repeat", {"X": X}, outputs=["Y"], parameters={"times": times}) as second:
             assert second.overflowed == {}
-
-
-def test_what_was_learned_from_one_row_is_room_enough_for_more(client: AnyClient) -> None:
-    client.infer("rows", {"X": rows(1)}, parameters=TIMES).release()
-    for count in (1, 2, 4):
-        with client.infer("rows", {"X": rows(count)}, parameters=TIMES) as result:
-            assert result.overflowed == {}
-            np.testing.assert_array_equal(result["REPEATED"], np.tile(rows(count), (1, 3)))
-
-
-def test_what_was_learned_from_many_rows_is_no_more_than_one_row_needs(client: AnyClient) -> None:
-    client.infer("rows", {"X": rows(4)}, parameters={"times": 5000}).release()
-    with client.infer("rows", {"X": rows(1)}, parameters={"times": 5000}) as result:
-        assert result.overflowed == {}
-        assert client.stats().pool_bytes < 4 * result["REPEATED"].nbytes
 
 
 @pytest.mark.parametrize("path", ["triton-shm", "inline"])
@@ -119,15 +95,6 @@ def test_a_hint_that_is_too_small_is_an_error_where_the_output_can_come_back_no_
 def test_a_hint_does_not_matter_inline(client: AnyClient) -> None:
     with client.infer("repeat", {"X": X}, outputs={"Y": 4}, parameters=TIMES, path="inline") as result:
         np.testing.assert_array_equal(result["Y"], THRICE)
-
-
-def test_a_prepared_call_whose_output_finds_no_room_has_some_the_next_time(client: AnyClient) -> None:
-    with client.prepare("repeat", {"X": ((5,), np.float32)}, outputs={"Y": 4}, parameters=TIMES) as call:
-        for value in (1, 2):
-            call.inputs["X"][:] = value
-            with call.infer() as result:
-                assert result.overflowed == ({"Y": THRICE.nbytes} if value == 1 else {})
-                assert result["Y"].tolist() == [value] * 15
 
 
 def test_several_dtypes_in_one_request(client: AnyClient) -> None:
@@ -170,15 +137,6 @@ def test_outputs_that_found_no_room_have_some_the_next_time(client: AnyClient) -
         assert is_right(second, 1000)
 
 
-def test_the_inputs_stay_where_they_are(client: AnyClient) -> None:
-    with client.prepare("counting", COUNTING) as call:
-        before = call.inputs["COUNT_AND_DELAY_US"]
-        for count in (10, 10, 10_000, 10_000):
-            before[:] = count, 0
-            assert is_right(call.infer(), count)
-        assert call.inputs["COUNT_AND_DELAY_US"] is before
-
-
 def test_sizes_that_grow_again_and_shrink(client: AnyClient) -> None:
     with client.prepare("counting", COUNTING) as call:
         overflows = []
@@ -189,60 +147,8 @@ def test_sizes_that_grow_again_and_shrink(client: AnyClient) -> None:
     assert overflows == [True, False, True, False, True] + [False] * 5
 
 
-def test_an_array_of_an_earlier_result_keeps_its_memory_when_the_call_grows(client: AnyClient) -> None:
-    with client.prepare("counting", COUNTING) as call:
-        kept = []
-        for count in (100, 100, 10_000, 10_000, 100_000, 100_000):
-            kept.append((count, count_to(call, count)["NUMBERS"]))
-        for count, array in kept:
-            assert array.tolist() == counted(count)
-    for count, array in kept:
-        assert array.tolist() == counted(count)
-    del kept, array
-    all_memory_comes_back(client)
-
-
-def test_a_hint_that_was_too_small_is_learned_from_too(client: AnyClient) -> None:
-    with client.prepare("counting", COUNTING, outputs={"NUMBERS": 4}) as call:
-        assert count_to(call, 100).overflowed == {"NUMBERS": 400}
-        result = count_to(call, 100)
-        assert result.overflowed == {}
-        assert result["NUMBERS"].tolist() == counted(100)
-
-
 @pytest.mark.parametrize("path", ["triton-shm", "inline"])
 def test_on_other_paths_an_output_of_unknown_size_comes_back_as_ever(client: AnyClient, path: Any) -> None:
     with client.prepare("counting", COUNTING, outputs=["NUMBERS"], path=path) as call:
         for count in (10, 1000, 5):
             assert count_to(call, count)["NUMBERS"].tolist() == counted(count)
-
-
-def test_without_memory_to_grow_outputs_go_on_to_come_back_and_it_is_said(flavour: Flavour) -> None:
-    with flavour.client(pool=PoolOptions(max_bytes=64 * 1024)) as client, warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        with client.prepare("counting", COUNTING) as call:
-            for _ in range(3):
-                result = count_to(call, 100_000)
-                assert result.overflowed.keys() == {"NUMBERS", "WORDS"}
-                assert is_right(result, 100_000)
-            result = count_to(call, 10)
-            assert is_right(result, 10)
-            assert client.stats().slot_waits == 0
-    texts = [str(each.message) for each in told if each.category is CopyWarning]
-    assert len(texts) == 3
-    assert "PoolOptions(max_bytes=...)" in texts[2]
-
-
-@pytest.mark.filterwarnings("ignore::shm_backend_utils.client.CopyWarning")
-def test_a_call_grows_as_soon_as_there_is_memory(flavour: Flavour) -> None:
-    with (
-        flavour.client(pool=PoolOptions(max_bytes=2**20)) as client,
-        client.prepare("counting", COUNTING, outputs=["NUMBERS"]) as call,
-    ):
-        in_the_way = client.prepare("counting", COUNTING, outputs={"NUMBERS": 700_000})
-        assert count_to(call, 100_000).overflowed
-        assert count_to(call, 100_000).overflowed
-        in_the_way.close()
-        result = count_to(call, 100_000)
-        assert not result.overflowed
-        assert result["NUMBERS"].tolist() == counted(100_000)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.server import EmbeddedServer
 
 from ..hand_made import STEP, HandMade
-from ..hand_made import hand_made as made_for
 from .breaks import REGION_SIZE, ROOM, Break, X, is_served, refusals_of, valid
 
 
@@ -36,26 +34,6 @@ def with_bytes_behind_the_table(request: HandMade) -> None:
 def test_what_is_at_a_limit_is_served(made: HandMade, change: Break) -> None:
     change(made)
     assert is_served(made)
-
-
-def test_inputs_may_be_the_same_bytes(triton_server: EmbeddedServer) -> None:
-    with made_for(triton_server.grpc_url, "adder", {"A": X, "B": X}, {"SUM": X.nbytes}) as request:
-        request.table["B"].offset = request.table["A"].offset
-        request.infer()
-        assert request.output("SUM", np.float32).tolist() == (2 * X).tolist()
-
-
-def test_a_record_of_the_largest_size_has_room_for_the_longest_name(triton_server: EmbeddedServer) -> None:
-    with valid(triton_server.grpc_url, record_byte_size=1 << 20) as request:
-        assert is_served(request)
-        request.next()
-        request.table.length = (1 << 19) + 1
-        with pytest.raises(InferenceServerException, match="shm:table: length: found 524289, expected 32 to 524288"):
-            request.infer()
-        request.table.length = None
-        request.table["X"].name = b"X" * 65535
-        with pytest.raises(InferenceServerException, match="shm:tensor: model 'repeat' has no input 'XXX"):
-            request.infer()
 
 
 def test_the_longest_name_is_told_as_far_as_an_error_goes(triton_server: EmbeddedServer) -> None:
