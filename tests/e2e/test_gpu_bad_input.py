@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import copy
-import re
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,8 +11,7 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from shm_backend_utils.client import InferenceError, Result, ShmClient
-from shm_backend_utils.errors import MachineError
+from shm_backend_utils.client import InferenceError, Result
 from shm_backend_utils.memory.cuda.allocations import CudaAllocation
 from shm_backend_utils.memory.cuda.runtime import whole_blocks
 from shm_backend_utils.memory.locks import has_users
@@ -174,31 +171,3 @@ def refusal_of(call: Callable[[], object]) -> str:
     with pytest.raises(InferenceError) as refusal:
         call()
     return str(refusal.value)
-
-
-def test_a_model_that_is_asked_for_nothing_on_a_gpu_loads_no_cuda(triton_server: EmbeddedServer) -> None:
-    with ShmClient(triton_server.grpc_url) as client:
-
-        def loads() -> int:
-            with client.infer("fake_gpu_missing", {"X": X}, parameters={"tell_loads": True}) as told:
-                return int(told["Y"][0])
-
-        before = loads()
-        client.infer("fake_gpu_missing", {"X": X}, outputs={"Y": X.nbytes}).release()
-        client.infer("fake_gpu_missing", {"X": X}, path="inline").release()
-        assert loads() == before
-
-
-def test_a_client_that_can_use_no_gpu_says_why_and_sends_from_the_host(
-    triton_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
-    monkeypatch.delattr("cuda.bindings.driver")
-    complaint = MISSING["bindings"]
-    with ShmClient(triton_server.grpc_url) as client:
-        with pytest.raises(MachineError, match=re.escape(complaint)):
-            client.infer(MODEL, {"X": X}, outputs={"Y": "cuda:0"}, parameters={"deed": "double"})
-        with pytest.raises(MachineError, match=re.escape(complaint)):
-            client.prepare(MODEL, {"X": (X.shape, X.dtype, "cuda:0")})
-        with client.infer(MODEL, {"X": X}, parameters={"deed": "double"}) as result:
-            np.testing.assert_array_equal(result["Y"], X * 2)

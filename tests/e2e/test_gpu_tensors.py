@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import PoolOptions, ShmClient
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.server import EmbeddedServer
-from shm_backend_utils.tensors.attributes import MemoryType
 from shm_backend_utils.tensors.cuda.device_array import DeviceArray
 
 from .eventually import all_memory_comes_back
-from .fake_gpus import MODEL, Gpu, X, content_of, flavour_of, gpu_of, told_by
+from .fake_gpus import MODEL, Gpu, X, content_of, flavour_of, gpu_of
 from .flavours import Flavour
 
 ON_THE_GPU = (X.shape, X.dtype, "cuda:0")
@@ -131,34 +129,3 @@ def test_a_stream_brings_its_tensors_where_they_are_wanted(gpu: Gpu, to: int | N
 
 
 # Regions on the host that a model registers with CUDA, so that copies to a GPU need no staging buffer
-
-
-PINNED = "fake_gpu_pinned"
-
-
-@pytest.mark.parametrize(("model", "kind"), [(PINNED, MemoryType.CPU_PINNED), (MODEL, MemoryType.CPU)])
-def test_a_region_is_pinned_where_that_is_configured_until_it_is_unmapped(
-    triton_server: EmbeddedServer, model: str, kind: MemoryType
-) -> None:
-    with gpu_of(flavour_of(triton_server), model) as gpu:
-        before = gpu.told("sweep").pinned_now  # of earlier tests, something may be left
-        with gpu.infer("tell_attributes", X, 16, path="direct") as result:
-            assert result["Y"].tolist() == [kind, 0, X.nbytes, False]
-        assert gpu.told("sweep").pinned_now == before + (kind is MemoryType.CPU_PINNED)
-        gpu.client.close()
-        assert gpu.told("sweep").pinned_now == before
-
-
-def test_what_cannot_be_pinned_is_served_all_the_same_with_one_warning(triton_server: EmbeddedServer) -> None:
-    url = triton_server.grpc_url
-    before = told_by(PINNED, url, "fail_next", function="cuMemHostRegister", name="CUDA_ERROR_OUT_OF_MEMORY", times=2)
-    for _ in range(2):
-        with ShmClient(url, pool=PoolOptions(region="system")) as client:  # which opens nothing else before
-            parameters = {"deed": "tell_attributes"}
-            with client.infer(PINNED, {"X": X}, outputs={"Y": 16}, parameters=parameters, path="direct") as result:
-                assert result["Y"][0] == MemoryType.CPU
-    after = told_by(PINNED, url, "sweep")
-    assert (after.pins, after.pinned_now) == (before.pins + 2, before.pinned_now)
-    log = triton_server.log_file.read_text(errors="replace")
-    assert log.count("SHM_PIN_HOST_MEMORY: memory stays pageable: pinning ") == 1
-    assert "failed with CUDA_ERROR_OUT_OF_MEMORY" in log

@@ -113,23 +113,6 @@ def test_another_token(fetching: Fetching, its_region: ManagedRegion) -> None:
     assert "shm:gone: shm_slot is handed over no longer; its owner closed it, or its token is another one" in told
 
 
-def test_a_number_that_no_region_has(fetching: Fetching, its_region: ManagedRegion) -> None:
-    key = key_of(its_region)._replace(number=10**17)
-    assert "shm:gone: " in fetching.refusal(address(MODEL, key, its_region.header.token))
-
-
-def test_a_slot_that_the_region_has_not(fetching: Fetching, its_region: ManagedRegion) -> None:
-    told = fetching.refusal(address(MODEL, key_of(its_region), its_region.header.token, slot=1))
-    assert "shm:table: " in told
-    its_region.close()  # it was mapped, and was honest: it goes with the next sweep
-
-
-def test_a_region_that_was_withdrawn(fetching: Fetching, its_region: ManagedRegion) -> None:
-    its_region.segment.unlink()
-    told = fetching.refusal(address(MODEL, key_of(its_region), its_region.header.token))
-    assert told.startswith("shm:gone: ") or ": shm:gone: " in told
-
-
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_a_socket_that_nobody_has(fetching: Fetching, protocol: str) -> None:
     told = fetching.refusal(address(MODEL, SealedKey(secrets.token_hex(16), 1)), protocol)
@@ -149,24 +132,15 @@ def pipe() -> Descriptor:
 
 
 HAND_OVERS: Final[dict[str, tuple[Callable[[], Script], str]]] = {
-    "the end": (lambda: lambda connection: None, "shm_slot"),
-    "an empty answer": (lambda: give(region(), answer=b""), "shm:gone: shm_slot"),
     "one byte": (lambda: give(region(), answer=b"s"), "shm:refused: shm_slot"),
-    "garbage": (lambda: give(region(), answer=b"\xff" * 16), "shm:refused: shm_slot"),
     "an answer and more": (
         lambda: give(region(), answer=encode_answer(is_given=True) + b"\0"),
         "shm:refused: shm_slot",
     ),
-    "a long answer": (lambda: give(region(), answer=bytes(60_000)), "shm:refused: shm_slot"),
     "no descriptor": (give, "its client's answer says otherwise than what came with it"),
     "two descriptors": (lambda: give(region(), region()), "has handed over more than one descriptor"),
-    "a regular file": (lambda: give(Descriptor(os.open, __file__, os.O_RDONLY)), "is no memfd; expected a sealed one"),
-    "a directory": (lambda: give(Descriptor(os.open, "/", os.O_RDONLY)), "is no memfd; expected a sealed one"),
     "a pipe": (lambda: give(pipe()), "is no memfd; expected a sealed one"),
-    "a device": (lambda: give(Descriptor(os.open, "/dev/zero", os.O_RDWR)), "is no memfd; expected a sealed one"),
-    "less than its header says": (lambda: give(region(claimed=BYTE_SIZE + PAGE_SIZE)), "has no header of a managed"),
     "half its memory": (lambda: give(region(space=BYTE_SIZE // 2)), "and else holes"),
-    "memory for every user": (lambda: give(region(mode=0o666)), "mode"),
     "no header": (lambda: give(region(size=PAGE_SIZE, space=PAGE_SIZE, claimed=1)), "has no header of a managed"),
     "silence": (lambda: say_nothing, "shm:refused: shm_slot"),  # the last one, as it uses up this user's time
 }

@@ -20,13 +20,10 @@ from shm_backend_utils.client import (
 )
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import (
-    CallerError,
     ClosedError,
     MissingTensorError,
     PeerError,
     TensorNameError,
-    TensorShapeError,
-    TensorTypeError,
 )
 from shm_backend_utils.testing.harness import ModelHarness
 from tests.crash.either_client import AwaitedClient
@@ -38,32 +35,6 @@ X: Final = np.arange(5, dtype=np.float32)
 SHAPE: Final = {"INPUT0": (X.shape, X.dtype)}
 
 shared_paths = pytest.mark.parametrize("path", ["direct", "triton-shm"])
-
-
-@pytest.mark.parametrize(
-    ("inputs", "kind", "message"),
-    [
-        ({"Q": X}, TensorNameError, "model 'repeat' has no input 'Q'; it has X"),
-        ({"X": X.astype(np.int32)}, TensorTypeError, "'X' is INT32, but the model's configuration says TYPE_FP32"),
-        ({"X": X.astype(np.complex64)}, TensorTypeError, "NumPy dtype complex64"),
-        ({"X": X[None]}, TensorShapeError, "'X' has shape \\[1, 5\\], but the model's configuration says \\[-1\\]"),
-    ],
-    ids=["name", "dtype", "unsupported dtype", "shape"],
-)
-def test_an_input_that_the_model_does_not_take_is_refused(
-    client: AnyClient, inputs: Any, kind: type[Exception], message: str
-) -> None:
-    described = {name: (array.shape, array.dtype) for name, array in inputs.items()}
-    for use in (
-        lambda: client.infer("repeat", inputs),
-        lambda: client.submit("repeat", inputs).result(),
-        lambda: client.prepare("repeat", described),
-    ):
-        with pytest.raises(kind, match=message) as failure:
-            use()
-        assert type(failure.value) is kind
-    with client.infer("repeat", {"X": X}, outputs=["Y"], parameters={"times": 1}) as result:
-        np.testing.assert_array_equal(result["Y"], X)
 
 
 def test_an_output_that_the_model_does_not_have_is_refused(client: AnyClient) -> None:
@@ -109,38 +80,6 @@ def test_a_time_to_wait_is_above_zero(flavour: Flavour, client: AnyClient, timeo
                 use()
 
 
-def test_an_endless_time_to_wait_is_refused_or_waited_but_has_not_passed_at_once(client: AnyClient) -> None:
-    try:
-        with client.infer("identity", {"INPUT0": X}, timeout_s=math.inf) as result:
-            np.testing.assert_array_equal(result["OUTPUT0"], X)
-    except TimeoutValueError as refusal:
-        assert "timeout_s is inf" in str(refusal)  # noqa: PT017  # either is right
-
-
-@pytest.mark.parametrize(
-    ("named", "kind", "message"),
-    [
-        ({"colour": "red"}, TypeError, "no keyword argument 'colour'; expected some of compression, headers"),
-        ({"path": "shortcut"}, CallerError, "path is 'shortcut'; expected one of auto, direct, triton-shm, inline"),
-        ({"compression": "lzma"}, CallerError, "compression is 'lzma'; expected 'gzip' or 'deflate'"),
-        ({"parameters": {"shm_io": 1}}, CallerError, "'shm_io' is written by the client itself"),
-        ({"parameters": {"shm_slot": 1}}, CallerError, "'shm_slot' is written by the client itself"),
-        ({"parameters": {"shm_generation": 1}}, CallerError, "'shm_generation' is written by the client itself"),
-        (
-            {"outputs": {"OUTPUT0": -1}},
-            CallerError,
-            "hint for output 'OUTPUT0' is -1; expected bytes, 0 or more, or \\(shape, dtype\\)",
-        ),
-    ],
-    ids=["keyword", "path", "compression", "shm_io", "shm_slot", "shm_generation", "hint"],
-)
-def test_what_cannot_be_said_beside_the_tensors_is_refused(
-    client: AnyClient, named: Any, kind: type[Exception], message: str
-) -> None:
-    with pytest.raises(kind, match=message):
-        client.infer("identity", {"INPUT0": X}, **named)
-
-
 @pytest.mark.parametrize("make", [ShmClient, AwaitedClient])
 def test_what_is_closed_says_so(harness: ModelHarness, path: PathName, make: Any) -> None:
     with make(harness) as client:
@@ -183,30 +122,6 @@ def test_a_deadline_that_passes_leaves_the_client_as_it_was(client: AnyClient, p
     gate.let_go()
     with client.infer("crash_stages", {"X": 3 * X}, outputs={"Y": X.nbytes}, path=path) as result:
         np.testing.assert_array_equal(result["Y"], 3 * X + 1)
-
-
-@pytest.mark.parametrize(
-    ("deed", "complaint"),
-    [
-        ("raise", "RuntimeError: the model gave up"),
-        ("raise after writing", "RuntimeError: the model gave up late"),
-        ("wrong dtype", "'Y' is FP64, but the model's configuration says TYPE_FP32"),
-        ("wrong shape", "'Y' has shape [5, 1]"),
-        ("unknown output", "has no output 'Z'"),
-        ("unknown input", "has no input 'W'"),
-        ("write nothing", "output 'Y' was requested, but model.py wrote none"),
-        ("write an input", "read-only"),
-    ],
-)
-def test_a_misbehaving_model_fails_its_request_and_serves_the_next(
-    client: AnyClient, deed: str, complaint: str
-) -> None:
-    for _ in range(2):
-        with pytest.raises(InferenceError) as failure:
-            client.infer("misbehaving", {"X": X}, parameters={"deed": deed})
-        assert complaint in failure.value.message()
-    with client.infer("misbehaving", {"X": X}, parameters={"deed": "behave"}) as result:
-        np.testing.assert_array_equal(result["Y"], X)
 
 
 def test_a_call_can_be_inferred_again_after_the_model_failed(client: AnyClient) -> None:

@@ -7,21 +7,12 @@ import pytest
 
 from shm_backend_utils.client import InferenceError, PathUnavailableError
 from shm_backend_utils.client.options import PathName
-from shm_backend_utils.errors import CallerError
 from tests.e2e.eventually import all_memory_comes_back
 from tests.e2e.flavours import AnyClient, Flavour
 
 MODELS = ("direct_only", "request_facts", "rows", "strangers_only", "unaware")
 
 X = {"X": np.ones(4, np.float32)}
-
-
-def test_nothing_stands_against_a_model_that_declares_everything(client: AnyClient) -> None:
-    explanation = client.explain("rows")
-    assert (explanation.model, explanation.path) == ("rows", "direct")
-    assert explanation.reason == "nothing stands against it"
-    assert all(explanation.open(path) for path in ("direct", "triton-shm", "inline"))
-    assert [check for check in explanation.checks if check.outcome is False] == []
 
 
 def test_every_check_is_a_line_of_the_text(client: AnyClient) -> None:
@@ -49,12 +40,6 @@ def test_a_model_that_declares_one_path_has_one(client: AnyClient) -> None:
     assert not explanation.open("triton-shm")
     assert not explanation.open("inline")
     assert "SHM_PATHS of model 'direct_only' does not name inline" in str(explanation)
-
-
-def test_a_model_for_other_users_is_not_called_directly(client: AnyClient) -> None:
-    explanation = client.explain("strangers_only")
-    assert explanation.path == "triton-shm"
-    assert "to the parameter SHM_ALLOWED_UIDS of model 'strangers_only'" in explanation.reason
 
 
 def test_an_explanation_is_what_calls_do(client: AnyClient) -> None:
@@ -91,13 +76,6 @@ def test_a_client_can_be_made_for_one_path(flavour: Flavour) -> None:
             assert result.path == "direct"
         with pytest.raises(PathUnavailableError):
             client.infer("direct_only", X)
-
-
-def test_an_unknown_path(client: AnyClient, flavour: Flavour) -> None:
-    with pytest.raises(CallerError, match="path is 'fast'; expected one of auto, direct, triton-shm, inline"):
-        client.infer("rows", X, path="fast")  # type: ignore[arg-type]
-    with pytest.raises(CallerError, match="path is 'fast'"):
-        flavour.client(path="fast")
 
 
 def test_a_model_that_is_not_there(client: AnyClient) -> None:

@@ -37,17 +37,6 @@ def test_a_version_that_the_server_does_not_have(client: AnyClient, path: PathNa
         facts(client, model_version="3", path=path)
 
 
-def test_a_request_id_reaches_the_model_and_comes_back(client: AnyClient, path: PathName) -> None:
-    with client.infer("request_facts", {"X": X}, request_id="größer 7", path=path) as result:
-        assert facts_in(result)["request_id"] == "größer 7"
-        assert result.response.get_response().id == "größer 7"
-
-
-def test_parameters_reach_the_model_and_nothing_of_the_protocol_with_them(client: AnyClient, path: PathName) -> None:
-    parameters = {"text": "größer", "count": 3, "share": 0.25, "flag": True}
-    assert facts(client, parameters=parameters, path=path)["parameters"] == parameters
-
-
 def test_a_prepared_call_keeps_its_options(client: AnyClient, path: PathName) -> None:
     with client.prepare(
         "request_facts", {"X": ((3,), np.float32)}, request_id="seven", parameters={"a": 1}, path=path
@@ -56,10 +45,6 @@ def test_a_prepared_call_keeps_its_options(client: AnyClient, path: PathName) ->
             with call.infer() as result:
                 told = facts_in(result)
                 assert (told["request_id"], told["parameters"]) == ("seven", {"a": 1})
-
-
-def test_a_time_limit_for_the_queue_reaches_the_server(client: AnyClient, path: PathName) -> None:
-    assert facts(client, timeout=5_000_000, path=path)["timeout"] == 5_000_000
 
 
 @pytest.mark.parametrize("compression", ["gzip", "deflate"])
@@ -74,10 +59,6 @@ def test_a_call_that_says_nothing_of_itself(client: AnyClient, path: PathName) -
     assert (told["request_id"], told["sequence"], told["left_s"], told["cancelled"]) == ("", None, None, False)
 
 
-def test_a_call_knows_its_request_id(client: AnyClient, path: PathName) -> None:
-    assert facts(client, "call_facts", request_id="Ω 7", path=path)["request_id"] == "Ω 7"
-
-
 @pytest.mark.parametrize("sequence_id", [7, (1 << 63) - 1, "order 66"])
 @pytest.mark.parametrize(("is_start", "is_end"), [(True, False), (False, False), (False, True), (True, True)])
 def test_a_call_knows_its_place_in_a_sequence(
@@ -85,10 +66,6 @@ def test_a_call_knows_its_place_in_a_sequence(
 ) -> None:
     named: dict[str, Any] = {"sequence_id": sequence_id, "sequence_start": is_start, "sequence_end": is_end}
     assert facts(client, "call_facts", path=path, **named)["sequence"] == [sequence_id, is_start, is_end]
-
-
-def test_a_call_knows_when_its_time_is_over(client: AnyClient, path: PathName) -> None:
-    assert 0 < facts(client, "call_facts", timeout=60_000_000, path=path)["left_s"] <= 60
 
 
 def test_a_stateful_model_wants_a_sequence(client: AnyClient, path: PathName) -> None:

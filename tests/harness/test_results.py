@@ -18,7 +18,6 @@ from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.testing.harness import ModelHarness
 from tests.e2e.eventually import all_memory_comes_back
 from tests.e2e.flavours import AnyClient, Flavour, LoopedClient
-from tests.e2e.mapped import lies_in_shared_memory
 
 MODELS = ("identity",)
 
@@ -38,36 +37,12 @@ def poor_client(flavour: Flavour) -> Iterator[AnyClient]:
         yield client
 
 
-def test_a_copy_lies_in_ordinary_memory(client: AnyClient, path: PathName) -> None:
-    with infer(client, 1, path=path) as result:
-        copies = result.copy()
-    infer(client, 2, path=path).release()
-    assert list(copies) == ["OUTPUT0"]
-    assert (copies["OUTPUT0"] == 1).all()
-    assert not lies_in_shared_memory(copies["OUTPUT0"])
-    assert copies["OUTPUT0"].flags.writeable
-
-
-def test_a_result_can_be_released_twice(client: AnyClient, path: PathName) -> None:
-    result = infer(client, 1, path=path)
-    result.release()
-    result.release()
-    with pytest.raises(ClosedError, match="this result is closed"):
-        result["OUTPUT0"]
-
-
 def test_leaving_the_block_releases_the_result(client: AnyClient, path: PathName) -> None:
     with infer(client, 1, path=path) as result:
         assert client.stats().slots_held == (path != "inline")
     all_memory_comes_back(client)
     with pytest.raises(ClosedError, match="this result is closed"):
         result.copy()
-
-
-def test_a_result_that_is_dropped_is_released(client: AnyClient, path: PathName) -> None:
-    result = infer(client, 1, path=path)
-    del result
-    all_memory_comes_back(client)
 
 
 @pytest.mark.parametrize(
@@ -104,12 +79,6 @@ def test_a_slot_is_used_again_when_the_last_view_is_gone(client: AnyClient, path
     assert client.stats().slots_idle == 2
 
 
-def test_views_outlive_the_client(flavour: Flavour, path: PathName) -> None:
-    with flavour.client() as client:
-        view = infer(client, 1, path=path)["OUTPUT0"]
-    assert (view == 1).all()
-
-
 @pytest.mark.parametrize("path", ["direct", "triton-shm"])
 def test_a_call_without_memory_waits_until_a_view_is_gone(
     poor_client: AnyClient, path: PathName, caplog: pytest.LogCaptureFixture
@@ -137,18 +106,6 @@ def test_a_call_without_memory_waits_until_a_view_is_gone(
         friend.join()
         logger.removeHandler(watch)
     assert poor_client.stats().slot_waits == 1
-
-
-@pytest.mark.parametrize("path", ["direct", "triton-shm"])
-def test_a_pool_that_stays_dry_is_an_error(poor_client: AnyClient, path: PathName) -> None:
-    held = infer(poor_client, 1, path=path)
-    with pytest.raises(
-        PoolExhaustedError, match=r"became free within 0\.\d+ s: 1 slots are held.*Release results sooner"
-    ):
-        infer(poor_client, 2, path=path, timeout_s=0.1)
-    held.release()
-    with infer(poor_client, 3, path=path) as result:
-        assert (result["OUTPUT0"] == 3).all()
 
 
 def test_error_and_warning_name_the_line_that_holds_the_memory(

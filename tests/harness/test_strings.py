@@ -21,18 +21,6 @@ WORDS: Final = np.array([[word.encode() for word in row] for row in TEXT], objec
 LOUD: Final = [[word.upper() for word in row] for row in WORDS]
 LENGTHS: Final = [[len(word) for word in row] for row in WORDS]
 
-KINDS: Final[dict[str, Any]] = {
-    "lists of text": TEXT,
-    "lists of bytes": WORDS.tolist(),
-    "lists of both": [TEXT[0], list(WORDS[1])],
-    "array of objects": WORDS,
-    "array of text": np.array(TEXT, object),
-    "Fortran order": np.asfortranarray(WORDS),
-    "transposed": WORDS.T.copy().T,
-    "reversed": WORDS[::-1].copy()[::-1],
-    "list of rows": list(WORDS),
-}
-
 
 def infer(client: AnyClient, words: Any = WORDS, **named: Any) -> dict[str, npt.NDArray[Any]]:
     with client.infer("words", {"WORDS": words}, **named) as result:
@@ -46,16 +34,6 @@ def test_strings_go_and_come(client: AnyClient, path: PathName) -> None:
         assert result["LENGTHS"].tolist() == LENGTHS
         assert result["SAME"].tolist() == WORDS.tolist()
         assert result["SAME"].dtype == object
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_strings_are_the_same_whatever_held_them(client: AnyClient, path: PathName, kind: str) -> None:
-    assert infer(client, KINDS[kind], path=path, outputs=["LOUD"])["LOUD"].tolist() == LOUD
-
-
-@pytest.mark.parametrize("array", [np.array([["a", "bc"]]), np.array([[b"a", b"bc"]]), np.array([["a", "bc"]], ">U2")])
-def test_strings_of_numpys_own_dtypes(client: AnyClient, path: PathName, array: npt.NDArray[Any]) -> None:
-    assert infer(client, array, path=path)["LOUD"].tolist() == [[b"A", b"BC"]]
 
 
 @pytest.mark.parametrize(
@@ -105,14 +83,6 @@ def test_a_hint_that_is_too_small_does_not_matter(client: AnyClient, path: PathN
         assert result["LOUD"].tolist() == LOUD
 
 
-def test_room_that_is_exactly_enough_is_enough(client: AnyClient) -> None:
-    size = sum(4 + len(word) for word in WORDS.flat)
-    for hint, overflowed in ((size, {}), (size - 1, {"LOUD": size})):
-        with client.infer("words", {"WORDS": WORDS}, outputs={"LOUD": hint}) as result:
-            assert result.overflowed == overflowed
-            assert result["LOUD"].tolist() == LOUD
-
-
 def test_strings_of_a_result_hold_no_shared_memory(client: AnyClient) -> None:
     result = client.infer("words", {"WORDS": WORDS}, outputs={"LOUD": 1000, "SAME": None})
     all_memory_comes_back(client)
@@ -129,18 +99,6 @@ def test_calls_that_run_together_do_not_mix_their_strings(client: AnyClient, pat
 def test_more_strings_than_are_copied_in_passing(client: AnyClient, path: PathName) -> None:
     word = b"x" * (5 << 20)
     assert infer(client, [[word]], path=path, outputs=["LENGTHS"])["LENGTHS"].item() == len(word)
-
-
-@pytest.mark.parametrize("value", [np.zeros((1, 2), np.float32), np.array([[1, 2]], object), [[1, 2]], [["a", 1.5]]])
-def test_numbers_among_strings_are_refused_by_the_inputs_name(client: AnyClient, path: PathName, value: Any) -> None:
-    with pytest.raises(TensorTypeError, match="'WORDS'") as refusal:
-        client.infer("words", {"WORDS": value}, path=path)
-    assert refusal.value.tensor == "WORDS"
-
-
-def test_strings_for_an_input_of_numbers_are_refused_by_its_name(client: AnyClient) -> None:
-    with pytest.raises(TensorError, match="'INPUT0' is BYTES, but the model's configuration says TYPE_FP32"):
-        client.infer("identity", {"INPUT0": np.array(["1.5"])})
 
 
 every_dtype = pytest.mark.parametrize("dtype", ["S20", "U20", object], ids=str)

@@ -8,9 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -134,48 +132,6 @@ def test_a_slots_lease_is_taken_once_seen_by_others_and_of_that_slot_alone(fd: i
     assert not is_slot_in_use(other, RECORDS[2])
     assert not is_owner_alive(other)
     assert SlotLease(other, RECORDS[0]).take()
-
-
-def test_a_slots_lease_can_be_taken_when_it_was_given_back(fd: int, other: int) -> None:
-    mine, theirs = SlotLease(fd, SLOT), SlotLease(other, SLOT)
-    assert theirs.take()
-    assert not mine.take()
-    theirs.give_back()
-    assert not is_slot_in_use(other, SLOT)
-    assert mine.take()
-    mine.give_back()
-    assert mine.take()
-
-
-def test_one_of_many_threads_gets_the_lease(fd: int) -> None:
-    lease = SlotLease(fd, RECORDS[0])
-    together = threading.Barrier(8)
-
-    def take(_: int) -> bool:
-        together.wait()
-        return lease.take()
-
-    with ThreadPoolExecutor(8) as threads:
-        assert sum(threads.map(take, range(8))) == 1
-
-
-def test_threads_with_a_lease_never_meet(fd: int) -> None:
-    lease = SlotLease(fd, RECORDS[0])
-    inside: list[int] = []
-
-    def come_and_go(thread: int) -> int:
-        entered = 0
-        while entered < 200:
-            if lease.take():
-                inside.append(thread)
-                assert inside == [thread]
-                inside.remove(thread)
-                lease.give_back()
-                entered += 1
-        return entered
-
-    with ThreadPoolExecutor(4) as threads:
-        assert list(threads.map(come_and_go, range(4))) == [200] * 4
 
 
 def test_a_failed_attempt_leaves_the_lease_free(fd: int) -> None:

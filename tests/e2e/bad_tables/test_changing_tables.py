@@ -6,14 +6,13 @@ import random
 import threading
 
 import numpy as np
-import pytest
 from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.protocol.refusals import code_in
 from shm_backend_utils.server import EmbeddedServer
 
 from ..hand_made import STEP, HandMade
-from .breaks import is_served, tensor, valid
+from .breaks import tensor, valid
 
 
 class Rewriter(threading.Thread):
@@ -84,22 +83,3 @@ def answers_of(request: HandMade, count: int) -> tuple[set[int], set[str]]:
         assert (np.diff(y) == 1).all()
         lengths.add(len(y))
     return lengths, codes
-
-
-@pytest.mark.parametrize(("gives_up", "code"), [(True, "shm:stale"), (False, "shm:busy")])
-def test_a_slot_that_its_client_holds_is_refused_at_once(made: HandMade, gives_up: bool, code: str) -> None:
-    made.write()
-    before = made.content()
-    lease = made.region.lease(0)
-    assert lease.take()
-    try:
-        if gives_up:
-            made.record.generation += 1
-        with pytest.raises(InferenceServerException) as refused:
-            made.send()
-    finally:
-        lease.give_back()
-    assert code_in(refused.value.message()) == code
-    assert made.content() == before
-    made.next()
-    assert is_served(made)

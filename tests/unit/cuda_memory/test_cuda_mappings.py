@@ -23,16 +23,6 @@ from tests.unit.cuda_memory.conftest import DEVICE, FIELD, SIZE, mapping_of, rea
 from tests.unit.gpus import NOTHING, collect_all
 
 
-def test_both_sides_see_what_the_other_writes(
-    driver: FakeDriver, allocation: CudaAllocation, mappings: CudaMappings
-) -> None:
-    mapping = mapping_of(allocation, mappings)
-    here, there = whole(driver, allocation), whole(driver, mapping)
-    here[0] = 1
-    there[SIZE - 1] = 2
-    assert (there[0], here[SIZE - 1]) == (1, 2)
-
-
 def test_two_mappings_have_one_identity_if_they_are_of_one_allocation(
     gpu: CudaRuntime, allocation: CudaAllocation, mappings: CudaMappings
 ) -> None:
@@ -64,31 +54,6 @@ def test_memory_is_opened_once_however_often_it_is_mapped(
     collect_all(peer)
     assert driver.live(1) == NOTHING
     assert (driver.count("cuIpcOpenMemHandle", 1) - opened, driver.count("cuIpcCloseMemHandle", 1) - closed) == (1, 1)
-
-
-def test_memory_that_was_closed_is_opened_again(
-    driver: FakeDriver, allocation: CudaAllocation, mappings: CudaMappings, peer: CudaRuntime
-) -> None:
-    opened = driver.count("cuIpcOpenMemHandle", 1)
-    for _ in range(2):
-        mapping_of(allocation, mappings).close()
-        collect_all(peer)
-        assert driver.live(1) == NOTHING
-    assert driver.count("cuIpcOpenMemHandle", 1) - opened == 2
-
-
-def test_memory_is_closed_after_the_last_one_that_keeps_it(
-    driver: FakeDriver, allocation: CudaAllocation, mappings: CudaMappings, peer: CudaRuntime
-) -> None:
-    mapping = mapping_of(allocation, mappings)
-    keeper = mapping.keeper
-    mapping.close()
-    del mapping
-    collect_all(peer)
-    assert driver.live(1).opened == 1
-    del keeper
-    collect_all(peer)
-    assert driver.live(1) == NOTHING
 
 
 def test_a_closed_mapping_is_nothing_to_keep(allocation: CudaAllocation, mappings: CudaMappings) -> None:

@@ -41,15 +41,6 @@ def uses(client: ShmClient) -> list[Any]:
     ]
 
 
-def test_a_client_that_is_closed(server: FakeServer) -> None:
-    with client_of(server) as client:
-        pass
-    for use in uses(client):
-        with pytest.raises(ClosedError) as error:
-            use()
-        assert str(error.value) == "this client is closed; make a new one"
-
-
 def test_a_result_that_is_released_and_arrays_that_were_kept(server: FakeServer) -> None:
     with client_of(server) as client:
         with client.infer("m", {"IN0": X}) as result:
