@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,10 +14,8 @@ from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.cli import main
 from shm_backend_utils.cli.doctor.examination import examine
-from shm_backend_utils.testing.faults.servers import free_ports
 from tests.crash.processes import stub_of
 from tests.releases import gives_up_loading, outlives_models
-from tests.unit.answering_server import answering
 from tests.unit.harness.folders import folder_of
 
 from .container import OWN_CONTAINER, obstacle, running
@@ -167,29 +164,11 @@ def test_one_dead_stub_of_three_is_found_whoever_is_asked_first(server: Server, 
         assert any("has read a nonce" in line for _, line in checkup.fine)
 
 
-@pytest.fixture
-def nonsense() -> Iterator[str]:
-    """A server that answers whatever it is asked with a page."""
-    with answering(lambda _: (200, b"<html>\x1b[31mwelcome</html>")) as url:
-        yield url
-
-
-def test_a_server_that_is_not_triton(nonsense: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert codes_of(examine(nonsense)) == {"not-triton"}
-    assert main(["doctor", nonsense]) == 1
-    assert "\x1b" not in capsys.readouterr().out
-
-
 def test_the_other_protocols_port(server: Server) -> None:
     grpc, http = server.url("grpc"), server.url("http").removeprefix("http://")
     assert codes_of(examine(f"http://{grpc}")) == {"wrong-port"}
     assert codes_of(examine(f"grpc://{http}")) == {"wrong-port"}
     assert codes_of(examine(f"http://{server.loading.server.metrics_url}")) == {"not-triton"}
-
-
-def test_nobody_there(protocol: str) -> None:
-    port = free_ports().http
-    assert codes_of(examine(f"{protocol}://127.0.0.1:{port}")) == {"server-not-reachable"}
 
 
 def test_one_json_object(server: Server, capsys: pytest.CaptureFixture[str]) -> None:

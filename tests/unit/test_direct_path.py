@@ -163,28 +163,6 @@ def test_shapes_may_be_integers_of_numpy(session: ShmSession, client: Client, ki
         assert {type(size) for size in client.places()["Y"].shape} == {int}
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype", "message"),
-    [
-        ((-1,), np.float32, "'Y' has shape"),
-        ((2, 2), np.float32, "'Y' has shape"),
-        ((4,), np.float64, "'Y' is FP64"),
-        ((4,), "S3", "'Y' is BYTES"),
-        ((4,), np.complex64, "'Y' has NumPy dtype complex64"),
-    ],
-    ids=str,
-)
-def test_an_output_that_the_model_may_not_write_is_its_error(
-    session: ShmSession, client: Client, shape: Any, dtype: Any, message: str
-) -> None:
-    response = served(session, client.request({}, {"Y": 16}), lambda call: call.output("Y", shape, dtype))
-    assert error_code(response) == "INTERNAL"
-    assert message_of(response).startswith("shm:model: model.py wrote an output that it may not: tensor ")
-    assert message in message_of(response)
-    assert client.is_over()
-    assert not client.has_results()
-
-
 def test_shapes_parameters_and_outputs_without_room_leave_nothing_behind(session: ShmSession, client: Client) -> None:
     def objects() -> int:
         gc.collect()
@@ -288,23 +266,6 @@ def test_a_model_refuses_in_its_own_words_by_a_status_of_its_own(
         RequestRefusedError("no", "NOTFOUND")
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_whatever_is_raised_only_that_request_fails(
-    session: ShmSession, client: Client, kind: type[BaseException]
-) -> None:
-    def infer(call: Call) -> None:
-        if call.parameters.get("fail"):
-            raise kind
-        double(call)
-
-    requests = [client.request({"X": X}, {"Y": 16}, 0, fail=True), client.request({"X": X}, {"Y": 16}, 1)]
-    first, second = session.serve(requests, infer)
-    assert kind.__name__ in message_of(first)
-    assert second.error() is None
-    assert client.is_over(0)
-    assert client.output("Y", 1).tolist() == [0, 2, 4, 6]
-
-
 def test_an_output_that_is_missing_is_the_models_error_and_an_input_the_callers(
     session: ShmSession, client: Client
 ) -> None:
@@ -314,44 +275,6 @@ def test_an_output_that_is_missing_is_the_models_error_and_an_input_the_callers(
     response = served(session, client.request({}, {"Y": 16}), double)
     assert error_code(response) == "INVALID_ARG"
     assert message_of(response) == "shm:missing: the request has no input 'X', which the model needs"
-
-
-def test_results_that_the_record_has_no_room_for_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [f"{'n' * 200}{number}" for number in range(20)]
-    client = Client(record_byte_size=8192)
-    with session_of(monkeypatch, [], [tensor(name) for name in names]) as session:
-
-        def infer(call: Call) -> None:
-            for name in names:
-                call.put(name, X)
-
-        response = served(session, delivered(client.begin(client.laid_out({}, {})), names), infer)
-    assert "the slot's record has room for" in message_of(response)
-    assert client.is_over()
-    client.close()
-
-
-def test_a_call_that_is_over_is_closed_and_keeps_no_slot(session: ShmSession, client: Client) -> None:
-    kept: list[Call] = []
-
-    def keep(call: Call) -> None:
-        kept.append(call)
-        double(call)
-
-    served(session, client.request({"X": X}, {"Y": 16}), keep)
-    for use in (
-        lambda: kept[0].input("X"),
-        lambda: kept[0].inputs,
-        lambda: kept[0].output("Y", (4,), np.float32),
-        lambda: kept[0].put("Y", X),
-    ):
-        with pytest.raises(Exception, match="this call is closed"):
-            use()
-    assert client.is_over()
-    assert served(session, client.request({"X": X}, {"Y": 16}), double).error() is None
-    registry = session._open_context().resolver.registry
-    registry.unregister_all()
-    assert registry.mapped() == (0, 0)
 
 
 def test_a_closed_session_answers_that_it_is(session: ShmSession, client: Client) -> None:

@@ -100,7 +100,7 @@ def test_a_generation_is_executed_once(session: ShmSession, client: Client) -> N
     code, text = answer(session, request)
     assert code == "ALREADY_EXISTS"
     assert text.startswith("shm:replayed: ")
-    assert client.is_free()
+    assert (client.is_free(), client.has_results()) == (True, True)
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.0, True, "1", None], ids=repr)

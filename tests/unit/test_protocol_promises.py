@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -104,12 +103,6 @@ def test_room_for_an_output_that_is_not_wanted_stays_unused(session: ShmSession,
     assert client.region.bytes().tobytes()[said.outputs["Z"].offset :] == before
 
 
-def test_strings_without_room_are_in_the_response_as_bytes(session: ShmSession, client: Client) -> None:
-    response = answer(session, client.request({"X": X}, {"S": 7}))
-    assert outputs_of(response)["S"].tobytes() == struct.pack("<I4s", 4, b"text")
-    assert (client.places()["S"].is_in_response, client.places()["S"].shape) == (True, (1,))
-
-
 # What names a slot
 
 
@@ -144,27 +137,6 @@ def test_a_missing_input_is_found_out_after_the_start(session: ShmSession, clien
     assert stamps(client) == DONE
 
 
-def test_a_replay_leaves_the_first_results(session: ShmSession, client: Client) -> None:
-    request = client.request({"X": X}, {"Y": 16})
-    answer(session, request)
-    assert refusal(session, request) == ("shm:replayed", "ALREADY_EXISTS")
-    assert stamps(client) == DONE
-    assert client.output("Y").tolist() == [0, 2, 4, 6]
-
-
-@pytest.mark.parametrize("generation", [1, 3])
-def test_any_other_generation_is_stale(session: ShmSession, client: Client, generation: int) -> None:
-    nothing_was_begun = delivered({"shm_slot": client.address(), "shm_generation": 1}, ["Y"])
-    assert refusal(session, nothing_was_begun) == ("shm:stale", "CANCELLED")
-    request = client.request({"X": X}, {"Y": 16})
-    client.region.record(0).generation = 2
-    assert client.generations == [1]
-    if generation == 3:
-        request = delivered({**json.loads(request.parameters()), "shm_generation": 3}, ["Y"])
-    assert refusal(session, request) == ("shm:stale", "CANCELLED")
-    assert stamps(client) == NOT_BEGUN
-
-
 def test_results_that_do_not_fit_fail_the_request_after_it_ran(session: ShmSession, client: Client) -> None:
     outputs = [tensor(f"{'long name ' * 10}{index}") for index in range(30)]
     config = {"name": "many", "input": [], "output": outputs}
@@ -187,18 +159,6 @@ def test_results_that_do_not_fit_fail_the_request_after_it_ran(session: ShmSessi
 
 
 # The region, and the rest
-
-
-def test_a_region_that_was_removed_is_gone_for_a_model_that_has_it(session: ShmSession, client: Client) -> None:
-    assert answer(session, client.request({"X": X}, {"Y": 16})).error() is None
-    ring = client.request({"X": X}, {"Y": 16}, ring=Ring(1, 1, 0))
-    assert refusal(session, ring) == ("shm:table", "INVALID_ARG"), "this model does not stream"
-    request = client.request({"X": X}, {"Y": 16})
-    client.region.segment.unlink()
-    assert refusal(session, request) == ("shm:gone", "NOT_FOUND")
-    assert stamps(client) == DONE
-    session.close()
-    assert refusal(session, request) == ("shm:closed", "UNAVAILABLE")
 
 
 def test_a_file_of_another_kind_is_refused(session: ShmSession, client: Client) -> None:

@@ -92,16 +92,6 @@ def test_what_tritonclient_and_numpy_have_too_is_taken(client: ShmClient, timeou
     PoolOptions(max_bytes=np.int64(2**30), stream_guess_bytes=np.uint32(0))
 
 
-class Column:
-    """A column of pandas: one that is nullable, or of text, or of categories, becomes an array of objects."""
-
-    def __init__(self, *elements: Any) -> None:
-        self._elements = elements
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        return np.array(self._elements, object)
-
-
 class InferRequestedOutput:
     """Named as tritonclient's."""
 
@@ -128,12 +118,6 @@ CALLS: dict[str, tuple[Callable[[Any], object], type[Exception], str]] = {
         "the hint for output 'OUT0' is (3, 2); expected bytes, 0 or more, or (shape, dtype), for example ((1, 3), "
         "'float32'), or a device such as 'cuda:0', or (shape, dtype, device), or None: an output lies in memory of the "
         "client's",
-    ),
-    "a nullable column of pandas": (
-        lambda client: client.infer("m", {"IN0": Column(1.5, None)}),
-        TensorTypeError,
-        "tensor 'IN0' is BYTES, but the model's configuration says TYPE_FP32; objects are taken for strings; convert "
-        "it by .astype('float32')",
     ),
     "outputs of tritonclient": (
         lambda client: client.infer("m", {"IN0": X}, outputs=[InferRequestedOutput()]),

@@ -23,8 +23,6 @@ def client() -> Iterator[ShmClient]:
         config("triple", dims="3"),
         config("image", dims="-1,-1,3"),
         config("rows", dims="3", max_batch_size=4),
-        config("text", dtype="TYPE_STRING"),
-        config("bytes", dtype="TYPE_UINT8"),
     ]
     with FakeServer(*models) as server, client_of(server) as client:
         yield client
@@ -37,25 +35,6 @@ def takes(dtype: str) -> str:
 @pytest.mark.parametrize(
     ("model", "given", "text"),
     [
-        ("vector", np.ones(3), f"tensor 'IN0' is FP64, {takes('TYPE_FP32')}; convert it by .astype('float32')"),
-        (
-            "vector",
-            np.array([1, None]),
-            f"tensor 'IN0' is BYTES, {takes('TYPE_FP32')}; objects are taken for strings; convert it by "
-            ".astype('float32')",
-        ),
-        (
-            "text",
-            ROW,
-            f"tensor 'IN0' is FP32, {takes('TYPE_STRING')}; pass strings: a list, or an array of objects, of str or "
-            "bytes",
-        ),
-        (
-            "vector",
-            np.ones(3, complex),
-            "tensor 'IN0' has NumPy dtype complex128; Triton has BOOL, UINT8, UINT16, UINT32, "
-            "UINT64, INT8, INT16, INT32, INT64, FP16, FP32, FP64, BF16, BYTES: convert it by .astype",
-        ),
         (
             "vector",
             np.array(3, np.float32),
@@ -88,21 +67,6 @@ def takes(dtype: str) -> str:
             "tensor 'IN0' is a list of 2 arrays of 3 dimensions, but model 'image' takes one of them at a time; call "
             "it once for each, or join them, by np.concatenate for example",
         ),
-        (
-            "bytes",
-            [1, 256],
-            "tensor 'IN0' holds 256, which is no value of TYPE_UINT8; pass numbers that are, or an array",
-        ),
-        ("text", ["a", 1], "tensor 'IN0' holds 1, which is no value of TYPE_STRING; pass str or bytes, or an array"),
-        ("vector", None, "tensor 'IN0' holds None, which is no value of TYPE_FP32; pass numbers that are, or an array"),
-        (
-            "vector",
-            {"a": 1},
-            "tensor 'IN0' holds an object of type dict, which is no value of TYPE_FP32; pass numbers that are, or an "
-            "array",
-        ),
-        ("vector", [[1, 2], [3]], "tensor 'IN0' is a nested list that is not rectangular; pad its rows"),
-        ("text", np.array(["a", 1], object), "tensor 'IN0' holds an element of type int; expected str or bytes"),
     ],
 )
 def test_an_array_that_the_model_does_not_take(client: ShmClient, model: str, given: Any, text: str) -> None:
@@ -115,23 +79,6 @@ def test_an_input_that_is_misspelt(client: ShmClient) -> None:
     with pytest.raises(TensorError) as error:
         client.infer("vector", {"in0": ROW})
     assert str(error.value) == "model 'vector' has no input 'in0'; it has IN0; did you mean 'IN0'?"
-
-
-@pytest.mark.parametrize(
-    ("model", "given", "doubled"),
-    [
-        ("vector", np.arange(6, dtype=np.float32)[::2], [0, 4, 8]),
-        ("vector", np.arange(3, dtype=">f4"), [0, 2, 4]),
-        ("vector", np.empty(0, np.float32), []),
-        ("vector", np.float32(3), [6]),
-        ("vector", 3, [6]),
-        ("rows", [ROW, ROW], [[2, 2, 2], [2, 2, 2]]),
-    ],
-    ids=["not contiguous", "big-endian", "no elements", "a scalar of NumPy", "a number", "a list of rows"],
-)
-def test_an_array_of_another_kind_is_taken_as_meant(client: ShmClient, model: str, given: Any, doubled: Any) -> None:
-    with client.infer(model, {"IN0": given}) as result:
-        assert result["OUT0"].tolist() == doubled
 
 
 @pytest.mark.parametrize("shape", [(np.int64(2), np.uint8(3)), np.array([2, 3]), [2, np.int32(3)]])
