@@ -1,7 +1,5 @@
 """Gives strings in the way that the parameter `game` names."""
 
-import time
-
 import numpy as np
 
 from shm_backend_utils.model import Call
@@ -37,17 +35,5 @@ class TritonPythonModel(Served):
             call.put("Y", call.input("WORDS").numpy())
         elif game == "memory":
             call.output("Y", (2,), "S20")
-        elif game == "wait for the client":
-            call.put("Y", self.read_while_the_client_writes(call))
         else:
             call.put("Y", ANSWERS[game])
-
-    def read_while_the_client_writes(self, call: Call) -> np.ndarray:
-        """Return what is read of the words after the client has written something else in their place."""
-        words, signal = call.input("WORDS").strings(), call.input("SIGNAL").numpy()
-        first = words[0]
-        call.output("IS_READ", (1,), np.int32).numpy()[:] = 1  # the client sees this before the response
-        deadline = time.monotonic() + 10
-        while not signal[0] and time.monotonic() < deadline:
-            time.sleep(0.001)
-        return np.array([first, *words], object)
