@@ -13,7 +13,6 @@ import pytest
 from shm_backend_utils import __version__
 from shm_backend_utils.cli.doctor import checkup
 from shm_backend_utils.cli.doctor.examination import examine
-from shm_backend_utils.cli.doctor.findings import Finding
 from shm_backend_utils.client.errors import DeadlineExceededError, InferenceError, ServerUnavailableError
 from shm_backend_utils.client.transports.transport import AsyncTransport, Transport
 from shm_backend_utils.errors import MachineError, ProbedError, TableError
@@ -53,11 +52,7 @@ class Server(FakeServer):
 
 
 def codes(server: Server, model: str | None = None) -> set[str]:
-    return {each.trouble.code for each in examine(server, model).findings if each.model or not of_machine(each)}
-
-
-def of_machine(finding: Finding) -> bool:
-    return finding.trouble.code.startswith(("dev-shm", "stale", "leftover", "memory-", "little-"))
+    return {each.trouble.code for each in examine(server, model).findings}
 
 
 def writes(report: bytes, *, completes: bool = True) -> Callable[[Order], Any]:

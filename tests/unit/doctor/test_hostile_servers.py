@@ -88,12 +88,6 @@ def answering(
             thread.join(10)
 
 
-@pytest.fixture(autouse=True)
-def no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have this machine not be looked at, which takes longer than all else."""
-    monkeypatch.setattr(examination, "findings_on_machine", list)
-
-
 def text_of(*configs: dict[str, Any], report: dict[str, Any] | bytes) -> str:
     """Examine a server; return what is printed, which must be fit for a terminal."""
     with Server(*configs, protocol="http") as server:

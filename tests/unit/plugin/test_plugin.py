@@ -64,40 +64,7 @@ def test_a_model_is_tested_without_a_server(project: Path) -> None:
     assert (status, "3 passed" in printed) == (0, True), printed
 
 
-def test_models_may_lie_elsewhere(project: Path) -> None:
-    (project / "model_repository").rename(project / "models")
-    (project / "pytest.ini").write_text("[pytest]\ntriton_model_repository = models\n")
-    status, printed = outcome_of(
-        project,
-        """
-        def test_it(triton_model, triton_repository):
-            assert triton_repository.name == "models"
-            triton_model("doubled")
-        """,
-    )
-    assert status == 0, printed
-
-
-def test_a_test_that_leaves_shared_memory_behind_fails(project: Path) -> None:
-    status, printed = outcome_of(
-        project,
-        """
-        import os
-
-        kept = []
-
-        def test_it(shm_leak_check):
-            kept.append(open(f"/dev/shm/left-{os.getpid()}", "w"))
-            os.unlink(kept[0].name)
-        """,
-        "-W",
-        "ignore::ResourceWarning",
-    )
-    assert status == 1
-    assert "AssertionError: shared memory was left behind: descriptor of /dev/shm/left-" in printed
-
-
-def test_the_order_of_a_tests_arguments_does_not_matter(project: Path) -> None:
+def test_a_test_that_leaves_shared_memory_behind_fails_whatever_the_order_of_its_arguments(project: Path) -> None:
     status, printed = outcome_of(
         project,
         """
@@ -113,7 +80,7 @@ def test_the_order_of_a_tests_arguments_does_not_matter(project: Path) -> None:
 
         @pytest.fixture
         def left(memory):
-            kept.append(open(f"/dev/shm/left-{os.getpid()}", "w"))
+            kept.append(open(f"/dev/shm/left-by-a-fixture-{os.getpid()}", "w"))
             os.unlink(kept[0].name)
 
         kept = []
@@ -121,15 +88,22 @@ def test_the_order_of_a_tests_arguments_does_not_matter(project: Path) -> None:
         def test_before(memory, shm_leak_check): pass
         def test_behind(shm_leak_check, memory): pass
         def test_found(left, shm_leak_check): pass
+
+        def test_it(shm_leak_check):
+            kept.append(open(f"/dev/shm/left-by-itself-{os.getpid()}", "w"))
+            os.unlink(kept[1].name)
         """,
         "-W",
         "ignore::ResourceWarning",
     )
-    assert (status, "3 passed, 1 error" in printed) == (1, True), printed
-    assert "AssertionError: shared memory was left behind: descriptor of /dev/shm/left-" in printed
+    assert (status, "4 passed, 2 errors" in printed) == (1, True), printed
+    for left in ("left-by-a-fixture-", "left-by-itself-"):
+        assert f"AssertionError: shared memory was left behind: descriptor of /dev/shm/{left}" in printed
 
 
-def test_faults_are_at_hand(project: Path) -> None:
+def test_faults_are_at_hand_wherever_models_lie(project: Path) -> None:
+    (project / "model_repository").rename(project / "models")
+    (project / "pytest.ini").write_text("[pytest]\ntriton_model_repository = models\n")
     status, printed = outcome_of(
         project,
         """
@@ -145,7 +119,8 @@ def test_faults_are_at_hand(project: Path) -> None:
 
         X = np.arange(4, dtype=np.float32)
 
-        def test_a_late_answer(triton_model, faults):
+        def test_a_late_answer(triton_model, triton_repository, faults):
+            assert triton_repository.name == "models"
             late = faults.late(triton_model("doubled"), 0)
             with ShmClient(late) as client:
                 np.testing.assert_array_equal(client.infer("doubled", {"X": X})["Y"], X * 2)

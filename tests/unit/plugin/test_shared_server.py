@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,83 @@ def client(triton_server):
     return triton_server.number
 """
 HEADING = "tritonserver died during these tests"
+FILES = {
+    "test_a": """
+        from conftest import CRASH
+
+        numbers = []
+
+        def test_before(client, triton_server):
+            assert client == triton_server.number
+            numbers.append(client)
+
+        def test_it(client, triton_server):
+            if client == numbers[0]:
+                triton_server.die(CRASH)
+            assert triton_server.is_running
+
+        def test_after(client, triton_server):
+            assert client == triton_server.number == numbers[0] + 1
+    """,
+    "test_second": """
+        from conftest import CRASH
+
+        numbers = []
+
+        def test_it(triton_server):
+            numbers.append(triton_server.number)
+            triton_server.die(CRASH)
+            assert triton_server.is_running
+
+        def test_after(triton_server):
+            assert triton_server.number == numbers[0] + 2
+    """,
+    "test_kill": """
+        from conftest import KILL
+
+        def test_it(client, triton_server):
+            triton_server.die(KILL)
+            assert triton_server.is_running
+
+        def test_after(client, triton_server):
+            assert client == triton_server.number
+    """,
+    "test_unmet": """
+        from conftest import KILL
+
+        def test_it(client, triton_server):
+            triton_server.die(KILL)
+
+        def test_after(client, triton_server):
+            assert client == triton_server.number
+    """,
+    "test_fixture": """
+        import pytest
+        from conftest import CRASH
+
+        numbers = []
+
+        @pytest.fixture(scope="module")
+        def report(triton_server):
+            numbers.append(triton_server.number)
+            if len(numbers) == 1:
+                triton_server.die(CRASH)
+            assert triton_server.is_running
+
+        def test_it(report):
+            pass
+
+        def test_after(report, triton_server):
+            assert numbers == [triton_server.number - 1, triton_server.number]
+    """,
+    "test_z": """
+        from conftest import KILL
+
+        def test_last(triton_server):
+            triton_server.die(KILL)
+    """,
+}
+"""Each has a server die in a way of its own."""
 
 
 @pytest.fixture
@@ -76,106 +154,22 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_test_that_meets_a_crash_is_run_once_more_and_named(project: Path) -> None:
-    status, printed = outcome_of(
-        project,
-        """
-        from conftest import CRASH
-
-        def test_before(client, triton_server):
-            assert client == triton_server.number == 1
-
-        def test_it(client, triton_server):
-            if client == 1:
-                triton_server.die(CRASH)
-            assert triton_server.is_running
-
-        def test_after(client, triton_server):
-            assert client == triton_server.number == 2
-        """,
-    )
-    assert (status, "3 passed, 1 server died" in printed) == (0, True), printed
-    assert HEADING in printed
-    assert "test_it.py::test_it: failed as Triton itself crashed, and was run once more\nSignal (11)" in printed
-
-
-def test_a_test_that_meets_a_second_crash_fails(project: Path) -> None:
-    status, printed = outcome_of(
-        project,
-        """
-        from conftest import CRASH
-
-        def test_it(triton_server):
-            triton_server.die(CRASH)
-            assert triton_server.is_running
-
-        def test_after(triton_server):
-            assert triton_server.number == 3
-        """,
-    )
-    assert (status, "1 failed, 1 passed, 2 server died" in printed) == (1, True), printed
-    assert "test_it.py::test_it: failed\nSignal (11)" in printed
-
-
-def test_a_test_that_kills_its_server_fails_alone(project: Path) -> None:
-    status, printed = outcome_of(
-        project,
-        """
-        from conftest import KILL
-
-        def test_it(client, triton_server):
-            triton_server.die(KILL)
-            assert triton_server.is_running
-
-        def test_after(client, triton_server):
-            assert client == triton_server.number == 2
-        """,
-    )
-    assert (status, "1 failed, 1 passed, 1 server died" in printed) == (1, True), printed
-    assert "test_it.py::test_it: failed\nI1123 Started" in printed
-
-
-@pytest.mark.parametrize("is_last", [False, True])
-def test_a_death_that_no_test_met_is_told(project: Path, is_last: bool) -> None:
-    after = "assert client == triton_server.number == 2" if not is_last else "triton_server.die(KILL)"
-    status, printed = outcome_of(
-        project,
-        f"""
-        from conftest import KILL
-
-        def test_it(client, triton_server):
-            {"pass" if is_last else "triton_server.die(KILL)"}
-
-        def test_after(client, triton_server):
-            {after}
-        """,
-    )
-    assert (status, "2 passed, 1 server died" in printed) == (0, True), printed
-    name = "test_after" if is_last else "test_it"
-    assert f"test_it.py::{name}: passed, and the server was found dead after it" in printed
-
-
-def test_a_fixture_that_met_the_crash_is_made_once_more(project: Path) -> None:
-    status, printed = outcome_of(
-        project,
-        """
-        import pytest
-        from conftest import CRASH
-
-        @pytest.fixture(scope="module")
-        def report(triton_server):
-            if triton_server.number == 1:
-                triton_server.die(CRASH)
-            assert triton_server.is_running
-
-        def test_it(report):
-            pass
-
-        def test_after(report, triton_server):
-            assert triton_server.number == 2
-        """,
-    )
-    assert (status, "2 passed, 1 server died" in printed) == (0, True), printed
+def test_who_has_to_do_with_a_death_is_told_and_run_once_more_if_triton_crashed_and_nobody_else_fails(
+    project: Path,
+) -> None:
+    for name, text in FILES.items():
+        (project / f"{name}.py").write_text(textwrap.dedent(text))
+    status, printed = outcome_of(project, "")
+    assert (status, "2 failed, 10 passed, 7 server died" in printed) == (1, True), printed
+    for told in (
+        HEADING,
+        "test_a.py::test_it: failed as Triton itself crashed, and was run once more\nSignal (11)",
+        "test_second.py::test_it: failed\nSignal (11)",
+        "test_kill.py::test_it: failed\nI1123 Started",
+        "test_unmet.py::test_it: passed, and the server was found dead after it",
+        "test_z.py::test_last: passed, and the server was found dead after it",
+    ):
+        assert told in printed, printed
 
 
 def test_it_is_told_by_workers_too(project: Path) -> None:
