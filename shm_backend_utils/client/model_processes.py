@@ -56,7 +56,7 @@ def living_processes(address: str, config: Mapping[str, Any], version: str) -> i
     name = re.compile(rf"(?:{groups})(?:_[0-9]+)?")
     model, folders = str(config["name"]), []
     for parent, words in stubs:
-        *_, folder, found_version, _ = ("", "", *Path(words[1]).parts)
+        *_, folder, found_version, _ = ("", "", "", *Path(words[1]).parts)
         if parent != servers[0] or version not in ("", found_version):
             continue
         names = filter(name.fullmatch, words[2:])

@@ -77,6 +77,13 @@ def test_an_output_that_outgrows_what_was_learned_is_learned_anew(client: AnyCli
             assert second.overflowed == {}
 
 
+def test_what_was_learned_from_many_rows_is_no_more_than_one_row_needs(client: AnyClient) -> None:
+    client.infer("rows", {"X": rows(4)}, parameters={"times": 5000}).release()
+    with client.infer("rows", {"X": rows(1)}, parameters={"times": 5000}) as result:
+        assert result.overflowed == {}
+        assert client.stats().pool_bytes < 4 * result["REPEATED"].nbytes
+
+
 @pytest.mark.parametrize("path", ["triton-shm", "inline"])
 def test_without_a_hint_an_output_of_open_size_comes_back_on_every_path(client: AnyClient, path: PathName) -> None:
     for times in (1, 20):

@@ -44,5 +44,6 @@ def begin(proc: Path, pid: int, parent: int, *words: str) -> None:
 def test_a_process_counts_for_its_model_alone(proc: Path, stubs: list[tuple[str, str]], living: int) -> None:
     for pid, (folder, instance) in enumerate(stubs, 11):
         begin(proc, pid, 10, STUB, f"{folder}/model.py", "shm1", "1", "1", "10", "/opt", "64", instance, "DEFAULT")
+    begin(proc, 99, 1, STUB)  # somebody else's, who says nothing
     described = {"name": "a", "instance_group": [{"name": "a_0", "kind": "KIND_CPU", "count": 2}]}
     assert model_processes.living_processes("grpc://localhost:8001", described, "1") == living

@@ -70,7 +70,8 @@ class Told:
 
 
 @pytest.mark.parametrize(
-    ("path", "is_closed"), [("triton-shm", True), ("direct", False), ("triton-shm", False), ("inline", False)]
+    ("path", "is_closed"),
+    [("triton-shm", True), ("direct", False), ("triton-shm", False), ("inline", False)],
 )
 def test_a_client_that_was_not_closed_names_its_line(server: FakeServer, is_closed: bool, path: PathName) -> None:
     def use() -> int:
@@ -243,6 +244,10 @@ def test_a_function_that_runs_in_an_event_loop_is_named() -> None:
 
 def test_the_line_is_that_of_the_instruction_wherever_in_a_function_it_is() -> None:
     first = here() + 1
-    origins = [Origin.here("first"), *[Origin.here(f"{number}") for number in range(2)], Origin.here("last")]
+    origins = [
+        Origin.here("first"),
+        *[Origin.here(f"{number}") for number in range(2)],
+        Origin.here("last"),
+    ]
     assert [origin.line - first for origin in origins] == [1, 2, 2, 3]
     assert str(origins[0]) == f"first at {__file__}:{first + 1}"
