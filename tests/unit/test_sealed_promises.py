@@ -139,3 +139,16 @@ def test_such_a_region_is_gone(session: ShmSession, make: Callable[[], HandOver]
     assert told(session, {"shm_slot": f"2/m/shmbu-fd-{DESK}-7/{TOKEN}/0", "shm_generation": 1}) == GONE, (
         "nobody listens"
     )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: giving(memfd(SEALS, mode=0o666)),
+        lambda: giving(memfd(SEALS, space=PAGE)),
+        lambda: giving(memfd(SEALS), message=GIVEN + b"\0"),
+    ],
+    ids=["everybody may write to it", "it has holes", "a long answer"],
+)
+def test_such_a_region_is_refused(session: ShmSession, make: Callable[[], HandOver]) -> None:
+    assert told_of_what_is_handed_over(session, make()) == REFUSED
