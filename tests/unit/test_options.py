@@ -122,7 +122,7 @@ def test_a_time_above_0_may_be_waited(timeout_s: float) -> None:
     assert check_timeout(timeout_s) == timeout_s
 
 
-@pytest.mark.parametrize("timeout_s", [0, -1, -math.inf, math.nan])
+@pytest.mark.parametrize("timeout_s", [0, -1, -math.inf, math.inf, math.nan])
 def test_no_other_time_may_be_waited(timeout_s: float) -> None:
     with pytest.raises(TimeoutValueError, match=f"timeout_s is {timeout_s}; expected a number of seconds above 0"):
         check_timeout(timeout_s)
