@@ -56,16 +56,17 @@ class GrpcTransport(Transport):
     def stream(self, message: GrpcMessage, patience_s: float) -> Generator[Any, None, None]:
         _, request, metadata, compression = message
         owner = os.getpid()
-        try:
-            # No more requests will come, so the server ends the stream after the last response.
-            call = self._service.ModelStreamInfer(iter((request,)), metadata=metadata, compression=compression)
-        except Exception as error:
-            raise _error(error, self.address, self._is_closed) from None
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         wanted = threading.Semaphore(_AHEAD)
-        # gRPC's own iterator has no timeout.
-        threading.Thread(target=_read_into, args=(answers, call, wanted), name="shm stream", daemon=True).start()
-        try:
+        call: Any = None
+        try:  # from here on: a thread that an interrupt leaves alone would wait for ever, and so would the model
+            try:
+                # No more requests will come, so the server ends the stream after the last response.
+                call = self._service.ModelStreamInfer(iter((request,)), metadata=metadata, compression=compression)
+            except Exception as error:
+                raise _error(error, self.address, self._is_closed) from None
+            # gRPC's own iterator has no timeout.
+            threading.Thread(target=_read_into, args=(answers, call, wanted), name="shm stream", daemon=True).start()
             while True:
                 try:
                     answer = answers.get(timeout=patience_s)
@@ -78,7 +79,7 @@ class GrpcTransport(Transport):
                 wanted.release()
                 yield _response(answer, self.address)
         finally:
-            if os.getpid() == owner:  # a forked child must not speak on its parent's connection
+            if call is not None and os.getpid() == owner:  # a forked child must not speak on its parent's connection
                 call.cancel()
                 wanted.release()  # the thread sees the end
 
