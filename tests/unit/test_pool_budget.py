@@ -249,10 +249,10 @@ def test_several_clients_leave_as_much_as_each_has(monkeypatch: pytest.MonkeyPat
             stack.callback(pools[-1].close)
         held: list[object] = []
         for _ in range(90):
-            tickets = [(pool, pool.request_at_once(Need(1), Origin.here("a call"))) for pool in pools]
+            tickets = [(pool, pool.request_at_once(Need(1, group="alone"), Origin.here("a call"))) for pool in pools]
             held += [pool.redeem(ticket) for pool, ticket in tickets if ticket is not None]
         assert [pool.status.held for pool in pools] == [90 // (count + 1)] * count
-        waiting = pools[0].request(Need(1), Origin.here("a call"))
+        waiting = pools[0].request(Need(1, group="alone"), Origin.here("a call"))
         assert not waiting.granted.done()
         machine *= 2  # others have let go of some, which the pool looks for
         waiting.granted.result(60)

@@ -39,7 +39,7 @@ def inventory() -> Iterator[Inventory]:
             promise = inventory.promise(region.byte_size, KIND)
             assert promise is not None
             assert promise.evicted == []
-            inventory.add(region, KIND, promise)
+            inventory.add([region], KIND, promise)
         for region in (first, second):
             inventory.put_back(region)
         yield inventory

@@ -87,7 +87,7 @@ class DirectExchange(Exchange):
         self._gpus = gpus
         self._table = layout.table
         self._further: Sequence[FurtherMemory] = ()
-        self._byte_sizes = [region.byte_size]
+        self._byte_sizes = [region.data_end]
         self._input_bytes = sum(map(_BYTE_SIZE, layout.table.inputs.values()))
         if gpus is not None:
             self.has_gpus, self.library = True, gpus.library

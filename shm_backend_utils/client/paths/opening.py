@@ -116,6 +116,8 @@ class Opening:
                 region, memory = self._pool.take_idle(need, settings.origin) or (
                     yield from self._taking.wait_for(settings, need)
                 )
+                if region.data_offset != known.data_begin:  # one of several calls that lie in one region
+                    layout = layout.moved(region.data_offset - known.data_begin)
                 return kind(self._codec, known.spec, layout, options, region, region.slots[0], memory)
             if path != InlineExchange.path:
                 return (yield from self._registered(settings, known, path, layout, given, wanted))

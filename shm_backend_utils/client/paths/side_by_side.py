@@ -113,6 +113,8 @@ class SideBySide:
         if row is None:
             region, memory = yield from self._taking.take(settings, known, layout.end, 1, DirectExchange.path)
             self._blocks.note_alone(key, memory)
+            if region.data_offset != known.data_begin:
+                layout = layout.moved(region.data_offset - known.data_begin)
             row = Row(region, region.slots[0], layout, memory)
         return row
 

@@ -88,7 +88,7 @@ class Taking:
 
     def take_more(self, settings: CallSettings, known: KnownModel, byte_size: int) -> Steps[HostMemory | None]:
         """Take a region beside a call's own, with so many bytes of data, if there is room for it now; else None."""
-        need = Need(byte_size, 1, known.record_byte_size, kind=known.kind)
+        need = Need(byte_size, 1, known.record_byte_size, "direct, beside", known.kind)
         try:
             taken = yield from self.take_at_once(settings, need)
         except DeadlineExceededError:

@@ -7,12 +7,12 @@ import itertools
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from ...errors import BudgetError
-from .need import FAR_MORE, SMALL, Need, least_size, region_size
+from .need import DIRECT, FAR_MORE, SMALL, Need, least_size, region_size
 from .options import PoolStatus
 from .slot import SlotRegion
 
@@ -21,6 +21,9 @@ __all__ = ["Inventory", "Kind", "Promise", "Shelf"]
 Kind = tuple[object, ...]
 """What regions must have in common to be exchanged: slots, records, group."""
 
+_LEAST_PARTS: Final = 8
+_MOST_PARTS: Final = 64
+_MOST_BYTES_OF_PARTS: Final = 16 * 2**20
 _LOST_S: Final = 5.0  # a region on its way to or from a shelf is in nobody's hands for a moment
 
 
@@ -110,8 +113,30 @@ class Inventory:
         assert region.shelf is not None
         region.shelf.append(region)
 
-    def add(self, region: SlotRegion, kind: Kind, promise: Promise) -> None:
-        """Add a new region, which is held. Its size is what was promised, and the promise is used up."""
+    def parts_for(self, need: Need, promise: Promise) -> int:
+        """Return how many parts the promised region shall have, and promise it as much: one for each call held already.
+
+        So of many calls that come at once each doubling makes one region, and few calls pay for no others.
+        """
+        kind, size = need[1:], promise.byte_size
+        if need.group != DIRECT:
+            return 1
+        held = sum([region.holder is not None for region, its_kind in self._kinds.items() if its_kind == kind])
+        count = min(held, _MOST_PARTS, _MOST_BYTES_OF_PARTS // size, 1 + (self.max_bytes - self.byte_size) // size)
+        if count < _LEAST_PARTS:
+            return 1
+        promise.byte_size = count * size
+        return count
+
+    def add(self, regions: Sequence[SlotRegion], kind: Kind, promise: Promise) -> None:
+        """Add new regions, of which the first is held. Their size is what was promised, and the promise is used up."""
+        for region in regions:
+            self._add(region, kind)
+        promise.byte_size = 0
+        for region in regions[1:]:
+            self.put_back(region)
+
+    def _add(self, region: SlotRegion, kind: Kind) -> None:
         shelf = next((shelf for shelf in self.shelves.get(kind, ()) if shelf.capacity == region.capacity), None)
         if shelf is None:
             shelf = Shelf(region.capacity, deque())
@@ -119,27 +144,29 @@ class Inventory:
             self.shelves[kind] = tuple(sorted((*self.shelves.get(kind, ()), shelf), key=lambda each: each.capacity))
         region.shelf = shelf.regions
         self._kinds[region] = kind
-        promise.byte_size = 0
 
     def promise(self, byte_size: int, kind: Kind) -> Promise | None:
         """Make room for a new region, for which others may have to be destroyed; None if there cannot be enough.
 
         An idle one of the same kind, which was too small, makes room first: so calls that grow leave none behind.
         """
-        idle = self.idle
+        idle = self._unused()
         free = self.max_bytes - self.byte_size
-        if free + sum(region.byte_size for region in idle) < byte_size:
+        if free + sum(parts[0].byte_size for parts in idle) < byte_size:
             return None
         promise = Promise(0, [])
         self._promises = [*filter(_is_alive, self._promises), weakref.ref(promise)]
-        for region in sorted(idle, key=lambda each: (self._kinds[each] != kind, each.idle_since)):
+        for parts in sorted(idle, key=lambda each: self._kinds[each[0]] != kind):
+            region = parts[0]
             is_too_small_a_one = self._kinds[region] == kind and region.byte_size < byte_size and not promise.evicted
             if byte_size <= free and not is_too_small_a_one:
                 break
-            if self._take_off(region):
-                promise.evicted.append(region)
+            taken = [each for each in parts if self._take_off(each)]
+            promise.evicted += taken
+            for each in taken:
+                self._forget(each)
+            if not region.parts:
                 promise.byte_size += region.byte_size
-                self._forget(region)
                 free += region.byte_size
         if byte_size > free:  # somebody has taken one meanwhile
             self.bury(promise.evicted)
@@ -152,12 +179,13 @@ class Inventory:
         self.bury(promise.evicted)
         promise.byte_size = 0
 
-    def undo(self, region: SlotRegion | None, promise: Promise) -> None:
-        """Take back a promise, and the region that was made of it, if one was."""
-        if region in self._kinds:
-            self.destroy(region)
-        elif region is not None:
-            self.bury([region])
+    def undo(self, regions: Iterable[SlotRegion], promise: Promise) -> None:
+        """Take back a promise, and the regions that were made of it, if some were."""
+        for region in regions:
+            if region in self._kinds:
+                self.destroy(region)
+            else:
+                self.bury([region])
         self.unpromise(promise)
 
     def sort_returned(self) -> None:
@@ -179,7 +207,7 @@ class Inventory:
     @property
     def made_bytes(self) -> int:
         """Of all regions that there are."""
-        return sum([region.byte_size for region in list(self._kinds)])
+        return sum({id(region.parts): region.byte_size for region in list(self._kinds)}.values())
 
     @property
     def idle(self) -> list[SlotRegion]:
@@ -189,10 +217,17 @@ class Inventory:
 
     def destroy_idle(self, before: float = float("inf")) -> None:
         """Destroy the regions that have been idle since before a moment."""
-        for shelf in itertools.chain(*self.shelves.values()):
-            with contextlib.suppress(IndexError):  # the last one was taken meanwhile
-                while shelf.regions[0].idle_since < before:
-                    self.destroy(shelf.regions.popleft())
+        for parts in self._unused():
+            for region in parts if parts[-1].idle_since < before else ():
+                if self._take_off(region):
+                    self.destroy(region)
+
+    def _unused(self) -> list[list[SlotRegion]]:
+        """Return the regions of which no part is in use, as their parts, the oldest first: these alone give memory."""
+        found: dict[int, list[SlotRegion]] = {}
+        for region in sorted(self.idle, key=lambda each: each.idle_since):
+            found.setdefault(id(region.parts), []).append(region)
+        return [parts for parts in found.values() if len(parts) == len(parts[0].parts)]
 
     def destroy_lost(self, held: Iterable[object]) -> None:
         """Destroy the regions that an interrupt has left in nobody's hands, on their way to or from a shelf.
@@ -288,6 +323,7 @@ class Inventory:
         return True
 
     def _forget(self, region: SlotRegion) -> None:
+        region.parts.discard(region.slots[0].index)
         if region in self.quarantined:
             self.quarantined.remove(region)
         del self._kinds[region]

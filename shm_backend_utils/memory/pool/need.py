@@ -8,12 +8,15 @@ from ...protocol.layout import PAGE_SIZE, data_offset
 from ..kinds import RegionKind
 from ..rounding import roomy, whole_pages
 
-__all__ = ["FAR_MORE", "SMALL", "Need", "least_size", "region_size"]
+__all__ = ["DIRECT", "FAR_MORE", "SMALL", "Need", "least_size", "region_size"]
 
 FAR_MORE: Final = 16
 """So many times what a call needs is left to idle, and to go in time, if it is more than ``SMALL``."""
 
 SMALL: Final = 2**20
+
+DIRECT: Final = "direct"
+"""The group of regions for calls on the direct path that need nothing but memory on the host."""
 
 
 class Need(NamedTuple):
@@ -35,7 +38,7 @@ class Need(NamedTuple):
     byte_size: int
     slot_count: int = 1
     record_byte_size: int = PAGE_SIZE
-    group: str = "direct"
+    group: str = DIRECT
     kind: RegionKind = RegionKind.SYSTEM
 
 

@@ -23,6 +23,7 @@ from .holding import HoldingPool, Memory
 from .inventory import Promise
 from .need import Need, least_size
 from .options import PoolOptions, PoolStatus
+from .parts import make_parts
 from .slot import SlotRegion
 from .tickets import Ticket
 
@@ -244,7 +245,7 @@ class SlotPool(HoldingPool):
             ) from None
 
     def _make(self, ticket: Ticket, promise: Promise, deadline: float) -> SlotRegion:
-        region: SlotRegion | None = None
+        regions: list[SlotRegion] = []
         try:
             with self._lock:
                 self._tickets.redeem(ticket)  # in here: from then on nobody else takes the promise back
@@ -254,33 +255,37 @@ class SlotPool(HoldingPool):
                     promise.byte_size = ticket.byte_size
                     self._serve()
             self._settle()
-            region = self._make_region(ticket, deadline)
-            region.holder = ticket.holder
             with self._lock:
-                if self._closed:  # before it is added: whoever closes takes back what the added ones were promised
+                count = self._inventory.parts_for(ticket.need, promise)
+            regions = self._make_regions(ticket, count, deadline)
+            regions[0].holder = ticket.holder
+            with self._lock:
+                if self._closed:  # before they are added: whoever closes takes back what the added ones were promised
                     raise ClosedError("this client")
-                self._inventory.add(region, ticket.need[1:], promise)
+                self._inventory.add(regions, ticket.need[1:], promise)
+                if len(regions) > 1:
+                    self._serve()
                 if self._housekeeper is None:
                     self._housekeeper = Repeater(self._keep_house, self._patience(), "shm pool")
         except BaseException:
             with self._lock:
-                self._inventory.undo(region, promise)
+                self._inventory.undo(regions, promise)
                 self._serve()
             self._settle()
             raise
-        return region
+        return regions[0]
 
-    def _make_region(self, ticket: Ticket, deadline: float) -> SlotRegion:
-        need = ticket.need
+    def _make_regions(self, ticket: Ticket, count: int, deadline: float) -> list[SlotRegion]:
+        need, access = ticket.need, self.options.access
         data_size = ticket.byte_size - data_offset(need.slot_count, need.record_byte_size)
-        make = functools.partial(
-            SlotRegion, data_size, need.slot_count, need.record_byte_size, self.options.access, deadline
-        )
+        make = functools.partial(SlotRegion, data_size, need.slot_count, need.record_byte_size, access, deadline)
         try:
-            return make(need.kind)
+            if count > 1:
+                return make_parts(count, data_size, need.record_byte_size, access, deadline, need.kind)
+            return [make(need.kind)]
         except MachineError:  # somebody else has taken the room; what lies idle here may be enough
             self.drop_idle()
-        return make(need.kind)
+        return [make(need.kind)]
 
     def _keep_house(self) -> float:
         """Look after what is in quarantine, and let go of what nobody has used for long."""

@@ -155,10 +155,12 @@ class SlotRegion:
     slots : tuple of Slot
     kind : RegionKind
         What it is made of.
+    parts : set of int
+        The first slots of all whose region it is: of this one alone, unless it is a :class:`.RegionPart`.
     byte_size : int
         Of the whole region.
-    data_offset : int
-        Where its data begins.
+    data_offset, data_end : int
+        Where its data begins, and where it ends.
     capacity : int
         Bytes of data.
     buffer : memoryview
@@ -189,6 +191,7 @@ class SlotRegion:
         "buffer",
         "byte_size",
         "capacity",
+        "data_end",
         "data_offset",
         "device_memory",
         "holder",
@@ -198,6 +201,7 @@ class SlotRegion:
         "kind",
         "lent",
         "on_destroy",
+        "parts",
         "shelf",
         "slots",
         "worked_on",
@@ -212,13 +216,20 @@ class SlotRegion:
         deadline: float = math.inf,
         kind: RegionKind = RegionKind.SYSTEM,
     ) -> None:
-        self._region = ManagedRegion.create(byte_size, slot_count, access, record_byte_size, deadline, kind)
+        region = ManagedRegion.create(byte_size, slot_count, access, record_byte_size, deadline, kind)
+        self._take(region, kind, range(slot_count), region.data_offset, region.header.byte_size)
+        self.parts = {0}
+
+    def _take(self, region: ManagedRegion, kind: RegionKind, slots: range, begin: int, end: int) -> None:
+        """Take these slots of a region, and its data between two offsets."""
+        self._region = region
         self.kind = kind
-        self.byte_size = self._region.header.byte_size
-        self.data_offset = self._region.data_offset
-        self.buffer = self._region.buffer()
-        self.capacity = self.byte_size - self.data_offset
-        self.slots = tuple([Slot(self._region, index) for index in range(slot_count)])
+        self.byte_size = region.header.byte_size
+        self.data_offset = begin
+        self.data_end = end
+        self.capacity = end - begin
+        self.buffer = region.buffer()
+        self.slots = tuple([Slot(region, index) for index in slots])
         self.is_spoiled = False
         self.is_registered = False
         self.device_memory: dict[int, Any] = {}
@@ -280,7 +291,10 @@ class SlotRegion:
         self._close()
 
     def _close(self) -> None:
+        self._let_go()
+        self._region.close()
+
+    def _let_go(self) -> None:
         for slot in self.slots:
             slot.forget()
         self.buffer = memoryview(b"")
-        self._region.close()

@@ -140,7 +140,7 @@ STATES = {
     "idle": "region = idle",
     "held": "region = held",
     "making room for another": MAKING.format("bury", "regions", "regions[0]"),
-    "just made": MAKING.format("add", "made, kind, promise", "made"),
+    "just made": MAKING.format("add", "made, kind, promise", "made[0]"),
 }
 
 
