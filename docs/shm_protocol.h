@@ -216,12 +216,6 @@ static inline uint64_t shmbu_padded(uint64_t length)
     return (length + 7) & ~(uint64_t)7;
 }
 
-/* Of the record of a frame's place: the word that says since which response its table is there. Written last. */
-static inline uint64_t shmbu_room_since_offset(uint32_t slot, uint32_t record_byte_size)
-{
-    return shmbu_results_offset(slot, record_byte_size) - 8;
-}
-
 /* The number of a stream's response; the first one has index 0. */
 static inline uint64_t shmbu_frame_number(uint64_t generation, uint32_t index)
 {

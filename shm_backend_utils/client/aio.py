@@ -29,7 +29,7 @@ from .settings import CallSettings, ClientSettings
 from .split import infer_split
 from .stats import ClientStats
 from .steps import AsyncioDriver
-from .streams import holding_told, make_room, on_their_gpus, open_stream, responses_of
+from .streams import holding_told, on_their_gpus, open_stream, responses_of
 from .transports.connect import Connectable, connect_async
 
 if TYPE_CHECKING:
@@ -211,8 +211,6 @@ class AsyncShmClient(AsyncServerMethods):
                 async with contextlib.aclosing(answers):
                     async for answer in answers:
                         results = responses_of(core, opened, answer)
-                        if opened.overflowed:
-                            await driver.run(make_room(core, opened))
                         if opened.output_devices:
                             await driver.run(on_their_gpus(core, opened, results))
                         avoided += sum(result.bytes_avoided for result in results)

@@ -30,7 +30,7 @@ from .settings import CallSettings, ClientSettings
 from .split import infer_split
 from .stats import ClientStats
 from .steps import BlockingDriver
-from .streams import holding_told, make_room, on_their_gpus, open_stream, responses_of
+from .streams import holding_told, on_their_gpus, open_stream, responses_of
 from .submitted import SubmittedCalls
 from .transports.connect import Connectable, connect
 
@@ -431,8 +431,6 @@ class ShmClient(ServerMethods):
                 with contextlib.closing(answers):
                     for answer in answers:
                         results = responses_of(core, stream, answer)
-                        if stream.overflowed:
-                            self._driver.run(make_room(core, stream))
                         if stream.output_devices:
                             self._driver.run(on_their_gpus(core, stream, results))
                         avoided += sum(result.bytes_avoided for result in results)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from ..errors import BudgetError, NoSharedMemoryError, PeerError
@@ -25,12 +24,10 @@ from .result import Result
 from .settings import CallSettings
 from .steps import Steps, forget_locals, offloaded
 
-__all__ = ["OpenStream", "holding_told", "make_room", "on_their_gpus", "open_stream", "responses_of"]
+__all__ = ["OpenStream", "holding_told", "on_their_gpus", "open_stream", "responses_of"]
 
-_REMEDY: Final = "later responses have room for as much; say it beforehand"
-_NO_ROOM: Final = "the client's memory has no room for more, see PoolOptions(max_bytes=...); say it beforehand"
+_REMEDY: Final = "later streams have room for as much; say it beforehand"
 _ONE_RESPONSE: Final = "a stream needs a decoupled model on the direct path; ask by infer() for its one response"
-_NEXT_TRY_S: Final = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -47,10 +44,6 @@ class OpenStream:
     output_devices : mapping of str to int
     library : str or None
         Whose arrays outputs on GPUs are.
-    overflowed : mapping of str to int
-        Of the last response: what :func:`make_room` is to look at.
-    next_try : float
-        When the pool may be asked again for more memory, by ``time.monotonic()``.
     """
 
     settings: CallSettings
@@ -59,8 +52,6 @@ class OpenStream:
     exchange: DirectStream | InlineExchange
     output_devices: Mapping[str, int]
     library: str | None = None
-    overflowed: Mapping[str, int] = field(default_factory=dict)
-    next_try: float = 0.0
 
 
 def open_stream(
@@ -146,7 +137,7 @@ def holding_told(stream: OpenStream) -> telling[DeadlineExceededError]:
 def responses_of(core: Core, stream: OpenStream, answer: Any) -> list[Result]:
     """Return the results of a stream's next answer, one or none. The caller alone holds what is in the list.
 
-    Where the stream has then ``overflowed``, :func:`make_room` is to be done before the caller lets go of them.
+    The client learns how large outputs were that found too little room: its next stream has as much.
     """
     try:
         result = stream.exchange.result(answer)
@@ -155,7 +146,10 @@ def responses_of(core: Core, stream: OpenStream, answer: Any) -> list[Result]:
             core.catalog.drop(stream.known)
         forget_locals(error)
         raise
-    stream.overflowed = result.overflowed
+    if result.overflowed:
+        known = stream.known
+        known.learned.learn(result.overflowed, stream.exchange.layout.batch_size or 1)
+        tell_overflow(known, result.overflowed, _REMEDY, stream.settings.origin)
     # Triton ends some streams by a response without outputs.
     return [result] if result or stream.exchange.path != InlineExchange.path else []
 
@@ -166,35 +160,6 @@ def on_their_gpus(core: Core, stream: OpenStream, results: list[Result]) -> Step
         results[index] = yield from brought_to_gpus(
             core.gpus, results[index], stream.output_devices, stream.library, stream.patience_s
         )
-
-
-def make_room(core: Core, stream: OpenStream) -> Steps[None]:
-    """Learn how large outputs were that found too little room, and give the frames to come as much."""
-    exchange, known, overflowed = stream.exchange, stream.known, stream.overflowed
-    assert isinstance(exchange, DirectStream)
-    known.learned.learn(overflowed, exchange.layout.batch_size or 1)
-    try:
-        has_room = yield from _grow(core, stream, exchange)
-    finally:
-        exchange.let_go()
-    tell_overflow(known, overflowed, _REMEDY if has_room else _NO_ROOM, stream.settings.origin)
-
-
-def _grow(core: Core, stream: OpenStream, exchange: DirectStream) -> Steps[bool]:
-    """Return whether later frames have room for what the last one needed."""
-    byte_sizes = exchange.needed_rooms(stream.overflowed, stream.known.learned.per_row)
-    if not byte_sizes:
-        return True
-    now = time.monotonic()
-    if now < stream.next_try:
-        return False
-    settings = stream.settings._replace(deadline=now + stream.patience_s)
-    further = yield from core.taking.take_more(settings, stream.known, exchange.needed_bytes(byte_sizes))
-    if further is None:
-        stream.next_try = time.monotonic() + _NEXT_TRY_S
-        return False
-    exchange.grow(further, byte_sizes)
-    return True
 
 
 def _on_host(source: Source) -> AnyInput:

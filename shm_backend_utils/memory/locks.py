@@ -124,8 +124,8 @@ def use(fd: int) -> SharedLease:
 def borrow(fd: int, record: int) -> SharedLease | None:
     """Show the client that a slot's memory is in use here too; None if the client is just taking it back.
 
-    For a model whose caller, another model, executes a request in that slot; whose client has given a stream more room
-    there, or has lent memory of its user's for a request. ``record`` is where its record begins.
+    For a model whose caller, another model, executes a request in that slot; whose client has given a prepared call
+    more room there, or has lent memory of its user's for a request. ``record`` is where its record begins.
     """
     return SharedLease.take(fd, record + _BORROWED)
 

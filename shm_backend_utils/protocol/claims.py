@@ -56,8 +56,6 @@ _KEY: Final = re.compile(r"shmbu-[0-9a-z-]{1,64}")
 class LentRegionClaim:
     """A managed region whose slot serves another request: that of the model that sends this one, and lends the memory.
 
-    Or it serves none, and is memory that a client lends its own stream: see :mod:`.frame_table`.
-
     Attributes
     ----------
     key : str

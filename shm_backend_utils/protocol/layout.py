@@ -13,7 +13,6 @@
                    PAGE_SIZE ├──────────────────────────────────────────────────────┤
                              │ record of slot 0                                     │
                            0 │   generation, table          the client writes       │
-                             │   room_since, at its end     of a frame's record     │
         record_byte_size / 2 │   started, completed, results    the model writes    │
                              ├──────────────────────────────────────────────────────┤
                              │ record of slot 1 …                                   │
@@ -62,7 +61,6 @@ _VERSION_OFFSET: Final = len(_MAGIC)
 
 _WORD: Final = 8
 _GENERATION: Final = 0  # the first word of the client's half
-_ROOM_SINCE: Final = -1  # the last one; of a frame's record alone
 _STARTED: Final = 0  # the first word of the model's half
 _COMPLETED: Final = 1
 _RESULTS: Final = 2 * _WORD  # behind the two stamps
@@ -186,16 +184,6 @@ class SlotRecord:
         """Write what :func:`.table.encode` made, at most ``room`` bytes less a word, and then the generation."""
         self.table[: len(table)] = table
         self.client_words[_GENERATION] = generation
-
-    @property
-    def room_since(self) -> int:
-        """Of a frame's record: the number of the last response that came before its table was written."""
-        return self.client_words[_ROOM_SINCE]
-
-    def give_room(self, table: bytes, number: int) -> None:
-        """Write a frame's table, which :func:`.frame_table.encode_rooms` made, and then since when it is there."""
-        self.table[: len(table)] = table
-        self.client_words[_ROOM_SINCE] = number
 
     @property
     def started(self) -> int:

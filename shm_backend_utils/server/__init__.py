@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .install import install
-from .installation import Installation
+from .install import Installation, install
 from .launch import EmbeddedServer, Ports, StubNumpy
 from .preflight import GpuFinding, find_gpus
 from .releases import RELEASES, Release, find_release

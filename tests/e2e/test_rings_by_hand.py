@@ -1,11 +1,10 @@
-"""Rings of frames, and rooms beside them, written by hand: what is right is used, and what lies is refused."""
+"""Rings of frames, written by hand: what is right is used, and what lies is refused."""
 
 from __future__ import annotations
 
 import os
 import queue
 import secrets
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -16,16 +15,12 @@ from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.client.unregistering import unregister_when_free
-from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.protocol import results
 from shm_backend_utils.protocol.spans import MAX_FRAMES
 from shm_backend_utils.server import EmbeddedServer
 
-from .hand_made import FIRST_GENERATION, STEP, Claim, HandMade, Table, Tensor, hand_made
+from .hand_made import STEP, Claim, HandMade, hand_made
 
 X: Final = np.array([1, 2, 3, 4], np.float32)
-PLACE: Final = 1  # its first frame is the stream's second one
-SINCE: Final = (FIRST_GENERATION << 32) + 1  # the first one's number
 
 
 @pytest.fixture
@@ -114,80 +109,3 @@ def the_next_stream_is_served(url: str) -> None:
     with ShmClient(url, timeout_s=20) as client:
         results = client.stream("frames_of", {"X": X}, outputs={"Y": X.nbytes}, parameters={"count": 3})
         assert [result.copy()["Y"].tolist() for result in results] == [(X + index).tolist() for index in range(3)]
-
-
-# Rooms beside a ring. What more there is to lie in their tables, tests/unit/modes/test_rooms_beside.py has.
-
-
-@pytest.fixture
-def other() -> Iterator[ManagedRegion]:
-    """A further region of the same client."""
-    region = ManagedRegion.create(4 * STEP, 1)
-    yield region
-    region.segment.unlink()
-    region.close()
-
-
-@pytest.fixture
-def table(other: ManagedRegion) -> Table:
-    """Room for the frames of one place, as it should be said."""
-    claim = Claim(1, other.segment.key.encode(), other.header.byte_size, other.header.token)
-    return Table([], [Tensor(b"Y", other.data_offset, X.nbytes, region=1)], [claim])
-
-
-def give(request: HandMade, table: Table, since: int = SINCE) -> None:
-    """Give one place room, in a stream of three responses none of which has room in its ring."""
-    request.table["Y"].byte_size = 8
-    request.parameters.update(count=3)
-    packed = table.packed(0)
-    record = request.region.record(1 + PLACE)
-    record.request[8 : len(packed)] = packed[8:]
-    record.request[-8:] = struct.pack("<Q", since)
-
-
-@pytest.mark.parametrize(("since", "is_used"), [(SINCE, True), (0, False), (SINCE + 1, False)])
-def test_a_frame_lies_where_its_place_says_if_that_speaks_of_a_response_before(
-    by_hand: HandMade, other: ManagedRegion, table: Table, since: int, is_used: bool
-) -> None:
-    give(by_hand, table, since)
-    assert last_error(by_hand) == ""
-    sizes = [by_hand.region.header.byte_size, other.header.byte_size]
-    found = [results.decode(by_hand.region.record(slot).copy_results(), sizes).outputs for slot in (1, 2, 3)]
-    assert [None if place.is_in_response else place.region for (place,) in found] == [
-        None,
-        1 if is_used else None,
-        None,
-    ]
-    if is_used:
-        assert found[PLACE][0].region == 1
-        assert np.ndarray((4,), np.float32, other.bytes(), other.data_offset).tolist() == (X + 1).tolist()
-
-
-@pytest.mark.parametrize(
-    ("of_tensor", "of_claim", "said"),
-    [
-        ({"byte_size": 1 << 40}, {}, "shm:table: frame.outputs"),
-        ({"name": b"X"}, {}, "shm:tensor: "),
-        ({}, {"secret": bytes(16)}, "shm:refused: "),
-        ({}, {"name": b"../etc/passwd"}, "shm:table: frame.regions[1].name"),
-    ],
-    ids=["size", "name", "token", "path"],
-)
-def test_a_table_that_lies_ends_its_stream_and_the_next_one_is_served(
-    by_hand: HandMade,
-    other: ManagedRegion,
-    table: Table,
-    of_tensor: dict[str, Any],
-    of_claim: dict[str, Any],
-    said: str,
-) -> None:
-    for changed, changes in ((table["Y"], of_tensor), (table.regions[0], of_claim)):
-        for name, value in changes.items():
-            setattr(changed, name, value)
-    give(by_hand, table)
-    before = other.bytes().copy()
-    error = last_error(by_hand)
-    assert error.startswith(said)
-    assert other.segment.key not in error
-    assert (other.bytes() == before).all()
-    the_next_stream_is_served(by_hand.url)

@@ -209,22 +209,6 @@ def test_a_record_is_begun_by_its_table_and_then_its_generation(client: Client) 
     assert written == [("table", 1, BEFORE), ("generation", 1, TABLE)]
 
 
-def test_a_client_gives_a_frame_room_by_its_table_and_then_the_word_that_says_so(client: Client) -> None:
-    record = client.region.record(0)
-    record.give_room(BEFORE, 1)
-    seen: list[tuple[str, int, bytes]] = []
-
-    def noting(what: str) -> Callable[[], None]:
-        return lambda: seen.append((what, other.room_since, bytes(other.table[: len(TABLE)])))
-
-    other = client.region.record(0)
-    changed: Any = record
-    changed.table = Watched(record.table, before_write=noting("table"))
-    changed.client_words = Watched(record.client_words, before_write=noting("room_since"))
-    record.give_room(TABLE, 2)
-    assert seen == [("table", 1, BEFORE), ("room_since", 1, TABLE)]
-
-
 class WatchedModel:
     """What a model writes into a slot's record, with what the client would have seen there before that."""
 

@@ -92,7 +92,6 @@ TEXTS: Final[Mapping[str, str]] = {
 HELPERS: Final[Mapping[str, int]] = {
     "shmbu_record_offset(3, 8192)": layout.record_offset(3, 8192),
     "shmbu_results_offset(3, 8192)": layout.record_offset(3, 8192) + 4096,
-    "shmbu_room_since_offset(3, 8192)": layout.record_offset(3, 8192) + 4096 - 8,
     "shmbu_data_offset(1024, 1 << 20)": layout.data_offset(1024, 1 << 20),
     "shmbu_padded(0)": 0,
     "shmbu_padded(1)": len(claims.padded(b"x")),

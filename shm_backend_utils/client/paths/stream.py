@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, SupportsIndex
 
 import numpy as np
@@ -26,8 +26,6 @@ from ..result import Result
 from ..transports.messages import Codec, Request
 from .direct import result_of
 from .exchange import batch_carrier, requested_outputs
-from .frame_rooms import FrameRooms, needed_bytes
-from .further import HostMemory
 
 __all__ = ["DirectStream", "check_frames", "guessed_rooms", "ring_end"]
 
@@ -108,9 +106,6 @@ class DirectStream:
         self._is_closed = False
         self._index = 0
         self._released: dict[int, weakref.ref[Memory]] = {}
-        self._rooms: FrameRooms | None = None
-        self._told: list[FrameRooms | None] = [None] * len(self._frames)  # what the places' records say
-        self._kept: Memory | None = None
         ring = Ring(1, len(self._frames), _stride(layout))
         self._table = Table(layout.table.inputs, layout.table.outputs, (), ring)
         self._inputs_end = max((span.offset + span.byte_size for span in layout.table.inputs.values()), default=0)
@@ -150,78 +145,18 @@ class DirectStream:
         """
         place = self._index % len(self._frames)
         number = frame_number(self._slot.generation, self._index)
-        frame, rooms = self._frames[place], self._told[place]
-        further: Sequence[HostMemory] = ()
-        byte_sizes = [self._byte_size]
-        if rooms is not None:
-            further = (rooms.further,)
-            byte_sizes.append(rooms.further.region.byte_size)
-        found = results.decode(frame.copy_results(), byte_sizes)
+        frame = self._frames[place]
+        found = results.decode(frame.copy_results(), [self._byte_size])
         if found.completed != number:
             raise unused_memory(self.spec.name)
         # What this frame's arrays keep. NumPy has arrays keep the first of a chain of arrays, hence the memoryview.
         memory = np.frombuffer(self._memory.data, np.uint8)
         check_places(self.spec, (), found.outputs)
         response = functools.partial(self._codec.result, answer)
-        result = result_of(found.outputs, memory, further, response, inputs_end=self._inputs_end)
+        result = result_of(found.outputs, memory, (), response, inputs_end=self._inputs_end)
         self._released[place] = weakref.ref(memory, lambda _: frame.release_frame(number))
         self._index += 1
-        if rooms is not self._rooms:
-            self._tell(place)
-        if result.overflowed:
-            self._kept = memory
         return result
-
-    def needed_rooms(self, overflowed: Mapping[str, int], learned: Mapping[str, int]) -> dict[str, int]:
-        """Return how large rooms beside the ring must be, by outputs, after a response that has overflowed.
-
-        Parameters
-        ----------
-        overflowed : mapping of str to int
-            As of the result.
-        learned : mapping of str to int
-            Bytes per row that outputs needed.
-
-        Returns
-        -------
-        dict of str to int
-            Empty if there is enough already for the frames to come.
-        """
-        outputs, has = self._table.outputs, {} if self._rooms is None else self._rooms.byte_sizes
-        rows = self.layout.batch_size or 1
-        needs = {name: learned[name] * rows for name in overflowed if name in outputs and name in learned}
-        if all(byte_size <= has.get(name, 0) for name, byte_size in needs.items()):
-            return {}
-        return {**has, **needs}
-
-    def needed_bytes(self, byte_sizes: Mapping[str, int]) -> int:
-        """Return how many bytes of data rooms of these sizes take for all frames."""
-        return needed_bytes(byte_sizes, len(self._frames))
-
-    def grow(self, further: HostMemory, byte_sizes: Mapping[str, int]) -> None:
-        """Give frames that the model has not opened yet, as far as can be, these rooms instead of those in the ring.
-
-        A model may read a record's table from when it can see it until the frame has come. So a table is written over
-        only where the frame is held, and so not released: the others' places are told when their frames come.
-        """
-        self._rooms = FrameRooms(further, byte_sizes)
-        for place, told in enumerate(self._told):
-            last = self._released.get(place)
-            held = None if last is None else last()
-            if told is None or held is not None:
-                self._tell(place)
-            del held
-
-    def let_go(self) -> None:
-        """Hold the frame that has overflowed no more: its place is told what it can be."""
-        self._kept = None
-
-    def _tell(self, place: int) -> None:
-        """Say in a place's record where outputs of its next frame find room."""
-        assert self._rooms is not None
-        last_come = frame_number(self._slot.generation, self._index - 1)
-        self._frames[place].give_room(self._rooms.table(place), last_come)
-        self._told[place] = self._rooms
 
     @property
     def is_held(self) -> bool:
@@ -231,18 +166,10 @@ class DirectStream:
         )
 
     def close(self) -> None:
-        """Give the memory back, as soon as no array needs it. Twice is fine.
-
-        A model that may still be at work must find no room beside the ring which has been taken back. So the stream is
-        given up first: who borrows a region looks afterwards whether it is.
-        """
+        """Give the memory back, as soon as no array needs it. Twice is fine."""
         self._is_closed = True
         if not self._slot.is_completed:
             self._slot.give_up()
-            for rooms in self._told:
-                if rooms is not None:
-                    rooms.further.region.slots[0].is_in_doubt = True
-        self._told, self._rooms, self._kept = [], None, None
         self._memory = np.empty(0, np.uint8)
 
 

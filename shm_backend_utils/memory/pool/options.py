@@ -53,8 +53,8 @@ class PoolOptions:
         How much more room an output of unknown size gets than it ever needed.
     stream_guess_bytes : int
         How much memory a stream takes, all its frames together, for outputs whose size nobody knows yet; 0 for none.
-        It is never more than a quarter of the budget. A frame that does not fit comes back through Triton, and later
-        ones get more room.
+        It is never more than a quarter of the budget. A frame that does not fit comes back through Triton, and the
+        next stream has room for it.
     prefault : bool
         Whether new memory is entered into this process' page tables at once, not page by page at first use.
     access : Access

@@ -132,15 +132,6 @@ class Slot:
         if self._record is not None:
             self._record.generation = number
 
-    def give_room(self, contents: bytes, number: int) -> None:
-        """Write the encoded table of the next frame here; ``number`` is that of the last one that came.
-
-        Nothing happens once the region is destroyed. To be called while no model reads the record's table: before one
-        is there in this stream, or before the frame is released.
-        """
-        if self._record is not None:
-            self._record.give_room(contents, number)
-
     def forget(self) -> None:
         """Let go of the memory, when the region is destroyed."""
         self._record = None

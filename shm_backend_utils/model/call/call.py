@@ -11,7 +11,6 @@ import numpy.typing as npt
 from ... import dtypes
 from ...errors import MissingTensorError, ModelError, shown
 from ...model_spec import ModelSpec
-from ...protocol.claims import RegionClaim
 from ...tensors.cuda.device_array import DeviceArray
 from ...tensors.cuda.device_view import DeviceView
 from ...tensors.view import DIRECT, TRITON, TensorView
@@ -379,10 +378,6 @@ class Call(AnsweredRequest):
             self._pending = set()
         return self._pending
 
-    def _further_claims(self) -> Sequence[RegionClaim]:
-        """Return what the client says of its further regions, in the order of the memories behind the first."""
-        return () if self.table is None else self.table.regions
-
     def _begin_forward(
         self,
         model: str,
@@ -399,7 +394,7 @@ class Call(AnsweredRequest):
         lent: list[LentMemory | None] = []
         if self.table is not None:
             slot = self._slot
-            lent = lendable(None if slot is None else slot.lent_claim(), self._further_claims(), self._memories)
+            lent = lendable(None if slot is None else slot.lent_claim(), self.table.regions, self._memories)
         return self._context.forwarder.begin(model, inputs, outputs, parameters or {}, version, callers, lent)
 
 

@@ -6,26 +6,31 @@ import contextlib
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy.typing as npt
 
 from ...errors import ModelError, RequestCancelledError, StalledStreamError, TableError
 from ...protocol import results
-from ...protocol.claims import RegionClaim
 from ...protocol.layout import SlotRecord
 from ...protocol.spans import OutputSpan, Ring, frame_number
 from ...tensors.view import TensorView
 from ..call import Call
 from ..context import Context
 from ..forward import check_all_are_over
-from .places import Place, RoomsBeside
 
 __all__ = ["StreamCall", "run_stream"]
 
 _SHORTEST_PAUSE_S: Final = 50e-6
 _LONGEST_PAUSE_S: Final = 1e-3
 _LOOK_AT_CLIENT_S: Final = 0.02
+
+
+class Place(NamedTuple):
+    """One place of a ring: its record, and where the outputs of its frames go."""
+
+    record: SlotRecord
+    rooms: Mapping[str, OutputSpan]
 
 
 class StreamCall(Call):
@@ -37,7 +42,7 @@ class StreamCall(Call):
     ring, a frame is overwritten only when the client has released it. Without a ring, responses go through Triton.
     """
 
-    __slots__ = ("_frames", "_index", "_is_frame_open", "_lent", "_looked", "_more_room", "_sender", "_waited_s")
+    __slots__ = ("_frames", "_index", "_is_frame_open", "_looked", "_sender", "_waited_s")
 
     _made_by = "stream"
     _public_name = "StreamCall"
@@ -46,8 +51,6 @@ class StreamCall(Call):
         super().__init__(context, request)
         self._sender = context.backend.sender(request)
         self._frames: list[Place] = []
-        self._more_room: RoomsBeside | None = None
-        self._lent: Sequence[RegionClaim] = ()  # beside the ring, of the place that was opened last
         self._index = 0
         self._is_frame_open = False
         self._looked = time.monotonic()
@@ -71,8 +74,6 @@ class StreamCall(Call):
         super().begin()
         self._rooms = {}  # each response has its own
         self._has_results = bool(self._frames)
-        for place in self._frames:
-            place.memories = self._memories
 
     def output(self, name: str, shape: Sequence[int], dtype: npt.DTypeLike) -> TensorView:
         """Return memory for one output of the next response, to be filled before it is sent.
@@ -125,8 +126,7 @@ class StreamCall(Call):
             It holds all frames of its ring, and has released none within ``SHM_STREAM_PATIENCE_S``; or the stream has
             waited for ``SHM_STREAM_TOTAL_PATIENCE_S`` altogether.
         ShmError
-            It has given the frame room beside its ring, and what it says of that is wrong; or it has given up the
-            stream.
+            It has given up the stream.
         """
         self._open_frame()
         self.commit(needs_all=False)
@@ -179,23 +179,6 @@ class StreamCall(Call):
             response = self._context.backend.error_response(error)
         self._context.backend.send_last(self._sender, response)
 
-    def end(self, events: Sequence[int] = ()) -> None:
-        try:
-            super().end(events)
-        finally:
-            self._release_more_room()
-
-    def _release(self) -> None:
-        super()._release()
-        self._release_more_room()
-
-    def _release_more_room(self) -> None:
-        if self._more_room is not None:
-            self._more_room.release()
-
-    def _further_claims(self) -> Sequence[RegionClaim]:
-        return (*super()._further_claims(), *self._lent)
-
     def _take_ring(self, ring: Ring, outputs: Mapping[str, OutputSpan]) -> None:
         """Find the records and the outputs of the ring's frames."""
         slot = self._slot
@@ -209,10 +192,8 @@ class StreamCall(Call):
         for name in outputs:  # what the model does not have is not laid out for every place first
             self.spec.output(name)
         self._frames = [
-            Place(region.record(ring.slot + place), ring.outputs(outputs, place), self._generation)
-            for place in range(ring.frames)
+            Place(region.record(ring.slot + place), ring.outputs(outputs, place)) for place in range(ring.frames)
         ]
-        self._more_room = RoomsBeside(self._context, slot, self._generation, self._frames)
 
     def _open_frame(self) -> None:
         """Wait until the place of the next response may be written to."""
@@ -222,10 +203,7 @@ class StreamCall(Call):
         if self._frames:
             place = self._frames[self._index % len(self._frames)]
             self._wait_until_released(place.record)
-            if place.room_since < place.record.room_since <= frame_number(self._generation, self._index - 1):
-                assert self._more_room is not None
-                self._more_room.look(place)
-            self._rooms, self._memories, self._lent = place.rooms, place.memories, place.lent
+            self._rooms = place.rooms
         self._is_frame_open = True
 
     def _wait_until_released(self, record: SlotRecord) -> None:
@@ -267,7 +245,9 @@ class StreamCall(Call):
         if now - self._looked < _LOOK_AT_CLIENT_S:
             return
         self._looked = now
-        if self.cancelled or (self._slot is not None and self._slot.region.is_abandoned):
+        slot = self._slot
+        is_given_up = slot is not None and (slot.region.is_abandoned or slot.record.generation != self._generation)
+        if self.cancelled or is_given_up:
             raise RequestCancelledError("the client does not want the rest of the stream")
 
 

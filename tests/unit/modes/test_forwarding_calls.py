@@ -8,17 +8,14 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from shm_backend_utils.model import Call, ShmSession, StreamCall
+from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.forward.model_specs import ModelSpecs
 from shm_backend_utils.model.triton import TritonBackend
 from shm_backend_utils.model_spec import ModelSpec
-from shm_backend_utils.protocol.frame_table import encode_rooms
-from shm_backend_utils.protocol.spans import OutputSpan, Ring, frame_number
 from shm_backend_utils.testing.emulator import sent_outputs
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from shm_backend_utils.testing.emulator.response import InferenceResponse
-from tests.unit.claims_of import claim_of_region
-from tests.unit.emulated import answered, answers_to, arrived, message_of, outputs_of
+from tests.unit.emulated import answered, arrived, message_of
 from tests.unit.modes.doubling import Open, X, double
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
@@ -112,30 +109,6 @@ def check_late_request_is_stale(server: Server, client: Client) -> None:
     late = server.deliver(server.sent[0])
     assert message_of(late).startswith("shm:stale: ")
     assert set(client.region.bytes()[client.data :].tolist()) == {7}
-
-
-def test_a_stream_lends_the_room_given_it_beside_its_ring(open_session: Open, server: Server, client: Client) -> None:
-    beside = Client()
-    rooms = {"Y": OutputSpan(1, beside.data + 64, 16)}
-    table = encode_rooms(claim_of_region(beside.region), rooms)
-    request = client.request({"X": X}, {"Y": 0}, ring=Ring(1, 1, 1024))
-    borrowed: list[bool] = []
-    server.before = lambda: borrowed.append(not beside.is_free())
-
-    def answer(call: StreamCall) -> Iterator[None]:
-        for _ in range(2):
-            forward(call)
-            yield
-            client.region.record(1).give_room(table, frame_number(1, 0))
-            client.region.record(1).generation = frame_number(1, 0)
-
-    open_session(model_transaction_policy={"decoupled": True}).serve_streams([request], answer)
-    assert [sent and sent.error() for sent in answers_to(request).sent] == [None, None, None]
-    assert beside.region.bytes()[beside.data + 64 :][:16].view(np.float32).tolist() == [0, 2, 4, 6]
-    assert [bool(outputs_of(sent)) for sent in answers_to(request).sent[:2] if sent] == [True, False]
-    assert borrowed == [False, True]
-    assert beside.is_free()
-    beside.close()
 
 
 @pytest.mark.parametrize("side_by_side", [False, True])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.errors import ClosedError, ModelError
+from shm_backend_utils.errors import ClosedError, ModelError, RequestCancelledError
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import ShmSession, StreamCall
 from shm_backend_utils.protocol import results
@@ -124,6 +124,23 @@ def test_a_client_that_releases_nothing_is_not_waited_for_for_ever(open_session:
     assert last is not None
     assert message_of(last).startswith("shm:stalled: ")
     assert client.is_over()
+
+
+def test_a_client_that_has_given_its_stream_up_is_waited_for_no_longer(
+    open_session: Open, make_client: MakeClient
+) -> None:
+    client = make_client(slots=2)
+    request = client.request({"X": X}, {"Y": 16}, ring=Ring(1, 1, 1024))
+
+    def answer(call: StreamCall) -> Iterator[None]:
+        call.put("Y", X)
+        yield
+        client.region.record(0).generation += 1
+        with pytest.raises(RequestCancelledError, match="the client does not want the rest of the stream"):
+            call.put("Y", X)  # its only place was not released
+
+    streaming(open_session, parameters={"SHM_STREAM_PATIENCE_S": "1"}).serve_streams([request], answer)
+    assert answers_to(request).sent[1:] == [None]
 
 
 def test_a_place_that_was_released_is_the_models_until_it_is_sent(open_session: Open, make_client: MakeClient) -> None:
