@@ -57,7 +57,11 @@ class HoldingPool:
                     region = regions.pop()
                 except IndexError:
                     continue
-                return region, self._hold(region, holder)
+                region.holder = holder  # what follows is :meth:`_hold`, on the way of every call
+                memory = np.frombuffer(region.buffer, np.uint8)
+                reference = weakref.ref(memory, self._give_back)
+                self._watched[id(reference)] = reference, region
+                return region, memory
         return None
 
     def held(self) -> list[tuple[SlotRegion, Memory]]:

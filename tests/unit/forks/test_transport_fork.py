@@ -12,6 +12,7 @@ from tests.unit.forks.programs import run_program
 BEGIN = """
 import asyncio, subprocess, threading
 from shm_backend_utils.client import AsyncShmClient, ForkedError, ShmClient
+from shm_backend_utils.errors import PeerError
 
 serving = subprocess.Popen([sys.executable, "-m", "tests.unit.forks.serving", PROTOCOL],
                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -46,7 +47,7 @@ async def held_async(client):
 def outcome(call):
     try:
         call()
-    except KeyError:  # the server's answer is no configuration, but it is an answer
+    except PeerError:  # the server's answer is no configuration, but it is an answer
         pass
     return "answered"
 """
@@ -127,7 +128,7 @@ async def main():
     heard("go")
     try:
         await asyncio.wait_for(waiting, 20)
-    except KeyError:
+    except PeerError:
         pass
     await client.close()
 
