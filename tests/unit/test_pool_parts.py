@@ -18,7 +18,7 @@ from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from tests.unit.taken_regions import REGION, Memory, is_there, take
 
-ALONE = 8  # so many calls have a region each
+ALONE = 4  # so many calls have a region each
 
 
 @pytest.fixture
@@ -37,9 +37,9 @@ def shared(regions: list[tuple[SlotRegion, Memory]]) -> list[tuple[SlotRegion, M
     return regions[ALONE:]
 
 
-def test_each_doubling_of_the_calls_makes_one_region(pool: SlotPool) -> None:
+def test_the_more_calls_there_are_the_more_share_the_next_region(pool: SlotPool) -> None:
     sizes = Counter(region.key for region, _ in taken(pool, 300))
-    assert list(sizes.values()) == [1] * ALONE + [8, 16, 32, 64, 64, 64, 44]
+    assert list(sizes.values()) == [1] * ALONE + [8, 24, 72, 192]
 
 
 def test_calls_of_one_region_have_a_slot_and_data_of_their_own(pool: SlotPool) -> None:
@@ -55,18 +55,18 @@ def test_calls_of_one_region_have_a_slot_and_data_of_their_own(pool: SlotPool) -
 
 
 def test_a_region_with_a_slot_in_doubt_gives_back_the_others(pool: SlotPool) -> None:
-    calls = taken(pool, 16)
+    calls = taken(pool, 12)
     doubted = calls[-1][0]
     doubted.slots[0].is_in_doubt = True
     with contextlib.closing(ManagedRegion.open(doubted.key, doubted.token, "region")) as opened:
         assert opened.lease(doubted.slots[0].index).take()
         del calls
-        assert (pool.status.idle, pool.status.quarantined) == (15, 1)
-    assert (pool.status.idle, pool.status.quarantined) == (16, 0)
+        assert (pool.status.idle, pool.status.quarantined) == (11, 1)
+    assert (pool.status.idle, pool.status.quarantined) == (12, 0)
 
 
 def test_idle_memory_goes_when_all_of_its_calls_are_over(pool: SlotPool) -> None:
-    calls = taken(pool, 16)
+    calls = taken(pool, 12)
     (region, kept), size = calls[-1], pool.status.byte_size
     del calls
     pool.drop_idle()
@@ -81,7 +81,7 @@ def test_idle_memory_goes_when_all_of_its_calls_are_over(pool: SlotPool) -> None
 
 def test_idle_regions_make_room_for_another_with_all_of_their_parts() -> None:
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=20 * REGION))) as pool:
-        calls = taken(pool, 16)
+        calls = taken(pool, 12)
         small = calls[-1][0]
         del calls
         large, _ = take(pool, 19 * REGION - 2 * PAGE_SIZE)
@@ -90,22 +90,22 @@ def test_idle_regions_make_room_for_another_with_all_of_their_parts() -> None:
 
 
 def test_they_outlive_the_pool_with_the_last_array(pool: SlotPool) -> None:
-    calls = taken(pool, 16)
+    calls = taken(pool, 12)
     pool.close()
     for number, (region, memory) in enumerate(calls):
         memory[-1] = number
         assert not is_there(region)
-    assert calls[-1][1][-1] == 15
+    assert calls[-1][1][-1] == 11
 
 
 def test_one_that_is_spoiled_leaves_the_others(pool: SlotPool) -> None:
-    calls = taken(pool, 16)
+    calls = taken(pool, 12)
     calls[-1][0].is_spoiled = True
     key, other = calls[-1][0].key, calls[-2][0]
     del calls
-    assert (pool.status.idle, pool.status.quarantined) == (15, 0)
+    assert (pool.status.idle, pool.status.quarantined) == (11, 0)
     assert is_there(other)
-    assert [region.key for region, _ in taken(pool, 15)].count(key) == 7
+    assert [region.key for region, _ in taken(pool, 11)].count(key) == 7
 
 
 @pytest.mark.parametrize("room", [20, 30])
@@ -128,5 +128,5 @@ def test_where_the_machine_has_no_room_for_all_one_is_made(pool: SlotPool, monke
 
     monkeypatch.setattr(ManagedRegion, "create", create)
     calls.append(take(pool))
-    assert asked == [ALONE, 1]
+    assert asked == [2 * ALONE, 1]
     assert pool.status.byte_size == (ALONE + 1) * REGION

@@ -21,8 +21,8 @@ __all__ = ["Inventory", "Kind", "Promise", "Shelf"]
 Kind = tuple[object, ...]
 """What regions must have in common to be exchanged: slots, records, group."""
 
-_LEAST_PARTS: Final = 8
-_MOST_PARTS: Final = 64
+_LEAST_PARTS: Final = 8  # the fifth call's
+_MOST_PARTS: Final = 256
 _MOST_BYTES_OF_PARTS: Final = 16 * 2**20
 _LOST_S: Final = 5.0  # a region on its way to or from a shelf is in nobody's hands for a moment
 
@@ -114,15 +114,15 @@ class Inventory:
         region.shelf.append(region)
 
     def parts_for(self, need: Need, promise: Promise) -> int:
-        """Return how many parts the promised region shall have, and promise it as much: one for each call held already.
+        """Return how many parts the promised region shall have, and promise it as much: two for each that is held.
 
-        So of many calls that come at once each doubling makes one region, and few calls pay for no others.
+        So many calls that come at once make few regions, and few calls pay for no others.
         """
         kind, size = need[1:], promise.byte_size
         if need.group != DIRECT:
             return 1
         held = sum([region.holder is not None for region, its_kind in self._kinds.items() if its_kind == kind])
-        count = min(held, _MOST_PARTS, _MOST_BYTES_OF_PARTS // size, 1 + (self.max_bytes - self.byte_size) // size)
+        count = min(2 * held, _MOST_PARTS, _MOST_BYTES_OF_PARTS // size, 1 + (self.max_bytes - self.byte_size) // size)
         if count < _LEAST_PARTS:
             return 1
         promise.byte_size = count * size
