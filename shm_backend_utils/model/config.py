@@ -59,9 +59,9 @@ class Config:
         Whether requests may name regions that are registered at the server. ``SHM_FOREIGN_REGIONS``: ``registered``,
         the default, or ``off``.
     checks_registrations : bool
-        Whether such a name means what the server says when the request comes: it is asked anew when something was
-        opened or let go of in /dev/shm. ``SHM_REGISTRATIONS``: ``checked``, the default; or ``trusted``: it is asked
-        when the file is gone, and every 5 s. Until it has answered, a name that was given to other memory may mean the
+        Whether such a name means what the server says when the request comes: each request asks it.
+        ``SHM_REGISTRATIONS``: ``checked``, the default; or ``trusted``: it is asked when the file is gone, and every
+        5 s. Until it has answered, a name that was given to other memory may mean the
         old one.
     server_url : str
         Where the server tells what is registered, and what its models are; empty if that is not known. Then names mean

@@ -1,7 +1,4 @@
-"""Stands in for the server where tests say themselves what is registered.
-
-Nobody opens an object when they say so, which is how a model hears of a registration. So to it there is always news.
-"""
+"""Stands in for the server where tests say themselves what is registered."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from shm_backend_utils.memory.object_watch import ObjectWatch
 from shm_backend_utils.memory.registrations import Registration, StatusEndpoint
 
 __all__ = ["say_registered"]
@@ -24,4 +20,3 @@ def say_registered(monkeypatch: pytest.MonkeyPatch, found: Callable[[], Mapping[
 
     monkeypatch.setattr(StatusEndpoint, "find", find)
     monkeypatch.setattr(StatusEndpoint, "all", lambda _: dict(found()))
-    monkeypatch.setattr(ObjectWatch, "has_news", lambda _: True)

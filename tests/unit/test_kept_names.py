@@ -14,7 +14,6 @@ import pytest
 
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.memory.object_watch import ObjectWatch
 from shm_backend_utils.memory.registrations import Registration
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.mapping import resolver
@@ -232,18 +231,6 @@ def test_a_trusted_name_is_trusted_no_more_when_the_server_does_not_answer(
         resolver_of(trusting).sweep()
     assert code_of(trusting, named("mine")) == "shm:machine"
     assert kept(trusting) == (0, 0, 0)
-
-
-def test_what_a_sweep_finds_changed_is_asked_for_anew_though_nobody_told_of_it(
-    session: ShmSession, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ObjectWatch, "has_news", lambda _: False)
-    server.register("mine", 3)
-    assert code_of(session, named("mine")) == ""
-    new = server.register("mine", 5)
-    resolver_of(session).sweep()
-    assert code_of(session, named("mine")) == ""
-    assert output_of(new) == 10
 
 
 def test_a_trusted_name_whose_file_is_gone_is_asked_for_at_once(trusting: ShmSession, server: Server) -> None:

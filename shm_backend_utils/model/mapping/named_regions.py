@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ...errors import RegionGoneError
-from ...memory.current_registrations import CurrentRegistrations
 from ...memory.registrations import Registration, StatusEndpoint
 from ...protocol.claims import NamedRegionClaim
 from ..config import Config
@@ -38,17 +37,17 @@ class NamedRegions:
         self._registry = registry
         self._pinning = pinning
         self._server = StatusEndpoint(config.server_url)
-        self._current = CurrentRegistrations(self._server)
         self._lock = threading.Lock()
         self._registrations: dict[str, Registration] = {}
 
     def find(self, names: Sequence[str], field: str) -> dict[str, Registration]:
         """Return what the names of a request stand for; raises as :func:`.policy.ask`.
 
-        On an event loop all requests wait for the server, if it must be asked: for one round trip.
+        The server is asked for each request, over a kept connection, unless names are trusted: 60 to 90 µs. On an event
+        loop all requests wait for that.
         """
         if self._config.checks_registrations:
-            return policy.ask(names, self._current.find, self._config, field)
+            return policy.ask(names, self._server.find, self._config, field)
         known = {name: found for name in names if (found := self._registrations.get(name)) is not None}
         trusted = {name: found for name, found in known.items() if self._registry.live(_name_of(name, found), field)}
         if len(trusted) == len(names):
@@ -109,15 +108,12 @@ class NamedRegions:
     def close(self) -> None:
         """Forget all names, and hang up. Their mappings are the registry's."""
         self._registrations.clear()
-        self._current.close()
         self._server.close()
 
     def _drop_changed(self, known: Mapping[str, Registration], current: Mapping[str, Registration]) -> None:
-        changed = [name for name, registration in known.items() if current.get(name) != registration]
-        if changed:
-            self._current.forget()  # there may have been something that the watch could not see
-        for name in changed:
-            self._forget(name)
+        for name, registration in known.items():
+            if current.get(name) != registration:
+                self._forget(name)
 
     def _forget(self, name: str) -> None:
         with self._lock:
