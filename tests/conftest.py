@@ -15,10 +15,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from shm_backend_utils.cli.common.sample_models import copy_models, copy_sample_models, models_in
-from shm_backend_utils.server import find_release
-from shm_backend_utils.server.install import FOLDER_VARIABLE
+from shm_backend_utils.errors import MachineError
+from shm_backend_utils.server import Installation
+from shm_backend_utils.server.install import FOLDER_VARIABLE, default_folder
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from shm_backend_utils.testing.leak_probe import ShmLeakProbe
+from tests.releases import refusals
 from tests.selection import left_out
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -86,30 +88,33 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "needs_triton(version, why): skipped where the suite's server is of an older Triton"
     )
+    config.addinivalue_line(
+        "markers", "until_triton(version, why): skipped where the suite's server is of that Triton, or a newer one"
+    )
     config.addinivalue_line("markers", "every_flavour: on each of the four clients, not on one of them")
     config.addinivalue_line("markers", "long: with --all alone")
+    if os.environ.get(FOLDER_VARIABLE):
+        try:
+            Installation(default_folder()).check()
+        except MachineError as error:
+            raise pytest.UsageError(str(error)) from None
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None:
         config.pluginmanager.register(Herald(terminal))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is for --all, put first what takes long, and skip what the suite's server cannot do.
-
-    A server in a folder of one's own is taken for one that can do everything.
-    """
+    """Leave out what is for --all, put first what takes long, and skip what the suite's server cannot do."""
     if not config.getoption("--all") and (out := left_out(items)):
         config.hook.pytest_deselected(items=out)
         dropped = set(out)
         items[:] = [item for item in items if item not in dropped]
     items.sort(key=lambda item: not item.nodeid.startswith(SLOW))
-    release = find_release()
-    for item in items:
-        for marker in item.iter_markers("needs_triton"):
-            version, why = marker.args
-            if not release.is_at_least(version) and FOLDER_VARIABLE not in os.environ:
-                reason = f"needs Triton {version}, and this is {release.triton}: {why}"
-                item.add_marker(pytest.mark.skip(reason=reason))
+    server = Installation(default_folder())
+    if server.is_complete:
+        for item in (each for each in items if not each.nodeid.startswith("tests/unit/")):  # has no server
+            for why in refusals(item, server):
+                item.add_marker(pytest.mark.skip(reason=why))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,20 +1,34 @@
-"""What older servers cannot do, as markers of the tests that need it. docs/versions.md has a row for each."""
+"""What older servers cannot do, and newer ones do otherwise: markers of tests. docs/versions.md has a row for each."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
+from shm_backend_utils.server import Installation
+
 __all__ = [
+    "asks_models_whether_they_are_ready",
+    "calls_dead_models_ready",
     "carries_bf16",
     "gives_up_loading",
     "has_ensembles_that_fail",
+    "knows_its_models",
     "names_sequences",
     "outlives_models",
+    "reads_numpy_1_alone",
+    "refusals",
+    "refuses_an_output_twice",
+    "registers_a_key_again",
     "says_more",
     "takes_floats",
+    "takes_places_of_no_bytes",
     "tells_404",
 ]
 
+asks_models_whether_they_are_ready = pytest.mark.needs_triton("2.68", "older ones ask no model, or not for the server")
+calls_dead_models_ready = pytest.mark.until_triton("2.65", "newer ones look at the processes themselves")
 carries_bf16 = pytest.mark.needs_triton("2.49", "in older ones, no request and no response carries BF16")
 gives_up_loading = pytest.mark.needs_triton(
     "2.46", "older ones wait for ever for a model that fails before it is initialized"
@@ -22,8 +36,25 @@ gives_up_loading = pytest.mark.needs_triton(
 has_ensembles_that_fail = pytest.mark.needs_triton(
     "2.51", "2.41 loses the error of an ensemble's step, and tells of a deadlock"
 )
+knows_its_models = pytest.mark.needs_triton("2.71", "older ones say of a model that is not there that it is not ready")
 names_sequences = pytest.mark.needs_triton("2.45", "to older Python backends, a sequence's name is a number")
 outlives_models = pytest.mark.needs_triton("2.51", "2.41 itself dies, at times, when a model's process is killed")
+reads_numpy_1_alone = pytest.mark.until_triton("2.52", "the stubs of newer ones read NumPy 2, too")
+refuses_an_output_twice = pytest.mark.needs_triton("2.69", "older ones take it for one")
+registers_a_key_again = pytest.mark.needs_triton("2.69", "older ones take a file for a key's that they have closed")
 says_more = pytest.mark.needs_triton("2.55", "in older ones, a model's response has no parameters")
+takes_places_of_no_bytes = pytest.mark.needs_triton("2.60", "older ones find them beyond their region")
 takes_floats = pytest.mark.needs_triton("2.43", "older ones refuse parameters that are floats")
 tells_404 = pytest.mark.needs_triton("2.51", "2.41 answers all refusals of a model with 400 over HTTP")
+
+
+def refusals(item: pytest.Item, server: Installation) -> Iterator[str]:
+    """Yield why a test is not for a server: it is too old for it, or too new."""
+    for marker in item.iter_markers("needs_triton"):
+        version, why = marker.args
+        if not server.is_at_least(version):
+            yield f"needs Triton {version}, and this is {server.triton}: {why}"
+    for marker in item.iter_markers("until_triton"):
+        version, why = marker.args
+        if server.is_at_least(version):
+            yield f"until Triton {version}, and this is {server.triton}: {why}"

@@ -62,7 +62,9 @@ def start(core: Core, settings: ClientSettings) -> Steps[None]:
         try:
             if (yield from is_so(core.codec, min(deadline, time.monotonic() + _ATTEMPT_S), "server ready")):
                 return
-            error = ServerUnavailableError("a server answers, but it is not ready: its models are not all loaded")
+            error = ServerUnavailableError(
+                "a server answers, but it is not ready: not all of its models are loaded, and their processes alive"
+            )
         except (DeadlineExceededError, ServerUnavailableError) as found:
             error = found
         if time.monotonic() + _PAUSE_S > deadline:

@@ -11,14 +11,16 @@ from tritonclient.utils import InferenceServerException
 __all__ = ["IN_USE", "unregister_when_free"]
 
 IN_USE: Final = "currently in use"
-"""What Triton says of a region that a request is in."""
+"""What Triton before 24.12 says of a region that a request is in."""
 _ROUND_S: Final = 0.01
 
 
 def unregister_when_free(unregister: Callable[[], object], patience_s: float = 5.0) -> None:
     """Call ``unregister`` until the server no longer answers that a request is in the region.
 
-    It lets go of a region a moment after it has answered the request, so that who unregisters at once may be refused.
+    Before 24.12, Triton lets go of a region a moment after it has answered the request, and refuses until then. From
+    then on it says yes, keeps the region until its requests have ended, and tells nobody when that is: memory is free
+    once each request that used it was answered, not once it is unregistered.
 
     Raises
     ------

@@ -81,7 +81,8 @@ def attach(
     outputs=outputs)``: the same for ``async_infer``, streams, aio, gRPC and HTTP. What this returns may be used for any
     number of requests, until regions are unregistered; nothing fences one from the next, so do not send the next one
     before the last one was answered, nor use the memory of one that got no answer. The server lets a region be
-    unregistered while the model works in it: wait for the answer yourself.
+    unregistered while the model works in it; from Triton 24.12 on it keeps that until its requests have ended, and does
+    not say so. So unregistering proves nothing: wait for the answer yourself.
 
     Parameters
     ----------

@@ -202,10 +202,10 @@ def unregister_cleanup_shm_regions(
 def unregister_cleanup_shm_regions(*arguments: Any, **named: Any) -> None:  # noqa: D417  # they are the overloads'
     """Unregister each region by its name, and give its memory back. No request must be using them any more.
 
-    What fails does not keep the rest from being done. Regions that are unregistered or destroyed already are passed
-    over, as are those that the server does not know any more; so it may be called again. A region on a GPU that cannot
-    be unregistered keeps its memory, which the server may have mapped: call it again, or :func:`cleanup_shm_regions`
-    when the server has ended.
+    From Triton 24.12 on nothing tells whether one does. What fails does not keep the rest from being done. What is
+    unregistered or destroyed already, or not known to the server any more, is passed over; so it may be called again. A
+    region on a GPU that cannot be unregistered keeps its memory, which the server may have mapped: call it again, or
+    :func:`cleanup_shm_regions` when the server has ended.
 
     With the six arguments of the original in Triton's tests it does what that does, as in :mod:`.upstream_calls`.
 

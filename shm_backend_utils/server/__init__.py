@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .install import Installation, install
+from .install import install
+from .installation import Installation
 from .launch import EmbeddedServer, Ports, StubNumpy
 from .preflight import GpuFinding, find_gpus
 from .releases import RELEASES, Release, find_release

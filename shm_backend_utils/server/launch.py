@@ -24,7 +24,8 @@ from types import TracebackType
 from typing import Final, Literal
 
 from ..errors import CallerError, ClosedError, MachineError
-from .install import Installation, install
+from .install import install
+from .installation import Installation
 from .preflight import find_gpus
 from .stub_numpy import install_numpy, is_there_another, make_environment, reads_own
 
@@ -45,7 +46,7 @@ _ABOUT_GPUS: Final = re.compile("GPU|CUDA|cuda")
 _DEAD_STUB: Final = re.compile(r"I\d{4} \S+ \d+ pb_stub\.cc:\d+\] *(Failed to preinitialize Python stub: .*)")
 _TELLING: Final = ("failed to load", "failed to start", "Poll failed", "in use")
 _EXIT_TIMEOUT_S: Final = 5  # not 30: a model whose process died, or a request that never ends, is waited for so long
-_CLIENT_SHM_FLAG: Final = "--allow-client-shm"
+_REFUSES_CLIENT_SHM: Final = "2.68"  # unless it is told otherwise; older ones exit on a flag that they do not know
 # Every region of the Python backend has this prefix by default, and servers refuse to register keys that begin with it.
 _BACKEND_SHM_PREFIX: Final = "triton_python_backend_shm_region_"
 
@@ -126,11 +127,11 @@ class EmbeddedServer:
         timeout_s : float
             How long the start may take.
         numpy : str
-            The NumPy of models. ``"server"``: one that the server's stub was built for, which is NumPy 1.26, so that
-            every model works; all other packages are those of this interpreter. ``"own"``: that of this interpreter,
-            for models whose packages need NumPy 2. With that, only models with a ``ShmSession`` read and give numbers,
-            and none strings, but on the direct path. Where the two are the same, it means nothing; Python 3.13 has no
-            NumPy 1, so that ``"server"`` is ``"own"`` there, with a warning.
+            The NumPy of models. ``"server"``: one that the server's stub reads, so that every model works: before
+            Triton 2.52, NumPy 1.26, beside all other packages of this interpreter. ``"own"``: that of this interpreter,
+            for models whose packages need NumPy 2. With that, before 2.52, only models with a ``ShmSession`` read and
+            give numbers, and none strings, but on the direct path. From 2.52 on the two are the same. Python 3.13 has
+            no NumPy 1, so that ``"server"`` is ``"own"`` there, with a warning before 2.52.
 
         Returns
         -------
@@ -183,7 +184,10 @@ class EmbeddedServer:
         return self._supervisor.poll() is None
 
     def is_ready(self) -> bool:
-        """Return whether every model is ready, and every service: the server starts the metrics last."""
+        """Return whether every model is ready, and every service: the server starts the metrics last.
+
+        From Triton 26.04 on, a model whose process is dead is not, nor is one whose own ``is_ready`` says so.
+        """
         return all(_answers(url) for url in (f"{self.http_url}/v2/health/ready", f"{self.metrics_url}/metrics"))
 
     def stop(self) -> None:
@@ -241,8 +245,8 @@ class EmbeddedServer:
             f"--metrics-port={ports.metrics}",
             f"--exit-timeout-secs={_EXIT_TIMEOUT_S}",
         ]
-        if installation.knows_flag(_CLIENT_SHM_FLAG):
-            command.append(f"{_CLIENT_SHM_FLAG}=true")
+        if installation.is_at_least(_REFUSES_CLIENT_SHM):
+            command.append("--allow-client-shm=true")
         log_file.parent.mkdir(parents=True, exist_ok=True)
         log_file.write_bytes(b"")
         supervisor = subprocess.Popen(
@@ -306,8 +310,8 @@ def _answers(url: str) -> bool:
 
 
 def _python_environment(installation: Installation) -> Path | None:
-    """Return an environment with the NumPy that the stub was built for; None if this process' has it, or none has."""
-    if reads_own():
+    """Return an environment with the NumPy that the stub reads; None if this process' is one, or none is there."""
+    if reads_own(installation):
         return None
     if not is_there_another():
         _LOG.warning(

@@ -26,25 +26,18 @@ class Release:
         Of ``nvidia-pytriton``.
     triton : str
         Version of the server in it.
-    container : str
-        The release of NVIDIA's container image that has the same server.
     digests : frozenset of str
         SHA-256 of the wheels of this version, one for each kind of processor. No other wheel is unpacked.
     """
 
     version: str
     triton: str
-    container: str
     digests: frozenset[str]
 
     @property
     def requirement(self) -> str:
         """What pip is asked for."""
         return f"nvidia-pytriton=={self.version}"
-
-    def is_at_least(self, triton: str) -> bool:
-        """Return whether its server is of a version of Triton, such as ``"2.46"``, or of a later one."""
-        return _numbers(self.triton) >= _numbers(triton)
 
 
 RELEASES: Final[Mapping[str, Release]] = MappingProxyType(
@@ -54,7 +47,6 @@ RELEASES: Final[Mapping[str, Release]] = MappingProxyType(
             Release(
                 "0.5.0",
                 "2.41.0",
-                "23.12",
                 frozenset(
                     {
                         "f46a3c03fb0893948f57c1d5470998a6f403f2c8036d7af944c817a8fba31a46",  # x86_64
@@ -65,7 +57,6 @@ RELEASES: Final[Mapping[str, Release]] = MappingProxyType(
             Release(
                 "0.7.0",
                 "2.51.0",
-                "24.10",
                 frozenset(
                     {
                         "21f063ff93bb426d0c06b7a55e7eb9efcfe62c0dddd9a908e9877e18710128df",  # x86_64
@@ -100,7 +91,3 @@ def find_release(version: str | None = None) -> Release:
     except KeyError:
         known = " or ".join(f"{release.version} (Triton {release.triton})" for release in RELEASES.values())
         raise MachineError(f"there is no server {wanted!r} to install; expected nvidia-pytriton's {known}") from None
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.split(".")))

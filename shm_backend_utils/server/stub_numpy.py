@@ -1,8 +1,8 @@
 """The NumPy that the server's stub was built for, and a Python environment whose stubs find it before another one.
 
-The stub of Triton 2.51 was built for NumPy 1. In a model that has NumPy 2 its ``as_numpy()`` gives the first element
-everywhere, arrays leave without their contents, both without an error, and strings end the process. A model cannot help
-it, unless it has a ``ShmSession``; so the server brings a NumPy of its own.
+Before Triton 2.52, the stub was built for NumPy 1. In a model that has NumPy 2 its ``as_numpy()`` gives the first
+element everywhere, arrays leave without their contents, both without an error, and strings end the process. A model
+cannot help it, unless it has a ``ShmSession``; so the server brings a NumPy of its own. Later stubs read both.
 """
 
 from __future__ import annotations
@@ -17,21 +17,28 @@ from typing import Final
 
 from ..errors import MachineError
 from .fetching import appear_whole, fetch_wheel
+from .installation import Installation
 
-__all__ = ["install_numpy", "is_there_another", "make_environment", "reads_own"]
+__all__ = ["install_numpy", "is_there_another", "make_environment", "reads_own", "wants_another"]
 
 WHEEL: Final = "numpy==1.26.4"
+_READS_BOTH: Final = "2.52"  # built with pybind11 2.12
 _FIRST_PYTHON_WITHOUT: Final = (3, 13)  # NumPy has made no wheels of this version for it
 
 
-def reads_own() -> bool:
-    """Return whether the stub was built for the NumPy of this interpreter."""
-    return int(metadata.version("numpy").partition(".")[0]) < 2
+def reads_own(installation: Installation) -> bool:
+    """Return whether a server's stub reads the NumPy of this interpreter."""
+    return installation.is_at_least(_READS_BOTH) or int(metadata.version("numpy").partition(".")[0]) < 2
 
 
 def is_there_another() -> bool:
-    """Return whether there is a NumPy for this Python that the stub was built for."""
+    """Return whether there is a NumPy 1 for this Python."""
     return sys.version_info < _FIRST_PYTHON_WITHOUT
+
+
+def wants_another(installation: Installation) -> bool:
+    """Return whether a server's stub reads NumPy 1 alone, and there is one for this Python."""
+    return is_there_another() and not installation.is_at_least(_READS_BOTH)
 
 
 def install_numpy(folder: Path) -> Path:

@@ -628,7 +628,9 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> None:
     """
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """From Triton 23.07 (2.36) on. Return whether a model can be called; False where there is none of that name.
+    """From Triton 23.07 (2.36) on. Return whether a model can be called.
+
+    Ask it of no model that may not be there: the stub frees a refusal before it reads its text, of which servers die.
 
     Parameters
     ----------
@@ -636,6 +638,11 @@ def is_model_ready(model_name: str, model_version: str = "") -> bool:
         The model.
     model_version
         A whole number as text; ``""`` is the newest version.
+
+    Raises
+    ------
+    TritonModelException
+        The version is no number; from Triton 26.07 (2.71) on also: there is none of that name. Before, it is False.
     """
 
 def async_event_future_done_callback(py_future: ConcurrentFuture[Any]) -> None:

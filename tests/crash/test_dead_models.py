@@ -19,7 +19,7 @@ from scripts.tools.processes import children, command_line
 from shm_backend_utils.cli.doctor.examination import examine
 from shm_backend_utils.client import LivenessUnknownError, ShmClient, model_processes
 from shm_backend_utils.server import EmbeddedServer
-from tests.releases import outlives_models
+from tests.releases import calls_dead_models_ready, outlives_models
 from tests.unit.harness.folders import folder_of
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -134,6 +134,7 @@ def test_a_repository_with_ordinary_models_passes(served: Served, protocol: str)
     assert served.codes(protocol, "stock") == {}
 
 
+@calls_dead_models_ready
 def test_who_sees_no_process_says_so_of_models_without_a_session(
     served: Served, protocol: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

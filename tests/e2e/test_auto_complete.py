@@ -99,10 +99,10 @@ def test_a_model_that_is_to_serve_no_direct_path_is_served_on_the_others(client:
     ids=["required", "taken"],
 )
 def test_a_config_that_contradicts_keeps_the_model_from_loading_and_the_log_says_why(
-    loading_server: LoadingServer, model: str, config: str, complaints: list[str]
+    loading_server: LoadingServer, client: ShmClient, model: str, config: str, complaints: list[str]
 ) -> None:
     with pytest.raises(InferenceServerException, match=f"load failed for model '{model}'"):
         loading_server.load(model, "self_described", config)
-    assert not loading_server.grpc.is_model_ready(model)
+    assert not client.is_model_ready(model)
     log = loading_server.server.log_tail()
     assert all(complaint in log for complaint in complaints)

@@ -14,7 +14,7 @@ from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import BatchSizeError
 from shm_backend_utils.server import EmbeddedServer
 from tests.harness.kinds_of_values import KINDS
-from tests.releases import carries_bf16
+from tests.releases import carries_bf16, reads_numpy_1_alone
 
 from .eventually import all_memory_comes_back
 from .flavours import AnyClient, Flavour
@@ -269,9 +269,8 @@ def test_strings_go_with_a_call_that_is_made_again_in_other_memory(any_client: A
     raise AssertionError("no call was made again")
 
 
-@pytest.mark.skipif(
-    np.lib.NumpyVersion(np.__version__) < "2.0.0", reason="with NumPy 1, the stub of Triton 2.51 takes strings"
-)
+@reads_numpy_1_alone
+@pytest.mark.skipif(np.lib.NumpyVersion(np.__version__) < "2.0.0", reason="with NumPy 1, every stub takes strings")
 @pytest.mark.parametrize("path", ["triton-shm", "inline"])
 def test_strings_that_the_stub_cannot_take_are_an_error_that_tells_the_way_out(
     any_client: AnyClient, path: PathName

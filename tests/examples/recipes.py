@@ -13,10 +13,10 @@ from unittest import mock
 import numpy as np
 import numpy.typing as npt
 
+from scripts.tools.lone_emulator import LoneServer
 from shm_backend_utils import dtypes
 from shm_backend_utils.tensors.view import DIRECT, TensorView
 from shm_backend_utils.testing.emulator import NAME
-from shm_backend_utils.testing.emulator.alone import LoneServer
 
 __all__ = ["EXAMPLES", "RECIPES", "Call", "load_model", "run_script"]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from scripts.tools import ROOT
-from scripts.tools.test.__main__ import FOLDERS, OF_SERVERS, ON_OLDEST_PYTHON, WITH_NUMPY_1
+from scripts.tools.test.__main__ import ALL_ON_NEWEST, FOLDERS, OF_SERVERS, ON_NEWEST, ON_OLDEST_PYTHON, WITH_NUMPY_1
 
 HEADING = re.compile(r"=== (\d+) flaky: .* ===")
 PASSES = "def test_it():\n    pass\n"
@@ -38,7 +38,9 @@ def pytest_addoption(parser):
     parser.addoption("--all", action="store_true")
 """
 PYTHON = """#!/bin/sh
-[ "$2" != pytest ] || echo "environment: $(basename "$(dirname "$(dirname "$0")")") $SHM_BACKEND_UTILS_SERVER_VERSION"
+environment=$(basename "$(dirname "$(dirname "$0")")")
+[ "$2" != pytest ] ||
+    echo "environment: $environment $SHM_BACKEND_UTILS_SERVER_VERSION $(basename "$SHM_BACKEND_UTILS_SERVER")"
 export ENVIRONMENT={} COUNT={} FAILURES={} PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTEST_ADDOPTS="-p xdist"
 exec {} "$@"
 """
@@ -65,17 +67,27 @@ class Run:
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """One that has a test in each folder, and a setup that does nothing."""
-    shutil.copytree(ROOT / "scripts/tools/test", tmp_path / "scripts/tools/test")
+    made = tmp_path / "checkout"
+    shutil.copytree(ROOT / "scripts/tools/test", made / "scripts/tools/test")
     for file in ("scripts/__init__.py", "scripts/test", "scripts/tools/__init__.py", "scripts/tools/start"):
-        shutil.copy(ROOT / file, tmp_path / file)
-    write(tmp_path, "scripts/setup", '#!/bin/sh\n[ -z "$*" ] || echo "setup: $*"\n')
-    write(tmp_path, "tests/conftest.py", CONFTEST)
-    write(tmp_path, "tests/with_numpy1", "tests/unit/test_[fu]*.py\n")
+        shutil.copy(ROOT / file, made / file)
+    write(made, "scripts/setup", '#!/bin/sh\n[ -z "$*" ] || echo "setup: $*"\n')
+    write(made, "tests/conftest.py", CONFTEST)
+    write(made, "tests/with_numpy1", "tests/unit/test_[fu]*.py\n")
+    write(made, "tests/on_newest", "tests/e2e/test_e*.py\ntests/crash\n")
     for file in ON_OLDEST_PYTHON:
-        write(tmp_path, file, PASSES)
+        write(made, file, PASSES)
     for folder in (*FOLDERS, "docs"):
-        write(tmp_path, f"tests/{folder}/test_{folder}.py", PASSES)
-    return tmp_path
+        write(made, f"tests/{folder}/test_{folder}.py", PASSES)
+    return made
+
+
+@pytest.fixture
+def newest(tmp_path: Path) -> Path:
+    """A server's folder where the checkout looks for the newest."""
+    folder = tmp_path / "shared" / "servers" / "triton-2.99"
+    write(folder, "bin/tritonserver", "#!/bin/sh\necho '| server_version | 2.99.0 |'\n")
+    return folder
 
 
 def write(checkout: Path, name: str, text: str) -> None:
@@ -149,6 +161,37 @@ def test_what_runs_where(arguments: str, checkout: Path) -> None:
     assert (done.status, done.environments, passed) == (0, *RUNS[arguments]), done.printed
 
 
+ON_NEWEST_RUNS = {
+    "--newest": ([".venv  triton-2.99"], [2]),
+    "--newest --all": ([".venv  triton-2.99"], [len(ALL_ON_NEWEST) + 1]),
+    "--newest tests/e2e -q": ([".venv  triton-2.99"], [2]),
+    "--all": ([".venv", ".venv-numpy1", ".venv-py3.10", ".venv  triton-2.99"], [len(FOLDERS) + 4, 2, 2, 4]),
+    "--server ../shared/servers/triton-2.99": ([".venv  triton-2.99"], [len(OF_SERVERS) + 1]),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("arguments", ON_NEWEST_RUNS)
+@pytest.mark.usefixtures("newest")
+def test_what_runs_on_a_servers_folder(arguments: str, checkout: Path) -> None:
+    done = run(checkout, *arguments.split())
+    passed = [int(count) for count in re.findall(r"(\d+) passed", done.printed)]
+    assert (done.status, done.environments, passed) == (0, *ON_NEWEST_RUNS[arguments]), done.printed
+
+
+def test_without_a_newest_server_nothing_runs_and_a_line_says_so(checkout: Path) -> None:
+    done = run(checkout, "--newest")
+    assert (done.status, done.environments) == (0, [])
+    assert done.printed.startswith("=== not run on a newer Triton: SHM_BACKEND_UTILS_SERVER_NEWEST names none, and ")
+
+
+def test_a_newest_server_that_does_not_run_here_fails_with_a_line(checkout: Path, newest: Path) -> None:
+    (newest / "bin" / "tritonserver").chmod(0o644)
+    done = run(checkout, "--newest")
+    assert (done.status, done.environments) == (2, [])
+    assert re.fullmatch(r"scripts/test: \S+ may not be executed: .*\n", done.printed)
+
+
 @pytest.mark.parametrize("option", ["--no-such-option", "--python", "--server"])
 def test_a_wrong_option_is_refused_in_a_line(option: str, checkout: Path) -> None:
     done = run(checkout, option)
@@ -178,7 +221,8 @@ def test_a_signal_ends_all_of_it(number: signal.Signals, arguments: list[str], p
     assert printed in told
 
 
-def test_the_tests_with_numpy_1_are_there() -> None:
-    patterns = WITH_NUMPY_1.read_text().split()
+@pytest.mark.parametrize("file", [WITH_NUMPY_1, ON_NEWEST], ids=lambda file: file.name)
+def test_the_tests_that_are_listed_are_there(file: Path) -> None:
+    patterns = file.read_text().split()
     assert patterns
     assert [pattern for pattern in patterns if not list(ROOT.glob(pattern))] == []

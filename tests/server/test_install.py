@@ -127,12 +127,11 @@ def test_two_may_install_to_the_same_folder_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("wheels")
-def test_a_complete_installation_is_returned_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_complete_installation_is_returned_as_it_is(tmp_path: Path) -> None:
     folder = tmp_path / "server"
     (folder / "bin").mkdir(parents=True)
     (folder / "bin" / "tritonserver").write_text("mine")
-    monkeypatch.setenv(FOLDER_VARIABLE, str(folder))
-    assert install() == Installation(folder)
+    assert install(folder) == Installation(folder)
     assert [file.read_text() for file in folder.rglob("*") if file.is_file()] == ["mine"]
 
 
@@ -187,11 +186,6 @@ def test_an_unknown_version_is_refused_with_those_that_there_are(tmp_path: Path)
         install(tmp_path / "server", version="2.51.0")
 
 
-@pytest.mark.parametrize(("triton", "is_there"), [("2.41", True), ("2.9", True), ("2.41.1", False), ("2.46", False)])
-def test_a_release_has_what_its_triton_and_older_ones_have(triton: str, is_there: bool) -> None:
-    assert find_release("0.5.0").is_at_least(triton) is is_there
-
-
 def test_the_servers_environment_finds_this_interpreter_and_its_libraries_first() -> None:
     installation = install()
     environment = installation.environment()
@@ -211,11 +205,3 @@ def test_libraries_are_found_through_the_launchers_own_path_too(
     else:
         monkeypatch.setenv("LD_LIBRARY_PATH", given)
     assert install().environment()["LD_LIBRARY_PATH"].split(":")[2:] == found
-
-
-@pytest.mark.parametrize(
-    ("flag", "is_known"),
-    [("--model-repository", True), ("--no-such-flag", False), ("--model", False), ("--model-repositor", False)],
-)
-def test_the_flags_of_the_server_are_known(flag: str, is_known: bool) -> None:
-    assert install().knows_flag(flag) is is_known

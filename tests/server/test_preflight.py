@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.server import EmbeddedServer, find_gpus
+from shm_backend_utils.server import EmbeddedServer, Installation, find_gpus
+from shm_backend_utils.server.install import default_folder
 from shm_backend_utils.server.preflight import GpuFinding, read_facts
 from shm_backend_utils.testing.fake_cuda.build import library
 
@@ -52,6 +53,9 @@ def with_fake() -> dict[str, str]:
     return {**os.environ, "LD_LIBRARY_PATH": str(library().parent)}
 
 
+built_for_gpus = pytest.mark.skipif(
+    not list(Installation(default_folder()).libraries.glob("libcudart*")), reason="the server was built without CUDA"
+)
 without_driver = pytest.mark.skipif(has_driver(), reason="there is a driver here")
 
 
@@ -161,6 +165,7 @@ def repository(folder: Path, config: str = CONFIG) -> Path:
     return folder / "models"
 
 
+@built_for_gpus
 @without_driver
 def test_a_server_that_does_not_start_for_lack_of_a_gpu_says_what_to_do(tmp_path: Path) -> None:
     repository(tmp_path)
@@ -181,6 +186,7 @@ def test_what_stubs_see_is_asked_in_the_environment_of_a_server_that_runs(
         assert find_gpus(server.environment).devices == ("fake CUDA driver, no GPU",) * 2
 
 
+@built_for_gpus
 @without_driver
 def test_a_server_that_takes_the_fake_driver_for_a_real_one_loads_no_model(
     tmp_path: Path, with_fake: dict[str, str], monkeypatch: pytest.MonkeyPatch

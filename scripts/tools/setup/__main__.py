@@ -24,7 +24,8 @@ def server_is_installed() -> bool:
     """Return whether the embedded server for this Python, which is also the environment's, is in its place."""
     sys.path.insert(0, str(ROOT))
     from shm_backend_utils.errors import MachineError  # noqa: PLC0415
-    from shm_backend_utils.server.install import Installation, default_folder  # noqa: PLC0415
+    from shm_backend_utils.server.install import default_folder  # noqa: PLC0415
+    from shm_backend_utils.server.installation import Installation  # noqa: PLC0415
 
     try:
         return Installation(default_folder()).is_complete

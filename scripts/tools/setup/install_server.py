@@ -6,12 +6,12 @@ import sys
 
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.server import install
-from shm_backend_utils.server.stub_numpy import install_numpy, is_there_another
+from shm_backend_utils.server.stub_numpy import install_numpy, wants_another
 
 if __name__ == "__main__":
     try:
         installation = install()
-        if is_there_another():
+        if wants_another(installation):
             install_numpy(installation.numpy)
     except MachineError as error:
         sys.exit(str(error))

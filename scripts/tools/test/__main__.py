@@ -1,6 +1,6 @@
 """Run the tests with NumPy 2, and those that NumPy can make a difference to with NumPy 1.26, in three processes.
 
-Whatever pytest takes may follow: then pytest runs once, with that, on NumPy 2.
+Whatever pytest takes may follow: then pytest runs once, with that, on NumPy 2. docs/versions.md tells of other servers.
 """
 
 from __future__ import annotations
@@ -11,10 +11,17 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from shm_backend_utils.errors import MachineError
+from shm_backend_utils.server import Installation
+from shm_backend_utils.server.install import FOLDER_VARIABLE
+from shm_backend_utils.server.releases import VERSION_VARIABLE
+
 from .. import ROOT
+from .newest import VARIABLE, WHERE, find_newest
 from .runs import Environment, Tally, passed_to_pytest
 
 FOLDERS: Final = ("conformance", "crash", "e2e", "harness", "property", "scripts", "server", "unit")
@@ -23,6 +30,9 @@ OF_SERVERS: Final = ("conformance", "crash", "e2e", "server")
 """Which of them start a server."""
 WITH_NUMPY_1: Final = ROOT / "tests" / "with_numpy1"
 """Lists the tests that NumPy 1.26 can make a difference to, as patterns of paths."""
+ON_NEWEST: Final = ROOT / "tests" / "on_newest"
+"""Lists the tests that ``--newest`` runs, in the same way."""
+ALL_ON_NEWEST: Final = ("tests/conformance", "tests/crash", "tests/e2e")
 OLDEST_PYTHON: Final = "3.10"
 ON_OLDEST_PYTHON: Final = ("tests/unit/test_imports.py", "tests/e2e/test_contract.py")
 SHM: Final = Path("/dev/shm")
@@ -33,8 +43,14 @@ def parsed() -> tuple[argparse.Namespace, list[str]]:
     """Return our own options, and pytest's."""
     parser = argparse.ArgumentParser(prog="scripts/test", description=__doc__, allow_abbrev=False)
     parser.add_argument("--all", action="store_true", help="every test there is, also what takes long")
-    parser.add_argument(
-        "--server", metavar="VERSION", help="of nvidia-pytriton, as 0.5.0: the tests that start a server"
+    servers = parser.add_mutually_exclusive_group()
+    servers.add_argument(
+        "--server",
+        metavar="VERSION|DIR",
+        help="of nvidia-pytriton, as 0.5.0, or the folder of a server: the tests that start a server",
+    )
+    servers.add_argument(
+        "--newest", action="store_true", help=f"some tests on the newest server that no wheel carries: {VARIABLE}=DIR"
     )
     parser.add_argument("--python", metavar="VERSION", help="such as 3.12, in an environment of its own")
     parser.add_argument("--numpy1", action="store_true", help="with NumPy 1.26 alone")
@@ -62,10 +78,67 @@ def set_up(python: str | None, *, numpy1: bool) -> Environment:
     return Environment(f".venv{f'-py{python}' if python else ''}{'-numpy1' if numpy1 else ''}")
 
 
-def with_numpy1() -> list[str]:
-    """Return the files and folders that run with NumPy 1.26, too."""
-    patterns = WITH_NUMPY_1.read_text().split()
+def on_newest(environment: Environment, python: str | None) -> Environment | None:
+    """Return an environment with the newest server, and tell which one it is; None if there is none, which is told.
+
+    Raises
+    ------
+    MachineError
+        What there is is no server, or does not run here.
+    """
+    folder = find_newest(python)
+    if folder is None:
+        print(f"=== not run on a newer Triton: {WHERE} ===", flush=True)
+        return None
+    print(f"=== on Triton {Installation(folder).triton}, in {folder} ===", flush=True)
+    return replace(environment, server=folder)
+
+
+def listed(file: Path) -> list[str]:
+    """Return the files and folders that a list of patterns names."""
+    patterns = file.read_text().split()
     return [str(path.relative_to(ROOT)) for pattern in patterns for path in sorted(ROOT.glob(pattern))]
+
+
+def run(chosen: argparse.Namespace, for_pytest: list[str]) -> int:
+    """Run what was chosen, each part with its Python, NumPy and server; return the exit status.
+
+    Raises
+    ------
+    MachineError
+        There is something wrong with a server.
+    subprocess.CalledProcessError
+        An environment cannot be made, and the setup has said why.
+    KeyboardInterrupt
+        Ctrl-C. All that was started has ended.
+    """
+    folder = Path(chosen.server).absolute() if chosen.server and Path(chosen.server).is_dir() else None
+    if chosen.server and folder is None:
+        os.environ[VERSION_VARIABLE] = chosen.server
+    if chosen.server or chosen.newest:
+        os.environ.pop(FOLDER_VARIABLE, None)  # the folder of some server
+    amount = ["--all"] if chosen.all else []
+    environment: Environment | None = replace(set_up(chosen.python, numpy1=chosen.numpy1), server=folder)
+    if environment and chosen.newest:
+        environment = on_newest(environment, chosen.python)
+    if environment is None:
+        return 0
+    if for_pytest:
+        return passed_to_pytest(environment, [*amount, *for_pytest])
+    tally = Tally()
+    if chosen.newest:
+        tally.run(environment, [*amount, *(ALL_ON_NEWEST if chosen.all else listed(ON_NEWEST))])
+        return tally.finish()
+    folders = OF_SERVERS if chosen.server else FOLDERS
+    paths = ["tests"] if chosen.all and not chosen.server else [f"tests/{folder}" for folder in folders]
+    tally.run(environment, [*amount, *paths])
+    if not (chosen.server or chosen.python or chosen.numpy1):
+        tally.run(set_up(None, numpy1=True), [*amount, *listed(WITH_NUMPY_1)])
+        if chosen.all:
+            tally.run(set_up(OLDEST_PYTHON, numpy1=False), ON_OLDEST_PYTHON)
+            if (newest := on_newest(environment, None)) is not None:
+                tally.run(newest, [*amount, *ALL_ON_NEWEST])
+    return tally.finish()
 
 
 def main() -> int:
@@ -75,29 +148,17 @@ def main() -> int:
     if (why := without_room()) is not None:
         print(f"scripts/test: {why}", file=sys.stderr)
         return 2
-    if chosen.server:
-        os.environ["SHM_BACKEND_UTILS_SERVER_VERSION"] = chosen.server
-        os.environ.pop("SHM_BACKEND_UTILS_SERVER", None)  # the folder of some server
-    amount = ["--all"] if chosen.all else []
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what was started ends first
     try:
-        environment = set_up(chosen.python, numpy1=chosen.numpy1)
-        if for_pytest:
-            return passed_to_pytest(environment, [*amount, *for_pytest])
-        folders = OF_SERVERS if chosen.server else FOLDERS
-        paths = ["tests"] if chosen.all and not chosen.server else [f"tests/{folder}" for folder in folders]
-        tally = Tally()
-        tally.run(environment, [*amount, *paths])
-        if not (chosen.server or chosen.python or chosen.numpy1):
-            tally.run(set_up(None, numpy1=True), [*amount, *with_numpy1()])
-            if chosen.all:
-                tally.run(set_up(OLDEST_PYTHON, numpy1=False), ON_OLDEST_PYTHON)
+        return run(chosen, for_pytest)
+    except MachineError as error:
+        print(f"scripts/test: {error}", file=sys.stderr)
+        return 2
     except subprocess.CalledProcessError as error:
         return error.returncode
     except KeyboardInterrupt:
         print("\nscripts/test: interrupted", file=sys.stderr)
         return 130
-    return tally.finish()
 
 
 if __name__ == "__main__":

@@ -11,8 +11,11 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from threading import Thread
 from typing import IO, Final
+
+from shm_backend_utils.server.install import FOLDER_VARIABLE
 
 from .. import ROOT
 
@@ -34,9 +37,12 @@ class Environment:
     ----------
     name : str
         Of its folder.
+    server : pathlib.Path, optional
+        The folder of the server that tests run on; that of the environment's variables if not given.
     """
 
     name: str
+    server: Path | None = None
 
     @property
     def command(self) -> list[str]:
@@ -49,8 +55,18 @@ class Environment:
         return set(json.loads(found.read_text())) if found.exists() else set()
 
     @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables to run pytest with."""
+        return dict(os.environ) if self.server is None else os.environ | {FOLDER_VARIABLE: str(self.server)}
+
+    @property
+    def label(self) -> str:
+        """The folder's name, and that of a server's folder."""
+        return self.name if self.server is None else f"{self.name}, {self.server.name}"
+
+    @property
     def _cache(self) -> str:
-        return f".pytest_cache/{self.name}"
+        return f".pytest_cache/{self.label}"
 
 
 @dataclass
@@ -68,12 +84,12 @@ class Tally:
         KeyboardInterrupt
             Ctrl-C. All that was started has ended.
         """
-        status = _run([*environment.command, "--cache-clear", *_WORKERS, *arguments])
+        status = _run(environment, ["--cache-clear", *_WORKERS, *arguments])
         failed = environment.failed()
         if status == _FAILED and 0 < len(failed) <= _MOST_RUN_AGAIN:
             again = [each for each in arguments if each.startswith("-")]
-            status = _run([*environment.command, *again, *sorted(failed)])
-            self.flakes += [f"{environment.name}: {test}" for test in sorted(failed - environment.failed())]
+            status = _run(environment, [*again, *sorted(failed)])
+            self.flakes += [f"{environment.label}: {test}" for test in sorted(failed - environment.failed())]
         self.status = max(self.status, status)
 
     def finish(self) -> int:
@@ -87,7 +103,9 @@ class Tally:
 
 def passed_to_pytest(environment: Environment, arguments: list[str]) -> int:
     """Run pytest with a user's own arguments; return its status. One line tells of an option that it does not know."""
-    process = subprocess.Popen([*environment.command, *arguments], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*environment.command, *arguments], cwd=ROOT, env=environment.variables, stderr=subprocess.PIPE, text=True
+    )
     assert process.stderr is not None
     told = Thread(target=_tell, args=(process.stderr,))
     told.start()
@@ -109,11 +127,16 @@ def _tell(lines: IO[str]) -> None:
             print(re.sub(r"^[\w. -]+: error: ", "scripts/test: ", line), end="", file=sys.stderr, flush=True)
 
 
-def _run(command: list[str]) -> int:
-    """Run a command to its end, in a session of its own: what Ctrl-C at a terminal ends is told by us, in one line."""
+def _run(environment: Environment, arguments: Sequence[str]) -> int:
+    """Run pytest to its end, in a session of its own: what Ctrl-C at a terminal ends is told by us, in one line."""
     color = ["--color=yes"] if sys.stdout.isatty() else []
     process = subprocess.Popen(
-        [*command, *color], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        [*environment.command, *arguments, *color],
+        cwd=ROOT,
+        env=environment.variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
     )
     assert process.stdout is not None
     try:

@@ -86,7 +86,8 @@ class Registrations:
         """Unregister those of these keys that are registered, so that the server lets go of their memory.
 
         What the server does not answer to, or still has a request in, is tried again the next time. The call that takes
-        unwanted keys unregisters them alone. Return whether there is a request left in one.
+        unwanted keys unregisters them alone. Return whether there is a request left in one: from 24.12 on the server
+        does not say so. No harm: names are random, and memory that may still be written is no other call's.
         """
         registered = self._known.intersection(keys)
         self._unwanted |= registered

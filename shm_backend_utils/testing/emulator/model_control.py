@@ -76,7 +76,7 @@ class ModelControl:
         Raises
         ------
         TritonModelException
-            The version is no number.
+            The version is no number, or there is no such model.
         """
         name = text("is_model_ready", "model_name", model_name)
         version = text("is_model_ready", "model_version", model_version)

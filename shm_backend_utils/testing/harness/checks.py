@@ -60,8 +60,10 @@ class RequestChecks:
             The server refuses it.
         """
         who = f"[request id: {request.request_id or '<id_unknown>'}] "
-        wanted = self._outputs if not request.outputs else tuple(dict.fromkeys(request.outputs))
-        for name in wanted:
+        wanted = tuple(request.outputs) if request.outputs else self._outputs
+        for place, name in enumerate(wanted):
+            if name in wanted[:place]:
+                raise ServerError(f"{who}output '{name}' already exists in request")
             if name not in self._known_outputs:
                 raise ServerError(f"unexpected inference output '{name}' for model '{self._name}'")
         inputs = request.inputs

@@ -109,6 +109,14 @@ class ChildInstance:
             for receiver in receivers:
                 receiver.fail(str(error))
 
+    def is_ready(self) -> bool:
+        """As :meth:`.Stub.is_ready`; a dead child is not."""
+        try:
+            is_ready: bool = self._ask("is_ready")
+        except StubError:
+            return False
+        return is_ready
+
     def finalize(self) -> None:
         """As :meth:`.Stub.finalize`, and end the process. That of a dead child does nothing."""
         try:

@@ -111,27 +111,25 @@ class _Process:
         self._parent = _Parent(connection)
         self._work: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         self._cancelled: set[int] = set()
+        self._stub: Stub  # once the first message has said which
 
     def run(self) -> None:
         """Do what comes, one after another in the main thread, until there is no more."""
         threading.Thread(target=self._read, name="server", daemon=True).start()
-        stub: Stub | None = None
         while (message := self._work.get()) is not None:
             what, number, *content = message
             try:
                 value = None
                 if what == "make":
                     file, name, url, faults = content
-                    stub = Stub(file, name, self._parent, url, faults)
+                    self._stub = Stub(file, name, self._parent, url, faults)
                 elif what == "execute":
                     receivers = [_Receiver(self._parent, each, self._cancelled) for each, _ in content[0]]
-                    assert stub is not None
-                    stub.execute([delivery for _, delivery in content[0]], receivers)
+                    self._stub.execute([delivery for _, delivery in content[0]], receivers)
                 elif what == "initialize":
-                    assert stub is not None
-                    stub.initialize(content[0], is_decoupled=content[1])
+                    self._stub.initialize(content[0], is_decoupled=content[1])
                 else:
-                    value = getattr(stub, what)(*content)
+                    value = getattr(self._stub, what)(*content)
             except StubError as error:
                 self._parent.send("answer", number, False, str(error))
             else:
@@ -145,12 +143,17 @@ class _Process:
                     self._parent.tell(*content)
                 elif what == "cancel":
                     self._cancelled.update(content)
+                elif what == "is_ready":  # also while the main thread executes
+                    threading.Thread(target=self._tell_readiness, args=content, name="readiness", daemon=True).start()
                 elif what == "end":
                     self._work.put(None)
                     return
                 else:
                     self._work.put((what, *content))
         os._exit(1)  # the server is gone, and the main thread may wait for its answer
+
+    def _tell_readiness(self, number: int) -> None:
+        self._parent.send("answer", number, True, self._stub.is_ready())
 
 
 if __name__ == "__main__":

@@ -26,5 +26,8 @@ class Instance(Protocol):
     def execute(self, deliveries: Sequence[Delivery], receivers: Sequence[Receiver]) -> None:
         """Call the model's ``execute``, and return when it has."""
 
+    def is_ready(self) -> bool:
+        """Return whether it lives, and the model's ``is_ready``, if it has one, returns True."""
+
     def finalize(self) -> None:
         """Call the model's ``finalize``, and end."""

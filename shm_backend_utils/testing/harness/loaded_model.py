@@ -98,6 +98,10 @@ class LoadedModel:
         """Return its instances."""
         return self._instances
 
+    def is_ready(self) -> bool:
+        """Return whether each instance lives, and says itself that it is ready."""
+        return all(instance.is_ready() for instance in self._instances)
+
     def pending(self, request: Request) -> Pending:
         """Return a request that may be executed.
 

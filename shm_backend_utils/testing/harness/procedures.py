@@ -20,7 +20,7 @@ __all__ = ["PROCEDURES", "STREAM", "Procedure", "infer", "stream_infer"]
 Procedure = Callable[[EmulatedServer, Any], Any]
 """Takes a request message, and returns the answer; raises ServerError."""
 STREAM: Final = "ModelStreamInfer"
-_VERSION: Final = "2.51.0"
+_VERSION: Final = "2.73.0"
 _EXTENSIONS: Final = (
     "sequence",
     "model_repository",
@@ -94,7 +94,7 @@ def _server_live(server: EmulatedServer, message: Any) -> Any:
 
 
 def _server_ready(server: EmulatedServer, message: Any) -> Any:
-    return service_pb2.ServerReadyResponse(ready=True)
+    return service_pb2.ServerReadyResponse(ready=all(model.is_ready() for model in server.models()))
 
 
 def _server_metadata(server: EmulatedServer, message: Any) -> Any:
@@ -102,7 +102,7 @@ def _server_metadata(server: EmulatedServer, message: Any) -> Any:
 
 
 def _model_ready(server: EmulatedServer, message: Any) -> Any:
-    return service_pb2.ModelReadyResponse(ready=server.is_model_ready(message.name, message.version))
+    return service_pb2.ModelReadyResponse(ready=server.model(message.name, message.version).is_ready())
 
 
 def _model_metadata(server: EmulatedServer, message: Any) -> Any:

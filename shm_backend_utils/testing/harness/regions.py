@@ -27,12 +27,14 @@ class RegisteredRegion(NamedTuple):
 class RegisteredRegions:
     """The regions of one emulated server. Thread-safe.
 
-    Opening an object to register it, and unmapping it to unregister it, is what the kernel tells models of.
+    Opening an object to register it, and unmapping it to unregister it, is what the kernel tells models of. A region
+    that a request is in stays, and can be used, until that has ended, whoever unregisters it.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._regions: dict[str, RegisteredRegion] = {}
+        self._leaving: set[str] = set()
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Open a region and map it.
@@ -43,6 +45,7 @@ class RegisteredRegions:
             The name is taken, or there is no such memory.
         """
         with self._lock:
+            self._let_go()
             if name in self._regions:
                 raise ServerError(f"shared memory region '{name}' already in manager", "ALREADY_EXISTS")
             try:
@@ -52,20 +55,17 @@ class RegisteredRegions:
             try:
                 size = os.fstat(descriptor).st_size
                 if not name or byte_size <= 0 or offset < 0 or offset + byte_size > size:
-                    raise ServerError(f"Invalid shared memory region: '{key}'", "INTERNAL")
+                    raise ServerError(f"failed to register shared memory region '{name}': invalid args")
                 memory = mmap.mmap(descriptor, offset + byte_size)
             finally:
                 os.close(descriptor)
             self._regions[name] = RegisteredRegion(name, key, offset, byte_size, memory)
 
     def unregister(self, name: str) -> None:
-        """Unmap a region; all of them if the name is empty. An unknown name is fine."""
+        """Unmap a region, when no request is in it any more; all of them if the name is empty. Any name is fine."""
         with self._lock:
-            gone = list(self._regions.values()) if not name else [r for r in self._regions.values() if r.name == name]
-            for region in gone:
-                del self._regions[region.name]
-                with contextlib.suppress(BufferError):  # in use: it goes with the last request
-                    region.memory.close()
+            self._leaving |= {name} if name else set(self._regions)
+            self._let_go()
 
     def find(self, name: str) -> list[RegisteredRegion]:
         """Return a region, or all of them if the name is empty.
@@ -76,6 +76,7 @@ class RegisteredRegions:
             There is none of this name.
         """
         with self._lock:
+            self._let_go()
             if not name:
                 return list(self._regions.values())
             if name not in self._regions:
@@ -91,12 +92,21 @@ class RegisteredRegions:
             There is no such region, or it is too small.
         """
         with self._lock:
+            self._let_go()
             region = self._regions.get(name)
             if region is None:
                 raise ServerError(f"Unable to find shared memory region: '{name}'", "NOT_FOUND")
             if not 0 <= offset < region.byte_size:
                 raise ServerError(f"Invalid offset for shared memory region: '{name}'")
-            if byte_size <= 0 or offset + byte_size > region.byte_size:
+            if byte_size < 0 or offset + byte_size > region.byte_size:
                 raise ServerError(f"Invalid offset + byte size for shared memory region: '{name}'")
             start = region.offset + offset
             return memoryview(region.memory)[start : start + byte_size]
+
+    def _let_go(self) -> None:
+        """Unmap what is unregistered, unless a request is in it."""
+        for name in self._leaving & set(self._regions):
+            with contextlib.suppress(BufferError):
+                self._regions[name].memory.close()
+                del self._regions[name]
+        self._leaving &= set(self._regions)

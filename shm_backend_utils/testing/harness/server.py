@@ -175,12 +175,9 @@ class EmulatedServer:
         TritonModelException
             The server refuses it.
         """
-        try:
-            model = self.model(call.model, call.version)
-        except ServerError:
-            raise TritonModelException(
-                f"Failed for execute the inference request. Model '{call.model}' is not ready."
-            ) from None
+        if not self.is_model_ready(call.model, call.version):
+            raise TritonModelException(f"Failed for execute the inference request. Model '{call.model}' is not ready.")
+        model = self.model(call.model, call.version)
         if model.is_decoupled and not call.takes_many:
             raise TritonModelException(
                 f"Model {call.model} is using the decoupled. The current BLS request call doesn't support models using "
@@ -215,12 +212,17 @@ class EmulatedServer:
         self.unload(name)
 
     def is_model_ready(self, name: str, version: str) -> bool:
-        """Return whether a model can execute requests."""
+        """Return whether a model can execute requests, to a model.
+
+        Raises
+        ------
+        TritonModelException
+            There is none of this name and version.
+        """
         try:
-            self.model(name, version)
-        except ServerError:
-            return False
-        return True
+            return self.model(name, version).is_ready()
+        except ServerError as error:
+            raise TritonModelException(error.message) from None
 
     def close(self) -> None:
         """Finalize every model, and let go of what is registered. Twice is fine.

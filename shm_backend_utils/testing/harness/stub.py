@@ -144,6 +144,21 @@ class Stub:
                 weakref.finalize(request.get_response_sender(), receiver.forsake).atexit = False
             del request
 
+    def is_ready(self) -> bool:
+        """Return what the model's ``is_ready`` does, which is asked from Triton 26.03 on; True if it has none."""
+        if not hasattr(self._model, "is_ready"):
+            return True
+        try:
+            answer = self._model.is_ready()
+            if asyncio.iscoroutine(answer):
+                answer = asyncio.run_coroutine_threadsafe(answer, self._running_loop()).result()
+            if not isinstance(answer, bool):
+                raise StubError("is_ready() must return a boolean value")
+        except Exception as error:
+            self._backend.Logger.log_error(f"Model '{self._name}': {told(error)}")
+            return False
+        return answer
+
     def finalize(self) -> None:
         """Call the model's ``finalize``, and let go of it."""
         self.is_executing = False
@@ -204,14 +219,17 @@ class Stub:
 
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine on the stub's event loop; that of a decoupled model goes on in the background."""
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name=f"{self._name} events", daemon=True).start()
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._running_loop())
         if not self._is_decoupled:
             return future.result()
         future.add_done_callback(lambda done: self._log_failure(done.exception()))
         return None
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=self._loop.run_forever, name=f"{self._name} events", daemon=True).start()
+        return self._loop
 
     def _log_failure(self, error: BaseException | None) -> None:
         if error is not None:

@@ -118,11 +118,12 @@ class StubHost:
             yield self._response(outcome), outcome.is_final
 
     def cancel(self, request: Any) -> None:
-        """Take no notice: Triton before 25.04 has no such call, and the other model goes on."""
+        """Take no notice, and the other model goes on: a real one may look whether it is cancelled."""
 
     def _response(self, outcome: Outcome) -> Any:
-        if outcome.error is not None:  # whatever its code was
-            return deliver_response(self.backend, [], TritonError(outcome.error[0], ErrorCode.INTERNAL))
+        if outcome.error is not None:
+            message, code = outcome.error
+            return deliver_response(self.backend, [], TritonError(message, ErrorCode[code]))
         return deliver_response(self.backend, outcome.outputs)
 
 

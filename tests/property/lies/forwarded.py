@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from scripts.tools.lone_emulator import LoneServer
 from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.errors import ModelError, TensorError
 from shm_backend_utils.memory.cuda.access import CudaAccess
@@ -20,7 +21,6 @@ from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
 from shm_backend_utils.tensors.view import TensorView
 from shm_backend_utils.testing.emulator import NAME, TensorContent, deliver_response
-from shm_backend_utils.testing.emulator.alone import LoneServer
 from shm_backend_utils.testing.emulator.errors import TritonError
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from shm_backend_utils.testing.emulator.response import InferenceResponse

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scripts.tools.lone_emulator import KeptAnswers, LoneServer, deliver_alone
 from shm_backend_utils.tensors.cuda.capsules import CapsuleTensor, capsule_over, taken_over
 from shm_backend_utils.tensors.dlpack import CUDA
 from shm_backend_utils.tensors.dlpack_structures import managed_tensor
@@ -23,7 +24,6 @@ from shm_backend_utils.testing.emulator import (
     sent_inputs,
     sent_outputs,
 )
-from shm_backend_utils.testing.emulator.alone import KeptAnswers, LoneServer, deliver_alone
 from shm_backend_utils.testing.emulator.errors import StubDiesError
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scripts.tools.lone_emulator import LoneServer
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.forward import model_specs
 from shm_backend_utils.testing.emulator import NAME, TensorContent, sent_outputs
-from shm_backend_utils.testing.emulator.alone import LoneServer
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from shm_backend_utils.testing.emulator.response import InferenceResponse
 from tests.unit.emulated import answered, arrived, message_of

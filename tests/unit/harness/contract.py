@@ -14,6 +14,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import service_pb2
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from tests.releases import asks_models_whether_they_are_ready, knows_its_models, refuses_an_output_twice
 from tests.unit.harness.wires import Tensor, Wire, request
 
 __all__ = ["Contract"]
@@ -284,14 +285,42 @@ class Contract:
         assert (answer.arrays()["OUTPUT0"] == a + b).all()
         assert (answer.arrays()["OUTPUT1"] == a - b).all()
 
+    @asks_models_whether_they_are_ready
+    @pytest.mark.parametrize(
+        ("mood", "is_ready"),
+        [("unready", False), ("broken", False), ("wordy", False), ("later", True), ("ready", True)],
+    )
+    def test_a_model_says_itself_whether_it_is_ready(self, wire: Wire, mood: str, is_ready: bool) -> None:
+        for each, expected in ((mood, is_ready), ("ready", True)):
+            assert wire.send("ModelInfer", request("moody", X, parameters={"mood": each})).status == "OK"
+            told = wire.send("ModelReady", service_pb2.ModelReadyRequest(name="moody"))
+            assert (told.status, told.message.ready) == ("OK", expected)
+            assert wire.send("ServerReady", service_pb2.ServerReadyRequest()).message.ready is expected
+
+    @refuses_an_output_twice
+    def test_an_output_is_named_once(self, wire: Wire) -> None:
+        answer = wire.send("ModelInfer", request("behaving", X, ["Y", "Y"]))
+        text = UNKNOWN + "output 'Y' already exists in request"
+        assert (answer.status, answer.text) == ("INVALID_ARGUMENT", text)
+
+    @knows_its_models
+    def test_a_model_that_is_not_there_is_not_found(self, wire: Wire) -> None:
+        for name, version, text in (
+            ("nosuch", "", "Request for unknown model: 'nosuch' is not found"),
+            ("behaving", "7", "Request for unknown model: 'behaving' version 7 is not found"),
+        ):
+            told = wire.send("ModelReady", service_pb2.ModelReadyRequest(name=name, version=version))
+            assert (told.status, told.text) == ("NOT_FOUND", text)
+
+    @knows_its_models
     @pytest.mark.parametrize("model", ["bls_sync_stock", "bls_async_stock"])
     def test_a_model_that_is_not_there_cannot_be_called(self, wire: Wire, model: str) -> None:
         zeros = np.zeros((1, 4), np.float32)
         answer = wire.send("ModelInfer", _bls(model, "nosuch", zeros, zeros))
         assert answer.status == "INTERNAL"
         assert (
-            "TritonModelException: Model nosuch - Error when running inference: Failed for execute the inference "
-            "request. Model 'nosuch' is not ready.\n" in answer.text
+            "TritonModelException: Model nosuch - Error when running inference: Request for unknown model: 'nosuch' "
+            "is not found\n" in answer.text
         )
 
     def test_a_decoupled_model_needs_decoupled_calls(self, wire: Wire) -> None:

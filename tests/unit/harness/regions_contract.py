@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
+from tests.releases import registers_a_key_again, takes_places_of_no_bytes
 from tests.unit.harness.wires import Answer, Wire
 
 __all__ = ["RegionsContract"]
@@ -26,7 +27,12 @@ PLACES: dict[str, tuple[Any, Any, str, str]] = {
     "beyond": (("r", 8, 60), None, "INVALID_ARGUMENT", BEYOND),
     "behind": (("r", 8, 64), None, "INVALID_ARGUMENT", "Invalid offset for shared memory region: 'r'"),
     "too large": (("r", 100, 0), None, "INVALID_ARGUMENT", BEYOND),
-    "no bytes": (("r", 0, 0), None, "INVALID_ARGUMENT", BEYOND),
+    "no bytes": (
+        ("r", 0, 0),
+        None,
+        "INVALID_ARGUMENT",
+        "[request id: <id_unknown>] input byte size mismatch for input 'X' for model 'behaving'. Expected 8, got 0",
+    ),
     "another size": (
         ("r", 12, 0),
         None,
@@ -97,7 +103,9 @@ class RegionsContract:
         assert memory.buf is not None
         assert np.frombuffer(bytes(memory.buf[16:24]), np.float32).tolist() == [1, 2]
 
-    @pytest.mark.parametrize("what", PLACES)
+    @pytest.mark.parametrize(
+        "what", [pytest.param(what, marks=takes_places_of_no_bytes if what == "no bytes" else ()) for what in PLACES]
+    )
     def test_places_are_checked(self, wire: Wire, memory: shared_memory.SharedMemory, what: str) -> None:
         source, target, status, text = PLACES[what]
         answer = infer(wire, source, target)
@@ -109,9 +117,15 @@ class RegionsContract:
         assert (taken.status, taken.text) == ("ALREADY_EXISTS", "shared memory region 'r' already in manager")
         missing = register(wire, name="n", key="/nosuchkey", byte_size=8)
         assert (missing.status, missing.text) == ("INTERNAL", "Unable to open shared memory region: '/nosuchkey'")
+
+    @registers_a_key_again
+    def test_a_key_may_have_two_names(self, wire: Wire, memory: shared_memory.SharedMemory) -> None:
+        key = f"/{memory.name}"
         for said in ({"byte_size": SIZE + 1}, {"byte_size": 40, "offset": 32}):
             large = register(wire, name="n", key=key, **said)
-            assert (large.status, large.text) == ("INTERNAL", f"Invalid shared memory region: '{key}'")
+            refused = "failed to register shared memory region 'n': invalid args"
+            assert (large.status, large.text) == ("INVALID_ARGUMENT", refused)
+        assert register(wire, name="n", key=key, byte_size=8).status == "OK"
 
     def test_what_is_registered_is_told(self, wire: Wire, memory: shared_memory.SharedMemory) -> None:
         told = wire.send("SystemSharedMemoryStatus", service_pb2.SystemSharedMemoryStatusRequest())

@@ -50,7 +50,8 @@ def test_a_child_that_died_stays_dead(tmp_path: Path) -> None:
                 harness.infer(inputs)
             assert told.value.status() == "INTERNAL"
         with ShmClient(harness) as client:
-            assert client.is_model_ready("m")  # as a server goes on saying
+            assert not client.is_model_ready("m")
+            assert not client.is_server_ready()
             with pytest.raises(InferenceError, match="Stub process 'm_0' is not healthy."):
                 client.infer("m", X)
 

@@ -19,8 +19,8 @@ from shm_backend_utils.errors import MachineError
 from shm_backend_utils.model import BatchCall, Call, ShmSession
 from shm_backend_utils.tensors.attributes import MemoryType
 from shm_backend_utils.testing.emulator import NAME
-from shm_backend_utils.testing.emulator.alone import KeptAnswers, LoneServer, deliver_alone
 
+from ...lone_emulator import KeptAnswers, LoneServer, deliver_alone
 from ..gpu import Gpu, LoadGpu
 from .consumers import hand_over, library_arrays
 

@@ -42,7 +42,7 @@ def find_server(folder: Path | None) -> Installation:
         )
         raise CheckFailedError(f"there is no server {where}{_WITHOUT}")
     try:
-        installation.environment()
+        installation.check()
     except MachineError as error:
         raise CheckFailedError(f"{error}{_WITHOUT}") from None
     return installation

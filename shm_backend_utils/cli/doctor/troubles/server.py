@@ -45,8 +45,8 @@ NOT_TRITON: Final = Trouble(
 )
 SERVER_NOT_READY: Final = Trouble(
     "server-not-ready",
-    "The server answers, and is not ready: it still loads models, or some have not loaded.",
-    "Wait until it has loaded them, or mend the models that are named below.",
+    "The server answers, and is not ready: it still loads models, some have not loaded, or the process of one is dead.",
+    "Wait until it has loaded them, or mend the models that are named below; load those anew whose process is dead.",
 )
 NO_INDEX: Final = Trouble(
     "no-index",

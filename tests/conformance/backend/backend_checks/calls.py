@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from .expecting import kills_the_server, refused, same
+from .expecting import kills_the_server, refused, same, since
 
-NOT_READY = (
-    "Model {0} - Error when running inference: Failed for execute the inference request. Model '{0}' is not ready."
-)
+UNKNOWN = "Model {0} - Error when running inference: Request for unknown model: '{0}' is not found"
 WHERE = "Failed to process the request for model 'checks_0_0', message: "
+NOT_KNOWN = f"Failed to check model readiness: {WHERE}Request for unknown model: "
 NO_VERSION = f"Failed to check model readiness: {WHERE}failed to get model version from specified version string "
 
 
@@ -72,16 +71,18 @@ def check_no_elements_travel(pb_utils: Any, request: Any) -> None:
     same(response.output_tensors()[0].shape(), [0])
 
 
+@since("2.71")
 def check_a_model_that_is_not_there(pb_utils: Any, request: Any) -> None:
-    text = NOT_READY.format("none")
+    text = UNKNOWN.format("none")
     response = _call(pb_utils, model_name="none").exec()
     same(_said(response), text)
     same(response.output_tensors(), [])
     assert response.error().code() == pb_utils.TritonError.INTERNAL
 
 
+@since("2.71")
 def check_a_version_that_is_not_there(pb_utils: Any, request: Any) -> None:
-    text = NOT_READY.format("echo")
+    text = "Model echo - Error when running inference: Request for unknown model: 'echo' version 3 is not found"
     same(_said(_call(pb_utils, model_version=3).exec()), text)
 
 
@@ -89,6 +90,21 @@ def check_an_error_of_the_model_comes_as_it_is(pb_utils: Any, request: Any) -> N
     response = _call(pb_utils, model_name="failing", requested_output_names=[]).exec()
     same(_said(response), "it is full")
     same(response.output_tensors(), [])
+
+
+@since("2.57")
+def check_an_error_of_the_model_keeps_its_code(pb_utils: Any, request: Any) -> None:
+    response = _call(pb_utils, model_name="failing", requested_output_names=[]).exec()
+    assert response.error().code() == pb_utils.TritonError.UNAVAILABLE
+
+
+@since("2.57")
+def check_responses_may_be_given_up(pb_utils: Any, request: Any) -> None:
+    responses = _call(pb_utils, model_name="repeat").exec(decoupled=True)
+    same(_said(next(responses)), {"Y": [0.0]})
+    same(responses.cancel(), None)
+    same(responses.cancel(), None)
+    assert list(responses)
 
 
 def check_a_decoupled_model_needs_the_word(pb_utils: Any, request: Any) -> None:
@@ -122,8 +138,9 @@ def check_any_model_can_be_called_as_a_decoupled_one(pb_utils: Any, request: Any
     same([_said(response) for response in responses], [{"Y": [0.0, 1.0, 2.0]}])
 
 
+@since("2.71")
 def check_a_refused_call_is_one_response(pb_utils: Any, request: Any) -> None:
-    text = NOT_READY.format("none")
+    text = UNKNOWN.format("none")
     same([_said(response) for response in _call(pb_utils, model_name="none").exec(decoupled=True)], [text])
 
 
@@ -163,16 +180,22 @@ def check_what_a_call_says_of_itself_arrives(pb_utils: Any, request: Any) -> Non
     same(_said(call.exec()), {"TOLD": ["inner|7|2|5000000|a=ü|b=True|c=-3|TOLD|X".encode()]})
 
 
-def check_a_model_is_ready_or_not(pb_utils: Any, request: Any) -> None:
+def check_a_model_is_ready(pb_utils: Any, request: Any) -> None:
     ready = pb_utils.is_model_ready
-    for arguments, expected in (
-        (("echo",), True), (("none",), False), (("echo", "1"), True), (("echo", "2"), False), (("echo", "1x"), True),
-        (("echo", " 1"), True), (("",), False), (("echo", ""), True),
-    ):  # fmt: skip
-        same(ready(*arguments), expected)
+    for arguments in (("echo",), ("echo", "1"), ("echo", "1x"), ("echo", " 1"), ("echo", "")):
+        same(ready(*arguments), True)
     same(ready(model_name="echo", model_version="1"), True)
     refused(TypeError, None, lambda: ready("echo", 1))
     refused(TypeError, None, lambda: ready(None))
+
+
+@kills_the_server
+def check_a_model_that_is_not_there_is_no_answer(pb_utils: Any, request: Any) -> None:
+    for arguments in (("none",), ("",)):
+        text = f"{NOT_KNOWN}'{arguments[0]}' is not found"
+        refused(pb_utils.TritonModelException, text, pb_utils.is_model_ready, *arguments)
+    text = f"{NOT_KNOWN}'echo' version 2 is not found"
+    refused(pb_utils.TritonModelException, text, pb_utils.is_model_ready, "echo", "2")
 
 
 def check_what_is_loaded_and_unloaded_has_a_name_and_files(pb_utils: Any, request: Any) -> None:

@@ -13,18 +13,18 @@ NUMBERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int
 """NumPy's names of all types of numbers that Triton has, but for bool."""
 
 
-def since(release: str) -> Callable[[_Check], _Check]:
-    """Say which Triton first behaves like this."""
+def since(triton: str) -> Callable[[_Check], _Check]:
+    """Say which version of Triton first behaves like this."""
 
     def mark(check: _Check) -> _Check:
-        check.since = release  # type: ignore[attr-defined]
+        check.since = triton  # type: ignore[attr-defined]
         return check
 
     return mark
 
 
 def kills_the_server(check: _Check) -> _Check:
-    """Say that Triton 24.10 dies of it, more often than not, where the check passes if it doesn't."""
+    """Say that real servers die of it at times, or tell garbage: the stub frees an error before it reads its text."""
     check.kills_the_server = True  # type: ignore[attr-defined]
     return check
 

@@ -49,7 +49,7 @@ def check_the_error_of_a_response_is_a_triton_error(pb_utils: Any, request: Any)
         refused(TypeError, None, pb_utils.InferenceResponse, [], error)
 
 
-@since("25.02")
+@since("2.55")
 def check_a_response_has_parameters(pb_utils: Any, request: Any) -> None:
     same(pb_utils.InferenceResponse().parameters(), "{}")
     same(pb_utils.InferenceResponse(parameters={"a": 1}).parameters(), '{"a": 1}')

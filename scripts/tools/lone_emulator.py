@@ -9,13 +9,13 @@ from typing import Any, NoReturn
 
 import numpy.typing as npt
 
-from ...dtypes import from_numpy
-from .delivery import deliver
-from .errors import TritonModelException
-from .metrics_registry import MetricsRegistry
-from .module import backend_module
-from .request import InferenceRequest
-from .response import InferenceResponse
+from shm_backend_utils.dtypes import from_numpy
+from shm_backend_utils.testing.emulator.delivery import deliver
+from shm_backend_utils.testing.emulator.errors import TritonModelException
+from shm_backend_utils.testing.emulator.metrics_registry import MetricsRegistry
+from shm_backend_utils.testing.emulator.module import backend_module
+from shm_backend_utils.testing.emulator.request import InferenceRequest
+from shm_backend_utils.testing.emulator.response import InferenceResponse
 
 __all__ = ["KeptAnswers", "LoneServer", "deliver_alone"]
 
