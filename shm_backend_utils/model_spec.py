@@ -238,7 +238,7 @@ class ModelSpec:
 
     @classmethod
     def of_server(cls, model: str, told: Any) -> ModelSpec:
-        """Read how a server describes a model; raise PeerError if that describes none, or another one."""
+        """Read a server's description of a model; raise PeerError if it is none, or one of another model."""
         with contextlib.suppress(ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             spec = cls.from_config(told)
             tensors = (*spec.inputs.values(), *spec.outputs.values(), *spec.controls.values())
@@ -338,7 +338,7 @@ def _named(tensors: Mapping[str, TensorSpec], name: str, missing: str) -> Tensor
 
 
 def _is_sound(tensor: TensorSpec) -> bool:
-    """Return whether a tensor's name and sizes are such; raise ValueError or AttributeError for what is no text."""
+    """Return whether a tensor has a name and possible sizes; raise ValueError or AttributeError for a bad name."""
     sizes = (*tensor.shape, *(tensor.reshape or ()))
     return bool(tensor.name.encode()) and all(-1 <= size <= _LARGEST for size in sizes)
 

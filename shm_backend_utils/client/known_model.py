@@ -154,7 +154,7 @@ class Catalog:
         InferenceError
             The server has no such model.
         PeerError
-            It describes none.
+            Its description of the model is no configuration of it.
         """
         asked = time.monotonic()
         answer = yield Send(self._codec.ask("model config", model, version), timeout_s)

@@ -92,7 +92,7 @@ def _remove(fd: int, path: Path) -> RegionReport | None:
 def _managed_files(user_id: int | None = None) -> Iterator[tuple[int, Path]]:
     """Yield each file with our prefix that can be opened, open; it is closed when the next one is asked for.
 
-    Those of other users than this one are not opened, of whom any may have made any number.
+    With a user's id, only that user's files are opened: any other user may have made any number of them.
     """
     for path in sorted(DEV_SHM.glob(f"{KEY_PREFIX}*")):
         with contextlib.suppress(OSError):

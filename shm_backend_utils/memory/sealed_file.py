@@ -16,7 +16,7 @@ __all__ = ["SealedFile"]
 class SealedFile(SharedFile):
     """A memfd (memfd_create(2)), to be used as any :class:`.SharedFile`, and checked as one.
 
-    An honest client has sealed its size. Whether it is, nobody asks: who is allowed could name a file that is not.
+    Honest clients seal its size. Nobody checks that: a client that is allowed could name a file without seals instead.
     """
 
     @classmethod

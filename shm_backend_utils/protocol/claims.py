@@ -54,7 +54,7 @@ _KEY: Final = re.compile(r"shmbu-[0-9a-z-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class LentRegionClaim:
-    """A managed region whose slot serves another request: that of the model that sends this one, and lends the memory.
+    """A managed region that is lent to a request: by a model that calls another, or as more room for a prepared call.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class LentRegionClaim:
     token : str
         32 lowercase hexadecimal digits: the secret in its header.
     slot : int
-        The slot that the lender executes in.
+        The slot that the lender executes in, or one that no request names.
     """
 
     key: str

@@ -103,7 +103,7 @@ def described_inputs(inputs: Mapping[str, InputDescription], elsewhere: Elsewher
 
 
 def is_description(value: object) -> bool:
-    """Return whether somebody gives a shape and a dtype, of what is still to be filled, where an array is expected."""
+    """Return whether a value describes an input by its shape and dtype, as ``prepare()`` takes it, and is no array."""
     return (
         isinstance(value, tuple)
         and len(value) in (2, 3)

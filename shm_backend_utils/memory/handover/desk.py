@@ -62,7 +62,7 @@ class Desk:
     offers : mapping
         By the regions' numbers. Others change it at any time.
     closer : Closer
-        Closes connections where the kernel lets peers send descriptors, and so make that take long.
+        Closes connections on which peers may have sent descriptors: that may take long.
     ends : callable
         Returns whether nothing is left to be done; the desk then ends, for good. Also called when it failed to open.
 

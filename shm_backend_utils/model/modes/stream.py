@@ -24,6 +24,7 @@ __all__ = ["StreamCall", "run_stream"]
 _SHORTEST_PAUSE_S: Final = 50e-6
 _LONGEST_PAUSE_S: Final = 1e-3
 _LOOK_AT_CLIENT_S: Final = 0.02
+_NO_OUTPUTS: Final = results.encode(())
 
 
 class Place(NamedTuple):
@@ -260,5 +261,3 @@ def run_stream(stream: StreamCall, answer: Callable[[StreamCall], Iterable[objec
             for _ in steps or ():
                 call.send()
 
-
-_NO_OUTPUTS: Final = results.encode(())
