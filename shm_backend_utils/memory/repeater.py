@@ -9,12 +9,9 @@ from collections.abc import Callable
 
 __all__ = ["Repeater"]
 
-_Wakes = queue.SimpleQueue[bool]
-"""Whether to go on."""
-
 
 class Repeater:
-    """Calls a function again and again, in a thread of its own, until it is stopped, or nobody has this object.
+    """Calls a function again and again, in a thread of its own, until it is stopped or garbage.
 
     Parameters
     ----------
@@ -27,7 +24,7 @@ class Repeater:
     """
 
     def __init__(self, work: Callable[[], float], first_wait_s: float, name: str) -> None:
-        self._goes_on: _Wakes = queue.SimpleQueue()  # unlike an event, finalizers may put into it
+        self._goes_on: queue.SimpleQueue[bool] = queue.SimpleQueue()  # unlike an event, finalizers may put into it
         given = work, first_wait_s, self._goes_on
         self._thread = threading.Thread(target=_repeat, args=given, name=name, daemon=True)
         self._thread.start()
@@ -51,7 +48,7 @@ class Repeater:
             self.stop_some_time()
 
 
-def _repeat(work: Callable[[], float], wait_s: float, goes_on: _Wakes) -> None:
+def _repeat(work: Callable[[], float], wait_s: float, goes_on: queue.SimpleQueue[bool]) -> None:
     while True:
         try:
             if not goes_on.get(timeout=wait_s):

@@ -1,4 +1,4 @@
-"""What a view says to somebody who takes it for an array."""
+"""Errors for somebody who takes a view for an array."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["NoArray"]
 
 
 class NoArray:
-    """Something named that arrays are made from, and that is none: what only arrays can do says what to write."""
+    """A base of views: if somebody uses one as an array, the error says how to make an array of it."""
 
     __slots__ = ()
 
@@ -18,10 +18,10 @@ class NoArray:
         """Return what makes an array of it."""
         return "np.asarray(view), or torch.from_dlpack(view), or another library's"
 
-    if not TYPE_CHECKING:  # checkers of types know that there is nothing of this
+    if not TYPE_CHECKING:  # type checkers must not see these
 
         def __getattr__(self, attribute: str) -> Any:
-            if attribute == "name" or attribute.startswith("__"):  # of a view that is not made yet; or of a protocol
+            if attribute == "name" or attribute.startswith("__"):  # the view is not made yet, or a protocol asks
                 raise AttributeError(attribute)
             raise AttributeError(
                 f"a {type(self).__name__} has no attribute {attribute!r}; make an array of tensor {self.name!r} "

@@ -205,5 +205,5 @@ def output_in(response: Any, name: str) -> npt.NDArray[Any] | None:
     except Exception as error:  # tritonclient's, for bytes that are not what is said of them
         raise PeerError(f"the answer has an output {name!r} that cannot be read: {error}") from None
     if array is not None and array.dtype.hasobject and not all(type(each) is bytes for each in array.flat):
-        raise PeerError(f"the answer has an output {name!r} of BYTES whose elements are not bytes: JSON has no such")
+        raise PeerError(f"the answer has an output {name!r} of BYTES whose elements are not bytes: it came as JSON")
     return array if array is None or array.flags.writeable else array.copy()

@@ -89,19 +89,19 @@ class Fetcher:
             )
         deadline = time.monotonic() + self._bound_s
         connection = socket.socket(socket.AF_UNIX, _KIND)
-        is_empty = accept_descriptors(connection, is_wanted=False)
+        takes_no_descriptors = accept_descriptors(connection, is_wanted=False)
         try:
             _connect(connection, key, deadline, field)
             user = Peer.of(connection).user_id
             if not is_allowed(user):
                 raise owner_refused(field, user)
-            is_empty = False
+            takes_no_descriptors = False
             accept_descriptors(connection, is_wanted=True)
             wait_s = max(0.0, deadline - time.monotonic())
             _ask(connection, Question(key.number, bytes.fromhex(token)), wait_s, field)
             return self._receive(connection, str(key), field)
         finally:
-            if is_empty:
+            if takes_no_descriptors:
                 connection.close()
             else:
                 self._closer.close(connection)

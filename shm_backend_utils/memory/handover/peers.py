@@ -56,7 +56,7 @@ class Peer(NamedTuple):
 
 
 def accept_descriptors(connection: socket.socket, *, is_wanted: bool) -> bool:
-    """Let a peer send descriptors, or fail if he does; return False before Linux 6.16, where he always can."""
+    """Let a peer send descriptors, or not; return False before Linux 6.16, where every peer can."""
     try:
         connection.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, is_wanted)
     except OSError:

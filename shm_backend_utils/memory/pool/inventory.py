@@ -114,9 +114,9 @@ class Inventory:
         region.shelf.append(region)
 
     def parts_for(self, need: Need, promise: Promise) -> int:
-        """Return how many parts the promised region shall have, and promise it as much: two for each that is held.
+        """Return how many parts to make of a promised region, two for each that is held; the promise grows with them.
 
-        So many calls that come at once make few regions, and few calls pay for no others.
+        So calls that come at once make few regions, and a lone call does not pay for others.
         """
         kind, size = need[1:], promise.byte_size
         if need.group != DIRECT:

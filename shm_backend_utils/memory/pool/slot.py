@@ -147,7 +147,7 @@ class SlotRegion:
     kind : RegionKind
         What it is made of.
     parts : set of int
-        The first slots of all whose region it is: of this one alone, unless it is a :class:`.RegionPart`.
+        The first slots of all that share its region: this one's alone, unless it is a :class:`.RegionPart`.
     byte_size : int
         Of the whole region.
     data_offset, data_end : int

@@ -87,7 +87,7 @@ def may_not_write(error: TensorError) -> ModelError:
 
 
 def not_written(spec: ModelSpec, name: str) -> ModelError:
-    """Return the error of a model that has not made an output which was asked for."""
+    """Return the error for a requested output that ``model.py`` has not written."""
     ways = f"call.put({name!r}, array) or call.output({name!r}, shape, dtype)"
     if spec.output(name).dtype is BYTES:
         ways = f"call.put({name!r}, strings)"

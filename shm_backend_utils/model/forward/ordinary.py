@@ -159,7 +159,7 @@ class Forwarding(ABC):
         return {name: self._read(name, each) for each in response.output_tensors() if (name := each.name()) in wanted}
 
     def _read(self, name: str, tensor: Any) -> TensorView:
-        """Return an output as a view, or raise PeerError for one that the stub cannot read as what it should be."""
+        """Return an output as a view; raise PeerError if the stub cannot read it as the configured dtype."""
         expected = None if self._spec is None else self._spec.outputs.get(name)
         dtype = None if expected is None else expected.dtype
         try:

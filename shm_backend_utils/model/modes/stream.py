@@ -260,4 +260,3 @@ def run_stream(stream: StreamCall, answer: Callable[[StreamCall], Iterable[objec
         with contextlib.closing(steps) if isinstance(steps, Generator) else contextlib.nullcontext():
             for _ in steps or ():
                 call.send()
-

@@ -59,7 +59,7 @@ class GrpcTransport(Transport):
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         wanted = threading.Semaphore(_AHEAD)
         call: Any = None
-        try:  # from here on: a thread that an interrupt leaves alone would wait for ever, and so would the model
+        try:  # from here on, since a thread that an interrupt leaves behind would wait for ever, and so would the model
             try:
                 # No more requests will come, so the server ends the stream after the last response.
                 call = self._service.ModelStreamInfer(iter((request,)), metadata=metadata, compression=compression)
