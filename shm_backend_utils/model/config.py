@@ -88,7 +88,7 @@ class Config:
     metrics : bool
         Whether Triton's metrics port tells what the library does. ``SHM_METRICS``: ``true`` or ``false``, the default.
     debug : bool
-        Whether outputs that were not written, and writes beyond outputs, are errors; it takes time. ``SHM_DEBUG``:
+        Whether outputs that were not written, and inputs that were, are errors; it takes time. ``SHM_DEBUG``:
         ``true`` or ``false``, the default.
     """
 

@@ -1,4 +1,4 @@
-"""Answers held against the configuration of the model that gave them, for whoever has asked: a client, or a model."""
+"""Checks of an answer against the configuration of the model that gave it, for a client or a model that calls it."""
 
 from __future__ import annotations
 

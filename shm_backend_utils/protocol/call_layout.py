@@ -110,7 +110,7 @@ class CallLayout(NamedTuple):
     lent: tuple[str, ...] = ()
 
     def moved(self, distance: int) -> CallLayout:
-        """Return it for data that begins so many bytes further on in the region; it has nothing on GPUs."""
+        """Return the layout with all offsets raised by ``distance`` bytes; for layouts that have nothing on GPUs."""
         inputs = {name: span._replace(offset=span.offset + distance) for name, span in self.table.inputs.items()}
         outputs = {name: room._replace(offset=room.offset + distance) for name, room in self.table.outputs.items()}
         return self._replace(table=Table(inputs, outputs), end=self.end + distance)

@@ -46,7 +46,7 @@ class RegionPart(SlotRegion):
 def make_parts(
     count: int, byte_size: int, record_byte_size: int, access: Access, deadline: float, kind: RegionKind
 ) -> list[SlotRegion]:
-    """Make a region of so many parts, each with so much data; raises as :meth:`.ManagedRegion.create`."""
+    """Make a region of ``count`` parts, each with ``byte_size`` bytes; raises as :meth:`.ManagedRegion.create`."""
     region = ManagedRegion.create(count * byte_size, count, access, record_byte_size, deadline, kind)
     parts: set[int] = set()
     return [RegionPart(region, kind, index, parts) for index in range(count)]
