@@ -8,7 +8,7 @@ what is named                what must hold
 anything                     a regular file in /dev/shm, no symbolic link, or sealed memory; owned by an allowed user
                              and not writable for everybody, as large as claimed, with memory for all of that
 by key                       our prefix, a ready header that fits the file, the header's token, a slot of it
-by key, sealed               the socket that it names is of an allowed user, and hands over memory whose size is sealed
+by key, sealed               the socket that it names is of an allowed user, and hands over a memfd
 by CUDA handle               the GPU is one of this process', and the allocation as large as claimed; a slot of a region
                              that is named by key fences it, unless memory that nothing fences is allowed; what is lent
                              for one request has the slot's client see it until it is unmapped

@@ -27,8 +27,7 @@ class RegisteredRegion(NamedTuple):
 class RegisteredRegions:
     """The regions of one emulated server. Thread-safe.
 
-    Opening an object to register it, and unmapping it to unregister it, is what the kernel tells models of. A region
-    that a request is in stays, and can be used, until that has ended, whoever unregisters it.
+    A region that is unregistered while a request is in it stays, and can be used, until that has ended.
     """
 
     def __init__(self) -> None:
