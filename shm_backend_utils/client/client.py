@@ -310,8 +310,7 @@ class ShmClient(ServerMethods):
         where its next place is still in use: until the result there is released and its arrays are gone. So keep fewer
         results than there are frames, or copies of them.
 
-        A response that finds too little room comes back through Triton. Then the stream gets more memory, if the client
-        has some left, and responses that the model begins later have room for as much.
+        A response that finds too little room comes back through Triton, and the client's next stream has room for it.
 
         Parameters
         ----------
