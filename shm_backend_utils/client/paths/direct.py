@@ -255,7 +255,7 @@ def result_of(
             if is_in_response:
                 array = output_in(response(), name)
                 if array is None:
-                    raise broken_results(name)
+                    raise broken_results(f"{name}, which the response lacks")
                 overflowed[name] = array.nbytes
                 if dtype is BYTES:
                     array = _strings(name, array, shape)

@@ -132,16 +132,16 @@ class DirectForwarding(Forwarding):
             if view is None:
                 raise missing_output(self.model, name)
             if view.triton_dtype != (_BYTES_IN_RESPONSE if dtype is BYTES else dtype.name):
-                raise broken_results(f"{name}, which came as {view.triton_dtype}")
+                raise broken_results(f"{name} of {self.model!r}, which came as {view.triton_dtype}")
             self.overflowed[name] = view.attributes.byte_size
             if dtype is BYTES:
                 view = StringsView(name, Strings.encoded_as(name, view.numpy(), shape), view.path)
             elif view.shape != shape:
-                raise broken_results(f"{name}, which came as {list(view.shape)}")
+                raise broken_results(f"{name} of {self.model!r}, which came as {list(view.shape)}")
             return self._delivered(name, view)
         found = self._memories[region].view(name, offset, byte_size, dtype, shape, writable=False)
         if found is None:
-            raise broken_results(f"{name}, which lies where it cannot lie")
+            raise broken_results(f"{name} of {self.model!r}, which lies where it cannot lie")
         target = self._targets.get(name)
         if target is not None and self._lending.place_of(target.array) == (region, offset):
             self._check_fits(name, target, found)
