@@ -1,6 +1,6 @@
 """Sealed memory: it has no name, cannot be truncated, and is gone with the last process that has it.
 
-A memfd (memfd_create(2)) whose size is sealed. A process that wants to map it asks the one that has made it, over a socket
+A memfd (memfd_create(2)) whose size is sealed. A process that wants to map it asks its maker over a socket
 (:mod:`.handover`): neither ``/dev/shm``, nor a common PID or IPC namespace is needed, but a common network namespace.
 """
 
