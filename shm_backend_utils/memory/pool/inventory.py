@@ -21,7 +21,7 @@ __all__ = ["Inventory", "Kind", "Promise", "Shelf"]
 Kind = tuple[object, ...]
 """What regions must have in common to be exchanged: slots, records, group."""
 
-_LEAST_PARTS: Final = 8  # the fifth call's
+_LEAST_PARTS: Final = 8  # from the fifth call on
 _MOST_PARTS: Final = 256
 _MOST_BYTES_OF_PARTS: Final = 16 * 2**20
 _LOST_S: Final = 5.0  # a region on its way to or from a shelf is in nobody's hands for a moment
