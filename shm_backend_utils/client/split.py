@@ -69,7 +69,7 @@ def _in_one_region(
 ) -> Steps[Result | None]:
     """Return the result; None if no part of it has run, and another way may do."""
     try:
-        region, memory = yield from core.taking.take(settings, known, layout.end, len(ranges), DirectExchange.path)
+        region, memory = yield from core.taking.take(settings, known, layout.end, len(ranges), "direct, split")
     except NoSharedMemoryError:
         if settings.path != "auto":
             raise

@@ -113,7 +113,7 @@ def results_length(results: bytes) -> int:
 
 
 def decode(  # noqa: PLR0912  # one function for the loop: the client is called back cold
-    data: bytes, byte_sizes: Sequence[int]
+    data: bytes, byte_sizes: Sequence[int], begin: int = 0
 ) -> Results:
     """Check results that were copied out of a slot's record.
 
@@ -123,6 +123,8 @@ def decode(  # noqa: PLR0912  # one function for the loop: the client is called 
         The model's half of the record, the whole of it.
     byte_sizes : sequence of int
         Of the request's regions, the slot's own first.
+    begin : int
+        Where in the slot's own region the request's memory begins.
 
     Raises
     ------
@@ -155,7 +157,8 @@ def decode(  # noqa: PLR0912  # one function for the loop: the client is called 
             if flags == _IN_RESPONSE:
                 check_shape("an output", dtype, shape)
             else:
-                if flags or region >= len(byte_sizes) or offset + byte_size > byte_sizes[region]:
+                is_before = offset < begin and not region and byte_size
+                if flags or is_before or region >= len(byte_sizes) or offset + byte_size > byte_sizes[region]:
                     raise ValueError(f"{byte_size} bytes at offset {offset} that are not the request's")
                 if not byte_size or math.prod(shape) * dtype.itemsize != byte_size:
                     check_element_count("an output", dtype, shape, byte_size)

@@ -56,6 +56,12 @@ def test_the_result_is_one_view_of_shared_memory(client: AnyClient) -> None:
     all_memory_comes_back(client)
 
 
+def test_many_that_are_kept_have_a_region_each(client: AnyClient) -> None:
+    kept = [client.infer("rows", {"X": rows(9) + n}, outputs=["DOUBLED"], split=True)["DOUBLED"] for n in range(12)]
+    for n, doubled in enumerate(kept):
+        np.testing.assert_array_equal(doubled, (rows(9) + n) * 2)
+
+
 def test_a_split_result_outlives_later_calls(client: AnyClient, path: PathName) -> None:
     first = client.infer("rows", {"X": rows(9)}, outputs=["DOUBLED"], split=True, path=path)["DOUBLED"]
     client.infer("rows", {"X": rows(99)}, outputs=["DOUBLED"], split=True, path=path).release()

@@ -20,7 +20,7 @@ from shm_backend_utils.client import (
     ServerUnavailableError,
     ShmClient,
 )
-from shm_backend_utils.errors import RegionRefusedError, ShmError, TensorError
+from shm_backend_utils.errors import RegionGoneError, RegionRefusedError, ShmError, TensorError
 from shm_backend_utils.memory.pool.need import Need, region_size
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.protocol.layout import PAGE_SIZE
@@ -354,3 +354,28 @@ def test_a_server_that_registers_little_is_told_also_where_there_is_memory_for_o
     with client_of(server, pool=PoolOptions(max_bytes=294_912)) as client, pytest.raises(ShmError) as caught:
         client.infer("m", {"IN0": given}, path="triton-shm", outputs={"OUT0": given.nbytes}, timeout_s=0.2)
     assert "no room for so much" in str(caught.value)
+
+
+class Losing(FakeServer):
+    """Its model cannot open some regions any more, by their keys."""
+
+    lost: frozenset[str] = frozenset()
+
+    def _region(self, key: str, token: str) -> Any:
+        if key in self.lost:
+            raise InferenceError(refusal(RegionGoneError("the request's region was removed by its owner")))
+        return super()._region(key, token)
+
+
+def test_of_a_region_that_is_gone_no_part_is_used_again() -> None:
+    with Losing(config("m")) as server, client_of(server, path="direct") as client:
+        kept = [client.infer("m", {"IN0": X}) for _ in range(12)]
+        regions = [region for region, _ in client._memory.pool.held()]
+        shared = {region.key for region in regions if len(region.whole.parts) > 1}
+        Losing.lost = frozenset(shared)
+        del regions
+        while kept:
+            kept.pop(0)  # the last one is taken first
+        for _ in range(20):
+            np.testing.assert_array_equal(client.infer("m", {"IN0": X})["OUT0"], 2 * X)
+        assert client.stats().retries == 1

@@ -12,19 +12,23 @@ import pytest
 
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.memory.pool.inventory import Inventory
+from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
+from shm_backend_utils.origin import Origin
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from tests.unit.taken_regions import REGION, Memory, is_there, take
 
 ALONE = 4  # so many calls have a region each
+ROOM = 64 * 2 * ALONE * REGION  # a budget of which 8 calls may have a region
 
 
 @pytest.fixture
 def pool() -> Iterator[SlotPool]:
     """A pool with much room."""
-    with contextlib.closing(SlotPool(PoolOptions(max_bytes=2**24))) as pool:
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=2**28))) as pool:
         yield pool
 
 
@@ -80,12 +84,12 @@ def test_idle_memory_goes_when_all_of_its_calls_are_over(pool: SlotPool) -> None
 
 
 def test_idle_regions_make_room_for_another_with_all_of_their_parts() -> None:
-    with contextlib.closing(SlotPool(PoolOptions(max_bytes=20 * REGION))) as pool:
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=ROOM))) as pool:
         calls = taken(pool, 12)
         small = calls[-1][0]
         del calls
-        large, _ = take(pool, 19 * REGION - 2 * PAGE_SIZE)
-        assert pool.status.byte_size == large.byte_size <= 20 * REGION
+        large, _ = take(pool, ROOM - 2 * PAGE_SIZE)
+        assert pool.status.byte_size == large.byte_size <= ROOM
         assert not is_there(small)
 
 
@@ -98,17 +102,62 @@ def test_they_outlive_the_pool_with_the_last_array(pool: SlotPool) -> None:
     assert calls[-1][1][-1] == 11
 
 
-def test_one_that_is_spoiled_leaves_the_others(pool: SlotPool) -> None:
+def test_one_that_is_spoiled_spoils_the_others(pool: SlotPool) -> None:
     calls = taken(pool, 12)
-    calls[-1][0].is_spoiled = True
-    key, other = calls[-1][0].key, calls[-2][0]
+    spoiled, kept = calls[-1]
     del calls
-    assert (pool.status.idle, pool.status.quarantined) == (11, 0)
-    assert is_there(other)
-    assert [region.key for region, _ in taken(pool, 11)].count(key) == 7
+    spoiled.is_spoiled = True
+    assert spoiled.key not in {region.key for region, _ in taken(pool, 24)}
+    del kept
+    assert pool.status.held == 0
+    assert not is_there(spoiled)
 
 
-@pytest.mark.parametrize("room", [20, 30])
+def test_idle_ones_that_are_spoiled_are_not_taken(pool: SlotPool) -> None:
+    spoiled = taken(pool, 12)[-1][0]
+    spoiled.is_spoiled = True
+    calls = [pool.take_idle(Need(1), Origin.here("a call")) or take(pool) for _ in range(12)]
+    assert spoiled.key not in {region.key for region, _ in calls}
+
+
+def test_one_small_result_that_is_kept_leaves_room_for_a_large_call() -> None:
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=2**20))) as pool:
+        kept = taken(pool, 40)[-1][1]
+        large, _ = take(pool, 800_000)
+        assert large.capacity >= 800_000 > kept.nbytes
+
+
+@pytest.mark.parametrize("at", [1, 2, 5])
+def test_an_interrupt_while_they_are_shared_leaves_no_call_without_memory(
+    pool: SlotPool, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    calls = taken(pool, ALONE)
+    put_back, count = Inventory.put_back, itertools.count(1)
+
+    def interrupted(inventory: Inventory, region: SlotRegion) -> None:
+        if next(count) == at:
+            raise KeyboardInterrupt
+        put_back(inventory, region)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Inventory, "put_back", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            take(pool)
+    for _ in range(20):
+        region, memory = take(pool)
+        memory[region.data_offset] = 1
+        calls.append((region, memory))
+    assert len({(region.key, region.slots[0].index) for region, _ in calls}) == len(calls)
+
+
+@pytest.mark.parametrize("need", [Need(1, 2), Need(1, group="another")], ids=["of two slots", "of another group"])
+def test_calls_of_other_kinds_have_a_region_each(pool: SlotPool, need: Need) -> None:
+    held = [pool.redeem(pool.request(need, "a call")) for _ in range(12)]
+    assert len({region.key for region, _ in held}) == 12
+    assert all(len(region.slots) == need.slot_count for region, _ in held)
+
+
+@pytest.mark.parametrize("room", [20, 600])
 def test_they_are_fewer_where_the_budget_ends(room: int) -> None:
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=room * REGION))) as pool:
         calls = taken(pool, room)

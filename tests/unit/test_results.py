@@ -101,6 +101,13 @@ def test_an_output_may_lie_anywhere_in_the_region(shape: tuple[int, ...], byte_s
     assert found == OutputPlace("Y", FP32, shape, 0, offset, byte_size, False)
 
 
+def test_an_output_before_the_memory_of_its_request_is_the_peers_fault() -> None:
+    data = record(output(offset=4096))
+    assert results.decode(data, [REGION], 4096).outputs
+    with pytest.raises(PeerError, match="24 bytes at offset 4096 that are not the request's"):
+        results.decode(data, [REGION], 4100)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -161,7 +161,7 @@ class DirectExchange(Exchange):
                 (slot.address_pattern % spec.name, generation),
             )
             answer = yield Send(self._codec.infer(request), timeout_s)
-            outputs, events, completed = results.decode(slot.copy_results(), self._byte_sizes)
+            outputs, events, completed = results.decode(slot.copy_results(), self._byte_sizes, self._region.data_offset)
             if completed != generation:
                 raise unused_memory(spec.name)
             if events:

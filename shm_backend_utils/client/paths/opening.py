@@ -208,7 +208,7 @@ class Opening:
         """Take a region, with what the call needs on GPUs."""
         sizes = [rounded_up(byte_size) for byte_size in layout.device_byte_sizes]
         where = [f"cuda:{device}={byte_size}" for device, byte_size in zip(layout.devices, sizes, strict=True)]
-        group = " ".join([DirectExchange.path, *where])
+        group = " ".join(["direct, on GPUs", *where])
         while True:
             region, memory = yield from self._taking.take(settings, known, layout.end, 1, group)
             try:

@@ -57,6 +57,9 @@ class HoldingPool:
                     region = regions.pop()
                 except IndexError:
                     continue
+                if region.whole.is_spoiled:
+                    self._inventory.returned.append(region)
+                    return None
                 region.holder = holder  # what follows is :meth:`_hold`, on the way of every call
                 memory = np.frombuffer(region.buffer, np.uint8)
                 reference = weakref.ref(memory, self._give_back)

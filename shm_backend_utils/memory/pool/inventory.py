@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from ...errors import BudgetError
 from .need import DIRECT, FAR_MORE, SMALL, Need, least_size, region_size
 from .options import PoolStatus
-from .slot import SlotRegion
+from .slot import SlotRegion, Whole
 
 __all__ = ["Inventory", "Kind", "Promise", "Shelf"]
 
@@ -24,6 +24,7 @@ Kind = tuple[object, ...]
 _LEAST_PARTS: Final = 8  # from the fifth call on
 _MOST_PARTS: Final = 256
 _MOST_BYTES_OF_PARTS: Final = 16 * 2**20
+_PARTS_OF_THE_BUDGET: Final = 64  # one part in use keeps all of its region
 _LOST_S: Final = 5.0  # a region on its way to or from a shelf is in nobody's hands for a moment
 
 
@@ -101,10 +102,10 @@ class Inventory:
         most = max(FAR_MORE * byte_size, SMALL)
         for capacity, regions in self.shelves.get(kind, ()):
             if byte_size <= capacity <= most:
-                try:
-                    return regions.pop()
-                except IndexError:
-                    continue
+                with contextlib.suppress(IndexError):
+                    while (region := regions.pop()).whole.is_spoiled:
+                        self.returned.append(region)
+                    return region
         return None
 
     def put_back(self, region: SlotRegion) -> None:
@@ -119,22 +120,21 @@ class Inventory:
         So calls that come at once make few regions, and a lone call does not pay for others.
         """
         kind, size = need[1:], promise.byte_size
-        if need.group != DIRECT:
+        if need.group != DIRECT or need.slot_count > 1:
             return 1
         held = sum([region.holder is not None for region, its_kind in self._kinds.items() if its_kind == kind])
-        count = min(2 * held, _MOST_PARTS, _MOST_BYTES_OF_PARTS // size, 1 + (self.max_bytes - self.byte_size) // size)
+        most_bytes = min(_MOST_BYTES_OF_PARTS, self.max_bytes // _PARTS_OF_THE_BUDGET, self.max_bytes - self.byte_size)
+        count = min(2 * held, _MOST_PARTS, most_bytes // size)
         if count < _LEAST_PARTS:
             return 1
         promise.byte_size = count * size
         return count
 
     def add(self, regions: Sequence[SlotRegion], kind: Kind, promise: Promise) -> None:
-        """Add new regions, of which the first is held. Their size is what was promised, and the promise is used up."""
+        """Add new regions, which are held. Their size is what was promised, and the promise is used up."""
         for region in regions:
             self._add(region, kind)
         promise.byte_size = 0
-        for region in regions[1:]:
-            self.put_back(region)
 
     def _add(self, region: SlotRegion, kind: Kind) -> None:
         shelf = next((shelf for shelf in self.shelves.get(kind, ()) if shelf.capacity == region.capacity), None)
@@ -165,7 +165,7 @@ class Inventory:
             promise.evicted += taken
             for each in taken:
                 self._forget(each)
-            if not region.parts:
+            if not region.whole.parts:
                 promise.byte_size += region.byte_size
                 free += region.byte_size
         if byte_size > free:  # somebody has taken one meanwhile
@@ -207,7 +207,7 @@ class Inventory:
     @property
     def made_bytes(self) -> int:
         """Of all regions that there are."""
-        return sum({id(region.parts): region.byte_size for region in list(self._kinds)}.values())
+        return sum({region.whole: region.byte_size for region in list(self._kinds)}.values())
 
     @property
     def idle(self) -> list[SlotRegion]:
@@ -224,10 +224,10 @@ class Inventory:
 
     def _unused(self) -> list[list[SlotRegion]]:
         """Return the regions of which no part is in use, as their parts, the oldest first: these alone give memory."""
-        found: dict[int, list[SlotRegion]] = {}
+        found: dict[Whole, list[SlotRegion]] = {}
         for region in sorted(self.idle, key=lambda each: each.idle_since):
-            found.setdefault(id(region.parts), []).append(region)
-        return [parts for parts in found.values() if len(parts) == len(parts[0].parts)]
+            found.setdefault(region.whole, []).append(region)
+        return [parts for whole, parts in found.items() if len(parts) == len(whole.parts)]
 
     def destroy_lost(self, held: Iterable[object]) -> None:
         """Destroy the regions that an interrupt has left in nobody's hands, on their way to or from a shelf.
@@ -323,7 +323,7 @@ class Inventory:
         return True
 
     def _forget(self, region: SlotRegion) -> None:
-        region.parts.discard(region.slots[0].index)
+        region.whole.parts.discard(region.slots[0].index)
         if region in self.quarantined:
             self.quarantined.remove(region)
         del self._kinds[region]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..access import Access
 from ..kinds import RegionKind
 from ..managed import ManagedRegion
-from .slot import SlotRegion
+from .slot import SlotRegion, Whole
 
 __all__ = ["RegionPart", "make_parts"]
 
@@ -21,23 +21,23 @@ class RegionPart(SlotRegion):
         What it is made of.
     index : int
         Of the part.
-    parts : set of int
-        Of all parts that there are of the region; this one's is added.
+    whole : Whole
+        The region's; this part is added.
     """
 
     __slots__ = ()
 
-    def __init__(self, region: ManagedRegion, kind: RegionKind, index: int, parts: set[int]) -> None:
+    def __init__(self, region: ManagedRegion, kind: RegionKind, index: int, whole: Whole) -> None:
         size = (region.header.byte_size - region.data_offset) // region.header.slot_count
         begin = region.data_offset + index * size
         self._take(region, kind, range(index, index + 1), begin, begin + size)
-        self.parts = parts
-        parts.add(index)
+        self.whole = whole
+        whole.parts.add(index)
 
     def destroy(self) -> None:
         """Let go of the part, and let nobody new open the region if it was the last one."""
-        self.parts.discard(self.slots[0].index)
-        if self.parts:
+        self.whole.parts.discard(self.slots[0].index)
+        if self.whole.parts:
             self._let_go()
         else:
             super().destroy()
@@ -48,5 +48,5 @@ def make_parts(
 ) -> list[SlotRegion]:
     """Make a region of ``count`` parts, each with ``byte_size`` bytes; raises as :meth:`.ManagedRegion.create`."""
     region = ManagedRegion.create(count * byte_size, count, access, record_byte_size, deadline, kind)
-    parts: set[int] = set()
-    return [RegionPart(region, kind, index, parts) for index in range(count)]
+    whole = Whole(set())
+    return [RegionPart(region, kind, index, whole) for index in range(count)]

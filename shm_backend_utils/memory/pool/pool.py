@@ -9,7 +9,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from ...errors import BudgetError, ClosedError, MachineError, NoSharedMemoryError, PoolExhaustedError
@@ -258,13 +258,12 @@ class SlotPool(HoldingPool):
             with self._lock:
                 count = self._inventory.parts_for(ticket.need, promise)
             regions = self._make_regions(ticket, count, deadline)
-            regions[0].holder = ticket.holder
+            for region in regions:
+                region.holder = ticket.holder
             with self._lock:
                 if self._closed:  # before they are added: whoever closes takes back what the added ones were promised
                     raise ClosedError("this client")
                 self._inventory.add(regions, ticket.need[1:], promise)
-                if len(regions) > 1:
-                    self._serve()
                 if self._housekeeper is None:
                     self._housekeeper = Repeater(self._keep_house, self._patience(), "shm pool")
         except BaseException:
@@ -273,7 +272,18 @@ class SlotPool(HoldingPool):
                 self._serve()
             self._settle()
             raise
+        if len(regions) > 1:
+            self._share(regions[1:])
         return regions[0]
+
+    def _share(self, regions: Sequence[SlotRegion]) -> None:
+        """Let other calls have parts of a region that is there; an interrupt leaves some in nobody's hands."""
+        for region in regions:
+            region.holder = None
+            self._inventory.put_back(region)
+        with self._lock:
+            self._serve()
+        self._settle()
 
     def _make_regions(self, ticket: Ticket, count: int, deadline: float) -> list[SlotRegion]:
         need, access = ticket.need, self.options.access

@@ -17,7 +17,7 @@ from ..descriptors import Descriptor
 from ..kinds import RegionKind
 from ..managed import ManagedRegion
 
-__all__ = ["Slot", "SlotRegion"]
+__all__ = ["Slot", "SlotRegion", "Whole"]
 
 
 class Slot:
@@ -138,6 +138,24 @@ class Slot:
         self.annex = None
 
 
+class Whole:
+    """What all parts of one region share.
+
+    Attributes
+    ----------
+    parts : set of int
+        The first slot of each part that there is.
+    is_spoiled : bool
+        As of a :class:`SlotRegion`.
+    """
+
+    __slots__ = ("is_spoiled", "parts")
+
+    def __init__(self, parts: set[int]) -> None:
+        self.parts = parts
+        self.is_spoiled = False
+
+
 class SlotRegion:
     """A managed region of this process' own, with its slots.
 
@@ -146,8 +164,8 @@ class SlotRegion:
     slots : tuple of Slot
     kind : RegionKind
         What it is made of.
-    parts : set of int
-        The first slots of all that share its region: this one's alone, unless it is a :class:`.RegionPart`.
+    whole : Whole
+        What it shares with others that are parts of the same region; by itself, unless it is a :class:`.RegionPart`.
     byte_size : int
         Of the whole region.
     data_offset, data_end : int
@@ -156,8 +174,6 @@ class SlotRegion:
         Bytes of data.
     buffer : memoryview
         The whole region, writable.
-    is_spoiled : bool
-        Whether it must not be used again: something unfenced may still write to it, or no model can open it.
     is_registered : bool
         Whether the server may know it by its key.
     device_memory : dict of int to object
@@ -188,13 +204,12 @@ class SlotRegion:
         "holder",
         "idle_since",
         "is_registered",
-        "is_spoiled",
         "kind",
         "lent",
         "on_destroy",
-        "parts",
         "shelf",
         "slots",
+        "whole",
         "worked_on",
     )
 
@@ -209,7 +224,7 @@ class SlotRegion:
     ) -> None:
         region = ManagedRegion.create(byte_size, slot_count, access, record_byte_size, deadline, kind)
         self._take(region, kind, range(slot_count), region.data_offset, region.header.byte_size)
-        self.parts = {0}
+        self.whole = Whole({0})
 
     def _take(self, region: ManagedRegion, kind: RegionKind, slots: range, begin: int, end: int) -> None:
         """Take these slots of a region, and its data between two offsets."""
@@ -221,7 +236,6 @@ class SlotRegion:
         self.capacity = end - begin
         self.buffer = region.buffer()
         self.slots = tuple([Slot(region, index) for index in slots])
-        self.is_spoiled = False
         self.is_registered = False
         self.device_memory: dict[int, Any] = {}
         self.lent: list[Any] = []
@@ -230,6 +244,15 @@ class SlotRegion:
         self.holder: object = None
         self.idle_since = 0.0
         self.shelf: deque[SlotRegion] | None = None
+
+    @property
+    def is_spoiled(self) -> bool:
+        """Whether it must not be used again: something unfenced may still write to it, or no model can open it."""
+        return self.whole.is_spoiled
+
+    @is_spoiled.setter
+    def is_spoiled(self, value: bool) -> None:
+        self.whole.is_spoiled = value
 
     @property
     def key(self) -> str:

@@ -394,7 +394,7 @@ class Call(AnsweredRequest):
         lent: list[LentMemory | None] = []
         if self.table is not None:
             slot = self._slot
-            lent = lendable(None if slot is None else slot.lent_claim(), self.table.regions, self._memories)
+            lent = lendable(None if slot is None else slot.lent_claim(), self.table, self._rooms, self._memories)
         return self._context.forwarder.begin(model, inputs, outputs, parameters or {}, version, callers, lent)
 
 

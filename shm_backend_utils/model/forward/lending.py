@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from ...memory.pool.pool import SlotPool
 from ...protocol.claims import CudaRegionClaim, LentRegionClaim, RegionClaim
+from ...protocol.spans import InputSpan, OutputSpan, Table
 from ..mapping.memory import HostMemory, Memory
 
 __all__ = ["Lending", "LentMemory", "NoLending", "Place", "lendable"]
@@ -24,10 +25,13 @@ class LentMemory(NamedTuple):
         What a table says of it. The fence of CUDA memory is a number of the request's own regions.
     memory : Memory
         The same in this process.
+    extents : tuple of tuple of int
+        Where in it the request's own tensors begin and end. What else is there, its slot does not fence.
     """
 
     claim: RegionClaim
     memory: Memory
+    extents: tuple[tuple[int, int], ...]
 
 
 class Place(NamedTuple):
@@ -71,7 +75,7 @@ class Lending:
             if lent is None:
                 continue
             offset = lent.memory.offset_of(array)
-            if offset is not None and 0 <= offset <= lent.memory.byte_size - array.nbytes:
+            if offset is not None and any(begin <= offset <= end - array.nbytes for begin, end in lent.extents):
                 return Place(self._lend_own(number), offset)
         if isinstance(array, np.ndarray) and array.flags.c_contiguous:
             return self._place_in_pool(array)
@@ -112,7 +116,7 @@ class NoLending(Lending):
 
 
 def lendable(
-    slot: LentRegionClaim | None, regions: Sequence[RegionClaim], memories: Sequence[Memory]
+    slot: LentRegionClaim | None, table: Table, rooms: Mapping[str, OutputSpan], memories: Sequence[Memory]
 ) -> list[LentMemory | None]:
     """Return the regions of a request, by their numbers, as another model's request names them.
 
@@ -120,12 +124,18 @@ def lendable(
     ----------
     slot : LentRegionClaim or None
         What to say of the region of the request's slot; None if it has none.
-    regions : sequence of RegionClaim
-        Its further ones.
+    table : Table
+        What it says of its inputs, and of further regions.
+    rooms : mapping of str to OutputSpan
+        Where its outputs go.
     memories : sequence of Memory
-        Of all.
+        Of all regions.
     """
+    extents: list[list[tuple[int, int]]] = [[] for _ in memories]
+    spans: list[InputSpan | OutputSpan] = [*table.inputs.values(), *rooms.values()]
+    for span in spans:
+        extents[span.region].append((span.offset, span.offset + span.byte_size))
     return [
-        None if claim is None else LentMemory(claim, memory)
-        for claim, memory in zip((slot, *regions), memories, strict=True)
+        None if claim is None else LentMemory(claim, memory, tuple(its))
+        for claim, memory, its in zip((slot, *table.regions), memories, extents, strict=True)
     ]

@@ -41,6 +41,17 @@ def test_a_tensor_is_used_where_it_is(driver: FakeDriver, server: GpuServer, cli
     assert driver.count("cuMemAlloc", process=0) <= 1
 
 
+def test_beside_results_that_are_kept_the_other_input_lies_where_it_should(
+    driver: FakeDriver, client: ShmClient
+) -> None:
+    kept = [client.infer("m", {"IN0": np.full(16_384, n, np.float32)}, outputs={"OUT0": 65_536}) for n in range(12)]
+    kept.pop()
+    inputs = {"IN0": tensor_of(driver, X), "IN1": np.full(28_672, -1, np.float32)}
+    result = client.infer("two", inputs, outputs={**ON_HOST, "OUT1": 114_688}, path="direct")
+    np.testing.assert_array_equal(result["OUT0"], 2 * X)
+    assert [np.unique(each["OUT0"]).tolist() for each in kept] == [[2 * n] for n in range(11)]
+
+
 def test_tensors_of_one_allocation_are_one_region(driver: FakeDriver, server: GpuServer, client: ShmClient) -> None:
     pool = tensor_of(driver, np.arange(4000, dtype=np.float32))
     result = client.infer("two", {"IN0": pool[:600], "IN1": pool[64:664]}, outputs={**ON_HOST, "OUT1": X.nbytes})

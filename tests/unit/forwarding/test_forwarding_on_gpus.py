@@ -115,8 +115,9 @@ def test_memory_of_a_gpu_is_lent_with_the_region_that_fences_it(cuda: CudaRuntim
         allocation = CudaAllocation(owner, SIZE, 0)
         mapping = CudaMappings(cuda).map(allocation.handle, BLOCK, 0, "regions[1]")
         slots = [LentRegionClaim(f"key {number}", 64, "00" * 16, 0) for number in range(2)]
-        own = [LentMemory(slot, HostMemory(np.zeros(64, np.uint8))) for slot in slots]
-        own.append(LentMemory(claim_of_allocation(allocation, fence=fence), DeviceMemory(mapping, 0, BLOCK)))
+        own = [LentMemory(slot, HostMemory(np.zeros(64, np.uint8)), ((0, 64),)) for slot in slots]
+        claim = claim_of_allocation(allocation, fence=fence)
+        own.append(LentMemory(claim, DeviceMemory(mapping, 0, BLOCK), ((0, BLOCK),)))
         pool = SlotPool(PoolOptions(max_bytes=1 << 20))
         lending = Lending(own, pool)
         array = DeviceArray(cuda, mapping.address + 8, (4,), INTEGERS, 0, mapping.keeper)

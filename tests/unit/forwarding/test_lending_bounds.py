@@ -35,7 +35,7 @@ def pool() -> Iterator[SlotPool]:
 
 @pytest.fixture
 def lending(pool: SlotPool) -> Lending:
-    lent = LentMemory(NamedRegionClaim("r"), HostMemory(WHOLE, begin=16, byte_size=32))
+    lent = LentMemory(NamedRegionClaim("r"), HostMemory(WHOLE, begin=16, byte_size=32), ((0, 32),))
     return Lending([None, lent], pool)
 
 
@@ -62,6 +62,12 @@ def test_what_lies_inside_is_lent(lending: Lending, begin: int, end: int, offset
 def test_what_does_not_lie_inside_is_not_lent(lending: Lending, array: Any) -> None:
     assert lending.place_of(array) is None
     assert lending.claims == []
+
+
+@pytest.mark.parametrize(("begin", "end", "is_lent"), [(0, 8, True), (16, 32, True), (4, 16, False), (8, 16, False)])
+def test_of_a_region_only_the_calls_own_tensors_are_lent(pool: SlotPool, begin: int, end: int, is_lent: bool) -> None:
+    lent = LentMemory(NamedRegionClaim("r"), HostMemory(WHOLE, begin=16, byte_size=32), ((0, 8), (16, 32)))
+    assert bool(Lending([lent], pool).place_of(PART[begin:end])) is is_lent
 
 
 def test_memory_of_a_gpu_is_not_looked_for_on_the_host(lending: Lending) -> None:
