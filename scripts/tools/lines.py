@@ -14,13 +14,13 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 44_500,
+    "shm_backend_utils": 44_550,
     "shm_backend_utils/*.py": 1_250,
     "shm_backend_utils/cli": 3_950,
     "shm_backend_utils/client": 9_550,
     "shm_backend_utils/compat": 2_300,
     "shm_backend_utils/http": 350,
-    "shm_backend_utils/memory": 6_000,
+    "shm_backend_utils/memory": 6_050,
     "shm_backend_utils/model": 7_450,
     "shm_backend_utils/protocol": 2_200,
     "shm_backend_utils/repository": 250,
@@ -29,7 +29,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 7_900,
     "scripts": 14_450,
     "scripts/tools/bench": 3_700,
-    "tests": 74_000,
+    "tests": 74_100,
     "docs": 4_650,
 }
 """By folder, or by pattern of files: the most lines."""
