@@ -218,8 +218,8 @@ class Inventory:
     def destroy_idle(self, before: float = float("inf")) -> None:
         """Destroy the regions that have been idle since before a moment."""
         for parts in self._unused():
-            for region in parts if parts[-1].idle_since < before else ():
-                if self._take_off(region):
+            if parts[-1].idle_since < before:
+                for region in filter(self._take_off, parts):
                     self.destroy(region)
 
     def _unused(self) -> list[list[SlotRegion]]:

@@ -141,7 +141,7 @@ class DirectForwarding(Forwarding):
             return self._delivered(name, view)
         found = self._memories[region].view(name, offset, byte_size, dtype, shape, writable=False)
         if found is None:
-            raise broken_results(f"{name} of {self.model!r}, which lies where it cannot lie")
+            raise broken_results(f"{name} of {self.model!r}, which lies outside the memory of its request")
         target = self._targets.get(name)
         if target is not None and self._lending.place_of(target.array) == (region, offset):
             self._check_fits(name, target, found)
