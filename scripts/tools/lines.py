@@ -17,7 +17,7 @@ CEILINGS: Final = {
     "shm_backend_utils": 44_550,
     "shm_backend_utils/*.py": 1_250,
     "shm_backend_utils/cli": 3_950,
-    "shm_backend_utils/client": 9_550,
+    "shm_backend_utils/client": 8_750,
     "shm_backend_utils/compat": 2_300,
     "shm_backend_utils/http": 350,
     "shm_backend_utils/memory": 6_050,

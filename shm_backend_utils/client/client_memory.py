@@ -15,24 +15,12 @@ __all__ = ["ClientMemory"]
 
 
 class ClientMemory:
-    """A client's slots.
-
-    Attributes
-    ----------
-    pool : SlotPool
-    bank : DeviceBank
-        Their memory on GPUs.
-
-    Raises
-    ------
-    CallerError
-        The options are something else.
-    """
+    """A client's slots; CallerError if the options are something else."""
 
     def __init__(self, options: PoolOptions, cuda: CudaAccess) -> None:
         if not isinstance(options, PoolOptions):
             raise CallerError(f"pool is {options!r}; expected PoolOptions(max_bytes=...)")
-        self.bank = DeviceBank(cuda, options.max_device_bytes)
+        self.bank = DeviceBank(cuda, options.max_device_bytes)  # their memory on GPUs
         self.pool = SlotPool(options, self.bank.collect)
         self._finalizer: weakref.finalize[Any, Any] | None = None
 

@@ -68,25 +68,7 @@ class OpenCall:
 
 
 class Core:
-    """One client's memory and knowledge.
-
-    Parameters
-    ----------
-    codec : Codec
-        Of the client's transport.
-    host : str
-        The server's.
-    memory : ClientMemory
-    inline_bytes : int or None
-        Up to how many bytes of tensors a call goes in band, not on the direct path; None for what the codec says.
-
-    Attributes
-    ----------
-    is_forked : bool
-        Whether this is a copy, in a forked child, of its parent's client.
-    is_closed : bool
-        Whether the client was closed, or begins to be.
-    """
+    """One client's memory and knowledge; up to ``inline_bytes`` of tensors go in band, by default as the codec says."""
 
     def __init__(self, codec: Codec, host: str, memory: ClientMemory, inline_bytes: int | None) -> None:
         options = memory.pool.options
@@ -104,8 +86,8 @@ class Core:
         self.taking = Taking(memory.pool)
         self.opening = Opening(codec, memory.pool, self.taking, self.gpus, self._registrations, self.paths)
         self._once = Once()
-        self.is_forked = False
-        self.is_closed = False
+        self.is_forked = False  # a copy, in a forked child, of its parent's client
+        self.is_closed = False  # or begins to be
         forsake_in_children(self)
         reaper.reap()
 
@@ -209,25 +191,13 @@ class Core:
         return OpenCall(settings, known, exchange, wanted, devices)
 
     def fill(self, exchange: Exchange, given: Mapping[str, Source], settings: CallSettings) -> Steps[None]:
-        """Copy a call's inputs to its memory, on the host and on GPUs.
-
-        Raises
-        ------
-        DeadlineExceededError
-            It takes longer than the call may.
-        """
+        """Copy a call's inputs to its memory, on the host and on GPUs."""
         yield from write_inputs(exchange, given, settings)
         if exchange.has_gpus:
             yield from exchange.write_from_gpus(given, settings.deadline)
 
     def fitting(self, settings: CallSettings, look: Callable[[KnownModel], T]) -> Steps[tuple[KnownModel, T]]:
-        """Return a call's model, and what ``look`` makes of it; if its tensors do not fit, of the model as it is now.
-
-        Raises
-        ------
-        TensorError
-            They do not fit that one either.
-        """
+        """Return a call's model and what ``look`` makes of it; if its tensors do not fit, of the model as it is now."""
         known = self.catalog.recall(settings.model, settings.version) or (yield from self.known_model(settings))
         while True:
             try:

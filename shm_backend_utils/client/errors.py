@@ -138,14 +138,7 @@ class ForkedError(ClosedError):
 def translated(status: str | None, message: str, address: str) -> ShmError:
     """Return what a server, gRPC or HTTP reports as one of our errors.
 
-    Parameters
-    ----------
-    status : str or None
-        gRPC's code, such as ``"StatusCode.UNAVAILABLE"``, or HTTP's number.
-    message : str
-        What was said.
-    address : str
-        The server's, for messages.
+    ``status`` is gRPC's code, such as ``"StatusCode.UNAVAILABLE"``, or HTTP's number.
     """
     message = message or "the server gave no reason"
     if status == _DEADLINE:

@@ -10,13 +10,7 @@ __all__ = ["what_is_missing_told"]
 
 @contextlib.contextmanager
 def what_is_missing_told() -> Iterator[None]:
-    """Say in an import's error what to install.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        A library is not installed that the client needs.
-    """
+    """Say in an import's ModuleNotFoundError what to install."""
     try:
         yield
     except (ModuleNotFoundError, RuntimeError) as error:  # the latter is tritonclient's for what it lacks itself

@@ -27,57 +27,24 @@ _BEST: Final = "direct"
 
 
 class KnownModel:
-    """One model in one version, as the server described it.
-
-    Attributes
-    ----------
-    spec : ModelSpec
-    version : str
-        As its calls ask for it; empty if the server chooses.
-    record_byte_size : int
-        Of the slot records that have room for any call of it.
-    data_begin : int
-        Where the data begins in a region with one slot.
-    refusals : dict of str to str
-        Paths that turned out to be closed, with what was said.
-    kind : RegionKind
-        What regions for its calls on the direct path are made of.
-    sealed : Check or None
-        Whether it can fetch sealed memory; None until that was tried.
-    explanation : Explanation or None
-        Which path its calls take, and why; None until somebody has found out.
-    path : str or None
-        That path.
-    inline_end : int
-        Where the tensors of a call with one slot end at the most that goes in band all the same, as it is small.
-    reason : str
-        Why its calls take no better path, as it was found last.
-    told : set of str
-        What the user was told of copies: one entry for each path, and for each output.
-    seen : float
-        When the server was asked last, by ``time.monotonic()``.
-    learned : LearnedSizes
-        Of outputs that found too little room.
-    is_short_of_memory : bool
-        Whether a call was told to go inline, as the machine has no shared memory for it.
-    """
+    """One model in one version, as the server described it."""
 
     def __init__(self, spec: ModelSpec, head_room: float, version: str = "") -> None:
         self.spec = spec
-        self.version = version
-        self.record_byte_size = record_byte_size(spec)
-        self.refusals: dict[str, str] = {}
-        self.kind = RegionKind.SYSTEM
-        self.sealed: Check | None = None
-        self.explanation: Explanation | None = None
-        self.path: str | None = None
-        self.inline_end = 0
-        self.reason = ""
-        self.told: set[str] = set()
-        self.seen = time.monotonic()
-        self.data_begin = data_offset(1, self.record_byte_size)
-        self.learned = LearnedSizes(head_room)
-        self.is_short_of_memory = False
+        self.version = version  # as its calls ask for it; empty if the server chooses
+        self.record_byte_size = record_byte_size(spec)  # enough for any call of it
+        self.refusals: dict[str, str] = {}  # paths that turned out to be closed, with what was said
+        self.kind = RegionKind.SYSTEM  # of regions for its calls on the direct path
+        self.sealed: Check | None = None  # whether it can fetch sealed memory; None until that was tried
+        self.explanation: Explanation | None = None  # None until somebody has found out
+        self.path: str | None = None  # the one that the explanation has
+        self.inline_end = 0  # up to where the tensors of a call with one slot may end so that it goes in band
+        self.reason = ""  # why its calls take no better path, as it was found last
+        self.told: set[str] = set()  # which copies the user was told of: one entry for each path, and each output
+        self.seen = time.monotonic()  # when the server was asked last
+        self.data_begin = data_offset(1, self.record_byte_size)  # in a region with one slot
+        self.learned = LearnedSizes(head_room)  # of outputs that found too little room
+        self.is_short_of_memory = False  # whether a call was told to go inline, as the machine has no memory for it
 
     def lay_out(
         self,
@@ -89,23 +56,10 @@ class KnownModel:
         is_one_request: bool = True,
         learned: Mapping[str, int] | None = None,
     ) -> CallLayout:
-        """Lay a call out in a region with so many slots.
+        """Lay a call out in a region with so many slots; TensorError if the model does not take these tensors.
 
-        Parameters
-        ----------
-        inputs, wanted, output_devices
-            As for :func:`shm_backend_utils.protocol.call_layout.lay_out`.
-        slot_count : int
-            Of the region.
-        is_one_request : bool
-            Whether it may have no more rows than the model takes at once.
-        learned : mapping of str to int, optional
-            Bytes per row for outputs whose size nobody vouches for; by default what was :attr:`learned`.
-
-        Raises
-        ------
-        TensorError
-            The model does not take these tensors.
+        One request may have no more rows than the model takes at once. ``learned`` has the bytes per row of outputs
+        whose size nobody vouches for, by default those of :attr:`learned`.
         """
         return lay_out(
             self.spec,
@@ -149,12 +103,7 @@ class Catalog:
     def look_up(self, model: str, version: str, timeout_s: float) -> Steps[KnownModel]:
         """Ask the server for a model, and return it; the same object as before if nothing has changed.
 
-        Raises
-        ------
-        InferenceError
-            The server has no such model.
-        PeerError
-            Its description of the model is no configuration of it.
+        PeerError if its description of the model is no configuration of it.
         """
         asked = time.monotonic()
         answer = yield Send(self._codec.ask("model config", model, version), timeout_s)

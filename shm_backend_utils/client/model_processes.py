@@ -33,14 +33,7 @@ def instances_of(config: Mapping[str, Any]) -> int:
 def living_processes(address: str, config: Mapping[str, Any], version: str) -> int | None:
     """Return how many processes of a Python model live; None where this process cannot see the server's.
 
-    Parameters
-    ----------
-    address : str
-        The server's, with its scheme.
-    config : mapping
-        The model's, as the server has it.
-    version : str
-        The model's; empty where it has but one.
+    The version is empty where the model has but one.
     """
     url = urllib.parse.urlsplit(address)
     port = url.port or _PORTS.get(url.scheme)

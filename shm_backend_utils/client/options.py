@@ -146,15 +146,7 @@ def check_keywords(client: str, unknown: Mapping[str, object]) -> None:
 
 
 def check_options(options: RequestOptions) -> RequestOptions:
-    """Return the options that say something, in a copy, or raise unless they are options with values that can be sent.
-
-    Raises
-    ------
-    TypeError
-        There is no such option.
-    CallerError
-        There is, but not with this value.
-    """
+    """Return a copy of the options that say something; TypeError for an unknown one, CallerError for a wrong value."""
     for name in sorted(options.keys() - _NAMES):
         raise TypeError(f"there is no keyword argument {name!r}; {_remedy(name)}")
     options = RequestOptions(**{name: value for name, value in options.items() if value is not None})  # type: ignore[typeddict-item]

@@ -46,13 +46,7 @@ _DEAD: Final = re.compile(r"(?i)stub process .*(not healthy|unhealthy)")
 
 
 def start(core: Core, settings: ClientSettings) -> Steps[None]:
-    """Make sure that there is a server; that it is ready, if the client is to wait for that.
-
-    Raises
-    ------
-    ServerUnavailableError, DeadlineExceededError
-        There is none, or it was not ready in time.
-    """
+    """Make sure that there is a server; that it is ready in time, if the client is to wait for that."""
     if settings.wait_ready_s is None:
         yield from core.check_server_answers(settings.timeout_s)
         return
@@ -92,12 +86,7 @@ def is_model_ready(codec: Codec, deadline: float, model: str, version: str) -> S
     """Return whether a model is loaded and alive; of an ensemble, whether its steps are.
 
     A Triton before 26.01 calls a model ready whose processes are dead. So those are looked at, where this process sees
-    them, and a session is asked for a sign of life.
-
-    Raises
-    ------
-    LivenessUnknownError
-        The server says that the model is ready, and nothing tells whether that is so.
+    them, and a session is asked for a sign of life. LivenessUnknownError if neither tells.
     """
     if not (yield from is_so(codec, deadline, "model ready", model, version)):
         return False

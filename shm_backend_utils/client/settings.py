@@ -36,35 +36,16 @@ def left_until(deadline: float) -> float:
 
 
 class CallSettings(NamedTuple):
-    """One call's settings.
-
-    Attributes
-    ----------
-    model : str
-    version : str
-        Empty if the server chooses.
-    path : str
-        ``"auto"``, or one by name.
-    deadline : float
-        By ``time.monotonic()``.
-    options : RequestOptions
-        A copy: the user's own objects may change.
-    origin : Origin
-        Where in the user's code.
-    named : sequence of NamedStream and NamedEvent
-        What on GPUs the call comes behind; all that those have to do if it is empty.
-    library : str or None
-        Whose arrays outputs on GPUs are.
-    """
+    """One call's settings."""
 
     model: str
-    version: str
-    path: str
-    deadline: float
-    options: RequestOptions
-    origin: Origin
-    named: Named = ()
-    library: str | None = None
+    version: str  # empty if the server chooses
+    path: str  # ``"auto"``, or one by name
+    deadline: float  # by ``time.monotonic()``
+    options: RequestOptions  # a copy: the user's own objects may change
+    origin: Origin  # the place in the user's code
+    named: Named = ()  # what on GPUs the call comes behind; if it is empty, all that those have to do
+    library: str | None = None  # whose arrays outputs on GPUs are
 
     @property
     def left_s(self) -> float:
@@ -73,22 +54,10 @@ class CallSettings(NamedTuple):
 
 
 class ClientSettings:
-    """A client's settings.
+    """A client's settings; CallerError if they contradict each other, or cannot be.
 
-    Attributes
-    ----------
-    url : str or Connectable
-    timeout_s : float
-    tls : Tls or None
-    wait_ready_s : float or None
-        How long to wait for a server that is not ready; None for not at all.
-    inline_bytes : int or None
-        Up to how many bytes of tensors a call goes in band; None for what the protocol's codec says.
-
-    Raises
-    ------
-    CallerError
-        They contradict each other, or cannot be.
+    Without ``wait_ready_s`` it waits for no server; up to ``inline_bytes`` of tensors go in band, by default as the
+    protocol's codec says.
     """
 
     def __init__(
@@ -134,13 +103,7 @@ class ClientSettings:
         stream: Any = None,
         library: LibraryName | None = None,
     ) -> CallSettings:
-        """Check what a call says beside its tensors.
-
-        Raises
-        ------
-        CallerError, TypeError
-            It cannot be said so.
-        """
+        """Check what a call says beside its tensors; CallerError or TypeError if it cannot be said so."""
         if not isinstance(model, str):
             raise CallerError(f"model is of type {type(model).__name__}; expected a str: the model's name comes first")
         checked = check_options(options) if options else _NO_OPTIONS

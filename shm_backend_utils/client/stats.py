@@ -83,17 +83,7 @@ class Tally:
         self.paths: Counter[str] = Counter()
 
     def stats(self, reasons: Mapping[str, str], slot_waits: int, pool: PoolStatus) -> ClientStats:
-        """Return the figures so far.
-
-        Parameters
-        ----------
-        reasons : mapping of str to str
-            For each model: which path, and why not a better one.
-        slot_waits : int
-            Calls that had to wait for memory.
-        pool : PoolStatus
-            What the pool has now.
-        """
+        """Return the figures so far; ``reasons`` say for each model which path, and why not a better one."""
         with self._lock:
             return ClientStats(
                 requests=sum(self.paths.values()) + self.failure_count,

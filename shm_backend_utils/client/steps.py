@@ -100,14 +100,7 @@ Steps = Generator[Step, Any, T]
 
 
 class BlockingDriver:
-    """Does the steps of operations in the threads that call for them.
-
-    Parameters
-    ----------
-    transport : Transport
-    thread_count : int
-        How many operations are done side by side.
-    """
+    """Does the steps of operations in the threads that call for them, ``thread_count`` of them side by side."""
 
     def __init__(self, transport: Transport, thread_count: int = _USUAL_THREADS) -> None:
         self.transport = transport
@@ -279,13 +272,7 @@ def _end(operation: Steps[Any], error: BaseException) -> None:
 
 
 def offloaded(work: Callable[[], T], timeout_s: float, doing: str) -> Steps[T]:
-    """Do work that takes long, in another thread if the client has one.
-
-    Raises
-    ------
-    DeadlineExceededError
-        It took too long; ``doing`` says what.
-    """
+    """Do work that takes long, in another thread if the client has one; a DeadlineExceededError has ``doing``."""
     try:
         return (yield Offload(work, timeout_s))  # type: ignore[no-any-return]
     except TimeoutError:

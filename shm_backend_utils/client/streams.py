@@ -32,26 +32,14 @@ _ONE_RESPONSE: Final = "a stream needs a decoupled model on the direct path; ask
 
 @dataclass(slots=True, eq=False)
 class OpenStream:
-    """A stream that has its memory.
-
-    Attributes
-    ----------
-    settings : CallSettings
-    patience_s : float
-        How long to wait for a response.
-    known : KnownModel
-    exchange : DirectStream or InlineExchange
-    output_devices : mapping of str to int
-    library : str or None
-        Whose arrays outputs on GPUs are.
-    """
+    """A stream that has its memory."""
 
     settings: CallSettings
-    patience_s: float
+    patience_s: float  # how long to wait for a response
     known: KnownModel
     exchange: DirectStream | InlineExchange
     output_devices: Mapping[str, int]
-    library: str | None = None
+    library: str | None = None  # whose arrays outputs on GPUs are
 
 
 def open_stream(

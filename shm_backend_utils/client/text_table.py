@@ -10,17 +10,10 @@ __all__ = ["TextTable"]
 
 
 class TextTable(NamedTuple):
-    """Rows under a title.
-
-    Attributes
-    ----------
-    title : str
-    rows : sequence of sequence of str
-        As many cells in each. What servers say in them may have any characters.
-    """
+    """Rows under a title."""
 
     title: str
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[str]]  # as many cells in each, with any characters
 
     def __str__(self) -> str:
         """Return a line for each row; all columns but the last one are as wide as they need to be."""

@@ -16,16 +16,11 @@ _ROUND_S: Final = 0.01
 
 
 def unregister_when_free(unregister: Callable[[], object], patience_s: float = 5.0) -> None:
-    """Call ``unregister`` until the server no longer answers that a request is in the region.
+    """Call ``unregister`` until the server no longer answers that a request is in the region, or raise what it says.
 
     Before 24.12, Triton lets go of a region a moment after it has answered the request, and refuses until then. From
     then on it says yes, keeps the region until its requests have ended, and tells nobody when that is: memory is free
     once each request that used it was answered, not once it is unregistered.
-
-    Raises
-    ------
-    tritonclient.utils.InferenceServerException
-        The server refuses for another reason, or still says so after ``patience_s`` seconds.
     """
     deadline = time.monotonic() + patience_s
     while True:

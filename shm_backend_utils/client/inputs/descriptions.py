@@ -77,13 +77,7 @@ _DEVICE: Final = re.compile(r"cuda(?::(\d{1,4}))?")
 def described_inputs(inputs: Mapping[str, InputDescription], elsewhere: Elsewhere | None = None) -> dict[str, AnyInput]:
     """Return the inputs of a call as a user describes them; ``elsewhere`` takes those that are on GPUs already.
 
-    Raises
-    ------
-    CallerError
-        They have no names.
-    TensorError
-        A description is no shape and dtype; a shape has a size that is no number of 0 or more, or a dtype has no
-        counterpart.
+    CallerError if they have no names; TensorError if one is no shape and dtype, or its dtype has no counterpart.
     """
     found: dict[str, AnyInput] = {}
     on_gpus: dict[str, Source] = {}
@@ -121,18 +115,10 @@ def nameless(inputs: object, what: str) -> CallerError:
 
 
 class WantedOutputs(NamedTuple):
-    """The outputs that a call wants.
+    """The outputs that a call wants."""
 
-    Attributes
-    ----------
-    byte_sizes : dict of str to int, or None
-        Each with the bytes hinted at, or None; None for all outputs, without hints.
-    devices : mapping of str to int
-        Those that are wanted on a GPU.
-    """
-
-    byte_sizes: dict[str, int | None] | None
-    devices: Mapping[str, int]
+    byte_sizes: dict[str, int | None] | None  # as hinted at; None for all outputs, without hints
+    devices: Mapping[str, int]  # of those that are wanted on a GPU
 
 
 ALL_OUTPUTS: Final = WantedOutputs(None, MappingProxyType({}))
@@ -141,12 +127,8 @@ ALL_OUTPUTS: Final = WantedOutputs(None, MappingProxyType({}))
 def wanted_outputs(outputs: Outputs | WantedOutputs) -> WantedOutputs:
     """Return the outputs that a user wants, and what each hint says.
 
-    Raises
-    ------
-    CallerError
-        They are no names, or there is none.
-    TensorError
-        A hint is no number of bytes, no shape and dtype, and no device.
+    CallerError if there is none, or they are no names; TensorError if a hint is no size, no shape and dtype, and no
+    device.
     """
     if outputs is None:
         return ALL_OUTPUTS

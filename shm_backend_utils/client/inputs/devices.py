@@ -29,24 +29,12 @@ __all__ = [
 
 
 class DeviceSource(Source):
-    """One input on a GPU.
-
-    Attributes
-    ----------
-    value : object
-        What the user gave.
-    array : DeviceArray or StridedArray
-        Over its memory, which it keeps.
-    library : str or None
-        The array library that the value is of.
-    work : GpuWork
-        Where copies of it are to be made.
-    """
+    """One input on a GPU. Copies of it are made where ``work`` is."""
 
     __slots__ = ("_facts", "array", "library", "value", "work")
 
     def __init__(self, name: str, value: Any, work: GpuWork, gpus: Gpus, device: int) -> None:
-        self.value = value
+        self.value = value  # as the user gave it
         self.work = work
         self.library = library_of(value)
         self._facts: PointerFacts | None = None

@@ -14,24 +14,11 @@ __all__ = ["GpuWork", "Gpus"]
 
 
 class Gpus:
-    """GPUs as one client's calls use them. CUDA is loaded when a call needs it first.
-
-    Parameters
-    ----------
-    bank : DeviceBank
-        The client's memory there.
-    lend_bytes : int
-        From how many bytes on an input is used where it is.
-
-    Attributes
-    ----------
-    bank : DeviceBank
-    lend_bytes : int
-    """
+    """GPUs as one client's calls use them. CUDA is loaded when a call needs it first."""
 
     def __init__(self, bank: DeviceBank, lend_bytes: int) -> None:
         self.bank = bank
-        self.lend_bytes = lend_bytes
+        self.lend_bytes = lend_bytes  # an input of as many, or more, is used where it is
         self._lock = threading.Lock()
         self._streams: OwnStreams | None = None
 

@@ -26,29 +26,14 @@ _OBJECT: Final = np.dtype(object)
 
 @dataclass(slots=True, eq=False, repr=False)
 class Source:
-    """One input as the user holds it.
-
-    Attributes
-    ----------
-    dtype : DType
-    shape : tuple of int
-        As the model gets it.
-    byte_size : int
-        Of the tensor.
-    parts : sequence of numpy.ndarray
-        What lies one after another along the first axis; in any memory order and byte order.
-    device : int or None
-        This process' number of the GPU that it is on; None for the host.
-    is_lent : bool
-        Whether it is used where it is, on a GPU; nothing on the host is.
-    """
+    """One input as the user holds it."""
 
     dtype: DType
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # as the model gets it
     byte_size: int
-    parts: Sequence[npt.NDArray[Any]]
-    device: int | None = None
-    is_lent: bool = False
+    parts: Sequence[npt.NDArray[Any]]  # one after another along the first axis; in any memory order and byte order
+    device: int | None = None  # this process' number of the GPU that it is on; None for the host
+    is_lent: bool = False  # used where it is, on a GPU; nothing on the host is
 
     @classmethod
     def of(cls, name: str, array: npt.NDArray[Any]) -> Source:
@@ -68,19 +53,13 @@ class Source:
 
 
 class StringSource(Source):
-    """Strings.
-
-    Attributes
-    ----------
-    encoded : numpy.ndarray of uint8
-        As they lie in memory.
-    """
+    """Strings."""
 
     __slots__ = ("encoded",)
 
     def __init__(self, name: str, source: Source) -> None:
         pieces = [Strings.of(name, part).encoded for part in source.parts]
-        self.encoded = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        self.encoded = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)  # as they lie in memory
         super().__init__(BYTES, source.shape, self.encoded.nbytes, source.parts)
 
     def write_to(self, target: npt.NDArray[Any]) -> None:
@@ -100,23 +79,9 @@ def _on_host(name: str, value: Any, found: Mapping[str, Source]) -> None:
 
 
 def sources(spec: ModelSpec, inputs: Mapping[str, Any], elsewhere: Elsewhere = _on_host) -> dict[str, Source]:
-    """Look at every input of a call.
+    """Look at every input of a call: each what :func:`.parts_of` takes, or a source, which stays as it is.
 
-    Parameters
-    ----------
-    spec : ModelSpec
-        The model.
-    inputs : mapping
-        Name to what :func:`.parts_of` takes; or to a source, as it is.
-    elsewhere : callable, optional
-        See :data:`Elsewhere`.
-
-    Raises
-    ------
-    CallerError
-        The inputs have no names.
-    TensorError
-        The model has no such input, or it cannot be made of this value.
+    CallerError if they have no names; TensorError if the model has no such input, or it cannot be made of this value.
     """
     found: dict[str, Source] = {}
     try:

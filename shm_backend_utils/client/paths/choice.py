@@ -61,13 +61,7 @@ class PathChooser:
         self._of_server: tuple[Check, ...] | None = None
 
     def choose(self, model: KnownModel, wanted: str, deadline: float) -> Steps[str]:
-        """Return the path of a call.
-
-        Raises
-        ------
-        PathUnavailableError
-            The wanted path is closed, or with ``"auto"`` all are.
-        """
+        """Return the path of a call; PathUnavailableError if the wanted one is closed, or with ``"auto"`` all are."""
         explanation = model.explanation or (yield from self.explain(model, deadline))
         path = explanation.path if wanted == "auto" else wanted
         if path is None or not explanation.open(path):

@@ -48,20 +48,7 @@ _NO_MEMORY: Final[Memory] = np.empty(0, np.uint8)
 class DirectExchange(Exchange):
     """A call whose tensors lie in a slot. Its generation fences one request from the next.
 
-    Parameters
-    ----------
-    codec : Codec
-    spec : ModelSpec
-    layout : CallLayout
-        Where in the region the tensors lie.
-    options : RequestOptions
-    region : SlotRegion
-    slot : Slot
-        One of the region's.
-    memory : numpy.ndarray of uint8
-        The whole region. When it, and every array made from it, are gone, the slot is given back.
-    gpus : CallOnGpus, optional
-        The call's half on GPUs, where it has one.
+    The slot is given back when ``memory``, which is its whole region, and every array made from it are gone.
     """
 
     path = "direct"
@@ -226,27 +213,10 @@ def result_of(
     bytes_avoided: int = 0,
     inputs_end: int = 0,
 ) -> Result:
-    """Return the outputs that lie in these places, or in the response.
+    """Return the outputs that lie in these places, which were checked against the configuration, or in the response.
 
-    Parameters
-    ----------
-    places : sequence of OutputPlace
-        Where the model left them; checked against its configuration.
-    memory : numpy.ndarray of uint8
-        The slot's whole region; the arrays keep it.
-    further : sequence of FurtherMemory
-        The request's further regions, in the table's order.
-    response : callable
-        Returns tritonclient's result, which holds those that came back through Triton.
-    bytes_avoided : int
-        Bytes of inputs that the request did not carry.
-    inputs_end : int
-        Where inputs end that serve another response, too: what the model passes on of them is copied.
-
-    Raises
-    ------
-    PeerError
-        The response does not have an output that came back through Triton, or has it otherwise.
+    What the model passes on of inputs before ``inputs_end`` is copied: those serve another response, too. PeerError if
+    the response lacks an output that came back through Triton, or has it otherwise.
     """
     arrays: dict[str, npt.NDArray[Any]] = {}
     overflowed: dict[str, int] = {}

@@ -44,35 +44,17 @@ LONG_COPY: Final = 4 * 2**20
 
 
 class Exchange(ABC):
-    """Memory for a call's inputs, and the requests that are made of them, one after another.
+    """Memory for a call's inputs, and the requests that are made of them, one after another."""
 
-    Attributes
-    ----------
-    path : str
-        ``"direct"``, ``"triton-shm"`` or ``"inline"``.
-    spec : ModelSpec
-    layout : CallLayout
-    options : RequestOptions
-    is_closed : bool
-    has_gpus : bool
-        Whether inputs of it are on GPUs, or room for its outputs is.
-    kind : RegionKind
-        What its memory on the host is made of, if it is shared.
-    library : str or None
-        Whose arrays its outputs on GPUs are; None for those of no library.
-    lacking : mapping of str to int
-        Outputs that found no room in the last request, with their sizes, where the next one might give them some.
-    """
-
-    path: str
+    path: str  # ``"direct"``, ``"triton-shm"`` or ``"inline"``
     spec: ModelSpec
     layout: CallLayout
     options: RequestOptions
     is_closed = False
-    has_gpus = False
-    kind = RegionKind.SYSTEM
-    library: str | None = None
-    lacking: Mapping[str, int] = MappingProxyType({})
+    has_gpus = False  # whether inputs of it are on GPUs, or room for its outputs is
+    kind = RegionKind.SYSTEM  # of its memory on the host, if that is shared
+    library: str | None = None  # whose arrays its outputs on GPUs are; None for those of no library
+    lacking: Mapping[str, int] = MappingProxyType({})  # outputs that found no room, and their bytes
 
     @abstractmethod
     def arrays(self) -> dict[str, Any]:
@@ -83,13 +65,7 @@ class Exchange(ABC):
         """Copy inputs on the host to where they belong; nothing happens if the exchange was closed meanwhile."""
 
     def write_from_gpus(self, given: Mapping[str, Source], deadline: float) -> Steps[None]:
-        """Copy inputs on GPUs to where they belong, unless they are lent, and wait for all that comes before that.
-
-        Raises
-        ------
-        DeadlineExceededError
-            It takes longer than until this moment, by ``time.monotonic()``.
-        """
+        """Copy inputs on GPUs to where they belong, unless they are lent, and wait for all that comes before that."""
         yield from ()
 
     def name_work(self, named: Named) -> None:  # noqa: B027  # not abstract: nothing is to be done where no GPU is
@@ -99,16 +75,8 @@ class Exchange(ABC):
     def send(self, timeout_s: float) -> Steps[Result]:
         """Run the model on what lies in the inputs now. May be done again; arrays of the last result change then.
 
-        Raises
-        ------
-        InferenceError
-            The server refused or failed the request.
-        DeadlineExceededError, ServerUnavailableError
-            It did not answer. The model may still be executing, or begin to.
-        SlotInDoubtError
-            It may still be executing an earlier request of this call, which got no answer.
-        PeerError
-            The model answered, but not by this protocol.
+        InferenceError is the server's answer; after DeadlineExceededError and ServerUnavailableError the model may
+        still be executing, or begin to. SlotInDoubtError if it may still be executing an earlier request of this call.
         """
 
     @abstractmethod
@@ -133,13 +101,7 @@ class _HasInputs(Protocol):
 
 
 def write_inputs(exchange: _HasInputs, given: Mapping[str, Source], settings: CallSettings) -> Steps[None]:
-    """Copy a call's inputs on the host to its memory: in another thread where that takes long, if the client has one.
-
-    Raises
-    ------
-    DeadlineExceededError
-        It takes longer than the call may.
-    """
+    """Copy a call's inputs on the host: in another thread where that takes long, if the client has one."""
     if sum(source.byte_size for source in given.values()) < LONG_COPY:
         exchange.write(given)
     else:

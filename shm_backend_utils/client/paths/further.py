@@ -22,33 +22,13 @@ class FurtherMemory(Protocol):
     """What one of a table's further regions is to the client that has made it."""
 
     def array_at(self, owner: object, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
-        """Return an array over the memory, C-contiguous, writable, not cleared.
-
-        Parameters
-        ----------
-        owner : object
-            What the array keeps alive, beside this memory.
-        offset : int
-            Where it begins, in bytes.
-        dtype, shape
-            The array's.
-
-        Raises
-        ------
-        ValueError
-            It would end beyond this memory.
-        """
+        """Return an array over the memory, which keeps ``owner``, too; ValueError if it would end beyond it."""
 
 
 class HostMemory:
     """A region of the client's pool that a request uses beside the one that its slot is in.
 
-    Attributes
-    ----------
-    region : SlotRegion
-        With one slot, which no request names.
-    memory : numpy.ndarray of uint8
-        The whole region. When it, and every array made from it, are gone, the region is given back.
+    Its one slot no request names. It is given back when ``memory``, the whole region, and every array of that are gone.
     """
 
     def __init__(self, region: SlotRegion, memory: npt.NDArray[np.uint8]) -> None:
@@ -70,17 +50,7 @@ class HostMemory:
 
 
 class GpuMemory:
-    """Memory of a GPU: the slot's own, or a user's.
-
-    Parameters
-    ----------
-    runtime : CudaRuntime
-    address, byte_size, device : int
-    keeper : object
-        Keeps it.
-    library : str or None
-        Whose arrays are made; None for :class:`.DeviceArray`.
-    """
+    """Memory of a GPU: the slot's own, or a user's. ``keeper`` keeps it; without a library, arrays are DeviceArrays."""
 
     def __init__(
         self, runtime: CudaRuntime, address: int, byte_size: int, device: int, keeper: object, library: str | None

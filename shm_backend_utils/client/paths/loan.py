@@ -17,16 +17,7 @@ __all__ = ["Loan"]
 class Loan:
     """Tensors of the user's that are lent for one request.
 
-    Where something breaks off the end of it, the tensors are kept as after a request without an answer.
-
-    Parameters
-    ----------
-    bank : DeviceBank
-        Keeps them where they are still needed when the call is over.
-    region : SlotRegion
-    slot : Slot
-        The request's.
-    tensors : object
+    Where something breaks off the end of it, the bank keeps the tensors as after a request without an answer.
     """
 
     _process = 0

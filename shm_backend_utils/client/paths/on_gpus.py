@@ -33,35 +33,7 @@ Memory = npt.NDArray[np.uint8]
 
 
 class CallOnGpus:
-    """A call's half on GPUs.
-
-    Parameters
-    ----------
-    gpus : Gpus
-        The client's.
-    region : SlotRegion
-        With the memory on GPUs that the layout asks for.
-    layout : CallLayout
-    given : mapping of str to DeviceSource
-        The inputs that are lent, at least.
-    library : str or None
-        Whose arrays the outputs are; None for that of the inputs on GPUs, and of none where there are none.
-    named : sequence of NamedStream and NamedEvent
-        What the next request comes behind, and the earlier results were used on; all that the GPUs do if it is empty.
-
-    Attributes
-    ----------
-    table : Table
-        The call's, with all of its regions.
-    byte_sizes : sequence of int
-        Of the further regions.
-    further : sequence of GpuMemory
-        The same regions.
-    named
-        As given.
-    library
-        That of the outputs, and of inputs that the user fills.
-    """
+    """A call's half on GPUs, in a region that has the memory there which the layout asks for."""
 
     is_for_one_request = True
 
@@ -76,10 +48,10 @@ class CallOnGpus:
     ) -> None:
         runtime = gpus.runtime
         sources = inputs_on_gpus(given)
-        self.named = named
+        self.named = named  # what the next request comes behind; if it is empty, all that the GPUs do
         self._gpus = gpus
         self._region = region
-        self.library = library or library_of_inputs(sources)
+        self.library = library or library_of_inputs(sources)  # of outputs, and of inputs that the user fills
         check_is_installed(self.library)
         self._allocations: Sequence[CudaAllocation] = [region.device_memory[device] for device in layout.devices]
         self._lent = {name: sources[name] for name in layout.lent}
@@ -108,13 +80,7 @@ class CallOnGpus:
         self.further: Sequence[GpuMemory] = further
 
     def write(self, given: Mapping[str, Any], memory: Memory, deadline: float) -> Steps[None]:
-        """Copy the inputs on GPUs that are not lent, behind what the user has named, and wait until all that is done.
-
-        Raises
-        ------
-        DeadlineExceededError
-            It takes longer.
-        """
+        """Copy the inputs on GPUs that are not lent, behind what the user has named, and wait until that is done."""
         sources = inputs_on_gpus(given)
         work = work_of(sources.values()) or GpuWork(self._gpus)
         with contextlib.closing(work):
@@ -171,12 +137,7 @@ class CallOnGpus:
     def reclaimed(self, slot: Slot, deadline: float) -> Steps[None]:
         """Make sure that no GPU is at work for a request that got no answer, once the slot was reclaimed.
 
-        Raises
-        ------
-        LostMemoryError
-            A model has begun with it and ended before it was through.
-        DeadlineExceededError
-            The GPU takes longer.
+        LostMemoryError if a model has begun with it and ended before it was through.
         """
         if slot.was_left:
             self._is_lost = self._region.is_spoiled = True
@@ -186,12 +147,7 @@ class CallOnGpus:
     def outputs_are_ready(self, outputs: Sequence[OutputPlace], events: Sequence[int], deadline: float) -> Steps[None]:
         """Wait until models' GPUs have done what a request's events stand for; or have the user's streams wait.
 
-        Raises
-        ------
-        PeerError
-            There is no such event, or an output is on the host; or, as LostMemoryError, the model is dead.
-        DeadlineExceededError
-            A GPU takes longer.
+        PeerError if there is no such event or an output is on the host; as LostMemoryError, if the model is dead.
         """
         if max(events) > len(self._allocations):
             raise broken_results("an event of memory that has none")

@@ -39,17 +39,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class Opening:
-    """Opens the exchanges of one client.
-
-    Parameters
-    ----------
-    codec : Codec
-    pool : SlotPool
-    taking : Taking
-    gpus : Gpus
-    registrations : Registrations
-    paths : PathChooser
-    """
+    """Opens the exchanges of one client."""
 
     def __init__(
         self,
@@ -78,27 +68,10 @@ class Opening:
         wanted: Mapping[str, int | None] | None,
         kind: type[DirectExchange] = DirectExchange,
     ) -> Steps[Exchange]:
-        """Take memory for a call.
+        """Take memory for a call, whose layout is for a region with one slot; the direct path opens an exchange of
+        ``kind``.
 
-        Parameters
-        ----------
-        settings : CallSettings
-            The call's.
-        known : KnownModel
-            Its model.
-        path : str
-            As chosen.
-        layout : CallLayout
-            In a region with one slot.
-        given, wanted
-            What the layout was made of.
-        kind : type
-            Of the exchange on the direct path.
-
-        Raises
-        ------
-        PoolExhaustedError, BudgetError, MachineError
-            There is not enough shared memory: now, ever, or on this machine.
+        Shared memory may lack now, ever, or on this machine: PoolExhaustedError, BudgetError, MachineError.
         """
         options = settings.options
         if options:
@@ -147,14 +120,7 @@ class Opening:
     def grow(self, settings: CallSettings, known: KnownModel, exchange: Exchange) -> Steps[None]:
         """Give a prepared call room for the outputs that found none, if there is memory for that now.
 
-        Parameters
-        ----------
-        settings : CallSettings
-            The call's, with the deadline of its next request.
-        known : KnownModel
-            Its model.
-        exchange : Exchange
-            The call's own.
+        The settings' deadline is that of its next request.
         """
         assert isinstance(exchange, PreparedExchange)
         rooms = exchange.rooms(known.learned.per_row)

@@ -28,18 +28,10 @@ _REPORT_ROOM = 4 * PAGE_SIZE
 
 
 class ProbeAnswer(NamedTuple):
-    """What came of a probe.
+    """What came of a probe."""
 
-    Attributes
-    ----------
-    report : dict or None
-        What the session says of itself, in JSON's types; ``docs/protocol.md`` lists it. None if there is none.
-    refusal : str
-        What the model, or the server, said instead; empty where the request was executed as if it were no probe.
-    """
-
-    report: dict[str, Any] | None
-    refusal: str
+    report: dict[str, Any] | None  # what ``docs/protocol.md`` lists, in JSON's types; None if there is none
+    refusal: str  # what the model or the server said instead; empty if it was executed as no probe
 
     @property
     def code(self) -> str:
@@ -52,30 +44,9 @@ def probe_model(
 ) -> Steps[ProbeAnswer]:
     """Have a model read a nonce in new memory, and write its report there. ``model.py`` does not see the request.
 
-    Parameters
-    ----------
-    codec : Codec
-        The connection's.
-    spec : ModelSpec
-        The model declares the direct path, and takes requests without tensors: so it is likely to have a session. One
-        that has none executes the request.
-    kind : RegionKind
-        What the memory is made of.
-    deadline : float
-        By ``time.monotonic()``.
-    with_gpus : bool
-        Whether the model is to look for GPUs.
-
-    Raises
-    ------
-    MachineError
-        There is no such memory here.
-    DeadlineExceededError, ServerUnavailableError
-        There was no answer.
-    CallerError
-        The model is decoupled, and HTTP has no streams.
-    PeerError
-        The model has answered, and what it has written is no report on this nonce.
+    The model declares the direct path, and takes requests without tensors, so it is likely to have a session; one that
+    has none executes the request. CallerError if it is decoupled and the connection HTTP, which has no streams;
+    PeerError if what it has written is no report on this nonce; MachineError if there is no such memory here.
     """
     region = SlotRegion(PAGE_SIZE + _REPORT_ROOM, 1, PAGE_SIZE, PRIVATE, kind=kind)
     try:

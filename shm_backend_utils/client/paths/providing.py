@@ -34,29 +34,9 @@ def provide(
     devices: Collection[int],
     byte_sizes: Collection[int],
 ) -> Steps[None]:
-    """Let a region have memory on GPUs, until the deadline.
+    """Let a region with one slot have memory on GPUs, until the deadline; idle regions go where there is too little.
 
-    Parameters
-    ----------
-    pool : SlotPool
-        Its idle regions go where there is too little.
-    gpus : Gpus
-        The client's.
-    settings : CallSettings
-        The call's.
-    region : SlotRegion
-        With one slot.
-    memory : numpy.ndarray of uint8
-        The whole region, which keeps it.
-    devices, byte_sizes : collection of int
-        As :meth:`.DeviceBank.provide` takes them.
-
-    Raises
-    ------
-    PoolExhaustedError
-        None became free in time.
-    BudgetError, MachineError
-        There never will be so much, or there is no such GPU.
+    PoolExhaustedError if none became free in time; BudgetError or MachineError if there never will be so much.
     """
     if region.device_memory.keys() >= set(devices):
         return  # and to allocate some may take its time
@@ -83,10 +63,7 @@ def provide(
 def wait_for_models(settings: CallSettings, region: SlotRegion) -> Steps[None]:
     """Wait until no model's GPU works in a region any more: models may leave that to their clients.
 
-    Raises
-    ------
-    LostMemoryError, DeadlineExceededError
-        As of :func:`.models_are_done`; the former also if a model ended in the middle of an earlier request.
+    LostMemoryError also if a model ended in the middle of an earlier request.
     """
     if region.slots[0].was_left:
         raise LostMemoryError

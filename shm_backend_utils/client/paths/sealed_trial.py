@@ -26,26 +26,10 @@ _NEVER_BEGUN: Final = 1
 
 
 def try_sealed(codec: Codec, model: KnownModel, access: Access, deadline: float) -> Steps[Check]:
-    """Have a model open sealed memory, and return what came of it.
+    """Have a model that declares the direct path open sealed memory, and return what came of it.
 
     The request names a slot in which none was ever begun. So a model that has opened the memory refuses it as stale,
-    before ``model.py`` sees it.
-
-    Parameters
-    ----------
-    codec : Codec
-        The client's.
-    model : KnownModel
-        It declares the direct path.
-    access : Access
-        Who may open it.
-    deadline : float
-        By ``time.monotonic()``.
-
-    Returns
-    -------
-    Check
-        Its outcome is None if the model has said nothing of the memory: then only a call can tell.
+    before ``model.py`` sees it. The outcome is None if it has said nothing of the memory: then only a call can tell.
     """
     try:
         region = SlotRegion(PAGE_SIZE, 1, PAGE_SIZE, access, kind=RegionKind.SEALED)

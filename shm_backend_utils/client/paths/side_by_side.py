@@ -23,15 +23,7 @@ _MOST_CALLS: Final = 64
 
 
 class SideBySide:
-    """Has alike calls of one client lie side by side.
-
-    Parameters
-    ----------
-    taking : Taking
-        Takes the client's memory.
-    max_batch_bytes : int
-        How much of it to take at once for such calls.
-    """
+    """Has alike calls of one client lie side by side, in ``max_batch_bytes`` of its memory at once."""
 
     def __init__(self, taking: Taking, max_batch_bytes: int) -> None:
         self._taking = taking
@@ -60,25 +52,8 @@ class SideBySide:
     ) -> Steps[Row[CallLayout]]:
         """Take memory for a call: beside others like it, if there are such and there is room; else by itself.
 
-        Parameters
-        ----------
-        settings : CallSettings
-            The call's.
-        known : KnownModel
-            Its model.
-        layout : CallLayout
-            In a region with one slot.
-        given, wanted
-            What the layout was made of.
-        count : int
-            How many calls may lie side by side.
-        is_kept : bool
-            Whether the user keeps the memory for more requests than one: then others like it will come.
-
-        Raises
-        ------
-        PoolExhaustedError, BudgetError, MachineError
-            There is not enough shared memory: now, ever, or on this machine.
+        The layout is that in a region with one slot; ``count`` calls may lie side by side. Where the user keeps the
+        memory for more requests than one, ``is_kept``, others like it will come. Raises what :meth:`.Taking.take` does.
         """
         table = layout.table
         spans = tuple(table.inputs.items()), tuple(table.outputs.items())

@@ -31,17 +31,7 @@ __all__ = ["StagedExchange", "brought_to_gpus", "can_be_downloaded"]
 class StagedExchange(Exchange):
     """Another exchange, on the host, in front of which some inputs are on GPUs.
 
-    Parameters
-    ----------
-    inner : Exchange
-        Of the same call with all tensors on the host.
-    given : mapping of str to AnyInput
-        The inputs; those on GPUs, if they are there already, as DeviceSource.
-    gpus : Gpus
-    library : str or None
-        Whose arrays the inputs are that the user fills.
-    named : sequence of NamedStream and NamedEvent
-        See :meth:`name_work`.
+    ``inner`` has all tensors of the call on the host; the arrays that the user fills are the library's.
     """
 
     has_gpus = True
@@ -114,13 +104,7 @@ class StagedExchange(Exchange):
 
 
 def can_be_downloaded(sources: Mapping[str, DeviceSource], named: Named, deadline: float) -> Steps[None]:
-    """Wait until inputs on GPUs can be copied to the host without waiting for the user's work.
-
-    Raises
-    ------
-    DeadlineExceededError
-        It takes longer.
-    """
+    """Wait until inputs on GPUs can be copied to the host without waiting for the user's work."""
     work = work_of(sources.values())
     if work is not None:
         with contextlib.closing(work):
@@ -131,13 +115,7 @@ def can_be_downloaded(sources: Mapping[str, DeviceSource], named: Named, deadlin
 def brought_to_gpus(
     gpus: Gpus, result: Result, devices: Mapping[str, int], library: str | None, timeout_s: float
 ) -> Steps[Result]:
-    """Return a result whose outputs are on these GPUs: those that came back on the host are copied there.
-
-    Raises
-    ------
-    DeadlineExceededError
-        It takes too long.
-    """
+    """Return a result whose outputs are on these GPUs: those that came back on the host are copied there."""
     arrays: dict[str, Any] = dict(result)
     on_host = {name: arrays[name] for name in devices if isinstance(arrays.get(name), np.ndarray)}
     if not on_host:

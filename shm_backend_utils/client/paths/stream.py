@@ -70,18 +70,7 @@ def guessed_rooms(layout: CallLayout, frames: int, most_bytes: int) -> dict[str,
 
 
 class DirectStream:
-    """One request to a decoupled model. The first slot of its region is the request's, the others are the frames'.
-
-    Parameters
-    ----------
-    codec : Codec
-    spec : ModelSpec
-    layout : CallLayout
-    options : RequestOptions
-    region : SlotRegion
-    memory : numpy.ndarray of uint8
-        The whole region, with room for all frames.
-    """
+    """One request to a decoupled model. The first slot of its region is the request's, the others are the frames'."""
 
     path = "direct"
 
@@ -138,10 +127,7 @@ class DirectStream:
     def result(self, answer: Any) -> Result:
         """Return the outputs of the next response.
 
-        Raises
-        ------
-        PeerError
-            The model has not written its frame, or by another protocol, or not by its configuration.
+        PeerError if the model has not written its frame, or by another protocol, or not by its configuration.
         """
         place = self._index % len(self._frames)
         number = frame_number(self._slot.generation, self._index)

@@ -31,13 +31,7 @@ Memory = npt.NDArray[np.uint8]
 
 
 class Taking:
-    """Takes regions of one client's pool.
-
-    Parameters
-    ----------
-    pool : SlotPool
-        The client's.
-    """
+    """Takes regions of one client's pool."""
 
     def __init__(self, pool: SlotPool) -> None:
         self._pool = pool
@@ -45,30 +39,11 @@ class Taking:
     def take(
         self, settings: CallSettings, known: KnownModel, end: int, slot_count: int, group: str
     ) -> Steps[tuple[SlotRegion, Memory]]:
-        """Take a region for a model's calls, until the deadline.
+        """Take a region for a model's calls, whose last tensor ends at ``end``, until the deadline.
 
-        Parameters
-        ----------
-        settings : CallSettings
-            The call's.
-        known : KnownModel
-            Its model.
-        end : int
-            Where the last tensor ends in the region.
-        slot_count : int
-            Of the region.
-        group : str
-            Regions of different groups are never exchanged.
-
-        Returns
-        -------
-        SlotRegion, numpy.ndarray of uint8
-            When the array, which is the whole region, and all arrays made from it are gone, the region is given back.
-
-        Raises
-        ------
-        PoolExhaustedError, BudgetError, MachineError
-            There is not enough shared memory: now, ever, or on this machine.
+        It is given back when the array, which is the whole region, and all arrays made from it are gone. Regions of
+        different groups are never exchanged. PoolExhaustedError if there is no memory now, BudgetError if there never
+        will be, MachineError if this machine has none.
         """
         size = known.record_byte_size
         kind = RegionKind.SYSTEM if group == RegisteredExchange.path else known.kind

@@ -54,13 +54,7 @@ class Registrations:
         return not (self._known or self._unwanted)
 
     def add(self, region: SlotRegion, deadline: float) -> Steps[None]:
-        """Register the region if it is not.
-
-        Raises
-        ------
-        MemoryRefusedError
-            The server cannot open the memory, or registers none.
-        """
+        """Register the region if it is not; MemoryRefusedError if the server cannot open it, or registers none."""
         key = region.key
         if key in self._known:
             return

@@ -34,13 +34,7 @@ class LostMemoryError(PeerError):
 
 
 def _until(is_done: Callable[[], bool], deadline: float, state: str) -> Steps[None]:
-    """Look until something is done.
-
-    Raises
-    ------
-    DeadlineExceededError
-        It takes longer; ``state`` says what was still to be done.
-    """
+    """Look until something is done; ``state`` says in the DeadlineExceededError what was still to be done."""
     pause_s = _FIRST_PAUSE_S
     while not is_done():
         if time.monotonic() > deadline:
@@ -52,12 +46,7 @@ def _until(is_done: Callable[[], bool], deadline: float, state: str) -> Steps[No
 def followed(work: GpuWork, named: Named, devices: Iterable[int], deadline: float) -> Steps[None]:
     """Have a call's work on GPUs come behind what the user has named there, or behind all that these GPUs do.
 
-    Raises
-    ------
-    DeadlineExceededError
-        The driver has to wait for that, and it takes longer.
-    CudaError
-        There is no such stream, for example.
+    DeadlineExceededError if the driver has to wait for that, and it takes longer; CudaError if there is no such stream.
     """
     if not work.may_block(named):
         work.follow(named, devices)
@@ -66,15 +55,7 @@ def followed(work: GpuWork, named: Named, devices: Iterable[int], deadline: floa
 
 
 def worked_off(work: GpuWork, deadline: float) -> Steps[None]:
-    """Wait until a call's work on GPUs is done as far as it is there now, and the user's that it comes behind.
-
-    Raises
-    ------
-    DeadlineExceededError
-        It takes longer.
-    CudaError
-        It has failed.
-    """
+    """Wait until a call's work on GPUs is done as far as it is there now, and the user's that it comes behind."""
     marks = work.marks()
     try:
         yield from _until(lambda: are_done(marks), deadline, _COMES_BEFORE)
@@ -95,12 +76,7 @@ def are_done(marks: list[Mark]) -> bool:
 def models_are_done(region: SlotRegion, allocations: Sequence[CudaAllocation], deadline: float) -> Steps[None]:
     """Wait until models' GPUs have done what they were given to do in a region's memory.
 
-    Raises
-    ------
-    LostMemoryError
-        No model has the memory any more, and a GPU has not said that it is done. The region is spoiled.
-    DeadlineExceededError
-        They take longer.
+    LostMemoryError if no model has the memory any more, and a GPU has not said that it is done: the region is spoiled.
     """
     left = list(allocations)
 

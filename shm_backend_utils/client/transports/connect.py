@@ -27,14 +27,9 @@ class Connectable(Protocol):
 
 
 def connect(url: str | Connectable, tls: Tls | None) -> Transport:
-    """Return a transport for threads. Sends nothing.
+    """Return a transport for threads, which sends nothing yet; CallerError if the URL is none.
 
-    Raises
-    ------
-    CallerError
-        The URL is none.
-    ModuleNotFoundError
-        What this protocol needs is not installed.
+    ModuleNotFoundError if what this protocol needs is not installed.
     """
     if isinstance(url, Connectable):
         return url.connect()

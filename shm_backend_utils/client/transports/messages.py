@@ -52,24 +52,13 @@ class OutputTensor(NamedTuple):
 
 
 class Request(NamedTuple):
-    """One request.
-
-    Attributes
-    ----------
-    model : str
-    inputs : sequence of InputTensor
-    outputs : sequence of OutputTensor or None
-        None for all that the model has.
-    options : RequestOptions
-    slot : (str, int) or None
-        The slot's address and generation, where there is one: the values of ``shm_slot`` and ``shm_generation``.
-    """
+    """One request."""
 
     model: str
     inputs: Sequence[InputTensor]
-    outputs: Sequence[OutputTensor] | None
+    outputs: Sequence[OutputTensor] | None  # None for all that the model has
     options: RequestOptions
-    slot: tuple[str, int] | None = None
+    slot: tuple[str, int] | None = None  # address and generation: ``shm_slot``, ``shm_generation``
 
 
 class Codec(ABC):
@@ -85,13 +74,7 @@ class Codec(ABC):
 
     @abstractmethod
     def infer(self, request: Request) -> Any:
-        """Return the message of a request.
-
-        Raises
-        ------
-        CallerError
-            A parameter has a value that cannot be sent.
-        """
+        """Return the message of a request; CallerError if a parameter has a value that cannot be sent."""
 
     @abstractmethod
     def ask(self, question: Question, model: str = "", version: str = "") -> Any:
@@ -133,10 +116,7 @@ class Codec(ABC):
 def split_url(url: str) -> tuple[str, bool, str, str]:
     """Return protocol (``"grpc"`` or ``"http"``), whether with TLS, the address, and the host in it.
 
-    Raises
-    ------
-    CallerError
-        The URL is not one of a server.
+    CallerError if the URL is not one of a server.
     """
     if not isinstance(url, str):
         raise CallerError(f"the URL is {url!r}; expected a str, for example 'localhost:8001'")

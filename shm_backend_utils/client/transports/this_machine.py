@@ -15,10 +15,7 @@ __all__ = ["is_this_machine"]
 def is_this_machine(host: str) -> bool:
     """Return whether a host's address is one of this machine's: only to those can a socket be bound.
 
-    Raises
-    ------
-    NoDescriptorsError
-        This process cannot find out.
+    NoDescriptorsError if this process cannot find out.
     """
     try:
         addresses: Sequence[Any] = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)

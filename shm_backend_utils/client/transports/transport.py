@@ -13,21 +13,11 @@ __all__ = ["AsyncTransport", "Transport", "is_cancelled"]
 
 
 class _Connection(ABC):
-    """What both have in common.
+    """What both have in common."""
 
-    Attributes
-    ----------
-    codec : Codec
-        Makes the messages that it sends.
-    address : str
-        With its scheme, for messages to people.
-    host : str
-        As in the URL.
-    """
-
-    codec: Codec
-    address: str
-    host: str
+    codec: Codec  # makes the messages that it sends
+    address: str  # with its scheme, for messages to people
+    host: str  # as in the URL
 
 
 class Transport(_Connection):
@@ -35,16 +25,10 @@ class Transport(_Connection):
 
     @abstractmethod
     def send(self, message: Any, timeout_s: float) -> Any:
-        """Send a message and return the answer, as its codec reads it.
+        """Send a message and return the answer, as its codec reads it; InferenceError if that is an error.
 
-        Raises
-        ------
-        InferenceError
-            The server answered with an error.
-        DeadlineExceededError, ServerUnavailableError
-            It did not answer.
-        ClosedError
-            The connection was closed, before or meanwhile.
+        DeadlineExceededError or ServerUnavailableError if there is none; ClosedError if the connection was closed,
+        before or meanwhile.
         """
 
     @abstractmethod

@@ -30,24 +30,12 @@ _DESCRIPTORS: Final = 10
 
 @dataclass(frozen=True)
 class GrpcAddress:
-    """Where a server is, and how a channel to it is made.
+    """Where a server is, and how a channel to it is made."""
 
-    Attributes
-    ----------
-    target : str
-        As gRPC takes it: ``HOST:PORT``, or with a scheme of gRPC's in front.
-    host : str
-        The machine in it.
-    credentials : grpc.ChannelCredentials or None
-        None for a connection without TLS.
-    options : sequence of (str, object)
-        The channel's arguments, in gRPC's words.
-    """
-
-    target: str
-    host: str
-    credentials: Any = None
-    options: Sequence[tuple[str, Any]] = CHANNEL_OPTIONS
+    target: str  # as gRPC takes it: ``HOST:PORT``, or with a scheme of gRPC's in front
+    host: str  # the machine in it
+    credentials: Any = None  # ``grpc.ChannelCredentials``; None without TLS
+    options: Sequence[tuple[str, Any]] = CHANNEL_OPTIONS  # the channel's arguments, in gRPC's words
 
     @failures_told(f"a connection over gRPC takes {_DESCRIPTORS} file descriptors", "gRPC cannot work here: {}")
     def channel(self, module: Any) -> Any:

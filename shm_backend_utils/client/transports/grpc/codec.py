@@ -34,31 +34,16 @@ _PROCEDURES: Final[Mapping[Question, str]] = {
 
 
 class GrpcMessage(NamedTuple):
-    """What one call of the service takes.
-
-    Attributes
-    ----------
-    procedure : str
-        Of the service.
-    request : protobuf message
-    metadata : sequence of (str, str), or None
-    compression : grpc.Compression or None
-    """
+    """What one call of the service takes."""
 
     procedure: str
-    request: Any
+    request: Any  # a protobuf message
     metadata: Metadata = None
-    compression: Any = None
+    compression: Any = None  # a ``grpc.Compression``
 
 
 class GrpcCodec(Codec):
-    """Makes the messages of one client.
-
-    Parameters
-    ----------
-    complete : callable, optional
-        Takes the metadata of a call, and returns what to send with it instead.
-    """
+    """Makes the messages of one client; ``complete`` takes the metadata of a call, and returns what is sent instead."""
 
     inline_bytes = 16 * 2**10
 

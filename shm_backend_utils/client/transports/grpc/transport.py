@@ -27,14 +27,7 @@ _AHEAD: Final = 2
 
 
 class GrpcTransport(Transport):
-    """For threads. May be used from several at once.
-
-    Parameters
-    ----------
-    address : GrpcAddress
-    complete : callable, optional
-        See :class:`GrpcCodec`.
-    """
+    """For threads. May be used from several at once."""
 
     def __init__(self, address: GrpcAddress, complete: Callable[[Metadata], Metadata] | None = None) -> None:
         self.codec = GrpcCodec(complete)
@@ -89,12 +82,9 @@ class GrpcTransport(Transport):
 
 
 class AsyncGrpcTransport(AsyncTransport):
-    """For tasks of one event loop, which must be running when it is made. Parameters as of :class:`GrpcTransport`.
+    """For tasks of one event loop, which must be running when it is made.
 
-    Raises
-    ------
-    CallerError
-        A parent of this process had one at the fork. All of a process share a thread, which children do not have.
+    CallerError if a parent of this process had one at the fork: all of a process share a thread, which children lack.
     """
 
     _is_closed = False

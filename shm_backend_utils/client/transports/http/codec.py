@@ -50,22 +50,13 @@ _OF_GATEWAYS: Final = frozenset({502, 504})  # Triton has no such; what it was a
 
 
 class HttpMessage(NamedTuple):
-    """What one request over HTTP sends.
-
-    Attributes
-    ----------
-    method, path : str
-    body : bytes or None
-    headers : mapping of str to str
-    most_bytes : int or None
-        Of the answer's body: a longer one is not read. None where it carries tensors, which may have any size.
-    """
+    """What one request over HTTP sends."""
 
     method: str
     path: str
     body: bytes | None = None
     headers: Mapping[str, str] = _NO_HEADERS
-    most_bytes: int | None = None
+    most_bytes: int | None = None  # of the answer's body; None where it carries tensors, which may have any size
 
 
 class Answer(NamedTuple):

@@ -28,13 +28,7 @@ _PIECE: Final = 1 << 22  # bytes of an answer that room is made for, before they
 class HttpConnections:
     """The connections of one client. A thread takes the one that was used last, or opens another.
 
-    Parameters
-    ----------
-    address : str
-        ``HOST:PORT``, and a path where Triton is not at the server's root.
-    shown_address : str
-        For messages.
-    tls : ssl.SSLContext, optional
+    ``address`` has a path behind ``HOST:PORT`` where Triton is not at the server's root; messages show the other one.
     """
 
     def __init__(self, address: str, shown_address: str, tls: ssl.SSLContext | None) -> None:
@@ -58,14 +52,8 @@ class HttpConnections:
     ) -> Answer:
         """Send one request, as :class:`.codec.HttpMessage` has it, and return the answer, whatever it says.
 
-        Raises
-        ------
-        DeadlineExceededError
-            There was none in time.
-        ServerUnavailableError
-            The server cannot be reached, or not any more; or it says more than it was asked for.
-        ClosedError
-            The client was closed, before or meanwhile.
+        ServerUnavailableError also if the answer is longer than ``most_bytes``; ClosedError if the client was closed,
+        before or meanwhile.
         """
         self._check_is_open()
         deadline = time.monotonic() + timeout_s
