@@ -52,21 +52,10 @@ class InferShmError(InferenceError, RuntimeError):
 
 
 class RegisteredModel:
-    """A model with memory for a number of requests.
+    """A model with memory for ``pool_size`` requests at once, of up to ``max_batch_size`` rows; closes its transport.
 
-    The memory is taken at once, if the model is loaded and any can be shared with it, and never grows.
-
-    Parameters
-    ----------
-    transport : Transport
-        To the server. Closed with the model.
-    model_name : str
-    inputs, outputs : sequence of (str, shape, dtype)
-        Shapes are those of a row.
-    max_batch_size : int
-        Rows in one request.
-    pool_size : int
-        Requests at once.
+    The memory is taken at once, if the model is loaded and any can be shared with it, and never grows. Shapes are those
+    of a row.
     """
 
     def __init__(
@@ -113,12 +102,8 @@ class RegisteredModel:
     ) -> dict[str, npt.NDArray[Any]]:
         """Run the model on rows, as many requests as that takes; return arrays of the caller's own.
 
-        Raises
-        ------
-        ValueError, TypeError, KeyError
-            These are no inputs for this model.
-        InferShmError
-            A request failed. Those that had not begun are not sent.
+        ValueError, TypeError or KeyError if these are no inputs for this model; InferShmError if a request failed:
+        those that had not begun are not sent.
         """
         if self._memory.pool.is_forked:  # where others than this thread may have held permits, for ever
             raise _as_infer_shm_error(ForkedError("this client"))
@@ -231,15 +216,6 @@ class Rows(Source):
 
     Unlike other sources, they take on the dtype and shape that they are declared with, by the rules of NumPy's
     assignment, ``target[i] = row``: numbers of any dtype are cast, and dimensions of 1 are repeated.
-
-    Parameters
-    ----------
-    name : str
-        Of the input.
-    data : numpy.ndarray or list
-        The rows.
-    row_shape, dtype
-        Of each row as the model gets it.
     """
 
     __slots__ = ("_data",)
@@ -339,12 +315,7 @@ def _byte_size(tensor: tuple[tuple[int, ...], np.dtype[Any]], rows: int) -> int:
 def _put(name: str, array: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
     """Copy an output to where it belongs: as it is; as a part of it; or by its bytes, if it was declared otherwise.
 
-    What it does not reach is zero.
-
-    Raises
-    ------
-    PeerError
-        There are more bytes than were declared.
+    What it does not reach is zero. PeerError if there are more bytes than were declared.
     """
     if array.dtype.hasobject:
         array = Strings.of(name, array).encoded

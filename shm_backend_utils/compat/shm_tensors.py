@@ -23,24 +23,13 @@ __all__ = ["GivenInput", "Room", "given_inputs", "output_rooms", "region_rooms"]
 
 
 class GivenInput(NamedTuple):
-    """An input.
-
-    Attributes
-    ----------
-    name : str
-    dtype : DType
-    shape : tuple of int
-    byte_size : int
-        In shared memory.
-    data : numpy.ndarray of uint8, DeviceArray or StridedArray
-        The tensor as it lies there, or, complete, on a GPU.
-    """
+    """An input."""
 
     name: str
     dtype: dtypes.DType
     shape: tuple[int, ...]
-    byte_size: int
-    data: npt.NDArray[np.uint8] | DeviceArray | StridedArray
+    byte_size: int  # in shared memory
+    data: npt.NDArray[np.uint8] | DeviceArray | StridedArray  # as it lies there, or, complete, on a GPU
 
 
 class Room(NamedTuple):
@@ -51,21 +40,10 @@ class Room(NamedTuple):
 
 
 def given_inputs(input_list: Sequence[Any], cuda: CudaAccess | None) -> list[GivenInput]:
-    """Return the inputs.
+    """Return the inputs: each ``(name, array)``, or an array alone, which is called ``INPUT0``, ``INPUT1`` and so on.
 
-    Parameters
-    ----------
-    input_list : sequence
-        Of ``(name, array)``; or of arrays alone, which are then called ``INPUT0``, ``INPUT1`` and so on.
-    cuda : CudaAccess or None
-        For arrays on a GPU; None if there must be none.
-
-    Raises
-    ------
-    TensorError
-        An array cannot be sent. The message names it.
-    ValueError
-        The list is none.
+    Without ``cuda`` there must be none on a GPU. TensorError names an array that cannot be sent; ValueError if the list
+    is none.
     """
     _check_is_list("input_list", input_list, "(name, array) pairs")
     tensors = []

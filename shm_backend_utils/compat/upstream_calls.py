@@ -88,32 +88,12 @@ def create_set_regions(
 ) -> tuple[Sequence[str], list[Any]]:
     """Make the regions, and fill those of the inputs: the original's ``create_set_shm_regions``.
 
-    Parameters
-    ----------
-    input0_list, input1_list : sequence of numpy.ndarray
-        Side by side in their regions; strings as ``serialize_byte_tensor`` returns them.
-    output0_byte_size, output1_byte_size : int
-        Of their regions.
-    outputs : collection of str
-        Of OUTPUT0 and OUTPUT1 those that are wanted.
-    shm_region_names : sequence of str or None
-        Of the inputs, then of the outputs that are wanted; None for ``input0``, ``input1``, ``output0``, ``output1``.
-    precreated_shm_regions : sequence or None
-        Handles for the outputs, which stay the caller's; None to make them.
-    use_system_shared_memory, use_cuda_shared_memory : bool
-        At most one; with none there is nothing to do.
+    Inputs lie side by side in their regions; strings as ``serialize_byte_tensor`` returns them. ``outputs`` has those
+    of OUTPUT0 and OUTPUT1 that are wanted. Names are of the inputs, then of the outputs that are wanted; None for
+    ``input0``, ``input1``, ``output0``, ``output1``. Precreated handles, for the outputs, stay the caller's.
 
-    Returns
-    -------
-    tuple of names and handles
-        Four handles, None for an output that is not wanted. Both are empty where there is nothing to do.
-
-    Raises
-    ------
-    ValueError
-        Both kinds are wanted.
-    Exception
-        As tritonclient raises it. Nothing is left behind.
+    There are four handles, None for an output that is not wanted; no name and none of them where neither kind of memory
+    is wanted. ValueError if both are. What tritonclient raises leaves nothing behind.
     """
     memory = _memory(use_system_shared_memory, use_cuda_shared_memory)
     if memory is None:

@@ -14,19 +14,9 @@ __all__ = ["advice"]
 
 
 def advice(spec: ModelSpec, config: Mapping[str, Any], *, stub_reads_numpy: bool) -> Iterator[str]:
-    """Tell what keeps clients from a session's model, what is never batched, and what its strings will do.
+    """Yield lines for the server's log: what keeps clients from a model, what is never batched, what strings will do.
 
-    Parameters
-    ----------
-    spec, config : ModelSpec and mapping
-        The model's configuration, read and as Triton has it.
-    stub_reads_numpy : bool
-        Whether Triton's stub was built for the NumPy that the model has.
-
-    Yields
-    ------
-    str
-        A line for the server's log, with what to write.
+    ``stub_reads_numpy`` is whether Triton's stub was built for the NumPy that the model has.
     """
     if spec.paths is None:
         yield (

@@ -48,61 +48,19 @@ _LONGEST_HANDOVER_S: Final = 60.0  # a client that waits for longer than that ha
 
 @dataclass(frozen=True)
 class Config:
-    """What a session is configured to do.
+    """What a session is configured to do, by the parameters that ``docs/configuration.md`` lists."""
 
-    Attributes
-    ----------
-    allowed_uids : frozenset of int or None
-        Whose regions may be opened; None for anybody's. ``SHM_ALLOWED_UIDS``: user ids with commas, or ``any``; by
-        default this process' own user and root.
-    foreign_regions : bool
-        Whether requests may name regions that are registered at the server. ``SHM_FOREIGN_REGIONS``: ``registered``,
-        the default, or ``off``.
-    checks_registrations : bool
-        Whether such a name means what the server says when the request comes: each request asks it.
-        ``SHM_REGISTRATIONS``: ``checked``, the default; or ``trusted``: it is asked when the file is gone, and every
-        5 s. Until it has answered, a name that was given to other memory may mean the
-        old one.
-    server_url : str
-        Where the server tells what is registered, and what its models are; empty if that is not known. Then names mean
-        nothing, and calls of other models are copied and must name their outputs.
-        ``SHM_SERVER_URL``; by default where the server that has started this process serves HTTP.
-    pool_prefix : str
-        What the names of the Python backend's own shared memory begin with, as this process' command line tells.
-    max_mapped_bytes : int or None
-        How much may be mapped at once; None for no limit. ``SHM_MAX_MAPPED_BYTES``.
-    gpu_events : bool
-        Whether clients wait for the GPU's work, by CUDA events of theirs, and not the model, where that has named the
-        streams that its work is on (``call.ready_on``). ``SHM_GPU_EVENTS``: ``true`` or ``false``, the default.
-    handover_s : float
-        How long a request waits at most until its client has handed over a sealed region. ``SHM_HANDOVER_S``: seconds,
-        at most 60, by default 1.
-    stream_patience_s : float
-        How long a stream waits for its client to release a frame. ``SHM_STREAM_PATIENCE_S``: seconds, by default 30.
-    stream_total_patience_s : float
-        How long it does so for all its frames together: so long can clients that read slowly hold an instance.
-        ``SHM_STREAM_TOTAL_PATIENCE_S``: seconds, by default 300, or what it waits for one frame, if that is more.
-    pin_host_memory : bool
-        Whether mapped regions of the host are registered with CUDA. ``SHM_PIN_HOST_MEMORY``: ``true`` or ``false``, the
-        default.
-    metrics : bool
-        Whether Triton's metrics port tells what the library does. ``SHM_METRICS``: ``true`` or ``false``, the default.
-    debug : bool
-        Whether outputs that were not written, and inputs that were, are errors; it takes time. ``SHM_DEBUG``:
-        ``true`` or ``false``, the default.
-    """
-
-    allowed_uids: frozenset[int] | None = frozenset({os.geteuid(), _ROOT})
-    foreign_regions: bool = True
-    checks_registrations: bool = True
-    server_url: str = ""
-    pool_prefix: str = USUAL_PREFIX
-    max_mapped_bytes: int | None = None
-    gpu_events: bool = False
-    pin_host_memory: bool = False
-    handover_s: float = 1.0
-    stream_patience_s: float = 30.0
-    stream_total_patience_s: float = 300.0
+    allowed_uids: frozenset[int] | None = frozenset({os.geteuid(), _ROOT})  # None for anybody's regions
+    foreign_regions: bool = True  # whether requests may name regions that are registered at the server
+    checks_registrations: bool = True  # by asking the server for each request, and not every 5 s
+    server_url: str = ""  # where it tells what is registered, and what its models are; empty if that is not known
+    pool_prefix: str = USUAL_PREFIX  # of the names of the Python backend's own memory, by the command line
+    max_mapped_bytes: int | None = None  # at once; None for no limit
+    gpu_events: bool = False  # clients wait by CUDA events for GPUs whose streams the model has named
+    pin_host_memory: bool = False  # whether mapped regions of the host are registered with CUDA
+    handover_s: float = 1.0  # a request waits at most so long for a sealed region
+    stream_patience_s: float = 30.0  # a stream waits so long for its client to release a frame
+    stream_total_patience_s: float = 300.0  # and so long for all: how long slow readers can hold an instance
     metrics: bool = False
     debug: bool = False
 
@@ -110,11 +68,7 @@ class Config:
     def from_config(cls, config: Mapping[str, Any]) -> Config:
         """Read it from a model's configuration in JSON.
 
-        Raises
-        ------
-        ModelError
-            A parameter has a name or a value that means nothing, or a line is one that no session can serve; the
-            message names it.
+        ModelError names a parameter with a name or a value that means nothing, or a line that no session can serve.
         """
         for line, why in refused_lines(config):
             raise ModelError(

@@ -42,57 +42,27 @@ class SequencePart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What all calls of a session share.
+    """What all calls of a session share."""
 
-    Attributes
-    ----------
-    spec : ModelSpec
-        The model's, with the shapes that ``model.py`` sees.
-    request_spec : ModelSpec
-        The same object, unless Triton reshapes a tensor: then it has the shapes that requests have.
-    fills_slots : bool
-        Whether Triton fills slots of a batch that no sequence has a request for, by requests of its own.
-    backend : TritonBackend
-    resolver : Resolver
-        Finds memory.
-    slots : mapping of str to Slot
-        The registry's: what is mapped already.
-    arrays : DeviceArrays
-        For GPUs.
-    forwarder : Forwarder
-        For calls of other models.
-    takes_delivered : bool
-        Whether requests may come that name no memory.
-    stream_patience_s, stream_total_patience_s : float
-        How long a stream waits for its client to release a frame, and how long for all frames together.
-    pinning : Pinning or None
-        For memory that is copied to a GPU; None if it is not to be pinned.
-    server_url : str
-        Where the server tells what names stand for; empty if that is not known.
-    """
-
-    spec: ModelSpec
-    request_spec: ModelSpec
-    fills_slots: bool
+    spec: ModelSpec  # the model's, with the shapes that ``model.py`` sees
+    request_spec: ModelSpec  # the same, unless Triton reshapes a tensor: then with the shapes of requests
+    fills_slots: bool  # Triton fills slots of a batch that no sequence has a request for, by requests of its own
     backend: TritonBackend
     resolver: Resolver
-    slots: Mapping[str, Slot]
+    slots: Mapping[str, Slot]  # the registry's: what is mapped already
     arrays: DeviceArrays
     forwarder: Forwarder
-    takes_delivered: bool
-    stream_patience_s: float
-    stream_total_patience_s: float
-    pinning: Pinning | None
-    server_url: str
+    takes_delivered: bool  # whether requests may come that name no memory
+    stream_patience_s: float  # a stream waits so long for its client to release a frame
+    stream_total_patience_s: float  # and so long for all frames together
+    pinning: Pinning | None  # for memory that is copied to a GPU; None if it is not to be pinned
+    server_url: str  # where the server tells what names stand for; empty if that is not known
 
     @classmethod
     def of_session(cls, spec: ModelSpec, config: Config, cuda: CudaAccess, device: int) -> Context:
-        """Make what a session with this configuration needs; ``device`` is the instance's GPU.
+        """Make what a session needs; ``device`` is the instance's GPU.
 
-        Raises
-        ------
-        ModelError
-            The configuration declares the direct path, but contradicts it.
+        ModelError if the configuration declares the direct path, but contradicts it.
         """
         obstacle = spec.obstacle_to_direct()
         if obstacle is not None and spec.paths is not None and DIRECT in spec.paths:

@@ -28,17 +28,7 @@ __all__ = ["DEBUGGED", "PLAIN", "Classes"]
 
 
 class FilledOutput:
-    """The memory of one output, filled with random bytes.
-
-    Parameters
-    ----------
-    name : str
-        The output's.
-    item_size : int
-        Bytes of its elements.
-    data : numpy.ndarray of uint8
-        Its memory.
-    """
+    """The memory of one output, filled with random bytes."""
 
     def __init__(self, name: str, item_size: int, data: Bytes) -> None:
         self._name = name
@@ -154,15 +144,7 @@ class DebugGathering(Gathering):
 
 
 class Classes(NamedTuple):
-    """What a session makes its calls of.
-
-    Attributes
-    ----------
-    call, measured_call : type of Call
-        Without metrics, and with them.
-    stream_call : type of StreamCall
-    gathering : type of Gathering
-    """
+    """What a session makes its calls of."""
 
     call: type[Call]
     measured_call: type[MeasuredCall]

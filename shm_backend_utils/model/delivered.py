@@ -20,13 +20,7 @@ __all__ = ["DeliveredView", "view_of"]
 
 
 class DeliveredView(TensorView):
-    """A tensor on the host, not of strings. Its array is made when it is asked for: to pass it on, none is needed.
-
-    Attributes
-    ----------
-    tensor : triton_python_backend_utils.Tensor
-        As it came.
-    """
+    """A tensor on the host, not of strings. Its array is made when it is asked for: to pass it on, none is needed."""
 
     __slots__ = ("_backend", "tensor")
 
@@ -62,20 +56,9 @@ class DeliveredView(TensorView):
 def view_of(
     tensor: Any, dtype: DType | None, backend: TritonBackend, arrays: DeviceArrays, *, writable: bool
 ) -> TensorView:
-    """Return a tensor of the Python backend as a view, wherever it lies.
+    """Return a tensor of the Python backend as a view, wherever it lies; on a GPU it is read-only.
 
-    Parameters
-    ----------
-    tensor : triton_python_backend_utils.Tensor
-        As it came.
-    dtype : DType or None
-        What the configuration says of it, if that is known.
-    backend : TritonBackend
-        Reads it.
-    arrays : DeviceArrays
-        For one on a GPU, which comes read-only.
-    writable : bool
-        Whether an array on the host may be written to.
+    ``dtype`` is what the configuration says of it, if that is known.
     """
     name = tensor.name()
     if not tensor.is_cpu():

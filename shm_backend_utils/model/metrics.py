@@ -68,21 +68,9 @@ _Series = tuple[str, str]
 
 
 class Metrics:
-    """The metrics of one session. Thread-safe.
+    """The metrics of one session. Thread-safe; ``mapped`` returns how many bytes are mapped, and how many regions.
 
-    Parameters
-    ----------
-    backend : TritonBackend
-        Has the server's metrics.
-    model, version : str
-        Of the session.
-    mapped : callable
-        Returns how many bytes are mapped, and how many regions.
-
-    Raises
-    ------
-    Exception
-        The server has no such metrics, or will not have these.
+    Raises what the backend does where the server has no such metrics, or will not have these.
     """
 
     def __init__(self, backend: TritonBackend, model: str, version: str, mapped: Callable[[], tuple[int, int]]) -> None:
@@ -114,15 +102,7 @@ class Metrics:
             return None
 
     def answered(self, path: str, zero_copy_bytes: int, copied_bytes: int) -> None:
-        """Count a request that was answered.
-
-        Parameters
-        ----------
-        path : str
-            ``"direct"`` or ``"triton"``.
-        zero_copy_bytes, copied_bytes : int
-            Of its tensors: used where the client has them, and copied on their way.
-        """
+        """Count a request that was answered on the path ``"direct"`` or ``"triton"``, and the bytes of its tensors."""
         with self._lock:
             counts = self._sums.counts
             counts["calls_total", path] += 1
@@ -205,13 +185,6 @@ class MeasuredCall(Call):
 
     Its own time is that of beginning, committing and ending it, without the model's code, and without what is waited
     for GPUs.
-
-    Parameters
-    ----------
-    metrics : Metrics
-        Are told.
-    arguments
-        Those of :class:`Call`.
     """
 
     __slots__ = ("_metrics", "_own_s")

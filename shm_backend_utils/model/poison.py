@@ -20,13 +20,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Poison:
-    """Memory that is full of random bytes, of which nothing but the seed is kept.
-
-    Parameters
-    ----------
-    data : numpy.ndarray of uint8
-        The memory.
-    """
+    """Memory that is full of random bytes, of which nothing but the seed is kept."""
 
     def __init__(self, data: Bytes) -> None:
         self._data = data

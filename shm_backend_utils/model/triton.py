@@ -64,13 +64,6 @@ class TritonBackend:
     A stub that was built for NumPy 1 reads NumPy 2's arrays wrongly, and without a word: every input arrives filled
     with its first element, every output leaves with no bytes (measured with Triton 2.51). DLPack is not affected. So
     the backend is asked once which of the two it can do.
-
-    Attributes
-    ----------
-    response : callable
-        Takes a list of tensors, which may be empty; returns a response that carries them.
-    reads_numpy : bool
-        Whether the stub was built for this NumPy.
     """
 
     def __init__(self) -> None:
@@ -99,13 +92,7 @@ class TritonBackend:
         return self._pb_utils.Tensor.from_dlpack(name, tensor.to_dlpack())
 
     def output(self, name: str, array: npt.NDArray[Any]) -> Any:
-        """Return a C-contiguous array as a tensor for a response.
-
-        Raises
-        ------
-        ModelError
-            It holds strings or BF16, which this stub cannot take.
-        """
+        """Return a C-contiguous array as a tensor; ModelError for strings or BF16, if this stub cannot take them."""
         if array.dtype == BYTES.numpy and not self.reads_numpy:
             raise ModelError(
                 f"output {name!r} holds strings, which Triton's stub, built for NumPy 1, cannot take from NumPy "
@@ -176,10 +163,7 @@ class TritonBackend:
     ) -> Any:
         """Return a request to another model of this server.
 
-        Raises
-        ------
-        ModelError
-            A parameter has a value that this Triton does not pass on.
+        ModelError if a parameter has a value that this Triton does not pass on.
         """
         try:
             return self._pb_utils.InferenceRequest(
@@ -223,12 +207,9 @@ class TritonBackend:
             sender.send(response, flags=flags)
 
     def metric_family(self, kind: str, name: str, description: str) -> Any:
-        """Return a family of series on the server's metrics port; ``kind`` is ``"COUNTER"`` or ``"GAUGE"``.
+        """Return a family of series on the server's metrics port, of ``kind`` ``"COUNTER"`` or ``"GAUGE"``.
 
-        Raises
-        ------
-        OldBackendError
-            The server has none.
+        OldBackendError if the server has none.
         """
         families = getattr(self._pb_utils, "MetricFamily", None)
         if families is None:

@@ -68,8 +68,7 @@ class Opening:
         wanted: Mapping[str, int | None] | None,
         kind: type[DirectExchange] = DirectExchange,
     ) -> Steps[Exchange]:
-        """Take memory for a call, whose layout is for a region with one slot; the direct path opens an exchange of
-        ``kind``.
+        """Take memory for a call, whose layout is for a region with one slot; ``kind`` is for the direct path.
 
         Shared memory may lack now, ever, or on this machine: PoolExhaustedError, BudgetError, MachineError.
         """

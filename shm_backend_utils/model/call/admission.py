@@ -16,24 +16,11 @@ __all__ = ["check_batch_size", "check_direct_is_served", "check_table", "reshape
 
 
 def check_table(spec: ModelSpec, table: Table, memories: Sequence[Memory]) -> None:
-    """Check a decoded table against the model's configuration and the memory that its spans are in.
+    """Check a decoded table against the model's configuration and the memory that its spans are in, by their index.
 
-    Parameters
-    ----------
-    spec : ModelSpec
-        The model's.
-    table : Table
-        Decoded; spans in the slot's own region are inside its data already.
-    memories : sequence of Memory
-        Of the spans' regions, by their index.
-
-    Raises
-    ------
-    TensorError
-        The model has no such input or output, or takes no input of this data type and shape.
-    TableError
-        A tensor begins at an odd address, lies outside of its region's data, or is one of strings on a GPU. The message
-        names the field.
+    Spans in the slot's own region are inside its data already. TensorError if the model has no such input or output, or
+    takes no input of this data type and shape. TableError, which names the field, if a tensor begins at an odd address,
+    lies outside of its region's data, or is one of strings on a GPU.
     """
     for name, (dtype, shape, region, offset, byte_size) in table.inputs.items():
         tensor = spec.inputs.get(name) or spec.input(name)

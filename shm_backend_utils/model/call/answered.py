@@ -189,22 +189,7 @@ class AnsweredRequest(ReceivedRequest):
         self.outputs[name] = output
 
     def room_for(self, name: str, dtype: DType, shape: tuple[int, ...]) -> tuple[Memory, OutputPlace] | None:
-        """Return a place for an output in the client's memory.
-
-        Parameters
-        ----------
-        name : str
-            As in the model's configuration.
-        dtype : DType
-            Not of strings.
-        shape : tuple of int
-            With the batch dimension, where the model has one.
-
-        Returns
-        -------
-        tuple of Memory and OutputPlace, or None
-            None if there is none that is large enough.
-        """
+        """Return a place for an output, not of strings, in the client's memory; None if none is large enough."""
         span = self._rooms.get(name)
         byte_size = math.prod(shape) * dtype.itemsize
         if span is None or byte_size > span.byte_size:
@@ -215,15 +200,8 @@ class AnsweredRequest(ReceivedRequest):
     def commit(self, *, needs_all: bool = True) -> None:  # noqa: PLR0912  # one function, as begin()
         """Bring the outputs to their places, or on their way there, and make the response. The call goes on.
 
-        Parameters
-        ----------
-        needs_all : bool
-            Whether every output that the client wants must be there.
-
-        Raises
-        ------
-        ModelError
-            An output is missing; or something of the call is still under way.
+        ModelError if something of the call is still under way; or an output is missing that the client wants, if it
+        ``needs_all``.
         """
         if self._pending:
             check_all_are_over(self._pending)
@@ -273,10 +251,7 @@ class AnsweredRequest(ReceivedRequest):
     def end(self, events: Sequence[int] = ()) -> None:
         """Write the results. From here on the memory may be the client's, when it has waited for the events.
 
-        Parameters
-        ----------
-        events : sequence of int
-            The further regions whose events a GPU has still to reach; none if it is done.
+        ``events`` are the further regions whose events a GPU has still to reach; none if it is done.
         """
         self._is_open = False
         if self._further is not None and self._further.passing:
@@ -298,10 +273,7 @@ class AnsweredRequest(ReceivedRequest):
     def fail(self, error: BaseException) -> None:
         """End the call by an error: its response tells the client, whose memory is its own again.
 
-        Parameters
-        ----------
-        error : BaseException
-            Its text goes to the client; one of :class:`ShmError` with its code.
+        The error's text goes to the client; a ShmError's with its code.
         """
         try:
             self.response = self._context.backend.error_response(error)

@@ -40,33 +40,18 @@ __all__ = [
 
 
 class Output(NamedTuple):
-    """One output that the model has made.
+    """One output that the model has made."""
 
-    Attributes
-    ----------
-    place : OutputPlace
-        Where it is, as results say it.
-    view : TensorView
-        Over its memory.
-    source : DeviceArray or None
-        What the model fills instead of ``view``; it is copied there when the call ends.
-    was_copied : bool
-        Whether it was copied to where it is.
-    """
-
-    place: OutputPlace
-    view: TensorView
-    source: Any = None
-    was_copied: bool = False
+    place: OutputPlace  # as results say it
+    view: TensorView  # over its memory
+    source: Any = None  # a DeviceArray that the model fills instead; copied when the call ends
+    was_copied: bool = False  # to where it is
 
 
 def check_output(spec: ModelSpec, name: str, numpy_dtype: np.dtype[Any], shape: tuple[int, ...]) -> DType:
     """Return the data type of an output that the model makes.
 
-    Raises
-    ------
-    ModelError
-        The configuration has no such output, or not of this data type and shape.
+    ModelError if the configuration has no such output, or not of this data type and shape.
     """
     tensor = spec.outputs.get(name)
     if tensor is not None and tensor.takes_any_size and len(shape) == len(tensor.shape):
@@ -100,10 +85,7 @@ def not_written(spec: ModelSpec, name: str) -> ModelError:
 def array_of(spec: ModelSpec, name: str, value: Any, adopt: Callable[[Any], Any]) -> Any:
     """Return what a user gives as output ``name`` as an array of NumPy, or, if it is on a GPU, as ``adopt`` has it.
 
-    Raises
-    ------
-    ModelError
-        The configuration has no such output, or it cannot be made of this value.
+    ModelError if the configuration has no such output, or it cannot be made of this value.
     """
     if type(value) is np.ndarray and value.dtype in dtypes.BY_NUMPY:
         return value
@@ -138,16 +120,7 @@ def passed_through(
 ) -> Output | None:
     """Return an output that *is* memory of an input, so that nothing is copied; None if ``source`` is no such memory.
 
-    Parameters
-    ----------
-    name, dtype, shape
-        The output's.
-    source : numpy.ndarray, DeviceArray or StridedArray
-        What the model gives; of strings, their bytes.
-    inputs : iterable of InputSpan
-        The request's.
-    memories : sequence of Memory
-        Of the spans' regions.
+    Of strings, ``source`` has the bytes.
     """
     nbytes, itemsize = source.nbytes, dtype.itemsize or 1
     if not nbytes:
@@ -166,10 +139,7 @@ def passed_through(
 def write_strings(name: str, strings: Strings, span: OutputSpan, memory: Memory) -> Output | None:
     """Copy strings to the client's memory and return them as an output; None if there is no room for them.
 
-    Raises
-    ------
-    ModelError
-        An element is no string, or the strings are a client's whose lengths lead beyond their end.
+    ModelError if an element is no string, or the strings are a client's whose lengths lead beyond their end.
     """
     try:
         encoded = strings.packed()
@@ -194,27 +164,9 @@ def tensor_of(
     packed: bool,
     by_host: bool,
 ) -> Any:
-    """Return strings, or an output on a GPU, as a tensor for the response.
+    """Return strings, or an output on a GPU, as a tensor for the response; raises what :func:`write_strings` does.
 
-    Parameters
-    ----------
-    name : str
-        The output's.
-    view : StringsView or DeviceView
-        Over its memory.
-    context : Context
-        The session's.
-    uses : DeviceUses or None
-        The call's.
-    packed : bool
-        Whether strings go as their bytes, as results have their shape.
-    by_host : bool
-        Whether memory of a GPU is copied to the host.
-
-    Raises
-    ------
-    ModelError
-        An element is no string, or the strings are a client's whose lengths lead beyond their end.
+    ``packed`` strings go as their bytes, as results have their shape. ``by_host`` copies memory of a GPU to the host.
     """
     backend = context.backend
     if isinstance(view, DeviceView):

@@ -27,14 +27,7 @@ __all__ = ["answer_probe"]
 def answer_probe(context: Context, slot: Slot, probe: Probe) -> NoReturn:
     """Write the report to where the probe has room for it, and give the slot's lease back, which must be held.
 
-    Raises
-    ------
-    ProbedError
-        Always, if nothing else is raised: with it the request ends.
-    ReplayedRequestError
-        The probe was answered before.
-    TableError
-        There is no room for the report.
+    Then ProbedError ends the request. ReplayedRequestError if the probe was answered before; TableError without room.
     """
     try:
         if not slot.record.start(probe.generation):

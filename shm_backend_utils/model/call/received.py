@@ -106,10 +106,7 @@ class ReceivedRequest:
     def begin(self) -> None:  # noqa: PLR0912  # one function: every call of one costs each request
         """Take the request in: from here on its slot, if it names one, is this call's. Waits for nobody.
 
-        Raises
-        ------
-        ShmError
-            The request cannot be served. Nothing is held then.
+        ShmError if the request cannot be served: nothing is held then.
         """
         context = self._context
         if context.fills_slots and not self._request.requested_output_names():
@@ -232,10 +229,7 @@ class ReceivedRequest:
     def read_strings(self) -> None:
         """Read the strings that lie in the client's memory: :meth:`input` gives these, whatever the client does then.
 
-        Raises
-        ------
-        TensorError
-            Some cannot be read: their lengths lead beyond them.
+        TensorError if the lengths of some lead beyond them.
         """
         table = self.table
         if table is not None:
@@ -243,18 +237,7 @@ class ReceivedRequest:
             self._strings = {name: StringsView(name, Strings.of(name, view.numpy()), DIRECT) for name, view in texts}
 
     def span_of(self, name: str) -> tuple[Memory, InputSpan] | None:
-        """Return where an input lies in the client's memory.
-
-        Parameters
-        ----------
-        name : str
-            As in the model's configuration.
-
-        Returns
-        -------
-        tuple of Memory and InputSpan, or None
-            None if it came another way.
-        """
+        """Return where an input lies in the client's memory; None if it came another way."""
         span = None if self.table is None else self.table.inputs.get(name)
         return None if span is None else (self._memories[span.region], span)
 

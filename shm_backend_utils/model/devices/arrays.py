@@ -34,14 +34,9 @@ __all__ = ["DeviceArrays"]
 
 
 class DeviceArrays:
-    """What calls do with GPUs. Thread-safe.
+    """What calls do with GPUs. Thread-safe; CUDA is loaded at first use.
 
-    Parameters
-    ----------
-    cuda : CudaAccess
-        Loaded at first use.
-    device : int
-        The GPU that copies are made to which have no place yet, in this process' numbers: the model instance's.
+    ``device`` is the model instance's GPU, in this process' numbers: copies go there that have no place yet.
     """
 
     def __init__(self, cuda: CudaAccess, device: int) -> None:
@@ -152,17 +147,8 @@ class DeviceArrays:
     def to_device(self, view: TensorView, uses: DeviceUses, stream: NamedStream | None = None) -> DeviceArray:
         """Return a copy of host memory on the instance's GPU, for a call.
 
-        From pinned memory it is made while the host goes on; else the host waits.
-
-        Parameters
-        ----------
-        view : TensorView
-            On the host.
-        uses : DeviceUses
-            The call's.
-        stream : NamedStream, optional
-            The call's own, to copy on: what comes later there finds the copy. Without it, the array says what its
-            reader has to wait for.
+        From pinned memory it is made while the host goes on; else the host waits. What comes later on ``stream``, one
+        of the call's own, finds the copy. Without it, the array says what its reader has to wait for.
         """
         device, runtime = self.device, self.runtime
         uses.add(device)
@@ -186,13 +172,8 @@ class DeviceArrays:
         """Wait until GPUs have done what they have to do for calls: for each GPU once.
 
         That is what is on the streams that were named there; or all of it, if a call uses the GPU and named none.
-
-        Raises
-        ------
-        CudaError
-            Something that was launched there has failed.
-        ModelError
-            A stream that was named is being captured into a graph.
+        CudaError if something that was launched there has failed; ModelError if a stream that was named is being
+        captured into a graph.
         """
         every = list(uses)
         for device in sorted({device for each in every for device in each}):
@@ -211,17 +192,7 @@ class DeviceArrays:
     def record(self, uses: DeviceUses, events: Iterable[tuple[int, int]]) -> None:
         """Let events stand for all that GPUs have to do for a call that has named a stream on each.
 
-        Parameters
-        ----------
-        uses : DeviceUses
-            The call's.
-        events : iterable of tuple of int and int
-            Events, and the GPUs that they are of.
-
-        Raises
-        ------
-        CudaError, ModelError
-            As :meth:`wait`.
+        ``events`` has each with the GPU that it is of. Raises what :meth:`wait` does.
         """
         named = [stream for streams in uses.streams.values() for stream in streams]
         self.check_is_not_captured(named)
@@ -233,10 +204,7 @@ class DeviceArrays:
     def stream_of(self, value: Any, meant: int) -> NamedStream:
         """Return the stream that a model means, with its GPU; of a default stream that is ``meant``.
 
-        Raises
-        ------
-        ModelError
-            It is no stream, or is being captured into a graph.
+        ModelError if it is no stream, or is being captured into a graph.
         """
         try:
             named = named_stream(value)

@@ -25,10 +25,6 @@ class Scratch:
     An array's memory is free again when the array is gone *and* its GPU has done all that it had to do then. What is
     free serves the next array that fits. When none does, all that is free on that GPU goes back to CUDA: so there is as
     much as calls had at once.
-
-    Parameters
-    ----------
-    runtime : CudaRuntime
     """
 
     def __init__(self, runtime: CudaRuntime) -> None:
@@ -48,14 +44,7 @@ class Scratch:
     ) -> DeviceArray:
         """Return a new array, C-contiguous and writable, not cleared. Nothing that was there before is still at work.
 
-        Parameters
-        ----------
-        shape, dtype, device
-            The array's.
-        written_on : int, optional
-            A stream of ours that will write it: who reads it on another stream waits for that one.
-        streams : OwnStreams, optional
-            Which that stream is of: the array keeps them.
+        Who reads it on another stream waits for ``written_on``, one of ``streams``, which the array keeps.
         """
         taken = _Taken(self, self._runtime, *self._take(math.prod(shape) * dtype.itemsize, device), device)
         taken.streams = streams

@@ -16,27 +16,12 @@ __all__ = ["DeviceUses", "shared_by"]
 
 
 class DeviceUses:
-    """The GPUs that a call, or a batch of calls, uses. Iterating yields their numbers.
-
-    Parameters
-    ----------
-    arrays : DeviceArrays
-        The session's.
-
-    Attributes
-    ----------
-    streams : dict of int to list of NamedStream
-        The GPUs, in this process' numbers, and the streams that were named there; none if the whole GPU is meant.
-    own : list of NamedStream
-        Streams of ours that are the call's until it ends, when they are waited for.
-    reads_host : bool
-        Whether a copy from memory of the host may be under way.
-    """
+    """The GPUs that a call, or a batch of calls, uses. Iterating yields their numbers."""
 
     def __init__(self, arrays: DeviceArrays) -> None:
-        self.streams: dict[int, list[NamedStream]] = {}
-        self.own: list[NamedStream] = []
-        self.reads_host = False
+        self.streams: dict[int, list[NamedStream]] = {}  # named there, by GPU; none if all of it is meant
+        self.own: list[NamedStream] = []  # ours, the call's until it ends, when they are waited for
+        self.reads_host = False  # whether a copy from memory of the host may be under way
         self._arrays = arrays
         self._lender: OwnStreams | None = None
         self._kept: list[Any] = []
@@ -62,13 +47,9 @@ class DeviceUses:
     def name(self, value: Any) -> None:
         """Take note that the call's work is on a stream, on the GPU that the stream is of.
 
-        A default stream is that of the call's GPU, if it uses one alone, and else of the instance's.
-
-        Raises
-        ------
-        ModelError
-            It is no stream, or one of a GPU that neither the call uses nor the instance is on; or it is being captured
-            into a graph.
+        A default stream is that of the call's GPU, if it uses one alone, and else of the instance's. ModelError if it
+        is no stream, or one of a GPU that neither the call uses nor the instance is on; or if it is being captured into
+        a graph.
         """
         instance = self._arrays.device
         meant = next(iter(self.streams)) if len(self.streams) == 1 else instance

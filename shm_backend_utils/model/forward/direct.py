@@ -41,15 +41,8 @@ _BYTES_IN_RESPONSE: Final = "UINT8"  # of strings that found no room
 class DirectForwarding(Forwarding):
     """For models that map the memory which a request names.
 
-    Parameters
-    ----------
-    asked : Asked
-    backend : TritonBackend
-    arrays : DeviceArrays
-    learned : mapping of str to int
-        Bytes per row that outputs needed before.
-    lending : Lending
-        Memory that need not be copied. Its pool gives the request its slot, and room for what is not lent.
+    Memory that :class:`Lending` finds need not be copied; its pool gives the request its slot, and room for the rest.
+    ``learned`` has the bytes per row that outputs needed before.
     """
 
     def __init__(

@@ -31,17 +31,7 @@ _HEAD_ROOM: Final = 1.125
 
 
 class Forwarder:
-    """Makes the requests of one session to other models.
-
-    Parameters
-    ----------
-    model : str
-        The session's own.
-    backend : TritonBackend
-    arrays : DeviceArrays
-    server_url : str
-        Where the server tells what it knows of models.
-    """
+    """Makes the requests of one session, whose own model is ``model``, to other models."""
 
     def __init__(self, model: str, backend: TritonBackend, arrays: DeviceArrays, server_url: str) -> None:
         self._model = model
@@ -62,23 +52,11 @@ class Forwarder:
         callers: str,
         own: Sequence[LentMemory | None],
     ) -> Forwarding:
-        """Return a request that is ready to be executed.
+        """Return a request that is ready to be executed, as ``call.forward`` takes it.
 
-        Parameters
-        ----------
-        model, inputs, outputs, parameters, version
-            As for ``call.forward``.
-        callers : str
-            What the request on whose behalf this one is made said in :data:`CALLERS_PARAMETER`.
-        own : sequence of LentMemory or None
-            That request's regions, by their numbers.
-
-        Raises
-        ------
-        ModelError
-            There is no such model, or it is decoupled, or it would wait for itself.
-        TensorError
-            It does not take these tensors.
+        ``callers`` is what the request on whose behalf it is made said in :data:`CALLERS_PARAMETER`, ``own`` that one's
+        regions by their numbers. ModelError if there is no such model, or it is decoupled, or it would wait for itself;
+        TensorError if it does not take these tensors.
         """
         chain = [*(callers.split("/") if callers else ()), self._model]
         if model in chain:
@@ -113,19 +91,9 @@ class Forwarder:
         return OrdinaryForwarding(asked, self._backend, self._arrays)
 
     def execute(self, forwarding: Forwarding, pending: set[Forwarding]) -> dict[str, TensorView]:
-        """Have the other model execute a request, and return the outputs.
+        """Have the other model execute a request, and return the outputs; raises what :meth:`Forwarding.result` does.
 
-        Parameters
-        ----------
-        forwarding : Forwarding
-            As :meth:`begin` returned it.
-        pending : set of Forwarding
-            Has it while the other model may be at work; so it still does if this is broken off.
-
-        Raises
-        ------
-        ForwardError, ModelError
-            As :meth:`Forwarding.result`.
+        ``pending`` has the request while the other model may be at work; so it still does if this is broken off.
         """
         pending.add(forwarding)
         try:

@@ -17,21 +17,11 @@ __all__ = ["Lending", "LentMemory", "NoLending", "Place", "lendable"]
 
 
 class LentMemory(NamedTuple):
-    """Memory of the request that a model executes.
+    """Memory of the request that a model executes."""
 
-    Attributes
-    ----------
-    claim : RegionClaim
-        What a table says of it. The fence of CUDA memory is a number of the request's own regions.
-    memory : Memory
-        The same in this process.
-    extents : tuple of tuple of int
-        Where in it the request's own tensors begin and end. What else is there, its slot does not fence.
-    """
-
-    claim: RegionClaim
-    memory: Memory
-    extents: tuple[tuple[int, int], ...]
+    claim: RegionClaim  # as in a table; a fence is a number of the request's own regions
+    memory: Memory  # the same in this process
+    extents: tuple[tuple[int, int], ...]  # of the request's own tensors; what else is there, its slot does not fence
 
 
 class Place(NamedTuple):
@@ -44,28 +34,15 @@ class Place(NamedTuple):
 class Lending:
     """The further regions of one request to another model. Number 1 is the first of them.
 
-    Parameters
-    ----------
-    own : sequence of LentMemory or None
-        The regions of the request that the model executes, by their numbers; None for one that is not there.
-    pool : SlotPool
-        Of the session's own regions.
-
-    Attributes
-    ----------
-    claims : list of RegionClaim
-        As the table has them.
-    memories : list of Memory
-        The same regions in this process.
-    pool : SlotPool
+    ``own`` has the regions of the request that the model executes, by their numbers; None for one that is not there.
     """
 
     def __init__(self, own: Sequence[LentMemory | None], pool: SlotPool) -> None:
         self._own = own
         self.pool = pool
         self._numbers: dict[RegionClaim, int] = {}
-        self.claims: list[RegionClaim] = []
-        self.memories: list[Memory] = []
+        self.claims: list[RegionClaim] = []  # as the table has them
+        self.memories: list[Memory] = []  # the same regions in this process
 
     def place_of(self, array: Any) -> Place | None:
         """Return where a C-contiguous array lies, if that is memory to lend; None otherwise."""
@@ -120,16 +97,7 @@ def lendable(
 ) -> list[LentMemory | None]:
     """Return the regions of a request, by their numbers, as another model's request names them.
 
-    Parameters
-    ----------
-    slot : LentRegionClaim or None
-        What to say of the region of the request's slot; None if it has none.
-    table : Table
-        What it says of its inputs, and of further regions.
-    rooms : mapping of str to OutputSpan
-        Where its outputs go.
-    memories : sequence of Memory
-        Of all regions.
+    ``slot`` is what to say of the region of the request's slot; None if it has none.
     """
     extents: list[list[tuple[int, int]]] = [[] for _ in memories]
     spans: list[InputSpan | OutputSpan] = [*table.inputs.values(), *rooms.values()]

@@ -17,13 +17,7 @@ _TIMEOUT_S: Final = 5.0
 
 
 class ModelSpecs:
-    """What is known of other models. Asked for once, until :meth:`forget`.
-
-    Parameters
-    ----------
-    server_url : str
-        Of the HTTP endpoint.
-    """
+    """What is known of other models, by the HTTP endpoint. Asked for once, until :meth:`forget`."""
 
     def __init__(self, server_url: str) -> None:
         self._server_url = server_url
@@ -32,10 +26,7 @@ class ModelSpecs:
     def spec(self, model: str, version: str) -> ModelSpec | None:
         """Return a model's configuration; None if the server does not tell, as it serves no HTTP there.
 
-        Raises
-        ------
-        ModelError
-            There is no such model.
+        ModelError if there is no such model.
         """
         key = (model, version)
         spec = self._specs.get(key) or self._ask(model, version)

@@ -32,15 +32,7 @@ ForwardOutputs = Iterable[str] | Mapping[str, TensorView | int | None] | None
 
 
 class Given:
-    """An input as ``model.py`` has it, for a model whose configuration may be known.
-
-    Attributes
-    ----------
-    dtype : DType
-    shape : tuple of int
-    array : numpy.ndarray, DeviceArray or StridedArray
-        Of strings their bytes.
-    """
+    """An input as ``model.py`` has it, for a model whose configuration may be known. Strings are an array of bytes."""
 
     def __init__(self, spec: ModelSpec | None, name: str, value: Any, arrays: DeviceArrays) -> None:
         self._arrays = arrays
@@ -64,64 +56,28 @@ class Given:
 
 
 class Asked(NamedTuple):
-    """What ``model.py`` asks of another model.
-
-    Attributes
-    ----------
-    model : str
-        The other's name.
-    version : str
-        Empty if the server chooses.
-    spec : ModelSpec or None
-        The other model's configuration, where it is known.
-    inputs : mapping of str to Given
-    outputs : ForwardOutputs
-        As the user wants them.
-    names : sequence of str
-        Of the outputs that are wanted.
-    parameters : mapping
-        Of the request.
-    """
+    """What ``model.py`` asks of another model."""
 
     model: str
-    version: str
-    spec: ModelSpec | None
+    version: str  # empty if the server chooses
+    spec: ModelSpec | None  # the other model's, where it is known
     inputs: Mapping[str, Given]
-    outputs: ForwardOutputs
-    names: Sequence[str]
+    outputs: ForwardOutputs  # as the user wants them
+    names: Sequence[str]  # of the outputs that are wanted
     parameters: Mapping[str, Any]
 
 
 class Forwarding(ABC):
-    """One request to another model.
+    """One request to another model."""
 
-    Parameters
-    ----------
-    asked : Asked
-    backend : TritonBackend
-    arrays : DeviceArrays
-
-    Attributes
-    ----------
-    model : str
-    request : InferenceRequest
-        To be executed.
-    batch_size : int or None
-        How many rows it has, where it says so.
-    again : callable or None
-        Makes the same request in other memory, where this one can be made again.
-    overflowed : dict of str to int
-        After :meth:`result`: outputs that found too little room in shared memory, with their bytes.
-    """
-
-    request: Any
-    batch_size: int | None = None
-    again: Callable[[], Forwarding] | None = None
+    request: Any  # the backend's, to be executed
+    batch_size: int | None = None  # where it says so
+    again: Callable[[], Forwarding] | None = None  # makes it in other memory, where that can be done
 
     def __init__(self, asked: Asked, backend: TritonBackend, arrays: DeviceArrays) -> None:
         self.model = asked.model
         self._spec, self._names = asked.spec, asked.names
-        self.overflowed: dict[str, int] = {}
+        self.overflowed: dict[str, int] = {}  # by result(): outputs that found no room, and their bytes
         self._backend = backend
         self._arrays = arrays
         targets = asked.outputs.items() if isinstance(asked.outputs, Mapping) else ()
@@ -129,16 +85,10 @@ class Forwarding(ABC):
 
     @abstractmethod
     def result(self, response: Any) -> dict[str, TensorView]:
-        """Return the outputs.
+        """Return the outputs; ForwardError if the other model refused or failed the request.
 
-        Raises
-        ------
-        ForwardError
-            The other model refused or failed the request.
-        PeerError
-            An output is not there, or not as the other model's configuration says.
-        ModelError
-            An output is not of the shape, or of the dtype, of the memory that was given for it.
+        PeerError if an output is not there, or not as its configuration says; ModelError if it does not fit the memory
+        that was given for it.
         """
 
     @abstractmethod

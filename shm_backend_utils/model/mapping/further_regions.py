@@ -19,24 +19,12 @@ __all__ = ["FurtherRegions", "check_lender", "check_parts_are_apart", "fence_of"
 
 @dataclass(slots=True)
 class FurtherRegions:
-    """Regions that a request uses beside its own slot. To be released when the request ends.
+    """Regions that a request uses beside its own slot. To be released when the request ends."""
 
-    Attributes
-    ----------
-    memories : list of Memory
-        What spans of the table's further regions lie in, in its order.
-    mapped : list of MappedRegion
-        The same, as they are mapped.
-    borrowed : list of SharedLease
-        Those of lent slots.
-    passing : list of CudaMapping
-        What is unmapped before the answer.
-    """
-
-    memories: list[Memory]
-    mapped: list[MappedRegion]
-    borrowed: list[SharedLease]
-    passing: list[CudaMapping]
+    memories: list[Memory]  # what spans of the table's further regions lie in, in its order
+    mapped: list[MappedRegion]  # the same, as they are mapped
+    borrowed: list[SharedLease]  # those of lent slots
+    passing: list[CudaMapping]  # unmapped before the answer
     _registry: Registry
     _cuda: CudaAccess
 
@@ -64,17 +52,10 @@ class FurtherRegions:
 
 
 def check_lender(own: Slot | None) -> None:
-    """Raise unless the request's own region, which is the lender's, has an owner that lives.
+    """Raise StaleRequestError unless the request's own region, which is the lender's, has an owner that lives.
 
     To be asked after the memory was borrowed: a lender that lives then holds the slots until it has the answer, gives
     up, or dies. If it gives up, it raises the generation of its own slot first.
-
-    Raises
-    ------
-    TableError
-        The request has no slot.
-    StaleRequestError
-        The lender is gone.
     """
     if own is None:
         raise TableError("regions", "a lent region", "none: the request has no slot of its own")
@@ -87,10 +68,7 @@ def fence_of(
 ) -> tuple[MappedRegion, int] | None:
     """Return the slot that fences memory of a GPU, as its region and its number; None if there is none.
 
-    Raises
-    ------
-    TableError
-        It is that of a request which has no slot.
+    TableError if it is that of a request which has no slot.
     """
     if claim.fence is None:
         return None

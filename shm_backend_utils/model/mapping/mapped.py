@@ -48,33 +48,10 @@ class ProbeFound(Exception):  # noqa: N818  # no error: it goes to where the pro
 
 
 class MappedRegion:
-    """One mapping. It is closed when the last reference to it is gone.
+    """One mapping, which owns what was opened. It is closed when the last reference to it is gone.
 
-    Parameters
-    ----------
-    opened : ManagedRegion, MappedSegment or CudaMapping
-        Owned.
-    fence : MappedRegion, optional
-        The managed region whose slot fences this memory: both have one owner.
-    pinning : Pinning, optional
-        Pins it when it is kept, if it is memory of the host.
-
-    Attributes
-    ----------
-    segment : MappedSegment or CudaMapping
-        What is mapped.
-    managed : ManagedRegion or None
-        The same with its header, if the region is one of ours.
-    memory : Memory
-        The whole mapping, writable.
-    names : set of str
-        Under which the registry has it.
-    addresses : list of str
-        Of its slots, as requests name them.
-    use_count : int
-        How many calls use it as a further region. The registry counts them.
-    last_use : float
-        By ``time.monotonic()``.
+    ``fence`` is the managed region whose slot fences this memory: both have one owner. ``pinning`` pins memory of the
+    host when it is kept.
     """
 
     __slots__ = (
@@ -100,12 +77,12 @@ class MappedRegion:
         self._pin: Pin | None = None
         self._pinning = pinning
         self._fence = fence
-        self.managed = opened if isinstance(opened, ManagedRegion) else None
+        self.managed = opened if isinstance(opened, ManagedRegion) else None  # if it is one of ours
         self.segment = opened.segment if isinstance(opened, ManagedRegion) else opened
-        self.memory = _memory_of(opened)
-        self.names: set[str] = set()
-        self.addresses: list[str] = []
-        self.use_count = 0
+        self.memory = _memory_of(opened)  # the whole mapping, writable
+        self.names: set[str] = set()  # that the registry has it under
+        self.addresses: list[str] = []  # of its slots, as requests name them
+        self.use_count = 0  # calls that use it as a further region; the registry counts
         self.last_use = time.monotonic()
 
     @property
@@ -147,24 +124,7 @@ class MappedRegion:
 
 
 class Slot:
-    """A slot of a mapped region, and what of it never changes. It serves one request at a time.
-
-    Parameters
-    ----------
-    region : MappedRegion
-        A managed one. The slot keeps it mapped.
-    number : int
-        Which of the region's slots.
-
-    Attributes
-    ----------
-    region : MappedRegion
-    record : SlotRecord
-    memory : HostMemory
-        Of the whole region, so that offsets of spans are offsets in it.
-    lease : SlotLease
-        Held from :meth:`claim` on, until the request ends.
-    """
+    """A slot of a managed region, which it keeps mapped, and what of it never changes. For one request at a time."""
 
     __slots__ = (
         "_block_count",
@@ -185,9 +145,9 @@ class Slot:
         assert isinstance(memory, HostMemory)
         self.region = region
         self.number = number
-        self.memory = memory
+        self.memory = memory  # of the whole region, so that offsets of spans are offsets in it
         self.record: SlotRecord = managed.record(number)
-        self.lease = managed.lease(number)
+        self.lease = managed.lease(number)  # held from claim() on, until the request ends
         self._fd = managed.segment.fileno()
         self._is_sealed = isinstance(managed.segment, SealedSegment)  # it never has a name: its owner's lease tells
         self._byte_size = managed.header.byte_size
@@ -198,26 +158,13 @@ class Slot:
         """Take the slot's lease for a request, and return what its table says. Waits for nobody.
 
         A request that is stale already takes no lease, so that it is not in the way of the slot's next one. The record
-        is copied once, and the copy is checked. The lease is the caller's to give back; if this raises, nobody holds
-        it. It keeps the client from using the memory again before that, and a generation from being executed twice at
-        the same time.
+        is copied once, and the copy is checked. The lease is the caller's to give back. It keeps the client from using
+        the memory again before that, and a generation from being executed twice at the same time. If this raises,
+        nobody holds it, but for ProbeFound: ``model.py`` is not to see that request.
 
-        Raises
-        ------
-        RegionGoneError
-            The owner has removed the region: its key may name another one by now.
-        RegionRefusedError
-            The region was truncated, or has holes now.
-        SlotInUseError
-            Somebody else holds the lease.
-        ReplayedRequestError
-            It is this very request that holds the lease.
-        StaleRequestError
-            The client has raised the slot's generation since: it gave this request up.
-        TableError
-            The table breaks the protocol.
-        ProbeFound
-            The request is a probe, which ``model.py`` is not to see. The lease is held then.
+        RegionGoneError if the owner has removed the region, whose key may name another one by now; RegionRefusedError
+        if it was truncated, or has holes now; SlotInUseError if somebody else holds the lease, ReplayedRequestError if
+        this very request does; StaleRequestError if the client has given this request up.
         """
         status = os.fstat(self._fd)
         if not status.st_nlink and not (self._is_sealed and is_owner_alive(self._fd)):

@@ -22,27 +22,9 @@ __all__ = ["DeviceMemory", "HostMemory", "Memory"]
 
 
 class HostMemory:
-    """Bytes of the host: a mapping, or a part of one.
+    """Bytes of the host: a mapping, or the part of one that ``begin`` and ``byte_size`` say.
 
-    Parameters
-    ----------
-    array : numpy.ndarray of uint8
-        The whole mapping, writable, C-contiguous. Every view keeps it, and with it the mapping.
-    memory_type : MemoryType
-    begin, byte_size : int
-        Which part of it this is.
-    data_begin : int
-        The least offset that a tensor may have.
-
-    Attributes
-    ----------
-    array, read_only : numpy.ndarray of uint8
-        The whole mapping, writable and not.
-    begin, byte_size, data_begin : int
-    address : int
-        That of offset 0.
-    memory_type : MemoryType
-    device : None
+    Every view keeps the array, which is the whole mapping, and with it the mapping.
     """
 
     __slots__ = ("address", "array", "begin", "byte_size", "data_begin", "device", "memory_type", "read_only")
@@ -61,8 +43,8 @@ class HostMemory:
         self.memory_type = memory_type
         self.begin = begin
         self.byte_size = array.nbytes - begin if byte_size is None else byte_size
-        self.data_begin = data_begin
-        self.address: int = array.__array_interface__["data"][0] + begin
+        self.data_begin = data_begin  # the least offset that a tensor may have
+        self.address: int = array.__array_interface__["data"][0] + begin  # that of offset 0
         self.device = None
 
     def part(self, begin: int, byte_size: int, data_begin: int = 0) -> HostMemory:
@@ -100,15 +82,7 @@ class HostMemory:
 
 
 class DeviceMemory:
-    """Bytes of a GPU: another process' allocation, mapped, or the part of it that a request names.
-
-    Attributes
-    ----------
-    byte_size : int
-    address : int
-    device : int
-        This process' number of the GPU.
-    """
+    """Bytes of a GPU: another process' allocation, mapped, or the part of it that a request names."""
 
     __slots__ = ("address", "begin", "byte_size", "data_begin", "device", "mapping")
 
@@ -118,7 +92,7 @@ class DeviceMemory:
         self.byte_size = byte_size
         self.data_begin = 0
         self.address = mapping.address + begin
-        self.device = mapping.device
+        self.device = mapping.device  # this process' number of the GPU
 
     def part(self, begin: int, byte_size: int, data_begin: int = 0) -> DeviceMemory:
         """Return so many bytes of it from an offset on; all of them are data."""

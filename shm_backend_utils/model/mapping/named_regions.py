@@ -22,15 +22,7 @@ _PREFIX: Final = "registered: "  # no managed region's key has a colon
 
 
 class NamedRegions:
-    """Finds, or maps, what registered names stand for. Thread-safe; no request waits for another one's mapping.
-
-    Parameters
-    ----------
-    config : Config
-    registry : Registry
-        Where they are mapped, beside others.
-    pinning : Pinning or None
-    """
+    """Finds, or maps, what registered names stand for. Thread-safe; no request waits for another one's mapping."""
 
     def __init__(self, config: Config, registry: Registry, pinning: Pinning | None) -> None:
         self._config = config
@@ -59,10 +51,7 @@ class NamedRegions:
     ) -> tuple[MappedRegion, Memory]:
         """Return the mapping of what a name stands for, of what :meth:`find` has found, and the part that it names.
 
-        Raises
-        ------
-        ShmError
-            What :func:`.policy.resolve` and :func:`.policy.open_registered` raise.
+        Raises what :func:`.policy.resolve` and :func:`.policy.open_registered` do.
         """
         try:
             registration = policy.resolve(claim, found, self._config, field)
@@ -90,10 +79,7 @@ class NamedRegions:
     def sweep(self) -> None:
         """Unmap what is not registered any more, and all of it if the server does not say so.
 
-        Raises
-        ------
-        MachineError
-            The server does not answer.
+        MachineError if the server does not answer.
         """
         self._drop_late()
         known = dict(self._registrations)

@@ -33,14 +33,9 @@ class Pin:
 
 
 class Pinning:
-    """Pins whole regions. What cannot be pinned stays as it is, which is slower and right.
+    """Pins whole regions. What cannot be pinned stays as it is, which is slower and right; ``warn`` is told once why.
 
-    Parameters
-    ----------
-    cuda : CudaAccess
-        Loaded at the first region.
-    warn : callable
-        Is told, once, why memory cannot be pinned.
+    CUDA is loaded at the first region.
     """
 
     def __init__(self, cuda: CudaAccess, warn: Callable[[str], None]) -> None:

@@ -45,13 +45,7 @@ Find = Callable[[Sequence[str]], dict[str, Registration]]
 
 
 class Fence(NamedTuple):
-    """A slot that fences memory of a GPU.
-
-    Attributes
-    ----------
-    region : ManagedRegion
-    slot : int
-    """
+    """A slot that fences memory of a GPU."""
 
     region: ManagedRegion
     slot: int
@@ -64,10 +58,7 @@ class Fence(NamedTuple):
     def borrow(self) -> SharedLease:
         """Show the client that what it has lent for a request in this slot is in use here.
 
-        Raises
-        ------
-        StaleRequestError
-            The client takes it back.
+        StaleRequestError if it takes that back.
         """
         lease = borrow(self.segment.fileno(), self.region.record_offset(self.slot))
         if lease is None:
@@ -76,25 +67,9 @@ class Fence(NamedTuple):
 
 
 def open_managed(key: str, token: str, config: Config, fetcher: Fetcher, field: str) -> ManagedRegion:
-    """Open a managed region. That the key is one of ours, the protocol has checked.
+    """Open a managed region. That the key is one of ours, the protocol has checked; messages call it ``field``.
 
-    Parameters
-    ----------
-    key, token : str
-        As a request names them.
-    config : Config
-        The session's.
-    fetcher : Fetcher
-        The session's, too: it fetches sealed memory.
-    field : str
-        What to call it in messages.
-
-    Raises
-    ------
-    RegionRefusedError
-        What lies there is not the region that is claimed, or is none that may be opened.
-    RegionGoneError
-        There is nothing there.
+    RegionGoneError if there is nothing there; RegionRefusedError if it is not what is claimed, or must not be opened.
     """
     sealed = parse_sealed_key(key)
     if sealed is None:
@@ -107,30 +82,12 @@ def open_managed(key: str, token: str, config: Config, fetcher: Fetcher, field: 
 
 
 def open_cuda(claim: CudaRegionClaim, fence: Fence | None, config: Config, cuda: CudaAccess, field: str) -> CudaMapping:
-    """Map the device memory of a claim, with the event that came with it.
+    """Map the device memory of a claim, with the event that came with it; messages call it ``field``.
 
-    Parameters
-    ----------
-    claim : CudaRegionClaim
-        What the request says of it.
-    fence : Fence or None
-        The slot that fences it. A lease there tells the owner that the memory is mapped here.
-    config : Config
-        The session's.
-    cuda : CudaAccess
-        The session's, too.
-    field : str
-        What to call it in messages.
-
-    Raises
-    ------
-    RegionRefusedError
-        It is on a GPU that this process does not see, is no longer there, is smaller than claimed, or has no slot and
-        this model takes no such memory.
-    StaleRequestError
-        The client takes back the slot for which it has lent the memory.
-    MachineError
-        cuda-bindings, the driver or the GPU is missing.
+    A lease in the slot that fences it tells the owner that the memory is mapped here. StaleRequestError if the client
+    takes that slot back. RegionRefusedError if the memory is on a GPU that this process does not see, is no longer
+    there, is smaller than claimed, or has no slot and this model takes no such memory. MachineError if cuda-bindings,
+    the driver or the GPU is missing.
     """
     if fence is None and not config.foreign_regions:
         raise RegionRefusedError(field, "this model takes no memory without a slot (its SHM_FOREIGN_REGIONS is off)")
@@ -156,12 +113,7 @@ def check_slot(region: ManagedRegion, slot: int, field: str) -> None:
 def ask(names: Sequence[str], find: Find, config: Config, field: str) -> dict[str, Registration]:
     """Find what names stand for now, if names are allowed; those that stand for nothing are left out.
 
-    Raises
-    ------
-    RegionRefusedError
-        This model does not take names.
-    MachineError
-        The server does not answer.
+    RegionRefusedError if this model does not take names; MachineError if the server does not answer.
     """
     if not config.foreign_regions:
         raise RegionRefusedError(field, "this model takes no regions by name (its SHM_FOREIGN_REGIONS is off)")
@@ -177,12 +129,7 @@ def ask(names: Sequence[str], find: Find, config: Config, field: str) -> dict[st
 def resolve(claim: NamedRegionClaim, found: Mapping[str, Registration], config: Config, field: str) -> Registration:
     """Return what a name stands for, of what :func:`ask` has found.
 
-    Raises
-    ------
-    RegionRefusedError
-        The name stands for memory that must not be reached by name.
-    RegionGoneError
-        It stands for nothing.
+    RegionGoneError if that is nothing; RegionRefusedError if it is memory that must not be reached by name.
     """
     registration = found.get(claim.name)
     if registration is None:
@@ -202,12 +149,8 @@ def open_registered(
 ) -> SystemSegment:
     """Open what a registration stands for, and give it memory, if ``check_room`` does not raise.
 
-    Raises
-    ------
-    RegionRefusedError, RegionGoneError
-        As :func:`open_managed`.
-    MachineError
-        Too much is mapped already, or /dev/shm has no memory for its holes.
+    Raises what :func:`open_managed` does; MachineError if too much is mapped already, or /dev/shm lacks memory for its
+    holes.
     """
     with SharedFile.open(registration.key.removeprefix("/"), field) as file:
         _check_owner(file, config)

@@ -52,15 +52,7 @@ class _Named:
 class Registry:
     """Maps regions under names, and makes room for them. Thread-safe.
 
-    Parameters
-    ----------
-    max_mapped_bytes : int, optional
-        How much may be mapped at once. Regions that nobody uses make room, the longest unused first.
-
-    Attributes
-    ----------
-    slots : dict of str to Slot
-        Slots of mapped regions, by their addresses, as requests say them. To be read without a lock.
+    Up to ``max_mapped_bytes`` are mapped at once: regions that nobody uses make room, the longest unused first.
     """
 
     def __init__(self, max_mapped_bytes: int | None = None) -> None:
@@ -70,19 +62,12 @@ class Registry:
         self._regions: weakref.WeakSet[MappedRegion] = weakref.WeakSet()  # with those that only calls hold
         # Those with names, by device and inode. The first ones were not looked at for longest.
         self._by_object: OrderedDict[tuple[object, ...], list[MappedRegion]] = OrderedDict()
-        self.slots: dict[str, Slot] = {}
+        self.slots: dict[str, Slot] = {}  # by address; to be read without a lock
 
     def register(self, name: str, opener: Callable[[], MappedRegion], offset: int, byte_size: int) -> MappedRegion:
         """Give a part of what ``opener`` opens a name, and return its mapping.
 
-        Raises
-        ------
-        ShmError
-            What ``opener`` raises.
-        CallerError
-            The name is taken.
-        MachineError
-            Too much is mapped already.
+        CallerError if the name is taken; MachineError if too much is mapped already.
         """
         with self._lock:
             self._check_is_free(name)
@@ -109,12 +94,7 @@ class Registry:
     def hold(self, opener: Callable[[], MappedRegion]) -> MappedRegion:
         """Return what ``opener`` opens, without a name: nobody else finds it, and it goes with its use.
 
-        Raises
-        ------
-        ShmError
-            What ``opener`` raises.
-        MachineError
-            Too much is mapped already.
+        MachineError if too much is mapped already.
         """
         opened = self._open(opener)
         try:
@@ -288,14 +268,9 @@ class Registry:
             self.drop(region)
 
     def _to_be_dropped(self, byte_size: int) -> list[MappedRegion]:
-        """Return which regions that nobody uses must go, so that there is room for so many bytes.
+        """Return which unused regions must go, so that so many bytes fit; MachineError if not even without all of them.
 
         A slot may be taken, and so a region be in use, from one moment to the next. So each is looked at once.
-
-        Raises
-        ------
-        MachineError
-            There is no room even without all of them.
         """
         limit = self._max_mapped_bytes
         if limit is None:

@@ -40,11 +40,6 @@ class Resolver:
 
     A thread looks after the mappings from time to time, so that a model that gets no requests does not hold memory that
     its owners have given up.
-
-    Attributes
-    ----------
-    registry : Registry
-        What is mapped.
     """
 
     def __init__(self, config: Config, cuda: CudaAccess, pinning: Pinning | None = None) -> None:
@@ -62,14 +57,8 @@ class Resolver:
     def open_slot(self, text: str, address: SlotAddress) -> Slot:
         """Return the slot of an address, which ``text`` names too; its region is mapped, if it was not.
 
-        Raises
-        ------
-        RegionRefusedError, RegionGoneError
-            As :func:`.policy.open_managed`.
-        TableError
-            The region has no such slot.
-        MachineError
-            Too much is mapped already.
+        Raises what :func:`.policy.open_managed` does; TableError if the region has no such slot; MachineError if too
+        much is mapped already.
         """
         self._start_sweeper()
         mapped, region = self._managed(address.key, address.token, SLOT_PARAMETER)
@@ -84,13 +73,9 @@ class Resolver:
     def open_further(self, table: Table, own: Slot | None) -> FurtherRegions:
         """Return the further regions of a table, mapped, in use and, if they are lent, borrowed.
 
-        ``own`` is the slot of the request, whose lease it holds; None if it has none.
-
-        Raises
-        ------
-        ShmError
-            What :mod:`.policy` raises; TableError if one is memory that the request names before; StaleRequestError if
-            the model that has lent one is gone, or its client takes it back.
+        ``own`` is the slot of the request, whose lease it holds; None if it has none. Raises what :mod:`.policy` does;
+        TableError if one is memory that the request names before; StaleRequestError if the model that has lent one is
+        gone, or its client takes it back.
         """
         self._start_sweeper()
         self.registry.drop_some_abandoned()
@@ -136,13 +121,7 @@ class Resolver:
         return found
 
     def sweep(self) -> None:
-        """Unmap what owners have given up.
-
-        Raises
-        ------
-        MachineError
-            The server, which knows the names of foreign regions, does not answer.
-        """
+        """Unmap what owners have given up; MachineError if the server, which knows the names, does not answer."""
         self.registry.drop_abandoned()
         self._cuda.collect()
         self._named.sweep()

@@ -238,19 +238,8 @@ class BatchCall:
 def batches_of(calls: Iterable[Call], fail: Callable[[Call, BaseException], None]) -> list[list[Call]]:
     """Return calls in batches: those whose inputs are equal but for their rows, in the order of their memory.
 
-    What a model reads of a batch cannot fail for one request then: strings are read here, once.
-
-    Parameters
-    ----------
-    calls : iterable of Call
-        Begun.
-    fail : callable
-        Takes a call that has no inputs, or strings that cannot be read, and the error.
-
-    Returns
-    -------
-    list of list of Call
-        Each a batch. No call is in two; those that failed are in none.
+    What a model reads of a batch cannot fail for one request then: strings are read here, once. ``fail`` takes a call
+    that has no inputs, or strings that cannot be read, and the error; such a call is in no batch.
     """
     batches: dict[tuple[Any, ...], list[Call]] = {}
     for call in calls:

@@ -14,13 +14,6 @@ def complete(calls: Iterable[Call], arrays: DeviceArrays) -> None:
     """Wait for GPUs and end calls that were committed: all well, or all by an error, as nobody knows whose has failed.
 
     Raises nothing: each call has its response then.
-
-    Parameters
-    ----------
-    calls : iterable of Call
-        Those of one ``execute`` that use a GPU.
-    arrays : DeviceArrays
-        Waits for the GPUs.
     """
     waiting = list(calls)
     try:

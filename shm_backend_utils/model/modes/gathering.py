@@ -30,19 +30,9 @@ class Buffers:
         self._buffers: dict[str, tuple[npt.NDArray[np.uint8], Pin | None]] = {}
 
     def get(self, name: str, byte_size: int) -> tuple[npt.NDArray[np.uint8], MemoryType]:
-        """Return a tensor's buffer, and what kind of memory it is.
+        """Return a tensor's buffer, writable, not cleared, and its kind of memory. It serves until the next such call.
 
-        Parameters
-        ----------
-        name : str
-            The tensor's, in its batch.
-        byte_size : int
-            How large it is at least. The former buffer of this name is let go of, if it is smaller.
-
-        Returns
-        -------
-        numpy.ndarray of uint8, MemoryType
-            Writable, not cleared; it serves until the next call with this name.
+        The former buffer of this name is let go of, if it is smaller than ``byte_size``.
         """
         buffer, pin = self._buffers.get(name, (None, None))
         if buffer is None or buffer.nbytes < byte_size:
@@ -64,18 +54,8 @@ class Buffers:
 class Gathering:
     """What one batch copies.
 
-    Parameters
-    ----------
-    buffers : Buffers
-    arrays : DeviceArrays
-    number : int
-        Of the batch in its ``execute``. Each has buffers of its own: what is passed on from them in band, Triton reads
-        when all batches have been served.
-
-    Attributes
-    ----------
-    byte_count : int
-        How many bytes that were.
+    ``number`` is the batch's in its ``execute``. Each has buffers of its own: what is passed on from them in band,
+    Triton reads when all batches have been served.
     """
 
     def __init__(self, buffers: Buffers, arrays: DeviceArrays, number: int) -> None:
@@ -85,21 +65,9 @@ class Gathering:
         self._arrays = arrays
 
     def gather(self, parts: Sequence[TensorView], row_count: int, uses: DeviceUses | None = None) -> TensorView:
-        """Return tensors, along the first axis, as one: on a GPU if all are on that one, else on the host.
+        """Return tensors of one name and dtype, along the first axis, as one: on a GPU if all are on that one.
 
-        Parameters
-        ----------
-        parts : sequence of TensorView
-            Of one name and dtype, equal in shape but for their rows; at least one.
-        row_count : int
-            How many rows they have together.
-        uses : DeviceUses, optional
-            The batch's, if some are on GPUs.
-
-        Returns
-        -------
-        TensorView
-            C-contiguous; read-only on the host. It is valid until the next batch of this number.
+        It is C-contiguous, read-only on the host, and valid until the next batch of this number.
         """
         head = parts[0]
         if isinstance(head, StringsView):
@@ -119,20 +87,10 @@ class Gathering:
         return whole
 
     def room(self, parts: Sequence[TensorView], shape: tuple[int, ...]) -> TensorView:
-        """Return memory for what :meth:`scatter` will take apart.
+        """Return memory of this shape for what :meth:`scatter` will take apart; ``parts`` say its name and dtype.
 
-        Parameters
-        ----------
-        parts : sequence of TensorView
-            Where the rows will go; they say name and dtype. At least one.
-        shape : tuple of int
-            Of all rows.
-
-        Returns
-        -------
-        TensorView
-            On a GPU, if all rows go to that one, else on the host; C-contiguous and writable, not cleared. It is valid
-            until the next batch of this number.
+        It is on a GPU if all rows go to that one; C-contiguous and writable, not cleared; valid until the next batch of
+        this number.
         """
         head = parts[0]
         dtype, device = dtypes.BY_NAME[head.triton_dtype], _device_of_all(parts)
@@ -141,15 +99,7 @@ class Gathering:
         return self._host_room(f"{self._number} output {head.name}", head.name, shape, dtype)
 
     def scatter(self, pairs: Sequence[tuple[Any, TensorView]], uses: DeviceUses | None = None) -> None:
-        """Copy rows of what :meth:`room` has returned.
-
-        Parameters
-        ----------
-        pairs : sequence of tuple of numpy.ndarray or DeviceArray, and TensorView
-            Rows, filled, and where they go: as :func:`with_rows` returns them.
-        uses : DeviceUses, optional
-            The batch's, if some are on GPUs.
-        """
+        """Copy rows of what :meth:`room` has returned, as :func:`with_rows` pairs them with where they go."""
         self._arrays.copy_all([(part.array, rows) for rows, part in pairs if isinstance(part, DeviceView)], uses)
         for rows, part in pairs:
             if not isinstance(part, DeviceView):

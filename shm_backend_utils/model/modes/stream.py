@@ -58,15 +58,7 @@ class StreamCall(Call):
         self._waited_s = 0.0
 
     def begin(self) -> None:
-        """Take the request in. The client is not answered yet.
-
-        Raises
-        ------
-        ModelError
-            The model is not decoupled.
-        ShmError
-            As of :meth:`Call.begin`.
-        """
+        """Take the request in; ModelError also if the model is not decoupled."""
         if not self.spec.is_decoupled:
             raise ModelError(
                 f"model {self.spec.name!r} is not decoupled, so it has no streams; write `model_transaction_policy "
