@@ -55,7 +55,8 @@ def check_lender(own: Slot | None) -> None:
     """Raise StaleRequestError unless the request's own region, which is the lender's, has an owner that lives.
 
     To be asked after the memory was borrowed: a lender that lives then holds the slots until it has the answer, gives
-    up, or dies. If it gives up, it raises the generation of its own slot first.
+    up, or dies. If it gives up, it raises the generation of its own slot first. TableError if the request
+    has no slot.
     """
     if own is None:
         raise TableError("regions", "a lent region", "none: the request has no slot of its own")
