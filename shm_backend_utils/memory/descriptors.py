@@ -26,13 +26,7 @@ class Descriptor:
 
     A signal's handler may raise between any two steps of the interpreter. So what a system call has opened is kept in
     the same step: ``list.extend`` and ``map`` come back to the interpreter with all done. So it is closed, too.
-
-    Parameters
-    ----------
-    open_it : callable
-        Returns the new descriptor: a function in C, such as ``os.open``.
-    *arguments
-        Of the call.
+    ``open_it`` must therefore be a function in C, such as ``os.open``.
     """
 
     __slots__ = ("__weakref__", "_held", "_outlives")
@@ -89,12 +83,7 @@ def failures_told(
 ) -> telling[OSError]:
     """Turn OSError into NoSharedMemoryError where memory is made or opened: a context manager, or a decorator.
 
-    Parameters
-    ----------
-    needed : str
-        What takes how many file descriptors, for a process that has none left.
-    failed : str
-        What cannot be done for any other reason, which is put in.
+    ``needed`` says what takes how many descriptors, for a process that has none left; ``failed`` what else went wrong.
     """
 
     def meaning(error: OSError) -> NoSharedMemoryError | None:

@@ -161,12 +161,8 @@ class SharedLease:
 class SlotLease:
     """The lease of one slot, as seen through one open description. One object per slot and process.
 
-    Parameters
-    ----------
-    fd : int
-        Open for reading and writing; not owned, and must stay open while the lease is held.
-    record : int
-        Where the slot's record begins in the region.
+    The descriptor, open for reading and writing, is not owned, and must stay open while the lease is held; ``record``
+    is where the slot's record begins in the region.
     """
 
     __slots__ = ("_fd", "_in_process", "_lock", "_lock_both", "_unlock")

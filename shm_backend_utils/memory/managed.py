@@ -34,19 +34,11 @@ KEY: Final = re.compile(rf"{KEY_PREFIX}[0-9]+-[0-9a-f]{{16}}")
 
 
 class ManagedRegion:
-    """A region with a token, slots and data.
-
-    Attributes
-    ----------
-    segment : MappedSegment
-        Owned: closing the region closes it.
-    header : Header
-        As copied out of shared memory when the region was opened.
-    """
+    """A region with a token, slots and data. Closing it closes its segment."""
 
     def __init__(self, segment: MappedSegment, header: Header) -> None:
         self.segment = segment
-        self.header = header
+        self.header = header  # as copied out of shared memory when the region was opened
         self._buffer = segment.buffer()
         self._records: dict[int, SlotRecord] = {}
         self._leases: dict[int, SlotLease] = {}
@@ -63,36 +55,10 @@ class ManagedRegion:
     ) -> ManagedRegion:
         """Make a region under a new key, with a new token. The caller owns it and must unlink it.
 
-        The owner's lease is held until the region is closed or this process dies.
-
-        Parameters
-        ----------
-        data_byte_size : int
-            Bytes of data, rounded up to whole pages of its kind.
-        slot_count : int
-            From 1 to :data:`~shm_backend_utils.protocol.layout.MAX_SLOT_COUNT`.
-        access : Access
-            Who may open it.
-        record_byte_size : int
-            Of each slot's record: a multiple of a page.
-        deadline : float
-            When it must be made, by ``time.monotonic()``.
-        kind : RegionKind
-            What it is made of.
-
-        Returns
-        -------
-        ManagedRegion
-            With all of its space taken, and all of it zero but for the header.
-
-        Raises
-        ------
-        MachineError
-            The machine has not that much memory of this kind left.
-        TimeoutError
-            It cannot be made in time.
-        ValueError
-            There cannot be that many slots, or such records.
+        All of its space is taken, and zero but for the header; data are rounded up to whole pages. The owner's lease is
+        held until the region is closed or this process dies. MachineError if the machine has not that much memory of
+        this kind left, TimeoutError after the deadline, by ``time.monotonic()``; ValueError if there cannot be that
+        many slots, or such records: whole pages.
         """
         if not 1 <= slot_count <= layout.MAX_SLOT_COUNT:
             raise ValueError(f"a region of {slot_count} slots was asked for; expected 1 to {layout.MAX_SLOT_COUNT}")
@@ -118,42 +84,18 @@ class ManagedRegion:
 
     @classmethod
     def open(cls, key: str, token: str, field: str) -> ManagedRegion:
-        """Map a region in ``/dev/shm`` that somebody else made, whoever that is.
+        """Map a region in ``/dev/shm`` that somebody else made, whoever that is; ``field`` names it in messages.
 
-        Parameters
-        ----------
-        key, token : str
-            As a request names them.
-        field : str
-            What to call it in messages.
-
-        Raises
-        ------
-        RegionRefusedError
-            It has no header of ours, another token, or holes.
-        RegionGoneError
-            It does not exist.
+        RegionRefusedError if it has no header of ours, another token, or holes; RegionGoneError if it does not exist.
         """
         with SharedFile.open(key, field) as file:
             return cls.map(file, token)
 
     @classmethod
     def map(cls, file: SharedFile, token: str) -> ManagedRegion:
-        """Map a file whose header has this token. What is checked is read, not mapped.
+        """Map a file whose header has this token, and take its descriptor. What is checked is read, not mapped.
 
-        Parameters
-        ----------
-        file : SharedFile
-            Which was checked otherwise. The region takes its descriptor.
-        token : str
-            As a request names it.
-
-        Raises
-        ------
-        RegionRefusedError
-            It has no header of ours, another token, or holes.
-        NoDescriptorsError
-            This process has no file descriptors left.
+        RegionRefusedError if it has no header of ours, another token, or holes. All else was checked before.
         """
         header = layout.parse_header(file.read(layout.HEADER_LENGTH), file.status.st_size)
         if header is None:
@@ -174,15 +116,7 @@ class ManagedRegion:
         return layout.data_offset(self.header.slot_count, self.header.record_byte_size)
 
     def record(self, slot: int) -> SlotRecord:
-        """Return the record of a slot, which keeps the memory mapped.
-
-        Raises
-        ------
-        IndexError
-            The region has no such slot.
-        ClosedError
-            The region was closed.
-        """
+        """Return the record of a slot, which keeps the memory mapped; IndexError if there is no such slot."""
         record = self._records.get(slot)
         if record is None:
             self._check_slot(slot)
@@ -246,27 +180,9 @@ class ManagedRegion:
 def array_at(
     memory: npt.NDArray[np.uint8], offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], byte_size: int
 ) -> npt.NDArray[Any] | None:
-    """Return a view of a span of memory.
+    """Return a C-contiguous view of a span of memory, which it keeps; None if it would need more than the span's bytes.
 
-    Parameters
-    ----------
-    memory : numpy.ndarray
-        Of uint8.
-    offset, byte_size : int
-        Where in it the span begins, and how long it is.
-    dtype, shape
-        The view's.
-
-    Returns
-    -------
-    numpy.ndarray or None
-        C-contiguous, and writable if ``memory`` is, which it keeps alive. None if it would need more than the span's
-        bytes.
-
-    Raises
-    ------
-    TypeError
-        The dtype is of objects: bytes that somebody else writes would be pointers here.
+    TypeError for a dtype of objects: bytes that somebody else writes would be pointers here.
     """
     if dtype.hasobject:
         raise TypeError(f"an array of {dtype} holds pointers; expected a type that shared memory can hold")

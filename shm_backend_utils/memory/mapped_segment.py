@@ -30,22 +30,11 @@ class MappedSegment(ABC):
 
     The descriptor lives until :meth:`close`. The mapping lives until the last array over it is gone, whatever happens
     to the segment or its owner; its memory is freed by the kernel with the last mapping.
-
-    Attributes
-    ----------
-    key : str
-        What it is called in requests.
-    byte_size : int
-        Bytes mapped.
-    identity : tuple of int
-        Device and inode: what the mapping *is*, where the key is only what it was called.
-    space : int
-        Bytes of it that had memory when it was mapped, and no holes.
     """
 
     def __init__(self, key: str, descriptor: Descriptor, byte_size: int) -> None:
         """Map ``byte_size`` bytes of what is open, and close that."""
-        self.key = key
+        self.key = key  # what it is called in requests
         self.byte_size = byte_size
         self._descriptor = descriptor  # until it is mapped
         self._maker = 0  # the process that has made the memory; 0 if it was somebody else
@@ -53,7 +42,9 @@ class MappedSegment(ABC):
         forsake_in_children(self)
         try:
             status = os.fstat(descriptor.fileno())
+            # what the mapping *is*, where the key is only what it was called
             self.identity = (status.st_dev, status.st_ino)
+            # bytes that had memory when it was mapped, and no holes
             self.space = min(byte_size, status.st_blocks * BLOCK_SIZE)
             self._map = mmap.mmap(descriptor.fileno(), byte_size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
             # The mapping has a descriptor of its own, which a forked child cannot close while an array lives. So locks
@@ -77,14 +68,9 @@ class MappedSegment(ABC):
     @classmethod
     @failures_told()
     def map(cls, file: SharedFile, byte_size: int) -> Self:
-        """Map the first bytes of what somebody else has made, and what was checked. Takes the file's descriptor.
+        """Map the first bytes of what somebody else has made, and what was checked, and take the file's descriptor.
 
-        Raises
-        ------
-        RegionRefusedError
-            It cannot be mapped.
-        MachineError
-            This process has no file descriptors left.
+        RegionRefusedError if it cannot be mapped.
         """
         try:
             return cls(file.key, file.detach(), byte_size)
@@ -98,12 +84,7 @@ class MappedSegment(ABC):
     def check(self, byte_size: int, field: str) -> None:
         """Raise unless its owner still offers it, with as many bytes as claimed and as much memory as it had.
 
-        Raises
-        ------
-        RegionGoneError
-            The owner has removed it, or it was closed here.
-        RegionRefusedError
-            More is claimed than is mapped, or there, or it has holes that it had not.
+        RegionGoneError if the owner has removed it, or it was closed here; RegionRefusedError for all else.
         """
 
     @property

@@ -19,13 +19,9 @@ _VISIBLE: Final = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 def process_facts() -> dict[str, Any]:
     """Return facts about this process, in JSON's types; None for what the system does not tell.
 
-    Returns
-    -------
-    dict
-        ``pid`` and ``uid``; ``boot_id``, which two processes have in common if one kernel runs both; ``namespaces``,
-        the inode of each of :data:`NAMESPACES`; ``shm_bytes`` and ``shm_free_bytes`` of ``/dev/shm``, both 0 where it
-        has no limit; and ``shm_device``, the number of its file system: the same for two processes that have a common
-        one.
+    Two processes have the ``boot_id`` in common if one kernel runs both, and ``shm_device``, the number of
+    ``/dev/shm``'s file system, if they share that; ``shm_bytes`` and ``shm_free_bytes`` are both 0 where it has no
+    limit. ``namespaces`` are the inodes of :data:`NAMESPACES`.
     """
     return {
         "pid": os.getpid(),

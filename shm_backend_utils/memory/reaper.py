@@ -30,31 +30,15 @@ _ANY_SIZE: Final = 2**63  # a file may have been truncated since its header was 
 
 @dataclass(frozen=True, slots=True)
 class RegionReport:
-    """One managed region, as found.
-
-    Attributes
-    ----------
-    key : str
-        Its name.
-    byte_size : int
-        What it takes of the memory; less than its header says if it was truncated.
-    uid : int
-        The user that it belongs to.
-    is_owner_alive : bool
-    age_s : float
-        Seconds since it was made.
-    slot_count : int
-    slots_in_use : int
-        Slots that a model executes in at this moment.
-    """
+    """One managed region, as found."""
 
     key: str
-    byte_size: int
+    byte_size: int  # what it takes of the memory; less than its header says if it was truncated
     uid: int
     is_owner_alive: bool
-    age_s: float
+    age_s: float  # since it was made
     slot_count: int
-    slots_in_use: int
+    slots_in_use: int  # a model executes in them at this moment
 
 
 def scan() -> list[RegionReport]:

@@ -27,15 +27,7 @@ _MOST_AT_ONCE: Final = 4  # questions, each over a connection
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A system shared-memory region as it is registered.
-
-    Attributes
-    ----------
-    key : str
-        As registered: usually with a leading slash.
-    offset, byte_size : int
-        Which part of the object the name stands for.
-    """
+    """A system shared-memory region as it is registered: a part of an object, whose key usually has a leading slash."""
 
     key: str
     offset: int
@@ -43,13 +35,7 @@ class Registration:
 
 
 class StatusEndpoint:
-    """Where one server says what is registered, whenever it is asked. Nothing is remembered. Thread-safe.
-
-    Parameters
-    ----------
-    server_url : str
-        Of its HTTP endpoint.
-    """
+    """Where one server says over HTTP what is registered, whenever it is asked. Nothing is remembered. Thread-safe."""
 
     def __init__(self, server_url: str) -> None:
         self._server_url = server_url
@@ -58,22 +44,8 @@ class StatusEndpoint:
     def find(self, names: Sequence[str]) -> dict[str, Registration]:
         """Ask what names stand for now, of all at once; those that stand for nothing are left out.
 
-        The caller waits for one round trip, usually 60 to 90 µs, and at most for some 10 s.
-
-        Parameters
-        ----------
-        names : sequence of str
-            As registered.
-
-        Returns
-        -------
-        dict of str to Registration
-            Name to what it stands for.
-
-        Raises
-        ------
-        MachineError
-            Nobody answers there, or not as a Triton server does.
+        The caller waits for one round trip, usually 60 to 90 µs, and at most for some 10 s. MachineError if nobody
+        answers there, or not as a Triton server does.
         """
         if len(names) <= _MOST_AT_ONCE and all(map(_SPELT_AS_IT_IS.fullmatch, names)):
             try:
@@ -105,13 +77,7 @@ class StatusEndpoint:
 
 
 def fetch_registrations(server_url: str) -> dict[str, Registration]:
-    """Ask the server what is registered, by name.
-
-    Raises
-    ------
-    MachineError
-        Nobody answers there, or not as a Triton server does.
-    """
+    """Ask the server what is registered, by name; MachineError if nobody answers, or not as a Triton server does."""
     try:
         return {
             region["name"]: _registration_of(region)

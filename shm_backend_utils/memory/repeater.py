@@ -13,14 +13,7 @@ __all__ = ["Repeater"]
 class Repeater:
     """Calls a function again and again, in a thread of its own, until it is stopped or garbage.
 
-    Parameters
-    ----------
-    work : callable
-        Returns how many seconds to wait before the next time. Must not raise.
-    first_wait_s : float
-        How long to wait before the first time.
-    name : str
-        The thread's.
+    The function returns how many seconds to wait before the next time, and must not raise.
     """
 
     def __init__(self, work: Callable[[], float], first_wait_s: float, name: str) -> None:

@@ -47,27 +47,12 @@ class SealedSegment(MappedSegment):
         prepare: Callable[[MappedSegment], None],
         deadline: float = math.inf,
     ) -> SealedSegment:
-        """Make memory of this size, with all of its space taken, and hand it to whoever asks for it from then on.
+        """Make memory of whole pages, with all of its space taken; from then on, whoever asks for it with the token
+        gets it.
 
-        Parameters
-        ----------
-        byte_size : int
-            Of all of it: whole pages.
-        token : bytes
-            The secret that who asks must know.
-        access : Access
-            Whose processes get it.
-        prepare : callable
-            Called with the segment before others can get it. It takes the owner's lease.
-        deadline : float
-            When its space must be taken, by ``time.monotonic()``.
-
-        Raises
-        ------
-        MachineError
-            There is not that much memory left, or this process has no file descriptors, or no thread.
-        TimeoutError
-            Taking its space takes longer.
+        ``prepare`` is called with the segment before others can get it, and takes the owner's lease. MachineError if
+        there is not that much memory left, or this process has no file descriptors, or no thread; TimeoutError if
+        taking its space lasts beyond the deadline, by ``time.monotonic()``.
         """
         descriptor = _filled(byte_size, access, deadline)
         key = OFFICE.new_key()

@@ -25,22 +25,9 @@ class SealedFile(SharedFile):
 
         A lock belongs to an open file description (fcntl(2)), and that of the received one is its sender's, too.
 
-        Parameters
-        ----------
-        key : str
-            What names it in a request.
-        received : Descriptor
-            May be anything. Nothing is asked of it that could block, before it is known to be a memfd. If this raises,
-            it may still be open, and to close it may block.
-        field : str
-            What to call it in messages.
-
-        Raises
-        ------
-        RegionRefusedError
-            It is no memfd, or may not be opened by this user.
-        OSError
-            This process has no file descriptors left.
+        What was received may be anything: nothing is asked of it that could block, before it is known to be a memfd. If
+        this raises, it may still be open, and to close it may block. RegionRefusedError if it is no memfd, or may not
+        be opened by this user; OSError if this process has no file descriptors left.
         """
         _check_is_memfd(received, field)
         file = cls(key, _reopened(received, field), field)

@@ -46,31 +46,12 @@ class SystemSegment(MappedSegment):
         prepare: Callable[[MappedSegment], None] = lambda segment: None,
         deadline: float = math.inf,
     ) -> SystemSegment:
-        """Make a new object of this size, with all of its space taken.
+        """Make a new object of this size, with all of its space taken; its key has no leading slash.
 
-        It gets its name last. So nobody sees it half made, and if this process dies before, nothing is left.
-
-        Parameters
-        ----------
-        key : str
-            Its name, without a leading slash.
-        byte_size : int
-            Of the whole object.
-        access : Access
-            Who may open it.
-        prepare : callable
-            Called with the segment before others can open it.
-        deadline : float
-            When its space must be taken, by ``time.monotonic()``.
-
-        Raises
-        ------
-        MachineError
-            The machine has not that much shared memory left, or none, or this process no file descriptors.
-        TimeoutError
-            Taking its space takes longer.
-        FileExistsError
-            The key is taken.
+        It gets its name last, after ``prepare`` was called with the segment. So nobody sees it half made, and if this
+        process dies before, nothing is left. MachineError if the machine has not that much shared memory left, or none,
+        or this process no file descriptors; TimeoutError if taking its space lasts beyond the deadline, by
+        ``time.monotonic()``; FileExistsError if the key is taken.
         """
         descriptor = Descriptor(os.open, DEV_SHM, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, access.mode)
         forsake_in_children(descriptor)  # other threads may fork meanwhile
@@ -93,46 +74,21 @@ class SystemSegment(MappedSegment):
 
     @classmethod
     def open(cls, key: str, byte_size: int, field: str) -> SystemSegment:
-        """Map an object that somebody else made, whoever that is, as a whole.
+        """Map an object that somebody else made, whoever that is, as a whole; its key has no slashes.
 
-        Parameters
-        ----------
-        key : str
-            Its name, without slashes.
-        byte_size : int
-            How large it is at least, as somebody claims.
-        field : str
-            What to call it in messages.
-
-        Raises
-        ------
-        RegionGoneError
-            There is no such object.
-        RegionRefusedError
-            It is not a regular file, may not be opened by this user, is smaller than claimed, or cannot be mapped.
-        MachineError
-            It has holes, and /dev/shm has no memory for them, or this process no file descriptors.
+        RegionGoneError if there is none; RegionRefusedError if it is not a regular file, may not be opened by this
+        user, is smaller than claimed, or cannot be mapped; MachineError if it has holes, and /dev/shm has no memory for
+        them, or this process has no file descriptors.
         """
         with SharedFile.open(key, field) as file:
             return cls.map_part(file, 0, byte_size)
 
     @classmethod
     def map_part(cls, file: SharedFile, offset: int, byte_size: int) -> SystemSegment:
-        """Map an object as a whole, after a part of it was given memory.
+        """Map an object as a whole, after the part that will be used was given memory. It takes the file's descriptor.
 
-        Parameters
-        ----------
-        file : SharedFile
-            The object, which was checked otherwise. The segment takes its descriptor.
-        offset, byte_size : int
-            The part that will be used.
-
-        Raises
-        ------
-        RegionRefusedError
-            It is smaller, or cannot be mapped.
-        MachineError
-            It has holes, and /dev/shm has no memory for them, or this process no file descriptors.
+        RegionRefusedError if it is smaller, or cannot be mapped; MachineError if it has holes, and /dev/shm no memory
+        for them. All else was checked before.
         """
         file.check_size(offset + byte_size)
         file.take_space(offset, byte_size)

@@ -51,24 +51,15 @@ class SharedFile:
     To be used in a ``with`` statement, which closes what was not mapped.
 
     Nothing here touches the file's memory: a file of a stranger, or one that shrinks meanwhile, can do no harm.
-
-    Attributes
-    ----------
-    key : str
-        Its name.
-    field : str
-        What to call it in messages.
-    status : os.stat_result
-        As it was when it was opened.
     """
 
     def __init__(self, key: str, descriptor: Descriptor, field: str) -> None:
         self.key = key
-        self.field = field
+        self.field = field  # what to call it in messages
         self._descriptor = descriptor
         self._is_detached = False
         try:
-            self.status = os.fstat(descriptor.fileno())
+            self.status = os.fstat(descriptor.fileno())  # as it was when it was opened
         except BaseException:
             self.close()
             raise
@@ -76,23 +67,10 @@ class SharedFile:
     @classmethod
     @failures_told()
     def open(cls, key: str, field: str) -> SharedFile:
-        """Open a file that somebody else made.
+        """Open a file that somebody else made, by its name without slashes.
 
-        Parameters
-        ----------
-        key : str
-            Its name, without slashes.
-        field : str
-            What to call it in messages.
-
-        Raises
-        ------
-        RegionGoneError
-            There is no such file.
-        RegionRefusedError
-            It is not a regular file, or may not be opened by this user.
-        NoDescriptorsError
-            This process has no file descriptors left.
+        RegionGoneError if there is none; RegionRefusedError if it is not a regular file, or may not be opened by this
+        user; NoDescriptorsError if this process has no file descriptors left.
         """
         try:
             descriptor = open_by_name(key)
@@ -131,15 +109,7 @@ class SharedFile:
             )
 
     def take_space(self, offset: int, byte_size: int) -> None:
-        """Give memory to every byte of a part, so that a full /dev/shm is an error here, and no SIGBUS later.
-
-        Raises
-        ------
-        NoSharedMemoryError
-            /dev/shm has not that much left.
-        RegionRefusedError
-            It cannot be done.
-        """
+        """Give memory to every byte of a part: a full /dev/shm is a NoSharedMemoryError here, and no SIGBUS later."""
         if byte_size == 0:
             return
         try:
@@ -177,12 +147,8 @@ class SharedFile:
 def open_by_name(key: str) -> Descriptor:
     """Open a file of /dev/shm to read and write it, unless something is mounted there: of that, nothing is asked.
 
-    A file system of FUSE can have whoever opens its files wait for ever.
-
-    Raises
-    ------
-    OSError
-        It cannot be opened; EXDEV if something is mounted there.
+    A file system of FUSE can have whoever opens its files wait for ever. OSError if it cannot be opened; EXDEV if
+    something is mounted there.
     """
     with (
         contextlib.closing(Descriptor(os.open, DEV_SHM / key, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)) as place,
@@ -229,17 +195,11 @@ def total_bytes() -> int:
 def allocate(fd: int, offset: int, byte_size: int, room: float, deadline: float = math.inf) -> None:
     """Give memory to every byte of a part of a file: a full /dev/shm must fail here, not as a SIGBUS at first touch.
 
-    Where there is a deadline, piece by piece, to look at the clock: the kernel clears half a gigabyte to two in a
-    second. Else at once: then the kernel gives back what it has taken, if it cannot take all. What there is no room for
-    takes nothing from others meanwhile; ``room`` is how many bytes there are at all.
-
-    Raises
-    ------
-    OSError
-        It cannot be done, as where ``byte_size`` is not more than 0; a number in ``NO_SPACE`` says that there is no
-        room.
-    TimeoutError
-        It takes longer than until a moment by ``time.monotonic()``.
+    Where there is a deadline, by ``time.monotonic()``, piece by piece, to look at the clock: the kernel clears half a
+    gigabyte to two in a second; TimeoutError once it is over. Else at once: then the kernel gives back what it has
+    taken, if it cannot take all. What there is no room for takes nothing from others meanwhile; ``room`` is how many
+    bytes there are at all. OSError if it cannot be done, as where ``byte_size`` is not more than 0; a number in
+    ``NO_SPACE`` says that there is no room.
     """
     if byte_size - os.fstat(fd).st_blocks * BLOCK_SIZE > room:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -12,13 +12,7 @@ __all__ = ["CudaAccess"]
 
 
 class CudaAccess:
-    """CUDA in this process, loaded when it is needed first.
-
-    Parameters
-    ----------
-    load : callable, optional
-        Returns the runtime. It raises MachineError where there is no GPU.
-    """
+    """CUDA in this process, loaded when it is needed first; ``load`` raises MachineError where there is no GPU."""
 
     def __init__(self, load: Callable[[], CudaRuntime] = CudaRuntime) -> None:
         self._load = load
@@ -27,13 +21,7 @@ class CudaAccess:
 
     @property
     def mappings(self) -> CudaMappings:
-        """What this process has mapped.
-
-        Raises
-        ------
-        MachineError
-            cuda-bindings, the driver or the GPU is missing.
-        """
+        """What this process has mapped; MachineError if cuda-bindings, the driver or the GPU is missing."""
         with self._lock:
             if self._mappings is None:
                 self._mappings = CudaMappings(self._load())

@@ -16,18 +16,6 @@ class CudaAllocation:
 
     It is freed when it was let go of *and* nothing keeps it any more here; others must have unmapped it. It takes whole
     blocks, so that nobody who opens it sees anything else.
-
-    Attributes
-    ----------
-    runtime : CudaRuntime
-    address, byte_size, device : int
-    handle : bytes
-        64 bytes, CUDA's ``CUipcMemHandle``.
-    device_uuid : str
-    event : int
-        Others record it on their streams; this process waits for it.
-    event_handle : bytes
-        64 bytes, CUDA's ``CUipcEventHandle``.
     """
 
     def __init__(self, runtime: CudaRuntime, byte_size: int, device: int) -> None:
@@ -36,11 +24,11 @@ class CudaAllocation:
         self.device = device
         self.byte_size = whole_blocks(byte_size)
         self.address = owned.address
-        self.event = owned.event
+        self.event = owned.event  # others record it on their streams; this process waits for it
         self._owned: _Owned | None = owned
-        self.handle = runtime.export(owned.address)
+        self.handle = runtime.export(owned.address)  # 64 bytes, CUDA's CUipcMemHandle
         with runtime.on(device):
-            self.event_handle = runtime.export_event(owned.event)
+            self.event_handle = runtime.export_event(owned.event)  # 64 bytes, CUDA's CUipcEventHandle
         self.device_uuid = runtime.device_uuid(device)
 
     @property

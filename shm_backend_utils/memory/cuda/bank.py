@@ -35,22 +35,10 @@ class ShortOfMemoryError(MachineError):
 
 
 class _GivenUp(NamedTuple):
-    """What models may still have mapped.
+    """What models may still have mapped; once nothing is in use, the descriptor is closed, and the rest let go of."""
 
-    Attributes
-    ----------
-    descriptor : Descriptor or None
-        Of the region by which its users are seen; closed when there are none. None where they are seen otherwise.
-    is_in_use : callable
-        Takes its number, -1 for None.
-    allocations : tuple of CudaAllocation
-        Freed then.
-    kept : object
-        Let go of then.
-    """
-
-    descriptor: Descriptor | None
-    is_in_use: Callable[[int], bool]
+    descriptor: Descriptor | None  # of the region by which its users are seen; None where they are seen otherwise
+    is_in_use: Callable[[int], bool]  # takes the descriptor's number, -1 for None
     allocations: tuple[CudaAllocation, ...]
     kept: object
 
@@ -66,15 +54,7 @@ class _GivenUp(NamedTuple):
 
 
 class DeviceBank:
-    """Device memory of one client. Thread-safe.
-
-    Parameters
-    ----------
-    cuda : CudaAccess
-        Loaded at first use.
-    max_bytes : int or None
-        What each device may give; None for all that it has.
-    """
+    """Device memory of one client, at most ``max_bytes`` of each device. Thread-safe. CUDA is loaded at first use."""
 
     def __init__(self, cuda: CudaAccess, max_bytes: int | None) -> None:
         self.cuda = cuda
@@ -88,24 +68,11 @@ class DeviceBank:
         forsake_in_children(self)
 
     def provide(self, region: SlotRegion, devices: Iterable[int], byte_sizes: Iterable[int]) -> None:
-        """Let a region have so much memory on these devices, unless it has.
+        """Let a region have so much memory on these devices, of sizes that :func:`rounded_up` gave, unless it has.
 
-        Parameters
-        ----------
-        region : SlotRegion
-            Its ``device_memory`` has it then, a :class:`.CudaAllocation` for each device; when the region is destroyed,
-            it is freed as soon as no model uses it.
-        devices, byte_sizes : iterable of int
-            In this process' numbers; as :func:`rounded_up` returns sizes.
-
-        Raises
-        ------
-        ShortOfMemoryError
-            There is not enough now.
-        BudgetError
-            There never will be.
-        MachineError
-            The bindings, the driver or a GPU are missing.
+        Its ``device_memory`` has a :class:`.CudaAllocation` for each device then; when the region is destroyed, they
+        are freed as soon as no model uses them. ShortOfMemoryError if there is not enough now, BudgetError if there
+        never will be.
         """
         self._take_care_of(region)  # also of what it has if there is no more
         for device, byte_size in zip(devices, byte_sizes, strict=True):
@@ -118,16 +85,10 @@ class DeviceBank:
         self._take_care_of(region)
 
     def keep_while(self, descriptor: Descriptor | None, is_in_use: Callable[[int], bool], what: object) -> None:
-        """Keep something as long as a model, or a GPU, uses it.
+        """Keep something as long as a model, or a GPU, uses it, which is asked from time to time.
 
-        Parameters
-        ----------
-        descriptor : Descriptor or None
-            Of the region whose lock shows that, and the bank's own from now on; None where none does.
-        is_in_use : callable
-            Takes its number, -1 for None, and returns whether that is so. Asked from time to time.
-        what : object
-            Let go of then.
+        The descriptor, of the region whose lock shows the use, is the bank's own from now on; ``is_in_use`` takes its
+        number, -1 for None.
         """
         self._given_up.append(_GivenUp(descriptor, is_in_use, (), what))
         self._free_later()

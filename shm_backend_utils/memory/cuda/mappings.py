@@ -36,19 +36,7 @@ class _Opened:
 
 
 class CudaMapping:
-    """Another process' allocation, mapped. It is unmapped when it was closed *and* nothing keeps it any more.
-
-    Attributes
-    ----------
-    runtime : CudaRuntime
-    address, byte_size, device : int
-        From the address on there is so much memory.
-    identity : tuple of int
-        What memory it is: equal for mappings of the same allocation, and for nothing else, also no file.
-    handle : bytes
-    event : int
-        Of the owner's, to be recorded on streams of this process; 0 if there is none.
-    """
+    """Another process' allocation, mapped. It is unmapped when it was closed *and* nothing keeps it any more."""
 
     key = ""
     is_unlinked = False
@@ -59,7 +47,8 @@ class CudaMapping:
         self.byte_size = opened.byte_size
         self.device = opened.device
         self.handle = opened.handle
-        self.event = use.event
+        self.event = use.event  # the owner's, to be recorded on streams of this process; 0 if there is none
+        # equal for mappings of one allocation, and for nothing else, also no file
         self.identity = (_NO_FILE_SYSTEM, int.from_bytes(opened.handle, "big"))
         self._use: _Use | None = use
 
@@ -162,27 +151,11 @@ class CudaMappings:
         lease: SharedLease | None = None,
         event: bytes = b"",
     ) -> CudaMapping:
-        """Map an allocation of another process.
+        """Map an allocation of another process; RegionRefusedError if it cannot be mapped, or is smaller than claimed.
 
-        Parameters
-        ----------
-        handle : bytes
-            Its IPC handle.
-        byte_size : int
-            What it is claimed to have; it may have more.
-        device : int
-            Of this process.
-        field : str
-            What to call it in messages.
-        lease : SharedLease, optional
-            Given back when the memory is no longer mapped for this use, and never if the unmapping fails.
-        event : bytes
-            The IPC handle of its owner's event; empty if there is none.
-
-        Raises
-        ------
-        RegionRefusedError
-            It cannot be mapped here, or is smaller than claimed.
+        ``handle`` is its IPC handle, ``event`` that of its owner's event, empty if there is none. The lease is given
+        back when the memory is no longer mapped for this use, and never if the unmapping fails. ``field`` names the
+        memory in messages.
         """
         try:
             _check_length(handle, field)
@@ -242,13 +215,7 @@ def _check_length(handle: bytes, field: str) -> None:
 
 
 def device_with(runtime: CudaRuntime, uuid: str, field: str) -> int:
-    """Return this process' number of the GPU with a UUID; ``field`` is what to call its memory in messages.
-
-    Raises
-    ------
-    RegionRefusedError
-        This process does not see that device.
-    """
+    """Return this process' number of the GPU with a UUID; RegionRefusedError about the field if it sees no such GPU."""
     count = runtime.device_count()
     for device in range(count):
         if runtime.device_uuid(device) == uuid:

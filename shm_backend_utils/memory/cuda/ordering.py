@@ -62,29 +62,13 @@ class OwnStreams:
 
 
 def order_after(runtime: CudaRuntime, first: Named, device: int, stream: int) -> None:
-    """Let all that comes later on a stream wait for what a user has named. No host waits.
+    """Let all that comes later on a device's stream wait for what a user has named, on any device. No host waits.
 
-    Parameters
-    ----------
-    runtime : CudaRuntime
-        This process'.
-    first : sequence of NamedStream and NamedEvent
-        Of any device; if it is empty, all that ``device`` has to do now comes first.
-    device : int
-        Whose default streams are meant, and whose ``stream`` is.
-    stream : int
-        What waits.
+    If nothing is named, all that the device has to do now comes first. A driver before CUDA 12.5 cannot let a stream
+    wait for a device; then the host waits, here. Stream 2 is the calling thread's own.
 
-    Raises
-    ------
-    CudaError
-        A stream is being captured into a graph, or an event was recorded there: what waits for these would be captured,
-        too, and not be done. Nothing waits then.
-
-    Notes
-    -----
-    A driver before CUDA 12.5 cannot let a stream wait for a device; then the host waits, here. Stream 2 is the calling
-    thread's own.
+    CudaError if a stream is being captured into a graph, or an event was recorded there: what waits for these would be
+    captured, too, and not be done. Nothing waits then.
     """
     events = [each for each in first if isinstance(each, NamedEvent)]
     streams = [each for each in first if isinstance(each, NamedStream)]
@@ -128,13 +112,7 @@ class _Event:
 
 
 class Mark:
-    """All that is on a stream now, to be looked at later. To be closed; what it stands for goes on then.
-
-    Parameters
-    ----------
-    runtime : CudaRuntime
-    stream, device : int
-    """
+    """All that is on a stream now, to be looked at later. To be closed; what it stands for goes on then."""
 
     def __init__(self, runtime: CudaRuntime, stream: int, device: int) -> None:
         self._runtime = runtime

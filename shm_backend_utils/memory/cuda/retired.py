@@ -33,12 +33,7 @@ class _Waiting(NamedTuple):
 
 
 class Retired:
-    """What is to be done with memory of GPUs when those have finished with it. Thread-safe.
-
-    Parameters
-    ----------
-    runtime : CudaRuntime
-    """
+    """What is to be done with memory of GPUs when those have finished with it. Thread-safe."""
 
     def __init__(self, runtime: CudaRuntime) -> None:
         self._runtime = runtime

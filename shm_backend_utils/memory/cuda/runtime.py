@@ -43,24 +43,15 @@ _RECORDS_CONTEXTS: Final = 12050  # since CUDA 12.5, the driver has cuCtxRecordE
 class PointerFacts(NamedTuple):
     """What CUDA knows of an address.
 
-    Attributes
-    ----------
-    kind : str
-        ``"device"``; ``"managed"``, which moves between GPUs and the host; ``"pinned"``, of the host and known to CUDA;
-        or ``"host"``.
-    device : int
-        The GPU that it is on; of memory of the host, 0.
-    base, byte_size : int
-        The allocation that it lies in; of memory of the host, both are 0.
-    is_exportable : bool
-        Whether another process can open the allocation by an IPC handle, and finds ``base`` where that begins: it was
-        made by cuMemAlloc or cudaMalloc, and not by a pool of the driver (cudaMallocAsync), by virtual memory
-        management or as managed memory; and it begins a block, and not inside of one that others are in, too.
+    ``managed`` memory moves between GPUs and the host; ``pinned`` memory is the host's, and known to CUDA. An
+    allocation is exportable if another process can open it by an IPC handle, and finds ``base`` where it begins: it was
+    made by cuMemAlloc or cudaMalloc, not by a pool of the driver (cudaMallocAsync), by virtual memory management or as
+    managed memory; and it begins a block, not inside of one that others are in, too.
     """
 
     kind: Literal["device", "managed", "pinned", "host"]
-    device: int = 0
-    base: int = 0
+    device: int = 0  # of memory of the host, 0
+    base: int = 0  # of the allocation that it lies in; of memory of the host, both are 0
     byte_size: int = 0
     is_exportable: bool = False
 
@@ -68,23 +59,8 @@ class PointerFacts(NamedTuple):
 class CudaRuntime:
     """CUDA in this process. Thread-safe. Addresses, streams and events are integers.
 
-    Every method raises :class:`.CudaError`. Streams and events belong to a device, which must be current where they are
-    used: see :meth:`on`.
-
-    Parameters
-    ----------
-    driver : module, optional
-        By default ``cuda.bindings.driver``.
-
-    Attributes
-    ----------
-    retired : Retired
-        Memory that is to be freed or unmapped when its device has finished with it.
-
-    Raises
-    ------
-    MachineError
-        The bindings, the driver or a GPU are missing.
+    Every method raises :class:`.CudaError`; making it raises MachineError if the bindings, the driver or a GPU are
+    missing. Streams and events belong to a device, which must be current where they are used: see :meth:`on`.
     """
 
     def __init__(self, driver: Any | None = None) -> None:
@@ -100,7 +76,7 @@ class CudaRuntime:
                 "driver, or start the container with --gpus; see LD_LIBRARY_PATH"
             ) from None
         self._version: int = self._ask("asking for the driver's version", "cuDriverGetVersion")
-        self.retired = Retired(self)
+        self.retired = Retired(self)  # memory that is to be freed or unmapped when its device has finished with it
         forsake_in_children(self)
 
     def forsake(self) -> None:

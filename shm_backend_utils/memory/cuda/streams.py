@@ -20,18 +20,10 @@ _NO_STREAM: Final = frozenset({"CUDA_ERROR_INVALID_HANDLE", "CUDA_ERROR_INVALID_
 
 
 class NamedStream(NamedTuple):
-    """A stream that a user has named.
-
-    Attributes
-    ----------
-    handle : int
-        The ``CUstream``.
-    device : int or None
-        Whose it is; None if only CUDA knows. The default streams are those of whatever device is meant.
-    """
+    """A stream that a user has named."""
 
     handle: int
-    device: int | None = None
+    device: int | None = None  # None if only CUDA knows; the default streams are those of whatever device is meant
 
     @property
     def is_the_threads(self) -> bool:
@@ -39,12 +31,9 @@ class NamedStream(NamedTuple):
         return self.handle == PER_THREAD_STREAM
 
     def device_on(self, runtime: CudaRuntime, meant: int) -> int:
-        """Return whose it is; of a default stream that does not say so, ``meant``.
+        """Return whose it is, ``meant`` for a default stream that does not say so; CallerError if there is none such.
 
-        Raises
-        ------
-        CallerError
-            CUDA knows no such stream, as far as it looks: what is destroyed may be undefined.
+        CUDA finds that out only as far as it looks: what is destroyed may be undefined.
         """
         if self.device is not None:
             return self.device
@@ -60,13 +49,7 @@ class NamedStream(NamedTuple):
 
 
 class NamedEvent(NamedTuple):
-    """An event that a user has recorded, and named.
-
-    Attributes
-    ----------
-    handle : int
-        The ``CUevent``.
-    """
+    """An event that a user has recorded, and named: the ``CUevent``."""
 
     handle: int
 
@@ -76,18 +59,10 @@ Named = Sequence[NamedStream | NamedEvent]
 
 
 def named_stream(value: Any) -> NamedStream:
-    """Return the stream that a user means.
+    """Return the stream that a user means; CallerError if it is none.
 
-    Parameters
-    ----------
-    value : object
-        What has ``__cuda_stream__``; a ``torch.cuda.Stream``, a ``cupy.cuda.Stream``, a ``CUstream``, or its number: 0
-        and 1 are the legacy default stream, 2 the thread's own default stream.
-
-    Raises
-    ------
-    CallerError
-        It is none of these.
+    It is what has ``__cuda_stream__``; a ``torch.cuda.Stream``, a ``cupy.cuda.Stream``, a ``CUstream``, or its number:
+    0 and 1 are the legacy default stream, 2 the thread's own default stream.
     """
     handle = _handle_of(value)
     if handle is None:
@@ -104,10 +79,7 @@ def named_stream(value: Any) -> NamedStream:
 def named(value: Any) -> tuple[NamedStream | NamedEvent, ...]:
     """Return the streams and events that a user means by one value: a stream, an event, or a sequence of such.
 
-    Raises
-    ------
-    CallerError
-        There is something else in it, or an event that was never recorded.
+    CallerError if there is something else in it, or an event that was never recorded.
     """
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return tuple([_named(each) for each in value])

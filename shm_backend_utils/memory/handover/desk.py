@@ -34,17 +34,7 @@ _LOOK_S: Final = 10.0  # an interrupted finalizer may have failed to wake the th
 
 
 class Offer(NamedTuple):
-    """A region that may be fetched.
-
-    Attributes
-    ----------
-    token : bytes
-        What a model must know.
-    access : Access
-        Who may have it.
-    copy : callable
-        Opens the region once more.
-    """
+    """A region that may be fetched by who knows the token and has access; ``copy`` opens it once more."""
 
     token: bytes
     access: Access
@@ -54,22 +44,13 @@ class Offer(NamedTuple):
 class Desk:
     """A listening socket, and the thread that answers there. It opens and closes all that it has in that thread.
 
-    No signal's handler runs there. So an interrupt of its maker loses nothing, and nothing a peer does can block it:
-    it peeks at what was sent, so that descriptors which came along are closed with the connection, by the closer.
+    No signal's handler runs there. So an interrupt of its maker loses nothing, and nothing a peer does can block it: it
+    peeks at what was sent, so that descriptors which came along are closed with the connection, by the closer: that may
+    take long.
 
-    Parameters
-    ----------
-    offers : mapping
-        By the regions' numbers. Others change it at any time.
-    closer : Closer
-        Closes connections on which peers may have sent descriptors: that may take long.
-    ends : callable
-        Returns whether nothing is left to be done; the desk then ends, for good. Also called when it failed to open.
-
-    Raises
-    ------
-    MachineError
-        This process can have no more threads.
+    Others change ``offers``, by the regions' numbers, at any time. When ``ends`` returns True, nothing is left to be
+    done and the desk ends, for good; it is also called when the desk failed to open. MachineError if the process can
+    have no more threads.
     """
 
     def __init__(self, offers: Mapping[int, Offer], closer: Closer, ends: Callable[[Desk], bool]) -> None:

@@ -37,15 +37,7 @@ _HOW_TO_RECEIVE: Final = socket.MSG_PEEK | socket.MSG_DONTWAIT | socket.MSG_CMSG
 
 
 class Fetcher:
-    """Fetches sealed regions for a session. Threads may share it.
-
-    Parameters
-    ----------
-    bound_s : float
-        How long one fetching may wait altogether, in seconds.
-    closer : Closer, optional
-        What closes what came from clients. By default, one of its own.
-    """
+    """Fetches sealed regions for a session, each in ``bound_s`` seconds altogether. Threads may share it."""
 
     def __init__(self, bound_s: float, closer: Closer | None = None) -> None:
         self._bound_s = bound_s
@@ -54,32 +46,12 @@ class Fetcher:
 
     @failures_told()
     def fetch(self, key: SealedKey, token: str, field: str, is_allowed: Callable[[int], bool]) -> SealedFile:
-        """Fetch a region from its client.
+        """Fetch a region from its client. The caller owns the file, and checks whose it is, its size and what it holds.
 
-        Parameters
-        ----------
-        key : SealedKey
-            As a request names it.
-        token : str
-            As well: 32 hexadecimal digits.
-        field : str
-            What to call the region in messages.
-        is_allowed : callable
-            Whether regions of the user of this id may be opened. Others are asked for nothing.
-
-        Returns
-        -------
-        SealedFile
-            The caller's, and to be checked as every file: whose it is, how large, what it holds.
-
-        Raises
-        ------
-        RegionGoneError
-            Nobody hands it over any more, or nobody who can be reached from here; or its client hangs up.
-        RegionRefusedError
-            Its client is not allowed, does not answer in time or as agreed on, or hands over something else.
-        MachineError
-            This process has no file descriptors left, or can open no socket.
+        ``is_allowed`` says whether regions of the user of an id may be opened; others are asked for nothing.
+        RegionGoneError if nobody who can be reached from here hands it over any more, or its client hangs up;
+        RegionRefusedError if its client is not allowed, does not answer in time or as agreed on, or hands over
+        something else.
         """
         if self._is_closed:
             raise ClosedError("what fetches this session's regions")

@@ -40,12 +40,8 @@ class Office:
     def new_key(self) -> SealedKey:
         """Return a key that nobody else has ever had, and have a desk that listens there.
 
-        It lives as long as the returned object does; from :meth:`offer` on, until :meth:`withdraw`.
-
-        Raises
-        ------
-        MachineError
-            This process has no file descriptors for the desk's socket, or no thread.
+        It lives as long as the returned object does; from :meth:`offer` on, until :meth:`withdraw`. MachineError if
+        this process has no file descriptors for the desk's socket, or no thread.
         """
         with self._lock:
             desk = self._desk
@@ -58,24 +54,12 @@ class Office:
         return SealedKey(name, number)
 
     def offer(self, key: SealedKey, token: bytes, access: Access, copy: Callable[[], Descriptor]) -> None:
-        """Hand a region over to models that ask for it, until it is withdrawn.
+        """Hand a region over to models that know the token and have access, until it is withdrawn; this user and root
+        have it.
 
-        Parameters
-        ----------
-        key : SealedKey
-            From :meth:`new_key`.
-        token : bytes
-            What a model must know.
-        access : Access
-            Who may have it, besides this user and root.
-        copy : callable
-            Returns the region's descriptor, opened anew: locks belong to open file descriptions, and who is given one
-            could release its locks. Called in another thread. What it opens must stay open until the key is withdrawn.
-
-        Raises
-        ------
-        ValueError
-            The key was withdrawn, or is another process'.
+        ``copy`` returns the region's descriptor, opened anew: locks belong to open file descriptions, and who is given
+        one could release its locks. It is called in another thread; what it opens must stay open until the key is
+        withdrawn. ValueError if the key was withdrawn, or is another process'.
         """
         if key.number not in self._issued:
             raise ValueError("a region is offered under a key that was withdrawn, or that another process has made")

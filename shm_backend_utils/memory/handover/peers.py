@@ -22,15 +22,7 @@ _BY_OTHERS: Final = 0o006
 
 
 class Peer(NamedTuple):
-    """Who has connected, when he did.
-
-    Attributes
-    ----------
-    user_id : int
-        Effective.
-    group_ids : frozenset of int
-        All of his groups.
-    """
+    """Who has connected, by the effective user and all of his groups when he did."""
 
     user_id: int
     group_ids: frozenset[int]

@@ -27,11 +27,6 @@ class HoldingPool:
     which may run in any thread at any point, also inside a locked section of this class. So neither giving back nor
     taking an idle region waits for a lock: a deque's appends and pops are atomic. Only where somebody waits, or a
     region needs care, a finalizer tries the lock; if it is taken, whoever has it looks again after letting go.
-
-    Parameters
-    ----------
-    max_bytes : int
-        The budget.
     """
 
     def __init__(self, max_bytes: int) -> None:

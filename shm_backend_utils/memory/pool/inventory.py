@@ -37,54 +37,30 @@ class Shelf(NamedTuple):
 
 @dataclass(eq=False)
 class Promise:
-    """Room for a new region.
-
-    Attributes
-    ----------
-    byte_size : int
-        Its part of the budget.
-    evicted : list of SlotRegion
-        Those that have that room, or more, until they are destroyed.
-    """
+    """Room for a new region: a part of the budget that the evicted regions have until they are destroyed, or more."""
 
     byte_size: int
     evicted: list[SlotRegion]
 
 
 class Inventory:
-    """Regions up to a budget. Putting back, and taking from a shelf, need no lock; for all else a pool adds one.
-
-    Attributes
-    ----------
-    max_bytes : int
-        The budget, as it was looked at last.
-    returned : deque of SlotRegion
-        Given back, and not looked at yet. Needs no lock.
-    quarantined : list of SlotRegion
-        Given back, but a model may still be executing there.
-    shelves : dict of tuple of Shelf
-        The idle regions of each kind, smallest first. A tuple is replaced, never changed.
-    lost_since : dict of SlotRegion to float
-        In nobody's hands when they were looked for last, by ``time.monotonic()``.
-    """
+    """Regions up to a budget. Putting back, and taking from a shelf, need no lock; for all else a pool adds one."""
 
     def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self.returned: deque[SlotRegion] = deque()
-        self.quarantined: list[SlotRegion] = []
+        self.max_bytes = max_bytes  # the budget, as it was looked at last
+        self.returned: deque[SlotRegion] = deque()  # given back, and not looked at yet; needs no lock
+        self.quarantined: list[SlotRegion] = []  # given back, but a model may still be executing there
         self._kinds: dict[SlotRegion, Kind] = {}  # every region
+        # of idle ones, smallest first; a tuple is replaced, never changed
         self.shelves: dict[Kind, tuple[Shelf, ...]] = {}
-        self.lost_since: dict[SlotRegion, float] = {}
+        self.lost_since: dict[SlotRegion, float] = {}  # in nobody's hands at the last look, by time.monotonic()
         self._promises: list[weakref.ref[Promise]] = []  # replaced, never changed
         self._unregistered: deque[str] = deque()
 
     def size_for(self, need: Need) -> int:
-        """Return the size of a region for a call, with room for similar calls if the budget has it.
+        """Return the size of a region for a call, with room for similar calls where the budget has it.
 
-        Raises
-        ------
-        BudgetError
-            The budget is less.
+        BudgetError if it has not even enough for the call.
         """
         larger = region_size(need)
         if larger <= self.max_bytes:

@@ -20,24 +20,11 @@ DIRECT: Final = "direct"
 
 
 class Need(NamedTuple):
-    """What a call needs of a region.
+    """What a call needs of a region. Regions of different groups, or kinds, are never exchanged."""
 
-    Attributes
-    ----------
-    byte_size : int
-        Bytes of data.
-    slot_count : int
-    record_byte_size : int
-        Of each slot's record.
-    group : str
-        Regions of different groups are never exchanged.
-    kind : RegionKind
-        What they are made of: nor are regions of different kinds.
-    """
-
-    byte_size: int
+    byte_size: int  # of data
     slot_count: int = 1
-    record_byte_size: int = PAGE_SIZE
+    record_byte_size: int = PAGE_SIZE  # of each slot's record
     group: str = DIRECT
     kind: RegionKind = RegionKind.SYSTEM
 

@@ -11,19 +11,7 @@ __all__ = ["RegionPart", "make_parts"]
 
 
 class RegionPart(SlotRegion):
-    """One slot of a region, and as much of its data as each has. The region goes with the last of its parts.
-
-    Parameters
-    ----------
-    region : ManagedRegion
-        With a slot for each part.
-    kind : RegionKind
-        What it is made of.
-    index : int
-        Of the part.
-    whole : Whole
-        The region's; this part is added.
-    """
+    """One slot of a region, and as much of its data as each has. The region goes with the last of its parts."""
 
     __slots__ = ()
 

@@ -39,28 +39,15 @@ _PARTS_UNLOOKED: Final = 64
 class SlotPool(HoldingPool):
     """Keeps regions for reuse. Thread-safe, and first come, first served.
 
-    A region that comes back in doubt goes into quarantine until it can be reclaimed.
-
-    Parameters
-    ----------
-    options : PoolOptions
-    tend : callable, optional
-        Done whenever regions may have been let go of; returns whether it wants to be soon again.
-
-    Attributes
-    ----------
-    options : PoolOptions
-    is_forked : bool
-        Whether this is a copy, in a forked child, of its parent's pool.
-    wait_count : int
-        How many calls had to wait.
+    A region that comes back in doubt goes into quarantine until it can be reclaimed. ``tend`` is called whenever
+    regions may have been let go of, and returns whether it wants to be soon again.
     """
 
     def __init__(self, options: PoolOptions, tend: Callable[[], bool] | None = None) -> None:
         super().__init__(options.budget_bytes(0))
         self.options = options
-        self.is_forked = False
-        self.wait_count = 0
+        self.is_forked = False  # a copy, in a forked child, of its parent's pool
+        self.wait_count = 0  # how many calls had to wait
         self._looked_at = 0  # how many bytes there were at the last look at the budget
         self._tend = tend
         self._housekeeper: Repeater | None = None
@@ -69,14 +56,8 @@ class SlotPool(HoldingPool):
     def request(self, need: Need, holder: object) -> Ticket:
         """Ask for a region. The ticket may be granted at once, or wait its turn.
 
-        Raises
-        ------
-        BudgetError
-            The pool may never have that much.
-        NoSharedMemoryError
-            Nor may any pool, or nobody has said how much this one may have: the machine has too little.
-        ClosedError
-            The pool was closed.
+        BudgetError if the pool may never have that much; NoSharedMemoryError if no pool may, or nobody has said how
+        much this one may have: the machine has too little.
         """
         ticket = Ticket(need, self._size_for(need), holder, concurrent.futures.Future())
         if not self._is_granted(ticket):
@@ -110,21 +91,8 @@ class SlotPool(HoldingPool):
     def redeem(self, ticket: Ticket, deadline: float = math.inf) -> tuple[SlotRegion, Memory]:
         """Return the region of a granted ticket, which may have to be made, and its memory.
 
-        When the memory and every array made from it are gone, the region is given back.
-
-        Parameters
-        ----------
-        ticket : Ticket
-            As :meth:`request` gave it.
-        deadline : float
-            When making it must be over, by ``time.monotonic()``.
-
-        Raises
-        ------
-        MachineError
-            The machine has not that much shared memory left.
-        TimeoutError
-            It cannot be made in time.
+        When the memory and every array made from it are gone, the region is given back. MachineError if the machine has
+        not that much left; TimeoutError if it cannot be made by the deadline, of ``time.monotonic()``.
         """
         grant = ticket.granted.result()
         if isinstance(grant, Promise):

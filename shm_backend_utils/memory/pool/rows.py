@@ -27,21 +27,13 @@ _MAX_KEYS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Row(Generic[Layout]):
-    """One call's part of a block.
-
-    Attributes
-    ----------
-    region : SlotRegion
-    slot : Slot
-    layout : object
-        Where in the region its tensors lie.
-    memory : numpy.ndarray of uint8
-        The whole region. While this very array, or one made from it, lives, the row is in use.
+    """One call's part of a block, in use while this very array of the whole region's memory, or one made from it,
+    lives.
     """
 
     region: SlotRegion
     slot: Slot
-    layout: Layout
+    layout: Layout  # where in the region its tensors lie
     memory: Memory
 
 

@@ -21,33 +21,20 @@ __all__ = ["Slot", "SlotRegion", "Whole"]
 
 
 class Slot:
-    """One slot of a region: the generations of its requests, and whether a model may still be at work in it.
-
-    Attributes
-    ----------
-    index : int
-        Of the slot in its region.
-    address_pattern : str
-        The value of ``shm_slot``, with ``%s`` for the model's name.
-    generation : int
-        Of the request that was sent last; 0 before the first.
-    is_in_doubt : bool
-        Whether a request got no answer, so that a model may be executing it, or may begin to.
-    annex : object
-        Memory in another region that such a request may use as well. It is kept until the request is known to be over:
-        a late one would be executed, and write there too.
-    """
+    """One slot of a region: the generations of its requests, and whether a model may still be at work in it."""
 
     __slots__ = ("_record", "_region", "address_pattern", "annex", "generation", "index", "is_in_doubt")
 
     def __init__(self, region: ManagedRegion, index: int) -> None:
         self._region = region
         self._record: SlotRecord | None = region.record(index)
-        # Nothing else in an address has a percent sign.
+        # The value of shm_slot, with %s for the model's name: nothing else in an address has a percent sign.
         self.address_pattern = str(SlotAddress("%s", region.segment.key, region.header.token.hex(), index))
         self.index = index
-        self.generation = 0
-        self.is_in_doubt = False
+        self.generation = 0  # of the request that was sent last; 0 before the first
+        self.is_in_doubt = False  # a request got no answer, so a model may execute it, or may begin to
+        # Memory in another region that such a request may use as well. It is kept until the request is known to be
+        # over: a late one would be executed, and write there too.
         self.annex: object = None
 
     @property
@@ -139,59 +126,17 @@ class Slot:
 
 
 class Whole:
-    """What all parts of one region share.
-
-    Attributes
-    ----------
-    parts : set of int
-        The first slot of each part that there is.
-    is_spoiled : bool
-        As of a :class:`SlotRegion`.
-    """
+    """What all parts of one region share."""
 
     __slots__ = ("is_spoiled", "parts")
 
     def __init__(self, parts: set[int]) -> None:
-        self.parts = parts
-        self.is_spoiled = False
+        self.parts = parts  # the first slot of each part that there is
+        self.is_spoiled = False  # as of a SlotRegion
 
 
 class SlotRegion:
-    """A managed region of this process' own, with its slots.
-
-    Attributes
-    ----------
-    slots : tuple of Slot
-    kind : RegionKind
-        What it is made of.
-    whole : Whole
-        What it shares with others that are parts of the same region; by itself, unless it is a :class:`.RegionPart`.
-    byte_size : int
-        Of the whole region.
-    data_offset, data_end : int
-        Where its data begins, and where it ends.
-    capacity : int
-        Bytes of data.
-    buffer : memoryview
-        The whole region, writable.
-    is_registered : bool
-        Whether the server may know it by its key.
-    device_memory : dict of int to object
-        What it has on GPUs, by device.
-    lent : list
-        Memory of users that its slot fences: it lives until no model uses it.
-    worked_on : set
-        The streams of GPUs on which users of its memory said that they work with it, and may still read results; None
-        among them where somebody did not say so.
-    on_destroy : callable or None
-        Takes another descriptor of the region, which it then owns, when the region is destroyed.
-    holder : object or None
-        Who has it; None if nobody has.
-    idle_since : float
-        Since when nobody has it, by ``time.monotonic()``.
-    shelf : deque of SlotRegion or None
-        Where its pool keeps it while nobody has it.
-    """
+    """A managed region of this process' own, with its slots."""
 
     __slots__ = (
         "_region",
@@ -224,26 +169,29 @@ class SlotRegion:
     ) -> None:
         region = ManagedRegion.create(byte_size, slot_count, access, record_byte_size, deadline, kind)
         self._take(region, kind, range(slot_count), region.data_offset, region.header.byte_size)
-        self.whole = Whole({0})
+        self.whole = Whole({0})  # shared with other parts of the same region; its own, unless it is a RegionPart
 
     def _take(self, region: ManagedRegion, kind: RegionKind, slots: range, begin: int, end: int) -> None:
         """Take these slots of a region, and its data between two offsets."""
         self._region = region
         self.kind = kind
-        self.byte_size = region.header.byte_size
+        self.byte_size = region.header.byte_size  # of the whole region
         self.data_offset = begin
         self.data_end = end
-        self.capacity = end - begin
+        self.capacity = end - begin  # bytes of data
         self.buffer = region.buffer()
         self.slots = tuple([Slot(region, index) for index in slots])
-        self.is_registered = False
-        self.device_memory: dict[int, Any] = {}
-        self.lent: list[Any] = []
+        self.is_registered = False  # the server may know it by its key
+        self.device_memory: dict[int, Any] = {}  # on GPUs, by device
+        self.lent: list[Any] = []  # memory of users that its slot fences: it lives until no model uses it
+        # The streams of GPUs on which users of its memory said that they work with it, and may still read results; None
+        # among them where somebody did not say so.
         self.worked_on: set[Any] = set()
+        # takes another descriptor of the region, which it then owns
         self.on_destroy: Callable[[Descriptor], None] | None = None
-        self.holder: object = None
-        self.idle_since = 0.0
-        self.shelf: deque[SlotRegion] | None = None
+        self.holder: object = None  # None if nobody has it
+        self.idle_since = 0.0  # by time.monotonic()
+        self.shelf: deque[SlotRegion] | None = None  # where its pool keeps it while nobody has it
 
     @property
     def is_spoiled(self) -> bool:

@@ -21,40 +21,24 @@ Grant = SlotRegion | Promise
 
 @dataclass(frozen=True, eq=False)
 class Ticket:
-    """A request for a region, in the queue or granted.
-
-    Attributes
-    ----------
-    need : Need
-    byte_size : int
-        Of the whole region, if one is made.
-    holder : object
-        Who asks; its text names it to people.
-    granted : Future of Grant
-    """
+    """A request for a region, in the queue or granted."""
 
     need: Need
-    byte_size: int
-    holder: object
+    byte_size: int  # of the whole region, if one is made
+    holder: object  # who asks; its text names it to people
     granted: concurrent.futures.Future[Grant]
 
 
 class TicketQueue:
-    """Tickets that wait, and those that were granted and not redeemed yet. A pool adds a lock.
+    """Tickets that wait, first come, first served, and those granted and not redeemed yet. A pool adds a lock.
 
     It keeps none of them alive: a ticket that an interrupt has taken from its holder gives back what it was granted.
-
-    Attributes
-    ----------
-    waiting : deque of weakref to Ticket
-        First come, first served. Whether there are any may be looked at without the lock.
-    granted : dict of weakref to Ticket to Grant
     """
 
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
         self.granted: dict[weakref.ref[Ticket], Grant] = {}
-        self.waiting: deque[weakref.ref[Ticket]] = deque()
+        self.waiting: deque[weakref.ref[Ticket]] = deque()  # whether there are any may be looked at without the lock
 
     def serve(self) -> None:
         """Grant what can be granted, in order."""
