@@ -56,37 +56,19 @@ _BY_VALUES: Final = {"int32_false_true": "TYPE_INT32", "fp32_false_true": "TYPE_
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One input or output of a model.
-
-    Attributes
-    ----------
-    name : str
-    config_dtype : str
-        As in the configuration, for example ``"TYPE_FP32"``.
-    dtype : DType or None
-        None if the configuration names no type.
-    shape : tuple of int
-        As a request has it: with the batch dimension, where there is one. -1 is any size.
-    optional : bool
-    is_batched : bool
-        Whether the first dimension is that of batches.
-    reshape : tuple of int or None
-        The shape on the other side of Triton, where the configuration has a ``reshape``: ``model.py``'s, as ``shape``
-        is that of requests, and the other way round in :meth:`ModelSpec.as_model_sees`.
-    takes_any_size : bool
-        Whether every dimension of ``shape`` is -1, so that only their number counts.
-    row_byte_size : int or None
-        Bytes of a row; of the whole tensor, where there are no batches. None where the configuration leaves it open.
-    """
+    """One input or output of a model."""
 
     name: str
-    config_dtype: str
-    dtype: DType | None
-    shape: tuple[int, ...]
+    config_dtype: str  # as in the configuration, for example "TYPE_FP32"
+    dtype: DType | None  # None if the configuration names no type
+    shape: tuple[int, ...]  # as a request has it: with the batch dimension, where there is one; -1 is any size
     optional: bool
-    is_batched: bool = False
+    is_batched: bool = False  # whether the first dimension is that of batches
+    # The shape on the other side of Triton, where the configuration has a reshape: model.py's, as shape is that of
+    # requests, and the other way round in as_model_sees().
     reshape: tuple[int, ...] | None = None
-    takes_any_size: bool = field(init=False, repr=False, compare=False)
+    takes_any_size: bool = field(init=False, repr=False, compare=False)  # every dimension of its shape is -1
+    # Of the whole tensor, where there are no batches; None where the configuration leaves it open.
     row_byte_size: int | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -148,63 +130,29 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A model's configuration, as far as shared memory cares.
-
-    Attributes
-    ----------
-    name : str
-    max_batch_size : int
-        0 if requests have no batch dimension.
-    inputs, outputs : mapping of str to TensorSpec
-        Without the batch carrier.
-    paths : frozenset of str or None
-        What ``SHM_PATHS`` declares, or else the batch carrier; None where there is neither.
-    has_batch_carrier : bool
-        Whether there is an input that carries the batch size of requests without tensors.
-    has_batcher : bool
-        Whether the server may serve several requests as one batch.
-    is_decoupled : bool
-        Whether the model answers a request with any number of responses, in a stream.
-    is_ensemble : bool
-        Whether it is made of other models, which get its tensors from Triton.
-    allowed_uids : str or None
-        What ``SHM_ALLOWED_UIDS`` says, unchecked; None where it is not set.
-    sequences : str
-        Triton's strategy for sequences, ``"direct"`` or ``"oldest"``; empty where the model has none.
-    controls : mapping of str to TensorSpec
-        What Triton adds to each request of a sequence (``control_input``), and no client sends.
-    names_sequences : bool or None
-        Whether a control takes a sequence's id for a str, or else for an integer; None where no control takes it.
-    """
+    """A model's configuration, as far as shared memory cares."""
 
     name: str
-    max_batch_size: int
-    inputs: Mapping[str, TensorSpec]
+    max_batch_size: int  # 0 if requests have no batch dimension
+    inputs: Mapping[str, TensorSpec]  # without the batch carrier, as are the outputs
     outputs: Mapping[str, TensorSpec]
-    paths: frozenset[str] | None
-    has_batch_carrier: bool
-    has_batcher: bool
-    is_decoupled: bool
-    is_ensemble: bool
-    allowed_uids: str | None
-    sequences: str = ""
+    paths: frozenset[str] | None  # what SHM_PATHS declares, or else the batch carrier; None where there is neither
+    has_batch_carrier: bool  # an input carries the batch size of requests without tensors
+    has_batcher: bool  # the server may serve several requests as one batch
+    is_decoupled: bool  # it answers a request with any number of responses, in a stream
+    is_ensemble: bool  # it is made of other models, which get its tensors from Triton
+    allowed_uids: str | None  # what SHM_ALLOWED_UIDS says, unchecked; None where it is not set
+    sequences: str = ""  # Triton's strategy, "direct" or "oldest"; empty where the model has none
+    # What Triton adds to each request of a sequence (control_input), and no client sends.
     controls: Mapping[str, TensorSpec] = field(default_factory=dict)
+    # A control takes a sequence's id for a str (True), or for an integer; None where no control takes it.
     names_sequences: bool | None = None
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelSpec:
-        """Read the model's configuration.
+        """Read the configuration in the JSON of ``args["model_config"]`` and the server's configuration endpoint.
 
-        Parameters
-        ----------
-        config : mapping
-            The configuration as JSON, as ``model.py`` gets it in ``args["model_config"]`` and as the server's
-            configuration endpoint returns it. Integers may be strings, as in protobuf's JSON form.
-
-        Raises
-        ------
-        ModelError
-            ``SHM_PATHS`` names an unknown path.
+        Integers may be strings, as in protobuf's JSON form. ModelError if ``SHM_PATHS`` names an unknown path.
         """
         max_batch_size = int(config.get("max_batch_size", 0))
         batched = max_batch_size > 0
@@ -301,18 +249,7 @@ class ModelSpec:
 
 
 def output_names(outputs: Any) -> list[str]:
-    """Return the names of the outputs that a call wants, each once.
-
-    Parameters
-    ----------
-    outputs : iterable of str
-        A sequence, a mapping, a set or a generator of names.
-
-    Raises
-    ------
-    CallerError
-        They are no names, or there is none.
-    """
+    """Return the names of the outputs that a call wants, each once; CallerError if there are none, or other things."""
     if isinstance(outputs, str):
         raise TensorError(outputs, f"outputs is the string {outputs!r}; expected a list of names, or a mapping")
     try:

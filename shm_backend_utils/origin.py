@@ -17,21 +17,11 @@ NOT_THE_USERS: Final = tuple(
 
 
 class Origin(NamedTuple):
-    """A line of the user's code; made at once, put into words when asked.
+    """A line of the user's code; made at once, put into words when asked."""
 
-    Attributes
-    ----------
-    what : str
-        What it does there.
-    code : code
-        The function, or module.
-    instruction : int
-        The offset of the instruction there. The line is looked up in a table, which takes long in a long function.
-    """
-
-    what: str
-    code: CodeType
-    instruction: int
+    what: str  # what the user does there
+    code: CodeType  # of the function, or module
+    instruction: int  # its offset; to look up the line in a table takes long in a long function
 
     @property
     def line(self) -> int:

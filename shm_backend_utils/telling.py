@@ -20,12 +20,7 @@ E = TypeVar("E", bound=BaseException)
 class telling(contextlib.ContextDecorator, Generic[E]):  # noqa: N801  # as contextlib's own, it reads as a verb
     """Have a block, or a function, raise what these errors mean.
 
-    Parameters
-    ----------
-    kinds : type or tuple of types
-        Of the errors.
-    meaning : callable
-        Returns, for one, the error to raise instead; None to let it be.
+    ``meaning`` returns, for one, the error to raise instead; None to let it be.
     """
 
     def __init__(self, kinds: type[E] | tuple[type[E], ...], meaning: Callable[[E], BaseException | None]) -> None:

@@ -20,16 +20,9 @@ def _nothing_more() -> str:
 class Unclosed:
     """A part of something that is to be closed, and garbage when that is. It then issues a ResourceWarning.
 
-    It reads and writes no file, and says nothing in a forked child, whose parent has what is to be closed.
-
-    Parameters
-    ----------
-    origin : Origin
-        What was made, and the line that the warning is of.
-    advice : str
-        How to close it.
-    rest : callable, optional
-        Returns what more is to be said; None if it was closed with something else.
+    It reads and writes no file, and says nothing in a forked child, whose parent has what is to be closed. The warning
+    is of the line of ``origin``; ``advice`` says how to close it. ``rest`` returns what more is to be said; None if it
+    was closed with something else.
     """
 
     __slots__ = ("_advice", "_is_closed", "_origin", "_process", "_rest")

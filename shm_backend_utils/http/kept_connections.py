@@ -31,12 +31,7 @@ _SCHEMES: Final = {"http": HTTPConnection, "https": HTTPSConnection}
 class KeptConnections:
     """Connections to one server, by no proxy. Any number of threads may ask, each over connections of its own.
 
-    Parameters
-    ----------
-    url : str
-        The server's. What is wrong with it, the first question tells.
-    timeout_s : float
-        How long questions may take, connecting aside, which may take as long again.
+    What is wrong with the URL, the first question tells. Connecting and asking may each take ``timeout_s``.
     """
 
     def __init__(self, url: str, timeout_s: float) -> None:
@@ -52,22 +47,8 @@ class KeptConnections:
     def get(self, paths: Sequence[str]) -> list[tuple[int, bytes]]:
         """Ask several questions at once; over a connection that the server has closed meanwhile, once more.
 
-        Parameters
-        ----------
-        paths : sequence of str
-            Behind the server's URL.
-
-        Returns
-        -------
-        list of tuple of int and bytes
-            The answers' statuses and bodies.
-
-        Raises
-        ------
-        TimeoutError
-            There was no whole answer in time.
-        OSError, http.client.HTTPException, ValueError
-            The server cannot be reached, or does not answer in that way.
+        Return the answers' statuses and bodies. TimeoutError if there was no whole answer in time; OSError,
+        HTTPException or ValueError if the server cannot be reached, or does not answer in that way.
         """
         deadline = time.monotonic() + self._timeout_s
         asked: list[_Connection] = []
@@ -184,10 +165,7 @@ class _Connection:
 def connect(url: str, timeout_s: float) -> HTTPConnection:
     """Connect to the server of a URL, by no proxy: whatever ``http_proxy`` names must not speak for the server.
 
-    Raises
-    ------
-    OSError, http.client.HTTPException, ValueError
-        It is no URL, or nobody is there.
+    OSError, HTTPException or ValueError if it is no URL, or nobody is there.
     """
     place = urlsplit(url)
     kind = _SCHEMES.get(place.scheme)

@@ -12,17 +12,7 @@ __all__ = ["ReplyInTime"]
 
 
 class ReplyInTime(HTTPResponse):
-    """An answer that must have come as a whole, its head included, by a moment; else reading it is a TimeoutError.
-
-    Parameters
-    ----------
-    sock : socket.socket
-        What it comes from.
-    deadline : float
-        The moment, by ``time.monotonic()``.
-    **named
-        As of ``http.client.HTTPResponse``.
-    """
+    """An answer that must have come as a whole, its head included, by a moment of the clock; else TimeoutError."""
 
     def __init__(self, sock: socket.socket, deadline: float, **named: Any) -> None:
         super().__init__(sock, **named)

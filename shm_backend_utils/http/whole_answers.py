@@ -21,21 +21,9 @@ _MOST_BYTES: Final = 1 << 25
 def fetch(url: str, timeout_s: float, most_bytes: int = _MOST_BYTES) -> bytes:
     """Ask by GET, by no proxy, and return the answer's body.
 
-    Parameters
-    ----------
-    url : str
-        What to ask for.
-    timeout_s : float
-        How long to wait for the whole answer, connecting aside, which may take as long again.
-    most_bytes : int, optional
-        Of the body. A longer one is not read to its end.
-
-    Raises
-    ------
-    urllib.error.HTTPError
-        The server refuses.
-    OSError, http.client.HTTPException, ValueError
-        Nobody answers there in time, or not by HTTP, or with too much; or it is no URL.
+    Connecting and the whole answer may each take ``timeout_s``; a body of more than ``most_bytes`` is not read to its
+    end. HTTPError if the server refuses; another OSError, HTTPException or ValueError if nobody answers there in time,
+    or not by HTTP, or with too much, or it is no URL.
     """
     with contextlib.closing(connect(url, timeout_s)) as connection:
         deadline = time.monotonic() + timeout_s

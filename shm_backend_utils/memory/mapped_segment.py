@@ -42,9 +42,9 @@ class MappedSegment(ABC):
         forsake_in_children(self)
         try:
             status = os.fstat(descriptor.fileno())
-            # what the mapping *is*, where the key is only what it was called
+            # What the mapping *is*, where the key is only what it was called.
             self.identity = (status.st_dev, status.st_ino)
-            # bytes that had memory when it was mapped, and no holes
+            # Bytes that had memory when it was mapped, and no holes.
             self.space = min(byte_size, status.st_blocks * BLOCK_SIZE)
             self._map = mmap.mmap(descriptor.fileno(), byte_size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
             # The mapping has a descriptor of its own, which a forked child cannot close while an array lives. So locks

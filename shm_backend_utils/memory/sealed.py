@@ -47,8 +47,7 @@ class SealedSegment(MappedSegment):
         prepare: Callable[[MappedSegment], None],
         deadline: float = math.inf,
     ) -> SealedSegment:
-        """Make memory of whole pages, with all of its space taken; from then on, whoever asks for it with the token
-        gets it.
+        """Make memory of whole pages, with all of its space taken, and offer it to whoever knows the token.
 
         ``prepare`` is called with the segment before others can get it, and takes the owner's lease. MachineError if
         there is not that much memory left, or this process has no file descriptors, or no thread; TimeoutError if

@@ -18,23 +18,11 @@ _ADDRESS: Final = re.compile(r"([^/]+)/(shmbu-[0-9a-z-]{1,64})/([0-9a-f]{32})/(0
 
 
 class SlotAddress(NamedTuple):
-    """Which slot a request uses, and which model it speaks to.
+    """Which slot a request uses, and which model it speaks to."""
 
-    Attributes
-    ----------
-    model : str
-        An ensemble hands a request's parameters to every step: those with another name ignore them.
-    key : str
-        The region's name in ``/dev/shm``, without a slash. It begins with ``shmbu-``.
-    token : str
-        The secret in the region's header: 32 lowercase hexadecimal digits.
-    slot : int
-        Which of the region's slots.
-    """
-
-    model: str
-    key: str
-    token: str
+    model: str  # an ensemble gives parameters to every step: others ignore them
+    key: str  # in /dev/shm, without a slash; it begins with shmbu-
+    token: str  # the secret in the region's header: 32 lowercase hexadecimal digits
     slot: int
 
     def __str__(self) -> str:
@@ -43,15 +31,7 @@ class SlotAddress(NamedTuple):
 
 
 def parse_address(value: Any) -> SlotAddress:
-    """Read the value of ``shm_slot``.
-
-    Raises
-    ------
-    VersionError
-        The client speaks another version of the protocol.
-    TableError
-        It is no address of a slot.
-    """
+    """Read the value of ``shm_slot``; TableError if it is no address, VersionError if it is another version's."""
     if type(value) is not str:
         raise TableError(SLOT_PARAMETER, f"a value of type {type(value).__name__}", "a string")
     version, _, rest = value.partition("/")

@@ -52,26 +52,13 @@ class AnyInput(Protocol):
 
 
 class CallInput(NamedTuple):
-    """An input of a call, without its data.
-
-    Attributes
-    ----------
-    dtype : DType
-    shape : tuple of int
-        With the batch dimension, where the model has one.
-    byte_size : int
-        Of strings: the room to keep for them.
-    device : int or None
-        The GPU that it is on, by this process' numbers; None for the host.
-    is_lent : bool
-        Whether it is used where it is, in memory of a GPU that the user has.
-    """
+    """An input of a call, without its data."""
 
     dtype: DType
-    shape: tuple[int, ...]
-    byte_size: int
-    device: int | None = None
-    is_lent: bool = False
+    shape: tuple[int, ...]  # with the batch dimension, where the model has one
+    byte_size: int  # of strings, the room to keep for them
+    device: int | None = None  # the GPU, by this process' numbers; None for the host
+    is_lent: bool = False  # used where it is, in memory of a GPU that the user has
 
 
 class CallLayout(NamedTuple):
@@ -79,35 +66,16 @@ class CallLayout(NamedTuple):
 
     Region 0 of the spans is the slot's own, on the host; region 1 is on the first of the call's GPUs, and so on. Where
     inputs are that are lent, only who lends them knows: their spans name a region that there is not.
-
-    Attributes
-    ----------
-    table : Table
-        Its spans; their further regions are added where there are any.
-    batch_size : int or None
-        None for models without a batch dimension.
-    certain : frozenset of str
-        Outputs whose room is certain to do: it follows from the configuration, or the user vouched for it.
-    requested : tuple of str or None
-        The outputs that the user named, in the order of the configuration; None for all.
-    end : int
-        Where the last tensor on the host ends, as an offset in the region.
-    devices : tuple of int
-        The GPUs on which the call needs memory.
-    device_byte_sizes : tuple of int
-        How much on each.
-    lent : tuple of str
-        The inputs that are.
     """
 
-    table: Table
-    batch_size: int | None
-    certain: frozenset[str]
-    requested: tuple[str, ...] | None
-    end: int
-    devices: tuple[int, ...] = ()
+    table: Table  # further regions are added where there are any
+    batch_size: int | None  # None without a batch dimension
+    certain: frozenset[str]  # outputs whose room will do: by the configuration, or by the user's word
+    requested: tuple[str, ...] | None  # in the order of the configuration; None for all
+    end: int  # of the last tensor on the host, as an offset in the region
+    devices: tuple[int, ...] = ()  # GPUs on which the call needs memory
     device_byte_sizes: tuple[int, ...] = ()
-    lent: tuple[str, ...] = ()
+    lent: tuple[str, ...] = ()  # inputs
 
     def moved(self, distance: int) -> CallLayout:
         """Return the layout with all offsets raised by ``distance`` bytes; for layouts that have nothing on GPUs."""
@@ -172,33 +140,11 @@ def lay_out(  # noqa: PLR0912  # one function: each further one costs a call a m
     most_rows: int,
     output_devices: Mapping[str, int] | None = None,
 ) -> CallLayout:
-    """Check a call against the model's configuration, and lay it out.
+    """Check a call against the model's configuration, and lay it out; TensorError if the model does not take it.
 
-    Parameters
-    ----------
-    spec : ModelSpec
-        The model.
-    inputs : mapping of str to CallInput
-        Those that the call has, or anything with the same attributes.
-    wanted : mapping of str to int, or None
-        The outputs wanted, with the bytes that the user hints at; None for all.
-    begin : int
-        Where the data of the slot's region begins.
-    learned : mapping of str to int
-        Bytes per row that outputs needed before, used where neither a hint nor the configuration tells.
-    most_rows : int
-        How many rows the call may have.
-    output_devices : mapping of str to int, optional
-        The GPUs that outputs are wanted on.
-
-    Returns
-    -------
-    CallLayout
-
-    Raises
-    ------
-    TensorError
-        The model does not take these tensors.
+    ``wanted`` are outputs with the bytes that the user hints at, None for all; ``learned`` the bytes per row that
+    outputs needed before, used where neither a hint nor the configuration tells. The region's data begins at ``begin``.
+    Inputs may be anything with the attributes of a CallInput.
     """
     cursor = begin
     spans: dict[str, InputSpan] = {}

@@ -54,54 +54,29 @@ _KEY: Final = re.compile(r"shmbu-[0-9a-z-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class LentRegionClaim:
-    """A managed region that is lent to a request: by a model that calls another, or as more room for a prepared call.
+    """A managed region lent to a request: by a model that calls another, or as more room for a prepared call."""
 
-    Attributes
-    ----------
-    key : str
-        Its name in ``/dev/shm``, without a slash.
-    byte_size : int
-        Of the whole region.
-    token : str
-        32 lowercase hexadecimal digits: the secret in its header.
-    slot : int
-        The slot that the lender executes in, or one that no request names.
-    """
-
-    key: str
-    byte_size: int
-    token: str
-    slot: int
+    key: str  # in /dev/shm, without a slash
+    byte_size: int  # of the whole region
+    token: str  # the secret in its header: 32 lowercase hexadecimal digits
+    slot: int  # in which the lender executes, or one that no request names
 
 
 @dataclass(frozen=True, slots=True)
 class CudaRegionClaim:
-    """Device memory that its owner has exported by CUDA IPC. It is all data: offsets count from its beginning.
+    """Device memory that its owner has exported by CUDA IPC. It is all data: offsets count from its beginning."""
 
-    Attributes
-    ----------
-    handle : bytes
-        The 64 bytes of ``CUipcMemHandle``. Who knows them could map the memory.
-    byte_size : int
-        Of the allocation, or less.
-    device_uuid : str
-        32 lowercase hexadecimal digits: the GPU. Device numbers mean something else in every process.
-    fence : int or None
-        Which region's slot fences this memory too: 0 for the request's own, or the number of a lent one. None if
-        nothing does.
-    event : bytes
-        The 64 bytes of ``CUipcEventHandle``: an event of the client's, by which the model may say that the GPU is
-        still at work here when it answers. Empty if there is none.
-    is_for_one_request : bool
-        Whether the memory is lent for this request alone: the model borrows the slot that fences it, unmaps the
-        memory before it answers, and gives the slot back when it has.
-    """
-
-    handle: bytes
-    byte_size: int
-    device_uuid: str
+    handle: bytes  # 64 bytes, CUipcMemHandle; who knows them could map the memory
+    byte_size: int  # of the allocation, or less
+    device_uuid: str  # 32 lowercase hexadecimal digits; device numbers mean something else in every process
+    # Which region's slot fences this memory too: 0 for the request's own, or the number of a lent one; None if
+    # nothing does.
     fence: int | None
+    # The 64 bytes of CUipcEventHandle: an event of the client's, by which the model may say that the GPU is still at
+    # work here when it answers. Empty if there is none.
     event: bytes = b""
+    # The memory is lent for this request alone: the model borrows the slot that fences it, unmaps the memory before it
+    # answers, and gives the slot back when it has.
     is_for_one_request: bool = False
 
 
@@ -143,26 +118,9 @@ def encode_claim(claim: RegionClaim) -> bytes:
 
 
 def decode_claims(data: bytes, begin: int, end: int, count: int) -> tuple[tuple[RegionClaim, ...], int]:
-    """Read a table's further regions.
+    """Read a table's further regions, copied out of shared memory; return where they end, too.
 
-    Parameters
-    ----------
-    data : bytes
-        The table, copied out of shared memory.
-    begin, end : int
-        Where the claims begin in it, and where the table ends.
-    count : int
-        How many there are.
-
-    Returns
-    -------
-    tuple of RegionClaim, int
-        And where they end.
-
-    Raises
-    ------
-    TableError
-        One is not as it should be. The message names the field, and never a key, a token or a handle.
+    TableError if one is not as it should be: the message names the field, and never a key, a token or a handle.
     """
     if count > MAX_REGIONS:
         raise TableError("region_count", str(count), f"at most {MAX_REGIONS}")

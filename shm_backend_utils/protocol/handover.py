@@ -47,18 +47,10 @@ ANSWER_LENGTH: Final = _ANSWER.size
 
 
 class SealedKey(NamedTuple):
-    """The key of a sealed region.
+    """The key of a sealed region."""
 
-    Attributes
-    ----------
-    desk : str
-        32 lowercase hexadecimal digits, random: which socket hands the region over.
-    number : int
-        Of the region at that socket, from 1 on. None is used twice.
-    """
-
-    desk: str
-    number: int
+    desk: str  # 32 lowercase hexadecimal digits, random: which socket hands it over
+    number: int  # of the region there, from 1 on; none is used twice
 
     def __str__(self) -> str:
         """Return what stands for the key in ``shm_slot``."""
@@ -71,15 +63,7 @@ class SealedKey(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What a model asks for.
-
-    Attributes
-    ----------
-    number : int
-        The region's, as its key says.
-    token : bytes
-        The region's, as the request says.
-    """
+    """What a model asks for: the number of a region, as its key says, and the region's token."""
 
     number: int
     token: bytes

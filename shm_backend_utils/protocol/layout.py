@@ -68,23 +68,12 @@ _RESULTS: Final = 2 * _WORD  # behind the two stamps
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A region's header, copied out of shared memory and checked.
-
-    Attributes
-    ----------
-    slot_count : int
-    byte_size : int
-        Of the whole region.
-    token : bytes
-        The secret that a request must name: 16 bytes.
-    record_byte_size : int
-        Of each slot's record.
-    """
+    """A region's header, copied out of shared memory and checked."""
 
     slot_count: int
-    byte_size: int
-    token: bytes
-    record_byte_size: int = PAGE_SIZE
+    byte_size: int  # of the whole region
+    token: bytes  # the secret that a request must name: 16 bytes
+    record_byte_size: int = PAGE_SIZE  # of each slot's record
 
 
 def data_offset(slot_count: int, record_byte_size: int) -> int:
@@ -104,19 +93,9 @@ def write_header(buffer: memoryview, header: Header) -> None:
 
 
 def parse_header(data: bytes, byte_size: int) -> Header | None:
-    """Return the header at the beginning of a region.
+    """Return the header out of a region's first :data:`HEADER_LENGTH` bytes or more, which were copied.
 
-    Parameters
-    ----------
-    data : bytes
-        At least :data:`HEADER_LENGTH` bytes, copied out of the region.
-    byte_size : int
-        How large the region's file is.
-
-    Returns
-    -------
-    Header or None
-        None if there is no ready header of this version, or one that does not fit the file.
+    None if there is no ready header of this version, or one that does not fit the size of the region's file.
     """
     if len(data) < HEADER_LENGTH:
         return None
@@ -131,44 +110,22 @@ def parse_header(data: bytes, byte_size: int) -> Header | None:
 
 
 class SlotRecord:
-    """One slot's record. Every read is a fresh copy out of shared memory.
+    """One slot's record, over the whole region's buffer, which it keeps alive. Every read is a fresh copy.
 
-    Parameters
-    ----------
-    buffer : memoryview
-        Writable, over the whole region. The record keeps it alive.
-    slot : int
-        Less than the header's ``slot_count``.
-    record_byte_size : int
-        As in the header.
-
-    Attributes
-    ----------
-    request : memoryview
-        The client's half. A peer writes it: copy it, all at once, and let :func:`.table.decode` check the copy.
-    table : memoryview
-        The same behind the generation.
-    client_words : memoryview of u64
-        The same; the generation is the first.
-    results : memoryview
-        The model's half, which begins with its stamps. A peer writes it: copy it, all at once, and let
-        :func:`.results.decode` check the copy.
-    room : int
-        Bytes of each half.
-    results_room : int
-        Bytes that results may have, behind the two stamps.
+    A peer writes ``request``, the client's half, or ``results``, the model's, which begins with its stamps: copy it,
+    all at once, and let :func:`.table.decode` or :func:`.results.decode` check the copy.
     """
 
     __slots__ = ("_model_words", "client_words", "request", "results", "results_room", "room", "table")
 
     def __init__(self, buffer: memoryview, slot: int, record_byte_size: int) -> None:
         begin = record_offset(slot, record_byte_size)
-        self.room = record_byte_size // 2
-        self.results_room = self.room - _RESULTS
+        self.room = record_byte_size // 2  # bytes of each half
+        self.results_room = self.room - _RESULTS  # bytes that results may have, behind the two stamps
         self.request = buffer[begin : begin + self.room]
         self.results = buffer[begin + self.room : begin + record_byte_size]
-        self.table = self.request[_WORD:]
-        self.client_words = self.request.cast("Q")
+        self.table = self.request[_WORD:]  # the same behind the generation
+        self.client_words = self.request.cast("Q")  # the generation is the first
         self._model_words = self.results.cast("Q")
 
     @property

@@ -13,24 +13,12 @@ CALLS: Final = 256
 
 
 class LearnedSizes:
-    """Bytes per row that outputs of one model need.
-
-    Parameters
-    ----------
-    head_room : float
-        How many times as much is given as was needed.
-
-    Attributes
-    ----------
-    per_row : dict of str to int
-        With the head room; for each output one number at most.
-    needed : list of float
-        What calls since :meth:`shrink` had in all outputs together, per row. Calls add theirs, where ``per_row`` is not
-        empty; after :data:`CALLS` of them, it is time to shrink.
-    """
+    """Bytes per row that outputs of one model need, times the head room."""
 
     def __init__(self, head_room: float) -> None:
-        self.per_row: dict[str, int] = {}
+        self.per_row: dict[str, int] = {}  # with the head room
+        # What calls since shrink() had in all outputs together, per row. Calls add theirs where per_row is not empty;
+        # after CALLS of them, it is time to shrink.
         self.needed: list[float] = []
         self._head_room = head_room
         self._has_shrunk = False
@@ -45,10 +33,7 @@ class LearnedSizes:
     def shrink(self) -> bool:
         """Forget what no call needed, once there were enough: none of its outputs is larger than all of them together.
 
-        Returns
-        -------
-        bool
-            Whether calls have had less for a while: memory that none of them has is not needed then.
+        Return whether calls have had less for a while: memory that none of them has is not needed then.
         """
         needed = self.needed
         if len(needed) < CALLS:

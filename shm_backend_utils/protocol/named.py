@@ -38,10 +38,7 @@ _MANAGED: Final = ("system", "lent")  # kinds of version 1, which the protocol's
 def encode_descriptor(model: str, table: Table) -> str:
     """Return the value of ``shm_io`` for a model; the table's regions are named ones, and of CUDA without a fence.
 
-    Raises
-    ------
-    TableError
-        It would be longer than :data:`MAX_DESCRIPTOR_LENGTH` characters.
+    TableError if it would be longer than :data:`MAX_DESCRIPTOR_LENGTH` characters.
     """
     value = {
         "v": _VERSION,
@@ -59,19 +56,10 @@ def encode_descriptor(model: str, table: Table) -> str:
 
 
 def parse_descriptor(text: Any) -> tuple[str, Table]:
-    """Check the value of ``shm_io``.
+    """Return the model and the table that the value of ``shm_io`` names; region 0 of it, the slot's own, is not there.
 
-    Returns
-    -------
-    str, Table
-        The model that it speaks to, and what it says. Region 0 of the table, the slot's own, is not there.
-
-    Raises
-    ------
-    TableError
-        It is no descriptor. The message names the field, and never a handle.
-    VersionError
-        It names managed regions, as clients of version 1 did.
+    TableError if it is no descriptor: the message names the field, and never a handle. VersionError if it names managed
+    regions, as clients of version 1 did.
     """
     if type(text) is not str:
         raise TableError(PARAMETER, f"a value of type {type(text).__name__}", "a string")

@@ -48,24 +48,12 @@ class AskedForLifeError(ProbedError):
 
 
 class Probe(NamedTuple):
-    """What a probe says, checked.
+    """What a probe says, checked. The nonce, and the room for the report, are in the slot's own region."""
 
-    Attributes
-    ----------
-    generation : int
-        The slot's.
-    nonce : InputSpan
-        In the slot's own region.
-    report : OutputSpan
-        Room for the report, in the slot's own region.
-    with_gpus : bool
-        Whether the report is to tell of GPUs, too: to look for them loads the driver.
-    """
-
-    generation: int
+    generation: int  # the slot's
     nonce: InputSpan
     report: OutputSpan
-    with_gpus: bool
+    with_gpus: bool  # report GPUs, too: to look for them loads the driver
 
 
 def digest_of(nonce: bytes) -> str:
@@ -86,19 +74,10 @@ def is_probe(data: bytes) -> bool:
 
 
 def decode_probe(data: bytes, data_begin: int, byte_size: int) -> Probe:
-    """Check a probe that was copied out of a slot's record, and of which :func:`is_probe` is true.
+    """Check what :func:`is_probe` takes for one, in the client's half of a slot's record, copied as a whole.
 
-    Parameters
-    ----------
-    data : bytes
-        The client's half of the record, the whole of it.
-    data_begin, byte_size : int
-        Where the data of the slot's own region begins, and how large that region is.
-
-    Raises
-    ------
-    TableError
-        It breaks the protocol. The message names the field.
+    ``data_begin`` and ``byte_size`` are where the data of the slot's own region begins, and how large that is.
+    TableError, which names the field, if it breaks the protocol.
     """
     (word,) = _WORD.unpack_from(data, table.PROBE_OFFSET)
     plain = data[: table.PROBE_OFFSET] + _WORD.pack(0) + data[table.PROBE_OFFSET + _WORD.size :]

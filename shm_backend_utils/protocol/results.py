@@ -48,47 +48,24 @@ NO_RESULTS: Final = bytes(_HEAD.size)
 
 
 class OutputPlace(NamedTuple):
-    """Where the model has left an output.
-
-    Attributes
-    ----------
-    name : str
-    dtype : DType
-    shape : tuple of int
-    region : int
-        0 is the slot's own region, 1 the first of the table's further regions.
-    offset, byte_size : int
-        Of an output that found no room, both are 0.
-    is_in_response : bool
-        Whether it found no room, and came back through Triton.
-    """
+    """Where the model has left an output."""
 
     name: str
     dtype: DType
     shape: tuple[int, ...]
-    region: int
+    region: int  # 0 is the slot's own, 1 the first of the table's further regions
     offset: int
     byte_size: int
-    is_in_response: bool
+    is_in_response: bool  # it found no room, and came back through Triton: offset and size are 0
 
 
 class Results(NamedTuple):
-    """What a model says of a request's outputs, checked.
+    """What a model says of a request's outputs, checked."""
 
-    Attributes
-    ----------
-    outputs : tuple of OutputPlace
-        None, if the model failed.
-    events : tuple of int
-        Further regions by their numbers, from 1: the event in the claim of each tells when what a GPU has still to do
-        there is done.
-    completed : int
-        Whose results these are: the generation that was finished last.
-    """
-
-    outputs: tuple[OutputPlace, ...]
+    outputs: tuple[OutputPlace, ...]  # empty if the model failed
+    # Further regions, by their numbers from 1: their claims' events tell when what a GPU has still to do there is done.
     events: tuple[int, ...]
-    completed: int = 0
+    completed: int = 0  # whose results these are: the generation that was finished last
 
 
 def encode(outputs: Iterable[OutputPlace], events: Sequence[int] = ()) -> bytes:
@@ -115,21 +92,9 @@ def results_length(results: bytes) -> int:
 def decode(  # noqa: PLR0912  # one function for the loop: the client is called back cold
     data: bytes, byte_sizes: Sequence[int], begin: int = 0
 ) -> Results:
-    """Check results that were copied out of a slot's record.
+    """Check results in the model's half of a slot's record, copied as a whole; PeerError if they break the protocol.
 
-    Parameters
-    ----------
-    data : bytes
-        The model's half of the record, the whole of it.
-    byte_sizes : sequence of int
-        Of the request's regions, the slot's own first.
-    begin : int
-        Where in the slot's own region the request's memory begins.
-
-    Raises
-    ------
-    PeerError
-        They break the protocol.
+    ``byte_sizes`` are those of the request's regions, the slot's own first; its memory there begins at ``begin``.
     """
     try:
         _, completed = _STAMPS.unpack_from(data)
@@ -185,12 +150,7 @@ def decode(  # noqa: PLR0912  # one function for the loop: the client is called 
 def _events(data: bytes, begin: int, count: int, region_count: int) -> tuple[int, ...]:
     """Return the numbers of the regions whose events there are.
 
-    Raises
-    ------
-    ValueError
-        There is no such region, or it is named twice.
-    struct.error
-        They end too early.
+    ValueError if there is no such region, or one is named twice; struct.error if they end too early.
     """
     events: tuple[int, ...] = struct.unpack_from(f"<{count}H", data, begin)
     if min(events) < 1 or max(events) >= region_count or len(set(events)) != count:

@@ -34,26 +34,13 @@ _FRAME_BITS: Final = 32
 
 
 class InputSpan(NamedTuple):
-    """An input tensor's bytes: C-contiguous, ``byte_size`` of them from ``offset`` on.
-
-    Attributes
-    ----------
-    dtype : DType
-    shape : tuple of int
-        With the batch dimension, where the model has one.
-    region : int
-        0 is the slot's own region, 1 the first of the table's further regions.
-    offset : int
-        Bytes from the beginning of a managed region, of an allocation, or of what is registered under a name.
-    byte_size : int
-        That of dtype and shape. Strings may end before.
-    """
+    """An input tensor's bytes: C-contiguous, ``byte_size`` of them from ``offset`` on."""
 
     dtype: DType
-    shape: tuple[int, ...]
-    region: int
-    offset: int
-    byte_size: int
+    shape: tuple[int, ...]  # with the batch dimension, where the model has one
+    region: int  # 0 is the slot's own, 1 the first of the table's further regions
+    offset: int  # from the beginning of a managed region, of an allocation, or of what is registered under a name
+    byte_size: int  # that of dtype and shape; strings may end before
 
 
 class OutputSpan(NamedTuple):
@@ -74,20 +61,11 @@ class Ring:
 
     - the model writes a frame, its results, and the frame's number as ``completed``;
     - the client writes that number as ``generation`` when nobody reads the frame any more.
-
-    Attributes
-    ----------
-    slot : int
-        Whose record is that of place 0; the further places have those that follow.
-    frames : int
-        How many places there are, 1 to :data:`MAX_FRAMES`.
-    stride : int
-        Bytes from one place to the next.
     """
 
-    slot: int
-    frames: int
-    stride: int
+    slot: int  # whose record is that of place 0; the further places have those that follow
+    frames: int  # how many places, 1 to MAX_FRAMES
+    stride: int  # bytes from one place to the next
 
     def outputs(self, first: Mapping[str, OutputSpan], place: int) -> dict[str, OutputSpan]:
         """Return the spans of a place; ``first`` are those of place 0."""
@@ -100,23 +78,12 @@ def frame_number(generation: int, index: int) -> int:
 
 
 class Table(NamedTuple):
-    """What a client says of a request's tensors, checked.
-
-    Attributes
-    ----------
-    inputs : dict of str to InputSpan
-    outputs : dict of str to OutputSpan
-        Room for the outputs that are wanted; with a ring, that of its first place.
-    regions : tuple of RegionClaim
-        Further regions: number 1 of the spans' regions and those that follow.
-    ring : Ring or None
-        For streams.
-    """
+    """What a client says of a request's tensors, checked."""
 
     inputs: dict[str, InputSpan]
-    outputs: dict[str, OutputSpan]
-    regions: tuple[RegionClaim, ...] = ()
-    ring: Ring | None = None
+    outputs: dict[str, OutputSpan]  # room for those that are wanted; with a ring, that of its first place
+    regions: tuple[RegionClaim, ...] = ()  # number 1 of the spans' regions, and those that follow
+    ring: Ring | None = None  # for streams
 
 
 Extent = tuple[int, int, int, str]

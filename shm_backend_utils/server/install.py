@@ -32,10 +32,7 @@ _STUBS: Final = "pytriton/tritonserver/python_backend_stubs/"
 def default_folder(version: str | None = None) -> Path:
     """Return where a server is installed unless somebody says otherwise: one folder per server and Python version.
 
-    Parameters
-    ----------
-    version : str, optional
-        Of ``nvidia-pytriton``: see :func:`.find_release`. Where one is given, :data:`FOLDER_VARIABLE` does not count.
+    Where a version is given, as to :func:`.find_release`, :data:`FOLDER_VARIABLE` does not count.
     """
     chosen = os.environ.get(FOLDER_VARIABLE)
     if chosen and version is None:

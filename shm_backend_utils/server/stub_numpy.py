@@ -44,10 +44,7 @@ def wants_another(installation: Installation) -> bool:
 def install_numpy(folder: Path) -> Path:
     """Install that NumPy to a folder, unless it is there, and return the folder. Fetches a wheel of 18 MB with pip.
 
-    Raises
-    ------
-    MachineError
-        The wheel cannot be fetched, or not be put there.
+    MachineError if the wheel cannot be fetched, or not be put there.
     """
 
     def fill(scratch: Path, fresh: Path) -> None:
@@ -69,14 +66,9 @@ def install_numpy(folder: Path) -> Path:
 
 
 def make_environment(folder: Path, numpy: Path) -> None:
-    """Make an environment like that of this interpreter, but with another NumPy.
+    """Make a virtual environment like that of this interpreter, but with the NumPy of :func:`install_numpy`'s folder.
 
-    Parameters
-    ----------
-    folder : pathlib.Path
-        Where to; a virtual environment, whose packages are those that are here now, and later.
-    numpy : pathlib.Path
-        The folder that :func:`install_numpy` has returned.
+    Its packages are those that are here now, and later.
     """
     venv.create(folder, symlinks=True)
     packages = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"

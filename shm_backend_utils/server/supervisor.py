@@ -51,21 +51,9 @@ class BoundedLog:
 
 
 def supervise(log: BoundedLog, shm_prefix: str, command: list[str]) -> int:
-    """Run the server until it exits or must, and clean up after it.
+    """Run the server until it exits or must, clean up after it, and return its exit status.
 
-    Parameters
-    ----------
-    log : BoundedLog
-        Gets what it writes.
-    shm_prefix : str
-        What the names of its Python backend's shared memory begin with; all such objects are removed in the end.
-    command : list of str
-        The server's command line.
-
-    Returns
-    -------
-    int
-        Its exit status.
+    In the end all shared memory whose names begin with ``shm_prefix``, as its Python backend's do, is removed.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)

@@ -65,12 +65,8 @@ def export(array: npt.NDArray[Any], max_version: tuple[int, int] | None = None) 
     """Return a capsule over the array's memory: a versioned one, if the consumer asks for it and NumPy (2.1) can.
 
     If NumPy cannot, a consumer that asks for it gets a read-only array, too, though the capsule does not say so. Those
-    that ask in a process with such a NumPy are like PyTorch, which passes over it anyway.
-
-    Raises
-    ------
-    BufferError
-        The array is read-only, and the consumer does not ask for a capsule that could say so.
+    that ask in a process with such a NumPy are like PyTorch, which passes over it anyway. BufferError if the array is
+    read-only, and the consumer does not ask for a capsule that could say so.
     """
     is_bf16 = array.dtype == dtypes.BF16.numpy
     known = array.view(np.uint16) if is_bf16 else array  # what NumPy takes as one of its own, or as nothing at all
@@ -120,15 +116,7 @@ class _Lender:
 def read(produce: Callable[[], object]) -> npt.NDArray[Any]:
     """Return what an unversioned capsule of CPU memory has, as an array to be read, without a copy.
 
-    Parameters
-    ----------
-    produce : callable
-        Returns the capsule. May be called twice.
-
-    Raises
-    ------
-    TypeError
-        As :func:`consume`.
+    ``produce`` returns the capsule, and may be called twice. TypeError as from :func:`consume`.
     """
     return array_of(_Lender(produce))
 
@@ -136,10 +124,8 @@ def read(produce: Callable[[], object]) -> npt.NDArray[Any]:
 def array_of(value: Any) -> npt.NDArray[Any]:
     """Return what has ``__dlpack__``, on the host, as an array without a copy: by NumPy, or where that knows no BF16.
 
-    Raises
-    ------
-    BufferError, RuntimeError, TypeError
-        It does not give its memory away, or is of a data type that has no counterpart.
+    BufferError, RuntimeError or TypeError if it does not give its memory away, or is of a data type without a
+    counterpart.
     """
     try:
         return np.from_dlpack(value)
@@ -162,10 +148,7 @@ def check_is_resolved(value: Any, tensor: str) -> None:
 def consume(capsule: object) -> npt.NDArray[Any]:
     """Take over an unversioned capsule of CPU memory and return it as an array, writable and without a copy.
 
-    Raises
-    ------
-    TypeError
-        It is no such capsule, or of a data type that has no counterpart in :mod:`shm_backend_utils.dtypes`.
+    TypeError if it is no such capsule, or of a data type that has no counterpart in :mod:`shm_backend_utils.dtypes`.
     """
     managed = managed_tensor(capsule)
     tensor = managed.tensor

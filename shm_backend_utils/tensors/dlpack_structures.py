@@ -118,13 +118,7 @@ class Consumed:
 
 
 def managed_tensor(capsule: object) -> ManagedTensor:
-    """Return what an unversioned capsule has, which stays the capsule's.
-
-    Raises
-    ------
-    TypeError
-        It is no such capsule, or was used.
-    """
+    """Return what an unversioned capsule has, which stays the capsule's; TypeError if it is no such one, or used."""
     if type(capsule).__name__ != "PyCapsule" or not capsule_is_valid(capsule, NAME):
         raise TypeError(f"expected an unused DLPack capsule 'dltensor', found {capsule!r}")
     return ManagedTensor.from_address(capsule_pointer(capsule, NAME))

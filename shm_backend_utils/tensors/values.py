@@ -26,27 +26,13 @@ _PLAIN: Final = frozenset({bool, int, float, str, bytes})
 def parts_of(spec: ModelSpec, tensor: TensorSpec, value: Any) -> list[npt.NDArray[Any]]:
     """Return what a user gives as a tensor of a model, as arrays that lie one after another along the first axis.
 
-    Parameters
-    ----------
-    spec : ModelSpec
-        The model.
-    tensor : TensorSpec
-        One of its inputs or outputs.
-    value : object
-        On the host: a NumPy array, or what has ``__dlpack__``, ``__array_interface__`` or ``__array__``; a list or
-        tuple of such: rows, if each has one dimension less than the tensor; else parts of a batch; or Python numbers,
-        strings and nested lists of them, which take the tensor's dtype if they fit it. One number serves a tensor whose
-        dimensions may all be 1.
+    The value is on the host: a NumPy array, or what has ``__dlpack__``, ``__array_interface__`` or ``__array__``; a
+    list or tuple of such: rows, if each has one dimension less than the tensor; else parts of a batch; or Python
+    numbers, strings and nested lists of them, which take the tensor's dtype if they fit it. One number serves a tensor
+    whose dimensions may all be 1.
 
-    Returns
-    -------
-    list of numpy.ndarray
-        At least one, of no subclass, all of one dtype. Strings may be of objects, or of NumPy's kinds S and U.
-
-    Raises
-    ------
-    TensorError
-        The tensor cannot be made of this value.
+    There is at least one array, of no subclass, and all have one dtype; strings may be of objects, or of NumPy's kinds
+    S and U. TensorError if the tensor cannot be made of this value.
     """
     if isinstance(value, (list, tuple)) and value and all(_is_array(part) for part in value):
         return _rows_or_parts(spec, tensor, [host_array(tensor.name, part) for part in value])
@@ -62,10 +48,7 @@ def whole_array(spec: ModelSpec, tensor: TensorSpec, value: Any) -> npt.NDArray[
 def host_array(name: str, value: Any) -> npt.NDArray[Any]:
     """Return an array of any library, on the host, as one of NumPy's own kind, without a copy where that can be.
 
-    Raises
-    ------
-    TensorError
-        It lies elsewhere; it does not give its memory away; or some of its elements are masked.
+    TensorError if it lies elsewhere, does not give its memory away, or has masked elements.
     """
     if isinstance(value, np.ndarray):
         mask = None if value.dtype.names else getattr(value, "mask", None)
@@ -84,10 +67,7 @@ def host_array(name: str, value: Any) -> npt.NDArray[Any]:
 def untyped_array(name: str, value: Any) -> npt.NDArray[Any]:
     """Return it as NumPy takes it, in native byte order; strings become objects, with zeros at their ends.
 
-    Raises
-    ------
-    TensorError
-        As :func:`host_array`; or no dtype holds its integers, beside its other numbers, as they are.
+    TensorError as from :func:`host_array`, or if no dtype holds its integers, beside its other numbers, as they are.
     """
     if _is_array(value):
         return _native(host_array(name, value))
@@ -181,11 +161,8 @@ def _rows_or_parts(spec: ModelSpec, tensor: TensorSpec, parts: list[npt.NDArray[
 def _of_numbers(tensor: TensorSpec, value: Any) -> npt.NDArray[Any]:
     """Return a number, a string or a nested list of these as an array of the model's dtype; object for strings.
 
-    Raises
-    ------
-    TensorError
-        The list is not rectangular, or an element is nothing that this dtype can hold: integers must fit exactly,
-        fractions as near as can be.
+    TensorError if the list is not rectangular, or an element is nothing that this dtype can hold: integers must fit
+    exactly, fractions as near as can be.
     """
     elements = _elements(tensor.name, value)
     if elements.ndim == 0 and all(size in (-1, 1) for size in tensor.shape):

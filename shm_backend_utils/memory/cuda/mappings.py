@@ -48,7 +48,7 @@ class CudaMapping:
         self.device = opened.device
         self.handle = opened.handle
         self.event = use.event  # the owner's, to be recorded on streams of this process; 0 if there is none
-        # equal for mappings of one allocation, and for nothing else, also no file
+        # Equal for mappings of one allocation, and for nothing else, also no file.
         self.identity = (_NO_FILE_SYSTEM, int.from_bytes(opened.handle, "big"))
         self._use: _Use | None = use
 

@@ -54,8 +54,7 @@ class Office:
         return SealedKey(name, number)
 
     def offer(self, key: SealedKey, token: bytes, access: Access, copy: Callable[[], Descriptor]) -> None:
-        """Hand a region over to models that know the token and have access, until it is withdrawn; this user and root
-        have it.
+        """Hand a region to models that know the token and have access, as this user and root do, until it is withdrawn.
 
         ``copy`` returns the region's descriptor, opened anew: locks belong to open file descriptions, and who is given
         one could release its locks. It is called in another thread; what it opens must stay open until the key is

@@ -187,7 +187,7 @@ class SlotRegion:
         # The streams of GPUs on which users of its memory said that they work with it, and may still read results; None
         # among them where somebody did not say so.
         self.worked_on: set[Any] = set()
-        # takes another descriptor of the region, which it then owns
+        # Takes another descriptor of the region, which it then owns.
         self.on_destroy: Callable[[Descriptor], None] | None = None
         self.holder: object = None  # None if nobody has it
         self.idle_since = 0.0  # by time.monotonic()

@@ -38,24 +38,13 @@ _ANYWHERE: Final = 256
 
 
 class CapsuleTensor(NamedTuple):
-    """Elements on a GPU, as a capsule describes them.
-
-    Attributes
-    ----------
-    address : int
-    shape, strides : tuple of int
-        Strides are in bytes.
-    dtype : numpy.dtype
-    device_type, device : int
-        Those of DLPack.
-    is_read_only : bool
-    """
+    """Elements on a GPU, as a capsule describes them."""
 
     address: int
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    strides: tuple[int, ...]  # in bytes
     dtype: np.dtype[Any]
-    device_type: int
+    device_type: int  # of DLPack, as the device's number is
     device: int
     is_read_only: bool
 
@@ -73,14 +62,8 @@ def capsule_over(memory: CapsuleTensor, owner: object, max_version: tuple[int, i
     That says whether the memory is read-only, which PyTorch and CuPy pass over. An unversioned one cannot say it, and
     is made all the same: JAX asks for no other, and a consumer of GPU memory that heeds it is not known.
 
-    Parameters
-    ----------
-    memory : CapsuleTensor
-        Of a data type in :mod:`shm_backend_utils.dtypes`.
-    owner : object
-        Kept alive until the capsule, and who has consumed it, are gone.
-    max_version : tuple of int, optional
-        The newest version that the consumer knows.
+    The owner is kept alive until the capsule, and who has consumed it, are gone; ``max_version`` is the newest that the
+    consumer knows.
     """
     row = dtypes.BY_NUMPY[memory.dtype]
     is_versioned = NUMPY_MAKES_VERSIONED and max_version is not None and max_version >= VERSION
@@ -102,11 +85,8 @@ def capsule_over(memory: CapsuleTensor, owner: object, max_version: tuple[int, i
 def taken_over(capsule: object) -> TakenOver:
     """Take over a capsule of either kind over memory of a GPU.
 
-    Raises
-    ------
-    TypeError
-        It is no unused capsule, of a newer version, not of a GPU, or of a data type that has no counterpart in
-        :mod:`shm_backend_utils.dtypes`. It is as it was then.
+    TypeError, and the capsule is as it was, if it is no unused one, of a newer version, not of a GPU, or of a data type
+    that has no counterpart in :mod:`shm_backend_utils.dtypes`.
     """
     versioned = versioned_tensor(capsule)
     if versioned is not None and versioned.version[0] > VERSION[0]:

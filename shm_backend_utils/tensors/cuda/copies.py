@@ -23,27 +23,12 @@ Array = DeviceArray | StridedArray | npt.NDArray[Any]
 
 
 def copy(runtime: CudaRuntime, target: Array, source: Array, stream: int, *, tensor: str = "") -> None:
-    """Copy an array to another one, on a stream, which waits until an array of ours is written.
+    """Copy an array to another one of the same shape, on a stream, which waits until an array of ours is written.
 
-    Parameters
-    ----------
-    runtime : CudaRuntime
-        This process'.
-    target, source : DeviceArray, StridedArray or numpy.ndarray
-        Of the same shape and size of elements; at least one is on a GPU. The arrays must stay until the copy is made.
-        Host memory that is not pinned, and arrays of NumPy that are not C-contiguous, are done with on return; pinned
-        memory is, when the stream has been waited for.
-    stream : int
-        Of any GPU; a default stream is that of the target's GPU, or else of the source's.
-    tensor : str, optional
-        What to call the arrays in errors.
-
-    Raises
-    ------
-    TensorError
-        The copy would be of more than 4096 pieces.
-    CudaError
-        CUDA refuses it.
+    At least one is on a GPU, and both must stay until the copy is made. Host memory that is not pinned, and arrays of
+    NumPy that are not C-contiguous, are done with on return; pinned memory is, when the stream has been waited for. A
+    default stream is that of the target's GPU, or else of the source's. TensorError, which names the tensor, for more
+    than 4096 pieces.
     """
     if target.shape != source.shape or target.dtype.itemsize != source.dtype.itemsize:
         raise TensorError(

@@ -21,11 +21,7 @@ def cupy_array(address: int, shape: tuple[int, ...], dtype: np.dtype[Any], devic
     """Return a C-contiguous array of CuPy; of BF16, where CuPy or ``ml_dtypes`` does not know it, as ``uint16``.
 
     It is made from the address, as CuPy 13 takes no BF16 by DLPack, and 14 only with some versions of NumPy.
-
-    Raises
-    ------
-    MachineError
-        CuPy is not installed.
+    MachineError if CuPy is not installed.
     """
     cupy = _imported()
     if dtype == dtypes.BF16.numpy and (dtype.type is np.void or int(cupy.__version__.partition(".")[0]) < _KNOWS_BF16):

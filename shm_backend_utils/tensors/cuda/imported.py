@@ -50,29 +50,12 @@ def device_of(runtime: CudaRuntime, value: Any, otherwise: int = 0) -> int:
 
 
 def imported(runtime: CudaRuntime, value: Any, stream: int, *, tensor: str = "") -> DeviceArray | StridedArray:
-    """Return an array on a GPU, of any library, over its own memory.
+    """Return an array on a GPU, of any library, over its own memory, which it keeps.
 
-    Parameters
-    ----------
-    runtime : CudaRuntime
-        This process'.
-    value : object
-        A DeviceArray or DeviceView; what has ``__dlpack__`` or ``__cuda_array_interface__``; or a DLPack capsule.
-    stream : int
-        It waits for what the library says that is still to be done. That is the library's current stream in this
-        thread, so what the user has named must be waited for, too. It must be a stream: not every library knows -1.
-    tensor : str, optional
-        What to call it in errors.
-
-    Returns
-    -------
-    DeviceArray or StridedArray
-        Keeps the memory. A StridedArray is not C-contiguous.
-
-    Raises
-    ------
-    TensorTypeError
-        It does not give its memory away, or is of a data type that Triton does not have.
+    The value may be a DLPack capsule; a StridedArray is not C-contiguous. ``stream`` waits for what the library says
+    that is still to be done. That is the library's current stream in this thread, so what the user has named must be
+    waited for, too. It must be a stream: not every library knows -1. TensorTypeError if the value does not give its
+    memory away, or is of a data type that Triton does not have.
     """
     if isinstance(value, DeviceView):
         value = value.array

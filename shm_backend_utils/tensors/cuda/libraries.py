@@ -33,26 +33,10 @@ def library_of(value: Any) -> str | None:
 
 
 def as_library(array: DeviceArray, library: str) -> Any:
-    """Return an array of a library over the memory of a DeviceArray, which it keeps. The library's stream waits for it.
+    """Return an array of a library, as :func:`library_of` names it, over the memory of a DeviceArray, which it keeps.
 
-    Parameters
-    ----------
-    array : DeviceArray
-        On any GPU.
-    library : str
-        As :func:`library_of` returns it.
-
-    Returns
-    -------
-    torch.Tensor, cupy.ndarray, jax.Array or numba.cuda.devicearray.DeviceNDArray
-        BF16 is ``uint16`` where the library has no such type: in Numba, and see :meth:`.DeviceArray.cupy`.
-
-    Raises
-    ------
-    ImportError
-        The library is not installed.
-    ValueError
-        It is none of these.
+    The library's stream waits for it. BF16 is ``uint16`` where the library has no such type: in Numba, and see
+    :meth:`.DeviceArray.cupy`. ImportError if the library is not installed; ValueError if it is none of these.
     """
     make = _MAKERS.get(library)
     if make is None:

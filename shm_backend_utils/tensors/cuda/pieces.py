@@ -28,27 +28,15 @@ class _Axis(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """How to copy: rectangles, all of one form.
-
-    Attributes
-    ----------
-    width, height : int
-        Bytes of a row, and rows.
-    target_pitch, source_pitch : int
-        Bytes from row to row. Of one row, they are its width.
-    target_begin, source_begin : int
-        Where the arrays begin that are gone through forwards, in bytes from each one's first element.
-    others : tuple
-        The axes that lead from rectangle to rectangle.
-    """
+    """How to copy: rectangles, all of one form. All is in bytes but the height, in rows."""
 
     width: int
     height: int
-    target_pitch: int
+    target_pitch: int  # from row to row; of one row, its width
     source_pitch: int
-    target_begin: int
+    target_begin: int  # where the array begins that is gone through forwards, from its first element
     source_begin: int
-    others: tuple[_Axis, ...]
+    others: tuple[_Axis, ...]  # the axes that lead from rectangle to rectangle
 
     @property
     def count(self) -> int:
@@ -70,14 +58,7 @@ def plan(
 ) -> Plan:
     """Return how to copy between arrays of a shape, in few rectangles.
 
-    Parameters
-    ----------
-    shape : tuple of int
-        Of both.
-    target_strides, source_strides : tuple of int
-        In bytes, of any sign; the source's may be 0, as those of what was broadcast.
-    itemsize : int
-        Bytes of an element.
+    Strides are in bytes, of any sign; the source's may be 0, as those of what was broadcast.
     """
     if not math.prod(shape):
         return Plan(0, 0, 0, 0, 0, 0, (_Axis(0, 0, 0),))

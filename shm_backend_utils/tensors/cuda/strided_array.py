@@ -15,31 +15,15 @@ __all__ = ["StridedArray"]
 
 @dataclass(frozen=True, eq=False)
 class StridedArray:
-    """Elements on a GPU, in any order: of another library's array.
-
-    Attributes
-    ----------
-    runtime : CudaRuntime
-    address : int
-        Of the first element.
-    shape : tuple of int
-    strides : tuple of int
-        In bytes; 0 or less, too.
-    dtype : numpy.dtype
-    device : int
-        This process' number of the GPU.
-    owner : object
-        Keeps the memory.
-    is_read_only : bool
-    """
+    """Elements on a GPU, in any order: of another library's array."""
 
     runtime: CudaRuntime
     address: int
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    strides: tuple[int, ...]  # in bytes; 0 or less, too
     dtype: np.dtype[Any]
-    device: int
-    owner: object
+    device: int  # this process' number of the GPU
+    owner: object  # keeps the memory
     is_read_only: bool = False
 
     @property
