@@ -27,21 +27,11 @@ _PROGRAM: Final = "shm-backend-utils"
 
 
 class Command(NamedTuple):
-    """One command.
+    """One command."""
 
-    Attributes
-    ----------
-    name : str
-        As it is typed; its module has the same name.
-    summary : str
-        One line for ``--help``.
-    extra : str
-        The extra of the distribution that has what it needs; empty if it needs none.
-    """
-
-    name: str
-    summary: str
-    extra: str = ""
+    name: str  # as it is typed; its module has the same name
+    summary: str  # one line for --help
+    extra: str = ""  # the distribution's extra that has what it needs; empty if it needs none
 
 
 COMMANDS: Final = (

@@ -12,7 +12,7 @@ __all__ = ["ReplyInTime"]
 
 
 class ReplyInTime(HTTPResponse):
-    """An answer that must have come as a whole, its head included, by a moment of the clock; else TimeoutError."""
+    """An answer that comes whole, head included, by a moment of ``monotonic()``; else reading it is a TimeoutError."""
 
     def __init__(self, sock: socket.socket, deadline: float, **named: Any) -> None:
         super().__init__(sock, **named)

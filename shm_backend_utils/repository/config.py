@@ -33,12 +33,8 @@ _NO_VALUE: Final = re.compile(r'Enum type "inference\.([\w.]+)" has no value nam
 def read_config(folder: Path) -> Any:
     """Return the ``ModelConfig`` of a model's folder; an empty one if there is no file.
 
-    Raises
-    ------
-    ModelError
-        It is none; the message has file, line and column, what protobuf says, and what to write.
-    OSError
-        It cannot be read, or is no file.
+    ModelError if it is none: the message has file, line and column, what protobuf says, and what to write. OSError if
+    it cannot be read, or is no file.
     """
     file = folder / CONFIG_FILE
     config = model_config_pb2.ModelConfig()
@@ -60,10 +56,7 @@ def read_config(folder: Path) -> Any:
 def check_tensors(config: Any) -> None:
     """Check inputs and outputs, as the server does once the model had its say.
 
-    Raises
-    ------
-    ModelError
-        One lacks a name, a type or sizes, or has such as cannot be.
+    ModelError if one lacks a name, a type or sizes, or has such as cannot be.
     """
     for side in ("input", "output"):
         for tensor in getattr(config, side):

@@ -13,13 +13,7 @@ CODE_FILE: Final = "model.py"
 
 
 def version_folders(model: Path) -> list[Path]:
-    """Return the folders of a model's versions, the oldest first.
-
-    Raises
-    ------
-    OSError
-        The model's folder cannot be read.
-    """
+    """Return the folders of a model's versions, the oldest first; OSError if the model's folder cannot be read."""
     versions = [each for each in model.iterdir() if each.name.isdecimal() and each.is_dir()]
     return sorted(versions, key=lambda version: int(version.name))
 
@@ -27,10 +21,7 @@ def version_folders(model: Path) -> list[Path]:
 def is_model_folder(folder: Path) -> bool:
     """Return whether a folder is a model's: it has a configuration, or a version with code.
 
-    Raises
-    ------
-    OSError
-        It cannot be read.
+    OSError if it cannot be read.
     """
     return (folder / CONFIG_FILE).exists() or any(
         (version / CODE_FILE).is_file() for version in version_folders(folder)

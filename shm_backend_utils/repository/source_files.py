@@ -21,12 +21,7 @@ class NoSourceError(OSError):
 def read_source(file: Path) -> bytes:
     """Return what a file holds. Waits for nobody: a pipe or a device is no source, whoever has put it there.
 
-    Raises
-    ------
-    NoSourceError
-        It is no regular file, or larger than :data:`MOST_BYTES`.
-    OSError
-        It cannot be read.
+    NoSourceError if it is no regular file, or larger than :data:`MOST_BYTES`; OSError if it cannot be read.
     """
     fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:

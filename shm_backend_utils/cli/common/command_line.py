@@ -38,12 +38,7 @@ def port(text: str) -> int:
 def exit_status(program: Callable[[], int], *errors: type[Exception]) -> int:
     """Run a program that cleans up when a signal ends it, and return its exit status.
 
-    Parameters
-    ----------
-    program : callable
-        Returns the exit status.
-    errors : types of exceptions
-        Of these, and of what the system refuses, only the message is printed: it says all that a user needs.
+    Of these errors, and of what the system refuses, only the message is printed: it says all that a user needs.
     """
     told: tuple[type[Exception], ...] = (*errors, OSError)
     try:

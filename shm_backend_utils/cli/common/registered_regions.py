@@ -20,38 +20,16 @@ _PATIENCE_S: Final = 10.0
 
 
 class RegisteredRegion(NamedTuple):
-    """A region of this process that a server has registered.
+    """A region of this process that a server has registered."""
 
-    Attributes
-    ----------
-    name : str
-        At the server, and of the object in ``/dev/shm``.
-    handle : object
-        As ``tritonclient.utils.shared_memory`` takes it.
-    """
-
-    name: str
-    handle: Any
+    name: str  # at the server, and of the object in /dev/shm
+    handle: Any  # as tritonclient.utils.shared_memory takes it
 
 
 def registered_region(stack: ExitStack | AsyncExitStack, plain: Any, name: str, byte_size: int) -> RegisteredRegion:
-    """Make a region, with memory for every byte, and register it.
+    """Make a region, with memory for every byte, and register it by tritonclient's client, ``plain``, which blocks.
 
-    Parameters
-    ----------
-    stack : ExitStack or AsyncExitStack
-        Unregisters and removes it when it ends.
-    plain : object
-        tritonclient's client, which blocks.
-    name : str
-        Of the region.
-    byte_size : int
-        Its size.
-
-    Raises
-    ------
-    NoSharedMemoryError
-        ``/dev/shm`` has no room for it.
+    The stack unregisters and removes it when it ends. NoSharedMemoryError if ``/dev/shm`` has no room for it.
     """
     handle = shared_memory.create_shared_memory_region(name, f"/{name}", byte_size, create_only=True)
     stack.callback(shared_memory.destroy_shared_memory_region, handle)

@@ -42,13 +42,7 @@ def sample_models() -> list[Path]:
 
 
 def copy_models(models: Iterable[Path], folder: Path) -> Path:
-    """Copy models into a folder, and return it.
-
-    Raises
-    ------
-    MachineError
-        There is no room for them, or no permission.
-    """
+    """Copy models into a folder, and return it; MachineError if there is no room for them, or no permission."""
     try:
         for model in models:
             ignored = shutil.ignore_patterns("__pycache__")

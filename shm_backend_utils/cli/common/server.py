@@ -25,16 +25,9 @@ def temporary_server(
     installation: Installation | None = None,
     numpy: StubNumpy = "server",
 ) -> Iterator[EmbeddedServer]:
-    """Start a server.
+    """Start a server; the folder's name says which tool did, should it ever be left behind.
 
-    Parameters
-    ----------
-    tool : str
-        Who starts it; the folder's name says so, should it ever be left behind.
-    provide_models : callable
-        Takes a path to put models at, and returns where they are.
-    ports, installation, numpy
-        As for :meth:`EmbeddedServer.start`.
+    ``provide_models`` takes a path to put models at, and returns where they are.
     """
     with _temporary_folder(tool) as name:
         folder = Path(name)

@@ -23,20 +23,11 @@ WARM_UP_ROUNDS: Final = 3
 
 @dataclass
 class Measurement:
-    """What was measured.
+    """What was measured."""
 
-    Attributes
-    ----------
-    milliseconds : dict of str to list of float
-        Per path, one for each request.
-    outputs : dict of str to numpy.ndarray
-        The normalized photographs by name.
-    differing : set of str
-        Photographs for which the paths gave different bytes in any round.
-    """
-
-    milliseconds: dict[str, list[float]]
-    outputs: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    milliseconds: dict[str, list[float]]  # per path, one for each request
+    outputs: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)  # the normalized photographs by name
+    # Photographs for which the paths gave different bytes in any round.
     differing: set[str] = field(default_factory=set)
 
     def percentile(self, path: str, percent: float) -> float:

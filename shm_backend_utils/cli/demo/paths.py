@@ -35,17 +35,10 @@ Request = Callable[[], npt.NDArray[np.float32]]
 
 
 class RequestPath(ABC):
-    """One way to the model and back. A context manager, which removes what it put anywhere.
-
-    Attributes
-    ----------
-    name : str
-    copies : str
-        Of the tensors' data, between the client's memory and the model's.
-    """
+    """One way to the model and back. A context manager, which removes what it put anywhere."""
 
     name: str
-    copies: str
+    copies: str  # of the tensors' data, between the client's memory and the model's
 
     def __init__(self, url: str) -> None:
         self._cleanup = contextlib.ExitStack()

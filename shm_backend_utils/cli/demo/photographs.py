@@ -28,15 +28,10 @@ _FILES: Final = {
 
 
 def load_photographs() -> dict[str, Photograph]:
-    """Return the photographs by name.
+    """Return the photographs by name; FileNotFoundError if the package has none of them.
 
     The files are read where the package has them: scikit-image's own functions would download those that a release
     leaves out, and this is to work without a network.
-
-    Raises
-    ------
-    FileNotFoundError
-        The package has none of them.
     """
     folder = Path(skimage.__file__).parent / "data"
     files = {name: folder / file for name, file in _FILES.items()}

@@ -23,13 +23,7 @@ _TILE_INCHES: Final = 1.4
 
 
 def draw(file: Path, photographs: dict[str, Photograph], measurement: Measurement) -> None:
-    """Write the picture: photographs above, the model's outputs below.
-
-    Raises
-    ------
-    OSError
-        It cannot be written there.
-    """
+    """Write the picture: photographs above, the model's outputs below; OSError if it cannot be written there."""
     aspects = [photograph.shape[1] / photograph.shape[0] for photograph in photographs.values()]
     figure, axes = plt.subplots(
         2,

@@ -19,13 +19,7 @@ _TEXTS: Final = ("version", "numpy")
 
 
 def checked_config(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model's configuration as Triton writes it in JSON, whoever wrote this one.
-
-    Raises
-    ------
-    ValueError
-        It is none.
-    """
+    """Return a model's configuration as Triton writes it in JSON, whoever wrote this one; ValueError if it is none."""
     message = model_config_pb2.ModelConfig()
     try:
         text = json.dumps(told, ensure_ascii=False).encode()

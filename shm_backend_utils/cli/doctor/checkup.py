@@ -18,20 +18,12 @@ TIME_S: Final = 3.5
 
 @dataclass
 class Checkup:
-    """Fills up as things are examined.
+    """Fills up as things are examined."""
 
-    Attributes
-    ----------
-    fine : list of (str, str)
-        What was checked and is as it should be: the model's name, or none, and one line.
-    findings : list of Finding
-    deadline : float
-        When the server is asked nothing more, by ``time.monotonic()``.
-    """
-
+    # What was checked and is as it should be: the model's name, or none, and one line.
     fine: list[tuple[str, str]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    deadline: float = math.inf
+    deadline: float = math.inf  # when the server is asked nothing more, by time.monotonic()
 
     def start_time(self) -> None:
         """Have the time begin in which the server is asked: what comes before waits for nobody."""

@@ -19,19 +19,9 @@ _DIRECT: Final = "direct"
 
 
 def findings_in_config(config: Mapping[str, Any], model: str) -> list[Finding]:
-    """Return what in a model's configuration keeps its requests from the direct path.
+    """Return what in a model's configuration, in the server's JSON form, keeps its requests from the direct path.
 
-    Parameters
-    ----------
-    config : mapping
-        In the server's JSON form, as from ``GET v2/models/M/config``.
-    model : str
-        The model's name, for the findings.
-
-    Returns
-    -------
-    list of Finding
-        Empty also for ensembles and models of other backends, which cannot have that path.
+    That is nothing for ensembles and models of other backends, which cannot have that path.
     """
     if not is_of_python_backend(config):
         return []

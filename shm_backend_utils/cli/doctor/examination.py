@@ -28,15 +28,7 @@ _MOST_NAMED: Final = 20
 
 
 def examine(url: str | Connectable, model: str | None = None) -> Checkup:
-    """Examine a server, the way to it, and its models. Ends within five seconds, whatever the server does.
-
-    Parameters
-    ----------
-    url : str or Connectable
-        As of ``ShmClient``.
-    model : str, optional
-        By default all that are ready.
-    """
+    """Examine a server, the way to it, and its models, or one. Ends within five seconds, whatever the server does."""
     checkup = Checkup()
     checkup.conclude(findings_on_machine(), "/dev/shm of this machine has room, and nothing is left behind there")
     try:

@@ -31,18 +31,7 @@ _PROTOCOL_VERSION: Final = "protocol/layout.py", re.compile(rb"^VERSION\b.*= (\d
 
 
 def findings_in_folder(folder: Path) -> list[Finding]:
-    """Return what is wrong in a model's folder, or in each one of a repository of models.
-
-    Parameters
-    ----------
-    folder : pathlib.Path
-        Of a model or of a repository.
-
-    Returns
-    -------
-    list of Finding
-        With the models' names; none for models of other backends.
-    """
+    """Return what is wrong in a model's folder, or in each of a repository; nothing for models of other backends."""
     try:
         folder = folder.absolute()
         if not folder.is_dir():

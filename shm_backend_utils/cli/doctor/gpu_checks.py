@@ -19,31 +19,15 @@ _INSTANCE: Final = "MIG-"
 
 
 class ClientGpus(NamedTuple):
-    """What this process sees of GPUs.
+    """What this process sees of GPUs."""
 
-    Attributes
-    ----------
-    uuids : tuple of str
-        32 hexadecimal digits each; with MIG they are the instances'.
-    obstacle : str
-        Why it sees none; empty if there is no sign of any.
-    visible : mapping of str to str
-        What the environment says of them.
-    """
-
-    uuids: tuple[str, ...] = ()
-    obstacle: str = ""
-    visible: Mapping[str, str] = {}
+    uuids: tuple[str, ...] = ()  # 32 hexadecimal digits each; with MIG they are the instances'
+    obstacle: str = ""  # why it sees none; empty if there is no sign of any
+    visible: Mapping[str, str] = {}  # what the environment says of them
 
 
 def find_client_gpus(cuda: CudaAccess | None = None) -> ClientGpus:
-    """Return what this process sees. Without a sign of a GPU no driver is loaded, as that takes its time.
-
-    Parameters
-    ----------
-    cuda : CudaAccess, optional
-        By default NVIDIA's driver, where there is the device of one.
-    """
+    """Return what this process sees. Without a sign of a GPU no driver is loaded, as that takes its time."""
     visible = visible_devices()
     if cuda is None and not _DEVICE.exists():
         return ClientGpus(visible=visible)
@@ -65,16 +49,7 @@ def findings_on_gpus(
 ) -> Iterator[Finding]:
     """Yield what keeps client and model from sharing memory of GPUs.
 
-    Parameters
-    ----------
-    config : mapping
-        The model's.
-    client : ClientGpus
-        What this process sees.
-    report : mapping
-        The model's, with ``gpus``.
-    here : mapping
-        What :func:`.process_facts` says of this process.
+    The report is the model's, with ``gpus``; ``here`` is what :func:`.process_facts` says of this process.
     """
     model = str(config.get("name"))
     told = report.get("gpus") or {}

@@ -23,19 +23,9 @@ def examine_processes(
 ) -> int:
     """Look at the processes of each version of a Python model; where none is seen, ask its session for signs of life.
 
-    The server gives requests that come one by one to each process in turn. Raises as ``server_calls.sign_of_life``.
-
-    Parameters
-    ----------
-    driver, checkup, config
-        As of :func:`.examine_model`.
-    versions : sequence of str
-        Those that are ready; an empty one is what the server takes for the model.
-
-    Returns
-    -------
-    int
-        How often the model is to be probed until a living process gets the probe; 0 where none lives.
+    Return how often the model is to be probed until a living process gets the probe, 0 where none lives: the server
+    gives requests that come one by one to each process in turn. An empty version is what the server takes for the
+    model. Raises as ``server_calls.sign_of_life``.
     """
     codec, name, tries = driver.transport.codec, str(config["name"]), 0
     for version in versions:

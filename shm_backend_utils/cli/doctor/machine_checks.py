@@ -29,13 +29,7 @@ _LITTLE_BYTES: Final = 128 * _MIB
 
 
 def findings_on_machine() -> list[Finding]:
-    """Look at ``/dev/shm``, at what is left there, and at how much memory there is. Changes nothing.
-
-    Returns
-    -------
-    list of Finding
-        What was met; empty if all is well.
-    """
+    """Look at ``/dev/shm``, at what is left there, and at how much memory there is. Changes nothing."""
     return [*_dev_shm(), *_left_behind(), *_memory()]
 
 

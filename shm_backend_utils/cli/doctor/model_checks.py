@@ -34,13 +34,7 @@ _FAILURES: Final = (
 
 
 class Probes(NamedTuple):
-    """What came of the probes of a model.
-
-    Attributes
-    ----------
-    sealed, system : ProbeAnswer or MachineError or None
-        Each kind of memory was tried; None if it needed not be.
-    """
+    """What came of the probes of a model with each kind of memory; None if it needed not be tried."""
 
     sealed: ProbeAnswer | MachineError
     system: ProbeAnswer | MachineError | None
@@ -72,22 +66,9 @@ def examine_model(
 ) -> bool:
     """Look whether a model lives, and probe it; return whether it shares memory.
 
-    Parameters
-    ----------
-    driver : BlockingDriver
-        The connection.
-    checkup : Checkup
-        For what is found.
-    config : mapping
-        The model's configuration, as the server has it.
-    versions : sequence of str
-        The model's versions that are ready. The one that requests get that name none is probed.
-    here : mapping
-        What :func:`.process_facts` says of this process.
-    gpus : ClientGpus
-        What this process sees of GPUs.
-    declares : bool
-        Whether it declares the direct path, and its configuration has nothing against that: another is not probed.
+    Of the versions that are ready, the one that requests get that name none is probed. Only a model that ``declares``
+    the direct path, and whose configuration has nothing against that, is. ``here`` is what :func:`.process_facts` says
+    of this process.
     """
     name = str(config.get("name"))
     try:

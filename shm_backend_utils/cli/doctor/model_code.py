@@ -34,43 +34,21 @@ _NAMING: Final = {
 
 @dataclass(frozen=True)
 class ModelCode:
-    """What is known of a model's code by its syntax.
+    """What is known of a model's code by its syntax."""
 
-    Attributes
-    ----------
-    file : pathlib.Path
-        With the model's class.
-    error : str
-        Why it cannot be parsed, with the line; empty if it can.
-    names : frozenset of str
-        All names that it binds at its top; ``*`` if it takes all of another module.
-    mentioned : frozenset of str
-        All names and attributes in it, and in the modules beside it.
-    inherits : bool
-        Whether the model's class has a base, or comes from elsewhere, which may do what is not seen here.
-    dropped : tuple of (int, str)
-        The lines in ``execute`` where a session serves requests and its answers go nowhere, and what is called there.
-    named : tuple of (int, str, str)
-        The lines where a call names something: ``"input"``, ``"output"`` or ``"model"``, and its literal name.
-    """
-
-    file: Path
-    error: str
-    names: frozenset[str]
-    mentioned: frozenset[str]
-    inherits: bool = False
+    file: Path  # with the model's class
+    error: str  # why it cannot be parsed, with the line; empty if it can
+    names: frozenset[str]  # all that it binds at its top; * if it takes all of another module
+    mentioned: frozenset[str]  # all names and attributes in it, and in the modules beside it
+    inherits: bool = False  # its class has a base, or comes from elsewhere, which may do what is not seen here
+    # The lines in execute where a session serves requests and its answers go nowhere, and what is called there.
     dropped: tuple[tuple[int, str], ...] = ()
+    # The lines where a call names something: "input", "output" or "model", and its literal name.
     named: tuple[tuple[int, str, str], ...] = ()
 
     @classmethod
     def read(cls, file: Path) -> ModelCode:
-        """Read a file.
-
-        Raises
-        ------
-        OSError
-            It cannot be read, or one beside it.
-        """
+        """Read a file; OSError if it cannot be read, or one beside it."""
         try:
             tree = _parsed(file)
         except SyntaxError as error:

@@ -24,17 +24,10 @@ _OF_ANOTHER_USER: Final = re.compile(r"(?i)belongs to user|permission denied|SHM
 def finding_of_refusal(
     sealed: ProbeAnswer | MachineError, system: ProbeAnswer | MachineError | None, host: str, model: str
 ) -> Finding:
-    """Return the finding for a model that has written no report.
+    """Return the finding for a model that has written no report with either kind of memory.
 
-    Parameters
-    ----------
-    sealed, system : ProbeAnswer or MachineError
-        What came of each kind of memory: its report is None, or this process has no such memory. None for one that was
-        not tried.
-    host : str
-        The server's, as in the URL.
-    model : str
-        The model's name.
+    A kind's report is None, or this process has no such memory; ``system`` is None if it was not tried. The host is the
+    server's, as in the URL.
     """
     answers = [each for each in (sealed, system) if isinstance(each, ProbeAnswer)]
     if not answers:

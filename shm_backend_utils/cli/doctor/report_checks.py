@@ -15,15 +15,7 @@ __all__ = ["findings_in_report"]
 
 
 def findings_in_report(spec: ModelSpec, report: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield what a report tells that is not as it should be.
-
-    Parameters
-    ----------
-    spec : ModelSpec
-        The model's configuration.
-    report : mapping
-        Of its session. What it lacks is not judged.
-    """
+    """Yield what the report of a model's session tells that is not as it should be; what it lacks is not judged."""
     version = report.get("version")
     if version != __version__:
         yield Finding(OTHER_VERSION, f"the model has {version}, and this is {__version__}", spec.name)

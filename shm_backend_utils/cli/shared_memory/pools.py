@@ -27,44 +27,23 @@ _TRITON: Final = "triton"
 
 @dataclass(frozen=True)
 class PoolFile:
-    """The file of one pool, whose name begins as the backend's do unless its operator says otherwise.
-
-    Attributes
-    ----------
-    key : str
-        Its name.
-    byte_size : int
-        What it takes of ``/dev/shm``: it is made with holes, and grows.
-    uid : int
-        The user that it belongs to.
-    age_s : float
-        Seconds since it was last written to by a system call, or grew.
-    identity : tuple of int and int
-    """
+    """The file of one pool, whose name begins as the backend's do unless its operator says otherwise."""
 
     key: str
-    byte_size: int
+    byte_size: int  # what it takes of /dev/shm: it is made with holes, and grows
     uid: int
-    age_s: float
+    age_s: float  # since it was last written to by a system call, or grew
     identity: Identity
 
 
 @dataclass(frozen=True)
 class BackendPool:
-    """One pool of Triton's, as found.
-
-    Attributes
-    ----------
-    file : PoolFile
-    pids : list of int
-        Who has it mapped, of those whom this user may look into.
-    is_left_behind : bool or None
-        Whether nobody has it mapped; None where that cannot be told, as there is a process of Triton's that this user
-        may not look into. Processes of other PID namespaces are not seen at all.
-    """
+    """One pool of Triton's, as found."""
 
     file: PoolFile
-    pids: list[int]
+    pids: list[int]  # who has it mapped, of those whom this user may look into
+    # Whether nobody has it mapped; None where that cannot be told, as there is a process of Triton's that this user may
+    # not look into. Processes of other PID namespaces are not seen at all.
     is_left_behind: bool | None
 
     def facts(self) -> dict[str, object]:

@@ -25,52 +25,26 @@ Identity = tuple[int, int]
 
 
 class Holder(NamedTuple):
-    """A process that has memory open or mapped.
-
-    Attributes
-    ----------
-    pid : int
-    command : str
-        The name of its program.
-    """
+    """A process that has memory open or mapped, and the name of its program."""
 
     pid: int
     command: str
 
 
 class MappedObject(NamedTuple):
-    """What a process has mapped of sealed memory, or of a file in ``/dev/shm``, whoever that belongs to.
-
-    Attributes
-    ----------
-    identity : tuple of int and int
-        The file's device and inode.
-    byte_size : int
-        Up to the last byte that is mapped.
-    is_sealed : bool
-        Whether it is sealed memory of this package's.
-    """
+    """What a process has mapped of sealed memory, or of a file in ``/dev/shm``, whoever that belongs to."""
 
     identity: Identity
-    byte_size: int
-    is_sealed: bool
+    byte_size: int  # up to the last byte that is mapped
+    is_sealed: bool  # it is sealed memory of this package's
 
 
 class Process(NamedTuple):
-    """One process, as found.
-
-    Attributes
-    ----------
-    holder : Holder
-    folder : Path
-        What the kernel tells of it.
-    mapped : list of MappedObject
-        Each object once, however often it is mapped.
-    """
+    """One process, as found."""
 
     holder: Holder
-    folder: Path
-    mapped: list[MappedObject]
+    folder: Path  # what the kernel tells of it
+    mapped: list[MappedObject]  # each object once, however often it is mapped
 
     @property
     def mapped_sealed(self) -> list[MappedObject]:
@@ -79,28 +53,14 @@ class Process(NamedTuple):
 
 
 class Processes(NamedTuple):
-    """What was found.
-
-    Attributes
-    ----------
-    found : list of Process
-        By their ids.
-    hidden : list of Holder
-        Those that this user may not look into.
-    """
+    """What was found, by their ids, and who is hidden as this user may not look into them."""
 
     found: list[Process]
     hidden: list[Holder]
 
 
 def look_into_processes(pids: Iterable[int] | None = None) -> Processes:
-    """Look at what processes have mapped, as far as this user may. Changes nothing.
-
-    Parameters
-    ----------
-    pids : iterable of int, optional
-        Which ones; by default all.
-    """
+    """Look at what processes have mapped, all by default, as far as this user may. Changes nothing."""
     found = []
     hidden = []
     numbers = sorted(int(folder.name) for folder in _PROC.glob("[0-9]*")) if pids is None else pids

@@ -23,57 +23,27 @@ _ANY_SIZE: Final = 2**63
 
 @dataclass
 class SealedMemory:
-    """One sealed region, as found.
+    """One sealed region, as found; user and owner are None where nobody has it open, so that nobody can be asked."""
 
-    Attributes
-    ----------
-    inode : int
-        What tells it from others: it has no name.
-    byte_size : int
-        Of all of it; where nobody has it open, of what is mapped.
-    uid : int or None
-        The user that it belongs to; None where nobody has it open.
-    is_owner_alive : bool or None
-        Whether its owner lives and has not given it up; None where nobody has it open, so that nobody can be asked.
-    slot_count : int
-    slots_in_use : int
-        Slots that a model executes in at this moment.
-    holders : list of Holder
-        Who has it open or mapped, of those whom this user may look into.
-    """
-
-    inode: int
-    byte_size: int
+    inode: int  # what tells it from others: it has no name
+    byte_size: int  # of all of it; where nobody has it open, of what is mapped
     uid: int | None = None
-    is_owner_alive: bool | None = None
+    is_owner_alive: bool | None = None  # and has not given it up
     slot_count: int = 0
-    slots_in_use: int = 0
+    slots_in_use: int = 0  # a model executes in them at this moment
+    # Who has it open or mapped, of those whom this user may look into.
     holders: list[Holder] = field(default_factory=list)
 
 
 class Search(NamedTuple):
-    """What was found.
-
-    Attributes
-    ----------
-    found : list of SealedMemory
-        The largest first.
-    is_complete : bool
-        Whether this user may look into every process.
-    """
+    """What was found, the largest first."""
 
     found: list[SealedMemory]
-    is_complete: bool
+    is_complete: bool  # this user may look into every process
 
 
 def find_sealed_memory(pids: Iterable[int] | None = None) -> Search:
-    """Look for sealed memory of this package's in processes, as far as this user may look into them. Changes nothing.
-
-    Parameters
-    ----------
-    pids : iterable of int, optional
-        Which ones; by default all.
-    """
+    """Look for this package's sealed memory in processes, all by default, as far as this user may. Changes nothing."""
     return sealed_memory_of(look_into_processes(pids))
 
 

@@ -14,22 +14,7 @@ _T = TypeVar("_T")
 
 
 def asked(host: Host, failed: str, action: Callable[[], _T]) -> _T:
-    """Return what the server answers.
-
-    Parameters
-    ----------
-    host : Host
-        The server.
-    failed : str
-        What its refusals begin with.
-    action : callable
-        Asks the host.
-
-    Raises
-    ------
-    TritonModelException
-        The server refuses it.
-    """
+    """Return what the host answers to an action; TritonModelException, which begins with ``failed``, if it refuses."""
     try:
         return action()
     except TritonModelException as error:

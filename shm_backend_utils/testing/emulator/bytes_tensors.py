@@ -14,18 +14,10 @@ _LENGTH = struct.Struct("<I")
 
 
 def serialize_byte_tensor(input_tensor: npt.NDArray[Any]) -> bytes | tuple[()] | None:
-    """Return strings in C order, each after its length.
+    """Return strings in C order, each after its length; an empty tuple for no elements, None if there are no strings.
 
-    Parameters
-    ----------
-    input_tensor : numpy.ndarray
-        Of objects, or of NumPy's bytes, which lose their last zeros. An object that is no bytes is written as its
-        ``str``.
-
-    Returns
-    -------
-    bytes, tuple or None
-        An empty tuple for an array without elements; None for one that holds no strings.
+    They are objects, or NumPy's bytes, which lose their last zeros. An object that is no bytes is written as its
+    ``str``.
     """
     if input_tensor.size == 0:
         return ()
@@ -41,10 +33,7 @@ def serialize_byte_tensor(input_tensor: npt.NDArray[Any]) -> bytes | tuple[()] |
 def deserialize_bytes_tensor(encoded_tensor: bytes) -> npt.NDArray[Any]:
     """Return the strings that lie in memory, as an array of one axis of objects, which are bytes.
 
-    Raises
-    ------
-    struct.error
-        A length reaches beyond the end.
+    struct.error if a length reaches beyond the end.
     """
     found = []
     offset = 0

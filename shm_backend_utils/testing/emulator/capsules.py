@@ -36,14 +36,7 @@ _NAME_USED: Final = b"used_dlpack"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GpuMemory:
-    """Memory of a GPU that was taken over from a capsule.
-
-    Attributes
-    ----------
-    address : int
-    owner : object
-        Keeps it.
-    """
+    """Memory of a GPU that was taken over from a capsule; its owner keeps it."""
 
     address: int
     owner: object
@@ -51,20 +44,12 @@ class GpuMemory:
 
 @dataclass(slots=True)
 class Taken:
-    """A tensor that was taken over from a capsule.
-
-    Attributes
-    ----------
-    memory : numpy.ndarray
-        An array over it; without an element, if it is on a GPU.
-    owner : object
-        Keeps the memory.
-    """
+    """A tensor that was taken over from a capsule; its owner keeps the memory."""
 
     datatype: DType
     shape: list[int]
     device: tuple[int, int]
-    memory: npt.NDArray[Any]
+    memory: npt.NDArray[Any]  # an array over it; without an element, if it is on a GPU
     owner: object
 
 
@@ -76,12 +61,8 @@ def is_capsule(value: object) -> bool:
 def take_of(tensor: Any) -> Taken:
     """Take over what a tensor of another library gives away.
 
-    Raises
-    ------
-    StubDiesError
-        It is an array of NumPy 1, whose capsules a real stub dies of.
-    TritonModelException
-        It makes no capsule, or is on a device that the backend does not know, or as :func:`take`.
+    StubDiesError if it is an array of NumPy 1, whose capsules a real stub dies of; TritonModelException if it makes no
+    capsule, or is on a device that the backend does not know; and errors of :func:`take`.
     """
     if not hasattr(tensor, "__dlpack__") or not hasattr(tensor, "__dlpack_device__"):
         raise TritonModelException(
@@ -107,12 +88,8 @@ def take_of(tensor: Any) -> Taken:
 def take(capsule: object) -> Taken:
     """Take over a capsule.
 
-    Raises
-    ------
-    StubDiesError
-        It was used.
-    TritonModelException
-        It is not in C order, or on a device that the backend does not know.
+    StubDiesError if it was used; TritonModelException if it is not in C order, or on a device that the backend does not
+    know.
     """
     managed = _managed(capsule)
     tensor = managed.tensor
@@ -137,10 +114,7 @@ def take(capsule: object) -> Taken:
 def make(tensor: Tensor) -> object:
     """Return a capsule over a tensor's memory, which it keeps.
 
-    Raises
-    ------
-    TritonModelException
-        It is on a GPU, and of a type that Triton does not have.
+    TritonModelException if it is on a GPU, and of a type that Triton does not have.
     """
     there = tensor._owner
     if isinstance(there, GpuMemory):

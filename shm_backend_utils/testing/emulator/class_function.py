@@ -10,13 +10,7 @@ __all__ = ["ClassFunction"]
 
 
 class ClassFunction:
-    """A function of a class, as pybind11 makes it: called on an object, it has one argument too many.
-
-    Parameters
-    ----------
-    function : callable
-        Gets the class, and then what the caller gives.
-    """
+    """A function of a class, as pybind11 makes it: called on an object, it has one argument too many."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function

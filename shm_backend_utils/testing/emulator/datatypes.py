@@ -36,13 +36,7 @@ def of_array(array: npt.NDArray[Any]) -> DType:
 
 
 def of_dlpack(code: int, bits: int, lanes: int) -> DType:
-    """Return the data type of a DLPack tensor.
-
-    Raises
-    ------
-    TritonModelException
-        It is a bfloat of other than 16 bits.
-    """
+    """Return the data type of a DLPack tensor; TritonModelException if it is a bfloat of other than 16 bits."""
     if lanes == 1 and code == BF16.dlpack_code and bits != BF16.dlpack_bits:
         raise TritonModelException(f"Expected BF16 tensor to have 16 bits, but had: {bits}")
     return _OF_DLPACK.get((code, bits), _INVALID) if lanes == 1 else _INVALID

@@ -30,22 +30,13 @@ _ENCODER: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 
 @dataclass(frozen=True, slots=True)
 class TensorContent:
-    """What leaves a stub of a tensor.
-
-    Attributes
-    ----------
-    datatype : str
-        Triton's name: ``"FP32"``, ``"BYTES"``, ``"BF16"``; ``"INVALID"`` for what the stub could not name.
-    shape : tuple of int
-        What the tensor says.
-    array : numpy.ndarray or None
-        What lies in the pool, nobody else's memory; strings as bytes objects. Of another shape than the tensor says
-        where a fault of the stub has lost its bytes. None if it is on a GPU.
-    """
+    """What leaves a stub of a tensor."""
 
     name: str
-    datatype: str
-    shape: tuple[int, ...]
+    datatype: str  # Triton's name, as "FP32"; "INVALID" for what the stub could not name
+    shape: tuple[int, ...]  # what the tensor says
+    # What lies in the pool, nobody else's memory; strings as bytes objects. Of another shape than the tensor says where
+    # a fault of the stub has lost its bytes. None if it is on a GPU.
     array: npt.NDArray[Any] | None
 
 
@@ -68,30 +59,10 @@ def deliver(
 ) -> InferenceRequest:
     """Return a request as a stub gets it. Inputs are copied, as into the backend's pool.
 
-    Parameters
-    ----------
-    backend : module
-        What :func:`~.module.backend_module` made.
-    model_name, model_version : str and int
-        The model that gets it.
-    request_id, correlation_id, flags : str, int or str, and int, optional
-        As the client said.
-    inputs : sequence of (str, str, numpy.ndarray), optional
-        Name, Triton's data type (``"FP32"``, ``"BYTES"``, ``"BF16"``), and what it holds.
-    requested_output_names : iterable of str
-        All outputs of the model, if the client named none.
-    parameters : mapping
-        The request's. ``parameters()`` has them as JSON, in an order that nobody promised: the last comes first.
-    timeout_us : int, optional
-        The client's timeout in microseconds; 0 for none.
-    is_decoupled : bool
-        Whether the model is.
-    trace_context : str, optional
-        The context of an OpenTelemetry trace, as JSON.
-    sink : ResponseSink
-        Where the request's response sender sends.
-    is_cancelled : callable
-        Returns whether the client has given the request up.
+    They are names, Triton's data types (``"FP32"``, ``"BYTES"``, ``"BF16"``), and what they hold. Requested are all
+    outputs of the model, if the client named none. ``parameters()`` of the request has the parameters as JSON, in an
+    order that nobody promised: the last comes first. A timeout of 0 is none. The context of an OpenTelemetry trace is
+    JSON. The request's response sender sends to the sink; ``is_cancelled`` returns whether the client has given up.
     """
     kind: type[InferenceRequest] = backend.InferenceRequest
     made = kind.__new__(kind)

@@ -35,16 +35,9 @@ ErrorCode.__name__ = "__ErrorCode"  # which no class statement can say
 
 
 class TritonError:
-    """The error of a response.
+    """The error of a response: what the client is told, and a code, INTERNAL by default, from Triton 23.09 on.
 
     It is no exception: ``raise`` needs :class:`TritonModelException`.
-
-    Parameters
-    ----------
-    message : str
-        What the client is told.
-    code : ErrorCode, optional
-        INTERNAL by default; from Triton 23.09 on.
     """
 
     __slots__ = ("__weakref__", "_code", "_message")

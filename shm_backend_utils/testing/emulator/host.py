@@ -19,11 +19,6 @@ class Host(Protocol):
 
     What it refuses, it refuses with a :class:`~.errors.TritonModelException` that has the server's own words; the
     emulator puts before them what the stub, and the backend in the server, do.
-
-    Attributes
-    ----------
-    metrics : MetricsRegistry
-        The metric families of the server.
     """
 
     @property

@@ -16,10 +16,7 @@ __all__ = ["ResponseIterator"]
 class ResponseIterator:
     """The responses to a request that a model made, as they come; once all are there, they can be had again.
 
-    Parameters
-    ----------
-    response : InferenceResponse
-        The first, and here the only one.
+    It is made with the first, which here is the only one.
     """
 
     __slots__ = ("__weakref__", "_coming", "_have", "_is_finished", "_next", "_request")

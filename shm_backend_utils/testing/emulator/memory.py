@@ -16,15 +16,7 @@ class MemoryType(NumberedEnum):
 
 
 class PreferredMemory:
-    """Where outputs of another model should lie. From Triton 23.04 on.
-
-    Parameters
-    ----------
-    preferred_memory_type : MemoryType
-        ``TRITONSERVER_MEMORY_GPU`` or ``TRITONSERVER_MEMORY_CPU``.
-    preferred_device_id : int, optional
-        Which GPU.
-    """
+    """Where outputs of another model should lie: memory of the CPU, or of which GPU. From Triton 23.04 on."""
 
     __slots__ = ("_device", "_kind")
 

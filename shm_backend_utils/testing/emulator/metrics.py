@@ -51,44 +51,23 @@ class Metric:
     def increment(self, value: float, /) -> None:
         """Add to a counter or a gauge; nothing negative to a counter.
 
-        Raises
-        ------
-        TritonModelException
-            It is a histogram, or the value is negative for a counter, or the family is gone.
+        TritonModelException if it is a histogram, or the value is negative for a counter, or the family is gone.
         """
         value = number("increment", "value", value)
         self._do("increment", lambda series: self._host.metrics.increment(series, value))
 
     def set(self, value: float, /) -> None:
-        """Set a gauge.
-
-        Raises
-        ------
-        TritonModelException
-            It is none, or the family is gone.
-        """
+        """Set a gauge; TritonModelException if it is none, or the family is gone."""
         value = number("set", "value", value)
         self._do("set", lambda series: self._host.metrics.set(series, value))
 
     def observe(self, value: float, /) -> None:
-        """Count a value in a histogram; from Triton 24.08 on.
-
-        Raises
-        ------
-        TritonModelException
-            It is none, or the family is gone.
-        """
+        """Count a value, from Triton 24.08 on; TritonModelException if it is no histogram, or the family is gone."""
         value = number("observe", "value", value)
         self._do("observe", lambda series: self._host.metrics.observe(series, value))
 
     def value(self) -> float:
-        """Return the value of a counter or a gauge.
-
-        Raises
-        ------
-        TritonModelException
-            It is a histogram, or the family is gone.
-        """
+        """Return the value of a counter or gauge; TritonModelException if it is a histogram, or the family is gone."""
         return self._do("get", self._host.metrics.value)
 
     def _do(self, verb: str, operation: Callable[[Series], _T]) -> _T:
@@ -108,23 +87,10 @@ class Metric:
 
 
 class MetricFamily:
-    """Series of one name on the server's metrics port; from Triton 23.05 on.
+    """Series of one name on the server's metrics port; from Triton 23.05 on, histograms from 24.08 on.
 
-    It must live as long as its series, which it holds.
-
-    Parameters
-    ----------
-    name : str
-        One family of this name is shared by all models of the server.
-    description : str
-        The help text.
-    kind : MetricKind
-        ``MetricFamily.COUNTER``, ``GAUGE``, or, from Triton 24.08 on, ``HISTOGRAM``.
-
-    Raises
-    ------
-    TritonModelException
-        The server refuses it.
+    It must live as long as its series, which it holds. One family of a name is shared by all models of the server.
+    TritonModelException if the server refuses it.
     """
 
     __slots__ = ("__weakref__", "_finalizer", "_kind", "_metrics", "_name")
@@ -152,18 +118,8 @@ class MetricFamily:
     def Metric(self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None) -> Metric:  # noqa: N802
         """Return a series, which those with the same labels share.
 
-        Parameters
-        ----------
-        labels : dict of str to str, optional
-            What tells it from the others.
-        buckets : list of float, optional
-            The upper bounds of a histogram's buckets, in order; for a histogram alone, which must have them. From
-            Triton 24.08 on.
-
-        Raises
-        ------
-        TritonModelException
-            Labels or buckets are not what was said, or the server refuses it.
+        A histogram alone has buckets, and must: their upper bounds, in order; from Triton 24.08 on.
+        TritonModelException if labels or buckets are not such, or the server refuses it.
         """
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")

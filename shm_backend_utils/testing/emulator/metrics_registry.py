@@ -19,25 +19,13 @@ _LABEL_NAME: Final = re.compile("[a-zA-Z_][a-zA-Z0-9_]*")
 
 @dataclass
 class Series:
-    """A series of a family.
-
-    Attributes
-    ----------
-    value : float
-        Of a counter or a gauge; of a histogram the sum of what was observed.
-    bounds : tuple of float
-        The upper bounds of a histogram's buckets, without the last one, which has none.
-    counts : list of int
-        How many observations fell into each bucket.
-    users : int
-        How many objects of models stand for it.
-    """
+    """A series of a family."""
 
     kind: str
-    bounds: tuple[float, ...]
-    value: float = 0.0
-    counts: list[int] = field(default_factory=list)
-    users: int = 0
+    bounds: tuple[float, ...]  # the upper ones of a histogram's buckets, without the last one, which has none
+    value: float = 0.0  # of a counter or a gauge; of a histogram the sum of what was observed
+    counts: list[int] = field(default_factory=list)  # how many observations fell into each bucket
+    users: int = 0  # how many objects of models stand for it
 
 
 @dataclass
@@ -60,10 +48,7 @@ class MetricsRegistry:
     def add_family(self, name: str, description: str, kind: str) -> None:
         """Register a family, if there is none of this name.
 
-        Raises
-        ------
-        TritonModelException
-            The name is no name for a metric, or that of a family of another kind.
+        TritonModelException if it is no name for a metric, or that of a family of another kind.
         """
         with self._lock:
             if not _METRIC_NAME.fullmatch(name) or name.startswith("__"):
@@ -75,10 +60,8 @@ class MetricsRegistry:
     def add_series(self, family: str, labels: Mapping[str, str], buckets: Sequence[float] | None) -> Series:
         """Return the series of a family that has these labels, which all that ask for it share.
 
-        Raises
-        ------
-        TritonModelException
-            A label has a name that none can have, or a value that is no text, or the bounds are not sorted.
+        TritonModelException if a label has a name that none can have, or a value that is no text, or the bounds are not
+        sorted.
         """
         with self._lock:
             for label, said in labels.items():

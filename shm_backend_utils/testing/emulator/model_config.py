@@ -13,13 +13,7 @@ _REQUIRED: Final = ("name", "data_type", "dims")
 
 
 class ModelConfig:
-    """The configuration of a model, as ``auto_complete_config`` completes it.
-
-    Parameters
-    ----------
-    model_config : str
-        As JSON.
-    """
+    """The configuration of a model, made from JSON, as ``auto_complete_config`` completes it."""
 
     def __init__(self, model_config: str) -> None:
         self._model_config: dict[str, Any] = json.loads(model_config)
@@ -29,13 +23,7 @@ class ModelConfig:
         return self._model_config
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        """Set how many rows a batch has at most.
-
-        Raises
-        ------
-        ValueError
-            The configuration says more.
-        """
+        """Set how many rows a batch has at most; ValueError if the configuration says more."""
         said = self._model_config["max_batch_size"]
         if said > max_batch_size:
             raise ValueError(
@@ -45,13 +33,7 @@ class ModelConfig:
         self._model_config["max_batch_size"] = max_batch_size
 
     def set_dynamic_batching(self) -> None:
-        """Have requests batched, if the configuration names no scheduler; from Triton 22.06 on.
-
-        Raises
-        ------
-        ValueError
-            It names another one.
-        """
+        """Have requests batched, from Triton 22.06 on; ValueError if the configuration names another scheduler."""
         for scheduler in ("sequence_batching", "ensemble_scheduling"):
             if scheduler in self._model_config:
                 raise ValueError(
@@ -61,47 +43,20 @@ class ModelConfig:
         self._model_config.setdefault("dynamic_batching", {})
 
     def add_input(self, input: Mapping[str, Any]) -> None:
-        """Describe an input.
+        """Describe an input by ``name``, ``data_type``, ``dims``, and maybe ``optional``.
 
-        Parameters
-        ----------
-        input : dict
-            ``name``, ``data_type``, ``dims``, and maybe ``optional``.
-
-        Raises
-        ------
-        ValueError
-            It has other properties, or lacks one, or the configuration says otherwise.
+        ValueError if it has other properties, or lacks one, or the configuration says otherwise.
         """
         self._add("input", input, (*_REQUIRED, "optional"), "'name', 'data_type', 'dims' and 'optional'")
 
     def add_output(self, output: Mapping[str, Any]) -> None:
-        """Describe an output.
-
-        Parameters
-        ----------
-        output : dict
-            ``name``, ``data_type`` and ``dims``.
-
-        Raises
-        ------
-        ValueError
-            It has other properties, or lacks one, or the configuration says otherwise.
-        """
+        """Describe an output by ``name``, ``data_type`` and ``dims``; ValueError as of :meth:`add_input`."""
         self._add("output", output, _REQUIRED, "'name', 'data_type' and 'dims'")
 
     def set_model_transaction_policy(self, transaction_policy_dict: Mapping[str, bool]) -> None:
-        """Say whether the model is decoupled; from Triton 23.11 on.
+        """Say whether the model is ``decoupled``; from Triton 23.11 on.
 
-        Parameters
-        ----------
-        transaction_policy_dict : dict
-            ``decoupled``, or nothing.
-
-        Raises
-        ------
-        ValueError
-            It has other properties, or the configuration says otherwise.
+        ValueError if the policy has other properties, or the configuration says otherwise.
         """
         if any(found != "decoupled" for found in transaction_policy_dict):
             raise ValueError(

@@ -13,13 +13,7 @@ __all__ = ["ModelControl"]
 
 
 class ModelControl:
-    """What a model can do about the other models of its server.
-
-    Parameters
-    ----------
-    host : Host
-        The server.
-    """
+    """What a model can do about the other models of its server."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -27,19 +21,8 @@ class ModelControl:
     def load_model(self, model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
         """Load a model, where the server lets models be controlled; from Triton 23.07 on.
 
-        Parameters
-        ----------
-        model_name : str
-            Which.
-        config : str, optional
-            Its configuration, as JSON, instead of that of its folder.
-        files : dict of str to bytes, optional
-            What stands for its folder, by ``"file:..."``.
-
-        Raises
-        ------
-        TritonModelException
-            The server refuses it, or the files are no dict.
+        ``config`` is JSON, instead of that of its folder; ``files`` stand for its folder, by ``"file:..."``.
+        TritonModelException if the server refuses it, or the files are no dict.
         """
         name = text("load_model", "model_name", model_name)
         config = text("load_model", "config", config)
@@ -59,10 +42,7 @@ class ModelControl:
     def unload_model(self, model_name: str, unload_dependents: bool = False) -> None:
         """Unload a model, and maybe those that it depends on; from Triton 23.07 on.
 
-        Raises
-        ------
-        TritonModelException
-            The server refuses it.
+        TritonModelException if the server refuses it.
         """
         name = text("unload_model", "model_name", model_name)
         with_dependents = truth("unload_model", "unload_dependents", unload_dependents)
@@ -73,10 +53,7 @@ class ModelControl:
     def is_model_ready(self, model_name: str, model_version: str = "") -> bool:
         """Return whether a model can execute requests; from Triton 23.07 on.
 
-        Raises
-        ------
-        TritonModelException
-            The version is no number, or there is no such model.
+        TritonModelException if the version is no number, or there is no such model.
         """
         name = text("is_model_ready", "model_name", model_name)
         version = text("is_model_ready", "model_version", model_version)

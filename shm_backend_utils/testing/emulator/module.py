@@ -26,15 +26,7 @@ _NATIVE: Final = "c_python_backend_utils"
 
 
 def backend_module(host: Host, faults: Faults = Faults()) -> ModuleType:  # noqa: B008  # it cannot be changed
-    """Return the module of one emulated server, for ``sys.modules`` while its models are loaded and run.
-
-    Parameters
-    ----------
-    host : Host
-        The server.
-    faults : Faults, optional
-        Those of real stubs that it has.
-    """
+    """Return the module of one emulated server, for ``sys.modules`` while its models are loaded and run."""
     made = ModuleType(NAME, "What a model of Triton's Python backend has to do with its server.")
     control = ModelControl(host)
     vars(made).update(

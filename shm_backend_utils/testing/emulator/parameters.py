@@ -14,10 +14,7 @@ __all__ = ["to_json"]
 def to_json(parameters: Mapping[str, Any] | None) -> str:
     """Return parameters as the stub writes them.
 
-    Raises
-    ------
-    TritonModelException
-        They are no dict, or a key is no str, or a value no bool, int or str.
+    TritonModelException if they are no dict, or a key is no str, or a value no bool, int or str.
     """
     if parameters is None:
         return "{}"

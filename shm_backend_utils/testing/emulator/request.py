@@ -25,37 +25,12 @@ _RELEASE_ALL: Final = 1
 class InferenceRequest:
     """A request: one that a model executes, or one that it makes for another model.
 
-    Parameters
-    ----------
-    request_id : str, optional
-        Goes to the other model.
-    correlation_id : int or str, optional
-        The sequence that it belongs to; a str from Triton 24.04 on.
-    inputs : sequence of Tensor
-        Maybe none.
-    requested_output_names : sequence of str
-        Those that the model should answer with; an order is not kept.
-    model_name : str
-        The model that executes it.
-    model_version : int, optional
-        By default that which the model's policy says.
-    flags : int, optional
-        Where in its sequence it stands.
-    timeout : int, optional
-        In microseconds; 0 for none.
-    preferred_memory : PreferredMemory, optional
-        Where outputs should lie; from Triton 23.04 on.
-    trace : InferenceTrace, optional
-        The trace that it goes on with; from Triton 23.08 on.
-    parameters : dict, optional
-        Of str to bool, int or str; from Triton 23.11 on.
+    ``correlation_id`` may be a str from Triton 24.04 on; ``flags`` say where in its sequence it stands. An order of the
+    requested outputs is not kept. ``timeout`` is in microseconds, 0 for none. ``preferred_memory`` is there from 23.04
+    on, ``trace``, which it goes on with, from 23.08 on, and ``parameters`` from 23.11 on.
 
-    Raises
-    ------
-    TritonModelException
-        A tensor is missing, a name is empty, or a correlation id or a parameter is of a type that does not travel.
-    TypeError
-        Anything else of a wrong type.
+    TritonModelException if a tensor is missing, a name is empty, or a correlation id or a parameter is of a type that
+    does not travel; TypeError for anything else of a wrong type.
     """
 
     __slots__ = (
@@ -161,10 +136,7 @@ class InferenceRequest:
     def is_cancelled(self) -> bool:
         """Return whether the client has given it up; from Triton 23.10 on.
 
-        Raises
-        ------
-        StubDiesError
-            No client has sent it: a real server dies of that.
+        StubDiesError if no client has sent it: a real server dies of that.
         """
         if not self._is_delivered:
             raise StubDiesError("is_cancelled of a request that no client has sent: a real server dies of it")
@@ -173,10 +145,7 @@ class InferenceRequest:
     def set_release_flags(self, flags: int, /) -> None:
         """Say what becomes of it after ``execute``: it is released, or scheduled again; from Triton 23.11 on.
 
-        Raises
-        ------
-        StubDiesError
-            No client has sent it: a real stub dies of that.
+        StubDiesError if no client has sent it: a real stub dies of that.
         """
         found = unsigned("set_release_flags", "flags", flags, 32)
         if not self._is_delivered:
@@ -186,11 +155,8 @@ class InferenceRequest:
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
         """Have the model execute it, and wait for its response; with ``decoupled``, for the first of several.
 
-        Raises
-        ------
-        TritonModelException
-            It is called by ``initialize`` or ``finalize``. Any other error comes as a response that has it; with the
-            other model's code from Triton 25.04 on, and INTERNAL before.
+        TritonModelException if ``initialize`` or ``finalize`` calls it. Any other error comes as a response that has
+        it; with the other model's code from Triton 25.04 on, and INTERNAL before.
         """
         truth("exec", "decoupled", decoupled)
         host = self._host
@@ -208,13 +174,7 @@ class InferenceRequest:
             return ResponseIterator(response) if decoupled else response
 
     def async_exec(self, decoupled: bool = False) -> asyncio.Future[InferenceResponse | ResponseIterator]:
-        """As :meth:`exec`, in a thread, while the event loop goes on.
-
-        Raises
-        ------
-        RuntimeError
-            No event loop is running.
-        """
+        """As :meth:`exec`, in a thread, while the event loop goes on; RuntimeError if none is running."""
         truth("async_exec", "decoupled", decoupled)
         return asyncio.get_running_loop().run_in_executor(None, self.exec, decoupled)
 

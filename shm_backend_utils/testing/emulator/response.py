@@ -14,16 +14,9 @@ __all__ = ["InferenceResponse"]
 
 
 class InferenceResponse:
-    """What a model answers one request with.
+    """What a model answers one request with: outputs, or an error, with which they are not sent.
 
-    Parameters
-    ----------
-    output_tensors : sequence of Tensor, optional
-        The outputs.
-    error : TritonError, optional
-        Fails the request; the outputs are not sent then.
-    parameters : mapping of str to str, bool or int, optional
-        Go to the client with the response; from Triton 25.02 on.
+    ``parameters`` go to the client with the response; from Triton 25.02 on.
     """
 
     __slots__ = ("__weakref__", "_error", "_parameters", "_tensors")

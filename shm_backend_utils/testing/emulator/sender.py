@@ -40,18 +40,9 @@ class InferenceResponseSender:
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
         """Send a response, of which only the outputs that were asked for are kept.
 
-        Parameters
-        ----------
-        response : InferenceResponse, optional
-            None, with the flag of the last one, ends the stream without a response.
-        flags : int, optional
-            0, or ``TRITONSERVER_RESPONSE_COMPLETE_FINAL``.
-
-        Raises
-        ------
-        TritonModelException
-            The flags are others, or there is no response and no flag, or the last one was sent before, or a model that
-            is not decoupled sends a second one, or none.
+        No response, with the flag ``TRITONSERVER_RESPONSE_COMPLETE_FINAL``, ends the stream. TritonModelException if
+        the flags are others than that or 0, or there is no response and no flag, or the last one was sent before, or a
+        model that is not decoupled sends a second one, or none.
         """
         if response is not None and not isinstance(response, InferenceResponse):
             refuse("send", "response", response, "an InferenceResponse or None")
@@ -71,10 +62,7 @@ class InferenceResponseSender:
     def is_cancelled(self) -> bool:
         """Return whether the client has given the request up.
 
-        Raises
-        ------
-        StubDiesError
-            No client has sent it: a real server dies of that.
+        StubDiesError if no client has sent it: a real server dies of that.
         """
         if self._sink is None:
             raise StubDiesError("is_cancelled of a request that no client has sent: a real server dies of it")

@@ -28,19 +28,9 @@ _HOST_DEVICES = frozenset({CPU_DEVICE[0], CUDA_HOST})
 def _from_dlpack(kind: type[Tensor], name: str, tensor: object, /) -> Tensor:
     """Return a tensor over the memory of another library's, which lives as long as it.
 
-    Parameters
-    ----------
-    kind : type
-        The class that it is of.
-    name : str
-        Not empty.
-    tensor : object
-        A DLPack capsule, which is used up, or what has ``__dlpack__`` and ``__dlpack_device__``. In C order.
-
-    Raises
-    ------
-    TritonModelException
-        The name is empty, or it is no such tensor, or one that is not contiguous, or not on a CPU or a GPU.
+    It is in C order: a DLPack capsule, which is used up, or what has ``__dlpack__`` and ``__dlpack_device__``.
+    TritonModelException if the name is empty, or it is no such tensor, or one that is not contiguous, or not on a CPU
+    or a GPU.
     """
     name = text("from_dlpack", "name", name)
     if not name:
@@ -58,19 +48,8 @@ class Tensor:
     What ``as_numpy`` returns and what leaves with a response are not always the same memory: of a tensor that was made
     of an array they are, until it has been sent once; of any other, the array is a copy that was made with the tensor.
 
-    Parameters
-    ----------
-    name : str
-        Not empty.
-    numpy_array : numpy.ndarray
-        Of a type that Triton has; strings as objects, or as NumPy's bytes. One that is not C-contiguous is copied.
-
-    Raises
-    ------
-    TritonModelException
-        The name is empty, or the array has a type that Triton does not have.
-    TypeError
-        It is no array.
+    Strings are objects, or NumPy's bytes. An array that is not C-contiguous is copied. TritonModelException if the name
+    is empty, or the array has a type that Triton does not have; TypeError if it is no array.
     """
 
     __slots__ = ("__weakref__", "_array", "_datatype", "_device", "_memory", "_name", "_owner", "_saved", "_shape")
@@ -141,10 +120,7 @@ class Tensor:
     def as_numpy(self) -> npt.NDArray[Any]:
         """Return the array that it was made of, or else the copy that was made with it; the same each time.
 
-        Raises
-        ------
-        TritonModelException
-            It lies on a GPU, or is BF16.
+        TritonModelException if it lies on a GPU, or is BF16.
         """
         if not self.is_cpu():
             raise TritonModelException("Tensor is stored in GPU and cannot be converted to NumPy.")
@@ -158,10 +134,7 @@ class Tensor:
     def to_dlpack(self) -> object:
         """Return an unversioned capsule over the memory that leaves with a response.
 
-        Raises
-        ------
-        TritonModelException
-            It holds strings, or lies on a GPU and is of a type that Triton does not have.
+        TritonModelException if it holds strings, or lies on a GPU and is of a type that Triton does not have.
         """
         if self._datatype is BYTES:
             raise TritonModelException("DLPack does not have support for string tensors.")

@@ -26,11 +26,7 @@ def library() -> Path:
     """Return the library, built if need be. It is named ``libcuda.so.1`` and lies in a folder of its own.
 
     So ``LD_LIBRARY_PATH`` with that folder lets any process use it as its CUDA driver. Several may build at once.
-
-    Raises
-    ------
-    MachineError
-        There is no C compiler, or it could not build it.
+    MachineError if there is no C compiler, or it could not build it.
     """
     sources = sorted(_SOURCES.glob("*.[ch]"))
     state = hashlib.sha256(repr(_FLAGS).encode())

@@ -30,15 +30,7 @@ _capsule_pointer: Final = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, c
 
 
 class Memory:
-    """Memory of a device, freed with the last tensor over it.
-
-    Attributes
-    ----------
-    driver : FakeDriver
-    kind : str
-    device, process : int
-    address, byte_size : int
-    """
+    """Memory of a device, freed with the last tensor over it."""
 
     def __init__(self, driver: FakeDriver, kind: Kind, device: int, process: int, byte_size: int) -> None:
         bindings = driver.bindings(process)

@@ -46,17 +46,10 @@ def take_space_beyond(key: str, offset: int, byte_size: int) -> None:
 
 
 def take_private_shm(byte_size: int) -> bool:
-    """Mount a ``/dev/shm`` that this process, and those that it starts from now on, alone see. It cannot be undone.
+    """Mount a ``/dev/shm`` of so many bytes that this process, and those that it starts from now on, alone see.
 
-    Parameters
-    ----------
-    byte_size : int
-        What fits into it.
-
-    Returns
-    -------
-    bool
-        Whether that was permitted: it takes ``CAP_SYS_ADMIN``, as root has it outside of most containers.
+    It cannot be undone. Return whether it was permitted: it takes ``CAP_SYS_ADMIN``, as root has it outside of most
+    containers.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     options = f"size={byte_size},mode=1777".encode()

@@ -24,12 +24,7 @@ _FORSAKEN: Final = (
 class Answer:
     """The responses to one request, as they come.
 
-    Parameters
-    ----------
-    model : str
-        That answers, for messages.
-    restored : callable
-        Takes an output as the model gave it; returns it as the server sends it.
+    ``restored`` takes an output as the model gave it, and returns it as the server sends it; ``model`` is for messages.
     """
 
     def __init__(self, model: str, restored: Callable[[TensorContent], TensorContent]) -> None:
@@ -56,13 +51,7 @@ class Answer:
         self.fail(_FORSAKEN.format(self._model))
 
     def outcomes(self, patience_s: float | None = None) -> Iterator[Outcome]:
-        """Return the responses as they come, the last one too.
-
-        Raises
-        ------
-        TimeoutError
-            None came in this time.
-        """
+        """Return the responses as they come, the last one too; TimeoutError if none came in this time."""
         while True:
             try:
                 outcome = self._outcomes.get(timeout=patience_s)
@@ -73,13 +62,7 @@ class Answer:
                 return
 
     def only(self, timeout_s: float | None = None) -> Outcome:
-        """Return the one response of a model that is not decoupled.
-
-        Raises
-        ------
-        TimeoutError
-            The last one has not come in this time.
-        """
+        """Return the one response of a model that is not decoupled; TimeoutError if the last has not come in time."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         found: Outcome | None = None
         while True:

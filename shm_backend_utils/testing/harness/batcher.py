@@ -20,33 +20,16 @@ _DRAIN_S: Final = 30.0
 
 @dataclass(eq=False, slots=True)
 class Pending:
-    """A request that waits for an instance.
-
-    Attributes
-    ----------
-    delivery : Delivery
-    batch_size : int
-    answer : Answer
-    is_taken : bool
-        Whether an instance has it.
-    """
+    """A request that waits for an instance."""
 
     delivery: Delivery
     batch_size: int
     answer: Answer
-    is_taken: bool = False
+    is_taken: bool = False  # an instance has it
 
 
 class Batcher:
-    """Gives the requests of one model to its instances, alone or together, in the order in which they came.
-
-    Parameters
-    ----------
-    config : ModelConfig
-    instances : sequence of Instance
-    execute : callable
-        Takes an instance and the requests that it is to execute.
-    """
+    """Gives the requests of one model to its instances, alone or together, in the order in which they came."""
 
     def __init__(
         self,

@@ -29,13 +29,7 @@ _BATCH_NOTE: Final = (
 
 
 class RequestChecks:
-    """Checks the requests of one model.
-
-    Parameters
-    ----------
-    config : ModelConfig
-        The model's, completed.
-    """
+    """Checks the requests of one model by its completed configuration."""
 
     def __init__(self, config: Any) -> None:
         self._name = config.name
@@ -54,10 +48,7 @@ class RequestChecks:
     def check(self, request: Request) -> tuple[Delivery, int]:
         """Return what a request's model gets, and the request's batch size, 1 where the model has none.
 
-        Raises
-        ------
-        ServerError
-            The server refuses it.
+        ServerError if the server refuses it.
         """
         who = f"[request id: {request.request_id or '<id_unknown>'}] "
         wanted = tuple(request.outputs) if request.outputs else self._outputs

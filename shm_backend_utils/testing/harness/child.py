@@ -30,17 +30,8 @@ _EXIT_S: Final = 10.0
 class ChildInstance:
     """One instance of a model's code, in a child process. A child that has died stays dead.
 
-    Parameters
-    ----------
-    file : pathlib.Path
-        model.py.
-    name : str
-        The model's; then the instance's, which errors tell.
-    calls : ServerCalls
-        What the child asks.
-    server_url : str
-        Where the server says what is registered.
-    faults : Faults
+    The name is the model's, then the instance's, which errors tell. At ``server_url`` the server says what is
+    registered.
     """
 
     def __init__(self, file: Path, name: str, calls: ServerCalls, server_url: str, faults: Faults) -> None:

@@ -19,16 +19,8 @@ _ELSEWHERE: Final = frozenset({SLOT_PARAMETER, PARAMETER})
 def warn_of_outputs(config: Any, delivery: Delivery, outcome: Outcome, *, stacklevel: int) -> None:
     """Warn of outputs that a response lacks, or that have another data type or shape than the model declares.
 
-    Parameters
-    ----------
-    config : ModelConfig
-        The model's.
-    delivery : Delivery
-        The request. One that says where in shared memory its outputs go has none to come, nor has a decoupled model.
-    outcome : Outcome
-        The response; one with an error has no outputs to warn of.
-    stacklevel : int
-        As of :func:`warnings.warn`, from here.
+    A request that says where in shared memory its outputs go has none to come, nor has a decoupled model; a response
+    with an error has none to warn of. ``stacklevel`` counts from here.
     """
     if outcome.error is not None:
         return

@@ -24,15 +24,7 @@ _CONFIG: Final = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/config")
 
 
 class HttpEndpoint:
-    """Listens on the loopback interface, in threads of its own.
-
-    Parameters
-    ----------
-    regions : RegisteredRegions
-        What is registered.
-    model : callable
-        Returns a model of this name and version, or raises ServerError.
-    """
+    """Listens on the loopback interface, in threads of its own. ``model`` raises ServerError where there is none."""
 
     def __init__(self, regions: RegisteredRegions, model: Callable[[str, str], LoadedModel]) -> None:
         self._regions = regions

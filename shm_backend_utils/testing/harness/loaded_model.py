@@ -42,16 +42,7 @@ _ADVICE: Final = (
 class LoadedModel:
     """A model whose instances are initialized.
 
-    Parameters
-    ----------
-    folder : ModelFolder
-    make : callable
-        Makes an instance.
-
-    Raises
-    ------
-    ModelError
-        The server would not load it; the message says why, and what to do.
+    ModelError if the server would not load it; the message says why, and what to do.
     """
 
     def __init__(self, folder: ModelFolder, make: MakeInstance) -> None:
@@ -103,13 +94,7 @@ class LoadedModel:
         return all(instance.is_ready() for instance in self._instances)
 
     def pending(self, request: Request) -> Pending:
-        """Return a request that may be executed.
-
-        Raises
-        ------
-        ServerError
-            The server refuses it.
-        """
+        """Return a request that may be executed; ServerError if the server refuses it."""
         delivery, batch_size = self._checks.check(request)
         answer = Answer(self.name, self._checks.restored)
         with self._lock:
@@ -119,10 +104,7 @@ class LoadedModel:
     def run(self, pending: Pending) -> None:
         """Have it executed, maybe together with others; return when its ``execute`` has returned.
 
-        Raises
-        ------
-        ServerError
-            The model calls itself, and would wait for ever.
+        ServerError if the model calls itself, and would wait for ever.
         """
         try:
             self._batcher.run(pending)
@@ -138,13 +120,7 @@ class LoadedModel:
         return self._batcher.obstacle(batch)
 
     def close(self) -> None:
-        """Finalize the instances, when they have executed what they had.
-
-        Raises
-        ------
-        StubError
-            A model's ``finalize`` raised.
-        """
+        """Finalize the instances, when they have executed what they had; StubError if a model's ``finalize`` raised."""
         self._batcher.drain()
         try:
             self._end()

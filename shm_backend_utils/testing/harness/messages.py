@@ -45,30 +45,18 @@ _END: Final = 2
 
 
 class InferMessage(NamedTuple):
-    """What a message asks for.
-
-    Attributes
-    ----------
-    request : Request
-    places : mapping of str to memoryview
-        Outputs that go into registered memory.
-    wants_empty_final : bool
-        Whether the end of a stream is told by a response of its own.
-    """
+    """What a message asks for."""
 
     request: Request
-    places: Mapping[str, memoryview]
-    wants_empty_final: bool
+    places: Mapping[str, memoryview]  # outputs that go into registered memory
+    wants_empty_final: bool  # the end of a stream is told by a response of its own
 
 
 @contextlib.contextmanager
 def read_request(message: Any, regions: RegisteredRegions) -> Iterator[InferMessage]:
     """Yield what a ``ModelInferRequest`` asks for; registered memory is in use while the block runs.
 
-    Raises
-    ------
-    ServerError
-        The server refuses it.
+    ServerError if the server refuses it.
     """
     with contextlib.ExitStack() as views:
         request = Request({}, model=message.model_name, version=message.model_version, request_id=message.id)
@@ -112,10 +100,7 @@ def read_request(message: Any, regions: RegisteredRegions) -> Iterator[InferMess
 def write_response(model: LoadedModel, request: Request, outcome: Outcome, places: Mapping[str, memoryview]) -> Any:
     """Return a response as a ``ModelInferResponse``, with the outputs that have places copied there.
 
-    Raises
-    ------
-    ServerError
-        It is an error, or an output does not fit its place.
+    ServerError if it is an error, or an output does not fit its place.
     """
     if outcome.error is not None:
         raise ServerError(*outcome.error)

@@ -35,14 +35,9 @@ _AFTER_IMPORT: Final = (
 
 
 class ModelCode:
-    """A model's code, and the modules beside it that it imports.
+    """A model's code, in the folder of a version, and the modules beside it that it imports.
 
-    Parameters
-    ----------
-    file : pathlib.Path
-        With the class ``TritonPythonModel``, in the folder of a version.
-    backend : module
-        What the code gets for ``import triton_python_backend_utils``.
+    It gets ``backend`` for ``import triton_python_backend_utils``.
     """
 
     def __init__(self, file: Path, backend: ModuleType) -> None:

@@ -25,19 +25,7 @@ _AUTO_COMPLETED: Final = ("input", "output", "max_batch_size", "model_transactio
 def complete(config: Any, folder: Path, version: str) -> Any:
     """Return a configuration as the server has it before ``auto_complete_config``; the given one is changed.
 
-    Parameters
-    ----------
-    config : ModelConfig
-        As config.pbtxt says.
-    folder : pathlib.Path
-        The model's, whose name is the model's.
-    version : str
-        The version that is served.
-
-    Raises
-    ------
-    ModelError
-        The server would not load it.
+    The folder's name is the model's. ModelError if the server would not load it.
     """
     name = folder.name
     config.name = config.name or name

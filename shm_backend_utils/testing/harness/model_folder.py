@@ -16,31 +16,15 @@ __all__ = ["ModelFolder"]
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """A model's folder, as the server has read it.
-
-    Attributes
-    ----------
-    path : pathlib.Path
-        With the model's name.
-    version : str
-        The one that is served, which is the newest unless the policy names others.
-    config : ModelConfig
-        As it is before the model's ``auto_complete_config``.
-    """
+    """A model's folder, as the server has read it."""
 
     path: Path
-    version: str
-    config: Any
+    version: str  # the one that is served, the newest unless the policy names others
+    config: Any  # as it is before the model's auto_complete_config
 
     @classmethod
     def read(cls, path: Path) -> ModelFolder:
-        """Read what is there.
-
-        Raises
-        ------
-        ModelError
-            The server would not load it; the message says what to change.
-        """
+        """Read what is there; ModelError, which says what to change, if the server would not load it."""
         if not path.is_dir():
             raise ModelError(f"there is no model folder {path}; expected FOLDER/config.pbtxt and FOLDER/1/model.py")
         config = read_config(path)

@@ -36,19 +36,8 @@ _EXTENSIONS: Final = (
 def infer(server: EmulatedServer, message: Any, began: Callable[[Answer], object]) -> Any:
     """Return the ``ModelInferResponse`` that answers a request.
 
-    Parameters
-    ----------
-    server : EmulatedServer
-        That is asked.
-    message : ModelInferRequest
-        The request.
-    began : callable
-        Gets the answer before the model does anything: cancelling it ends the wait.
-
-    Raises
-    ------
-    ServerError
-        The server refuses it, or the model failed it.
+    ``began`` gets the answer before the model does anything: cancelling it ends the wait. ServerError if the server
+    refuses it, or the model failed it.
     """
     with read_request(message, server.regions) as (request, places, _):
         model = server.model(request.model, request.version)
@@ -61,13 +50,7 @@ def infer(server: EmulatedServer, message: Any, began: Callable[[Answer], object
 
 
 def stream_infer(server: EmulatedServer, message: Any, patience_s: float) -> Iterator[Any]:
-    """Yield the ``ModelStreamInferResponse`` messages that answer one request.
-
-    Raises
-    ------
-    TimeoutError
-        None came in this time.
-    """
+    """Yield the ``ModelStreamInferResponse`` messages that answer one request; TimeoutError if none comes in time."""
     answered = service_pb2.ModelStreamInferResponse
     try:
         with read_request(message, server.regions) as (request, places, wants_empty_final):

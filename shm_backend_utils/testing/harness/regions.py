@@ -36,13 +36,7 @@ class RegisteredRegions:
         self._leaving: set[str] = set()
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Open a region and map it.
-
-        Raises
-        ------
-        ServerError
-            The name is taken, or there is no such memory.
-        """
+        """Open a region and map it; ServerError if the name is taken, or there is no such memory."""
         with self._lock:
             self._let_go()
             if name in self._regions:
@@ -67,13 +61,7 @@ class RegisteredRegions:
             self._let_go()
 
     def find(self, name: str) -> list[RegisteredRegion]:
-        """Return a region, or all of them if the name is empty.
-
-        Raises
-        ------
-        ServerError
-            There is none of this name.
-        """
+        """Return a region, or all of them if the name is empty; ServerError if there is none of this name."""
         with self._lock:
             self._let_go()
             if not name:
@@ -85,10 +73,7 @@ class RegisteredRegions:
     def view(self, name: str, offset: int, byte_size: int) -> memoryview:
         """Return the bytes that a tensor has in a region. Release it, or the region stays mapped.
 
-        Raises
-        ------
-        ServerError
-            There is no such region, or it is too small.
+        ServerError if there is no such region, or it is too small.
         """
         with self._lock:
             self._let_go()

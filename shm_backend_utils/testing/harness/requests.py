@@ -18,14 +18,7 @@ __all__ = ["Delivery", "Input", "Outcome", "Request", "ServerError", "request_of
 
 
 class ServerError(Exception):
-    """What the emulated server refuses or fails a request with.
-
-    Attributes
-    ----------
-    message : str
-    code : str
-        Triton's: ``"INVALID_ARG"``.
-    """
+    """What the emulated server refuses or fails a request with: its words, and Triton's code, as ``"INVALID_ARG"``."""
 
     def __init__(self, message: str, code: str = "INVALID_ARG") -> None:
         super().__init__(message)
@@ -34,20 +27,12 @@ class ServerError(Exception):
 
 
 class Input(NamedTuple):
-    """An input as a request has it.
-
-    Attributes
-    ----------
-    name, datatype : str
-    shape : tuple of int
-    content : numpy.ndarray or bytes-like
-        Bytes as they travel, unless the caller had an array.
-    """
+    """An input as a request has it."""
 
     name: str
     datatype: str
     shape: tuple[int, ...]
-    content: Any
+    content: Any  # bytes as they travel, unless the caller had an array
 
 
 @dataclass(slots=True)
@@ -97,26 +82,13 @@ class Delivery(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """One response.
-
-    Attributes
-    ----------
-    outputs : list of TensorContent
-    error : (str, str) or None
-        Message and code.
-    is_final : bool
-        Whether no more come.
-    is_empty : bool
-        Whether it only ends the stream.
-    parameters : str
-        The response's, as JSON; empty for none.
-    """
+    """One response."""
 
     outputs: list[TensorContent]
-    error: tuple[str, str] | None
-    is_final: bool
-    is_empty: bool = False
-    parameters: str = ""
+    error: tuple[str, str] | None  # message and code
+    is_final: bool  # no more come
+    is_empty: bool = False  # it only ends the stream
+    parameters: str = ""  # as JSON; empty for none
 
 
 def request_of_arrays(

@@ -35,31 +35,14 @@ _LEVELS: Final = {"VERBOSE": logging.DEBUG, "INFO": logging.INFO, "WARNING": log
 class EmulatedServer:
     """Models of the Python backend, without a server. Thread-safe.
 
-    Parameters
-    ----------
-    folders : sequence of pathlib.Path
-        The models', the first of which is the one that requests without a name are for.
-    kind : callable
-        ``Stub`` for instances in this process, ``ChildInstance`` for such in child processes.
-    faults : Faults
-        Of real stubs, that its stubs have.
-
-    Attributes
-    ----------
-    regions : RegisteredRegions
-    metrics : MetricsRegistry
-    log_lines : deque of (str, str)
-        What models have logged: level and message.
-
-    Raises
-    ------
-    ModelError
-        A model does not load.
+    Requests without a name are for the first of the folders. ``kind`` is ``Stub`` for instances in this process,
+    ``ChildInstance`` for such in child processes. ModelError if a model does not load.
     """
 
     def __init__(self, folders: Sequence[Path], kind: InstanceKind, faults: Faults) -> None:
         self.regions = RegisteredRegions()
         self.metrics = MetricsRegistry()
+        # What models have logged: level and message.
         self.log_lines: deque[tuple[str, str]] = deque(maxlen=MOST_LOG_LINES)
         self._kind = kind
         self._faults = faults
@@ -79,13 +62,7 @@ class EmulatedServer:
             raise
 
     def load(self, folder: Path) -> None:
-        """Load a model, or load it anew.
-
-        Raises
-        ------
-        ModelError
-            It does not load, and one that was loaded before goes on.
-        """
+        """Load a model, or load it anew; ModelError if it does not load, and one that was loaded before goes on."""
         with self._loading:
             model = LoadedModel(ModelFolder.read(folder), self._make)
             previous = self._models.get(model.name)
@@ -104,10 +81,7 @@ class EmulatedServer:
     def load_by_name(self, name: str) -> None:
         """Load a model of a folder that was loaded before, or lies beside one that was.
 
-        Raises
-        ------
-        ServerError
-            There is none, or it does not load.
+        ServerError if there is none, or it does not load.
         """
         beside = [folder.parent / name for folder in self._folders.values()]
         folder = self._folders.get(name) or next((each for each in beside if each.is_dir()), None)
@@ -119,13 +93,7 @@ class EmulatedServer:
             raise ServerError(str(error)) from error
 
     def model(self, name: str, version: str = "") -> LoadedModel:
-        """Return a model.
-
-        Raises
-        ------
-        ServerError
-            There is none of this name and version.
-        """
+        """Return a model; ServerError if there is none of this name and version."""
         model = self._models.get(name)
         if model is None:
             raise ServerError(f"Request for unknown model: '{name}' is not found", "NOT_FOUND")
@@ -143,13 +111,7 @@ class EmulatedServer:
         return list(self._models.values())
 
     def begin(self, request: Request) -> tuple[LoadedModel, Pending]:
-        """Return a request that may be executed, and its model.
-
-        Raises
-        ------
-        ServerError
-            The server refuses it.
-        """
+        """Return a request that may be executed, and its model; ServerError if the server refuses it."""
         model = self.model(request.model or self.first, request.version)
         return model, model.pending(request)
 
@@ -170,10 +132,7 @@ class EmulatedServer:
     def call_model(self, call: ModelCall) -> Iterator[Outcome]:
         """Have a model execute a request of another model's, and return its responses as they come.
 
-        Raises
-        ------
-        TritonModelException
-            The server refuses it.
+        TritonModelException if the server refuses it.
         """
         if not self.is_model_ready(call.model, call.version):
             raise TritonModelException(f"Failed for execute the inference request. Model '{call.model}' is not ready.")
@@ -212,13 +171,7 @@ class EmulatedServer:
         self.unload(name)
 
     def is_model_ready(self, name: str, version: str) -> bool:
-        """Return whether a model can execute requests, to a model.
-
-        Raises
-        ------
-        TritonModelException
-            There is none of this name and version.
-        """
+        """Return whether a model can execute requests, to a model; TritonModelException if there is no such one."""
         try:
             return self.model(name, version).is_ready()
         except ServerError as error:
@@ -227,10 +180,7 @@ class EmulatedServer:
     def close(self) -> None:
         """Finalize every model, and let go of what is registered. Twice is fine.
 
-        Raises
-        ------
-        ModelError
-            A model's ``finalize`` raised, now or when it was unloaded; all others were called.
+        ModelError if a model's ``finalize`` raised, now or when it was unloaded; all others were called.
         """
         for model in reversed(list(self._models.values())):
             self._finalize(model)

@@ -41,20 +41,9 @@ class Receiver(Protocol):
 
 
 class Stub:
-    """One instance of a model's code.
+    """One instance of a model's code, whose name errors tell.
 
-    Parameters
-    ----------
-    file : pathlib.Path
-        model.py.
-    name : str
-        Of the instance, as errors tell it.
-    calls : ServerCalls
-        The server.
-    server_url : str
-        Where it says what is registered.
-    faults : Faults
-        Of real stubs, that it has.
+    At ``server_url`` the server says what is registered.
     """
 
     def __init__(self, file: Path, name: str, calls: ServerCalls, server_url: str, faults: Faults) -> None:
@@ -73,23 +62,14 @@ class Stub:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def load(self) -> None:
-        """Import model.py.
-
-        Raises
-        ------
-        StubError
-            It does not, or has no ``TritonPythonModel``.
-        """
+        """Import model.py; StubError if that fails, or it has no ``TritonPythonModel``."""
         with _as_the_stub_tells():
             self._class = self._code.load()
 
     def auto_complete(self, config: str) -> str | None:
         """Return a configuration, as JSON, as the model completes it; None if the model has nothing to say.
 
-        Raises
-        ------
-        StubError
-            The model raised, or returned something else.
+        StubError if the model raised, or returned something else.
         """
         kind = self._backend.ModelConfig
         if not hasattr(self._class, "auto_complete_config"):
@@ -103,13 +83,7 @@ class Stub:
         return json.dumps(completed._model_config)
 
     def initialize(self, args: Mapping[str, str], *, is_decoupled: bool) -> None:
-        """Make the model and call its ``initialize``.
-
-        Raises
-        ------
-        StubError
-            It raised.
-        """
+        """Make the model and call its ``initialize``; StubError if it raised."""
         self._model_name, self._model_version = args["model_name"], int(args["model_version"])
         self._name = args["model_instance_name"]
         self._is_decoupled = is_decoupled

@@ -16,19 +16,10 @@ __all__ = ["ModelCall", "ServerCalls", "StubHost"]
 
 
 class ModelCall(NamedTuple):
-    """A request that one model makes of another; it can be pickled.
-
-    Attributes
-    ----------
-    model : str
-    version : str
-        Empty if the server chooses.
-    takes_many : bool
-        Whether a decoupled model may answer.
-    """
+    """A request that one model makes of another; it can be pickled."""
 
     model: str
-    version: str
+    version: str  # empty if the server chooses
     request_id: str
     correlation_id: int | str
     inputs: list[TensorContent]
@@ -36,7 +27,7 @@ class ModelCall(NamedTuple):
     parameters: dict[str, Any]
     flags: int
     timeout_us: int
-    takes_many: bool
+    takes_many: bool  # a decoupled model may answer
 
 
 class ServerCalls(Protocol):
@@ -65,15 +56,8 @@ class ServerCalls(Protocol):
 class StubHost:
     """The host of one emulated stub.
 
-    Parameters
-    ----------
-    calls : ServerCalls
-    folder : pathlib.Path
-        Of the model's version.
-    is_executing : callable
-        Returns whether the model is past ``initialize`` and not yet in ``finalize``.
-    instance_name : callable
-        Returns what the server calls the instance.
+    ``is_executing`` returns whether the model is past ``initialize`` and not yet in ``finalize``; ``instance_name``
+    what the server calls the instance.
     """
 
     backend: ModuleType

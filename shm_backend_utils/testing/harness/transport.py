@@ -34,12 +34,7 @@ _INFER: Final = "ModelInfer"
 
 
 class _Answering:
-    """Answers messages; those for models in threads, as their senders wait no longer than they like.
-
-    Parameters
-    ----------
-    server : EmulatedServer
-    """
+    """Answers messages; those for models in threads, as their senders wait no longer than they like."""
 
     def __init__(self, server: EmulatedServer) -> None:
         self._server = server
@@ -108,18 +103,10 @@ class _Answering:
 
 
 class _Call(NamedTuple):
-    """A message under way.
+    """A message under way."""
 
-    Attributes
-    ----------
-    done : concurrent.futures.Future
-        Of the answering message.
-    began : concurrent.futures.Future
-        Of a model's answer, as soon as it is asked for one.
-    """
-
-    done: concurrent.futures.Future[Any]
-    began: concurrent.futures.Future[Answer]
+    done: concurrent.futures.Future[Any]  # of the answering message
+    began: concurrent.futures.Future[Answer]  # of a model's answer, as soon as it is asked for one
 
     def give_up(self) -> None:
         """Wait no more; no thread does either. Nothing happens if it is answered."""
@@ -129,12 +116,7 @@ class _Call(NamedTuple):
 
 
 class HarnessTransport(Transport):
-    """For threads.
-
-    Parameters
-    ----------
-    server : EmulatedServer
-    """
+    """For threads."""
 
     def __init__(self, server: EmulatedServer) -> None:
         self.codec = GrpcCodec()
@@ -160,12 +142,7 @@ class HarnessTransport(Transport):
 
 
 class AsyncHarnessTransport(AsyncTransport):
-    """For tasks of one event loop.
-
-    Parameters
-    ----------
-    server : EmulatedServer
-    """
+    """For tasks of one event loop."""
 
     def __init__(self, server: EmulatedServer) -> None:
         self.codec = GrpcCodec()
