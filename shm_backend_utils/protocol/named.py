@@ -56,7 +56,7 @@ def encode_descriptor(model: str, table: Table) -> str:
 
 
 def parse_descriptor(text: Any) -> tuple[str, Table]:
-    """Return the model and the table that the value of ``shm_io`` names; region 0 of it, the slot's own, is not there.
+    """Return the model and the table in the value of ``shm_io``; the table has no region 0, which is a slot's own.
 
     TableError if it is no descriptor: the message names the field, and never a handle. VersionError if it names managed
     regions, as clients of version 1 did.

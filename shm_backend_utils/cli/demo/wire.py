@@ -20,7 +20,7 @@ _UNLIMITED: Final = [("grpc.max_send_message_length", -1), ("grpc.max_receive_me
 
 
 class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Passes messages on from ``url`` and counts the bytes of all inference requests and responses so far."""
+    """Passes messages on, from clients that connect to ``url``, and counts the bytes of inference both ways."""
 
     def __init__(self, channel: Any) -> None:
         self._channel = channel

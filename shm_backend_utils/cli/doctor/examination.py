@@ -28,7 +28,7 @@ _MOST_NAMED: Final = 20
 
 
 def examine(url: str | Connectable, model: str | None = None) -> Checkup:
-    """Examine a server, the way to it, and its models, or one. Ends within five seconds, whatever the server does."""
+    """Examine a server, the way to it, and one model or all, within five seconds, whatever the server does."""
     checkup = Checkup()
     checkup.conclude(findings_on_machine(), "/dev/shm of this machine has room, and nothing is left behind there")
     try:

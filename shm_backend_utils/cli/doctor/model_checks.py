@@ -34,7 +34,7 @@ _FAILURES: Final = (
 
 
 class Probes(NamedTuple):
-    """What came of the probes of a model with each kind of memory; None if it needed not be tried."""
+    """What came of the probes of a model with each kind of memory; None where it need not be tried."""
 
     sealed: ProbeAnswer | MachineError
     system: ProbeAnswer | MachineError | None

@@ -53,7 +53,7 @@ class Process(NamedTuple):
 
 
 class Processes(NamedTuple):
-    """What was found, by their ids, and who is hidden as this user may not look into them."""
+    """The processes found, in the order of their ids, and those that this user may not look into."""
 
     found: list[Process]
     hidden: list[Holder]

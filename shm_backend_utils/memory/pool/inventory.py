@@ -51,7 +51,7 @@ class Inventory:
         self.returned: deque[SlotRegion] = deque()  # given back, and not looked at yet; needs no lock
         self.quarantined: list[SlotRegion] = []  # given back, but a model may still be executing there
         self._kinds: dict[SlotRegion, Kind] = {}  # every region
-        # Of idle ones, smallest first; a tuple is replaced, never changed.
+        # The idle regions of each kind, smallest first; a tuple is replaced, never changed.
         self.shelves: dict[Kind, tuple[Shelf, ...]] = {}
         self.lost_since: dict[SlotRegion, float] = {}  # in nobody's hands at the last look, by time.monotonic()
         self._promises: list[weakref.ref[Promise]] = []  # replaced, never changed

@@ -24,7 +24,7 @@ _CONFIG: Final = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/config")
 
 
 class HttpEndpoint:
-    """Listens on the loopback interface, in threads of its own. ``model`` raises ServerError where there is none."""
+    """Listens on the loopback interface, in threads of its own. ``model`` raises ServerError if there is none."""
 
     def __init__(self, regions: RegisteredRegions, model: Callable[[str, str], LoadedModel]) -> None:
         self._regions = regions
