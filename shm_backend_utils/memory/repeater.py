@@ -30,11 +30,11 @@ class Repeater:
         """Stop, without waiting for that. Takes no lock, so that finalizers may call it."""
         self._goes_on.put(False)
 
-    def stop(self) -> None:
-        """Stop, and wait until the thread has ended, unless it is the caller's own. Twice is fine."""
+    def stop(self, patience_s: float | None = None) -> None:
+        """Stop, and wait until the thread has ended, or for so long, unless it is the caller's own. Twice is fine."""
         self.stop_some_time()
         if self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(patience_s)
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # it was not even begun

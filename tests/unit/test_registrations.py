@@ -24,6 +24,7 @@ from shm_backend_utils.memory.pool.need import Need, region_size
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.protocol.layout import PAGE_SIZE
+from tests.e2e.eventually import eventually
 from tests.unit.fake_server import FakeServer, config
 from tests.unit.fake_wires import client_of
 
@@ -197,8 +198,10 @@ def known_region(pool: SlotPool) -> SlotRegion:
 
 
 def spoil(pool: SlotPool) -> None:
-    region, _ = take(pool)
+    region, memory = take(pool)
     region.is_spoiled = True
+    del memory
+    eventually(lambda: pool.status.byte_size == 0)
 
 
 WAYS_TO_GO: dict[str, Callable[[SlotPool], object]] = {
@@ -269,6 +272,7 @@ def test_memory_of_a_request_without_an_answer_is_removed_and_then_unregistered(
         server.before = be_silent
         with pytest.raises(DeadlineExceededError):
             client.infer("m", {"IN0": X}, path="triton-shm")
+        eventually(lambda: client.stats().quarantined == 0)
         assert not (SHM / name).exists()
         server.before = lambda _: None
         client.infer("m", {"IN0": X}, path="triton-shm")

@@ -10,6 +10,7 @@ import weakref
 import numpy as np
 import numpy.typing as npt
 
+from ..repeater import Repeater
 from .inventory import Inventory
 from .need import FAR_MORE, SMALL, Need
 from .slot import SlotRegion
@@ -25,8 +26,8 @@ class HoldingPool:
 
     A region is given back by itself, when its memory and every array made from it are gone. That happens in finalizers,
     which may run in any thread at any point, also inside a locked section of this class. So neither giving back nor
-    taking an idle region waits for a lock: a deque's appends and pops are atomic. Only where somebody waits, or a
-    region needs care, a finalizer tries the lock; if it is taken, whoever has it looks again after letting go.
+    taking an idle region takes a lock: a deque's appends and pops are atomic. Where somebody waits, or a region needs
+    care, a finalizer hurries the housekeeper, a thread that may wait for the lock.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -35,8 +36,7 @@ class HoldingPool:
         self._lock = threading.Lock()
         self._watched: dict[int, tuple[weakref.ref[Memory], SlotRegion]] = {}  # by the reference's id
         self._closed = False
-        self._is_due = False  # something was given back that somebody waits for
-        self._is_doomed = False  # closed, but not cleared yet
+        self._housekeeper: Repeater | None = None
 
     def take_idle(self, need: Need, holder: object) -> tuple[SlotRegion, Memory] | None:
         """Return a region that is free, and its memory; None if there is none, as in a closed pool, or others wait.
@@ -83,7 +83,7 @@ class HoldingPool:
             return  # its taker was interrupted before it was watched: the region is found as a lost one
         region = watched[1]
         region.holder = None
-        is_ready = not (region.is_spoiled or region.is_in_doubt or self._closed)
+        is_ready = not (region.is_spoiled or region.is_in_doubt)
         place = region.shelf if is_ready else self._inventory.returned
         assert place is not None
         region.idle_since = time.monotonic()
@@ -91,11 +91,10 @@ class HoldingPool:
             place.append(self._watched.pop(number)[1])
         except KeyError:
             return  # it was found before
-        if not is_ready:
-            self._settle()
-        elif self._tickets.waiting:
-            self._is_due = True
-            self._settle()
+        if self._closed:
+            place.clear()
+        elif self._tickets.waiting or not is_ready:
+            self._hurry()
 
     def _find_dropped(self) -> None:
         """Have back what no finalizer has given back, as it was interrupted."""
@@ -105,17 +104,12 @@ class HoldingPool:
                 with contextlib.suppress(KeyError):  # it was given back meanwhile
                     self._inventory.returned.append(self._watched.pop(number)[1])
 
-    def _settle(self) -> None:
-        """Look at what was given back, unless somebody else has the lock: that one looks when it has let go."""
-        while (self._inventory.returned or self._is_due or self._is_doomed) and self._lock.acquire(blocking=False):
-            try:
-                self._serve()
-            finally:
-                self._lock.release()
+    def _hurry(self) -> None:
+        if self._housekeeper is not None:
+            self._housekeeper.hurry()
 
     def _serve(self) -> None:
         """Grant what can be granted, in order. Locked."""
-        self._is_due = False
         self._find_dropped()
         self._inventory.sort_returned()
         if self._closed:
@@ -123,6 +117,5 @@ class HoldingPool:
         self._tickets.serve()
 
     def _clear(self) -> None:
-        self._is_doomed = False
         self._inventory.destroy_all()
         self._tickets.clear()

@@ -50,7 +50,6 @@ class SlotPool(HoldingPool):
         self.wait_count = 0  # how many calls had to wait
         self._looked_at = 0  # how many bytes there were at the last look at the budget
         self._tend = tend
-        self._housekeeper: Repeater | None = None
         forsake_in_children(self)
 
     def request(self, need: Need, holder: object) -> Ticket:
@@ -64,10 +63,8 @@ class SlotPool(HoldingPool):
             with self._lock:
                 found = f"{self._inventory}, and {len(self._tickets.waiting)} calls wait"
                 self.wait_count += 1
-            self._settle()
             _LOG.warning("the pool has run dry: %s", found)
-            if self._housekeeper is not None:
-                self._housekeeper.hurry()
+            self._hurry()
         return ticket
 
     def request_at_once(self, need: Need, holder: object) -> Ticket | None:
@@ -85,7 +82,6 @@ class SlotPool(HoldingPool):
                 raise ClosedError("this client")
             self._tickets.waiting.append(weakref.ref(ticket))
             self._serve()
-        self._settle()
         return ticket.granted.done()
 
     def redeem(self, ticket: Ticket, deadline: float = math.inf) -> tuple[SlotRegion, Memory]:
@@ -102,7 +98,6 @@ class SlotPool(HoldingPool):
             with self._lock:
                 self._tickets.redeem(ticket)
         memory = self._hold(region, ticket.holder)
-        self._settle()
         if region is not grant and self.options.prefault:
             region.prefault(deadline)
         return region, memory
@@ -112,13 +107,11 @@ class SlotPool(HoldingPool):
         with self._lock:
             self._tickets.withdraw(ticket)
             self._serve()
-        self._settle()
 
     def exhausted(self, ticket: Ticket, waited_s: float) -> PoolExhaustedError:
         """Return the error for a ticket that was not granted in time."""
         with self._lock:
             found = str(self._inventory)
-        self._settle()
         return PoolExhaustedError(
             f"no {ticket.byte_size} bytes of shared memory became free within {waited_s:.3g} s: {found}. "
             "Release results sooner, or raise PoolOptions(max_bytes=...)"
@@ -129,7 +122,6 @@ class SlotPool(HoldingPool):
         with self._lock:
             self._inventory.sort_returned()
             self._inventory.destroy_idle()
-        self._settle()
 
     @property
     def stream_guess_bytes(self) -> int:
@@ -142,9 +134,7 @@ class SlotPool(HoldingPool):
         self._look_at_budget()
         with self._lock:
             self._serve()
-            status = self._inventory.status()
-        self._settle()
-        return status
+            return self._inventory.status()
 
     def take_unregistered(self) -> list[str]:
         """Return the keys of registered regions that were destroyed since the last time: to be unregistered."""
@@ -157,30 +147,21 @@ class SlotPool(HoldingPool):
         """
         if self.is_forked:
             return
-        self._closed = True
+        self._end(None)
         with self._lock:
             self._clear()
-        housekeeper, self._housekeeper = self._housekeeper, None
-        if housekeeper is not None:
-            housekeeper.stop()
 
     def abandon(self) -> None:
-        """Close, from a finalizer: if that has interrupted its own thread's locked section, it cannot wait for it.
+        """Close it from a finalizer, which may have interrupted a locked section of its own thread: so not for long."""
+        if not self.is_forked:
+            self._end(_FINALIZERS_PATIENCE_S)
 
-        Then that section, or the next one, does it.
-        """
-        if self.is_forked:
-            return
+    def _end(self, patience_s: float | None) -> None:
+        """Have the housekeeper, whom no signal interrupts, remove all regions, and end."""
         self._closed = True
-        if self._lock.acquire(timeout=_FINALIZERS_PATIENCE_S):
-            try:
-                self._clear()
-            finally:
-                self._lock.release()
-        else:
-            self._is_doomed = True
         if self._housekeeper is not None:
-            self._housekeeper.stop_some_time()
+            self._housekeeper.hurry()
+            self._housekeeper.stop(patience_s)
 
     def forsake(self) -> None:
         """Forget every region, in a forked child. Arrays over them stay valid."""
@@ -222,7 +203,6 @@ class SlotPool(HoldingPool):
                 with self._lock:
                     promise.byte_size = ticket.byte_size
                     self._serve()
-            self._settle()
             with self._lock:
                 count = self._inventory.parts_for(ticket.need, promise)
             regions = self._make_regions(ticket, count, deadline)
@@ -231,14 +211,13 @@ class SlotPool(HoldingPool):
             with self._lock:
                 if self._closed:  # before they are added: whoever closes takes back what the added ones were promised
                     raise ClosedError("this client")
-                self._inventory.add(regions, ticket.need[1:], promise)
-                if self._housekeeper is None:
+                if self._housekeeper is None:  # before any is there that only a housekeeper can end
                     self._housekeeper = Repeater(self._keep_house, self._patience(), "shm pool")
+                self._inventory.add(regions, ticket.need[1:], promise)
         except BaseException:
             with self._lock:
                 self._inventory.undo(regions, promise)
                 self._serve()
-            self._settle()
             raise
         if len(regions) > 1:
             self._share(regions[1:])
@@ -251,7 +230,6 @@ class SlotPool(HoldingPool):
             self._inventory.put_back(region)
         with self._lock:
             self._serve()
-        self._settle()
 
     def _make_regions(self, ticket: Ticket, count: int, deadline: float) -> list[SlotRegion]:
         need, access = ticket.need, self.options.access
@@ -273,7 +251,6 @@ class SlotPool(HoldingPool):
             self._inventory.destroy_idle(before=time.monotonic() - self.options.idle_s)
             held = [region for _, region in list(self._watched.values())]
             self._inventory.destroy_lost([*held, *self._tickets.granted.values()])
-        self._settle()
         is_urgent = self._tend is not None and self._tend()
         return _QUARANTINE_ROUND_S if is_urgent else self._patience()
 

@@ -16,6 +16,7 @@ from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.testing.faults.system_calls import INTERRUPT, Failing, Fault
 from shm_backend_utils.testing.leak_probe import ShmLeakProbe
+from tests.e2e.eventually import eventually
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def test_a_region_in_doubt_is_looked_at_again_if_there_was_no_lock(pool: SlotPoo
     memory = take_in_doubt(pool)
     with Failing(Fault("fcntl", after, error)) as failing:
         memory.clear()
-    assert failing.has_happened
+        eventually(lambda: failing.has_happened)
     assert (pool.status.quarantined, pool.status.idle) == (0, 1)
     pool.drop_idle()
     assert pool.status.byte_size == 0
