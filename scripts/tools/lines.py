@@ -14,10 +14,10 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 40_550,
+    "shm_backend_utils": 40650,
     "shm_backend_utils/*.py": 1_150,
     "shm_backend_utils/cli": 3_600,
-    "shm_backend_utils/client": 8_750,
+    "shm_backend_utils/client": 8_850,
     "shm_backend_utils/compat": 2_200,
     "shm_backend_utils/http": 300,
     "shm_backend_utils/memory": 5_350,
@@ -29,7 +29,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 7_200,
     "scripts": 14_450,
     "scripts/tools/bench": 3_700,
-    "tests": 74_100,
+    "tests": 74_600,
     "docs": 4_650,
 }
 """By folder, or by pattern of files: the most lines."""

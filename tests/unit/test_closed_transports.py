@@ -214,6 +214,9 @@ class EndlessCall:
             self.read += 1
             yield service_pb2.ModelStreamInferResponse()
 
+    def done(self) -> bool:
+        return self._is_cancelled
+
     def cancel(self) -> None:
         self._is_cancelled = True
 
