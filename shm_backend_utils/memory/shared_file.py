@@ -84,7 +84,7 @@ class SharedFile:
         except OSError as error:
             if error.errno in NO_DESCRIPTORS:
                 raise
-            reason = _OBSTACLES.get(error.errno or 0) or os.strerror(error.errno or 0)
+            reason = _OBSTACLES.get(error.errno or 0) or error.strerror
             raise RegionRefusedError(field, f"the server cannot open it: {reason}") from None
         file = cls(key, descriptor, field)
         if not stat.S_ISREG(file.status.st_mode):
@@ -116,8 +116,7 @@ class SharedFile:
             allocate(self._descriptor.fileno(), offset, byte_size, free_bytes())
         except OSError as error:
             if error.errno not in NO_SPACE:
-                reason = f"the server cannot take its space: {os.strerror(error.errno or 0)}"
-                raise RegionRefusedError(self.field, reason) from None
+                raise RegionRefusedError(self.field, f"the server cannot take its space: {error.strerror}") from None
             raise NoSharedMemoryError(
                 f"{self.field} has holes, and /dev/shm has {free_bytes()} bytes free for its {byte_size}; "
                 f"{MORE_ROOM}, or register less"

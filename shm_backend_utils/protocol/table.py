@@ -166,7 +166,7 @@ def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call o
         limits += [(0, claimed_size(claim)) for claim in claims]
     inputs: dict[str, InputSpan] = {}
     outputs: dict[str, OutputSpan] = {}
-    reach = 0  # where the last tensor ends, for as long as each lies behind the one before, in the slot's own region
+    reach = 0  # where the last tensor ends, for as long as each lies behind the one before, whatever their regions are
     for index in range(input_count + output_count):
         begin = at + TENSOR.size
         if begin > length:
@@ -207,7 +207,7 @@ def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call o
         else:
             outputs[name] = _output_span(OutputSpan, (region, offset, size))
         if size:
-            reach = offset + size if region == 0 and 0 <= reach <= offset else -1
+            reach = offset + size if 0 <= reach <= offset else -1
         at = name_end + -name_length % 8
     if len(inputs) != input_count or len(outputs) != output_count:
         raise TableError("inputs or outputs", "a name that is there twice", "every tensor once")

@@ -209,6 +209,11 @@ def test_an_output_is_where_the_model_wrote_it(
         assert result.bytes_avoided == 24 + size
 
 
+def test_outputs_on_a_gpu_that_are_one_memory_are_left_so(memory: npt.NDArray[np.uint8], gpu: GpuMemory) -> None:
+    result: Any = read([ON_GPU, ON_GPU._replace(name="Y")], memory, devices=[gpu])
+    assert result["X"].address == result["Y"].address == gpu.address + 1024
+
+
 def test_strings_on_a_gpu_are_the_peers_fault(memory: npt.NDArray[np.uint8], gpu: GpuMemory) -> None:
     with pytest.raises(PeerError, match="X, which are strings, on a GPU"):
         read([OutputPlace("X", dtypes.BYTES, (1,), 1, 1024, 24, False)], memory, devices=[gpu])

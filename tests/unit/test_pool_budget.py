@@ -93,7 +93,7 @@ def test_one_that_is_too_small_makes_way_although_there_is_room() -> None:
 
 def test_regions_of_other_groups_make_way_only_if_they_must(pool: SlotPool) -> None:
     other = used(pool, group="triton-shm")
-    own, memory = take(pool)
+    own, memory = take(pool, 2 * PAGE_SIZE)
     assert is_there(other)
     del memory
     large = used(pool, 3 * REGION - data_offset(1, PAGE_SIZE))

@@ -117,11 +117,12 @@ def test_a_model_that_cannot_make_its_report_has_finished_all_the_same(
     "said",
     [
         Table({}, {}),
+        Table({name: InputSpan(UINT8, (32,), 0, 8192, 32) for name in "NM"}, {"R": OutputSpan(0, 8448, 64)}),
         Table({"N": InputSpan(UINT8, (8,), 0, 8192, 8)}, {"R": OutputSpan(0, 8448, 64)}),
         Table({"N": InputSpan(dtypes.BY_NAME["FP32"], (8,), 0, 8192, 32)}, {"R": OutputSpan(0, 8448, 64)}),
         Table({"N": InputSpan(UINT8, (32,), 0, 8192, 32)}, {"R": OutputSpan(0, 8448, 64)}, ring=Ring(0, 1, 0)),
     ],
-    ids=["no tensors", "a short nonce", "a nonce of floats", "a ring"],
+    ids=["no tensors", "two nonces", "a short nonce", "a nonce of floats", "a ring"],
 )
 def test_a_probe_of_another_form_is_refused(session: ShmSession, client: Client, said: Table) -> None:
     encoded = bytearray(table.encode(said))

@@ -250,7 +250,7 @@ def result_of(
     return Result(arrays, DirectExchange.path, response, overflowed, bytes_avoided)
 
 
-def _separate(places: Sequence[results.OutputPlace], arrays: dict[str, npt.NDArray[Any]]) -> None:
+def _separate(places: Sequence[results.OutputPlace], arrays: dict[str, Any]) -> None:
     """Copy outputs that lie in memory of others, as of a model that passes one input on twice.
 
     Otherwise writing to one output would change another, which it does on no other path. Arrays on GPUs are left as
@@ -259,7 +259,7 @@ def _separate(places: Sequence[results.OutputPlace], arrays: dict[str, npt.NDArr
     ends: dict[int, int] = {}
     for place in sorted(places, key=_BY_PLACE):
         array = arrays[place.name]
-        if place.is_in_response or place.dtype is BYTES or not (place.byte_size and isinstance(array, np.ndarray)):
+        if not isinstance(array, np.ndarray):
             continue
         if place.offset < ends.get(place.region, 0):
             arrays[place.name] = array.copy()

@@ -95,7 +95,7 @@ class Opening:
                 return (yield from self._registered(settings, known, path, layout, given, wanted))
         except (BudgetError, NoSharedMemoryError) as error:
             unlearned = known.lay_out(given, wanted, learned={})
-            if not (layout.devices or layout.lent) and unlearned.end < layout.end:
+            if unlearned.end < layout.end:
                 # What outputs were once finds no room. This call's may overflow as those did.
                 return (yield from self.open(settings, known, path, unlearned, given, wanted, kind))
             if isinstance(error, BudgetError):
@@ -163,7 +163,7 @@ class Opening:
         make = PreparedOnGpus if kind.is_kept else CallOnGpus
         gpus = make(self._gpus, region, layout, given, settings.library, settings.named)
         for name, source in inputs_on_gpus(given).items():
-            if not source.is_lent and source.byte_size >= max(self._gpus.lend_bytes, 1) and source.obstacle:
+            if source.byte_size >= max(self._gpus.lend_bytes, 1) and source.obstacle:
                 tell_gpu_copy(known, name, source.obstacle, settings.origin)
         return kind(self._codec, known.spec, layout, settings.options, region, region.slots[0], memory, gpus)
 

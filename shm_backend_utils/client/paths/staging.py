@@ -56,7 +56,7 @@ class StagedExchange(Exchange):
         arrays = self._inner.arrays()
         work = GpuWork(self._gpus)
         for name, device in self._devices.items():
-            source = self._filled.get(name) or self._kept.get(name)
+            source = self._kept.get(name)
             if source is None:
                 empty = _in_library(
                     new_array(self._gpus.runtime, arrays[name].shape, arrays[name].dtype, device), self.library

@@ -296,9 +296,8 @@ class Registry:
 def _is_of_the_last_descriptors(opened: MappedRegion) -> bool:
     """Return whether few descriptors are left: each new one has the lowest number that is free."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most == resource.RLIM_INFINITY or not isinstance(opened.segment, MappedSegment):
-        return False
-    return opened.segment.fileno() >= most - min(_RESERVE, most // 4)
+    segment = opened.segment
+    return isinstance(segment, MappedSegment) and segment.fileno() >= most - min(_RESERVE, most // 4)
 
 
 def _last_use(region: MappedRegion) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from shm_backend_utils.tensors.cuda.device_view import DeviceView
 from shm_backend_utils.testing.emulator.tensor import Tensor
 from tests.unit.calls_on_gpus.device_calls import DEVICE, HOST, Client, session_on
 from tests.unit.emulated import answers_to, delivered, message_of, outputs_of
-from tests.unit.fake_gpu import DRIVER, array_on, kernel
+from tests.unit.fake_gpu import DRIVER, MODEL, array_on, kernel
 
 GIVEN = [1, 2, 3, 4]
 
@@ -128,6 +128,20 @@ def test_a_response_of_a_stream_leaves_when_the_gpu_is_done(
     request = client.request(0, {})
     session.serve_streams([request], answer)
     assert [each and each.error() for each in answers_to(request).sent] == [None] * 3
+
+
+@pytest.mark.parametrize("serve", [ShmSession.serve, ShmSession.serve_streams])
+def test_the_next_call_has_the_streams_of_one_that_is_over(
+    client: Client, session: ShmSession, serve: Callable[..., Any]
+) -> None:
+    def infer(call: Call) -> None:
+        call.to_device(call.input("X"))
+
+    counts = []
+    for _ in range(3):
+        serve(session, [client.host.request({"X": np.ones(4, np.float32)}, {})], infer)
+        counts.append(DRIVER.live(MODEL).streams)
+    assert counts[0] == counts[-1] > 0
 
 
 def test_another_model_is_called_when_the_gpu_is_done(

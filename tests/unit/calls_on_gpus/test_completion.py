@@ -209,16 +209,18 @@ def test_the_model_waits_where_the_client_could_not(
     assert values == [[42] * 4] * len(outputs)
 
 
-def test_the_model_waits_where_memory_of_the_host_is_still_to_be_read(
-    client: Client, session_with_events: ShmSession, stream: int
+@pytest.mark.parametrize("use", [lambda call: call.to_device(call.input("X")), lambda call: None], ids=["read", "no"])
+def test_the_model_waits_where_memory_of_the_host_is_still_to_be_read_and_where_no_other_is_used(
+    client: Client, session_with_events: ShmSession, stream: int, use: Infer
 ) -> None:
     x = np.arange(4, dtype=np.float32)
 
     def infer(call: Call) -> None:
         call.ready_on(stream)
-        call.to_device(call.input("X"))
+        use(call)
 
-    session_with_events.serve([client.host.request({"X": x}, {})], infer)
+    (response,) = session_with_events.serve([client.host.request({"X": x}, {})], infer)
+    assert response.error() is None
     assert client.events(0) == ()
 
 

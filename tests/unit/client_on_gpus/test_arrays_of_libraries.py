@@ -148,6 +148,15 @@ def test_over_the_host_every_kind_of_memory_goes(driver: FakeDriver, client: Shm
     np.testing.assert_array_equal(on_host(result), 4 * X)
 
 
+@pytest.mark.parametrize("path", ["inline", "triton-shm"])
+def test_tensors_that_could_be_lent_have_a_place_each_on_the_host(
+    driver: FakeDriver, client: ShmClient, path: Any
+) -> None:
+    given = {f"IN{number}": tensor_of(driver, X + number) for number in range(2)}
+    result = client.infer("two", given, outputs={**ON_HOST, "OUT1": X.nbytes}, path=path)
+    np.testing.assert_array_equal([result["OUT0"], result["OUT1"]], [2 * X, 2 * X + 2])
+
+
 @pytest.mark.parametrize(("path", "is_given"), [("inline", True), ("triton-shm", False), ("triton-shm", True)])
 def test_prepared_calls_over_the_host_read_the_gpu_anew(
     driver: FakeDriver, client: ShmClient, path: Any, is_given: bool

@@ -175,6 +175,8 @@ def test_a_call_that_is_over_gives_nothing(open_session: Open, client: Client) -
         lambda: call.output("Y", (4,), np.float32),
         lambda: call.put("Y", X),
         lambda: call.forward("m", {}),
+        lambda: call.ready_on(1),
+        lambda: call.response_parameters,
     ):
         with pytest.raises(ClosedError, match="this call"):
             use()
