@@ -21,7 +21,7 @@ CEILINGS: Final = {
     "shm_backend_utils/compat": 2_200,
     "shm_backend_utils/http": 300,
     "shm_backend_utils/memory": 5_350,
-    "shm_backend_utils/model": 6_650,
+    "shm_backend_utils/model": 6_700,
     "shm_backend_utils/protocol": 1_850,
     "shm_backend_utils/repository": 200,
     "shm_backend_utils/server": 1_300,

@@ -6,7 +6,7 @@ import concurrent.futures
 import contextlib
 import functools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -303,7 +303,7 @@ class ShmClient(ServerMethods):
         stream: Any = None,
         library: LibraryName | None = None,
         **options: Unpack[RequestOptions],
-    ) -> Iterator[Result]:
+    ) -> Generator[Result, None, None]:
         """Return the responses of a decoupled model as they come. Over gRPC, which alone has streams.
 
         On the direct path each response lies in one of ``frames`` places of a ring. The model waits, for some time,
@@ -419,7 +419,7 @@ class ShmClient(ServerMethods):
         outputs: Outputs,
         frames: int | None,
         patience_s: float,
-    ) -> Iterator[Result]:
+    ) -> Generator[Result, None, None]:
         if core.is_forked:
             raise ForkedError("this stream")
         avoided = 0

@@ -269,8 +269,8 @@ class ShmSession:
         requests : sequence of InferenceRequest
             As ``execute`` gets them.
         answer : callable
-            Takes a :class:`StreamCall`. If it is a generator, what was written is sent at each ``yield``; one whose
-            client does not want more is closed.
+            Takes a :class:`StreamCall`. If it is a generator, what was written is sent at each ``yield`` without a
+            value; one whose client does not want more is closed.
         """
         context = self._context
         if context is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Generator, Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -46,7 +46,7 @@ def call() -> None:
             assert_type(result, Result)
             assert_type(result["Y"], npt.NDArray[Any])
         assert_type(client.submit("m", {"X": [IMAGES, IMAGES]}), Future[Result])
-        assert_type(client.stream("m", {"X": 1}), Iterator[Result])
+        assert_type(client.stream("m", {"X": 1}), Generator[Result, None, None])
         with client.prepare("m", {"X": ((2, 3), np.float32), "S": ((2,), "S20")}) as prepared:
             assert_type(prepared, PreparedCall)
             prepared.inputs["X"][...] = IMAGES

@@ -153,6 +153,11 @@ class StreamCall(Call):
             self._end_by_error(error)
             return
         try:
+            if self.outputs:
+                names = ", ".join(self.outputs)
+                raise ModelError(
+                    f"model.py wrote {names} and never sent it; yield, or call.send(), after the last output"
+                )
             if self._pending:
                 check_all_are_over(self._pending)
             if self.devices:  # with what it does behind the last response, and with inputs
@@ -250,5 +255,10 @@ def run_stream(stream: StreamCall, answer: Callable[[StreamCall], Iterable[objec
         steps = answer(call)
         # No ExitStack: an error of the generator's end would lie in a cycle there, and the stream with it.
         with contextlib.closing(steps) if isinstance(steps, Generator) else contextlib.nullcontext():
-            for _ in steps or ():
+            for value in steps or ():
+                if value is not None:
+                    raise ModelError(
+                        f"model.py has yielded a value of type {type(value).__name__}, which nobody gets; write "
+                        "outputs by call.put(name, array), then yield without a value"
+                    )
                 call.send()

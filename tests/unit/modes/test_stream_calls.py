@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,31 @@ def frame(client: Client, slot: int, index: int, generation: int = 1) -> list[fl
     (place,) = results.decode(client.region.record(slot).copy_results(), [client.region.header.byte_size]).outputs
     view: Any = np.ndarray(place.shape, place.dtype.numpy, client.region.bytes(), place.offset)
     return [float(value) for value in view]
+
+
+def never_sends(call: StreamCall) -> Iterator[None]:
+    call.put("Y", X)
+    yield
+    call.put("Y", X)
+
+
+def yields_a_value(call: StreamCall) -> Iterator[Any]:
+    yield X
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (never_sends, "model.py wrote Y and never sent it; yield, or call.send(), after the last output"),
+        (yields_a_value, "model.py has yielded a value of type ndarray, which nobody gets"),
+    ],
+)
+def test_what_a_generator_never_sends_is_an_error(
+    open_session: Open, answer: Callable[[StreamCall], Iterator[Any]], message: str
+) -> None:
+    request = delivered({}, ["Y"], {"X": X})
+    streaming(open_session).serve_streams([request], answer)
+    assert message in message_of(answers_to(request).sent[-1])
 
 
 def test_frames_go_round_as_the_client_releases_them(open_session: Open, make_client: MakeClient) -> None:

@@ -66,7 +66,7 @@ class Honest:
 
     def _stream(self) -> bool:
         image = self._noise.photograph(256)
-        with closing(self._client.stream("frames", {"IMAGE": image}, frames=1)) as frames:  # type: ignore[type-var]
+        with closing(self._client.stream("frames", {"IMAGE": image}, frames=1)) as frames:
             return all(is_right(result["TILE"], image) for result in frames)
 
 
