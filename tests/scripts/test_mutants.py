@@ -144,6 +144,46 @@ def test_edits_run_tests_again(recorded: Checkout, tmp_path: Path, before: str, 
     assert covering.failed == []
 
 
+GENERATORS = """
+def patient():
+    try:
+        yield
+    except KeyError:
+        pass
+
+
+def check_later(size):
+    yield from patient()
+    if size > 10:
+        raise ValueError(size)
+"""
+TESTS_OF_GENERATORS = """
+import pytest
+from shm_backend_utils.sizes import check_later
+
+def check(size):
+    checking = check_later(size)
+    next(checking)
+    checking.throw(KeyError)
+
+def test_takes_what_is_allowed():
+    with pytest.raises(StopIteration):
+        check(10)
+
+def test_refuses_what_is_larger():
+    with pytest.raises(ValueError):
+        check(11)
+"""
+
+
+def test_a_generator_is_executed_to_its_end_whatever_is_thrown_into_those_that_it_waits_for(tmp_path: Path) -> None:
+    checkout = Checkout.make(tmp_path)
+    (checkout.root / "tests/unit/test_double.py").unlink()
+    checkout.write(LIBRARY, GENERATORS)
+    checkout.write("tests/unit/test_check.py", TESTS_OF_GENERATORS)
+    assert checkout.tests_of_the_comparison(checkout.covering()) == BOTH
+
+
 def test_what_tests_leave_in_shared_memory_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shm = tmp_path / "shm"
     (shm / "of somebody else").mkdir(parents=True)
@@ -159,6 +199,6 @@ def test_what_tests_leave_in_shared_memory_is_removed(tmp_path: Path, monkeypatc
         "    (shm / 'link').symlink_to(shm / 'folder')\n"
     )
     monkeypatch.setattr(sys, "stdout", io.StringIO())  # of the process that runs it
-    unchanged = Mutant(CHECKS, UNCHANGED, "", 0, 0, "")
+    unchanged = Mutant(CHECKS, UNCHANGED, "", 0, 0, 0, "")
     assert trial.try_mutant(unchanged, [str(left)], LONG_S, tmp_path) is trial.Verdict.SURVIVED
     assert [path.name for path in shm.iterdir()] == ["of somebody else"]

@@ -22,6 +22,7 @@ _OTHER: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.NotEq: ast.Eq,
 }
 _CHECKING: Final = re.compile(r"_?(check|hold_owner|take|give_back|release|fcntl|fchmod|unlink|close$)")
+_WAITS: Final = (ast.Yield, ast.YieldFrom, ast.Await)
 _WAYS_OUT: Final = (ast.Raise, ast.Return, ast.Continue, ast.Break)
 
 
@@ -38,7 +39,10 @@ class Mutant:
     function : str
         Where it is, as ``__qualname__`` says.
     first_line, last_line : int
-        What is changed. Who executes none of them cannot notice.
+        What is changed.
+    from_line : int
+        Who executes none of the lines from here to the last one cannot notice. It is a generator's first one: what is
+        recorded of that may end where an exception is thrown into another one that it waits for (Python 3.11).
     change : str
         For people.
     """
@@ -48,6 +52,7 @@ class Mutant:
     function: str
     first_line: int
     last_line: int
+    from_line: int
     change: str
 
 
@@ -73,6 +78,7 @@ class _Breaker(ast.NodeTransformer):
         self._file = file
         self._wanted = wanted
         self._scopes: list[str] = []
+        self._generators: list[int] = []  # their first lines
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         return self._scope(node)
@@ -125,8 +131,13 @@ class _Breaker(ast.NodeTransformer):
         return node
 
     def _scope(self, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
+        waits = not isinstance(node, ast.ClassDef) and any(isinstance(part, _WAITS) for part in ast.walk(node))
         self._scopes.append(node.name)
+        if waits:
+            self._generators.append(node.lineno)
         self.generic_visit(node)
+        if waits:
+            self._generators.pop()
         self._scopes.pop()
         return node
 
@@ -134,7 +145,8 @@ class _Breaker(ast.NodeTransformer):
         number = len(self.found)
         last_line = node.lineno if node.end_lineno is None else node.end_lineno
         where = ".".join(self._scopes)
-        self.found.append(Mutant(self._file, number, where, node.lineno, last_line, change))
+        from_line = self._generators[-1] if self._generators else node.lineno
+        self.found.append(Mutant(self._file, number, where, node.lineno, last_line, from_line, change))
         return number == self._wanted
 
 

@@ -108,12 +108,11 @@ class Covering:
         return cls(seconds, failed, lines)
 
     def tests_of(self, mutant: Mutant) -> list[str]:
-        """Return the tests that execute what a mutant changes, the fastest first."""
-        changed = range(mutant.first_line, mutant.last_line + 1)
-        tests = [
-            test for test, lines in self._lines.get(mutant.file, {}).items() if any(line in lines for line in changed)
-        ]
-        return sorted(tests, key=self.seconds.__getitem__)
+        """Return the tests that may execute what a mutant changes: first those that are known to, the fastest first."""
+        executed = self._lines.get(mutant.file, {})
+        changed, all_lines = (range(begin, mutant.last_line + 1) for begin in (mutant.first_line, mutant.from_line))
+        tests = [test for test, lines in executed.items() if not lines.isdisjoint(all_lines)]
+        return sorted(tests, key=lambda test: (executed[test].isdisjoint(changed), self.seconds[test]))
 
 
 def _holds(file: dict[str, Any], digest: str | None, pieces: dict[str, dict[str, Piece]]) -> bool:
