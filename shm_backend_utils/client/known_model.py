@@ -10,7 +10,7 @@ from typing import Final
 from ..errors import TensorError
 from ..memory.kinds import RegionKind
 from ..model_spec import ModelSpec
-from ..protocol.call_layout import AnyInput, CallLayout, lay_out, record_byte_size
+from ..protocol.call_layout import NO_DEVICES, AnyInput, CallLayout, lay_out, record_byte_size
 from ..protocol.layout import data_offset
 from ..protocol.learned_sizes import LearnedSizes
 from .explanation import Check, Explanation
@@ -51,7 +51,7 @@ class KnownModel:
         inputs: Mapping[str, AnyInput],
         wanted: Mapping[str, int | None] | None,
         *,
-        output_devices: Mapping[str, int] | None = None,
+        output_devices: Mapping[str, int] = NO_DEVICES,
         slot_count: int = 1,
         is_one_request: bool = True,
         learned: Mapping[str, int] | None = None,

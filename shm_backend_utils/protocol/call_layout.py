@@ -7,6 +7,7 @@ room for its outputs; and likewise in the memory of each GPU.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 from ..dtypes import BYTES, DType
@@ -19,6 +20,7 @@ from .spans import MAX_TENSORS, InputSpan, OutputSpan, Table
 __all__ = [
     "ALIGNMENT",
     "LENT",
+    "NO_DEVICES",
     "AnyInput",
     "CallInput",
     "CallLayout",
@@ -123,6 +125,9 @@ def _needed_of_record(spec: ModelSpec) -> int:
     return max(table.HEAD_LENGTH + inputs + outputs, results.results_length(results.NO_RESULTS) + outputs) + further
 
 
+NO_DEVICES: Final[Mapping[str, int]] = MappingProxyType({})
+"""Of outputs that are all on the host."""
+
 _OWN_REGIONS: Final = 5  # as many, with events, always find room: those of four GPUs, and an annex
 _CLAIM_LENGTH: Final = 160
 _MOST_LENT: Final = MAX_REGIONS - _OWN_REGIONS  # and as many inputs that are lent
@@ -138,7 +143,7 @@ def lay_out(  # noqa: PLR0912  # one function: each further one costs a call a m
     *,
     learned: Mapping[str, int],
     most_rows: int,
-    output_devices: Mapping[str, int] | None = None,
+    output_devices: Mapping[str, int] = NO_DEVICES,
 ) -> CallLayout:
     """Check a call against the model's configuration, and lay it out; TensorError if the model does not take it.
 
@@ -179,7 +184,7 @@ def lay_out(  # noqa: PLR0912  # one function: each further one costs a call a m
             room = learned.get(name, 0) * rows
         else:
             certain.append(name)
-        if output_devices and name in output_devices:
+        if name in output_devices:
             if tensor.dtype is BYTES:
                 raise _strings_on_a_gpu(name)
             on_devices[name] = output_devices[name]
@@ -189,7 +194,7 @@ def lay_out(  # noqa: PLR0912  # one function: each further one costs a call a m
         cursor = (cursor + room + ALIGNMENT - 1) & -ALIGNMENT
     requested = None if wanted is None else tuple([name for name in spec.outputs if name in wanted])
     found = CallLayout(Table(spans, rooms), batch_size, frozenset(certain), requested, cursor)
-    return _with_devices(found, inputs, output_devices or {}) if on_devices else found
+    return _with_devices(found, inputs, output_devices) if on_devices else found
 
 
 def rows_of(whole: CallLayout, spec: ModelSpec, begin: int, end: int) -> CallLayout:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import InferenceError, ServerUnavailableError, ShmClient
-from shm_backend_utils.client.errors import ConnectionLostError, translated
+from shm_backend_utils.client import DeadlineExceededError, InferenceError, ServerUnavailableError, ShmClient
+from shm_backend_utils.client.errors import ConnectionLostError, deadline_exceeded, translated
 from shm_backend_utils.client.paths.exchange import is_answer
 from shm_backend_utils.client.transports.http.codec import Answer
 from shm_backend_utils.errors import PeerError, SlotInUseError, StaleRequestError
@@ -62,6 +62,18 @@ def test_a_proxys_answer_over_grpc_says_nothing_of_the_request(text: str) -> Non
     error = translated("StatusCode.UNAVAILABLE", text, "grpc://localhost")
     assert isinstance(error, ServerUnavailableError)
     assert is_answer(translated("StatusCode.UNAVAILABLE", "Request for unknown model: 'm' is not ready", "there"))
+
+
+def test_a_request_that_got_no_answer_may_still_begin(server: FakeServer) -> None:
+    def lose(_: Order) -> None:
+        raise deadline_exceeded()
+
+    server.before = lose
+    with client_of(server) as client, client.prepare("m", {"IN0": (X.shape, X.dtype)}) as call:
+        with pytest.raises(DeadlineExceededError):
+            call.infer()
+        errors = [InferenceError("it is refused"), deadline_exceeded()]
+        assert [call._call.exchange.did_not_start(error) for error in errors] == [True, False]
 
 
 def test_memory_of_a_request_that_a_gateway_gave_up_is_not_used_again(

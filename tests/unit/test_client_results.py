@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import struct
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,9 @@ from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
+from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol import results
+from shm_backend_utils.protocol.answers import check_output, check_places
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from shm_backend_utils.protocol.results import OutputPlace
 from tests.unit.fake_gpu import DRIVER, runtime_that_gives_all_back
@@ -151,6 +154,12 @@ def test_an_output_that_is_neither_in_memory_nor_in_the_response_is_the_peers_fa
         read([LABELS], memory)
 
 
+def test_strings_that_come_as_something_else_are_the_peers_fault(memory: npt.NDArray[np.uint8]) -> None:
+    words = OutputPlace("LABELS", BYTES, (2,), 0, 0, 0, True)
+    with pytest.raises(PeerError, match="break the protocol: LABELS as int64"):
+        read([words], memory, Response(LABELS=np.array([1, 2], np.int64)))
+
+
 @pytest.mark.parametrize("shape", [(0, 2**62), (2**63, 0), (2**62, 2**62, 0)], ids=str)
 def test_an_empty_output_of_a_shape_that_no_array_has_is_the_peers_fault(
     memory: npt.NDArray[np.uint8], shape: tuple[int, ...]
@@ -227,6 +236,12 @@ def test_an_output_outside_its_own_memory_is_the_peers_fault(
 ) -> None:
     with pytest.raises(PeerError, match="the model's results break the protocol: "):
         read([ON_GPU._replace(region=region, offset=offset)], memory, devices=[gpu])
+
+
+def test_memory_of_a_gpu_has_no_array_beyond_its_end(gpu: GpuMemory) -> None:
+    assert gpu.plain_array_at(None, DEVICE_SIZE - 8, FP32.numpy, (2,)).shape == (2,)
+    with pytest.raises(ValueError, match=r"a tensor of shape \(2,\) in 7 bytes"):
+        gpu.plain_array_at(None, DEVICE_SIZE - 7, FP32.numpy, (2,))
 
 
 def test_an_output_for_which_the_gpu_had_no_room_is_taken_from_the_response(
@@ -316,6 +331,23 @@ def test_a_table_names_it_by_its_secret(further: HostMemory) -> None:
     assert (claim.key, claim.byte_size, claim.token, claim.slot) == (region.key, region.byte_size, region.token, 0)
 
 
+@pytest.mark.parametrize("dtype", [FP32, INT64])
+@pytest.mark.parametrize("dims", [[], [-1], [3], [-1, -1], [3, -1], [-1, 3], [3, 3]], ids=str)
+def test_places_are_checked_as_outputs_in_a_response_are(dims: list[int], dtype: dtypes.DType) -> None:
+    spec = ModelSpec.from_config({"name": "m", "output": [{"name": "Y", "data_type": "TYPE_FP32", "dims": dims}]})
+
+    def refusal(check: Callable[..., None], *arguments: Any) -> str:
+        try:
+            check(spec, *arguments)
+        except PeerError as error:
+            return str(error)
+        return ""
+
+    for shape in itertools.chain.from_iterable(itertools.product((2, 3), repeat=rank) for rank in range(4)):
+        place = OutputPlace("Y", dtype, shape, 0, 4096, 0, False)
+        assert refusal(check_places, ["Y"], [place]) == refusal(check_output, "Y", dtype, shape)
+
+
 # Operators in place
 
 
@@ -337,6 +369,21 @@ def test_outputs_and_inputs_can_be_changed_in_place(client: ShmClient, path: Any
         with call.infer() as result:
             result["OUT0"] *= 2
             np.testing.assert_array_equal(result["OUT0"], 8 * X)
+
+
+def test_a_call_that_may_be_batched_may_lie_in_a_part_of_a_region() -> None:
+    batched = config("rows", max_batch_size=8, dynamic_batching={})
+    with FakeServer(config("m"), batched) as server, client_of(server, inline_bytes=0) as client:
+        kept = [client.infer("m", {"IN0": number * X}, outputs={"OUT0": X.nbytes}) for number in range(12)]
+        kept.pop()
+        np.testing.assert_array_equal(client.infer("rows", {"IN0": [X]}, outputs={"OUT0": X.nbytes})["OUT0"], [2 * X])
+        assert [each["OUT0"][0] for each in kept] == list(range(0, 22, 2))
+
+
+def test_an_empty_output_has_no_place_in_registered_memory() -> None:
+    with FakeServer(config("m")) as server, client_of(server, path="triton-shm") as client:
+        assert client.infer("m", {"IN0": X[:0]}, outputs={"OUT0": 0})["OUT0"].shape == (0,)
+        assert server.orders[-1].outputs == {"OUT0": None}
 
 
 def test_an_output_cannot_be_replaced(client: ShmClient) -> None:

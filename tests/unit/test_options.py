@@ -11,11 +11,13 @@ import pytest
 
 from shm_backend_utils.client.errors import TimeoutValueError
 from shm_backend_utils.client.options import RequestOptions, Tls, check_options, check_timeout
+from shm_backend_utils.client.paths.exchange import check_sequence_id
 from shm_backend_utils.client.settings import ClientSettings
 from shm_backend_utils.client.transports.grpc.codec import GrpcCodec
 from shm_backend_utils.client.transports.http.codec import HttpCodec
 from shm_backend_utils.client.transports.messages import Codec, OutputTensor, Request, split_url
 from shm_backend_utils.errors import CallerError
+from shm_backend_utils.model_spec import ModelSpec
 
 EVERYTHING = RequestOptions(
     model_version="2",
@@ -51,6 +53,16 @@ def test_a_header_that_no_protocol_has_is_refused_without_its_value(name: Any, v
     check_options(RequestOptions(headers={"X-a_b.c": "of ASCII", "x-bin": b"\xff"}))  # type: ignore[dict-item]
     with pytest.raises(CallerError, match="^header .{1,5} cannot be sent; expected a str of printable ASCII"):
         check_options(RequestOptions(headers={name: value}))
+
+
+@pytest.mark.parametrize(("dtype", "taken", "refused"), [("STRING", "seven", 7), ("UINT64", 7, "seven")])
+def test_a_sequence_is_named_as_the_models_control_takes_it(dtype: str, taken: Any, refused: Any) -> None:
+    control = {"kind": "CONTROL_SEQUENCE_CORRID", "data_type": f"TYPE_{dtype}"}
+    batching = {"control_input": [{"name": "ID", "control": [control]}]}
+    spec = ModelSpec.from_config({"name": "m", "sequence_batching": batching})
+    check_sequence_id(spec, RequestOptions(sequence_id=taken))
+    with pytest.raises(CallerError, match=f"sequence_id is {refused!r}, but a control_input of model 'm' takes it for"):
+        check_sequence_id(spec, RequestOptions(sequence_id=refused))
 
 
 @pytest.mark.parametrize("name", ["shm_slot", "shm_generation", "shm_io"])

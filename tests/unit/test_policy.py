@@ -16,6 +16,7 @@ import pytest
 from shm_backend_utils.errors import MachineError, RegionGoneError, RegionRefusedError, TableError
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.handover.fetching import Fetcher
+from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.registrations import Registration, StatusEndpoint
 from shm_backend_utils.memory.shared_file import SharedFile
@@ -110,6 +111,11 @@ def test_a_managed_region_opens_with_its_token_alone(region: ManagedRegion) -> N
     with pytest.raises(RegionGoneError) as gone:
         open_it(region)
     assert region.segment.key not in str(gone.value)
+
+
+def test_anybodys_sealed_memory_opens_if_anybody_is_allowed() -> None:
+    with contextlib.closing(ManagedRegion.create(100, 1, kind=RegionKind.SEALED)) as region:
+        open_it(region, Config(allowed_uids=None)).close()
 
 
 @pytest.mark.parametrize("difference", [-1, 1, PAGE])

@@ -31,6 +31,7 @@ from shm_backend_utils.client.errors import deadline_exceeded
 from shm_backend_utils.client.inputs.descriptions import described_inputs
 from shm_backend_utils.client.known_model import KnownModel
 from shm_backend_utils.client.paths.stream import guessed_rooms
+from shm_backend_utils.client.paths.taking import Taking
 from shm_backend_utils.errors import CallerError, ClosedError, MachineError, RegionGoneError, ShmError, SlotInDoubtError
 from shm_backend_utils.memory.locks import borrow
 from shm_backend_utils.memory.pool.pool import SlotPool
@@ -184,6 +185,16 @@ def test_a_call_grows_when_memory_is_free_again(server: FakeServer) -> None:
         assert [bool(count_to(call, 10_000).overflowed) for _ in range(2)] == [False, False]
 
 
+def test_a_call_grows_into_memory_that_lies_idle(client: ShmClient) -> None:
+    core: Any = client._core
+    sizes = set()
+    for _ in range(2):
+        grown(client).close()
+        core.catalog.known["m", ""].learned.per_row.clear()
+        sizes.add(client.stats().pool_bytes)
+    assert len(sizes) == 1
+
+
 @pytest.mark.parametrize(
     ("error", "after"),
     [(RegionGoneError("regions[1]", "it does not exist"), False), (MachineError("too much is mapped already"), True)],
@@ -323,6 +334,25 @@ def test_a_call_that_is_closed_while_it_is_inferred_gives_everything_back(
     result = call.infer()
     assert result["OUT0"].tolist() == list(range(100))
     del result
+    assert client.stats().slots_held == client.stats().quarantined == 0
+
+
+def test_a_call_that_is_closed_while_it_grows_gives_everything_back(
+    client: ShmClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = client.prepare("m", INPUTS)
+    assert count_to(call, 1000).overflowed
+    take_more = Taking.take_more
+
+    def close_meanwhile(*arguments: Any) -> Any:
+        annex = yield from take_more(*arguments)
+        call.close()
+        return annex
+
+    monkeypatch.setattr(Taking, "take_more", close_meanwhile)
+    with pytest.raises(ClosedError):
+        call.infer()
+    gc.collect()
     assert client.stats().slots_held == client.stats().quarantined == 0
 
 

@@ -71,6 +71,9 @@ def test_a_model_that_takes_nothing_in_band_gets_nothing_in_band() -> None:
     with FakeServer(alone) as server, client_of(server) as client:
         assert path_of(client, "fixed") == "direct"
         assert "small calls?" not in str(client.explain("fixed"))
+    registered = {**FIXED, "parameters": {"SHM_PATHS": {"string_value": "triton-shm,inline"}}}
+    with FakeServer(registered) as server, client_of(server) as client:
+        assert path_of(client, "fixed") == "triton-shm"
 
 
 def test_strings_do_not_go_in_band_where_they_can_be_shared() -> None:

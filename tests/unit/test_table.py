@@ -277,6 +277,16 @@ def test_a_ring_that_does_not_fit_is_refused(changes: dict[str, int], field: str
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize(("offset", "is_apart"), [(99, True), (4600, False), (5599, False), (5600, True)])
+def test_an_input_lies_in_no_place_of_a_ring(offset: int, is_apart: bool) -> None:
+    x = tensor(b"X", BEGIN + offset, 1, 2, (1,))
+    data = record([x], [tensor(b"Y", BEGIN + 100, 1000)], None, frame_count=2, frame_slot=1, frame_stride=4500)
+    if is_apart:
+        assert decoded(data).ring == Ring(1, 2, 4500)
+    else:
+        assert refusal(data).field == "outputs.Y"
+
+
 def test_the_last_slots_of_a_region_may_be_a_ring() -> None:
     assert decoded(record([], [], frame_count=64, frame_slot=960)).ring == Ring(960, 64, 0)
 

@@ -94,7 +94,9 @@ class Opening:
             if path != InlineExchange.path:
                 return (yield from self._registered(settings, known, path, layout, given, wanted))
         except (BudgetError, NoSharedMemoryError) as error:
-            unlearned = known.lay_out(given, wanted, learned={})
+            rooms = layout.table.outputs.items()
+            output_devices = {name: layout.devices[room.region - 1] for name, room in rooms if room.region}
+            unlearned = known.lay_out(given, wanted, output_devices=output_devices, learned={})
             if unlearned.end < layout.end:
                 # What outputs were once finds no room. This call's may overflow as those did.
                 return (yield from self.open(settings, known, path, unlearned, given, wanted, kind))

@@ -54,7 +54,6 @@ class PreparedExchange(DirectExchange):
         if self._gpus is not None:
             deadline = time.monotonic() + timeout_s
             yield from self._gpus.user_is_done(self._memory, deadline)
-            self._check_is_open()
             timeout_s = left_until(deadline)
         annex = self._annex
         result = yield from (super().send(timeout_s) if annex is None else self._send_with(annex, timeout_s))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -138,6 +138,50 @@ def test_a_request_that_fails_lets_go_of_it_when_its_error_is_gone(client: Clien
     wait_until(lambda: not session._open_context().resolver._cuda.collect())
     assert client.host.is_free(0)
     assert counts()[0] == counts()[1]
+
+
+def read_in_vain(call: Call) -> None:
+    x = x_of(call)
+    raise ModelError(f"no use for {x.shape}")
+
+
+def fail(call: Call) -> None:
+    read_in_vain(call)
+
+
+def fail_by_another_error(call: Call) -> None:
+    try:
+        read_in_vain(call)
+    except ModelError as error:
+        cause = error
+    raise ModelError("no") from cause
+
+
+def fail_in_a_circle(call: Call) -> None:
+    try:
+        read_in_vain(call)
+    except ModelError as error:
+        cause = error
+    cause.__cause__ = ModelError("no")
+    raise cause.__cause__ from cause
+
+
+@pytest.mark.parametrize("infer", [fail, fail_by_another_error, fail_in_a_circle])
+def test_an_error_keeps_no_mapping_until_the_answer(
+    client: Client, session: ShmSession, looked: list[tuple[int, bool]], infer: Callable[[Call], None]
+) -> None:
+    session.serve([request(client)], infer)
+    assert [opened for opened, _ in looked] == [0]
+
+
+@pytest.mark.parametrize("is_lent", [True, False])
+def test_an_error_keeps_the_locals_that_it_may(client: Client, session: ShmSession, is_lent: bool) -> None:
+    with (
+        pytest.raises(ModelError) as caught,
+        session.open(client.request(0, {}, is_for_one_request=is_lent)) as call,
+    ):
+        read_in_vain(call)
+    assert ("x" in caught.traceback[-1].frame.f_locals) is not is_lent
 
 
 def test_the_model_waits_for_it_also_where_clients_wait_for_events(

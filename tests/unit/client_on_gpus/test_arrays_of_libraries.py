@@ -137,6 +137,18 @@ def test_every_data_type_passes(
         assert server.seen.inputs["IN0"].tobytes() == values.tobytes()
 
 
+def test_what_was_learned_and_finds_no_room_is_given_up_beside_outputs_on_gpus(
+    server: GpuServer, cuda: CudaAccess
+) -> None:
+    with gpu_client(server, cuda, max_bytes=2**22) as client:
+        core: Any = client._core
+        client.explain("two")
+        core.catalog.known["two", ""].learned.learn({"OUT1": 2**23}, rows=1)
+        result = client.infer("two", {"IN0": X, "IN1": X[:0]}, outputs={**ON_GPU, "OUT1": None})
+        np.testing.assert_array_equal(on_host(result), 2 * X)
+        assert len(server.seen.claims) == 1
+
+
 # Other paths
 
 

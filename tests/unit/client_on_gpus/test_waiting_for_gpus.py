@@ -131,6 +131,35 @@ def test_a_prepared_call_whose_model_died_says_so_ever_after(server: GpuServer, 
                 call.infer()
 
 
+def test_so_does_one_whose_model_died_after_its_answer(
+    driver: FakeDriver, server: GpuServer, client: ShmClient
+) -> None:
+    with client.prepare("m", {"IN0": (X.shape, X.dtype, "cuda:0")}, outputs=ON_GPU) as call:
+        call.infer().release()
+        server.answers_early = True
+        server.after = lambda _: server.die()
+        with held_back(server.own_stream, PROCESS), pytest.raises(PeerError, match=DIED):
+            call.infer()
+        server.runtime.synchronize_device(0)
+        sent = len(server.orders)
+        with pytest.raises(PeerError, match=f"{DIED}.*prepare another"):
+            call.infer()
+        assert len(server.orders) == sent
+
+
+def test_a_gpu_that_is_late_is_waited_for_before_the_next_request_of_a_prepared_call(
+    server: GpuServer, client: ShmClient
+) -> None:
+    with client.prepare("m", {"IN0": (X.shape, X.dtype)}, outputs=ON_GPU) as call:
+        server.answers_early = True
+        with held_back(server.own_stream, PROCESS):
+            for _ in range(2):
+                with pytest.raises(DeadlineExceededError, match="a model's GPU was still at work in its memory"):
+                    call.infer(timeout_s=0.1)
+            assert len(server.orders) == 1
+        call.infer().release()
+
+
 def test_a_request_without_an_answer_is_waited_for_before_the_next_of_a_prepared_call(
     driver: FakeDriver, server: GpuServer, client: ShmClient
 ) -> None:

@@ -422,8 +422,9 @@ def test_an_answer_unlike_the_other_models_configuration_is_that_models_error(
     monkeypatch: pytest.MonkeyPatch, client: Client, paths: str, room: int, output: dict[str, Any], value: Any
 ) -> None:
     def infer(call: Call) -> None:
-        with pytest.raises(PeerError, match="'Y'"):
+        with pytest.raises(PeerError, match="'Y'") as caught:
             call.forward("other", {"X": X}, {"Y": room})
+        assert "without output" not in str(caught.value) or output["name"] != "Y"
         call.put("Y", X)
 
     with two_models(monkeypatch, config("other", paths, output=[output]), config("other", paths)) as models:

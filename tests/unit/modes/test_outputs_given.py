@@ -124,13 +124,14 @@ def test_a_delivered_input_is_copied_to_the_clients_memory_for_it(open_session: 
         ("Y", "f8", (4,), "is FP64"),
         ("Y", "f4", (2, 2), "has shape"),
         ("FIXED", "f4", (5,), "has shape"),
+        ("UNTYPED", "f4", (4,), "'UNTYPED'"),
         ("WORDS", "O", (2,), "holds strings, of which nobody knows the size yet"),
     ],
 )
 def test_an_output_that_the_configuration_forbids_is_neither_made_nor_put(
     open_session: Open, client: Client, name: str, dtype: str, shape: tuple[int, ...], match: str
 ) -> None:
-    outputs = [tensor("Y"), tensor("FIXED", dims=[4]), tensor("WORDS", "STRING")]
+    outputs = [tensor("Y"), tensor("FIXED", dims=[4]), tensor("UNTYPED", "UNHEARD_OF"), tensor("WORDS", "STRING")]
 
     def infer(call: Call) -> None:
         with pytest.raises(ModelError, match=match):
