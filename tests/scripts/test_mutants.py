@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from scripts.tools import ROOT
 from scripts.tools.mutants import trial
 from scripts.tools.mutants.checks import UNCHANGED, Mutant, find
 from scripts.tools.mutants.covering import Covering
@@ -16,6 +18,7 @@ from scripts.tools.mutants.covering import Covering
 pytestmark = pytest.mark.long
 
 LONG_S = 100.0
+SHARED_FILE = "shm_backend_utils/memory/shared_file.py"
 CHECKS = "scripts/tools/mutants/checks.py"
 LIBRARY = "shm_backend_utils/sizes.py"
 SOURCE = """
@@ -182,6 +185,35 @@ def test_a_generator_is_executed_to_its_end_whatever_is_thrown_into_those_that_i
     checkout.write(LIBRARY, GENERATORS)
     checkout.write("tests/unit/test_check.py", TESTS_OF_GENERATORS)
     assert checkout.tests_of_the_comparison(checkout.covering()) == BOTH
+
+
+NO_ROOM = """
+import tempfile
+
+import pytest
+from shm_backend_utils.memory.shared_file import allocate
+
+def test_takes_no_more_than_there_is_room_for():
+    with tempfile.TemporaryFile() as file, pytest.raises(OSError):
+        allocate(file.fileno(), 0, 4096, room=0)
+"""
+
+
+@pytest.mark.parametrize(("number", "verdict"), [(UNCHANGED, trial.Verdict.SURVIVED), (None, trial.Verdict.KILLED)])
+def test_a_module_that_the_tester_uses_itself_is_changed_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int | None, verdict: trial.Verdict
+) -> None:
+    monkeypatch.setattr(trial, "DEV_SHM", tmp_path)
+    (tmp_path / "conftest.py").write_text(FILES["tests/conftest.py"])
+    test = tmp_path / "test_room.py"
+    test.write_text(NO_ROOM)
+    found = find(SHARED_FILE, (ROOT / SHARED_FILE).read_text())
+    (mutant,) = [each for each in found if each.function == "allocate" and "without `raise OSError" in each.change]
+    mutant = mutant if number is None else replace(mutant, number=number)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    monkeypatch.setattr(sys, "stdout", io.StringIO())  # of the process that runs it
+    assert trial.try_mutant(mutant, [str(test)], LONG_S, folder) is verdict
 
 
 def test_what_tests_leave_in_shared_memory_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

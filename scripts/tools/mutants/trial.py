@@ -124,7 +124,7 @@ def _run(mutant: Mutant, tests: list[str], folder: Path) -> None:
 
 
 def _import_changed(mutant: Mutant) -> None:
-    """Have Python's imports take a changed module for the real one, whatever is cached of that."""
+    """Have Python's imports take a changed module for the real one, whatever is cached of that, and imported."""
     path = ROOT / mutant.file
     code = compile(mutate(mutant, path.read_text()), str(path), "exec")
     loader = importlib.machinery.SourceFileLoader
@@ -134,3 +134,5 @@ def _import_changed(mutant: Mutant) -> None:
         return code if Path(self.path) == path else get_code(self, fullname)
 
     setattr(loader, "get_code", changed)  # noqa: B010  # mypy takes no assignment to a method
+    for name in [name for name in sys.modules if name.partition(".")[0] == "shm_backend_utils"]:
+        del sys.modules[name]  # this tool uses some itself
