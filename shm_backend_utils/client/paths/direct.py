@@ -101,7 +101,7 @@ class DirectExchange(Exchange):
                 source.write_to(np.ndarray(shape, dtype.numpy, memory, offset))
 
     def write_from_gpus(self, given: Mapping[str, Source], deadline: float) -> Steps[None]:
-        if self._gpus is not None and not self.is_closed:
+        if self._gpus is not None:
             yield from self._gpus.write(given, self._memory, deadline)
 
     def name_work(self, named: Named) -> None:
