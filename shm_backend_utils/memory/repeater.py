@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import threading
 from collections.abc import Callable
+from typing import Final
 
 __all__ = ["Repeater"]
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 class Repeater:
     """Calls a function again and again, in a thread of its own, until it is stopped or garbage.
 
-    The function returns how many seconds to wait before the next time, and must not raise.
+    The function returns how many seconds to wait before the next time. Its errors are logged, and it is called again.
     """
 
     def __init__(self, work: Callable[[], float], first_wait_s: float, name: str) -> None:
@@ -48,4 +52,7 @@ def _repeat(work: Callable[[], float], wait_s: float, goes_on: queue.SimpleQueue
                 return
         except queue.Empty:
             pass
-        wait_s = work()
+        try:
+            wait_s = work()
+        except Exception:
+            _LOG.exception("%s has failed, and goes on", threading.current_thread().name)

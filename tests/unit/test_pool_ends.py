@@ -23,6 +23,7 @@ import pytest
 import shm_backend_utils
 from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.memory.pool import inventory as inventory_module
+from shm_backend_utils.memory.pool import pool as pool_module
 from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
@@ -126,8 +127,9 @@ def test_a_pool_that_another_thread_abandons_while_it_is_locked_is_closed_then(p
 
 def test_a_pool_that_is_abandoned_within_its_own_locked_section_is_closed_after_it(pool: SlotPool) -> None:
     held = take(pool, Disruptive(pool.abandon))
+    ticket = pool.request(Need(1), Origin.here("wait"))
     with pytest.raises(ClosedError):
-        pool.request(Need(1), Origin.here("wait")).granted.result(5)
+        ticket.granted.result(5)
     eventually(lambda: objects_of_this_process() == [])
     assert held.nbytes
 
@@ -143,6 +145,7 @@ from shm_backend_utils.origin import Origin
 from shm_backend_utils.client.client_memory import ClientMemory
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.pool import inventory as inventory_module
+from shm_backend_utils.memory.pool import pool as pool_module
 from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.errors import ClosedError
 
@@ -361,3 +364,25 @@ def test_an_interrupt_at_any_step_of_a_finalizer_loses_no_region(monkeypatch: py
             assert pool.take_idle(Need(1), "third") is None, f"it is in use twice after {INTERRUPTS.where}"
             assert (region.byte_size, memory.nbytes, pool.status.held) == (REGION, REGION, 1)
         step += 1
+
+
+@pytest.mark.parametrize("end", [SlotPool.close, SlotPool.abandon], ids=["closed", "abandoned"])
+def test_a_pool_that_ends_while_its_first_region_is_made_has_no_thread_afterwards(
+    end: Callable[[SlotPool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    class Late(Repeater):
+        def __init__(self, *given: Any) -> None:
+            ending._closed = True  # as whoever ends it does first
+            super().__init__(*given)
+            threads.append(self._thread)
+
+    ending = SlotPool(PoolOptions(max_bytes=MEBIBYTE))
+    monkeypatch.setattr(pool_module, "Repeater", Late)
+    with pytest.raises(ClosedError):
+        ending.redeem(ending.request(Need(1), "taker"))
+    end(ending)
+    threads[0].join(LONG_S)
+    assert not threads[0].is_alive()
+    assert objects_of_this_process() == []

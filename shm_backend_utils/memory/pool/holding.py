@@ -81,6 +81,9 @@ class HoldingPool:
         watched = self._watched.get(number)
         if watched is None:
             return  # its taker was interrupted before it was watched: the region is found as a lost one
+        if self._closed:
+            self._watched.pop(number, None)
+            return
         region = watched[1]
         region.holder = None
         is_ready = not (region.is_spoiled or region.is_in_doubt)
@@ -91,14 +94,12 @@ class HoldingPool:
             place.append(self._watched.pop(number)[1])
         except KeyError:
             return  # it was found before
-        if self._closed:
-            place.clear()
-        elif self._tickets.waiting or not is_ready:
+        if self._tickets.waiting or not is_ready:
             self._hurry()
 
     def _find_dropped(self) -> None:
         """Have back what no finalizer has given back, as it was interrupted."""
-        for number, (reference, region) in list(self._watched.items()):
+        for number, (reference, region) in self._watched.copy().items():  # a finalizer may change it
             if reference() is None:
                 region.holder = None
                 with contextlib.suppress(KeyError):  # it was given back meanwhile

@@ -209,10 +209,11 @@ class SlotPool(HoldingPool):
             for region in regions:
                 region.holder = ticket.holder
             with self._lock:
-                if self._closed:  # before they are added: whoever closes takes back what the added ones were promised
-                    raise ClosedError("this client")
                 if self._housekeeper is None:  # before any is there that only a housekeeper can end
                     self._housekeeper = Repeater(self._keep_house, self._patience(), "shm pool")
+                if self._closed:  # and whoever has closed it may not have seen the housekeeper
+                    self._housekeeper.stop_some_time()
+                    raise ClosedError("this client")
                 self._inventory.add(regions, ticket.need[1:], promise)
         except BaseException:
             with self._lock:

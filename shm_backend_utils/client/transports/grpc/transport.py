@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import queue
-import threading
 from collections.abc import AsyncGenerator, Callable, Generator
-from typing import Any, Final
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -20,17 +18,9 @@ from ...errors import deadline_exceeded, translated
 from ..transport import AsyncTransport, Transport, is_cancelled
 from .address import GrpcAddress
 from .codec import GrpcCodec, GrpcMessage, Metadata
+from .streams import AsyncStreams, Streams
 
 __all__ = ["AsyncGrpcTransport", "GrpcTransport"]
-
-_AHEAD: Final = 2
-"""So many responses of a stream are read before the user wants them. Then HTTP/2's flow control has the server wait."""
-_DRAIN_S: Final = 1.0
-"""How long a stream that its user has left is read on before it is cancelled.
-
-Triton 2.51 and 2.73 crash when a stream is cancelled while a response is written, once in some 20 to 200 times. Most
-streams end within that time, and those that do not have long pauses between responses.
-"""
 
 
 class GrpcTransport(Transport):
@@ -43,7 +33,7 @@ class GrpcTransport(Transport):
         self._channel = address.channel(grpc)
         self._service = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._is_closed = False
-        self._draining: list[threading.Thread] = []
+        self._streams = Streams()
 
     def send(self, message: GrpcMessage, timeout_s: float) -> Any:
         procedure, request, metadata, compression = message
@@ -57,53 +47,34 @@ class GrpcTransport(Transport):
     def stream(self, message: GrpcMessage, patience_s: float) -> Generator[Any, None, None]:
         _, request, metadata, compression = message
         owner = os.getpid()
-        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        wanted: queue.SimpleQueue[bool] = queue.SimpleQueue()  # unlike a semaphore, safe from interrupts
-        reader: threading.Thread | None = None
-        call: Any = None
-        try:  # from here on, since a thread that an interrupt leaves behind would wait for ever, and so would the model
-            try:
-                # No more requests will come, so the server ends the stream after the last response.
-                call = self._service.ModelStreamInfer(iter((request,)), metadata=metadata, compression=compression)
-            except Exception as error:
-                raise _error(error, self.address, self._is_closed) from None
-            # gRPC's own iterator has no timeout.
-            reader = threading.Thread(target=_read_into, args=(answers, call, wanted), name="shm stream", daemon=True)
-            reader.start()
+        try:
+            # No more requests will come, so the server ends the stream after the last response.
+            call = self._service.ModelStreamInfer(iter((request,)), metadata=metadata, compression=compression)
+        except Exception as error:
+            raise _error(error, self.address, self._is_closed) from None
+        reading = self._streams.begin(call)
+        try:
             while True:
                 try:
-                    answer = answers.get(timeout=patience_s)
+                    answer = reading.answers.get(timeout=patience_s)
                 except queue.Empty:
                     raise deadline_exceeded() from None
                 if answer is None:
                     return
                 if isinstance(answer, BaseException):
                     raise _error(answer, self.address, self._is_closed) from None
-                wanted.put(True)
+                reading.wanted.put(True)
                 yield _response(answer, self.address)
         finally:
-            wanted.put(False)
-            if call is not None and os.getpid() == owner:  # a forked child must not speak on its parent's connection
-                self._drain(call, reader)
-
-    def _drain(self, call: Any, reader: threading.Thread | None) -> None:
-        """Let a reader read a stream on for a while, unless it is over; then cancel it."""
-        if reader is None or call.done():
-            call.cancel()
-            return
-        thread = threading.Thread(target=_cancel_later, args=(call, reader), name="shm stream's end", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # there is none left, or the interpreter exits
-            call.cancel()
-            return
-        self._draining = [*filter(threading.Thread.is_alive, self._draining), thread]
+            if os.getpid() == owner:  # a forked child must not speak on its parent's connection
+                self._streams.end(reading)
 
     def close(self) -> None:
         self._is_closed = True
-        for thread in self._draining:
-            thread.join()
-        self._channel.close()
+        try:
+            self._streams.close()
+        finally:
+            self._channel.close()
 
 
 class AsyncGrpcTransport(AsyncTransport):
@@ -129,7 +100,7 @@ class AsyncGrpcTransport(AsyncTransport):
         self._channel = address.channel(grpc.aio)
         forsake_in_children(self)
         self._service = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._draining: set[asyncio.Task[None]] = set()
+        self._streams = AsyncStreams()
 
     async def send(self, message: GrpcMessage, timeout_s: float) -> Any:
         procedure, request, metadata, compression = message
@@ -151,29 +122,22 @@ class AsyncGrpcTransport(AsyncTransport):
             call = self._service.ModelStreamInfer(iter((request,)), metadata=metadata, compression=compression)
         except Exception as error:
             raise _error(error, self.address, self._is_closed) from None
-        reading: asyncio.Future[Any] | None = None
-        answer: Any = None
+        reading = self._streams.begin(call)
         try:
             while True:
-                reading = asyncio.ensure_future(call.read())  # to cancel it would cancel the call
-                if not (await asyncio.wait((reading,), timeout=patience_s))[0]:
-                    raise deadline_exceeded()
-                answer = reading.result()
+                try:
+                    answer = await asyncio.wait_for(reading.answers.get(), patience_s)
+                except asyncio.TimeoutError:
+                    raise deadline_exceeded() from None
                 if answer is grpc.aio.EOF:
                     return
+                if isinstance(answer, BaseException):
+                    raise _error(answer, self.address, self._is_closed) from None
+                reading.wanted.release()
                 yield _response(answer, self.address)
-        except asyncio.CancelledError:
-            if self._is_closed and not is_cancelled():
-                raise ClosedError("this client") from None
-            raise
-        except grpc.RpcError as error:
-            raise _error(error, self.address, self._is_closed) from None
         finally:
-            # A forked child must not speak on its parent's connection.
-            if answer is not grpc.aio.EOF and os.getpid() == owner:
-                task = asyncio.ensure_future(_drained(call, reading))
-                self._draining.add(task)
-                task.add_done_callback(self._draining.discard)
+            if os.getpid() == owner:  # a forked child must not speak on its parent's connection
+                reading.leave()
 
     def forsake(self) -> None:
         """Stay in a forked child, as what gRPC has of it does."""
@@ -181,40 +145,10 @@ class AsyncGrpcTransport(AsyncTransport):
 
     async def close(self) -> None:
         self._is_closed = True
-        await asyncio.gather(*self._draining, return_exceptions=True)
-        await self._channel.close()
-
-
-def _read_into(answers: queue.SimpleQueue[Any], call: Any, wanted: queue.SimpleQueue[bool]) -> None:
-    for _ in range(_AHEAD):
-        wanted.put(True)
-    is_wanted = True
-    try:
-        for answer in call:
-            if is_wanted:
-                answers.put(answer)
-                is_wanted = wanted.get()
-        answers.put(None)
-    except Exception as error:  # whoever waits for the answers would wait in vain
-        answers.put(error)
-
-
-def _cancel_later(call: Any, reader: threading.Thread) -> None:
-    reader.join(_DRAIN_S)
-    call.cancel()
-
-
-async def _drained(call: Any, reading: asyncio.Future[Any] | None) -> None:
-    """Read a stream on for a while; then cancel it."""
-
-    async def read_on() -> None:
-        answer = None if reading is None else await reading
-        while answer is not grpc.aio.EOF:
-            answer = await call.read()
-
-    with contextlib.suppress(asyncio.TimeoutError, grpc.RpcError):
-        await asyncio.wait_for(read_on(), _DRAIN_S)
-    call.cancel()
+        try:
+            await self._streams.close()
+        finally:
+            await self._channel.close()
 
 
 def _response(answer: Any, address: str) -> Any:
@@ -224,7 +158,7 @@ def _response(answer: Any, address: str) -> Any:
     return answer.infer_response
 
 
-def _error(error: Any, address: str, is_closed: bool) -> Exception:
+def _error(error: Any, address: str, is_closed: bool) -> BaseException:
     """Return what gRPC raises as one of our errors, and what is no news of a call as it is.
 
     Whoever closes a channel cancels its calls. A call that begins meanwhile fails in one of several other ways.

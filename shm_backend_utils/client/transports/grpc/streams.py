@@ -1,0 +1,168 @@
+"""Streams of answers, each read a little ahead of its user, and read on for a moment when that has left it.
+
+Triton 2.51 and 2.73 crash when a stream is cancelled while a response is written, once in some 20 to 200 times. Most
+streams end by themselves soon, and those that do not have long pauses between responses. So a stream is cancelled only
+when it has not ended ``DRAIN_S`` after its user has left it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+import weakref
+from collections import deque
+from typing import Any, Final
+
+import grpc.aio
+
+from ....errors import ClosedError
+
+__all__ = ["AsyncReading", "AsyncStreams", "Reading", "Streams"]
+
+AHEAD: Final = 2
+"""So many answers are read before the user wants them. Then HTTP/2's flow control has the server wait."""
+DRAIN_S: Final = 1.0
+
+
+class Reading:
+    """A stream that a thread reads: gRPC's own iterator has no timeout."""
+
+    def __init__(self, call: Any, left: queue.SimpleQueue[Reading | None]) -> None:
+        self.call = call
+        self.answers: queue.SimpleQueue[Any] = queue.SimpleQueue()  # the last one is None, or an error
+        self.wanted: queue.SimpleQueue[bool] = queue.SimpleQueue()  # unlike a semaphore, safe from interrupts
+        for _ in range(AHEAD):
+            self.wanted.put(True)
+        self._left = left
+        given = call, self.answers, self.wanted
+        self.thread = threading.Thread(target=_read, args=given, name="shm stream", daemon=True)
+        self.thread.start()
+
+    def leave(self) -> None:
+        """Want no more answers. Waits for nothing, and takes no lock: a finalizer may do it. Twice is fine."""
+        self._left.put(self)
+
+
+class Streams:
+    """Those of one connection, for threads."""
+
+    def __init__(self) -> None:
+        self._open: set[Reading] = set()
+        self._left: queue.SimpleQueue[Reading | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        weakref.finalize(self, self._left.put, None).atexit = False
+
+    def begin(self, call: Any) -> Reading:
+        """Begin to read the answers of a call; it is cancelled if that cannot be."""
+        try:
+            if self._thread is None:
+                thread = threading.Thread(target=_end, args=(self._left,), name="shm streams' end", daemon=True)
+                thread.start()
+                self._thread = thread
+            reading = Reading(call, self._left)
+        except BaseException:
+            call.cancel()
+            raise
+        self._open.add(reading)
+        return reading
+
+    def end(self, reading: Reading) -> None:
+        """Forget a stream that has ended, or that its user leaves."""
+        reading.leave()
+        self._open.discard(reading)
+
+    def close(self) -> None:
+        """Leave every stream, whose users get a ClosedError, and wait until all have ended or were cancelled."""
+        for reading in list(self._open):
+            reading.leave()
+            reading.answers.put(ClosedError("this client"))
+        self._left.put(None)
+        if self._thread is not None:
+            self._thread.join()
+
+
+def _read(call: Any, answers: queue.SimpleQueue[Any], wanted: queue.SimpleQueue[bool]) -> None:
+    is_wanted = True
+    try:
+        for answer in call:
+            if is_wanted:
+                answers.put(answer)
+                is_wanted = wanted.get()
+        answers.put(None)
+    except Exception as error:  # whoever waits for the answers would wait in vain
+        answers.put(error)
+
+
+def _end(left: queue.SimpleQueue[Reading | None]) -> None:
+    draining: deque[tuple[float, Reading]] = deque()
+    while True:
+        try:
+            reading = left.get(timeout=max(draining[0][0] - time.monotonic(), 0) if draining else None)
+        except queue.Empty:
+            draining.popleft()[1].call.cancel()
+            continue
+        if reading is None:
+            break
+        if reading.thread.is_alive():
+            reading.wanted.put(False)
+            draining.append((time.monotonic() + DRAIN_S, reading))
+        del reading
+    for deadline, reading in draining:
+        reading.thread.join(max(deadline - time.monotonic(), 0))
+        reading.call.cancel()
+
+
+class AsyncReading:
+    """A stream that a task reads, as to cancel a task that waits for an answer would cancel the call."""
+
+    def __init__(self, call: Any) -> None:
+        self.answers: asyncio.Queue[Any] = asyncio.Queue()  # the last one is gRPC's EOF, or an error
+        self.wanted = asyncio.Semaphore(AHEAD)
+        self._call = call
+        self._is_left = False
+        self.task = asyncio.ensure_future(self._read())
+
+    def leave(self) -> None:
+        """Want no more answers. Twice is fine."""
+        if not self._is_left and not self.task.done():
+            self._is_left = True
+            self.wanted.release()
+            self.task.get_loop().call_later(DRAIN_S, self.task.cancel)
+
+    async def _read(self) -> None:
+        try:
+            while (answer := await self._call.read()) is not grpc.aio.EOF:
+                if not self._is_left:
+                    self.answers.put_nowait(answer)
+                    await self.wanted.acquire()
+            self.answers.put_nowait(grpc.aio.EOF)
+        except BaseException as error:  # whoever waits for the answers would wait in vain
+            self.answers.put_nowait(error)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self._call.cancel()
+
+
+class AsyncStreams:
+    """Those of one connection, for tasks."""
+
+    def __init__(self) -> None:
+        self._open: set[AsyncReading] = set()
+
+    def begin(self, call: Any) -> AsyncReading:
+        """Begin to read the answers of a call."""
+        reading = AsyncReading(call)
+        self._open.add(reading)
+        reading.task.add_done_callback(lambda _: self._open.discard(reading))
+        return reading
+
+    async def close(self) -> None:
+        """Leave every stream, whose users get a ClosedError, and wait until all have ended or were cancelled."""
+        tasks = [reading.task for reading in self._open]
+        for reading in self._open:
+            reading.answers.put_nowait(ClosedError("this client"))
+            reading.leave()
+        await asyncio.gather(*tasks, return_exceptions=True)
