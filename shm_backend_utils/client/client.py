@@ -383,6 +383,8 @@ class ShmClient(ServerMethods):
     def close(self) -> None:
         """Close the connection and remove the shared memory. Arrays of results stay valid. Twice is fine.
 
+        It waits up to a second for streams that have not ended, whose users get a ClosedError.
+
         What the path triton-shm has registered is unregistered here and nowhere else: the server keeps the memory of a
         client that was not closed for as long as it runs. A ResourceWarning names the line that made such a client,
         when it is garbage: to ask the server then might take long, which a finalizer must not.

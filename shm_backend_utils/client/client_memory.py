@@ -29,7 +29,7 @@ class ClientMemory:
         self._finalizer = weakref.finalize(owner, _abandon, self.pool, self.bank)
 
     def abandon(self) -> None:
-        """Close it from a finalizer, which must not wait."""
+        """Close it from a finalizer; waits for a second at most."""
         _abandon(self.pool, self.bank)
 
     def end(self) -> None:

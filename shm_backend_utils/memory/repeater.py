@@ -12,6 +12,7 @@ from typing import Final
 __all__ = ["Repeater"]
 
 _LOG: Final = logging.getLogger(__name__)
+_AFTER_AN_ERROR_S: Final = 1.0
 
 
 class Repeater:
@@ -46,13 +47,19 @@ class Repeater:
 
 
 def _repeat(work: Callable[[], float], wait_s: float, goes_on: queue.SimpleQueue[bool]) -> None:
-    while True:
+    is_last = False
+    while not is_last:
+        is_hurried = False
         try:
-            if not goes_on.get(timeout=wait_s):
+            while goes_on.get(timeout=0 if is_hurried else wait_s):
+                is_hurried = True  # several times count as one
+            if not is_hurried:
                 return
+            is_last = True
         except queue.Empty:
             pass
         try:
             wait_s = work()
         except Exception:
             _LOG.exception("%s has failed, and goes on", threading.current_thread().name)
+            wait_s = max(wait_s, _AFTER_AN_ERROR_S)

@@ -109,7 +109,10 @@ class SharedFile:
             )
 
     def take_space(self, offset: int, byte_size: int) -> None:
-        """Give memory to every byte of a part: a full /dev/shm is a NoSharedMemoryError here, and no SIGBUS later."""
+        """Give memory to every byte of a part, so that a full /dev/shm is no SIGBUS later.
+
+        NoSharedMemoryError if there is no room; RegionRefusedError if it cannot be done for another reason.
+        """
         if byte_size == 0:
             return
         try:

@@ -269,8 +269,9 @@ class ShmSession:
         requests : sequence of InferenceRequest
             As ``execute`` gets them.
         answer : callable
-            Takes a :class:`StreamCall`. If it is a generator, what was written is sent at each ``yield`` without a
-            value; one whose client does not want more is closed.
+            Takes a :class:`StreamCall`. If it is a generator, each ``yield`` sends what was written. To yield a value,
+            or to write an output after the last ``yield``, is a ModelError. If the client wants no more, the generator
+            is closed.
         """
         context = self._context
         if context is None:

@@ -232,7 +232,7 @@ def test_a_stream_is_read_no_further_than_a_little_ahead_of_its_user(server: Hol
         assert call.read <= taken + 3
     answers.close()
     for thread in threading.enumerate():
-        if thread.name == "shm stream":
+        if thread.name == "shm stream reader":
             thread.join(PATIENCE_S)
             assert not thread.is_alive()
     transport.close()

@@ -145,7 +145,6 @@ from shm_backend_utils.origin import Origin
 from shm_backend_utils.client.client_memory import ClientMemory
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.pool import inventory as inventory_module
-from shm_backend_utils.memory.pool import pool as pool_module
 from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.errors import ClosedError
 

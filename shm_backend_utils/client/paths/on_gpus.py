@@ -48,7 +48,7 @@ class CallOnGpus:
     ) -> None:
         runtime = gpus.runtime
         sources = inputs_on_gpus(given)
-        self.named = named  # what the next request comes behind; if it is empty, all that the GPUs do
+        self.named = named  # what the next request comes behind; if empty, all that the GPUs do
         self._gpus = gpus
         self._region = region
         self.library = library or library_of_inputs(sources)  # of outputs, and of inputs that the user fills

@@ -41,7 +41,7 @@ class HoldingPool:
     def take_idle(self, need: Need, holder: object) -> tuple[SlotRegion, Memory] | None:
         """Return a region that is free, and its memory; None if there is none, as in a closed pool, or others wait.
 
-        Takes no lock. :meth:`request` is for the others.
+        Takes no lock. :meth:`.SlotPool.request` is for the others.
         """
         if self._tickets.waiting:
             return None
@@ -110,7 +110,7 @@ class HoldingPool:
             self._housekeeper.hurry()
 
     def _serve(self) -> None:
-        """Grant what can be granted, in order. Locked."""
+        """Sort what was given back, then grant what can be granted; clear a closed pool. The caller has the lock."""
         self._find_dropped()
         self._inventory.sort_returned()
         if self._closed:

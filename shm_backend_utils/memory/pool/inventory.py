@@ -221,7 +221,8 @@ class Inventory:
                 self.destroy(region)
 
     def destroy_all(self) -> None:
-        """Destroy every region."""
+        """Destroy every region, and leave none on a shelf."""
+        self.shelves = {}
         for region in list(self._kinds):
             self.destroy(region)
 

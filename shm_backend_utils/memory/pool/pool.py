@@ -64,7 +64,7 @@ class SlotPool(HoldingPool):
                 found = f"{self._inventory}, and {len(self._tickets.waiting)} calls wait"
                 self.wait_count += 1
             _LOG.warning("the pool has run dry: %s", found)
-            self._hurry()
+            self._hurry()  # its next round may be half of idle_s away
         return ticket
 
     def request_at_once(self, need: Need, holder: object) -> Ticket | None:
@@ -211,7 +211,7 @@ class SlotPool(HoldingPool):
             with self._lock:
                 if self._housekeeper is None:  # before any is there that only a housekeeper can end
                     self._housekeeper = Repeater(self._keep_house, self._patience(), "shm pool")
-                if self._closed:  # and whoever has closed it may not have seen the housekeeper
+                if self._closed:  # whoever closed the pool may not have seen this housekeeper
                     self._housekeeper.stop_some_time()
                     raise ClosedError("this client")
                 self._inventory.add(regions, ticket.need[1:], promise)
@@ -246,9 +246,10 @@ class SlotPool(HoldingPool):
 
     def _keep_house(self) -> float:
         """Look after what is in quarantine, and let go of what nobody has used for long."""
-        self._look_at_budget()
         with self._lock:
             self._serve()
+        self._look_at_budget()
+        with self._lock:
             self._inventory.destroy_idle(before=time.monotonic() - self.options.idle_s)
             held = [region for _, region in list(self._watched.values())]
             self._inventory.destroy_lost([*held, *self._tickets.granted.values()])

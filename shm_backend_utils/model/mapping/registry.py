@@ -295,7 +295,7 @@ class Registry:
 
 def _is_of_the_last_descriptors(opened: MappedRegion) -> bool:
     """Return whether few descriptors are left: each new one has the lowest number that is free."""
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)  # never RLIM_INFINITY, since there is fs.nr_open
     segment = opened.segment
     return isinstance(segment, MappedSegment) and segment.fileno() >= most - min(_RESERVE, most // 4)
 

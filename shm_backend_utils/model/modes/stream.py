@@ -37,7 +37,8 @@ class Place(NamedTuple):
 class StreamCall(Call):
     """One request of a decoupled model. A context manager: leaving it ends the stream.
 
-    An exception that leaves the block has become the client's answer, and goes on.
+    If an output was written and not sent, that is a ModelError. An exception that leaves the block has become the
+    client's answer, and goes on.
 
     Outputs are written as in any call; :meth:`send` sends those that were written since the last one. In the client's
     ring, a frame is overwritten only when the client has released it. Without a ring, responses go through Triton.
@@ -156,7 +157,7 @@ class StreamCall(Call):
             if self.outputs:
                 names = ", ".join(self.outputs)
                 raise ModelError(
-                    f"model.py wrote {names} and never sent it; yield, or call.send(), after the last output"
+                    f"model.py wrote {names} and sent no response with it; yield, or call.send(), after the last output"
                 )
             if self._pending:
                 check_all_are_over(self._pending)

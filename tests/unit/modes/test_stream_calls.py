@@ -49,7 +49,7 @@ def yields_a_value(call: StreamCall) -> Iterator[Any]:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (never_sends, "model.py wrote Y and never sent it; yield, or call.send(), after the last output"),
+        (never_sends, "model.py wrote Y and sent no response with it; yield, or call.send(), after the last output"),
         (yields_a_value, "model.py has yielded a value of type ndarray, which nobody gets"),
     ],
 )

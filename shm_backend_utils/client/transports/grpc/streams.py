@@ -22,7 +22,7 @@ from ....errors import ClosedError
 __all__ = ["AsyncReading", "AsyncStreams", "Reading", "Streams"]
 
 AHEAD: Final = 2
-"""So many answers are read before the user wants them. Then HTTP/2's flow control has the server wait."""
+"""With one more answer than so many that its user has not taken, a reader waits. HTTP/2 has the server wait then."""
 DRAIN_S: Final = 1.0
 
 
@@ -37,8 +37,7 @@ class Reading:
             self.wanted.put(True)
         self._left = left
         given = call, self.answers, self.wanted
-        self.thread = threading.Thread(target=_read, args=given, name="shm stream", daemon=True)
-        self.thread.start()
+        self.thread = threading.Thread(target=_read, args=given, name="shm stream reader", daemon=True)
 
     def leave(self) -> None:
         """Want no more answers. Waits for nothing, and takes no lock: a finalizer may do it. Twice is fine."""
@@ -46,7 +45,7 @@ class Reading:
 
 
 class Streams:
-    """Those of one connection, for threads."""
+    """The streams of one connection, for threads. A thread of theirs cancels those that were left and do not end."""
 
     def __init__(self) -> None:
         self._open: set[Reading] = set()
@@ -54,21 +53,20 @@ class Streams:
         self._thread: threading.Thread | None = None
         weakref.finalize(self, self._left.put, None).atexit = False
 
-    def begin(self, call: Any) -> Reading:
-        """Begin to read the answers of a call; it is cancelled if that cannot be."""
-        try:
-            if self._thread is None:
-                thread = threading.Thread(target=_end, args=(self._left,), name="shm streams' end", daemon=True)
-                thread.start()
-                self._thread = thread
-            reading = Reading(call, self._left)
-        except BaseException:
-            call.cancel()
-            raise
-        self._open.add(reading)
-        return reading
+    def reading(self, call: Any) -> Reading:
+        """Return what will read the answers of a call. Nothing has begun, so an interrupt leaves nothing behind."""
+        return Reading(call, self._left)
 
-    def end(self, reading: Reading) -> None:
+    def begin(self, reading: Reading) -> None:
+        """Begin to read; what has begun is to be left, whatever this raises."""
+        if self._thread is None:
+            thread = threading.Thread(target=_drain, args=(self._left,), name="shm stream drain", daemon=True)
+            thread.start()
+            self._thread = thread
+        self._open.add(reading)
+        reading.thread.start()
+
+    def leave(self, reading: Reading) -> None:
         """Forget a stream that has ended, or that its user leaves."""
         reading.leave()
         self._open.discard(reading)
@@ -95,7 +93,7 @@ def _read(call: Any, answers: queue.SimpleQueue[Any], wanted: queue.SimpleQueue[
         answers.put(error)
 
 
-def _end(left: queue.SimpleQueue[Reading | None]) -> None:
+def _drain(left: queue.SimpleQueue[Reading | None]) -> None:
     draining: deque[tuple[float, Reading]] = deque()
     while True:
         try:
@@ -104,10 +102,13 @@ def _end(left: queue.SimpleQueue[Reading | None]) -> None:
             draining.popleft()[1].call.cancel()
             continue
         if reading is None:
+            left.put(None)  # for another such thread: two first streams may have begun at once
             break
         if reading.thread.is_alive():
             reading.wanted.put(False)
             draining.append((time.monotonic() + DRAIN_S, reading))
+        else:
+            reading.call.cancel()
         del reading
     for deadline, reading in draining:
         reading.thread.join(max(deadline - time.monotonic(), 0))
@@ -115,7 +116,7 @@ def _end(left: queue.SimpleQueue[Reading | None]) -> None:
 
 
 class AsyncReading:
-    """A stream that a task reads, as to cancel a task that waits for an answer would cancel the call."""
+    """A stream that a task of its own reads: if its user's did, to cancel that task would cancel the call at once."""
 
     def __init__(self, call: Any) -> None:
         self.answers: asyncio.Queue[Any] = asyncio.Queue()  # the last one is gRPC's EOF, or an error
@@ -147,7 +148,7 @@ class AsyncReading:
 
 
 class AsyncStreams:
-    """Those of one connection, for tasks."""
+    """The streams of one connection, for tasks."""
 
     def __init__(self) -> None:
         self._open: set[AsyncReading] = set()
@@ -161,8 +162,8 @@ class AsyncStreams:
 
     async def close(self) -> None:
         """Leave every stream, whose users get a ClosedError, and wait until all have ended or were cancelled."""
-        tasks = [reading.task for reading in self._open]
-        for reading in self._open:
+        readings = list(self._open)
+        for reading in readings:
             reading.answers.put_nowait(ClosedError("this client"))
             reading.leave()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*[reading.task for reading in readings], return_exceptions=True)

@@ -52,8 +52,9 @@ class GrpcTransport(Transport):
             call = self._service.ModelStreamInfer(iter((request,)), metadata=metadata, compression=compression)
         except Exception as error:
             raise _error(error, self.address, self._is_closed) from None
-        reading = self._streams.begin(call)
+        reading = self._streams.reading(call)
         try:
+            self._streams.begin(reading)
             while True:
                 try:
                     answer = reading.answers.get(timeout=patience_s)
@@ -67,7 +68,7 @@ class GrpcTransport(Transport):
                 yield _response(answer, self.address)
         finally:
             if os.getpid() == owner:  # a forked child must not speak on its parent's connection
-                self._streams.end(reading)
+                self._streams.leave(reading)
 
     def close(self) -> None:
         self._is_closed = True
@@ -125,10 +126,13 @@ class AsyncGrpcTransport(AsyncTransport):
         reading = self._streams.begin(call)
         try:
             while True:
-                try:
-                    answer = await asyncio.wait_for(reading.answers.get(), patience_s)
-                except asyncio.TimeoutError:
-                    raise deadline_exceeded() from None
+                getting = asyncio.ensure_future(reading.answers.get())
+                try:  # before Python 3.12, wait_for may swallow a cancellation
+                    if not (await asyncio.wait((getting,), timeout=patience_s))[0]:
+                        raise deadline_exceeded()
+                finally:
+                    getting.cancel()  # nothing happens if it is done
+                answer = getting.result()
                 if answer is grpc.aio.EOF:
                     return
                 if isinstance(answer, BaseException):
