@@ -166,7 +166,7 @@ def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call o
         limits += [(0, claimed_size(claim)) for claim in claims]
     inputs: dict[str, InputSpan] = {}
     outputs: dict[str, OutputSpan] = {}
-    reach = 0  # where the last tensor ends, for as long as each lies behind the one before, whatever their regions are
+    reach = 0  # where the last tensor ends; -1 once one lies before that. If none does, none overlap, in any region
     for index in range(input_count + output_count):
         begin = at + TENSOR.size
         if begin > length:

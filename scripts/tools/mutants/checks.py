@@ -22,7 +22,7 @@ _OTHER: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.NotEq: ast.Eq,
 }
 _CHECKING: Final = re.compile(r"_?(check|hold_owner|take|give_back|release|fcntl|fchmod|unlink|close$)")
-_WAITS: Final = (ast.Yield, ast.YieldFrom, ast.Await)
+_WAITS: Final = (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith)
 _WAYS_OUT: Final = (ast.Raise, ast.Return, ast.Continue, ast.Break)
 
 

@@ -1,4 +1,4 @@
-"""One mutant's trial: the tests that execute it, in a forked process that imports the library with its change."""
+"""One mutant's trial: the tests that may execute it, in a forked process that imports the library with its change."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def try_mutant(mutant: Mutant, tests: list[str], limit_s: float, folder: Path) -
     mutant : Mutant
         What is changed.
     tests : list of str
-        Those that execute it, by pytest's names.
+        Those that may execute it, by pytest's names.
     limit_s : float
         A mutant that takes longer hangs.
     folder : Path
