@@ -11,7 +11,8 @@ from typing import Any, Final
 
 __all__ = ["Interrupts"]
 
-_NEVER: Final = {"PUSH_EXC_INFO", "POP_EXCEPT", "WITH_EXCEPT_START"}
+_NEVER: Final = {"PUSH_EXC_INFO", "POP_EXCEPT", "WITH_EXCEPT_START", "NOP"}
+"""No signal raises there. The compiler leaves the NOP of a `try` outside of what the `try` protects."""
 _ENDS_OF_WITH: Final = (  # ``__exit__`` is called with three times None
     ["LOAD_CONST", "LOAD_CONST", "LOAD_CONST", "CALL"],
     ["LOAD_CONST", "DUP_TOP", "DUP_TOP", "CALL_FUNCTION"],
