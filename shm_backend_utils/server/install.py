@@ -57,9 +57,10 @@ def install(folder: Path | None = None, *, version: str | None = None) -> Instal
         folder that was named is no server or does not run here, or this interpreter cannot be run by the server's stub.
     """
     release = find_release(version)
-    installation = Installation(folder or default_folder(version))
     find_libpython()
     is_named = folder is None and version is None and bool(os.environ.get(FOLDER_VARIABLE))
+    is_ours = folder is None and not is_named  # nobody else puts a server there
+    installation = Installation(folder or default_folder(version), release.triton if is_ours else None)
     if is_named and installation.folder.is_dir() and any(installation.folder.iterdir()):
         installation.check()
     if installation.is_complete:

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import sysconfig
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -36,9 +36,12 @@ class Installation:
     ----------
     folder : pathlib.Path
         Holds ``bin``, ``lib`` and ``backends``, and maybe ``numpy``.
+    known_triton : str, optional
+        Its version, where that is known: to have the server tell it takes a second.
     """
 
     folder: Path
+    known_triton: str | None = field(default=None, compare=False)
 
     @property
     def binary(self) -> Path:
@@ -67,13 +70,15 @@ class Installation:
 
     @cached_property
     def triton(self) -> str:
-        """The server's version, such as ``"2.51.0"``, as it tells it itself.
+        """The server's version, such as ``"2.51.0"``; as it tells it itself, unless it is known.
 
         Raises
         ------
         MachineError
             It is no server, or does not run here; the text says why.
         """
+        if self.known_triton is not None:
+            return self.known_triton
         if not self.is_complete:
             raise MachineError(f"{self.folder} is no server's folder: it has no bin/tritonserver")
         # Without a folder of models it tells its options, and ends. It has no use for GPUs, which take time to come up.

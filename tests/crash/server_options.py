@@ -14,7 +14,7 @@ __all__ = ["installation_with"]
 def installation_with(options: Sequence[str], folder: Path) -> Installation:
     """Return an installation in a new folder whose server gets these options beside those that it is given."""
     real = install()
-    wrapped = Installation(folder)
+    wrapped = Installation(folder, real.triton)
     wrapped.binary.parent.mkdir(parents=True)
     (folder / "lib").symlink_to(real.folder / "lib")
     wrapped.backends.symlink_to(real.backends)

@@ -102,7 +102,7 @@ def archive(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bare_server(tmp_path_factory: pytest.TempPathFactory) -> BareServer:
     environment = tmp_path_factory.mktemp("bare")
     venv.create(environment, symlinks=True)
-    return BareServer(install().folder, environment)
+    return BareServer(install().folder, python_environment=environment)
 
 
 def add_model(repository: Path, name: str, environment: str | None) -> Path:

@@ -124,9 +124,9 @@ def test_a_folder_that_will_do_is_taken(server: Installation, monkeypatch: pytes
 
 def test_the_server_that_is_installed_runs_here_and_is_of_its_release(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
-    installation = install()
+    installation = Installation(install().folder)
     installation.check()
-    assert installation.triton == find_release().triton
+    assert installation.triton == find_release().triton == install().triton
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ def _add_model_of_guests(models: Path) -> None:
 def _installation_with(options: Sequence[str], folder: Path) -> Installation:
     """Return an installation in a new folder whose server gets these options beside those that it is given."""
     real = install()
-    wrapped = Installation(folder)
+    wrapped = Installation(folder, real.triton)
     wrapped.binary.parent.mkdir(parents=True)
     wrapped.libraries.symlink_to(real.libraries)
     wrapped.backends.symlink_to(real.backends)
