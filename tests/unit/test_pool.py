@@ -170,6 +170,13 @@ def test_calls_of_about_the_same_size_fit_each_others_regions() -> None:
         assert used(pool, MEBIBYTE - 2 * PAGE_SIZE) is used(pool, MEBIBYTE)
 
 
+def test_a_small_call_has_a_region_of_a_mebibyte() -> None:
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=4 * MEBIBYTE))) as pool:
+        region = used(pool, MEBIBYTE)
+        assert region.capacity == MEBIBYTE
+        assert used(pool) is region
+
+
 def test_a_spoiled_region_is_destroyed_and_what_is_like_it_is_still_used_again(pool: SlotPool) -> None:
     (spoiled, first), (kept, second) = take(pool), take(pool)
     spoiled.is_spoiled = True
