@@ -158,6 +158,13 @@ def switching_often() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
+@pytest.fixture(params=["grpc", "http"])
+def protocol(request: pytest.FixtureRequest) -> str:
+    """Each protocol."""
+    name: str = request.param
+    return name
+
+
 @pytest.fixture(scope="session")
 def triton_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with every sample model that this machine can run, and every test model."""

@@ -12,6 +12,7 @@ import pytest
 
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.server import EmbeddedServer
+from shm_backend_utils.testing.faults.servers import MortalServer
 
 from .gate import Gate
 
@@ -33,6 +34,13 @@ def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[E
         yield server
         os.kill(server.pid, signal.SIGKILL)
         server.wait()
+
+
+@pytest.fixture(scope="package")
+def mortal(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalServer]:
+    """One that tests may kill, if they have it come back."""
+    with MortalServer(models, log_file=tmp_path_factory.mktemp("mortal") / "server.log") as mortal:
+        yield mortal
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from scripts.tools.processes import children, command_line, mappings
@@ -15,17 +15,9 @@ from shm_backend_utils.memory import reaper
 from shm_backend_utils.memory.reaper import RegionReport
 from shm_backend_utils.server import EmbeddedServer
 
+from ..e2e.eventually import DEADLINE_S, eventually
+
 __all__ = ["eventually", "held_regions", "infer_until_answered", "open_region_of", "region_of", "regions_of", "stub_of"]
-
-DEADLINE_S = 40.0
-
-
-def eventually(is_so: Callable[[], object]) -> None:
-    """Return as soon as it is so."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def infer_until_answered(call: PreparedCall) -> Result:

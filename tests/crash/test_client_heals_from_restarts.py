@@ -105,12 +105,6 @@ def stopped(mortal: MortalServer) -> Iterator[None]:
         os.kill(mortal.server.pid, signal.SIGCONT)
 
 
-@pytest.fixture(scope="module")
-def mortal(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalServer]:
-    with MortalServer(models, log_file=tmp_path_factory.mktemp("mortal") / "server.log") as mortal:
-        yield mortal
-
-
 @pytest.fixture(params=FLAVOURS)
 def flavour(request: pytest.FixtureRequest) -> str:
     name: str = request.param

@@ -110,12 +110,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         server.wait()
 
 
-@pytest.fixture(params=["grpc", "http"])
-def protocol(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
-
-
 def test_all_that_live_are_ready_and_no_probe_counts_as_a_failure(served: Served, protocol: str) -> None:
     assert {"shm_backend_utils_refusals_total", "nv_inference_request_failure"} == ALERTS
     before = served.failures()

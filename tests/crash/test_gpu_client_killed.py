@@ -6,7 +6,6 @@ import contextlib
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -83,11 +82,6 @@ class Victim:
         """Kill it."""
         self._process.kill()
         self._process.communicate()
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Gate:
-    return Gate(tmp_path)
 
 
 @pytest.fixture

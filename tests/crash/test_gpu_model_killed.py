@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,8 +34,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]
 
 
 @pytest.mark.parametrize("model", ["fake_gpu", "fake_gpu_events"], ids=["which waits", "whose client waits"])
-def test_the_client_is_told_in_time_and_others_are_served(server: EmbeddedServer, tmp_path: Path, model: str) -> None:
-    gate = Gate(tmp_path)
+def test_the_client_is_told_in_time_and_others_are_served(server: EmbeddedServer, gate: Gate, model: str) -> None:
     gate.close()
     before = left_here()
     runtime = DRIVER.runtime()

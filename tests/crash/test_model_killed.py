@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,40 +38,39 @@ def slots_in_use() -> list[bool]:
     [("not begun", "grpc", "sealed"), ("half written", "http", "system"), ("stamped", "grpc", "system")],
 )
 def test_the_client_is_told_and_its_memory_serves_the_next_model(
-    stage: str, protocol: str, region: RegionName, models: Path, gate: Gate, tmp_path: Path
+    stage: str, protocol: str, region: RegionName, mortal: MortalServer, gate: Gate
 ) -> None:
-    with MortalServer(models, log_file=tmp_path / "server.log") as mortal:
-        url = url_of(mortal.server, protocol)
-        client = ShmClient(url, timeout_s=60, pool=PoolOptions(region=region))
-        call = client.prepare(
-            "crash_stages", {"X": (X.shape, X.dtype)}, outputs={"Y": X.nbytes}, parameters=gate.parameters(stage)
-        )
-        call.inputs["X"][:] = X
-        call.infer().release()  # the model has mapped the region, whatever it is killed at
-        gate.close()
-        with ThreadPoolExecutor(1) as executor:
-            answer = executor.submit(call.infer)
-            gate.wait_for_model()
-            assert slots_in_use() == [stage == "half written"]
-            stub = stub_of(mortal.server, "crash_stages")
-            assert stub is not None
-            os.kill(stub, signal.SIGKILL)
-            with pytest.raises(InferenceError, match="is not healthy"):
-                answer.result()
-        assert slots_in_use() == [False], "a lease goes with its model"
-        with ShmClient(url) as other, other.infer("identity", {"INPUT0": X}) as result:
-            np.testing.assert_array_equal(result["OUTPUT0"], X)
-        assert mortal.server.is_running
-        mortal.kill()
-        mortal.come_back()
-        call.inputs["X"][:] = 5 * X
-        with infer_until_answered(call) as result:
-            np.testing.assert_array_equal(result["Y"], 5 * X + 1)
-        stub, regions = stub_of(mortal.server, "crash_stages"), regions_of(os.getpid())
+    url = url_of(mortal.server, protocol)
+    client = ShmClient(url, timeout_s=60, pool=PoolOptions(region=region))
+    call = client.prepare(
+        "crash_stages", {"X": (X.shape, X.dtype)}, outputs={"Y": X.nbytes}, parameters=gate.parameters(stage)
+    )
+    call.inputs["X"][:] = X
+    call.infer().release()  # the model has mapped the region, whatever it is killed at
+    gate.close()
+    with ThreadPoolExecutor(1) as executor:
+        answer = executor.submit(call.infer)
+        gate.wait_for_model()
+        assert slots_in_use() == [stage == "half written"]
+        stub = stub_of(mortal.server, "crash_stages")
         assert stub is not None
-        assert held_regions(stub, regions)
-        call.close()
-        client.close()
-        eventually(lambda: not held_regions(stub, regions))
+        os.kill(stub, signal.SIGKILL)
+        with pytest.raises(InferenceError, match="is not healthy"):
+            answer.result()
+    assert slots_in_use() == [False], "a lease goes with its model"
+    with ShmClient(url) as other, other.infer("identity", {"INPUT0": X}) as result:
+        np.testing.assert_array_equal(result["OUTPUT0"], X)
+    assert mortal.server.is_running
+    mortal.kill()
+    mortal.come_back()
+    call.inputs["X"][:] = 5 * X
+    with infer_until_answered(call) as result:
+        np.testing.assert_array_equal(result["Y"], 5 * X + 1)
+    stub, regions = stub_of(mortal.server, "crash_stages"), regions_of(os.getpid())
+    assert stub is not None
+    assert held_regions(stub, regions)
+    call.close()
+    client.close()
+    eventually(lambda: not held_regions(stub, regions))
     del answer
     assert own_regions() == []

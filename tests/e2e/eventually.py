@@ -9,7 +9,7 @@ from .flavours import AnyClient
 
 __all__ = ["all_memory_comes_back", "eventually"]
 
-DEADLINE_S = 20.0
+DEADLINE_S = 40.0
 
 
 def eventually(is_so: Callable[[], object]) -> None:

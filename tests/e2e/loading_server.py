@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 import shutil
+import signal
 import urllib.request
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -83,4 +84,5 @@ class LoadingServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.grpc.close()
+        os.kill(self.server.pid, signal.SIGKILL)  # with a dead stub, it would take seconds to stop
         self.server.stop()

@@ -74,7 +74,6 @@ else:
     "exits without the client": "del client",
     "exits in the middle": "sys.exit(0)",
     "fails": "raise SystemExit(0) from RuntimeError('by intent')",
-    "forgets the client": "del client",
     "forks": """
 assert in_child(lambda: None) == 0
 infer()

@@ -75,12 +75,6 @@ def server(loading_server: LoadingServer) -> Server:
     return Server(loading_server)
 
 
-@pytest.fixture(params=["grpc", "http"])
-def protocol(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
-
-
 def test_a_model_that_is_well(server: Server, protocol: str) -> None:
     name = f"well_{protocol}"
     server.has(name, WITH_SESSION, X + Y + PATHS)

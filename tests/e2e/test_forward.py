@@ -35,11 +35,6 @@ def client(triton_server: EmbeddedServer, region: RegionName) -> Iterator[ShmCli
         yield client
 
 
-@pytest.fixture
-def gate(tmp_path: Path) -> Gate:
-    return Gate(tmp_path)
-
-
 def delegated(client: ShmClient, way: str, model: str = "identity", **parameters: Any) -> tuple[list[float], Any]:
     """Return what the models have made of X, and the facts."""
     parameters = {"way": way, "model": model, **parameters}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,14 +43,8 @@ def gpu_with_events(triton_server: EmbeddedServer) -> Iterator[Gpu]:
         yield gpu
 
 
-@pytest.fixture
-def gate(tmp_path: Path) -> Gate:
-    gate = Gate(tmp_path)
-    gate.close()
-    return gate
-
-
 def test_with_events_a_response_comes_while_the_gpu_still_works(gpu_with_events: Gpu, gate: Gate) -> None:
+    gate.close()
     with infer(
         gpu_with_events,
         "launch_what_waits_at_the_gate",
@@ -67,6 +60,7 @@ def test_with_events_a_response_comes_while_the_gpu_still_works(gpu_with_events:
 
 
 def test_with_events_memory_serves_no_other_call_while_the_gpu_still_works(gpu_with_events: Gpu, gate: Gate) -> None:
+    gate.close()
     gpu = gpu_with_events
     infer(gpu, "copy_behind_the_gate", deed_with=gate.parameters(""), stream=gpu.streams[0]).release()
     gate.wait_for_model()

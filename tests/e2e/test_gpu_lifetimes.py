@@ -26,13 +26,6 @@ MODELS = Path(__file__).resolve().parents[1] / "models"
 NOTHING = LiveCounts()
 
 
-@pytest.fixture
-def gate(tmp_path: Path) -> Gate:
-    gate = Gate(tmp_path)
-    gate.close()
-    return gate
-
-
 def infer(gpu: Gpu, deed: str = "double", device: int = 0, to: int | None = None, **options: Any) -> Result:
     where = (X.shape, X.dtype, f"cuda:{device if to is None else to}")
     return gpu.infer(deed, gpu.array(X, device), where, path="direct", **options)
@@ -62,6 +55,7 @@ def test_memory_is_closed_and_freed_when_nobody_has_used_it_for_a_while(triton_s
 def test_memory_that_a_gpu_still_writes_to_is_neither_closed_nor_freed(
     triton_server: EmbeddedServer, gate: Gate
 ) -> None:
+    gate.close()
     """The model has answered, and left it to its client to wait for the GPU; but the client closes."""
     with gpu_of(flavour_of(triton_server), "fake_gpu_events") as gpu:
         infer(gpu).release()  # from now on the model has events

@@ -95,9 +95,13 @@ def test_what_is_no_port_is_refused(number: str, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("picture", ["nowhere/demo.png", "."])
-def test_a_picture_that_cannot_be_written_is_told_before_anything_is_measured(picture: str, tmp_path: Path) -> None:
-    words = told("demo", "--url", "127.0.0.1:1", "--picture", picture, cwd=tmp_path)
-    assert words == f"no picture can be written to {Path(picture)}; --picture FILE names another file"
+def test_a_picture_that_cannot_be_written_is_told_before_anything_is_measured(
+    picture: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo", "--url", "127.0.0.1:1", "--picture", picture]) == 1
+    expected = f"no picture can be written to {Path(picture)}; --picture FILE names another file\n"
+    assert capsys.readouterr() == ("", expected)
 
 
 @pytest.mark.parametrize(
@@ -114,16 +118,17 @@ def test_of_what_pip_says_the_line_with_the_reason_is_passed_on(said: str, reaso
 
 
 @pytest.mark.parametrize("missing", ["rich", "matplotlib", "skimage"])
-def test_a_package_that_is_missing_is_named_with_the_extra_that_has_it(missing: str, tmp_path: Path) -> None:
-    program = (
-        f"import sys; sys.modules[{missing!r}] = None; from shm_backend_utils.cli import main; sys.exit(main(['demo']))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == (
-        f"shm-backend-utils demo needs {missing}, which is not installed: "
-        "pip install 'triton-shm-backend-utils[demo]'\n"
-    )
+def test_a_package_that_is_missing_is_named_with_the_extra_that_has_it(
+    missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.startswith(("shm_backend_utils.cli.demo", f"{missing}."))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(SystemExit) as end:
+        main(["demo"])
+    assert end.value.code == 1
+    told = f"shm-backend-utils demo needs {missing}, which is not installed: "
+    assert capsys.readouterr() == ("", f"{told}pip install 'triton-shm-backend-utils[demo]'\n")
 
 
 def test_a_sample_without_package_is_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

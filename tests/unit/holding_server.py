@@ -42,6 +42,10 @@ class HoldingServer:
         """Answer all who wait."""
         self._let_go.set()
 
+    def hold_again(self) -> None:
+        """Have who asks from now on wait."""
+        self._let_go.clear()
+
 
 @contextmanager
 def holding_server(protocol: str) -> Iterator[HoldingServer]:

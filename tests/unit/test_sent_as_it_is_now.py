@@ -27,12 +27,6 @@ from tests.unit.fake_wires import async_client_of, client_of
 X = np.arange(4, dtype=np.float32)
 
 
-@pytest.fixture(params=["grpc", "http"])
-def protocol(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
-
-
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
     with FakeServer(config("m"), config("batches", max_batch_size=8)) as server:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,13 +12,19 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from shm_backend_utils.server import EmbeddedServer, install
+from shm_backend_utils.server import EmbeddedServer, Installation, install
 from tests.conformance.backend.asking import ask, models_in
 from tests.conformance.backend.backend_checks import CHECKS, FAULT_CHECKS
 from tests.releases import reads_numpy_1_alone
 from tests.unit.harness.wires import ServerWire
 
 pytestmark = pytest.mark.needs_triton("2.51", "the checks say what 2.51 does, and are asked with BF16 and a float")
+
+
+@pytest.fixture(scope="module")
+def installation() -> Installation:
+    """The server, which tells its version once: it takes a second to."""
+    return install()
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +42,8 @@ def wire_of_numpy_2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_the_real_stub_behaves_as_the_check_says(wire: ServerWire, check: str) -> None:
+def test_the_real_stub_behaves_as_the_check_says(wire: ServerWire, installation: Installation, check: str) -> None:
     marks = vars(CHECKS[check])
-    installation = install()
     if not installation.is_at_least(marks.get("since", "2")):
         pytest.skip(f"from Triton {marks['since']} on; this is {installation.triton}")
     if "kills_the_server" in marks:
@@ -59,3 +66,4 @@ def _served(folder: Path, numpy: Literal["server", "own"]) -> Iterator[ServerWir
         wire = ServerWire(server.grpc_url)
         yield wire
         wire.close()
+        os.kill(server.pid, signal.SIGKILL)  # with a dead stub, it would take seconds to stop

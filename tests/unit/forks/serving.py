@@ -28,3 +28,4 @@ if __name__ == "__main__":
             if line == "go\n":
                 server.let_go()
             print(settled(wiretap), flush=True)
+            server.hold_again()

@@ -15,7 +15,7 @@ def outcome_of(project: Path, tests: str, *options: str) -> tuple[int, str]:
     """Run a file of tests, and return pytest's exit status and what it printed."""
     (project / "test_it.py").write_text(textwrap.dedent(tests))
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", *options],
         cwd=project,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

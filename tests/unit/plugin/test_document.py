@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.unit.plugin.outcomes import outcome_of
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "testing.md"
 FILE = re.compile(r"^`([\w/.]+)`\n\n```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -19,12 +18,5 @@ def test_its_files_are_a_tested_model(tmp_path: Path) -> None:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTEST_ADDOPTS": ""},
-    )
-    assert (done.returncode, "4 passed" in done.stdout) == (0, True), done.stdout
+    status, printed = outcome_of(tmp_path, "")
+    assert (status, "4 passed" in printed) == (0, True), printed

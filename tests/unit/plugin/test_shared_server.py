@@ -18,8 +18,6 @@ import time
 import shm_backend_utils.server
 import pytest
 
-pytestmark = pytest.mark.long
-
 starts = itertools.count(1)
 CRASH = "I1123 Started\\nSignal (11) received.\\n 0# 0x00 in tritonserver\\n"
 KILL = "I1123 Started\\n"
@@ -172,6 +170,7 @@ def test_who_has_to_do_with_a_death_is_told_and_run_once_more_if_triton_crashed_
         assert told in printed, printed
 
 
+@pytest.mark.long
 def test_it_is_told_by_workers_too(project: Path) -> None:
     status, printed = outcome_of(
         project,
@@ -189,11 +188,13 @@ def test_it_is_told_by_workers_too(project: Path) -> None:
     assert "test_it.py::test_it: failed as Triton itself crashed, and was run once more\nSignal (11)" in printed
 
 
+@pytest.mark.long
 def test_other_failures_are_failures(project: Path) -> None:
     status, printed = outcome_of(project, "def test_it(triton_server):\n    assert triton_server.number == 2\n")
     assert (status, HEADING in printed, "1 failed" in printed) == (1, False, True), printed
 
 
+@pytest.mark.long
 def test_the_time_that_a_start_takes_is_not_the_tests(project: Path) -> None:
     status, printed = outcome_of(
         project,
