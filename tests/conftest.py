@@ -20,6 +20,7 @@ from shm_backend_utils.server import Installation
 from shm_backend_utils.server.install import FOLDER_VARIABLE, default_folder
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from shm_backend_utils.testing.leak_probe import ShmLeakProbe
+from tests.crash.server_options import installation_with
 from tests.releases import refusals
 from tests.selection import left_out
 
@@ -161,8 +162,7 @@ def switching_often() -> Iterator[None]:
 @pytest.fixture(params=["grpc", "http"])
 def protocol(request: pytest.FixtureRequest) -> str:
     """Each protocol."""
-    name: str = request.param
-    return name
+    return str(request.param)
 
 
 @pytest.fixture(scope="session")
@@ -178,8 +178,10 @@ def triton_server_options(tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
     Those of servers with the other one are tests/server/test_stub_numpy.py's, and all that say nothing of it.
     """
-    log_file = tmp_path_factory.mktemp("server") / "server.log"
-    return {"log_file": log_file, "numpy": "own", "timeout_s": 500}  # of so many models, on a busy machine
+    folder = tmp_path_factory.mktemp("server")
+    # Triton would start each stub twice: once to ask for what is complete. So many take minutes on a busy machine.
+    installation = installation_with(["--disable-auto-complete-config"], folder / "installation")
+    return {"log_file": folder / "server.log", "installation": installation, "numpy": "own", "timeout_s": 500}
 
 
 def _left_on_fake_gpus() -> tuple[int, ...]:

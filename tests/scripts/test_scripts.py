@@ -99,14 +99,6 @@ def shared_memory_of(*prefixes: str) -> list[str]:
     return [path.name for path in SHARED_MEMORY.iterdir() if path.name.startswith(prefixes)]
 
 
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def regions_of_demo(pid: int) -> tuple[str, str]:
     return f"shmbu-{pid}-", f"demo-{pid}-"
 
@@ -150,7 +142,7 @@ def test_serve_says_ready_and_ends_on_a_signal(start: Callable[..., Program], mo
     assert shared_memory_of(prefix)  # or there would be nothing that could be left
     serve.signal(number)
     assert serve.finish() == (0, "", "")
-    assert not is_running(server_pid)
+    assert not Path(f"/proc/{server_pid}").exists()
     assert shared_memory_of(prefix) == []
 
 
@@ -159,7 +151,7 @@ def test_serve_ends_cleanly_on_a_signal_while_the_server_starts(start: Callable[
     server_pid, prefix = serve.server()
     serve.signal(signal.SIGTERM)
     assert serve.finish() == (0, "", "")
-    assert not is_running(server_pid)
+    assert not Path(f"/proc/{server_pid}").exists()
     assert shared_memory_of(prefix) == []
 
 

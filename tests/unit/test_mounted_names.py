@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from shm_backend_utils.errors import RegionRefusedError
+from shm_backend_utils.memory import descriptors, shared_file
+
 PROGRAM = """
 import subprocess, sys
 from pathlib import Path
@@ -29,6 +32,12 @@ subprocess.run(["umount", str(name)], check=True)
 SharedFile.open(name.name, "the region").close()
 name.unlink()
 """
+
+
+def test_a_name_in_another_mount_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_file, "_mount_of", descriptors.Descriptor.fileno)  # another one for everything
+    with pytest.raises(RegionRefusedError, match="something is mounted there"):
+        shared_file.SharedFile.open(".", "the region")
 
 
 def test_what_is_mounted_on_a_name_is_not_opened(tmp_path: Path) -> None:

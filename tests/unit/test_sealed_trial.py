@@ -143,9 +143,7 @@ def test_memory_that_is_refused_later_is_replaced_by_that_of_dev_shm(
         assert client.stats().failures == 0
 
 
-def test_a_refusal_of_other_memory_than_the_slot_leaves_sealed_memory_as_it_is(
-    server: FakeServer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_refusal_of_other_memory_leaves_the_sealed(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
     def refuse_slots(order: Order) -> None:
         if SLOT_PARAMETER in order.parameters:
             raise InferenceError(refusal(RegionRefusedError("regions[1]", "the GPU is another")))
@@ -153,8 +151,7 @@ def test_a_refusal_of_other_memory_than_the_slot_leaves_sealed_memory_as_it_is(
     with client_of(server) as client:
         infer(client)
         server.before = refuse_slots
-        with caplog.at_level(logging.WARNING), warnings.catch_warnings():
-            warnings.simplefilter("ignore", CopyWarning)
+        with caplog.at_level(logging.WARNING):
             infer(client)
         assert "take memory in /dev/shm from now on" not in caplog.text
         assert all(is_sealed(order) for order in server.orders if SLOT_PARAMETER in order.parameters)
