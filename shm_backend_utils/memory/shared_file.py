@@ -58,11 +58,7 @@ class SharedFile:
         self.field = field  # what to call it in messages
         self._descriptor = descriptor
         self._is_detached = False
-        try:
-            self.status = os.fstat(descriptor.fileno())  # as it was when it was opened
-        except BaseException:
-            self.close()
-            raise
+        self.status = os.fstat(descriptor.fileno())  # as it was when it was opened
 
     @classmethod
     @failures_told()

@@ -51,7 +51,7 @@ def test_it_is_open_until_it_is_closed_or_its_object_is_gone() -> None:
 def test_closing_twice_closes_nobody_elses() -> None:
     descriptor = Descriptor(os.dup, 0)
     number = descriptor.fileno()
-    descriptor.close()
+    descriptor.forsake()
     again = os.dup(0)
     assert again == number
     descriptor.close()
@@ -184,7 +184,7 @@ either_failure = pytest.mark.parametrize(
 
 def test_a_file_that_is_not_to_be_mapped_is_closed(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(SHM / key)
-    with no_more_descriptors(), pytest.raises(RegionRefusedError, match="not a regular"):
+    with no_more_descriptors(), pytest.raises(RegionRefusedError, match="not a regular") as _kept:
         SharedFile.open(key, FIELD)
     (SHM / key).unlink()
     (SHM / key).write_bytes(bytes(PAGE))
