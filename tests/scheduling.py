@@ -18,14 +18,15 @@ _FOLDER: Final = "tests/e2e/"  # where nearly all tests use it, most by way of o
 class TwoServers(LoadFileScheduling):  # type: ignore[misc]  # xdist tells no types
     """Each file of tests goes to one worker, and files that use the shared server to the first two workers.
 
-    A server with all models takes 40 s of a core to start, and 2 GiB. Its tests wait much of the time. A third worker
-    uses the cores meanwhile.
+    A server with all models takes 30 s of a core to start, and 2 GiB. Its tests wait much of the time. A third worker
+    uses the cores meanwhile. Each takes its own first: of few files, the third would be left with one for a server.
     """
 
     def _assign_work_unit(self, node: Any) -> None:
-        without = next((file for file in self.workqueue if not uses_the_server(file)), None)
-        if node.gateway.id not in _WITH_SERVERS and without is not None:
-            self.workqueue.move_to_end(without, last=False)
+        has_server = node.gateway.id in _WITH_SERVERS
+        fitting = next((file for file in self.workqueue if uses_the_server(file) is has_server), None)
+        if fitting is not None:
+            self.workqueue.move_to_end(fitting, last=False)
         super()._assign_work_unit(node)
 
     def _reschedule(self, node: Any) -> None:

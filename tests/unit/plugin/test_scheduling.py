@@ -37,13 +37,13 @@ class Worker:
 def test_files_of_servers_are_for_two_workers() -> None:
     scheduler: Any = TwoServers(Config())
     first, third = Worker("gw0"), Worker("gw2")
-    files = [E2E[0], UNIT[0], E2E[1]]
+    files = [UNIT[0], *E2E]
     scheduler.workqueue = OrderedDict((file, {file: False}) for file in files)
     scheduler.registered_collections = {first: files, third: files}
-    scheduler._assign_work_unit(third)
     scheduler._assign_work_unit(first)
+    scheduler._assign_work_unit(third)
     scheduler._reschedule(third)
-    assert (third.told, first.told, third.shutting_down) == ([1], [0], True)
+    assert (third.told, first.told, third.shutting_down) == ([0], [1], True)
     assert list(scheduler.workqueue) == [E2E[1]]
 
 
