@@ -16,7 +16,7 @@ from ..memory.segment import SystemSegment
 from ..memory.shared_file import SharedFile
 from ..model.mapping.mapped import MappedRegion
 from ..model.mapping.registry import RegionStatus, Registry
-from ..model.mapping.retiring import collect_all
+from ..model.mapping.resolver import collect_all
 from ..tensors.attributes import BufferAttributes
 
 __all__ = ["MemoryInfo", "RegionStatus", "SharedMemoryManager"]

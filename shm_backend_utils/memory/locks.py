@@ -35,6 +35,8 @@ from typing import Final
 from .descriptors import Descriptor, failures_told
 
 __all__ = [
+    "FREE",
+    "OWNERS",
     "SharedLease",
     "SlotLease",
     "borrow",
@@ -63,8 +65,10 @@ def _flock(kind: int, byte: int, length: int = 1) -> bytes:
     return _FLOCK.pack(kind, 0, byte, length, 0)
 
 
-_OWNERS: Final = _flock(fcntl.F_WRLCK, _OWNER_BYTE)
-_FREE: Final = _flock(fcntl.F_UNLCK, _OWNER_BYTE)[:2]  # what the kernel answers where nobody has a lock: its type alone
+OWNERS: Final = _flock(fcntl.F_WRLCK, _OWNER_BYTE)
+"""The owner's lease, to be asked for by ``F_OFD_GETLK``."""
+FREE: Final = _flock(fcntl.F_UNLCK, _OWNER_BYTE)[:2]
+"""How the kernel's answer begins where nobody has the lock."""
 
 
 def hold_owner_lease(fd: int) -> None:
@@ -84,11 +88,8 @@ def exclude_reapers(fd: int) -> bool:
 
 
 def is_owner_alive(fd: int) -> bool:
-    """Return whether some description other than this one holds the owner's lease. Takes nothing.
-
-    It is asked for every request in sealed memory, and so calls no other function here.
-    """
-    return not fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _OWNERS).startswith(_FREE)
+    """Return whether some description other than this one holds the owner's lease. Takes nothing."""
+    return not fcntl.fcntl(fd, fcntl.F_OFD_GETLK, OWNERS).startswith(FREE)
 
 
 def is_slot_in_use(fd: int, record: int) -> bool:

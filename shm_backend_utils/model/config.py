@@ -1,22 +1,25 @@
-"""What ``config.pbtxt`` says of regions, in its ``parameters``."""
+"""What ``config.pbtxt`` says of regions, what in it no session can serve, and what its author should know at load."""
 
 from __future__ import annotations
 
 import difflib
 import math
 import os
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path, PurePath
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import numpy as np
+
+from ..dtypes import BYTES
 from ..errors import ModelError
 from ..memory.backend_pools import USUAL_PREFIX, prefix_of_pools
-from ..model_spec import PATHS_PARAMETER, UIDS_PARAMETER
-from .refused_lines import refused_lines
-from .server_address import url_of_server
+from ..model_spec import PATHS_PARAMETER, UIDS_PARAMETER, ModelSpec
 
-__all__ = ["PARAMETERS", "PREFIX", "Config"]
+__all__ = ["PARAMETERS", "PREFIX", "Config", "advice", "refused_lines", "url_of_parent", "url_of_server"]
 
 PARAMETERS: Final = frozenset(
     {
@@ -171,3 +174,138 @@ def _seconds(texts: Mapping[str, str], name: str, default: float, most: float = 
         bound = f" and at most {most:g}" if most < math.inf else ""
         raise ModelError(f"parameter {name} is {text!r}; expected seconds, more than 0{bound}")
     return seconds
+
+
+def refused_lines(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a configuration in JSON that no session can serve, each with the reason."""
+    sequences = config.get("sequence_batching") or {}
+    if config.get("response_cache", {}).get("enable"):
+        yield (
+            "response_cache { enable: true }",
+            "it looks at input tensors only: a cached answer would leave the client's memory as it was",
+        )
+    if sequences.get("iterative_sequence"):
+        yield (
+            "iterative_sequence: true",
+            "the server executes a request again whose memory is the client's by then, and crashes where the first "
+            "time has ended it; send several responses from one execute, by session.stream",
+        )
+    if sequences.get("state"):
+        yield (
+            "state [ … ]",
+            "Triton's Python backend cannot give the next state, so that each request would get the first one; keep it "
+            "in model.py, by call.sequence",
+        )
+    for field in ("batch_input", "batch_output"):
+        if config.get(field):
+            yield f"{field} [ … ]", "Triton's Python backend does nothing about it; each call knows its own rows"
+    paths = config.get("parameters", {}).get(PATHS_PARAMETER, {}).get("string_value", "")
+    if config.get("model_warmup") and {word.strip() for word in paths.split(",")} == {"direct"}:
+        yield (
+            "model_warmup [ … ]",
+            f'Triton sends it in band, which {PATHS_PARAMETER} refuses; let that be "direct,inline", or warm up in '
+            "initialize",
+        )
+    for tensor in config.get("output", ()):
+        if tensor.get("reshape") is not None and tensor.get("data_type") == "TYPE_STRING":
+            yield (
+                f"a reshape of output {tensor['name']!r}",
+                "strings that find no room in the client's memory come back as bytes, which Triton would reshape",
+            )
+
+
+_PROGRAM: Final = "tritonserver"
+_ALLOW: Final = "--allow-http"
+_ADDRESS: Final = "--http-address"
+_PORT: Final = "--http-port"
+_DEFAULT_PORT: Final = "8000"
+_OFF: Final = frozenset({"false", "0"})
+_LOOPBACK: Final = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
+"""How a server that listens everywhere is reached."""
+_MEANS_MORE: Final = "localhost"
+"""Which may mean another address than the server's, where anybody may listen."""
+_VERTEX_AI: Final = ("AIP_MODE", "PREDICTION")
+"""An environment in which builds for Vertex AI serve no HTTP, unless they are told to (``command_line_parser.cc``)."""
+_BACKEND: Final = "triton_python_backend_utils"
+_EMULATED: Final = "__server_url__"
+
+
+def url_of_server() -> str | None:
+    """Return the URL of the server that has started this process; None if that cannot be told.
+
+    Where the Python backend is an emulated one, no server has: the backend says where its own is.
+    """
+    emulated: str | None = getattr(sys.modules.get(_BACKEND), _EMULATED, None)
+    return emulated or url_of_parent()
+
+
+def url_of_parent() -> str | None:
+    """Return the URL of the tritonserver that this process is a stub of; None if that cannot be told.
+
+    By its command line: the parent may be no tritonserver but a process that has one inside, or serve no HTTP. Then
+    whoever listens at the usual port is somebody else.
+    """
+    try:
+        words = os.fsdecode(Path(f"/proc/{os.getppid()}/cmdline").read_bytes()).split("\0")
+    except OSError:
+        return None
+    if PurePath(words[0]).name != _PROGRAM or any(map(_is_abbreviated, words)):
+        return None
+    allowed = _option(words, _ALLOW)
+    name, value = _VERTEX_AI
+    if allowed is None and os.environ.get(name) == value:
+        return None
+    address = _option(words, _ADDRESS) or ""
+    if (allowed or "").lower() in _OFF or address == _MEANS_MORE:
+        return None
+    host = _LOOPBACK.get(address, address)
+    port = _option(words, _PORT) or _DEFAULT_PORT
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _is_abbreviated(word: str) -> bool:
+    """Return whether a word may be short for an option that counts here, which getopt_long(3) allows."""
+    name = word.partition("=")[0]
+    return len(name) > 2 and any(option.startswith(name) and option != name for option in (_ALLOW, _ADDRESS, _PORT))
+
+
+def _option(words: Sequence[str], name: str) -> str | None:
+    """Return the last value of an option, which is what counts."""
+    found = None
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word == name:
+            found = following
+        elif word.startswith(f"{name}="):
+            found = word.partition("=")[2]
+    return found
+
+
+def advice(spec: ModelSpec, config: Mapping[str, Any], *, stub_reads_numpy: bool) -> Iterator[str]:
+    """Yield lines for the server's log: what keeps clients from a model, what is never batched, what strings will do.
+
+    ``stub_reads_numpy`` is whether Triton's stub was built for the NumPy that the model has.
+    """
+    if spec.paths is None:
+        yield (
+            f"no client shares memory with model {spec.name!r}, though it makes a ShmSession: add to its config.pbtxt: "
+            f'parameters {{ key: "{PATHS_PARAMETER}" value: {{ string_value: "direct,triton-shm,inline" }} }}'
+        )
+        obstacle = spec.obstacle_in_inputs()
+        if obstacle is not None:
+            yield f"the same goes for this: {obstacle}"
+    ragged = {tensor["name"] for tensor in config.get("input", ()) if tensor.get("allow_ragged_batch")}
+    varying = [name for name, tensor in spec.inputs.items() if -1 in tensor.shape[1:] and name not in ragged]
+    if "dynamic_batching" in config and varying and spec.paths != frozenset({"direct"}):
+        yield (
+            f"model {spec.name!r} has inputs of varying size ({', '.join(varying)}): in band, Triton batches no "
+            "requests in which these differ, and executes each alone, unlike on the direct path; where they do differ, "
+            "add `allow_ragged_batch: true` to these inputs in its config.pbtxt"
+        )
+    if not stub_reads_numpy:
+        strings = [name for each in (spec.inputs, spec.outputs) for name, t in each.items() if t.dtype is BYTES]
+        if strings:
+            yield (
+                f"Triton's stub was built for NumPy 1, and model {spec.name!r} has NumPy {np.__version__}: a request "
+                f"that carries strings ({', '.join(strings)}) itself ends this instance's process; those on the direct "
+                "path are not affected; install numpy<2 for the model, or use a newer Triton"
+            )

@@ -18,18 +18,15 @@ from ..memory.cuda.access import CudaAccess
 from ..model_spec import ModelSpec
 from ..origin import Origin
 from ..unclosed import Unclosed
-from .advice import advice
 from .call import Call
-from .config import Config
+from .config import Config, advice
 from .context import Context
 from .debug import DEBUGGED, PLAIN
 from .devices.arrays import DeviceArrays
 from .metrics import Metrics
-from .modes import coroutines
 from .modes.batch import BatchCall, batches_of
-from .modes.completion import complete, complete_by_events
+from .modes.completion import check_has_run, complete, complete_by_events, serve_one
 from .modes.gathering import Buffers
-from .modes.has_run import check_has_run
 from .modes.stream import StreamCall, run_stream
 
 __all__ = ["ShmSession"]
@@ -186,7 +183,7 @@ class ShmSession:
             self._make_gpu_current(context)
         calls = [self._new_call(context, request) for request in requests]
         try:
-            await asyncio.gather(*[coroutines.serve_one(call, infer, self._fail) for call in calls])
+            await asyncio.gather(*[serve_one(call, infer, self._fail) for call in calls])
         except asyncio.CancelledError:  # execute is, and all of them are over; but some may wait for a GPU
             self._responses(calls, context.arrays)
             raise

@@ -43,7 +43,8 @@ def check_places(spec: ModelSpec, wanted: Iterable[str], places: Sequence[Output
         if (  # what check_output() does, without the functions around it
             expected is None
             or dtype is not expected.dtype
-            or not (expected.takes_any_size and len(shape) == len(expected.shape))
+            or len(shape) != len(expected.shape)
+            or shape[expected.any_size_count :] != expected.fixed_end
         ):
             check_output(spec, name, dtype, shape)
     for name in wanted:

@@ -32,10 +32,14 @@ from dataclasses import dataclass
 from typing import Final
 
 __all__ = [
+    "COMPLETED",
+    "GENERATION",
     "HEADER_LENGTH",
     "MAX_RECORD_BYTE_SIZE",
     "MAX_SLOT_COUNT",
     "PAGE_SIZE",
+    "RESULTS",
+    "STARTED",
     "TOKEN_LENGTH",
     "VERSION",
     "Header",
@@ -60,10 +64,9 @@ _VERSION_FIELD: Final = struct.Struct("<I")
 _VERSION_OFFSET: Final = len(_MAGIC)
 
 _WORD: Final = 8
-_GENERATION: Final = 0  # the first word of the client's half
-_STARTED: Final = 0  # the first word of the model's half
-_COMPLETED: Final = 1
-_RESULTS: Final = 2 * _WORD  # behind the two stamps
+GENERATION: Final = 0  # the first word of the client's half
+STARTED, COMPLETED = 0, 1  # the first words of the model's half
+RESULTS: Final = 2 * _WORD  # behind the two stamps
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,62 +115,62 @@ def parse_header(data: bytes, byte_size: int) -> Header | None:
 class SlotRecord:
     """One slot's record, over the whole region's buffer, which it keeps alive. Every read is a fresh copy.
 
-    A peer writes ``request``, the client's half, or ``results``, the model's, which begins with its stamps: copy it,
-    all at once, and let :func:`.table.decode` or :func:`.results.decode` check the copy.
+    A peer writes ``request``, or ``results``: copy it as a whole, and let ``decode`` check the copy. To call a function
+    costs more than a word: each request reads and writes ``client_words`` and ``model_words``.
     """
 
-    __slots__ = ("_model_words", "client_words", "request", "results", "results_room", "room", "table")
+    __slots__ = ("client_words", "model_words", "request", "results", "results_room", "room", "table")
 
     def __init__(self, buffer: memoryview, slot: int, record_byte_size: int) -> None:
         begin = record_offset(slot, record_byte_size)
         self.room = record_byte_size // 2  # bytes of each half
-        self.results_room = self.room - _RESULTS  # bytes that results may have, behind the two stamps
+        self.results_room = self.room - RESULTS  # bytes that results may have, behind the two stamps
         self.request = buffer[begin : begin + self.room]
         self.results = buffer[begin + self.room : begin + record_byte_size]
         self.table = self.request[_WORD:]  # the same behind the generation
         self.client_words = self.request.cast("Q")  # the generation is the first
-        self._model_words = self.results.cast("Q")
+        self.model_words = self.results.cast("Q")
 
     @property
     def generation(self) -> int:
         """The slot's use count, which the client raises before it sends a request."""
-        return self.client_words[_GENERATION]
+        return self.client_words[GENERATION]
 
     @generation.setter
     def generation(self, value: int) -> None:
-        self.client_words[_GENERATION] = value
+        self.client_words[GENERATION] = value
 
     def begin(self, generation: int, table: bytes) -> None:
         """Write what :func:`.table.encode` made, at most ``room`` bytes less a word, and then the generation."""
         self.table[: len(table)] = table
-        self.client_words[_GENERATION] = generation
+        self.client_words[GENERATION] = generation
 
     @property
     def started(self) -> int:
         """The generation that a model has begun to execute last."""
-        return self._model_words[_STARTED]
+        return self.model_words[STARTED]
 
     @started.setter
     def started(self, value: int) -> None:
-        self._model_words[_STARTED] = value
+        self.model_words[STARTED] = value
 
     def start(self, generation: int) -> bool:
         """Note that a model begins to execute a generation; return False if it has begun with it, or a later one."""
-        words = self._model_words
-        if words[_STARTED] >= generation:
+        words = self.model_words
+        if words[STARTED] >= generation:
             return False
-        words[_STARTED] = generation
+        words[STARTED] = generation
         return True
 
     @property
     def completed(self) -> int:
         """The generation that a model has finished last, well or not."""
-        return self._model_words[_COMPLETED]
+        return self.model_words[COMPLETED]
 
     def complete(self, generation: int, results: bytes) -> None:
         """Write the results of a generation, which :func:`.results.encode` made, and then its completion stamp."""
-        self.results[_RESULTS : _RESULTS + len(results)] = results
-        self._model_words[_COMPLETED] = generation
+        self.results[RESULTS : RESULTS + len(results)] = results
+        self.model_words[COMPLETED] = generation
 
     def copy_results(self) -> bytes:
         """Copy the model's half out, all at once. A peer wrote it: :func:`.results.decode` checks it."""

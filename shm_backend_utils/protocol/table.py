@@ -87,8 +87,7 @@ _ORDER: Final = (  # TRITONSERVER_DataType, from 1
 NUMBERS: Final[Mapping[str, int]] = {name: number for number, name in enumerate(_ORDER, 1)}
 BY_NUMBER: Final[Mapping[int, DType]] = {number: dtypes.BY_NAME[name] for name, number in NUMBERS.items()}
 # What a named tuple's own constructor does, without the function around it.
-_input_span: Final[Callable[[type[InputSpan], tuple[Any, ...]], InputSpan]] = tuple.__new__
-_output_span: Final[Callable[[type[OutputSpan], tuple[Any, ...]], OutputSpan]] = tuple.__new__
+_made: Final[Callable[[type[Any], tuple[Any, ...]], Any]] = tuple.__new__
 
 PADDING: Final = tuple(map(bytes, range(8)))
 """Zeros up to the next multiple of 8, by how many there must be."""
@@ -156,8 +155,7 @@ def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call o
     if probe:
         raise TableError("probe", str(probe), "0, or 1 or 2 for a probe")
     if input_count + output_count > MAX_TENSORS:
-        found = f"{input_count + output_count} tensors"
-        raise TableError("input_count and output_count", found, f"at most {MAX_TENSORS}")
+        raise TableError("input_count and output_count", str(input_count + output_count), f"at most {MAX_TENSORS}")
     at = _HEAD.size
     claims: tuple[RegionClaim, ...] = ()
     limits = [(data_begin, byte_size)]
@@ -198,14 +196,13 @@ def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call o
                 expected = f"1 to {len(_ORDER)}, a TRITONSERVER_DataType"
                 raise TableError(f"inputs[{index}].datatype", str(number), expected)
             shape = SHAPES[rank].unpack_from(data, begin)
-            if not size or math.prod(shape) * dtype.itemsize != size:
+            if math.prod(shape) * dtype.itemsize != size or not size:
                 check_element_count(f"inputs[{index}]", dtype, shape, size)
-            inputs[name] = _input_span(InputSpan, (dtype, shape, region, offset, size))
+            inputs[name] = _made(InputSpan, (dtype, shape, region, offset, size))
         elif number or rank:
-            found = "a data type or a shape"
-            raise TableError(_field(index, input_count), found, "neither: the model decides on them")
+            raise TableError(_field(index, input_count), "a data type or a shape", "neither: the model decides")
         else:
-            outputs[name] = _output_span(OutputSpan, (region, offset, size))
+            outputs[name] = _made(OutputSpan, (region, offset, size))
         if size:
             reach = offset + size if 0 <= reach <= offset else -1
         at = name_end + -name_length % 8
@@ -214,7 +211,7 @@ def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call o
     if at != length:
         raise TableError("length", str(length), f"{at}, where the last of its tensors ends")
     ring = _ring(generation, frame_slot, frames, stride, outputs, limits) if frames else None
-    table = Table(inputs, outputs, claims, ring)
+    table = _made(Table, (inputs, outputs, claims, ring))
     if reach < 0 or frames:
         check_outputs_are_apart(table)
     return generation, table

@@ -15,8 +15,7 @@ import pytest
 from shm_backend_utils.errors import ModelError
 from shm_backend_utils.model import ShmSession, auto_complete
 from shm_backend_utils.model import config as config_module
-from shm_backend_utils.model.advice import advice
-from shm_backend_utils.model.config import PARAMETERS, Config
+from shm_backend_utils.model.config import PARAMETERS, Config, advice
 from shm_backend_utils.model_spec import ModelSpec
 from tests.unit.emulated import log_lines, start_server
 from tests.unit.sessions import tensor

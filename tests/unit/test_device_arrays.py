@@ -16,8 +16,7 @@ from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.cuda.errors import CudaError
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.cuda.streams import NamedStream
-from shm_backend_utils.model.devices.arrays import DeviceArrays
-from shm_backend_utils.model.devices.uses import DeviceUses, shared_by
+from shm_backend_utils.model.devices.arrays import DeviceArrays, DeviceUses, shared_by
 from shm_backend_utils.model.mapping.pinning import Pinning
 from shm_backend_utils.model.modes.gathering import Buffers, Gathering, with_rows
 from shm_backend_utils.tensors.attributes import MemoryType

@@ -14,7 +14,7 @@ from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.model.devices.arrays import DeviceArrays
 from shm_backend_utils.model.forward import Forwarder, direct
 from shm_backend_utils.model.forward.direct import DirectForwarding
-from shm_backend_utils.model.forward.model_specs import ModelSpecs
+from shm_backend_utils.model.forward.forwarder import ModelSpecs
 from shm_backend_utils.model.forward.ordinary import OrdinaryForwarding
 from shm_backend_utils.model.triton import TritonBackend
 from shm_backend_utils.model_spec import ModelSpec

@@ -223,7 +223,7 @@ class WatchedModel:
         made: Any = SlotRecord(buffer, slot, record_byte_size)
         if slot == self._slot:
             made.results = Watched(made.results, before_write=lambda: self._note("results"))
-            made._model_words = Watched(made._model_words, before_write=lambda: self._note("stamp"))
+            made.model_words = Watched(made.model_words, before_write=lambda: self._note("stamp"))
         return made  # type: ignore[no-any-return]
 
     def _note(self, what: str) -> None:

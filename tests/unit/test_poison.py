@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shm_backend_utils.model.poison import Poison, _least_that_tells
+from shm_backend_utils.model.debug import Poison, _least_that_tells
 
 ITEM_SIZES = (1, 2, 4, 8)
 

@@ -27,6 +27,7 @@ def bench_server() -> AbstractContextManager[EmbeddedServer]:
         copy_models(models, folder)
         for model, other in _CODE.items():
             shutil.copytree(folder / other / "1", folder / model / "1")
+        shutil.copy(folder / "multiply/1/model.py", folder / "counted_multiply/1/multiply.py")
         return folder
 
     return temporary_server("bench", provide, numpy="own")

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from ...errors import ModelError
-from ...model.config import PARAMETERS, PREFIX, Config
-from ...model.refused_lines import refused_lines
+from ...model.config import PARAMETERS, PREFIX, Config, refused_lines
 from ...model_spec import BATCH_CARRIER, PATHS, PATHS_PARAMETER, ModelSpec, is_of_python_backend
 from .findings import Finding
 from .troubles import config as troubles

@@ -15,6 +15,7 @@ from ...dtypes import BYTES, DType
 from ...errors import ModelError, ShmError, TableError, TensorError
 from ...protocol import results
 from ...protocol.claims import CudaRegionClaim
+from ...protocol.layout import COMPLETED, RESULTS
 from ...protocol.results import OutputPlace
 from ...tensors.cuda.device_view import DeviceView
 from ...tensors.strings import Strings
@@ -32,7 +33,6 @@ from .outputs import (
     may_not_write,
     not_written,
     passed_through,
-    tensor_of,
     view_at,
     write_strings,
 )
@@ -50,8 +50,6 @@ class AnsweredRequest(ReceivedRequest):
 
     An output goes to the client's memory if the request's table has room for it, else back through Triton.
     """
-
-    __slots__ = ()
 
     @property
     def response_parameters(self) -> dict[str, str | bool | int]:
@@ -112,15 +110,15 @@ class AnsweredRequest(ReceivedRequest):
             ) from None
         tensor = self._context.spec.outputs.get(name)
         row = None if tensor is None else tensor.dtype
-        if tensor is None or row is None or row is BYTES or row.numpy != numpy_dtype:
+        if (
+            (tensor is None or row is None or row is BYTES or row.numpy != numpy_dtype)
+            or shape[tensor.any_size_count :] != tensor.fixed_end
+            or len(shape) != len(tensor.shape)
+            or min(shape, default=0) < 0
+        ):
             row = check_output(self._context.spec, name, numpy_dtype, shape)
             if row is BYTES:
                 raise ModelError(f"output {name!r} holds strings, of which nobody knows the size yet; use call.put()")
-        elif len(shape) != len(tensor.shape) or not tensor.takes_any_size or min(shape, default=0) < 0:
-            try:
-                tensor.check_shape(shape)
-            except TensorError as error:
-                raise may_not_write(error) from None
         span = self._rooms.get(name)
         if span is not None:
             region, offset, room = span
@@ -197,7 +195,7 @@ class AnsweredRequest(ReceivedRequest):
         place = OutputPlace(name, dtype, shape, span.region, span.offset, byte_size, False)
         return self._memories[span.region], place
 
-    def commit(self, *, needs_all: bool = True) -> None:  # noqa: PLR0912  # one function, as begin()
+    def commit(self, *, needs_all: bool = True) -> None:  # one function, as begin()
         """Bring the outputs to their places, or on their way there, and make the response. The call goes on.
 
         ModelError if something of the call is still under way; or an output is missing that the client wants, if it
@@ -216,15 +214,8 @@ class AnsweredRequest(ReceivedRequest):
                     place, view, source, _ = output
                     if source is not None:
                         self._fill(view, source)
-                    if type(view) is DeliveredView:
-                        tensors.append(context.backend.pass_on(name, view.tensor))
-                    elif place.is_in_response:
-                        if isinstance(view, (StringsView, DeviceView)):
-                            packed, by_host = self._has_results, self.table is not None
-                            tensor = tensor_of(name, view, context, self.devices, packed=packed, by_host=by_host)
-                            tensors.append(tensor)
-                        else:
-                            tensors.append(context.backend.output(name, view.array))
+                    if place.is_in_response:
+                        tensors.append(self._tensor_of(name, view))
                     places.append(place)
                 elif needs_all:
                     raise not_written(context.spec, name)
@@ -262,7 +253,9 @@ class AnsweredRequest(ReceivedRequest):
             encoded = results.encode(self._places, events) if events else self._results
             self._slot = None
             try:
-                slot.record.complete(self._generation, encoded)
+                record = slot.record
+                record.results[RESULTS : RESULTS + len(encoded)] = encoded
+                record.model_words[COMPLETED] = self._generation  # last: it says that all the rest is there
             finally:
                 slot.lease.give_back()
         if self._further is not None:
@@ -315,6 +308,25 @@ class AnsweredRequest(ReceivedRequest):
             uses = self._use_device(array.device)
             view = self._context.arrays.view(name, array, dtype, TRITON, writable=True, uses=uses)
         return in_response(name, view, dtype)
+
+    def _tensor_of(self, name: str, view: TensorView) -> Any:
+        """Return an output as a tensor for the response."""
+        context = self._context
+        backend = context.backend
+        if type(view) is DeliveredView:
+            return backend.pass_on(name, view.tensor)
+        if isinstance(view, DeviceView):
+            if self.table is None:
+                return backend.device_output(name, view.__dlpack__(stream=-1))
+            return backend.output(name, context.arrays.to_host(view, self.devices))
+        if not isinstance(view, StringsView):
+            return backend.output(name, view.array)
+        try:  # as bytes, where results have their shape
+            return backend.output(
+                name, np.frombuffer(view.strings().packed(), np.uint8) if self._has_results else view.numpy()
+            )
+        except TensorError as error:
+            raise may_not_write(error) from None
 
     def _put_strings(self, name: str, strings: Strings) -> None:
         check_output(self._context.spec, name, BYTES.numpy, strings.shape)

@@ -15,7 +15,7 @@ from ...tensors.cuda.device_array import DeviceArray
 from ...tensors.cuda.device_view import DeviceView
 from ...tensors.view import DIRECT, TRITON, TensorView
 from ..context import SequencePart, sequence_of
-from ..devices.uses import DeviceUses
+from ..devices.arrays import DeviceUses
 from ..forward import CALLERS_PARAMETER, Forwarding, ForwardOutputs, LentMemory, lendable
 from .answered import AnsweredRequest
 from .received import scan_json
@@ -46,8 +46,6 @@ class Call(AnsweredRequest):
     outputs : dict of str to Output
         What the model has made so far.
     """
-
-    __slots__ = ()
 
     _public_name: ClassVar = "Call"
 
@@ -162,18 +160,7 @@ class Call(AnsweredRequest):
         return bool(self._request.is_cancelled())
 
     def requested(self, name: str) -> bool:
-        """Return whether the client wants this output. Others need not be computed.
-
-        Parameters
-        ----------
-        name : str
-            As in the model's configuration.
-
-        Returns
-        -------
-        bool
-            False also where the configuration has no such output.
-        """
+        """Return whether the client wants this output of the configuration. Others need not be computed."""
         return name in self._request.requested_output_names()
 
     def device_output(self, name: str, shape: Sequence[int], dtype: npt.DTypeLike) -> DeviceView:
@@ -352,23 +339,7 @@ class Call(AnsweredRequest):
         model_version: str = "",
         parameters: Mapping[str, Any] | None = None,
     ) -> dict[str, TensorView]:
-        """As :meth:`forward`, while the event loop goes on. Await it before the call ends.
-
-        Parameters
-        ----------
-        model, inputs, outputs, model_version, parameters
-            As of :meth:`forward`.
-
-        Returns
-        -------
-        dict of str to TensorView
-            As of :meth:`forward`.
-
-        Raises
-        ------
-        ModelError, TensorError, ForwardError, PeerError
-            As of :meth:`forward`.
-        """
+        """As :meth:`forward`, while the event loop goes on. Await it before the call ends."""
         forwarding = self._begin_forward(model, inputs, outputs, model_version, parameters)
         return await self._context.forwarder.execute_async(forwarding, self._pending_forwardings())
 

@@ -14,14 +14,10 @@ from ...errors import ModelError, TensorError
 from ...model_spec import ModelSpec
 from ...protocol.results import OutputPlace
 from ...protocol.spans import InputSpan, OutputSpan
-from ...tensors.cuda.device_view import DeviceView
 from ...tensors.cuda.imported import is_on_gpu
 from ...tensors.strings import Strings
-from ...tensors.strings_view import StringsView
 from ...tensors.values import whole_array
 from ...tensors.view import TensorView
-from ..context import Context
-from ..devices.uses import DeviceUses
 from ..mapping.memory import HostMemory, Memory
 
 __all__ = [
@@ -33,7 +29,6 @@ __all__ = [
     "may_not_write",
     "not_written",
     "passed_through",
-    "tensor_of",
     "view_at",
     "write_strings",
 ]
@@ -53,11 +48,6 @@ def check_output(spec: ModelSpec, name: str, numpy_dtype: np.dtype[Any], shape: 
 
     ModelError if the configuration has no such output, or not of this data type and shape.
     """
-    tensor = spec.outputs.get(name)
-    if tensor is not None and tensor.takes_any_size and len(shape) == len(tensor.shape):
-        known = tensor.dtype
-        if known is not None and known.numpy == numpy_dtype:
-            return known
     try:
         dtype = dtypes.from_numpy(numpy_dtype, name)
         spec.output(name).check(dtype, shape)
@@ -153,30 +143,6 @@ def write_strings(name: str, strings: Strings, span: OutputSpan, memory: Memory)
     view = memory.view(name, span.offset, size, BYTES, strings.shape, writable=True)
     assert view is not None
     return Output(OutputPlace(name, BYTES, strings.shape, span.region, span.offset, size, False), view, None, True)
-
-
-def tensor_of(
-    name: str,
-    view: StringsView | DeviceView,
-    context: Context,
-    uses: DeviceUses | None,
-    *,
-    packed: bool,
-    by_host: bool,
-) -> Any:
-    """Return strings, or an output on a GPU, as a tensor for the response; raises what :func:`write_strings` does.
-
-    ``packed`` strings go as their bytes, as results have their shape. ``by_host`` copies memory of a GPU to the host.
-    """
-    backend = context.backend
-    if isinstance(view, DeviceView):
-        if by_host:
-            return backend.output(name, context.arrays.to_host(view, uses))
-        return backend.device_output(name, view.__dlpack__(stream=-1))
-    try:
-        return backend.output(name, np.frombuffer(view.strings().packed(), np.uint8) if packed else view.numpy())
-    except TensorError as error:
-        raise may_not_write(error) from None
 
 
 def copy_on_host(target: npt.NDArray[Any], source: npt.NDArray[Any]) -> bool:

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from json.scanner import make_scanner
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +16,7 @@ from ...dtypes import BYTES
 from ...errors import ClosedError, MissingTensorError, ModelError, ProbedError, RegionGoneError, TableError
 from ...model_spec import BATCH_CARRIER
 from ...protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address, parse_generation
+from ...protocol.layout import STARTED
 from ...protocol.named import PARAMETER as DESCRIPTOR_PARAMETER
 from ...protocol.named import parse_descriptor
 from ...protocol.probe import ALIVE_ADDRESS, AskedForLifeError
@@ -26,19 +28,18 @@ from ...tensors.strings_view import StringsView
 from ...tensors.view import DIRECT, TensorView
 from ..context import Context
 from ..delivered import DeliveredView, view_of
-from ..devices.uses import DeviceUses
+from ..devices.arrays import DeviceUses
 from ..forward import Forwarding
-from ..mapping.further_regions import FurtherRegions
 from ..mapping.mapped import ProbeFound, Slot, replayed, stale
 from ..mapping.memory import HostMemory, Memory
-from .admission import check_batch_size, check_direct_is_served, check_table, reshaped_inputs, shares_no_memory
+from ..mapping.resolver import FurtherRegions
+from .admission import check_direct_is_served, check_table, reshaped_inputs, shares_no_memory
 from .outputs import Output, view_at
 from .probe import answer_probe
 
 __all__ = ["ReceivedRequest"]
 
 _OURS: Final = "shm_"  # the parameters of this package begin so
-_NOTHING_READ: Final[Mapping[str, StringsView]] = {}
 _NO_MEMORY: Final = HostMemory(np.empty(0, np.uint8))  # region 0 of a request without a slot; no span is in it
 
 # What json.loads does, without the functions around it.
@@ -51,59 +52,35 @@ class ReceivedRequest:
     An input lies in the client's memory if the request's table says so, else in what Triton delivered.
     """
 
-    __slots__ = (
-        "_arrived",
-        "_context",
-        "_further",
-        "_generation",
-        "_has_results",
-        "_is_open",
-        "_memories",
-        "_notice",
-        "_parameters",
-        "_pending",
-        "_places",
-        "_request",
-        "_response_parameters",
-        "_results",
-        "_rooms",
-        "_slot",
-        "_strings",
-        "_tensors",
-        "devices",
-        "outputs",
-        "response",
-        "table",
-    )
-
     _made_by = "open"
 
+    # What most calls never change is the class's, so that a call has less to set. None of it is written to.
+    _is_open: bool | None = None  # before it begins
+    _parameters: dict[str, Any] | None = None
+    _tensors: dict[str, Any] | None = None
+    _notice = ""
+    _slot: Slot | None = None
+    _generation = 0
+    _further: FurtherRegions | None = None
+    _memories: Sequence[Memory] = ()
+    _strings: Mapping[str, StringsView] = MappingProxyType({})
+    _pending: set[Forwarding] | None = None
+    _response_parameters: dict[str, str | bool | int] | None = None
+    _rooms: Mapping[str, OutputSpan] = MappingProxyType({})
+    _has_results = False  # whether the client reads in shared memory where its outputs are
+    _places: Sequence[OutputPlace] = ()
+    _results = NO_RESULTS
+    table: Table | None = None
+    devices: DeviceUses | None = None
+    response: Any = None
+
     def __init__(self, context: Context, request: Any) -> None:
-        """Set what the classes above this one need as well: one function does it for every request."""
         self._arrived = time.monotonic()
         self._context = context
         self._request = request
-        self._is_open: bool | None = None  # before it begins
-        self._parameters: dict[str, Any] | None = None
-        self._tensors: dict[str, Any] | None = None
-        self._notice = ""
-        self._slot: Slot | None = None
-        self._generation = 0
-        self._further: FurtherRegions | None = None
-        self._memories: Sequence[Memory] = ()
-        self._strings = _NOTHING_READ
-        self._pending: set[Forwarding] | None = None
-        self._response_parameters: dict[str, str | bool | int] | None = None
-        self._rooms: Mapping[str, OutputSpan] = {}
-        self._has_results = False  # whether the client reads in shared memory where its outputs are
-        self._places: list[OutputPlace] = []
-        self._results = NO_RESULTS
-        self.table: Table | None = None
         self.outputs: dict[str, Output] = {}
-        self.devices: DeviceUses | None = None
-        self.response: Any = None
 
-    def begin(self) -> None:  # noqa: PLR0912  # one function: every call of one costs each request
+    def begin(self) -> None:  # noqa: PLR0912, PLR0915  # one function: every call of one costs each request
         """Take the request in: from here on its slot, if it names one, is this call's. Waits for nobody.
 
         ShmError if the request cannot be served: nothing is held then.
@@ -139,13 +116,19 @@ class ReceivedRequest:
                 if table is not None:
                     if table.regions or table.ring is not None:
                         self._open_more(table)
-                    if context.spec.max_batch_size and table.inputs:
-                        check_batch_size(table, self._carried_batch_size())
-                    check_table(context.request_spec, table, self._memories)
-                    if context.request_spec is not context.spec:
-                        table = reshaped_inputs(context.request_spec, table)
-                    if slot is not None and not slot.record.start(generation):
-                        raise replayed()
+                    spec, rows = context.request_spec, None
+                    if spec.max_batch_size:
+                        for tensor in self._request.inputs():
+                            if tensor.name() == BATCH_CARRIER:
+                                rows = tensor.shape()[0]
+                    check_table(spec, table, self._memories, rows)
+                    if spec is not context.spec:
+                        table = reshaped_inputs(spec, table)
+                    if slot is not None:
+                        stamps = slot.record.model_words
+                        if stamps[STARTED] >= generation:
+                            raise replayed()
+                        stamps[STARTED] = generation
                     self.table = table
                     self._rooms = table.outputs
             except BaseException:
@@ -204,23 +187,7 @@ class ReceivedRequest:
         return view
 
     def find_input(self, name: str) -> TensorView | None:
-        """Return one input, as :meth:`input` does, if the request has it.
-
-        Parameters
-        ----------
-        name : str
-            As in the model's configuration.
-
-        Returns
-        -------
-        TensorView or None
-            As of :meth:`input`; None if the request does not have it.
-
-        Raises
-        ------
-        ClosedError
-            The call is over.
-        """
+        """Return one input, as :meth:`input` does, if the request has it; else None."""
         if self.table is not None and name in self.table.inputs:
             return self.input(name)
         self._check_open()
@@ -301,11 +268,6 @@ class ReceivedRequest:
             for tensor in self._request.inputs():
                 tensors[tensor.name()] = tensor
         return tensors
-
-    def _carried_batch_size(self) -> int | None:
-        """Return what the batch carrier says; None if there is none."""
-        carrier = self._delivered_tensors().get(BATCH_CARRIER)
-        return None if carrier is None else int(carrier.shape()[0])
 
     def _delivered(self, name: str) -> TensorView | None:
         """Return an input that came with the request, read-only; None if it did not."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from .direct import LentMemory, lendable
 from .forwarder import CALLERS_PARAMETER, Forwarder, check_all_are_over
-from .lending import LentMemory, lendable
 from .ordinary import Forwarding, ForwardOutputs
 
 __all__ = [

@@ -7,6 +7,7 @@ Arrays keep the memory mapped, but no descriptor.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 
@@ -22,14 +23,14 @@ from ...errors import (
     TableError,
 )
 from ...memory.cuda.mappings import CudaMapping
-from ...memory.locks import is_owner_alive
+from ...memory.locks import FREE, OWNERS
 from ...memory.managed import ManagedRegion
 from ...memory.mapped_segment import MappedSegment
 from ...memory.sealed import SealedSegment
 from ...memory.shared_file import BLOCK_SIZE
 from ...protocol import table
 from ...protocol.claims import LentRegionClaim
-from ...protocol.layout import SlotRecord
+from ...protocol.layout import GENERATION, SlotRecord
 from ...protocol.probe import Probe, decode_probe, is_probe
 from ...protocol.spans import Table
 from ...tensors.attributes import MemoryType
@@ -167,7 +168,9 @@ class Slot:
         this very request does; StaleRequestError if the client has given this request up.
         """
         status = os.fstat(self._fd)
-        if not status.st_nlink and not (self._is_sealed and is_owner_alive(self._fd)):
+        if not status.st_nlink and (
+            not self._is_sealed or fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, OWNERS).startswith(FREE)
+        ):
             raise RegionGoneError("the request's region was removed by its owner")
         if status.st_size < self._byte_size or status.st_blocks < self._block_count:
             raise RegionRefusedError(
@@ -175,7 +178,7 @@ class Slot:
                 f"its {self._byte_size} bytes are not there any more: it was truncated, or has holes",
             )
         record = self.record
-        if record.generation != generation:
+        if record.client_words[GENERATION] != generation:
             raise stale()
         if not self.lease.take():
             raise self._held(generation)

@@ -15,7 +15,7 @@ from ...tensors.strings import Strings
 from ...tensors.view import TensorView
 from ..call import Call
 from ..call.outputs import array_of, check_output
-from ..devices.uses import DeviceUses, shared_by
+from ..devices.arrays import DeviceUses, shared_by
 from ..mapping.memory import Memory
 from .gathering import Gathering, with_rows
 
@@ -146,18 +146,7 @@ class BatchCall:
             call.put(name, value[rows.start : rows.stop])
 
     def requested(self, name: str) -> bool:
-        """Return whether any client wants this output. Others need not be computed.
-
-        Parameters
-        ----------
-        name : str
-            As in the model's configuration.
-
-        Returns
-        -------
-        bool
-            False also where the configuration has no such output.
-        """
+        """Return whether any client wants this output. Others need not be computed."""
         return any(call.requested(name) for call in self.calls)
 
     def ready_on(self, stream: Any) -> None:
@@ -165,16 +154,6 @@ class BatchCall:
 
         Name it before the inputs are asked for: rows that are gathered on the GPU are then copied before what is put on
         the stream later, while the host goes on.
-
-        Parameters
-        ----------
-        stream
-            As of :meth:`Call.ready_on`.
-
-        Raises
-        ------
-        ModelError, ClosedError, MachineError
-            As of :meth:`Call.ready_on`.
         """
         self._device_uses()
         for call in self.calls:

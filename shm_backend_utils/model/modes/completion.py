@@ -1,13 +1,14 @@
-"""The end of calls whose outputs a GPU may still be writing: it is waited for once, not for each tensor or call."""
+"""How calls end: one by one on an event loop, or all at once when GPUs have done what they have to do for them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 
+from ...errors import ModelError
 from ..call import Call
 from ..devices.arrays import DeviceArrays
 
-__all__ = ["complete", "complete_by_events"]
+__all__ = ["check_has_run", "complete", "complete_by_events", "serve_one"]
 
 
 def complete(calls: Iterable[Call], arrays: DeviceArrays) -> None:
@@ -46,3 +47,29 @@ def complete_by_events(calls: Iterable[Call], arrays: DeviceArrays) -> None:
             call.end(list(regions))
     if now:
         complete(now, arrays)
+
+
+async def serve_one(
+    call: Call, infer: Callable[[Call], Awaitable[None]], fail: Callable[[Call, BaseException], None]
+) -> None:
+    """Begin a call, await ``infer`` on it, and end it unless a GPU has work to do for it; ``fail`` takes its error.
+
+    Raises nothing, not even what closes the coroutine: who waits for several of them would leave the others behind.
+    """
+    try:
+        call.begin()
+        await infer(call)
+        call.commit()
+        if call.devices is None:
+            call.end()
+    except BaseException as error:
+        fail(call, error)
+
+
+def check_has_run(returned: object) -> None:
+    """Raise ModelError for what a function returns whose body has not begun: a generator, or a coroutine."""
+    if isinstance(returned, Generator):
+        raise ModelError("the function yields, so nothing of it ran; generators are for serve_streams")
+    if isinstance(returned, Coroutine):
+        returned.close()
+        raise ModelError("the function is async, so nothing of it ran; async functions are for serve_async")

@@ -15,8 +15,7 @@ from ...tensors.cuda.device_view import DeviceView
 from ...tensors.strings import Strings
 from ...tensors.strings_view import StringsView
 from ...tensors.view import TRITON, TensorView
-from ..devices.arrays import DeviceArrays
-from ..devices.uses import DeviceUses
+from ..devices.arrays import DeviceArrays, DeviceUses
 from ..mapping.pinning import Pin, Pinning
 
 __all__ = ["Buffers", "Gathering", "with_rows"]

@@ -44,8 +44,6 @@ class StreamCall(Call):
     ring, a frame is overwritten only when the client has released it. Without a ring, responses go through Triton.
     """
 
-    __slots__ = ("_frames", "_index", "_is_frame_open", "_looked", "_sender", "_waited_s")
-
     _made_by = "stream"
     _public_name = "StreamCall"
 
@@ -70,42 +68,16 @@ class StreamCall(Call):
         self._has_results = bool(self._frames)
 
     def output(self, name: str, shape: Sequence[int], dtype: npt.DTypeLike) -> TensorView:
-        """Return memory for one output of the next response, to be filled before it is sent.
+        """Return memory for one output of the next response, as :meth:`Call.output` does: a place in the client's ring.
 
-        Parameters
-        ----------
-        name, shape, dtype
-            As of :meth:`Call.output`.
-
-        Returns
-        -------
-        TensorView
-            C-contiguous and writable, not cleared: a place in the client's ring, where that is large enough. After
-            :meth:`send` it is the client's until it is released.
-
-        Raises
-        ------
-        ModelError
-            As for :meth:`Call.output`.
-        RequestCancelledError, StalledStreamError, ShmError
-            As for :meth:`send`: it waits until the client has released the frame that was there before.
+        It waits until the client has released the frame that was there before, and raises what :meth:`send` does. After
+        :meth:`send` the memory is the client's until it is released.
         """
         self._open_frame()
         return super().output(name, shape, dtype)
 
     def put(self, name: str, array: Any) -> None:
-        """Give one output of the next response. Waits for a place of the ring, as :meth:`output` does.
-
-        Parameters
-        ----------
-        name, array
-            As of :meth:`Call.put`.
-
-        Raises
-        ------
-        ModelError
-            As of :meth:`Call.put`; the errors of :meth:`output` besides.
-        """
+        """Give one output of the next response, as :meth:`Call.put` does. Waits for a place, as :meth:`output` does."""
         self._open_frame()
         super().put(name, array)
 

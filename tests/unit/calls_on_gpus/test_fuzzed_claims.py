@@ -12,7 +12,7 @@ import pytest
 from shm_backend_utils.errors import TableError
 from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH
 from shm_backend_utils.model import Call, ShmSession
-from shm_backend_utils.model.mapping.retiring import collect_all
+from shm_backend_utils.model.mapping.resolver import collect_all
 from shm_backend_utils.protocol import table
 from shm_backend_utils.protocol.claims import CudaRegionClaim
 from shm_backend_utils.protocol.spans import Table

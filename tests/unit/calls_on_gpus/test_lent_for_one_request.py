@@ -16,10 +16,12 @@ from shm_backend_utils.memory.cuda.allocations import CudaAllocation
 from shm_backend_utils.memory.cuda.errors import CudaError
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.protocol.layout import SlotRecord
 from tests.unit.calls_on_gpus.device_calls import DEVICE, Client, session_on
 from tests.unit.emulated import message_of
 from tests.unit.fake_gpu import DRIVER, MODEL, held_back, kernel, left_of, wait_until
 from tests.unit.manager_cuda.conftest import close_lease_on
+from tests.unit.watched import Watched
 
 OPEN, CLOSE = "cuIpcOpenMemHandle", "cuIpcCloseMemHandle"
 
@@ -43,16 +45,18 @@ def read(call: Call) -> None:
 
 @pytest.fixture
 def looked(client: Client, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
-    """What there was open in the model, and whether it had borrowed slot 0, when it said that it has completed it."""
+    """What there was open in the model, and whether it had borrowed slot 0, when it wrote its results."""
     found: list[tuple[int, bool]] = []
-    kind: Any = type(client.region.record(0))
-    complete = kind.complete
+    client.region.record(0)  # made by the client, and so not watched
 
-    def look_first(record: Any, *arguments: Any) -> None:
-        found.append((left_of(MODEL).opened, not client.host.is_free(0)))
-        complete(record, *arguments)
+    def record_of_model(*arguments: Any) -> SlotRecord:
+        record: Any = SlotRecord(*arguments)
+        record.results = Watched(
+            record.results, before_write=lambda: found.append((left_of(MODEL).opened, not client.host.is_free(0)))
+        )
+        return record  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(kind, "complete", look_first)
+    monkeypatch.setattr("shm_backend_utils.memory.managed.SlotRecord", record_of_model)
     return found
 
 

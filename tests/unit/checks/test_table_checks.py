@@ -12,7 +12,7 @@ import pytest
 
 from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.errors import BatchSizeError, PeerError, ShmError, TableError
-from shm_backend_utils.model.call.admission import check_batch_size, check_table
+from shm_backend_utils.model.call.admission import check_table
 from shm_backend_utils.model.mapping.memory import HostMemory, Memory
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol import named, results, table
@@ -25,10 +25,10 @@ UINT8, FP32, BYTES = (BY_NAME[name] for name in ("UINT8", "FP32", "BYTES"))
 BEGIN, SIZE = 4096, 8192
 
 
-def spec(dtype: str = "UINT8", dims: list[int] | None = None) -> ModelSpec:
+def spec(dtype: str = "UINT8", dims: list[int] | None = None, **config: Any) -> ModelSpec:
     """Return a model of input X and output Y."""
-    wanted = dims or [-1]
-    return ModelSpec.from_config({"name": "m", "input": [tensor("X", dtype, wanted)], "output": [tensor("Y", dtype)]})
+    tensors = {"input": [tensor("X", dtype, dims or [-1])], "output": [tensor("Y", dtype)]}
+    return ModelSpec.from_config({"name": "m", **tensors, **config})
 
 
 def memories() -> list[Memory]:
@@ -91,7 +91,7 @@ def test_an_input_of_a_fixed_size_must_have_it() -> None:
 
 def test_a_batch_whose_input_has_no_dimension_is_refused() -> None:
     with pytest.raises(BatchSizeError, match="tensor 'X' has no dimension; its first one is the batch"):
-        check_batch_size(Table({"X": InputSpan(UINT8, (), 0, BEGIN, 1)}, {}), 1)
+        check_table(spec(max_batch_size=8), Table({"X": InputSpan(UINT8, (), 0, BEGIN, 1)}, {}), memories(), 1)
 
 
 DATA, REGION_SIZE = 8192, 16384

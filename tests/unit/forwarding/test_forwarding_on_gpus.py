@@ -19,7 +19,7 @@ from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.devices.arrays import DeviceArrays
-from shm_backend_utils.model.forward.lending import Lending, LentMemory
+from shm_backend_utils.model.forward.direct import Lending, LentMemory
 from shm_backend_utils.model.forward.ordinary import Asked, Given, OrdinaryForwarding
 from shm_backend_utils.model.mapping.memory import DeviceMemory, HostMemory
 from shm_backend_utils.model.triton import TritonBackend

@@ -13,7 +13,7 @@ from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.model import Call
-from shm_backend_utils.model.forward.lending import Lending, LentMemory
+from shm_backend_utils.model.forward.direct import Lending, LentMemory
 from shm_backend_utils.model.mapping.memory import HostMemory
 from shm_backend_utils.protocol.claims import LentRegionClaim, NamedRegionClaim
 from shm_backend_utils.protocol.spans import MAX_TENSORS

@@ -14,7 +14,7 @@ import pytest
 
 from scripts.tools.lone_emulator import LoneServer
 from shm_backend_utils.model import Call, ShmSession
-from shm_backend_utils.model.forward import model_specs
+from shm_backend_utils.model.forward import forwarder
 from shm_backend_utils.testing.emulator import NAME, TensorContent, sent_outputs
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from shm_backend_utils.testing.emulator.response import InferenceResponse
@@ -102,7 +102,7 @@ def two_models(
         return found
 
     monkeypatch.setitem(sys.modules, NAME, Server().backend)
-    monkeypatch.setattr(model_specs, "fetch_json", fetch_json)
+    monkeypatch.setattr(forwarder, "fetch_json", fetch_json)
     models.caller = ShmSession.from_args({"model_config": json.dumps(config("m", ""))})
     models.other = ShmSession.from_args({"model_config": json.dumps(other or config("other", ""))})
     try:

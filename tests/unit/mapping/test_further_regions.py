@@ -18,9 +18,8 @@ from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.registrations import Registration, StatusEndpoint
 from shm_backend_utils.model.config import Config
-from shm_backend_utils.model.mapping.further_regions import FurtherRegions
 from shm_backend_utils.model.mapping.memory import DeviceMemory
-from shm_backend_utils.model.mapping.resolver import Resolver
+from shm_backend_utils.model.mapping.resolver import FurtherRegions, Resolver
 from shm_backend_utils.protocol.claims import NamedRegionClaim, RegionClaim
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 from tests.unit.claims_of import claim_of_allocation, claim_of_region, resolved, slot_of

@@ -16,7 +16,7 @@ import pytest
 from shm_backend_utils.errors import ClosedError, ModelError
 from shm_backend_utils.model import BatchCall, Call, ShmSession, StreamCall
 from shm_backend_utils.model.mapping.memory import HostMemory
-from shm_backend_utils.model.modes import batch, coroutines, stream
+from shm_backend_utils.model.modes import batch, completion, stream
 from shm_backend_utils.protocol.spans import Ring
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.emulated import answers_to, message_of
@@ -164,7 +164,7 @@ def test_a_coroutine_that_is_closed_gives_the_slot_back(open_session: Open, clie
     async def infer(call: Call) -> None:
         await asyncio.Event().wait()
 
-    serving = coroutines.serve_one(call, infer, lambda call, error: call.fail(error))
+    serving = completion.serve_one(call, infer, lambda call, error: call.fail(error))
 
     async def begin() -> None:
         task: Any = serving.send(None)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.model import Call, ShmSession
-from shm_backend_utils.model.forward.model_specs import ModelSpecs
+from shm_backend_utils.model.forward.forwarder import ModelSpecs
 from shm_backend_utils.model.triton import TritonBackend
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.testing.emulator import sent_outputs

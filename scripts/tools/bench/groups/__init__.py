@@ -15,9 +15,9 @@ from ..bench import Bench
 from .client_time import client_time
 from .curves import latency, shapes
 from .growth import growth
+from .harness import harness
 from .modes import batches, forwarding, streams
 from .own_time import functions, own_time
-from .parts import harness, parts
 from .regions import registered, sealed
 from .round_trips import round_trips
 from .stock import infer_beside_stock, plain_clients, sizes
@@ -45,7 +45,6 @@ GROUPS: Final[Mapping[str, Callable[[Bench], list[Figure]]]] = {
     "stream": streams,
     "growth": growth,
     "functions": functions,
-    "parts": parts,
     "harness": harness,
     "shapes": shapes,
     "concurrency": concurrency,

@@ -31,10 +31,11 @@ MODEL: Final = "timed_identity"
 MODELS: Final = {1: MODEL, 8: "timed_identity_8"}
 """By the number of inputs, and of outputs."""
 BARE_MODEL: Final = "timed_bare"
+STRAIGHT_MODEL: Final = "timed_straight"
 MOST_US: Final = {1: 40.0, 8: 80.0}
 OTHER_SHAPES_OVER_REPEATED: Final = 1.15
-ROUNDS_PER_ROUND: Final = 5
-"""A request takes no time."""
+OVER_STRAIGHT_CODE: Final = 1.10
+ROUNDS_PER_ROUND: Final = 5  # a request takes no time
 
 Tensors = dict[str, npt.NDArray[np.float32]]
 
@@ -52,45 +53,47 @@ def own_time(bench: Bench) -> list[Figure]:
     with models_on_a_core_of_their_own(bench.server), bench.direct_client() as client:
         bare = bench.plain_client()
         try:
-            return _figures(*_times_us(bench, client, bare))
+            return _figures(_times_us(bench, client, bare))
         finally:
             bare.close()
 
 
-def _times_us(bench: Bench, client: ShmClient, bare: Any) -> tuple[dict[str, list[float]], list[float]]:
-    """Return what `execute` took by case, and in a bare model."""
+def _times_us(bench: Bench, client: ShmClient, bare: Any) -> dict[str, list[float]]:
+    """Return what `execute` took by case, the models without a session under their own names."""
 
-    def send(number: int, count: int, *, is_varied: bool) -> None:
+    def send(model: str, number: int, count: int, *, is_varied: bool) -> None:
         inputs = tensors(count, number if is_varied else 48)
         outputs = {name.replace("X", "Y"): (array.shape, array.dtype) for name, array in inputs.items()}
-        with client.infer(MODELS[count], inputs, outputs=outputs) as result:
+        with client.infer(model, inputs, outputs=outputs) as result:
             if result.path != "direct" or (result["Y0"] != inputs["X0"]).any():
-                raise AssertionError(f"{MODELS[count]} does not give back its input on the direct path")
+                raise AssertionError(f"{model} does not give back its input on the direct path")
 
-    cases: dict[str, Callable[[int], None]] = {}
-    for count in MOST_US:
-        cases[f"{count} same"] = lambda number, count=count: send(number, count, is_varied=False)  # type: ignore[misc]
-        cases[f"{count} other"] = lambda number, count=count: send(number, count, is_varied=True)  # type: ignore[misc]
+    cases: dict[str, Callable[[int], object]] = {
+        BARE_MODEL: lambda _: bare.infer(BARE_MODEL, [], parameters={"x": 1}),
+        STRAIGHT_MODEL: lambda number: send(STRAIGHT_MODEL, number, 1, is_varied=False),
+    }
+    for count, model in MODELS.items():
+        cases[f"{count} same"] = partial(send, model, count=count, is_varied=False)
+        cases[f"{count} other"] = partial(send, model, count=count, is_varied=True)
     for model in MODELS.values():
         _told(client, model)
     order: dict[int, list[tuple[str, int]]] = {count: [] for count in MODELS}
     rounds = ROUNDS_PER_ROUND * bench.amounts.rounds
     for number in bench.rounds_with_warm_up("own time in execute", rounds):
-        for name in shuffled([*cases, BARE_MODEL], number):
-            if name == BARE_MODEL:
-                bare.infer(BARE_MODEL, [], parameters={"x": 1})
-            else:
-                cases[name](number)
+        for name in shuffled(cases, number):
+            cases[name](number)
+            if name[0].isdigit():
                 order[int(name[0])].append((name, number))
     times_us: dict[str, list[float]] = defaultdict(list)
     for count, model in MODELS.items():
         for (name, number), nanoseconds in zip(order[count], _told(client, model), strict=True):
             if number >= 0:
                 times_us[name].append(nanoseconds / 1e3)
-    ask = tritonclient.grpc.InferInput("ASK", [1], "INT64")
-    ask.set_data_from_numpy(np.zeros(1, np.int64))
-    bare_ns = bare.infer(BARE_MODEL, [ask]).as_numpy("TIMES_NS").tolist()
-    return times_us, [nanoseconds / 1e3 for nanoseconds in bare_ns[-rounds:]]
+    ask = tritonclient.grpc.InferInput("ASK", [1], "INT64").set_data_from_numpy(np.zeros(1, np.int64))
+    for model in (BARE_MODEL, STRAIGHT_MODEL):
+        told = bare.infer(model, [ask]).as_numpy("TIMES_NS").tolist()
+        times_us[model] = [nanoseconds / 1e3 for nanoseconds in told[-rounds:]]
+    return times_us
 
 
 def _told(client: ShmClient, model: str) -> list[int]:
@@ -100,9 +103,9 @@ def _told(client: ShmClient, model: str) -> list[int]:
         return told
 
 
-def _figures(times_us: dict[str, list[float]], bare_us: list[float]) -> list[Figure]:
+def _figures(times_us: dict[str, list[float]]) -> list[Figure]:
     medians = {name: statistics.median(times) for name, times in times_us.items()}
-    bare = statistics.median(bare_us)
+    bare = medians[BARE_MODEL]
     figures = [
         Figure(
             f"own time in execute, {count} in and {count} out",
@@ -113,6 +116,9 @@ def _figures(times_us: dict[str, list[float]], bare_us: list[float]) -> list[Fig
         )
         for count, limit_us in MOST_US.items()
     ]
+    own, straight = medians["1 same"] - bare, medians[STRAIGHT_MODEL] - bare
+    name, basis = "own time in execute, 1 in and 1 out", f"{own:.1f} µs / {straight:.1f} µs"
+    figures.append(Figure(name, own / straight, "× straight code", basis, at_most=OVER_STRAIGHT_CODE))
     for count in MOST_US:
         same, other = medians[f"{count} same"] - bare, medians[f"{count} other"] - bare
         figures.append(
@@ -127,41 +133,64 @@ def _figures(times_us: dict[str, list[float]], bare_us: list[float]) -> list[Fig
     return figures
 
 
-MOST_IN_EXECUTE: Final = 20
-MOST_IN_INFER: Final = 25
+MOST_IN_EXECUTE: Final = 15
+MOST_IN_INFER: Final = 15
+README_MODEL: Final = "counted_multiply"  # README's `multiply`, as it stands there
 _PACKAGE: Final = f"{Path(shm_backend_utils.__file__).parent}/"
 _NO_FUNCTIONS: Final = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>", "<module>")
 _WARM_UP: Final = 20
 
 
 def functions(bench: Bench) -> list[Figure]:
-    """Count the functions, each once, of a request with one input and one output."""
-    inputs = tensors(1)
-    outputs = {"Y0": inputs["X0"].nbytes}
+    """Count the functions, each once, of a request with one input and one output, and of README's own."""
     with bench.direct_client() as client:
-
-        def infer() -> None:
-            with client.infer(MODEL, inputs, outputs=outputs) as result:
-                if result.path != "direct":
-                    raise AssertionError(f"{MODEL} is called on the path {result.path}, whose way is another one")
-
-        for _ in range(_WARM_UP):
-            infer()
-        in_infer = functions_called(partial(client.infer, MODEL, inputs, outputs=outputs))  # a lambda here would count
-        client.infer(MODEL, {}, outputs={"FUNCTIONS": 2**16}, parameters={"count_in_next": True}).release()
-        infer()
-        with client.infer(MODEL, {}, outputs={"FUNCTIONS": 2**16}) as result:
-            lines = [line.decode().split("\t") for line in result["FUNCTIONS"].tolist()]
-        in_execute = named_functions((file, name) for file, name in lines)
-    counted = {"execute": (in_execute, MOST_IN_EXECUTE), "infer": (in_infer, MOST_IN_INFER)}
+        in_execute, in_infer = _of_identity(client)
+        counted = {
+            "execute": (in_execute, MOST_IN_EXECUTE),
+            "execute of README's multiply": (_of_multiply(client), MOST_IN_EXECUTE),
+            "infer": (in_infer, MOST_IN_INFER),
+        }
     figures = []
     for where, (names, most) in counted.items():
-        modules = {name.partition(":")[0] for name in names}
-        unit, basis = "functions of this package", f"in {len(modules)} modules"
-        figures.append(Figure(f"a warm request's way in {where}", len(names), unit, basis, at_most=most))
+        basis = f"in {len({name.partition(':')[0] for name in names})} modules"
+        name, unit = f"a warm request's way in {where}", "functions of this package"
+        figures.append(Figure(name, len(names), unit, basis, at_most=most))
         if bench.shows_functions:
             bench.say("\n".join([f"in {where}:", *[f"  {name}" for name in names]]))
     return figures
+
+
+def _of_identity(client: ShmClient) -> tuple[list[str], list[str]]:
+    """Return the functions in `execute`, and those in `infer`."""
+    inputs = tensors(1)
+    outputs = {"Y0": inputs["X0"].nbytes}
+    infer = partial(client.infer, MODEL, inputs, outputs=outputs)  # a lambda here would count
+    for _ in range(_WARM_UP):
+        _infer_directly(infer)
+    in_infer = functions_called(infer)
+    client.infer(MODEL, {}, outputs={"FUNCTIONS": 2**16}, parameters={"count_in_next": True}).release()
+    _infer_directly(infer)
+    return _functions_told(client, MODEL, {}), in_infer
+
+
+def _of_multiply(client: ShmClient) -> list[str]:
+    """Return the functions in `execute` of README's model."""
+    inputs = {"INPUT0": np.ones((8, 3, 224, 224), np.float32)}
+    for _ in range(_WARM_UP):
+        _infer_directly(partial(client.infer, README_MODEL, inputs, outputs=["OUTPUT0"]))
+    return _functions_told(client, README_MODEL, {"INPUT0": inputs["INPUT0"][:1]})
+
+
+def _infer_directly(infer: Callable[[], Any]) -> None:
+    with infer() as result:
+        if result.path != "direct":
+            raise AssertionError(f"a call took the path {result.path}, whose way is another one")
+
+
+def _functions_told(client: ShmClient, model: str, inputs: Tensors) -> list[str]:
+    with client.infer(model, inputs, outputs={"FUNCTIONS": 2**16}) as result:
+        lines = [line.decode().split("\t") for line in result["FUNCTIONS"].ravel().tolist()]
+    return named_functions((file, name) for file, name in lines)
 
 
 def functions_called(work: Callable[[], Any]) -> list[str]:
