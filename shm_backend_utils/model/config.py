@@ -69,10 +69,7 @@ class Config:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Config:
-        """Read it from a model's configuration in JSON.
-
-        ModelError names a parameter with a name or a value that means nothing, or a line that no session can serve.
-        """
+        """Read it from a model's configuration in JSON."""
         for line, why in refused_lines(config):
             raise ModelError(
                 f"model {config['name']!r} cannot be served with {line} in its config.pbtxt; remove that: {why}"

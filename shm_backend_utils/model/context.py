@@ -14,7 +14,7 @@ from .config import Config
 from .devices.arrays import DeviceArrays
 from .forward import Forwarder
 from .mapping.mapped import Slot
-from .mapping.pinning import Pinning
+from .mapping.memory import Pinning
 from .mapping.resolver import Resolver
 from .triton import TritonBackend
 
@@ -60,10 +60,7 @@ class Context:
 
     @classmethod
     def of_session(cls, spec: ModelSpec, config: Config, cuda: CudaAccess, device: int) -> Context:
-        """Make what a session needs; ``device`` is the instance's GPU.
-
-        ModelError if the configuration declares the direct path, but contradicts it.
-        """
+        """Make what a session needs; ``device`` is the instance's GPU."""
         obstacle = spec.obstacle_to_direct()
         if obstacle is not None and spec.paths is not None and DIRECT in spec.paths:
             raise ModelError(obstacle)

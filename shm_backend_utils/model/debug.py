@@ -22,7 +22,7 @@ from .call import Call
 from .delivered import DeliveredView
 from .mapping.memory import HostMemory
 from .metrics import MeasuredCall
-from .modes.gathering import Gathering, with_rows
+from .modes.batch import Gathering, with_rows
 from .modes.stream import StreamCall
 
 __all__ = ["DEBUGGED", "PLAIN", "Bytes", "Classes", "Poison", "fill_with_noise"]

@@ -1,4 +1,4 @@
-"""Tensors that Triton delivered: what a plain client sends, and what an ensemble's step before gave."""
+"""Views that know where their tensor came from, so that it can be passed on as it is: inputs, most of all."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from .. import dtypes
 from ..dtypes import BYTES, DType
+from ..protocol.spans import InputSpan, Table
 from ..tensors.attributes import BufferAttributes, MemoryType
 from ..tensors.strings import Strings
 from ..tensors.strings_view import StringsView
@@ -16,11 +17,20 @@ from ..tensors.view import TRITON, TensorView
 from .devices.arrays import DeviceArrays
 from .triton import TritonBackend
 
-__all__ = ["DeliveredView", "view_of"]
+__all__ = ["DeliveredView", "InputView", "view_of"]
+
+
+class InputView(TensorView):
+    """An input in the client's memory, on the host and not of strings."""
+
+    __slots__ = ("span", "table")
+
+    span: InputSpan  # where it lies
+    table: Table  # of its request: another one's memory is not passed on by it
 
 
 class DeliveredView(TensorView):
-    """A tensor on the host, not of strings. Its array is made when it is asked for: to pass it on, none is needed."""
+    """A tensor that Triton delivered, on the host and not of strings. Its array is made when it is asked for."""
 
     __slots__ = ("_backend", "tensor")
 

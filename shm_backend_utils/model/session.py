@@ -24,9 +24,8 @@ from .context import Context
 from .debug import DEBUGGED, PLAIN
 from .devices.arrays import DeviceArrays
 from .metrics import Metrics
-from .modes.batch import BatchCall, batches_of
+from .modes.batch import BatchCall, Buffers, batches_of
 from .modes.completion import check_has_run, complete, complete_by_events, serve_one
-from .modes.gathering import Buffers
 from .modes.stream import StreamCall, run_stream
 
 __all__ = ["ShmSession"]

@@ -161,10 +161,7 @@ class TritonBackend:
     def request(
         self, model: str, version: str, tensors: Iterable[Any], outputs: Iterable[str], parameters: Mapping[str, Any]
     ) -> Any:
-        """Return a request to another model of this server.
-
-        ModelError if a parameter has a value that this Triton does not pass on.
-        """
+        """Return a request to another model of this server."""
         try:
             return self._pb_utils.InferenceRequest(
                 model_name=model,
@@ -207,10 +204,7 @@ class TritonBackend:
             sender.send(response, flags=flags)
 
     def metric_family(self, kind: str, name: str, description: str) -> Any:
-        """Return a family of series on the server's metrics port, of ``kind`` ``"COUNTER"`` or ``"GAUGE"``.
-
-        OldBackendError if the server has none.
-        """
+        """Return a family of series on the server's metrics port, of ``kind`` ``"COUNTER"`` or ``"GAUGE"``."""
         families = getattr(self._pb_utils, "MetricFamily", None)
         if families is None:
             raise OldBackendError("this server's Python backend has no custom metrics; use a newer Triton")

@@ -28,8 +28,7 @@ from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.registrations import Registration
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.model.config import Config
-from shm_backend_utils.model.mapping.memory import HostMemory
-from shm_backend_utils.model.mapping.pinning import Pinning
+from shm_backend_utils.model.mapping.memory import HostMemory, Pinning
 from shm_backend_utils.model.mapping.resolver import Resolver
 from shm_backend_utils.protocol.claims import NamedRegionClaim, RegionClaim
 from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType

@@ -17,8 +17,8 @@ from shm_backend_utils.memory.cuda.errors import CudaError
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.cuda.streams import NamedStream
 from shm_backend_utils.model.devices.arrays import DeviceArrays, DeviceUses, shared_by
-from shm_backend_utils.model.mapping.pinning import Pinning
-from shm_backend_utils.model.modes.gathering import Buffers, Gathering, with_rows
+from shm_backend_utils.model.mapping.memory import Pinning
+from shm_backend_utils.model.modes.batch import Buffers, Gathering, with_rows
 from shm_backend_utils.tensors.attributes import MemoryType
 from shm_backend_utils.tensors.cuda.device_view import DeviceView
 from shm_backend_utils.tensors.view import TensorView

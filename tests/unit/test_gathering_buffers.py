@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.model import ShmSession
-from shm_backend_utils.model.modes.batch import BatchCall
-from shm_backend_utils.model.modes.gathering import Buffers
+from shm_backend_utils.model.modes.batch import BatchCall, Buffers
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.emulated import delivered, outputs_of
 from tests.unit.sessions import session_of, tensor

@@ -21,7 +21,7 @@ from ...tensors.cuda.device_view import DeviceView
 from ...tensors.strings import Strings
 from ...tensors.strings_view import StringsView
 from ...tensors.view import DIRECT, TRITON, TensorView
-from ..delivered import DeliveredView
+from ..delivered import DeliveredView, InputView
 from ..forward import check_all_are_over
 from ..mapping.memory import DeviceMemory, HostMemory, Memory
 from .outputs import (
@@ -164,6 +164,16 @@ class AnsweredRequest(ReceivedRequest):
             place = _place(OutputPlace, (name, dtype, array.shape, 0, 0, 0, True))
             self.outputs[name] = _output(Output, (place, array, None, True))
             return
+        if type(array) is InputView and array.table is self.table and self._has_results and name in self._rooms:
+            tensor, (kind, shape, region, offset, byte_size) = spec.outputs.get(name), array.span
+            if (
+                (byte_size and tensor is not None and kind is tensor.dtype)
+                and shape[tensor.any_size_count :] == tensor.fixed_end
+                and len(shape) == len(tensor.shape)
+            ):
+                place = _place(OutputPlace, (name, kind, shape, region, offset, byte_size, False))
+                self.outputs[name] = _output(Output, (place, array, None, False))
+                return
         if isinstance(array, StringsView):
             array = array.strings()
         if isinstance(array, Strings):

@@ -44,10 +44,7 @@ class Output(NamedTuple):
 
 
 def check_output(spec: ModelSpec, name: str, numpy_dtype: np.dtype[Any], shape: tuple[int, ...]) -> DType:
-    """Return the data type of an output that the model makes.
-
-    ModelError if the configuration has no such output, or not of this data type and shape.
-    """
+    """Return the data type of an output that the model makes."""
     try:
         dtype = dtypes.from_numpy(numpy_dtype, name)
         spec.output(name).check(dtype, shape)
@@ -73,10 +70,7 @@ def not_written(spec: ModelSpec, name: str) -> ModelError:
 
 
 def array_of(spec: ModelSpec, name: str, value: Any, adopt: Callable[[Any], Any]) -> Any:
-    """Return what a user gives as output ``name`` as an array of NumPy, or, if it is on a GPU, as ``adopt`` has it.
-
-    ModelError if the configuration has no such output, or it cannot be made of this value.
-    """
+    """Return what a user gives as output ``name`` as an array of NumPy, or, if it is on a GPU, as ``adopt`` has it."""
     if type(value) is np.ndarray and value.dtype in dtypes.BY_NUMPY:
         return value
     if isinstance(value, TensorView):
@@ -127,10 +121,7 @@ def passed_through(
 
 
 def write_strings(name: str, strings: Strings, span: OutputSpan, memory: Memory) -> Output | None:
-    """Copy strings to the client's memory and return them as an output; None if there is no room for them.
-
-    ModelError if an element is no string, or the strings are a client's whose lengths lead beyond their end.
-    """
+    """Copy strings to the client's memory and return them as an output; None if there is no room for them."""
     try:
         encoded = strings.packed()
     except TensorError as error:

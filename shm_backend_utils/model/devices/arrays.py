@@ -314,10 +314,7 @@ class DeviceArrays:
                 self.runtime.record(event, stream)
 
     def stream_of(self, value: Any, meant: int) -> NamedStream:
-        """Return the stream that a model means, with its GPU; of a default stream that is ``meant``.
-
-        ModelError if it is no stream, or is being captured into a graph.
-        """
+        """Return the stream that a model means, with its GPU; of a default stream that is ``meant``."""
         try:
             named = named_stream(value)
             stream = NamedStream(named.handle, named.device_on(self.runtime, meant))

@@ -36,10 +36,7 @@ class ModelSpecs:
         self._specs: dict[tuple[str, str], ModelSpec] = {}
 
     def spec(self, model: str, version: str) -> ModelSpec | None:
-        """Return a model's configuration; None if the server does not tell, as it serves no HTTP there.
-
-        ModelError if there is no such model.
-        """
+        """Return a model's configuration; None if the server does not tell, as it serves no HTTP there."""
         key = (model, version)
         spec = self._specs.get(key) or self._ask(model, version)
         if spec is not None:  # else the server may tell the next time

@@ -85,11 +85,7 @@ class Forwarding(ABC):
 
     @abstractmethod
     def result(self, response: Any) -> dict[str, TensorView]:
-        """Return the outputs; ForwardError if the other model refused or failed the request.
-
-        PeerError if an output is not there, or not as its configuration says; ModelError if it does not fit the memory
-        that was given for it.
-        """
+        """Return the outputs; ForwardError if the other model refused or failed the request."""
 
     @abstractmethod
     def give_up(self) -> None:

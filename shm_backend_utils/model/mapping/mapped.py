@@ -34,8 +34,7 @@ from ...protocol.layout import GENERATION, SlotRecord
 from ...protocol.probe import Probe, decode_probe, is_probe
 from ...protocol.spans import Table
 from ...tensors.attributes import MemoryType
-from .memory import DeviceMemory, HostMemory, Memory
-from .pinning import Pin, Pinning
+from .memory import DeviceMemory, HostMemory, Memory, Pin, Pinning
 
 __all__ = ["MappedRegion", "ProbeFound", "Slot", "replayed", "stale"]
 

@@ -12,8 +12,7 @@ from ...protocol.claims import NamedRegionClaim
 from ..config import Config
 from . import policy
 from .mapped import MappedRegion
-from .memory import Memory
-from .pinning import Pinning
+from .memory import Memory, Pinning
 from .registry import Registry
 
 __all__ = ["NamedRegions"]
@@ -49,10 +48,7 @@ class NamedRegions:
     def open(
         self, claim: NamedRegionClaim, found: Mapping[str, Registration], field: str
     ) -> tuple[MappedRegion, Memory]:
-        """Return the mapping of what a name stands for, of what :meth:`find` has found, and the part that it names.
-
-        Raises what :func:`.policy.resolve` and :func:`.policy.open_registered` do.
-        """
+        """Return the mapping of what a name stands for, of what :meth:`find` has found, and the part that it names."""
         try:
             registration = policy.resolve(claim, found, self._config, field)
         except RegionGoneError:
@@ -77,10 +73,7 @@ class NamedRegions:
         return mapped, mapped.memory.part(offset, byte_size)
 
     def sweep(self) -> None:
-        """Unmap what is not registered any more, and all of it if the server does not say so.
-
-        MachineError if the server does not answer.
-        """
+        """Unmap what is not registered any more, and all of it if the server does not say so."""
         self._drop_late()
         known = dict(self._registrations)
         if not known:

@@ -56,10 +56,7 @@ class Fence(NamedTuple):
         return self.region.segment
 
     def borrow(self) -> SharedLease:
-        """Show the client that what it has lent for a request in this slot is in use here.
-
-        StaleRequestError if it takes that back.
-        """
+        """Show the client that what it has lent for a request in this slot is in use here."""
         lease = borrow(self.segment.fileno(), self.region.record_offset(self.slot))
         if lease is None:
             raise StaleRequestError("the client takes back the memory that was lent to this model")
@@ -111,10 +108,7 @@ def check_slot(region: ManagedRegion, slot: int, field: str) -> None:
 
 
 def ask(names: Sequence[str], find: Find, config: Config, field: str) -> dict[str, Registration]:
-    """Find what names stand for now, if names are allowed; those that stand for nothing are left out.
-
-    RegionRefusedError if this model does not take names; MachineError if the server does not answer.
-    """
+    """Find what names stand for now, if names are allowed; those that stand for nothing are left out."""
     if not config.foreign_regions:
         raise RegionRefusedError(field, "this model takes no regions by name (its SHM_FOREIGN_REGIONS is off)")
     try:
@@ -127,10 +121,7 @@ def ask(names: Sequence[str], find: Find, config: Config, field: str) -> dict[st
 
 
 def resolve(claim: NamedRegionClaim, found: Mapping[str, Registration], config: Config, field: str) -> Registration:
-    """Return what a name stands for, of what :func:`ask` has found.
-
-    RegionGoneError if that is nothing; RegionRefusedError if it is memory that must not be reached by name.
-    """
+    """Return what a name stands for, of what :func:`ask` has found."""
     registration = found.get(claim.name)
     if registration is None:
         raise RegionGoneError(f"{field} is not registered at the server; register it as system shared memory first")
@@ -147,11 +138,7 @@ def resolve(claim: NamedRegionClaim, found: Mapping[str, Registration], config: 
 def open_registered(
     registration: Registration, config: Config, field: str, check_room: Callable[[SharedFile], None]
 ) -> SystemSegment:
-    """Open what a registration stands for, and give it memory, if ``check_room`` does not raise.
-
-    Raises what :func:`open_managed` does; MachineError if too much is mapped already, or /dev/shm lacks memory for its
-    holes.
-    """
+    """Open what a registration stands for, and give it memory, if ``check_room`` does not raise."""
     with SharedFile.open(registration.key.removeprefix("/"), field) as file:
         _check_owner(file, config)
         check_room(file)

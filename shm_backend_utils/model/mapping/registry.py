@@ -65,10 +65,7 @@ class Registry:
         self.slots: dict[str, Slot] = {}  # by address; to be read without a lock
 
     def register(self, name: str, opener: Callable[[], MappedRegion], offset: int, byte_size: int) -> MappedRegion:
-        """Give a part of what ``opener`` opens a name, and return its mapping.
-
-        CallerError if the name is taken; MachineError if too much is mapped already.
-        """
+        """Give a part of what ``opener`` opens a name, and return its mapping."""
         with self._lock:
             self._check_is_free(name)
         opened = self._open(opener)
@@ -92,10 +89,7 @@ class Registry:
         return region
 
     def hold(self, opener: Callable[[], MappedRegion]) -> MappedRegion:
-        """Return what ``opener`` opens, without a name: nobody else finds it, and it goes with its use.
-
-        MachineError if too much is mapped already.
-        """
+        """Return what ``opener`` opens, without a name: nobody else finds it, and it goes with its use."""
         opened = self._open(opener)
         try:
             with self._lock:
@@ -107,10 +101,7 @@ class Registry:
         return opened
 
     def live(self, name: str, field: str) -> MappedRegion | None:
-        """Return what has this name; None if nothing has, or not any more what it was: then it is to be opened anew.
-
-        ``field`` is what to call it in messages.
-        """
+        """Return what has this name; None if nothing has, or not any more what it was: then it is to be opened anew."""
         with self._lock:
             named = self._names.get(name)
             if named is None:

@@ -23,9 +23,8 @@ from ...protocol.spans import Extent, InputSpan, OutputSpan, Table, check_extent
 from ..config import Config
 from . import policy
 from .mapped import MappedRegion, Slot
-from .memory import Memory
+from .memory import Memory, Pinning
 from .named_regions import NamedRegions
-from .pinning import Pinning
 from .registry import Registry
 
 __all__ = ["FurtherRegions", "Resolver", "check_lender", "check_parts_are_apart", "collect_all", "fence_of"]
@@ -81,10 +80,7 @@ def check_lender(own: Slot | None) -> None:
 def fence_of(
     table: Table, claim: CudaRegionClaim, own: Slot | None, found: FurtherRegions
 ) -> tuple[MappedRegion, int] | None:
-    """Return the slot that fences memory of a GPU, as its region and its number; None if there is none.
-
-    TableError if it is that of a request which has no slot.
-    """
+    """Return the slot that fences memory of a GPU, as its region and its number; None if there is none."""
     if claim.fence is None:
         return None
     if claim.fence:
@@ -135,11 +131,7 @@ class Resolver:
         self._next_sweep = 0.0
 
     def open_slot(self, text: str, address: SlotAddress) -> Slot:
-        """Return the slot of an address, which ``text`` names too; its region is mapped, if it was not.
-
-        Raises what :func:`.policy.open_managed` does; TableError if the region has no such slot; MachineError if too
-        much is mapped already.
-        """
+        """Return the slot of an address, which ``text`` names too; its region is mapped, if it was not."""
         self._start_sweeper()
         mapped, region = self._managed(address.key, address.token, SLOT_PARAMETER)
         policy.check_slot(region, address.slot, SLOT_PARAMETER)

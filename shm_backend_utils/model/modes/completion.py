@@ -12,10 +12,7 @@ __all__ = ["check_has_run", "complete", "complete_by_events", "serve_one"]
 
 
 def complete(calls: Iterable[Call], arrays: DeviceArrays) -> None:
-    """Wait for GPUs and end calls that were committed: all well, or all by an error, as nobody knows whose has failed.
-
-    Raises nothing: each call has its response then.
-    """
+    """Wait for GPUs and end calls that were committed: all well, or all by an error, as nobody knows whose failed."""
     waiting = list(calls)
     try:
         arrays.wait([call.devices for call in waiting if call.devices is not None])
@@ -52,10 +49,7 @@ def complete_by_events(calls: Iterable[Call], arrays: DeviceArrays) -> None:
 async def serve_one(
     call: Call, infer: Callable[[Call], Awaitable[None]], fail: Callable[[Call, BaseException], None]
 ) -> None:
-    """Begin a call, await ``infer`` on it, and end it unless a GPU has work to do for it; ``fail`` takes its error.
-
-    Raises nothing, not even what closes the coroutine: who waits for several of them would leave the others behind.
-    """
+    """Begin a call, await ``infer`` on it, and end it unless a GPU has work to do for it; ``fail`` takes its error."""
     try:
         call.begin()
         await infer(call)

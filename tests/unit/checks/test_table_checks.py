@@ -12,7 +12,7 @@ import pytest
 
 from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.errors import BatchSizeError, PeerError, ShmError, TableError
-from shm_backend_utils.model.call.admission import check_table
+from shm_backend_utils.model.call.received import check_table
 from shm_backend_utils.model.mapping.memory import HostMemory, Memory
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol import named, results, table

@@ -62,10 +62,16 @@ def test_an_input_that_is_put_is_passed_through_from_first_byte_to_last(open_ses
     assert (place.offset, place.byte_size) == (client.data + 4, 12)
 
 
+def test_an_input_of_another_request_is_copied(open_session: Open, client: Client) -> None:
+    other, kept = Client(), []
+    serve(open_session, other.request({"X": X + 1}, {}), lambda call: kept.append(call.input("X")))
+    other.close()
+    assert place_after(open_session, client, lambda call: call.put("Y", kept[0])).offset == client.data + 256
+
+
 def test_what_reaches_beyond_an_input_is_copied(open_session: Open, client: Client) -> None:
     def infer(call: Call) -> None:
-        beyond = np.lib.stride_tricks.as_strided(call.input("X").numpy(), (5,))
-        call.put("Y", beyond)
+        call.put("Y", np.lib.stride_tricks.as_strided(call.input("X").numpy(), (5,)))
 
     assert place_after(open_session, client, infer, room=20).offset == client.data + 256
 
