@@ -67,9 +67,8 @@ class TensorSpec:
     # The shape on the other side of Triton, where the configuration has a reshape: model.py's, as shape is that of
     # requests, and the other way round in as_model_sees().
     reshape: tuple[int, ...] | None = None
-    # What its shape ends with behind dimensions of any size; None if dimensions of any size come later, too.
-    fixed_end: tuple[int, ...] | None = field(init=False, repr=False, compare=False)
-    any_size_count: int = field(init=False, repr=False, compare=False)  # how many dimensions of any size come first
+    # What its shape has behind its first dimensions of any size; of a later one, -1.
+    fixed_end: tuple[int, ...] = field(init=False, repr=False, compare=False)
     # Of the whole tensor, where there are no batches; None where the configuration leaves it open.
     row_byte_size: int | None = field(init=False, repr=False, compare=False)
 
@@ -78,9 +77,7 @@ class TensorSpec:
         is_known = self.dtype is not None and self.dtype is not dtypes.BYTES and -1 not in sizes
         size = math.prod(sizes) * self.dtype.itemsize if is_known and self.dtype is not None else None
         count = next((index for index, size in enumerate(self.shape) if size != -1), len(self.shape))
-        end = self.shape[count:]
-        object.__setattr__(self, "any_size_count", count)
-        object.__setattr__(self, "fixed_end", None if -1 in end else end)
+        object.__setattr__(self, "fixed_end", self.shape[count:])
         object.__setattr__(self, "row_byte_size", size)
 
     def check(self, dtype: DType, shape: tuple[int, ...]) -> None:

@@ -44,7 +44,7 @@ def check_places(spec: ModelSpec, wanted: Iterable[str], places: Sequence[Output
             expected is None
             or dtype is not expected.dtype
             or len(shape) != len(expected.shape)
-            or shape[expected.any_size_count :] != expected.fixed_end
+            or (expected.fixed_end and shape[-len(expected.fixed_end) :] != expected.fixed_end)
         ):
             check_output(spec, name, dtype, shape)
     for name in wanted:

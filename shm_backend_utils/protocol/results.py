@@ -75,8 +75,8 @@ def encode(outputs: Iterable[OutputPlace], events: Sequence[int] = ()) -> bytes:
     for name, dtype, shape, region, offset, byte_size, is_in_response in outputs:
         text = name.encode()
         rank, length = len(shape), len(text)
-        head = offset, byte_size, region, NUMBERS[dtype.name], rank, length, is_in_response
-        pieces += (_OUTPUTS[rank].pack(*head, *shape), text, PADDING[-length % 8])
+        head = _OUTPUTS[rank].pack(offset, byte_size, region, NUMBERS[dtype.name], rank, length, is_in_response, *shape)
+        pieces += (head, text, PADDING[-length % 8])
         output_count += 1
     if events:
         pieces.append(padded(struct.pack(f"<{len(events)}H", *events)))

@@ -112,9 +112,9 @@ class AnsweredRequest(ReceivedRequest):
         row = None if tensor is None else tensor.dtype
         if (
             (tensor is None or row is None or row is BYTES or row.numpy != numpy_dtype)
-            or shape[tensor.any_size_count :] != tensor.fixed_end
             or len(shape) != len(tensor.shape)
-            or min(shape, default=0) < 0
+            or (tensor.fixed_end and shape[-len(tensor.fixed_end) :] != tensor.fixed_end)
+            or (shape and min(shape) < 0)
         ):
             row = check_output(self._context.spec, name, numpy_dtype, shape)
             if row is BYTES:
@@ -168,8 +168,8 @@ class AnsweredRequest(ReceivedRequest):
             tensor, (kind, shape, region, offset, byte_size) = spec.outputs.get(name), array.span
             if (
                 (byte_size and tensor is not None and kind is tensor.dtype)
-                and shape[tensor.any_size_count :] == tensor.fixed_end
                 and len(shape) == len(tensor.shape)
+                and (not tensor.fixed_end or shape[-len(tensor.fixed_end) :] == tensor.fixed_end)
             ):
                 place = _place(OutputPlace, (name, kind, shape, region, offset, byte_size, False))
                 self.outputs[name] = _output(Output, (place, array, None, False))

@@ -345,8 +345,8 @@ def check_table(spec: ModelSpec, table: Table, memories: Sequence[Memory], rows:
         if is_batched and (not shape or shape[0] != rows):
             raise _other_batch_size(name, shape, rows)
         tensor = spec.inputs.get(name) or spec.input(name)
-        end = shape[tensor.any_size_count :]
-        if dtype is not tensor.dtype or end != tensor.fixed_end or len(shape) != len(tensor.shape):
+        end = tensor.fixed_end
+        if dtype is not tensor.dtype or len(shape) != len(tensor.shape) or (end and shape[-len(end) :] != end):
             tensor.check(dtype, shape)
         if dtype.itemsize and (memories[region].address + offset) % dtype.itemsize:
             raise _odd_address(f"inputs.{name}.offset", offset, dtype.itemsize)
