@@ -14,7 +14,7 @@ from ..memory.cuda.access import CudaAccess
 from ..memory.pool.options import PoolOptions
 from ..origin import Origin
 from ..unclosed import Unclosed
-from .attempts import finish
+from .calls import infer, prepare
 from .client_memory import ClientMemory
 from .core import Core
 from .errors import ForkedError
@@ -205,8 +205,8 @@ class AsyncShmClient(AsyncServerMethods):
         avoided = 0
         with core.tally.failures():
             opened = await driver.run(open_stream(core, settings, inputs, outputs, frames))
-            with contextlib.closing(opened.exchange), holding_told(opened):
-                message = opened.exchange.message()
+            with contextlib.closing(opened.call), holding_told(opened):
+                message = opened.call.message()
                 answers = driver.transport.stream(message, self._settings.patience_s(timeout_s))
                 async with contextlib.aclosing(answers):
                     async for answer in answers:
@@ -218,7 +218,7 @@ class AsyncShmClient(AsyncServerMethods):
                             yield results.pop()  # held by nobody here: its frame is free when the user lets go of it
                         if core.is_forked:
                             raise ForkedError("this stream")
-        core.tally.succeeded(opened.exchange.path, avoided)
+        core.tally.succeeded(opened.call.path, avoided)
 
     async def explain(self, model: str, *, model_version: str = "") -> Explanation:
         """Check anew which path calls of a model take, and why.
@@ -287,11 +287,14 @@ class AsyncShmClient(AsyncServerMethods):
         await self.close()
 
     async def _infer(self, settings: CallSettings, inputs: Mapping[str, Any], outputs: Outputs, split: bool) -> Result:
-        driver, core = self._open()
+        opened = self._opened
+        if opened is None or self._loop is not asyncio.get_running_loop() or self._memory.pool.is_forked:
+            opened = self._open()
+        driver, core = opened
         try:
             if split:
                 return await driver.run(infer_split(core, settings, inputs, outputs))
-            return await driver.run(finish(core, await driver.run(core.begin(settings, inputs, outputs))))
+            return await driver.run(infer(core, settings, inputs, outputs))
         except BaseException:
             core.tally.failed()
             raise
@@ -300,7 +303,7 @@ class AsyncShmClient(AsyncServerMethods):
         self, settings: CallSettings, inputs: Mapping[str, InputDescription], outputs: Outputs, timeout_s: float
     ) -> AsyncPreparedCall:
         driver, core = self._open()
-        call = await driver.run(core.prepare(settings, inputs, outputs))
+        call = await driver.run(prepare(core, settings, inputs, outputs))
         return AsyncPreparedCall(core, call, timeout_s, driver)
 
     async def _ask(self, timeout_s: float | None, call: ServerCall[P, T], *named: P.args, **more: P.kwargs) -> T:

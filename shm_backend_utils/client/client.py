@@ -15,9 +15,9 @@ from ..memory.cuda.access import CudaAccess
 from ..memory.pool.options import PoolOptions
 from ..origin import Origin
 from ..unclosed import Unclosed
-from .attempts import finish
+from .calls import infer, prepare
 from .client_memory import ClientMemory
-from .core import Core, OpenCall
+from .core import Core
 from .errors import ForkedError
 from .explanation import Explanation
 from .inputs.descriptions import InputDescription, Outputs
@@ -29,7 +29,7 @@ from .server_methods import P, ServerCall, ServerMethods, T
 from .settings import CallSettings, ClientSettings
 from .split import infer_split
 from .stats import ClientStats
-from .steps import BlockingDriver
+from .steps import BlockingDriver, Steps, until_copied
 from .streams import holding_told, on_their_gpus, open_stream, responses_of
 from .submitted import SubmittedCalls
 from .transports.connect import Connectable, connect
@@ -186,7 +186,7 @@ class ShmClient(ServerMethods):
         try:
             if split:
                 return run(infer_split(core, settings, inputs, outputs))
-            return run(finish(core, run(core.begin(settings, inputs, outputs))))
+            return run(infer(core, settings, inputs, outputs))
         except BaseException:
             core.tally.failed()
             raise
@@ -226,15 +226,13 @@ class ShmClient(ServerMethods):
         """
         core = self._open_core()
         settings = self._settings.of_call("submit", model, path, timeout_s, options, stream, library)
-        with core.tally.failures():
-            call = self._driver.run(core.begin(settings, inputs, outputs, core.copied_from_gpus))
+        call = infer(core, settings, inputs, outputs, core.copied_from_gpus)
         try:
-            future = self._submitted.submit(functools.partial(_finish, self._driver, core, call), settings.deadline)
+            with core.tally.failures():
+                self._driver.run(until_copied(call))
+            return self._submitted.submit(functools.partial(_finish, self._driver, core, call), settings.deadline)
         except RuntimeError:
-            call.exchange.close()
             raise ClosedError("this client") from None
-        future.add_done_callback(lambda _: call.exchange.close())  # it may have been cancelled
-        return future
 
     def prepare(
         self,
@@ -288,7 +286,7 @@ class ShmClient(ServerMethods):
         """
         core = self._open_core()
         settings = self._settings.of_call("prepare", model, path, timeout_s, options, library=library)
-        call = self._driver.run(core.prepare(settings, inputs, outputs))
+        call = self._driver.run(prepare(core, settings, inputs, outputs))
         return PreparedCall(core, call, self._settings.patience_s(timeout_s), self._driver)
 
     def stream(
@@ -427,8 +425,8 @@ class ShmClient(ServerMethods):
         avoided = 0
         with core.tally.failures():
             stream = self._driver.run(open_stream(core, settings, inputs, outputs, frames))
-            with contextlib.closing(stream.exchange), holding_told(stream):
-                answers = self._driver.transport.stream(stream.exchange.message(), patience_s)
+            with contextlib.closing(stream.call), holding_told(stream):
+                answers = self._driver.transport.stream(stream.call.message(), patience_s)
                 with contextlib.closing(answers):
                     for answer in answers:
                         results = responses_of(core, stream, answer)
@@ -439,7 +437,7 @@ class ShmClient(ServerMethods):
                             yield results.pop()  # held by nobody here: its frame is free when the user lets go of it
                         if core.is_forked:
                             raise ForkedError("this stream")
-        core.tally.succeeded(stream.exchange.path, avoided)
+        core.tally.succeeded(stream.call.path, avoided)
 
     def _open_core(self) -> Core:
         if self._core is None:
@@ -449,6 +447,6 @@ class ShmClient(ServerMethods):
         return self._core
 
 
-def _finish(driver: BlockingDriver, core: Core, call: OpenCall) -> Result:
+def _finish(driver: BlockingDriver, core: Core, call: Steps[Result]) -> Result:
     with core.tally.failures():
-        return driver.run(finish(core, call))
+        return driver.run(call)

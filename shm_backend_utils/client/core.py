@@ -1,4 +1,4 @@
-"""What a client knows and has, and what it does before anything is sent: find the path, take memory, fill it.
+"""What a client knows and has: models and their paths, memory, GPUs, registrations.
 
 Each operation is a generator of :mod:`.steps`, for both clients.
 """
@@ -6,65 +6,38 @@ Each operation is a generator of :mod:`.steps`, for both clients.
 from __future__ import annotations
 
 import functools
-import logging
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 from ..errors import TensorError
 from ..forks import forsake_in_children
 from ..memory import reaper
-from ..protocol.call_layout import CallLayout, lay_out
+from ..protocol.call_layout import CallLayout
 from .client_memory import ClientMemory
 from .copy_warnings import tell_path
 from .errors import InferenceError
 from .explanation import Explanation
-from .inputs.descriptions import (
-    ALL_OUTPUTS,
-    InputDescription,
-    Outputs,
-    WantedOutputs,
-    described_inputs,
-    wanted_outputs,
-)
-from .inputs.devices import copied_source, device_source, kept_source
+from .inputs.devices import copied_source, device_source
 from .inputs.gpus import Gpus
-from .inputs.sources import Elsewhere, Source, sources
 from .known_model import Catalog, KnownModel
 from .once import Once
+from .paths.call import is_answer
 from .paths.choice import PathChooser
-from .paths.direct import DirectExchange
-from .paths.exchange import LONG_COPY, Exchange, is_answer, write_inputs
-from .paths.inline import InlineExchange
-from .paths.opening import Opening
-from .paths.prepared import PreparedExchange
-from .paths.taking import Taking
+from .paths.direct import DirectCall
 from .paths.triton_shm import Registrations
 from .settings import CallSettings
 from .stats import ClientStats, Tally
 from .steps import Pause, Send, Steps
 from .transports.messages import Codec
 
-__all__ = ["Core", "OpenCall"]
+__all__ = ["Core"]
 
-_LOG: Final = logging.getLogger(__name__)
 _CLOSING_S: Final = 5.0
 _CLOSING_ROUND_S: Final = 0.02
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True, eq=False)
-class OpenCall:
-    """A call that has its memory."""
-
-    settings: CallSettings
-    known: KnownModel
-    exchange: Exchange
-    wanted: Mapping[str, int | None] | None
-    output_devices: Mapping[str, int]
 
 
 class Core:
@@ -75,17 +48,15 @@ class Core:
         self.codec = codec
         self.catalog = Catalog(codec, options.head_room)
         self.tally = Tally()
-        self._memory = memory
+        self.pool = memory.pool
         self.gpus = Gpus(memory.bank, options.lend_bytes)
         self.on_gpus = functools.partial(device_source, self.gpus)
         self.copied_from_gpus = functools.partial(copied_source, self.gpus)
-        self._registrations = Registrations(codec)
+        self.registrations = Registrations(codec)
         self.paths = PathChooser(
-            codec, host, self._registrations, options, codec.inline_bytes if inline_bytes is None else inline_bytes
+            codec, host, self.registrations, options, codec.inline_bytes if inline_bytes is None else inline_bytes
         )
-        self.taking = Taking(memory.pool)
-        self.opening = Opening(codec, memory.pool, self.taking, self.gpus, self._registrations, self.paths)
-        self._once = Once()
+        self.once = Once()
         self.is_forked = False  # a copy, in a forked child, of its parent's client
         self.is_closed = False  # or begins to be
         forsake_in_children(self)
@@ -99,12 +70,12 @@ class Core:
     @property
     def has_registrations(self) -> bool:
         """Whether memory of this client is registered at the server."""
-        return not self._registrations.is_empty
+        return not self.registrations.is_empty
 
     @property
     def stream_guess_bytes(self) -> int:
         """What the outputs of a stream share as long as nobody knows their size."""
-        return self._memory.pool.stream_guess_bytes
+        return self.pool.stream_guess_bytes
 
     @property
     def state(self) -> str:
@@ -125,76 +96,6 @@ class Core:
         except InferenceError as error:
             if not is_answer(error):
                 raise  # else it has no model of that name, but it is there
-
-    def begin(
-        self,
-        settings: CallSettings,
-        inputs: Mapping[str, Any],
-        outputs: Outputs | WantedOutputs,
-        elsewhere: Elsewhere | None = None,
-    ) -> Steps[OpenCall]:
-        """Take memory for a call and copy its inputs there; ``elsewhere`` is how those on GPUs are taken."""
-        wanted, devices = ALL_OUTPUTS if outputs is None else wanted_outputs(outputs)
-        # What :meth:`fitting` does, without the functions that it calls: this is on the way of every call.
-        known = self.catalog.known.get((settings.model, settings.version))
-        if known is None or (known.path != DirectExchange.path and known.is_worth_another_look):
-            known = yield from self.known_model(settings)
-        while True:
-            try:
-                given = sources(known.spec, inputs, elsewhere or self.on_gpus)
-                layout = lay_out(
-                    known.spec,
-                    given,
-                    wanted,
-                    known.data_begin,
-                    learned=known.learned.per_row,
-                    most_rows=known.spec.max_batch_size,
-                    output_devices=devices,
-                )
-                break
-            except TensorError:
-                renewed = yield from self.renew(known, settings)
-                if renewed is known:
-                    raise
-                known = renewed
-        is_direct = settings.path == "auto" and known.path == DirectExchange.path
-        path = DirectExchange.path if is_direct else (yield from self.path_of(known, settings, layout))
-        if (
-            layout.end <= known.inline_end
-            and settings.path == "auto"
-            and not (layout.devices or layout.lent)
-            and len(layout.certain) == len(known.spec.outputs if wanted is None else wanted)
-        ):
-            path = InlineExchange.path  # all tensors are certain to be so small that this is faster
-        exchange = yield from self.opening.open(settings, known, path, layout, given, wanted)
-        try:
-            if layout.end < LONG_COPY and not exchange.has_gpus:
-                exchange.write(given)  # what :meth:`fill` does, without the function: nearly every call is such a one
-            else:
-                yield from self.fill(exchange, given, settings)
-        except BaseException:
-            exchange.close()
-            raise
-        return OpenCall(settings, known, exchange, wanted, devices)
-
-    def prepare(
-        self, settings: CallSettings, inputs: Mapping[str, InputDescription], outputs: Outputs
-    ) -> Steps[OpenCall]:
-        """Take memory for a call that the user fills."""
-        given = described_inputs(inputs, functools.partial(kept_source, self.gpus))
-        wanted, devices = wanted_outputs(outputs)
-        known, layout = yield from self.fitting(
-            settings, lambda known: known.lay_out(given, wanted, output_devices=devices)
-        )
-        path = yield from self.path_of(known, settings, layout)
-        exchange = yield from self.opening.open(settings, known, path, layout, given, wanted, PreparedExchange)
-        return OpenCall(settings, known, exchange, wanted, devices)
-
-    def fill(self, exchange: Exchange, given: Mapping[str, Source], settings: CallSettings) -> Steps[None]:
-        """Copy a call's inputs to its memory, on the host and on GPUs."""
-        yield from write_inputs(exchange, given, settings)
-        if exchange.has_gpus:
-            yield from exchange.write_from_gpus(given, settings.deadline)
 
     def fitting(self, settings: CallSettings, look: Callable[[KnownModel], T]) -> Steps[tuple[KnownModel, T]]:
         """Return a call's model and what ``look`` makes of it; if its tensors do not fit, of the model as it is now."""
@@ -219,12 +120,12 @@ class Core:
 
     def stats(self) -> ClientStats:
         """Return the figures so far."""
-        pool = self._memory.pool
+        pool = self.pool
         return self.tally.stats(self.catalog.reasons, pool.wait_count, pool.status)
 
     def drop_idle(self) -> None:
         """Give back the memory that no call has."""
-        self._memory.pool.drop_idle()
+        self.pool.drop_idle()
 
     def close(self) -> Steps[None]:
         """Remove the memory, and unregister what is registered.
@@ -233,10 +134,10 @@ class Core:
         be busy with requests that this client has given up; it is waited for, but not long.
         """
         self.is_closed = True
-        self._memory.pool.close()
+        self.pool.close()
         self.gpus.close()
         deadline = time.monotonic() + _CLOSING_S
-        while (yield from self._registrations.drop_all(deadline)) and time.monotonic() < deadline:
+        while (yield from self.registrations.drop_all(deadline)) and time.monotonic() < deadline:
             yield Pause(_CLOSING_ROUND_S)
 
     def path_of(self, known: KnownModel, settings: CallSettings, layout: CallLayout) -> Steps[str]:
@@ -244,7 +145,7 @@ class Core:
         if known.explanation is None:
             yield from self.known_model(settings)
         path = yield from self.paths.choose(known, settings.path, settings.deadline)
-        if settings.path == "auto" and path != DirectExchange.path:
+        if settings.path == "auto" and path != DirectCall.path:
             size = math.inf if layout.lent else layout.end + sum(layout.device_byte_sizes)
             tell_path(known, path, known.reason, size, settings.origin)
         return path
@@ -265,7 +166,7 @@ class Core:
             return known
 
         while True:
-            known = yield from self._once.find(key, ask, settings.deadline)
+            known = yield from self.once.find(key, ask, settings.deadline)
             if known.seen >= since:  # else the one who asked had begun before
                 return known
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from ..errors import TensorError
 from ..memory.kinds import RegionKind
+from ..memory.pool.rows import RowBlocks
 from ..model_spec import ModelSpec
 from ..protocol.call_layout import NO_DEVICES, AnyInput, CallLayout, lay_out, record_byte_size
 from ..protocol.layout import data_offset
@@ -44,6 +46,10 @@ class KnownModel:
         self.seen = time.monotonic()  # when the server was asked last
         self.data_begin = data_offset(1, self.record_byte_size)  # in a region with one slot
         self.learned = LearnedSizes(head_room)  # of outputs that found too little room
+        self.blocks: RowBlocks[CallLayout] = RowBlocks()  # of calls that lie side by side
+        self.last: tuple[weakref.ref[Any], CallLayout] | None = (
+            None  # the direct call begun last, in a region by itself
+        )
         self.is_short_of_memory = False  # whether a call was told to go inline, as the machine has no memory for it
 
     def lay_out(

@@ -12,11 +12,12 @@ import numpy.typing as npt
 from ..errors import CallerError, ClosedError, names_told
 from ..memory.cuda.streams import Named, named
 from ..unclosed import Unclosed
-from .attempts import infer_prepared
-from .core import Core, OpenCall
+from .calls import infer_prepared
+from .core import Core
 from .errors import ForkedError
 from .of_this_process import OfThisProcess
 from .options import check_timeout
+from .paths.call import Call
 from .result import Result
 from .steps import AsyncioDriver, BlockingDriver, Steps
 
@@ -64,12 +65,12 @@ class _Inputs(Mapping[str, npt.NDArray[Any]]):
 class _Prepared(OfThisProcess):
     """A call with its own memory. A context manager; leaving it gives the memory back once no array needs it."""
 
-    def __init__(self, core: Core, call: OpenCall, timeout_s: float) -> None:
+    def __init__(self, core: Core, call: Call, timeout_s: float) -> None:
         self._core = core
         self._call = call
         self._timeout_s = timeout_s
         self._named: Named = ()
-        self._inputs: Mapping[str, Any] = _Inputs(call.exchange.arrays())
+        self._inputs: Mapping[str, Any] = _Inputs(call.arrays())
         self._in_use = threading.Lock()
         origin = call.settings.origin._replace(what=f"the {type(self).__name__} made")
         self._unclosed = Unclosed(origin, CLOSE_OR_WITH, lambda: None if core.is_closed else "")
@@ -96,7 +97,7 @@ class _Prepared(OfThisProcess):
     @property
     def path(self) -> str:
         """``"direct"``, ``"triton-shm"`` or ``"inline"``: the way that the tensors go."""
-        return self._call.exchange.path
+        return self._call.path
 
     def inputs_ready(self, stream: Any) -> None:
         """Name what the next request comes behind on GPUs, in place of all that they do for this process.
@@ -114,7 +115,7 @@ class _Prepared(OfThisProcess):
         ClosedError
             The call was closed.
         """
-        if self._call.exchange.is_closed:
+        if self._call.is_closed:
             raise ClosedError("this call")
         self._named = named(stream)
 
@@ -122,14 +123,14 @@ class _Prepared(OfThisProcess):
         """Give the memory back, as soon as no array needs it. Twice is fine."""
         self._unclosed.close()
         self._inputs = _Inputs(None)
-        self._call.exchange.close()
+        self._call.close()
 
     def __repr__(self) -> str:
-        exchange = self._call.exchange
-        state = "closed" if exchange.is_closed else self._core.state
-        spans = exchange.layout.table.inputs.items()
+        call = self._call
+        state = "closed" if call.is_closed else self._core.state
+        spans = call.layout.table.inputs.items()
         inputs = "".join(f" {name!r} {span.dtype.name} {list(span.shape)}," for name, span in spans)
-        return f"<{type(self).__name__} {self._call.settings.model!r} path={exchange.path}{inputs} {state}>"
+        return f"<{type(self).__name__} {call.settings.model!r} path={call.path}{inputs} {state}>"
 
     def __enter__(self: Self) -> Self:
         return self
@@ -151,7 +152,7 @@ class _Prepared(OfThisProcess):
                 "one call for each thread or task"
             )
         try:
-            self._call.exchange.name_work(self._named)
+            self._call.name_work(self._named)
             self._named = ()
             with self._core.tally.failures():
                 return (yield from infer_prepared(self._core, self._call, patience_s))
@@ -162,7 +163,7 @@ class _Prepared(OfThisProcess):
 class PreparedCall(_Prepared):
     """A call with its own memory, of a :class:`ShmClient`. One thread at a time may infer it."""
 
-    def __init__(self, core: Core, call: OpenCall, timeout_s: float, driver: BlockingDriver) -> None:
+    def __init__(self, core: Core, call: Call, timeout_s: float, driver: BlockingDriver) -> None:
         super().__init__(core, call, timeout_s)
         self._driver = driver
 
@@ -205,7 +206,7 @@ class PreparedCall(_Prepared):
 class AsyncPreparedCall(_Prepared):
     """A call with its own memory, of an :class:`AsyncShmClient`. Its context manager needs no ``async``."""
 
-    def __init__(self, core: Core, call: OpenCall, timeout_s: float, driver: AsyncioDriver) -> None:
+    def __init__(self, core: Core, call: Call, timeout_s: float, driver: AsyncioDriver) -> None:
         super().__init__(core, call, timeout_s)
         self._driver = driver
 

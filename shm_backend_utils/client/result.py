@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, NoReturn
 
@@ -18,6 +19,7 @@ _OF_STREAMS: Final = "triton_final_response"
 _REMEDY: Final = "take arrays from it before its with block ends, or release(): they stay valid"
 
 
+@dataclass(eq=False, repr=False)
 class Result(Mapping[str, npt.NDArray[Any]]):
     """A mapping from output names to arrays, and a context manager.
 
@@ -47,21 +49,12 @@ class Result(Mapping[str, npt.NDArray[Any]]):
         Returns the server's reply. It holds none of the arrays.
     """
 
-    def __init__(
-        self,
-        arrays: dict[str, npt.NDArray[Any]],
-        path: str,
-        read_response: Callable[[], Any],
-        overflowed: Mapping[str, int] | None = None,
-        bytes_avoided: int = 0,
-        in_response: tuple[str, ...] = (),
-    ) -> None:
-        self._arrays: dict[str, npt.NDArray[Any]] | None = arrays
-        self.path = path
-        self.read_response = read_response
-        self.overflowed = overflowed or {}
-        self.in_response = in_response or tuple(self.overflowed)
-        self.bytes_avoided = bytes_avoided
+    _arrays: dict[str, npt.NDArray[Any]] | None
+    path: str
+    read_response: Callable[[], Any]
+    overflowed: Mapping[str, int] = field(default_factory=dict)
+    bytes_avoided: int = 0
+    in_response: tuple[str, ...] = ()
 
     @property
     def response(self) -> Any:

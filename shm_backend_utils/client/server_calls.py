@@ -19,10 +19,10 @@ from ..protocol.refusals import code_in
 from .core import Core
 from .errors import DeadlineExceededError, InferenceError, LivenessUnknownError, ServerUnavailableError
 from .model_processes import instances_of, living_processes
-from .paths.exchange import batch_carrier, is_answer, options_of_probe
+from .paths.call import is_answer, options_of_probe
 from .settings import ClientSettings, left_until
 from .steps import Pause, Send, SendForStream, Steps, offloaded
-from .transports.messages import Codec, Question, Request
+from .transports.messages import Codec, Question
 
 __all__ = [
     "ask",
@@ -145,8 +145,8 @@ def sign_of_life(codec: Codec, deadline: float, config: Mapping[str, Any], versi
     spec = ModelSpec.from_config(config)
     if spec.obstacle_in_paths() is not None or spec.obstacle_in_inputs() is not None:
         return None
-    carrier = (batch_carrier(1),) if spec.max_batch_size else ()
-    message = codec.infer(Request(spec.name, carrier, None, options_of_probe(spec, version), (ALIVE_ADDRESS, 1)))
+    batch_size = 1 if spec.max_batch_size else None
+    message = codec.infer(spec.name, options_of_probe(spec, version), batch_size=batch_size, slot=(ALIVE_ADDRESS, 1))
     timeout_s = min(left_until(deadline), _SEQUENCE_WAIT_S if spec.sequences else math.inf)
     try:
         yield SendForStream(message, timeout_s) if spec.is_decoupled else Send(message, timeout_s)

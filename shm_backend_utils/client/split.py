@@ -13,13 +13,15 @@ from ..errors import CallerError, NoSharedMemoryError, PeerError, ShmError
 from ..memory.managed import array_at
 from ..protocol.call_layout import CallLayout, rows_of
 from ..protocol.layout import MAX_SLOT_COUNT
-from .attempts import attempt, finish, repair
-from .core import Core, OpenCall
+from .calls import infer, repair, send
+from .core import Core
 from .errors import out_of_time
 from .inputs.descriptions import Outputs, wanted_outputs
 from .inputs.sources import Source, StringSource, sources
 from .known_model import KnownModel
-from .paths.direct import DirectExchange
+from .paths.call import Call
+from .paths.direct import DirectCall
+from .paths.taking import take
 from .result import Result
 from .settings import CallSettings
 from .steps import Steps, Together, forget_locals, offloaded
@@ -44,13 +46,12 @@ def infer_split(core: Core, settings: CallSettings, inputs: Mapping[str, Any], o
         raise CallerError("split=True takes tensors on the host alone; call the model once for each batch")
     ranges = _ranges(whole.batch_size, known.spec.max_batch_size)
     if len(ranges) <= 1:
-        call = yield from core.begin(settings, given, named)
-        return (yield from finish(core, call))
+        return (yield from infer(core, settings, given, named))
     if known.spec.sequences:
         raise CallerError(f"model {known.spec.name!r} takes sequences, one request after another; leave split out")
     path = yield from core.path_of(known, settings, whole)
     has_strings = any(isinstance(source, StringSource) for source in given.values())
-    if path == DirectExchange.path and not has_strings and len(ranges) <= MAX_SLOT_COUNT:
+    if path == DirectCall.path and not has_strings and len(ranges) <= MAX_SLOT_COUNT:
         layout = known.lay_out(given, wanted, slot_count=len(ranges), is_one_request=False)
         result = yield from _in_one_region(core, settings, known, given, wanted, layout, ranges)
         if result is not None:
@@ -69,34 +70,26 @@ def _in_one_region(
 ) -> Steps[Result | None]:
     """Return the result; None if no part of it has run, and another way may do."""
     try:
-        region, memory = yield from core.taking.take(settings, known, layout.end, len(ranges), "direct, split")
+        region, memory = yield from take(core.pool, settings, known, layout.end, len(ranges), "direct, split")
     except NoSharedMemoryError:
         if settings.path != "auto":
             raise
         return None  # each part needs less, and may go inline
-    exchanges = [
-        DirectExchange(
-            core.codec,
-            known.spec,
-            rows_of(layout, known.spec, rows.start, rows.stop),
-            settings.options,
-            region,
-            slot,
-            memory,
-        )
+    of_all = core.codec, settings, known
+    calls = [
+        DirectCall(*of_all, rows_of(layout, known.spec, rows.start, rows.stop), wanted, {}, region, slot, memory)
         for rows, slot in zip(ranges, region.slots, strict=True)
     ]
-    whole = DirectExchange(core.codec, known.spec, layout, settings.options, region, region.slots[0], memory)
-    calls = [OpenCall(settings, known, exchange, wanted, {}) for exchange in exchanges]
+    whole = DirectCall(*of_all, layout, wanted, {}, region, region.slots[0], memory)
     with contextlib.ExitStack() as at_end:
-        for exchange in (whole, *exchanges):
-            at_end.callback(exchange.close)
+        for call in (whole, *calls):
+            at_end.callback(call.close)
         yield from offloaded(lambda: whole.write(given), settings.left_s, "its inputs were being copied")
         outcomes = yield from _together([_outcome(core, call) for call in calls], settings)
     failed = [(call, error) for call, error in zip(calls, outcomes, strict=True) if isinstance(error, ShmError)]
     if failed:
         call, error = failed[0]
-        none_ran = len(failed) == len(calls) and all(call.exchange.did_not_start(error) for call, error in failed)
+        none_ran = len(failed) == len(calls) and all(call.did_not_start(error) for call, error in failed)
         if none_ran and (yield from repair(core, call, error, 0)) is not None:
             core.tally.retried()
             return None
@@ -113,9 +106,9 @@ def _together(operations: list[Steps[Any]], settings: CallSettings) -> Steps[lis
         raise out_of_time("some of its parts waited for a thread", "these were") from None
 
 
-def _outcome(core: Core, call: OpenCall) -> Steps[Result | ShmError]:
+def _outcome(core: Core, call: Call) -> Steps[Result | ShmError]:
     try:
-        return (yield from attempt(core, call, call.settings.left_s))
+        return (yield from send(core, call, call.settings.left_s))
     except ShmError as error:
         forget_locals(error)
         return error
@@ -135,8 +128,7 @@ def _one_by_one(
 
     def part(rows: range) -> Steps[Result]:
         inputs = {name: array[rows.start : rows.stop] for name, array in whole_inputs.items()}
-        call = yield from core.begin(settings, inputs, names)
-        result = yield from finish(core, call)
+        result = yield from infer(core, settings, inputs, names)
         with result:
             for name, array in result.items():
                 target = whole.setdefault(name, np.empty((ranges[-1].stop, *array.shape[1:]), array.dtype))

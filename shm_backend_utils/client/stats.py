@@ -76,7 +76,7 @@ class Tally:
 
     def __init__(self) -> None:
         # A stream that nobody holds any more ends, and is counted, in the garbage collector: in a locked section, too.
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self.failure_count = 0
         self.retries = 0
         self.bytes_avoided = 0
@@ -84,7 +84,7 @@ class Tally:
 
     def stats(self, reasons: Mapping[str, str], slot_waits: int, pool: PoolStatus) -> ClientStats:
         """Return the figures so far; ``reasons`` say for each model which path, and why not a better one."""
-        with self._lock:
+        with self.lock:
             return ClientStats(
                 requests=sum(self.paths.values()) + self.failure_count,
                 failures=self.failure_count,
@@ -102,16 +102,16 @@ class Tally:
 
     def forsake(self) -> None:
         """Take another lock, in a forked child: the parent's other threads may have held this one."""
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
 
     def failed(self) -> None:
         """Count a call that raised."""
-        with self._lock:
+        with self.lock:
             self.failure_count += 1
 
     def succeeded(self, path: str, bytes_avoided: int) -> None:
         """Count a call that gave a result."""
-        with self._lock:
+        with self.lock:
             self.paths[path] += 1
             self.bytes_avoided += bytes_avoided
 
@@ -126,5 +126,5 @@ class Tally:
 
     def retried(self) -> None:
         """Count a request that was sent again."""
-        with self._lock:
+        with self.lock:
             self.retries += 1

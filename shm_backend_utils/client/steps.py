@@ -22,6 +22,7 @@ from .errors import out_of_time
 from .transports.transport import AsyncTransport, Transport
 
 __all__ = [
+    "COPIED",
     "AsyncioDriver",
     "BlockingDriver",
     "Offload",
@@ -33,6 +34,7 @@ __all__ = [
     "Wait",
     "forget_locals",
     "offloaded",
+    "until_copied",
 ]
 
 T = TypeVar("T")
@@ -93,8 +95,14 @@ class Together(NamedTuple):
     timeout_s: float
 
 
-OtherStep = SendForStream | Wait | Pause | Offload | Together
-Step = Send | OtherStep
+class Copied(NamedTuple):
+    """Nothing is to be done: the call's inputs have been copied, so that the rest may be for another thread."""
+
+
+COPIED: Final = Copied()
+
+OtherStep = SendForStream | Wait | Pause | Together
+Step = Send | OtherStep | Offload | Copied
 Steps = Generator[Step, Any, T]
 """An operation of the core that returns a ``T``."""
 
@@ -117,7 +125,9 @@ class BlockingDriver:
                 try:
                     if isinstance(step, Send):
                         outcome = self.transport.send(step.message, step.timeout_s)
-                    else:
+                    elif isinstance(step, Offload):
+                        outcome = step.work()
+                    elif not isinstance(step, Copied):
                         outcome = self._do(step)
                 except BaseException as error:  # the operation decides what it means
                     step = operation.throw(error)
@@ -153,8 +163,6 @@ class BlockingDriver:
                 return step.future.result(step.timeout_s)
             except concurrent.futures.TimeoutError:  # before Python 3.11 not the builtin one
                 raise TimeoutError from None
-        if isinstance(step, Offload):
-            return step.work()
         if isinstance(step, Pause):
             return time.sleep(step.pause_s)
         if isinstance(step, SendForStream):
@@ -199,7 +207,9 @@ class AsyncioDriver:
                 try:
                     if isinstance(step, Send):
                         outcome = await self.transport.send(step.message, step.timeout_s)
-                    else:
+                    elif isinstance(step, Offload):
+                        outcome = await self._offload(step)
+                    elif not isinstance(step, Copied):
                         outcome = await self._do(step)
                 except BaseException as error:  # the operation decides what it means
                     step = operation.throw(error)
@@ -231,8 +241,6 @@ class AsyncioDriver:
                 return await asyncio.wait_for(asyncio.wrap_future(step.future), step.timeout_s)
             except asyncio.TimeoutError:  # before Python 3.11 not the builtin one
                 raise TimeoutError from None
-        if isinstance(step, Offload):
-            return await self._offload(step)
         if isinstance(step, Pause):
             return await asyncio.sleep(step.pause_s)
         if isinstance(step, SendForStream):
@@ -269,6 +277,18 @@ def _end(operation: Steps[Any], error: BaseException) -> None:
     with contextlib.suppress(RuntimeError):  # it asks for more at its end
         operation.close()
     forget_locals(error)
+
+
+def until_copied(operation: Steps[Any]) -> Steps[None]:
+    """Do a call until its inputs have been copied; whoever does the call then goes on with it."""
+    step = next(operation)
+    while not isinstance(step, Copied):
+        try:
+            outcome = yield step
+        except BaseException as error:  # the call decides what it means
+            step = operation.throw(error)
+        else:
+            step = operation.send(outcome)
 
 
 def offloaded(work: Callable[[], T], timeout_s: float, doing: str) -> Steps[T]:

@@ -16,10 +16,12 @@ from .inputs.descriptions import Outputs, wanted_outputs
 from .inputs.devices import inputs_on_gpus, library_of_inputs
 from .inputs.sources import Source, sources
 from .known_model import KnownModel
-from .paths.exchange import check_sequence_id, write_inputs
-from .paths.inline import InlineExchange
+from .opening import inline_instead
+from .paths.call import check_sequence_id, write_inputs
+from .paths.inline import InlineCall
 from .paths.staging import brought_to_gpus, can_be_downloaded
 from .paths.stream import DirectStream, check_frames, guessed_rooms, ring_end
+from .paths.taking import take
 from .result import Result
 from .settings import CallSettings
 from .steps import Steps, forget_locals, offloaded
@@ -37,7 +39,7 @@ class OpenStream:
     settings: CallSettings
     patience_s: float  # how long to wait for a response
     known: KnownModel
-    exchange: DirectStream | InlineExchange
+    call: DirectStream | InlineCall
     output_devices: Mapping[str, int]
     library: str | None = None  # whose arrays outputs on GPUs are
 
@@ -56,42 +58,42 @@ def open_stream(
     path = yield from core.paths.choose(known, settings.path, settings.deadline)
     frames = check_frames(known.spec, frames)
     check_sequence_id(known.spec, settings.options)
-    exchange: DirectStream | InlineExchange | None = None
+    call: DirectStream | InlineCall | None = None
     needs_ring = path == DirectStream.path and known.spec.is_decoupled
     if needs_ring:
         try:
             try:
-                exchange = yield from _open_ring(core, settings, known, on_host, wanted, frames, known.learned.per_row)
+                call = yield from _open_ring(core, settings, known, on_host, wanted, frames, known.learned.per_row)
             except (BudgetError, NoSharedMemoryError):
                 if not known.learned.per_row:
                     raise  # else as many frames as large as those of an earlier stream find no room
-                exchange = yield from _open_ring(core, settings, known, on_host, wanted, frames, {})
+                call = yield from _open_ring(core, settings, known, on_host, wanted, frames, {})
         except NoSharedMemoryError as error:
-            yield from core.opening.inline_instead(settings, known, error)
-    elif settings.path not in ("auto", InlineExchange.path):
+            yield from inline_instead(core, settings, known, error)
+    elif settings.path not in ("auto", InlineCall.path):
         raise PathUnavailableError(
             f"a stream of model {known.spec.name!r} cannot take the path {settings.path!r}: "
             "triton-shm has room for one response, and direct needs a decoupled model"
         )
-    if exchange is None:
-        yield from core.paths.choose(known, InlineExchange.path, settings.deadline)
+    if call is None:
+        yield from core.paths.choose(known, InlineCall.path, settings.deadline)
         if settings.path == "auto" and not needs_ring:  # else it was told that there is no memory
             why = _ONE_RESPONSE if path == DirectStream.path else known.reason
             byte_size = sum(source.byte_size for source in given.values())
-            tell_path(known, InlineExchange.path, why, byte_size, settings.origin)
-        exchange = InlineExchange(core.codec, known.spec, known.lay_out(on_host, wanted), settings.options)
+            tell_path(known, InlineCall.path, why, byte_size, settings.origin)
+        call = InlineCall(core.codec, settings, known, known.lay_out(on_host, wanted), wanted, devices)
     try:
         on_gpus = inputs_on_gpus(given)
         if on_gpus:
             yield from can_be_downloaded(on_gpus, settings.named, settings.deadline)
-            yield from offloaded(lambda: exchange.write(given), settings.left_s, "its inputs were being copied")
+            yield from offloaded(lambda: call.write(given), settings.left_s, "its inputs were being copied")
         else:
-            yield from write_inputs(exchange, given, settings)
+            yield from write_inputs(call, given, settings)
     except BaseException:
-        exchange.close()
+        call.close()
         raise
     library = settings.library or library_of_inputs(on_gpus)
-    return OpenStream(settings, patience_s, known, exchange, devices, library)
+    return OpenStream(settings, patience_s, known, call, devices, library)
 
 
 def _open_ring(
@@ -108,15 +110,15 @@ def _open_ring(
     guesses = guessed_rooms(unguessed, frames, core.stream_guess_bytes)
     layout = known.lay_out(given, wanted, slot_count=1 + frames, learned={**guesses, **learned})
     end = ring_end(layout, frames)
-    region, memory = yield from core.taking.take(settings, known, end, 1 + frames, f"a stream of {frames}")
-    return DirectStream(core.codec, known.spec, layout, settings.options, region, memory)
+    region, memory = yield from take(core.pool, settings, known, end, 1 + frames, f"a stream of {frames}")
+    return DirectStream(core.codec, settings, known, layout, region, memory)
 
 
 def holding_told(stream: OpenStream) -> telling[DeadlineExceededError]:
     """Where no response came in time as the user holds all of a stream's memory, say so."""
 
     def meaning(_: DeadlineExceededError) -> BaseException | None:
-        is_held = isinstance(stream.exchange, DirectStream) and stream.exchange.is_held
+        is_held = isinstance(stream.call, DirectStream) and stream.call.is_held
         return stream_held(stream.known.spec.name) if is_held else None
 
     return telling(DeadlineExceededError, meaning)
@@ -128,7 +130,7 @@ def responses_of(core: Core, stream: OpenStream, answer: Any) -> list[Result]:
     The client learns how large outputs were that found too little room: its next stream has as much.
     """
     try:
-        result = stream.exchange.result(answer)
+        result = stream.call.result(answer)
     except BaseException as error:
         if isinstance(error, PeerError):
             core.catalog.drop(stream.known)
@@ -136,10 +138,10 @@ def responses_of(core: Core, stream: OpenStream, answer: Any) -> list[Result]:
         raise
     if result.overflowed:
         known = stream.known
-        known.learned.learn(result.overflowed, stream.exchange.layout.batch_size or 1)
+        known.learned.learn(result.overflowed, stream.call.layout.batch_size or 1)
         tell_overflow(known, result.overflowed, _REMEDY, stream.settings.origin)
     # Triton ends some streams by a response without outputs.
-    return [result] if result or stream.exchange.path != InlineExchange.path else []
+    return [result] if result or stream.call.path != InlineCall.path else []
 
 
 def on_their_gpus(core: Core, stream: OpenStream, results: list[Result]) -> Steps[None]:

@@ -15,13 +15,14 @@ import numpy.typing as npt
 from tritonclient.utils import InferenceServerException
 
 from .. import dtypes
-from ..client.attempts import finish
+from ..client.calls import infer
 from ..client.client_memory import ClientMemory
 from ..client.core import Core
 from ..client.errors import ForkedError, InferenceError
 from ..client.inputs.sources import Source
 from ..client.options import RequestOptions
-from ..client.paths.inline import InlineExchange
+from ..client.paths.inline import InlineCall
+from ..client.paths.taking import take
 from ..client.settings import CallSettings
 from ..client.steps import BlockingDriver, Steps, Together, forget_locals
 from ..client.transports.transport import Transport
@@ -163,8 +164,7 @@ class RegisteredModel:
         self, settings: CallSettings, given: Mapping[str, Rows], targets: Mapping[str, npt.NDArray[Any]]
     ) -> Steps[None]:
         hints = {name: array.nbytes for name, array in targets.items()}
-        call = yield from self._core.begin(settings, given, hints or None)
-        with (yield from finish(self._core, call)) as result:
+        with (yield from infer(self._core, settings, given, hints or None)) as result:
             for name, target in targets.items():
                 _put(name, result[name], target)
 
@@ -181,10 +181,10 @@ class RegisteredModel:
                 raise
             return  # it may be later
         path = self._driver.run(self._core.paths.choose(known, "auto", settings.deadline))
-        if path != InlineExchange.path:
+        if path != InlineCall.path:
             end = data_offset(1, known.record_byte_size) + self._byte_size
             taken = [
-                self._driver.run(self._core.taking.take(settings, known, end, 1, path)) for _ in range(self.pool_size)
+                self._driver.run(take(self._core.pool, settings, known, end, 1, path)) for _ in range(self.pool_size)
             ]
             taken.clear()  # given back, they stay in the pool
 

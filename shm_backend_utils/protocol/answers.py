@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 from ..dtypes import DType
 from ..errors import PeerError, TensorError
 from ..model_spec import ModelSpec
-from .results import OutputPlace
 
-__all__ = ["check_output", "check_places", "missing_output"]
+__all__ = ["check_output", "missing_output"]
 
 
 def check_output(spec: ModelSpec, name: str, dtype: DType | None, shape: tuple[int, ...]) -> None:
@@ -32,24 +29,6 @@ def check_output(spec: ModelSpec, name: str, dtype: DType | None, shape: tuple[i
             f"{expected.config_dtype} {list(expected.shape)}; correct its config.pbtxt or its model.py; if it was just "
             "loaded anew, call it again"
         ) from None
-
-
-def check_places(spec: ModelSpec, wanted: Iterable[str], places: Sequence[OutputPlace]) -> None:
-    """Raise PeerError unless the model answered with every output that was wanted, as its configuration has them."""
-    names = set()
-    for name, dtype, shape, *_ in places:
-        names.add(name)
-        expected = spec.outputs.get(name)
-        if (  # what check_output() does, without the functions around it
-            expected is None
-            or dtype is not expected.dtype
-            or len(shape) != len(expected.shape)
-            or (expected.fixed_end and shape[-len(expected.fixed_end) :] != expected.fixed_end)
-        ):
-            check_output(spec, name, dtype, shape)
-    for name in wanted:
-        if name not in names:
-            raise missing_output(spec.name, name)
 
 
 def missing_output(model: str, name: str) -> PeerError:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 from ..dtypes import BYTES, DType
-from ..errors import BatchSizeError, MissingTensorError, TensorTypeError
+from ..errors import BatchSizeError, MissingTensorError, TensorError, TensorTypeError
 from ..model_spec import ModelSpec, TensorSpec
 from . import layout, results, table
 from .claims import MAX_REGIONS
@@ -154,6 +154,8 @@ def lay_out(  # noqa: PLR0912  # one function: each further one costs a call a m
     cursor = begin
     spans: dict[str, InputSpan] = {}
     on_devices: dict[str, int] = {}
+    rows = None
+    is_one_size = True  # of the batch
     for name, each in inputs.items():
         dtype, shape, byte_size = each.dtype, each.shape, each.byte_size
         tensor = spec.inputs.get(name) or spec.input(name)
@@ -162,6 +164,9 @@ def lay_out(  # noqa: PLR0912  # one function: each further one costs a call a m
         for size, want in zip(shape, tensor.shape, strict=True):
             if size < 0 or want not in (size, -1):
                 tensor.check(dtype, shape)
+        if spec.max_batch_size:
+            is_one_size = is_one_size and rows in (None, shape[0])
+            rows = shape[0]
         if each.device is not None:
             on_devices[name] = each.device
             continue
@@ -169,8 +174,9 @@ def lay_out(  # noqa: PLR0912  # one function: each further one costs a call a m
         cursor = (cursor + byte_size + ALIGNMENT - 1) & -ALIGNMENT
     if len(inputs) < len(spec.inputs):
         _check_none_is_missing(spec, inputs)
-    batch_size = _batch_size(spec, inputs, most_rows) if spec.max_batch_size else None
-    rows = 1 if batch_size is None else batch_size
+    if spec.max_batch_size and not (is_one_size and rows is not None and 1 <= rows <= most_rows):
+        raise _batch_refused(spec, inputs, most_rows)
+    batch_size, rows = rows, rows or 1
     rooms: dict[str, OutputSpan] = {}
     certain = []
     for name in spec.outputs if wanted is None else wanted:
@@ -221,23 +227,21 @@ def _length(tensors: Iterable[TensorSpec]) -> int:
     return sum(table.tensor_length(tensor.name, len(tensor.shape)) for tensor in tensors)
 
 
-def _batch_size(spec: ModelSpec, inputs: Mapping[str, AnyInput], most: int) -> int:
+def _batch_refused(spec: ModelSpec, inputs: Mapping[str, AnyInput], most: int) -> TensorError:
     sizes = {name: each.shape[0] for name, each in inputs.items()}
     if not sizes:
-        raise MissingTensorError(
+        return MissingTensorError(
             "", f"model {spec.name!r} takes batches, and its inputs tell how large; found no input"
         )
     name, size = next(iter(sizes.items()))
-    if len(sizes) > 1 and len(set(sizes.values())) != 1:
+    if len(set(sizes.values())) != 1:
         found = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        raise BatchSizeError(name, f"inputs of one request must have one batch size; found {found}")
-    if not 1 <= size <= most:
-        raise BatchSizeError(
-            name,
-            f"tensor {name!r} has a batch of {size}, but model {spec.name!r} takes 1 to {most}"
-            f"{'; split=True sends several requests' if size else ''}",
-        )
-    return size
+        return BatchSizeError(name, f"inputs of one request must have one batch size; found {found}")
+    return BatchSizeError(
+        name,
+        f"tensor {name!r} has a batch of {size}, but model {spec.name!r} takes 1 to {most}"
+        f"{'; split=True sends several requests' if size else ''}",
+    )
 
 
 def _check_none_is_missing(spec: ModelSpec, inputs: Mapping[str, AnyInput]) -> None:

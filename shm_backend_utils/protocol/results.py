@@ -23,6 +23,8 @@ from typing import Final, NamedTuple
 
 from ..dtypes import DType
 from ..errors import PeerError
+from ..model_spec import ModelSpec
+from .answers import check_output
 from .claims import MAX_REGIONS, padded
 from .spans import MAX_TENSORS, brief
 from .table import BY_NUMBER, MAX_RANK, NUMBERS, PADDING, SHAPES, TENSOR, check_element_count, check_shape
@@ -89,15 +91,18 @@ def results_length(results: bytes) -> int:
     return _STAMPS.size + len(results)
 
 
-def decode(  # noqa: PLR0912  # one function for the loop: the client is called back cold
-    data: bytes, byte_sizes: Sequence[int], begin: int = 0
+def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: the client is called back cold
+    data: bytes, byte_sizes: Sequence[int], begin: int = 0, spec: ModelSpec | None = None, generation: int = 0
 ) -> Results:
     """Check results in the model's half of a slot's record, copied as a whole; PeerError if they break the protocol.
 
-    ``byte_sizes`` are those of the request's regions, the slot's own first; its memory there begins at ``begin``.
+    ``byte_sizes`` are those of the request's regions, the slot's own first; its memory there begins at ``begin``. With
+    a ``spec``, they must be of its outputs, and of ``generation``.
     """
     try:
         _, completed = _STAMPS.unpack_from(data)
+        if spec is not None and completed != generation:
+            raise unused_memory(spec.name)
         length, output_count, event_count = _HEAD.unpack_from(data, _STAMPS.size)
         if length == 0:
             return Results((), (), completed)
@@ -129,6 +134,12 @@ def decode(  # noqa: PLR0912  # one function for the loop: the client is called 
                     check_element_count("an output", dtype, shape, byte_size)
                 if dtype.itemsize and offset % dtype.itemsize:
                     raise ValueError(f"an output of {dtype.name} at offset {offset}")
+            if spec is not None:
+                wanted = spec.outputs.get(name)
+                fits = wanted is not None and dtype is wanted.dtype and rank == len(wanted.shape)
+                end = wanted.fixed_end if wanted is not None else ()
+                if not fits or (end and shape[-len(end) :] != end):
+                    check_output(spec, name, dtype, shape)  # raises: what fits needs no further function
             outputs[name] = OutputPlace(name, dtype, shape, region, offset, byte_size, flags == _IN_RESPONSE)
         events: tuple[int, ...] = ()
         if event_count:

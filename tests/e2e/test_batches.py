@@ -81,17 +81,6 @@ def test_rows_of_one_client_follow_one_another_and_not_a_byte_is_copied(client: 
             assert facts(results).tolist() == [[EIGHT, index, 0, 1] for index in range(EIGHT)]
 
 
-def test_calls_that_are_not_prepared_lie_side_by_side_from_the_second_time(grpc_client: ShmClient) -> None:
-    for _ in range(2):
-        futures = [grpc_client.submit("batch_rows", {"X": row(1 + i)}, outputs=OUTPUTS) for i in range(EIGHT)]
-        results = [future.result() for future in futures]
-        assert are_right(results)
-        copied, in_place = facts(results)[:, COPIED], facts(results)[:, IN_PLACE]
-        del results, futures
-    assert copied.tolist() == [0] * EIGHT
-    assert in_place.tolist() == [1] * EIGHT
-
-
 def test_rows_with_a_gap_between_them_are_copied_once(grpc_client: ShmClient) -> None:
     with prepared(grpc_client, EIGHT + 1) as calls:
         gap = 3
@@ -188,8 +177,8 @@ def test_memory_in_which_a_model_may_still_write_is_not_used_again(triton_server
 
 def unwatched(call: Any) -> tuple[npt.NDArray[np.float32], Callable[[], bool]]:
     """Return the first input value of a call, as an array that does not hold its memory, and whether a model began."""
-    exchange = call._call.exchange
-    memory, slot, span = exchange._memory, exchange._slot, exchange._table.inputs["X"]
+    held = call._call
+    memory, slot, span = held.memory, held.slot, held.layout.table.inputs["X"]
     address = memory.ctypes.data + span.offset
     value = np.ctypeslib.as_array((ctypes.c_float * 1).from_address(address))
     return value, lambda: bool(slot.is_started)

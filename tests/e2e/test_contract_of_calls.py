@@ -26,7 +26,6 @@ from shm_backend_utils.client import (
     ServerUnavailableError,
     ShmClient,
 )
-from shm_backend_utils.client.inputs.sources import Source
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import (
     CallerError,
@@ -134,7 +133,7 @@ def test_two_instances_serve_at_the_same_time_each_in_a_process_of_its_own(trito
             call.inputs["X"][:] = 0
         futures = [threads.submit(call.infer) for call in calls]
         try:
-            eventually(lambda: all(call._call.exchange._slot.is_started for call in calls))  # type: ignore[attr-defined]
+            eventually(lambda: all(call._call.slot.is_started for call in calls))  # type: ignore[attr-defined]
         finally:
             for call in calls:
                 call.inputs["X"][:] = 1
@@ -193,12 +192,12 @@ def test_a_call_that_is_cancelled_while_its_inputs_are_copied_gives_its_memory_b
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large = {"INPUT0": np.ones(16 * 2**20, np.float32)}  # so large that it is copied in a thread
-    write_to, begun, go_on = Source.write_to, threading.Event(), threading.Event()
+    copy, begun, go_on = np.copyto, threading.Event(), threading.Event()
 
-    def write_later(source: Source, target: Any) -> None:
+    def copy_later(*arguments: Any, **named: Any) -> None:
         begun.set()
         assert go_on.wait(20)
-        write_to(source, target)
+        copy(*arguments, **named)
 
     async def cancel(client: AsyncShmClient) -> None:
         begun.clear()
@@ -216,7 +215,7 @@ def test_a_call_that_is_cancelled_while_its_inputs_are_copied_gives_its_memory_b
     with LoopedClient(url, timeout_s=30) as client:
         client.infer("identity", large).release()
         with monkeypatch.context() as patch:
-            patch.setattr(Source, "write_to", write_later)
+            patch.setattr(np, "copyto", copy_later)
             for _ in range(5):
                 client.run(asyncio.wait_for(cancel(client.aio), 20))
         assert (client.infer("identity", large)["OUTPUT0"] == 1).all()

@@ -16,7 +16,7 @@ import pytest
 
 from shm_backend_utils.client import DeadlineExceededError, InferenceError, ServerUnavailableError, ShmClient
 from shm_backend_utils.client.errors import ConnectionLostError, deadline_exceeded, translated
-from shm_backend_utils.client.paths.exchange import is_answer
+from shm_backend_utils.client.paths.call import is_answer
 from shm_backend_utils.client.transports.http.codec import Answer
 from shm_backend_utils.errors import PeerError, SlotInUseError, StaleRequestError
 from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address
@@ -73,7 +73,7 @@ def test_a_request_that_got_no_answer_may_still_begin(server: FakeServer) -> Non
         with pytest.raises(DeadlineExceededError):
             call.infer()
         errors = [InferenceError("it is refused"), deadline_exceeded()]
-        assert [call._call.exchange.did_not_start(error) for error in errors] == [True, False]
+        assert [call._call.did_not_start(error) for error in errors] == [True, False]
 
 
 def test_memory_of_a_request_that_a_gateway_gave_up_is_not_used_again(

@@ -19,7 +19,6 @@ import pytest
 
 from shm_backend_utils import forks
 from shm_backend_utils.client import DeadlineExceededError, InferenceError, ServerUnavailableError, ShmClient
-from shm_backend_utils.client.inputs.sources import Source
 from shm_backend_utils.client.paths import direct, stream
 from shm_backend_utils.client.result import Result
 from shm_backend_utils.errors import CallerError, ClosedError, PeerError, RegionGoneError, SlotInDoubtError
@@ -69,7 +68,7 @@ def fail_in_model(server: FakeServer, patch: pytest.MonkeyPatch, error: BaseExce
 
 
 def fail_copying(server: FakeServer, patch: pytest.MonkeyPatch, error: BaseException) -> None:
-    patch.setattr(Source, "write_to", lambda source, target: raising(error)())
+    patch.setattr(np, "copyto", raising(error))
 
 
 def fail_beginning(server: FakeServer, patch: pytest.MonkeyPatch, error: BaseException) -> None:
@@ -245,7 +244,7 @@ def test_a_prepared_call_that_two_threads_use_at_once_says_so(client: ShmClient,
 def test_a_prepared_call_without_an_answer_waits_for_its_slot(client: ShmClient, server: FakeServer) -> None:
     with client.prepare("m", {"IN0": ((6,), np.float32)}) as call:
         call.inputs["IN0"][:] = X
-        lease = call._call.exchange._region._region.lease(0)  # type: ignore[attr-defined]
+        lease = call._call.region._region.lease(0)  # type: ignore[attr-defined]
         server.before = raising(DeadlineExceededError("late"))
         with pytest.raises(DeadlineExceededError):
             call.infer()

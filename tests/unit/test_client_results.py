@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import math
 import struct
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -16,8 +17,8 @@ import pytest
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.client import ShmClient
+from shm_backend_utils.client.paths.buffers import GpuBuffer, RegionBuffer
 from shm_backend_utils.client.paths.direct import result_of
-from shm_backend_utils.client.paths.further import GpuMemory, HostMemory
 from shm_backend_utils.client.result import Result
 from shm_backend_utils.dtypes import BY_NAME, BYTES
 from shm_backend_utils.errors import ClosedError, PeerError
@@ -28,7 +29,7 @@ from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol import results
-from shm_backend_utils.protocol.answers import check_output, check_places
+from shm_backend_utils.protocol.answers import check_output
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from shm_backend_utils.protocol.results import OutputPlace
 from tests.unit.fake_gpu import DRIVER, runtime_that_gives_all_back
@@ -66,11 +67,11 @@ def cuda() -> Iterator[CudaRuntime]:
 
 
 @pytest.fixture
-def gpu(cuda: CudaRuntime) -> Iterator[GpuMemory]:
+def gpu(cuda: CudaRuntime) -> Iterator[GpuBuffer]:
     """What the call has on a GPU; its bytes count from 0 to 255, again and again."""
     allocation = CudaAllocation(cuda, DEVICE_SIZE, DEVICE)
     DRIVER.memory(allocation.address, (DEVICE_SIZE,), np.uint8)[:] = np.arange(DEVICE_SIZE).astype(np.uint8)
-    memory = GpuMemory(cuda, allocation.address, DEVICE_SIZE, DEVICE, allocation.keeper, None)
+    memory = GpuBuffer(cuda, allocation.address, DEVICE_SIZE, DEVICE, allocation.keeper, None)
     yield memory
     memory._keeper = None
     allocation.free()
@@ -80,7 +81,7 @@ def read(
     places: Sequence[OutputPlace],
     memory: npt.NDArray[np.uint8],
     response: Response | None = None,
-    devices: Sequence[GpuMemory] = (),
+    devices: Sequence[GpuBuffer] = (),
     bytes_avoided: int = 0,
 ) -> Result:
     """Return the result of a call after which the slot's record says this of its outputs."""
@@ -206,7 +207,7 @@ def test_a_result_shows_its_path_and_shapes_and_that_it_was_released(memory: npt
 
 @pytest.mark.parametrize("dtype", NUMBERS, ids=[dtype.name for dtype in NUMBERS])
 def test_an_output_is_where_the_model_wrote_it(
-    memory: npt.NDArray[np.uint8], gpu: GpuMemory, dtype: dtypes.DType
+    memory: npt.NDArray[np.uint8], gpu: GpuBuffer, dtype: dtypes.DType
 ) -> None:
     size = 6 * dtype.itemsize
     for offset in (0, 1024, DEVICE_SIZE - size):
@@ -218,12 +219,12 @@ def test_an_output_is_where_the_model_wrote_it(
         assert result.bytes_avoided == 24 + size
 
 
-def test_outputs_on_a_gpu_that_are_one_memory_are_left_so(memory: npt.NDArray[np.uint8], gpu: GpuMemory) -> None:
+def test_outputs_on_a_gpu_that_are_one_memory_are_left_so(memory: npt.NDArray[np.uint8], gpu: GpuBuffer) -> None:
     result: Any = read([ON_GPU, ON_GPU._replace(name="Y")], memory, devices=[gpu])
     assert result["X"].address == result["Y"].address == gpu.address + 1024
 
 
-def test_strings_on_a_gpu_are_the_peers_fault(memory: npt.NDArray[np.uint8], gpu: GpuMemory) -> None:
+def test_strings_on_a_gpu_are_the_peers_fault(memory: npt.NDArray[np.uint8], gpu: GpuBuffer) -> None:
     with pytest.raises(PeerError, match="X, which are strings, on a GPU"):
         read([OutputPlace("X", dtypes.BYTES, (1,), 1, 1024, 24, False)], memory, devices=[gpu])
 
@@ -232,20 +233,20 @@ def test_strings_on_a_gpu_are_the_peers_fault(memory: npt.NDArray[np.uint8], gpu
     ("region", "offset"), [(1, DEVICE_SIZE - 23), (1, HOST_SIZE - 24), (0, HOST_SIZE - 23), (2, 0), (65535, 0)]
 )
 def test_an_output_outside_its_own_memory_is_the_peers_fault(
-    memory: npt.NDArray[np.uint8], gpu: GpuMemory, region: int, offset: int
+    memory: npt.NDArray[np.uint8], gpu: GpuBuffer, region: int, offset: int
 ) -> None:
     with pytest.raises(PeerError, match="the model's results break the protocol: "):
         read([ON_GPU._replace(region=region, offset=offset)], memory, devices=[gpu])
 
 
-def test_memory_of_a_gpu_has_no_array_beyond_its_end(gpu: GpuMemory) -> None:
+def test_memory_of_a_gpu_has_no_array_beyond_its_end(gpu: GpuBuffer) -> None:
     assert gpu.plain_array_at(None, DEVICE_SIZE - 8, FP32.numpy, (2,)).shape == (2,)
     with pytest.raises(ValueError, match=r"a tensor of shape \(2,\) in 7 bytes"):
         gpu.plain_array_at(None, DEVICE_SIZE - 7, FP32.numpy, (2,))
 
 
 def test_an_output_for_which_the_gpu_had_no_room_is_taken_from_the_response(
-    memory: npt.NDArray[np.uint8], gpu: GpuMemory
+    memory: npt.NDArray[np.uint8], gpu: GpuBuffer
 ) -> None:
     labels = np.array([1, 2], np.int64)
     result = read([ON_GPU, LABELS], memory, Response(LABELS=labels), [gpu])
@@ -253,7 +254,7 @@ def test_an_output_for_which_the_gpu_had_no_room_is_taken_from_the_response(
     assert (result.overflowed, result.bytes_avoided) == ({"LABELS": 16}, 24)
 
 
-def test_an_array_on_a_gpu_holds_the_call_memory_until_it_dies(gpu: GpuMemory) -> None:
+def test_an_array_on_a_gpu_holds_the_call_memory_until_it_dies(gpu: GpuBuffer) -> None:
     memory = np.zeros(HOST_SIZE, np.uint8)
     is_held = weakref.ref(memory)
     result = read([ON_GPU], memory, devices=[gpu])
@@ -282,17 +283,17 @@ def pool() -> Iterator[SlotPool]:
 
 
 @pytest.fixture
-def further(pool: SlotPool) -> Iterator[HostMemory]:
-    further = HostMemory(*pool.redeem(pool.request(Need(PAGE_SIZE, 1, PAGE_SIZE), "a test")))
+def further(pool: SlotPool) -> Iterator[RegionBuffer]:
+    further = RegionBuffer(*pool.redeem(pool.request(Need(PAGE_SIZE, 1, PAGE_SIZE), "a test")))
     yield further
     further.memory = further.memory[:0].copy()
 
 
-def read_further(memory: npt.NDArray[np.uint8], further: HostMemory, *places: OutputPlace) -> Result:
+def read_further(memory: npt.NDArray[np.uint8], further: RegionBuffer, *places: OutputPlace) -> Result:
     return result_of(places, memory, [further], lambda: None)
 
 
-def test_an_output_is_a_view_of_the_further_region(memory: npt.NDArray[np.uint8], further: HostMemory) -> None:
+def test_an_output_is_a_view_of_the_further_region(memory: npt.NDArray[np.uint8], further: RegionBuffer) -> None:
     offset = further.region.data_offset
     array = read_further(memory, further, OutputPlace("Y", FP32, (2, 3), 1, offset, 24, False))["Y"]
     array[...] = np.arange(6).reshape(2, 3)
@@ -303,7 +304,7 @@ def test_an_output_is_a_view_of_the_further_region(memory: npt.NDArray[np.uint8]
         read_further(memory, further, OutputPlace("Y", FP32, (1,), 1, further.memory.nbytes, 4, False))
 
 
-def test_strings_are_read_in_a_further_region_too(memory: npt.NDArray[np.uint8], further: HostMemory) -> None:
+def test_strings_are_read_in_a_further_region_too(memory: npt.NDArray[np.uint8], further: RegionBuffer) -> None:
     encoded = struct.pack("<I1sI3s", 1, b"a", 3, b"\0b\xff")
     offset = further.region.data_offset
     further.memory[offset : offset + len(encoded)] = np.frombuffer(encoded, np.uint8)
@@ -312,7 +313,7 @@ def test_strings_are_read_in_a_further_region_too(memory: npt.NDArray[np.uint8],
 
 
 def test_an_array_keeps_both_regions_until_it_is_gone(pool: SlotPool, memory: npt.NDArray[np.uint8]) -> None:
-    further = HostMemory(*pool.redeem(pool.request(Need(PAGE_SIZE, 1, PAGE_SIZE), "a test")))
+    further = RegionBuffer(*pool.redeem(pool.request(Need(PAGE_SIZE, 1, PAGE_SIZE), "a test")))
     kept: list[weakref.ref[Any]] = [weakref.ref(further.memory), weakref.ref(owner := memory.view())]
     array = read_further(owner, further, OutputPlace("Y", FP32, (1,), 1, PAGE_SIZE, 4, False))["Y"]
     part = array.reshape(1, 1)
@@ -326,7 +327,7 @@ def test_an_array_keeps_both_regions_until_it_is_gone(pool: SlotPool, memory: np
     assert pool.status.held == 0
 
 
-def test_a_table_names_it_by_its_secret(further: HostMemory) -> None:
+def test_a_table_names_it_by_its_secret(further: RegionBuffer) -> None:
     claim, region = further.claim, further.region
     assert (claim.key, claim.byte_size, claim.token, claim.slot) == (region.key, region.byte_size, region.token, 0)
 
@@ -336,16 +337,17 @@ def test_a_table_names_it_by_its_secret(further: HostMemory) -> None:
 def test_places_are_checked_as_outputs_in_a_response_are(dims: list[int], dtype: dtypes.DType) -> None:
     spec = ModelSpec.from_config({"name": "m", "output": [{"name": "Y", "data_type": "TYPE_FP32", "dims": dims}]})
 
-    def refusal(check: Callable[..., None], *arguments: Any) -> str:
+    def refusal(check: Callable[..., Any], *arguments: Any) -> object:
         try:
-            check(spec, *arguments)
+            return check(*arguments) and None
         except PeerError as error:
             return str(error)
-        return ""
 
     for shape in itertools.chain.from_iterable(itertools.product((2, 3), repeat=rank) for rank in range(4)):
-        place = OutputPlace("Y", dtype, shape, 0, 4096, 0, False)
-        assert refusal(check_places, ["Y"], [place]) == refusal(check_output, "Y", dtype, shape)
+        place = OutputPlace("Y", dtype, shape, 0, 0, math.prod(shape) * dtype.itemsize, False)
+        record = (bytes(16) + results.encode([place])).ljust(4096, b"\0")
+        in_response = refusal(check_output, spec, "Y", dtype, shape)
+        assert refusal(results.decode, record, [4096], 0, spec, 0) == in_response
 
 
 # Operators in place

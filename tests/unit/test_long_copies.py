@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import AsyncShmClient, InferenceError
-from shm_backend_utils.client.inputs.sources import Source
-from shm_backend_utils.client.paths.direct import DirectExchange
-from shm_backend_utils.client.paths.inline import InlineExchange
+from shm_backend_utils.client.paths.direct import DirectCall
+from shm_backend_utils.client.paths.inline import InlineCall
 from shm_backend_utils.client.paths.stream import DirectStream
-from shm_backend_utils.client.paths.triton_shm import RegisteredExchange
+from shm_backend_utils.client.paths.triton_shm import RegisteredCall
 from shm_backend_utils.errors import SlotInUseError
 from shm_backend_utils.protocol.refusals import refusal
 from tests.unit.fake_server import Arrays, FakeServer, Order, config, doubled
@@ -29,13 +28,13 @@ SMALL = np.zeros(2**4, np.float32)
 def threads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each copy that was made was made in the event loop's thread."""
     found: list[bool] = []
-    write = Source.write_to
+    copy = np.copyto
 
-    def noting(source: Source, target: np.ndarray[Any, Any]) -> None:
+    def noting(*arguments: Any, **named: Any) -> None:
         found.append(threading.current_thread() is threading.main_thread())
-        write(source, target)
+        copy(*arguments, **named)
 
-    monkeypatch.setattr(Source, "write_to", noting)
+    monkeypatch.setattr(np, "copyto", noting)
     return found
 
 
@@ -64,29 +63,29 @@ def test_large_inputs_are_copied_in_another_thread(threads: list[bool], x: np.nd
     assert threads == [x is SMALL] * (2 if kind == "sent again" else 1)
 
 
-EXCHANGES: dict[str, Any] = {
-    "direct": DirectExchange,
-    "triton-shm": RegisteredExchange,
-    "inline": InlineExchange,
+CALLS: dict[str, Any] = {
+    "direct": DirectCall,
+    "triton-shm": RegisteredCall,
+    "inline": InlineCall,
     "stream": DirectStream,
 }
 
 
-@pytest.mark.parametrize("path", EXCHANGES)
+@pytest.mark.parametrize("path", CALLS)
 def test_a_call_that_is_given_up_meanwhile(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread finds the call closed between two of its inputs, and fails at nothing."""
     begun, is_given_up, is_over = threading.Event(), threading.Event(), threading.Event()
     errors: list[BaseException] = []
-    copy, write = Source.write_to, EXCHANGES[path].write
+    copy, write = np.copyto, CALLS[path].write
 
-    def slow(source: Source, target: np.ndarray[Any, Any]) -> None:
-        copy(source, target)
+    def slow(*arguments: Any, **named: Any) -> None:
+        copy(*arguments, **named)
         begun.set()
         assert is_given_up.wait(30)
 
-    def noting(exchange: Any, given: Any) -> None:
+    def noting(call: Any, given: Any) -> None:
         try:
-            write(exchange, given)
+            write(call, given)
         except BaseException as error:
             errors.append(error)
         finally:
@@ -112,7 +111,7 @@ def test_a_call_that_is_given_up_meanwhile(path: str, monkeypatch: pytest.Monkey
                 is_given_up.set()
                 assert await asyncio.to_thread(is_over.wait, 30)
 
-    monkeypatch.setattr(Source, "write_to", slow)
-    monkeypatch.setattr(EXCHANGES[path], "write", noting)
+    monkeypatch.setattr(np, "copyto", slow)
+    monkeypatch.setattr(CALLS[path], "write", noting)
     asyncio.run(work())
     assert errors == []

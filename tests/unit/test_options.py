@@ -11,11 +11,11 @@ import pytest
 
 from shm_backend_utils.client.errors import TimeoutValueError
 from shm_backend_utils.client.options import RequestOptions, Tls, check_options, check_timeout
-from shm_backend_utils.client.paths.exchange import check_sequence_id
+from shm_backend_utils.client.paths.call import check_sequence_id
 from shm_backend_utils.client.settings import ClientSettings
 from shm_backend_utils.client.transports.grpc.codec import GrpcCodec
 from shm_backend_utils.client.transports.http.codec import HttpCodec
-from shm_backend_utils.client.transports.messages import Codec, OutputTensor, Request, split_url
+from shm_backend_utils.client.transports.messages import Codec, split_url
 from shm_backend_utils.errors import CallerError
 from shm_backend_utils.model_spec import ModelSpec
 
@@ -110,7 +110,7 @@ OF_NUMPY: Any = {
 @pytest.mark.parametrize("codec", [GrpcCodec(), HttpCodec()], ids=lambda codec: type(codec).__name__)
 def test_values_of_numpy_are_sent_like_pythons(codec: Codec) -> None:
     sent = [
-        codec.infer(Request(name("m"), (), [OutputTensor(name("Y"))], check_options(options)))
+        codec.infer(name("m"), check_options(options), outputs={name("Y"): None})
         for name, options in ((np.str_, OF_NUMPY), (str, PLAIN))
     ]
     assert sent[0] == sent[1]
@@ -118,7 +118,7 @@ def test_values_of_numpy_are_sent_like_pythons(codec: Codec) -> None:
 
 def test_a_number_that_json_lacks_is_refused_over_http() -> None:
     with pytest.raises(CallerError, match="parameter 'x' is nan, which JSON has no number for; send it as a str"):
-        HttpCodec().infer(Request("m", (), None, check_options(RequestOptions(parameters={"x": math.nan}))))
+        HttpCodec().infer("m", check_options(RequestOptions(parameters={"x": math.nan})))
 
 
 @pytest.mark.parametrize("value", [None, [1], {"a": 1}, b"bytes", "\ud800"])

@@ -24,7 +24,7 @@ from shm_backend_utils.client.errors import PoolExhaustedError
 from shm_backend_utils.client.known_model import KnownModel
 from shm_backend_utils.client.options import RequestOptions
 from shm_backend_utils.client.paths import taking
-from shm_backend_utils.client.paths.taking import Taking
+from shm_backend_utils.client.paths.taking import take as take_region
 from shm_backend_utils.client.settings import CallSettings
 from shm_backend_utils.client.steps import AsyncioDriver
 from shm_backend_utils.errors import ClosedError
@@ -315,13 +315,13 @@ class Take:
     """Takes a region as a call does, and makes it in the only thread that there is."""
 
     def __init__(self, memory: ClientMemory) -> None:
-        self._taking = Taking(memory.pool)
+        self._pool = memory.pool
         self._driver = AsyncioDriver(cast(Any, None))
         self.threads = self._driver._threads = concurrent.futures.ThreadPoolExecutor(1)
 
     def __call__(self) -> Awaitable[object]:
         settings = CallSettings("m", "", "auto", time.monotonic() + LONG_S, RequestOptions(), Origin.here("infer"))
-        return self._driver.run(self._taking.take(settings, MODEL, MODEL.data_begin + 1, 1, "direct"))
+        return self._driver.run(take_region(self._pool, settings, MODEL, MODEL.data_begin + 1, 1, "direct"))
 
 
 def with_one_region(work: Callable[[SlotPool, Take], Awaitable[None]]) -> None:

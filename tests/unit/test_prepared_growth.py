@@ -30,8 +30,8 @@ from shm_backend_utils.client import (
 from shm_backend_utils.client.errors import deadline_exceeded
 from shm_backend_utils.client.inputs.descriptions import described_inputs
 from shm_backend_utils.client.known_model import KnownModel
+from shm_backend_utils.client.paths import taking
 from shm_backend_utils.client.paths.stream import guessed_rooms
-from shm_backend_utils.client.paths.taking import Taking
 from shm_backend_utils.errors import CallerError, ClosedError, MachineError, RegionGoneError, ShmError, SlotInDoubtError
 from shm_backend_utils.memory.locks import borrow
 from shm_backend_utils.memory.pool.pool import SlotPool
@@ -342,14 +342,14 @@ def test_a_call_that_is_closed_while_it_grows_gives_everything_back(
 ) -> None:
     call = client.prepare("m", INPUTS)
     assert count_to(call, 1000).overflowed
-    take_more = Taking.take_more
+    take_at_once = taking.take_at_once
 
     def close_meanwhile(*arguments: Any) -> Any:
-        annex = yield from take_more(*arguments)
+        annex = yield from take_at_once(*arguments)
         call.close()
         return annex
 
-    monkeypatch.setattr(Taking, "take_more", close_meanwhile)
+    monkeypatch.setattr("shm_backend_utils.client.calls.take_at_once", close_meanwhile)
     with pytest.raises(ClosedError):
         call.infer()
     gc.collect()

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shm_backend_utils.memory.pool import rows
 from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
@@ -31,11 +30,9 @@ def region_of(pool: SlotPool, count: int = 3) -> tuple[SlotRegion, npt.NDArray[n
     return pool.redeem(pool.request(Need(1, count), "block"))
 
 
-def begun(
-    pool: SlotPool, key: object = "calls", blocks: RowBlocks[str] | None = None
-) -> tuple[RowBlocks[str], Row[str]]:
-    blocks = blocks or RowBlocks()
-    return blocks, blocks.begin(key, *region_of(pool), list(LAYOUTS))
+def begun(pool: SlotPool) -> tuple[RowBlocks[str], Row[str]]:
+    blocks: RowBlocks[str] = RowBlocks()
+    return blocks, blocks.begin("calls", *region_of(pool), list(LAYOUTS))
 
 
 def test_calls_get_the_rows_of_a_block_in_order(pool: SlotPool) -> None:
@@ -106,49 +103,3 @@ def test_a_region_in_which_a_row_is_in_doubt_goes_through_care(pool: SlotPool) -
     assert pool.status.idle == 1
     assert not slot.is_in_doubt
     assert (Path("/dev/shm") / key).exists()
-
-
-def test_calls_that_differ_never_get_each_others_rows(pool: SlotPool) -> None:
-    blocks, first = begun(pool, ("m", 1))
-    _, other = begun(pool, ("m", 2), blocks)
-    assert blocks.take(("m", 3)) is None
-    for key, mine in ((("m", 1), first), (("m", 2), other)):
-        row = blocks.take(key)
-        assert row is not None
-        assert row.region is mine.region
-
-
-def test_a_block_is_wanted_where_calls_come_together_and_by_no_call_alone(pool: SlotPool) -> None:
-    blocks: RowBlocks[str] = RowBlocks()
-    for _ in range(3):
-        assert blocks.take("calls") is None
-        assert not blocks.is_wanted("calls")
-        memory = region_of(pool, 1)[1]
-        blocks.note_alone("calls", memory)
-        del memory
-    memory = region_of(pool, 1)[1]
-    blocks.note_alone("calls", memory)
-    assert blocks.is_wanted("calls"), "another one is in use"
-    _, row = begun(pool, "calls", blocks)
-    assert blocks.is_wanted("calls"), "a block is in use"
-    second = blocks.take("calls")
-    del memory, row, second
-    assert blocks.is_wanted("calls"), "they came together the last time"
-    assert not blocks.is_wanted("calls"), "but not for ever"
-    blocks.expect("calls")
-    assert blocks.is_wanted("calls")
-    assert not blocks.is_wanted("calls"), "but not for ever"
-    assert not blocks.is_wanted("others")
-
-
-def test_keys_without_end_leave_a_bounded_memory(pool: SlotPool) -> None:
-    blocks, first = begun(pool, "mine")
-    memory = np.empty(1, np.uint8)
-    for number in range(10 * rows._MAX_KEYS):
-        blocks.note_alone(number, memory)
-        assert len(blocks._calls) <= rows._MAX_KEYS
-    assert blocks.take("mine") is None, "it was forgotten"
-    first.memory[-1] = 1
-    assert pool.status.held == 1
-    del first
-    assert pool.status.held == 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from shm_backend_utils.client import CallerError, PoolOptions, ShmClient
+from shm_backend_utils.client.calls import infer
+from shm_backend_utils.client.steps import until_copied
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from tests.unit.fake_gpu import runtime_that_gives_all_back
 from tests.unit.fake_server import FakeServer, config
@@ -132,10 +134,10 @@ def test_a_small_output_on_a_gpu_is_written_there() -> None:
         core = client._core
         assert core is not None
         settings = client._settings.of_call("infer", "fixed", None, None, {})
-        call = client._driver.run(core.begin(settings, {"IN0": x}, {"OUT0": ((16,), np.float32, "cuda:0")}))
-        assert call.exchange.path == "direct"
-        call.exchange.close()
-        del call
+        operation = infer(core, settings, {"IN0": x}, {"OUT0": ((16,), np.float32, "cuda:0")})
+        client._driver.run(until_copied(operation))
+        assert cast(Any, operation).gi_frame.f_locals["call"].path == "direct"
+        operation.close()
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])

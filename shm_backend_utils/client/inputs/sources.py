@@ -17,10 +17,11 @@ from ...tensors.strings import Strings
 from ...tensors.values import parts_of
 from .descriptions import is_description, nameless
 
-__all__ = ["Elsewhere", "Source", "StringSource", "sources"]
+__all__ = ["SAME_VALUES", "Elsewhere", "Source", "StringSource", "sources"]
 
 _STRINGS: Final = frozenset("OSU")
-_SAME_VALUES: Final = "safe"  # another byte order, or strings to objects; dtypes were compared before
+SAME_VALUES: Final = "safe"
+"""How arrays are copied: from another byte order, or strings to objects; dtypes were compared before."""
 _OBJECT: Final = np.dtype(object)
 
 
@@ -43,12 +44,12 @@ class Source:
     def write_to(self, target: npt.NDArray[Any]) -> None:
         """Copy the tensor, once. ``target`` has its shape and dtype."""
         if len(self.parts) == 1:
-            np.copyto(target, self.parts[0], casting=_SAME_VALUES)
+            np.copyto(target, self.parts[0], casting=SAME_VALUES)
             return
         begin = 0
         for part in self.parts:
             end = begin + len(part)
-            np.copyto(target[begin:end], part, casting=_SAME_VALUES)
+            np.copyto(target[begin:end], part, casting=SAME_VALUES)
             begin = end
 
 

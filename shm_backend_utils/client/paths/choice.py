@@ -23,18 +23,18 @@ from ..settings import left_until
 from ..steps import Steps, offloaded
 from ..transports.messages import Codec
 from ..transports.this_machine import is_this_machine
-from .direct import DirectExchange
-from .inline import InlineExchange
+from .direct import DirectCall
+from .inline import InlineCall
 from .sealed_trial import NAME as SEALED
 from .sealed_trial import try_sealed
-from .triton_shm import RegisteredExchange, Registrations
+from .triton_shm import RegisteredCall, Registrations
 
 __all__ = ["PathChooser"]
 
 _LOG: Final = logging.getLogger(__name__)
-_DIRECT: Final = DirectExchange.path
-_TRITON_SHM: Final = RegisteredExchange.path
-_INLINE: Final = InlineExchange.path
+_DIRECT: Final = DirectCall.path
+_TRITON_SHM: Final = RegisteredCall.path
+_INLINE: Final = InlineCall.path
 _BY_PREFERENCE: Final = (_DIRECT, _TRITON_SHM, _INLINE)
 _PROBE_BYTES: Final = 4096
 _ANOTHER_MACHINE: Final = (

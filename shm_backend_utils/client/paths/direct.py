@@ -6,6 +6,7 @@ import functools
 import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -14,104 +15,74 @@ import numpy.typing as npt
 from ...dtypes import BYTES
 from ...errors import ClosedError, SlotInDoubtError
 from ...memory.cuda.streams import Named
+from ...memory.kinds import RegionKind
 from ...memory.pool.slot import Slot, SlotRegion
-from ...model_spec import ModelSpec
 from ...protocol import results
-from ...protocol.answers import check_places
-from ...protocol.call_layout import CallLayout
+from ...protocol.answers import missing_output
 from ...protocol.refusals import NOT_OPENED, code_in
-from ...protocol.results import broken_results, unused_memory
+from ...protocol.results import broken_results
 from ...protocol.spans import InputSpan
 from ...protocol.table import encode
 from ...tensors.strings import Strings
 from ..errors import InferenceError, MemoryRefusedError
 from ..inputs.sources import Source
-from ..options import RequestOptions
 from ..result import Result
 from ..steps import Send, Steps
-from ..transports.messages import Codec, OutputTensor, Request
-from .exchange import Exchange, batch_carrier, is_answer, output_in
-from .further import FurtherMemory
+from .buffers import Buffer
+from .call import Call, HostMemory, InRegion, is_answer, output_in
 from .inline import no_strings, source_of
 from .on_gpus import CallOnGpus
 
-__all__ = ["DirectExchange", "result_of", "still_at_work"]
-
-Memory = npt.NDArray[np.uint8]
+__all__ = ["DirectCall", "result_of", "still_at_work"]
 
 _BYTE_SIZE: Final = operator.attrgetter("byte_size")
 _BY_PLACE: Final = operator.attrgetter("region", "offset")
 _BYTE: Final = np.dtype(np.uint8)
-_NO_MEMORY: Final[Memory] = np.empty(0, np.uint8)
+_NO_MEMORY: Final[HostMemory] = np.empty(0, np.uint8)
 
 
-class DirectExchange(Exchange):
+@dataclass(eq=False, repr=False)
+class DirectCall(InRegion, Call):
     """A call whose tensors lie in a slot. Its generation fences one request from the next.
 
     The slot is given back when ``memory``, which is its whole region, and every array made from it are gone.
     """
 
-    path = "direct"
-    is_kept = False  # by the user, for more requests than one: then others like it will come
+    region: SlotRegion
+    slot: Slot
+    memory: HostMemory
+    gpus: CallOnGpus | None = None
+    buffers: Sequence[Buffer] = ()
+    """What the table names beside the slot's own region, from number 1 on."""
 
-    def __init__(
-        self,
-        codec: Codec,
-        spec: ModelSpec,
-        layout: CallLayout,
-        options: RequestOptions,
-        region: SlotRegion,
-        slot: Slot,
-        memory: Memory,
-        gpus: CallOnGpus | None = None,
-    ) -> None:
-        self.spec, self.layout, self.options = spec, layout, options
-        self.kind = region.kind
-        self._codec = codec
-        self._region = region
-        self._slot = slot
-        self._memory = memory
-        self._gpus = gpus
-        self._table = layout.table
-        self._further: Sequence[FurtherMemory] = ()
-        self._byte_sizes = [region.data_end]
-        self._input_bytes = sum(map(_BYTE_SIZE, layout.table.inputs.values()))
-        if gpus is not None:
-            self.has_gpus, self.library = True, gpus.library
-            self._byte_sizes += gpus.byte_sizes
-            self._table = gpus.table
-            self._further = gpus.further
+    path = "direct"
+
+    @property
+    def has_gpus(self) -> bool:
+        return self.gpus is not None
+
+    @property
+    def kind(self) -> RegionKind:
+        return self.region.kind
 
     def arrays(self) -> dict[str, Any]:
-        memory, inputs = self._memory, self._table.inputs
+        memory, inputs = self.memory, self.layout.table.inputs
         on_host = {name: self._input(memory, span) for name, span in inputs.items() if not span.region}
-        on_gpus = {} if self._gpus is None else self._gpus.arrays(memory)
+        on_gpus = {} if self.gpus is None else self.gpus.arrays(memory)
         return on_host | on_gpus | no_strings(self.layout)
 
-    def write(self, given: Mapping[str, Source]) -> None:
-        memory = self._memory  # keeps the slot, if the exchange is closed while another thread copies
-        if self.is_closed:
-            return
-        spans = self._table.inputs
-        for name, source in given.items():
-            dtype, shape, region, offset, _ = span = spans[name]
-            if dtype is BYTES:
-                source.write_to(self._input(memory, span))
-            elif not region:
-                source.write_to(np.ndarray(shape, dtype.numpy, memory, offset))
-
     def write_from_gpus(self, given: Mapping[str, Source], deadline: float) -> Steps[None]:
-        if self._gpus is not None:
-            yield from self._gpus.write(given, self._memory, deadline)
+        if self.gpus is not None:
+            yield from self.gpus.write(given, self.memory, deadline)
 
     def name_work(self, named: Named) -> None:
-        if self._gpus is not None:
-            self._gpus.named = named
+        if self.gpus is not None:
+            self.gpus.named = named
 
     def sources(self) -> dict[str, Source]:
-        memory = self._memory
-        found: dict[str, Source] = {} if self._gpus is None else {**self._gpus.sources(memory)}
-        for name, span in self._table.inputs.items():
+        memory = self.memory
+        found: dict[str, Source] = {} if self.gpus is None else {**self.gpus.sources(memory)}
+        for name, span in self.layout.table.inputs.items():
             if span.region:
                 continue
             array = self._input(memory, span)
@@ -122,42 +93,47 @@ class DirectExchange(Exchange):
 
     def did_not_start(self, error: BaseException) -> bool:
         """Return whether the server refused the request, and the model has not begun with it."""
-        return is_answer(error) and not self._slot.is_started
+        return is_answer(error) and not self.slot.is_started
 
     def send(self, timeout_s: float) -> Steps[Result]:
         if self.is_closed:
             raise ClosedError("this call")
-        slot, spec, layout, gpus, loan = self._slot, self.spec, self.layout, self._gpus, None
+        slot, spec, layout, region, gpus, loan = self.slot, self.known.spec, self.layout, self.region, self.gpus, None
         if gpus is not None:
             deadline = time.monotonic() + timeout_s
             gpus.check_is_not_lost()
         if slot.is_in_doubt:
             yield from self._take_back(time.monotonic() + timeout_s)
-        # They keep the slot, and more, until there is an answer, whoever closes the exchange meanwhile.
-        memory, further = self._memory, self._further
+        # They keep the slot, and more, until there is an answer, whoever closes the call meanwhile.
+        memory, buffers = self.memory, self.buffers
         slot.is_in_doubt = True
-        generation = slot.begin(encode(self._table))
+        generation = slot.begin(encode(layout.table))
         if gpus is not None:
             loan = gpus.loan(slot)
         try:
-            request = Request(
+            message = self.codec.infer(
                 spec.name,
-                () if layout.batch_size is None else (batch_carrier(layout.batch_size),),
-                None if layout.requested is None else list(map(OutputTensor, layout.requested)),
-                self.options,
-                (slot.address_pattern % spec.name, generation),
+                self.settings.options,
+                outputs=None if layout.requested is None else dict.fromkeys(layout.requested),
+                batch_size=layout.batch_size,
+                slot=(slot.address_pattern % spec.name, generation),
             )
-            answer = yield Send(self._codec.infer(request), timeout_s)
-            outputs, events, completed = results.decode(slot.copy_results(), self._byte_sizes, self._region.data_offset)
-            if completed != generation:
-                raise unused_memory(spec.name)
+            answer = yield Send(message, timeout_s)
+            sizes = [region.data_end, *map(_BYTE_SIZE, buffers)]
+            data = bytes(slot.results)
+            if not data:
+                raise ClosedError("this client")
+            outputs, events, _ = results.decode(data, sizes, region.data_offset, spec, generation)
             if events:
                 if gpus is None:
                     raise broken_results("an event of memory that has none")
                 yield from gpus.outputs_are_ready(outputs, events, deadline)
-            check_places(spec, spec.outputs if layout.requested is None else layout.requested, outputs)
-            response = functools.partial(self._codec.result, answer)
-            result = result_of(outputs, memory, further, response, self._input_bytes)
+            names = {place.name for place in outputs}
+            for name in spec.outputs if layout.requested is None else layout.requested:
+                if name not in names:
+                    raise missing_output(spec.name, name)
+            avoided = sum(map(_BYTE_SIZE, layout.table.inputs.values()))
+            result = result_of(outputs, memory, buffers, functools.partial(self.codec.result, answer), avoided)
         except BaseException as error:
             # A model that has completed the slot may have left the rest to a GPU: its events were not looked at.
             slot.is_in_doubt = gpus is not None or not slot.is_completed
@@ -171,10 +147,10 @@ class DirectExchange(Exchange):
 
     def close(self) -> None:
         self.is_closed = True
-        self._memory = _NO_MEMORY
-        self._gpus, self._further = None, ()
+        self.memory = _NO_MEMORY
+        self.gpus, self.buffers = None, ()
 
-    def _input(self, memory: Memory, span: InputSpan) -> Any:
+    def _input(self, memory: HostMemory, span: InputSpan) -> Any:
         dtype, shape, _, offset, byte_size = span
         if dtype is BYTES:
             return memory[offset : offset + byte_size]
@@ -182,17 +158,17 @@ class DirectExchange(Exchange):
 
     def _take_back(self, deadline: float) -> Steps[None]:
         """Make sure that no model is at work in the slot, after a request that got no answer."""
-        if not self._slot.reclaim():
+        if not self.slot.reclaim():
             raise still_at_work()
-        if self._gpus is not None:  # a model that has ended may have left the rest to its GPU
-            self._slot.is_in_doubt = True  # a wait that is broken off leaves the doubt: the next request waits again
-            yield from self._gpus.reclaimed(self._slot, deadline)
-            self._slot.is_in_doubt = False
+        if self.gpus is not None:  # a model that has ended may have left the rest to its GPU
+            self.slot.is_in_doubt = True  # a wait that is broken off leaves the doubt: the next request waits again
+            yield from self.gpus.reclaimed(self.slot, deadline)
+            self.slot.is_in_doubt = False
 
     def _check_memory_was_opened(self, error: InferenceError) -> None:
         """Raise MemoryRefusedError if an answer says that the model could not open the memory, or not any more."""
         if code_in(str(error)) in NOT_OPENED:
-            self._region.is_spoiled = True
+            self.region.is_spoiled = True
             message = f"{error.message()}; this call's memory is lost: prepare another call"
             raise MemoryRefusedError(message, error.status()) from None
 
@@ -207,8 +183,8 @@ def still_at_work() -> SlotInDoubtError:
 
 def result_of(
     places: Sequence[results.OutputPlace],
-    memory: Memory,
-    further: Sequence[FurtherMemory],
+    memory: HostMemory,
+    buffers: Sequence[Buffer],
     response: Callable[[], Any],
     bytes_avoided: int = 0,
     inputs_end: int = 0,
@@ -232,11 +208,11 @@ def result_of(
                 elif (array.dtype, array.shape) != (dtype.numpy, shape):
                     raise broken_results(f"{name}, which came as {array.dtype} {list(array.shape)}")
             elif dtype is BYTES and region:
-                array = _strings(name, further[region - 1].array_at(memory, offset, _BYTE, (byte_size,)), shape)
+                array = _strings(name, buffers[region - 1].array_at(memory, offset, _BYTE, (byte_size,)), shape)
             elif dtype is BYTES:
                 array = _strings(name, memory[offset : offset + byte_size], shape)
             elif region:
-                array = further[region - 1].array_at(memory, offset, dtype.numpy, shape)
+                array = buffers[region - 1].array_at(memory, offset, dtype.numpy, shape)
             else:
                 array = np.ndarray(shape, dtype.numpy, memory, offset)
                 if offset < inputs_end:
@@ -247,7 +223,7 @@ def result_of(
         bytes_avoided += byte_size
     if len(arrays) > 1:
         _separate(places, arrays)
-    return Result(arrays, DirectExchange.path, response, overflowed, bytes_avoided)
+    return Result(arrays, DirectCall.path, response, overflowed, bytes_avoided, tuple(overflowed))
 
 
 def _separate(places: Sequence[results.OutputPlace], arrays: dict[str, Any]) -> None:

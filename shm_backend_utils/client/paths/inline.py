@@ -3,81 +3,81 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import BYTES
-from ...errors import TensorError
-from ...model_spec import ModelSpec
+from ...errors import ClosedError
 from ...protocol.answers import missing_output
 from ...protocol.call_layout import CallLayout
 from ...tensors.strings import Strings
-from ..inputs.sources import Source, StringSource
-from ..options import RequestOptions
+from ..inputs.sources import SAME_VALUES, Source, StringSource
 from ..result import Result
 from ..steps import Send, Steps
-from ..transports.messages import Codec, InputTensor, Request
-from .exchange import Exchange, checked_output, requested_outputs
+from ..transports.messages import InputTensor
+from .call import Call, checked_output
 
-__all__ = ["InlineExchange", "in_band", "no_strings", "source_of"]
-
-_MOST_BYTES: Final = 2**31 - 2**20
-"""Of inputs in a message: protobuf counts in 31 bits, and their names, shapes and the like need some room."""
+__all__ = ["InlineCall", "in_band", "no_strings", "source_of"]
 
 
-class InlineExchange(Exchange):
+@dataclass(eq=False, repr=False)
+class InlineCall(Call):
     """A call whose tensors are in the message."""
 
     path = "inline"
 
-    def __init__(self, codec: Codec, spec: ModelSpec, layout: CallLayout, options: RequestOptions) -> None:
-        self.spec, self.layout, self.options = spec, layout, options
-        byte_size = sum(span.byte_size for span in layout.table.inputs.values())
-        if byte_size > _MOST_BYTES:
-            raise TensorError(
-                next(iter(layout.table.inputs)),
-                f"the inputs of model {spec.name!r} take {byte_size:,} bytes, and a message carries less than 2 GiB: "
-                "make several calls, or open path direct or triton-shm: client.explain(model) says why they are closed",
-            )
-        self._codec = codec
-        self._arrays: dict[str, npt.NDArray[Any]] = {
-            name: np.empty(span.shape, span.dtype.numpy) for name, span in layout.table.inputs.items()
-        } | no_strings(layout)
+    _arrays: dict[str, npt.NDArray[Any]] = field(default_factory=dict, init=False)
 
     def arrays(self) -> dict[str, Any]:
+        empty = {name: np.empty(each.shape, each.dtype.numpy) for name, each in self.layout.table.inputs.items()}
+        self._arrays = empty | no_strings(self.layout) | self._arrays
         return dict(self._arrays)
 
     def write(self, given: Mapping[str, Source]) -> None:
-        arrays = self._arrays  # those that there are, if the exchange is closed while another thread copies
         if self.is_closed:
             return
         for name, source in given.items():
-            source.write_to(arrays[name])
+            array = self._arrays[name] = np.empty(source.shape, source.dtype.numpy)
+            if len(source.parts) == 1:  # nearly always
+                np.copyto(array, source.parts[0], casting=SAME_VALUES)
+            else:
+                source.write_to(array)
 
     def sources(self) -> dict[str, Source]:
         return {name: source_of(name, array) for name, array in self._arrays.items()}
 
     def message(self) -> Any:
         """Return the message of a request for what lies in the inputs now."""
-        inputs = [in_band(name, array, self.layout) for name, array in self._arrays.items()]
-        return self._codec.infer(Request(self.spec.name, inputs, requested_outputs(self.layout), self.options))
+        layout, spans = self.layout, self.layout.table.inputs
+        inputs = [
+            in_band(name, array, layout)
+            if spans[name].dtype is BYTES
+            else InputTensor(name, spans[name].dtype.name, array.shape, array)
+            for name, array in self._arrays.items()
+        ]
+        outputs = None if layout.requested is None else dict.fromkeys(layout.requested)
+        return self.codec.infer(self.known.spec.name, self.settings.options, inputs=inputs, outputs=outputs)
 
     def result(self, answer: Any) -> Result:
         """Return a response's outputs; those that it does not have are left out."""
-        response = self._codec.result(answer)
-        wanted = self.spec.outputs if self.layout.requested is None else self.layout.requested
-        arrays = {name: checked_output(self._codec, response, self.spec, name) for name in wanted}
-        found = {name: array for name, array in arrays.items() if array is not None}
+        response, spec = self.codec.result(answer), self.known.spec
+        found = {}
+        for name in spec.outputs if self.layout.requested is None else self.layout.requested:
+            array = checked_output(self.codec, response, spec, name)
+            if array is not None:
+                found[name] = array
         return Result(found, self.path, lambda: response, in_response=tuple(found))
 
     def send(self, timeout_s: float) -> Steps[Result]:
-        self._check_is_open()
+        if self.is_closed:
+            raise ClosedError("this call")
         result = self.result((yield Send(self.message(), timeout_s)))
-        for name in self.spec.outputs if self.layout.requested is None else self.layout.requested:
-            if name not in result:
-                raise missing_output(self.spec.name, name)
+        for name in self.known.spec.outputs if self.layout.requested is None else self.layout.requested:
+            if name not in result.in_response:
+                raise missing_output(self.known.spec.name, name)
         return result
 
     def close(self) -> None:

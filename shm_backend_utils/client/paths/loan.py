@@ -9,7 +9,7 @@ from ...memory import locks
 from ...memory.cuda.bank import DeviceBank
 from ...memory.descriptors import Descriptor, failures_told
 from ...memory.pool.slot import Slot, SlotRegion
-from .exchange import is_answer
+from .call import is_answer
 
 __all__ = ["Loan"]
 

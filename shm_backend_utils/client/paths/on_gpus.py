@@ -6,9 +6,6 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from ...errors import TensorError
 from ...memory.cuda.allocations import CudaAllocation
 from ...memory.cuda.errors import CudaError
@@ -23,13 +20,12 @@ from ..inputs.devices import DeviceSource, inputs_on_gpus, library_of_inputs, wo
 from ..inputs.gpus import Gpus, GpuWork
 from ..options import check_is_installed
 from ..steps import Steps
-from .further import GpuMemory
+from .buffers import GpuBuffer
+from .call import HostMemory
 from .loan import Loan
 from .waiting import LostMemoryError, are_done, followed, models_are_done, worked_off
 
 __all__ = ["CallOnGpus", "PreparedOnGpus"]
-
-Memory = npt.NDArray[np.uint8]
 
 
 class CallOnGpus:
@@ -61,8 +57,8 @@ class CallOnGpus:
             CudaRegionClaim(each.handle, each.byte_size, each.device_uuid, 0, each.event_handle)
             for each in self._allocations
         ]
-        further = [
-            GpuMemory(runtime, each.address, each.byte_size, each.device, each.keeper, self.library)
+        buffers = [
+            GpuBuffer(runtime, each.address, each.byte_size, each.device, each.keeper, self.library)
             for each in self._allocations
         ]
         inputs, numbers = dict(layout.table.inputs), dict[int, int]()
@@ -71,15 +67,14 @@ class CallOnGpus:
             if base not in numbers:
                 handle, uuid = runtime.export(base), runtime.device_uuid(device)
                 claims.append(CudaRegionClaim(handle, byte_size, uuid, 0, b"", self.is_for_one_request))
-                further.append(GpuMemory(runtime, base, byte_size, device, source.value, self.library))
+                buffers.append(GpuBuffer(runtime, base, byte_size, device, source.value, self.library))
                 numbers[base] = len(claims)
             span = inputs[name]
             inputs[name] = InputSpan(span.dtype, span.shape, numbers[base], source.array.address - base, span.byte_size)
         self.table = Table(inputs, layout.table.outputs, tuple(claims), layout.table.ring)
-        self.byte_sizes: Sequence[int] = [claim.byte_size for claim in claims]
-        self.further: Sequence[GpuMemory] = further
+        self.buffers: Sequence[GpuBuffer] = buffers
 
-    def write(self, given: Mapping[str, Any], memory: Memory, deadline: float) -> Steps[None]:
+    def write(self, given: Mapping[str, Any], memory: HostMemory, deadline: float) -> Steps[None]:
         """Copy the inputs on GPUs that are not lent, behind what the user has named, and wait until that is done."""
         sources = inputs_on_gpus(given)
         work = work_of(sources.values()) or GpuWork(self._gpus)
@@ -102,19 +97,19 @@ class CallOnGpus:
         self._has_waited_for_others = True
         self._region.worked_on = streams
 
-    def user_is_done(self, memory: Memory, deadline: float) -> Steps[None]:
+    def user_is_done(self, memory: HostMemory, deadline: float) -> Steps[None]:
         """Wait until what the user has named is done; raises as :meth:`write`."""
         yield from self.write({}, memory, deadline)
 
-    def arrays(self, memory: Memory) -> dict[str, Any]:
+    def arrays(self, memory: HostMemory) -> dict[str, Any]:
         """Return the inputs on GPUs: arrays over the slot's memory, and what the user has given himself."""
         found: dict[str, Any] = {name: source.value for name, source in self._lent.items()}
         for name, span in self.table.inputs.items():
             if span.region and name not in self._lent:
-                found[name] = self.further[span.region - 1].array_at(memory, span.offset, span.dtype.numpy, span.shape)
+                found[name] = self.buffers[span.region - 1].array_at(memory, span.offset, span.dtype.numpy, span.shape)
         return found
 
-    def sources(self, memory: Memory) -> dict[str, DeviceSource]:
+    def sources(self, memory: HostMemory) -> dict[str, DeviceSource]:
         """Return the inputs on GPUs as they lie here, to be written elsewhere, or lent again."""
         found: dict[str, DeviceSource] = dict(self._lent)
         work = GpuWork(self._gpus)
@@ -125,9 +120,9 @@ class CallOnGpus:
                 found[name].library = self.library
         return found
 
-    def _plain_array(self, span: InputSpan, memory: Memory) -> DeviceArray:
+    def _plain_array(self, span: InputSpan, memory: HostMemory) -> DeviceArray:
         """Return an input's array, of no library."""
-        return self.further[span.region - 1].plain_array_at(memory, span.offset, span.dtype.numpy, span.shape)
+        return self.buffers[span.region - 1].plain_array_at(memory, span.offset, span.dtype.numpy, span.shape)
 
     def check_is_not_lost(self) -> None:
         """Raise LostMemoryError if a model ended while its GPU was at work in this memory."""
@@ -173,7 +168,7 @@ class CallOnGpus:
     def close(self) -> None:
         """Let go of the user's tensors; those that models may have are kept elsewhere."""
         self._lent = {}
-        self.further = ()
+        self.buffers = ()
 
     def _others_are_followed(self, work: GpuWork, deadline: float) -> Steps[None]:
         """Come behind those who had the memory before, and may still read their results there, on other streams.

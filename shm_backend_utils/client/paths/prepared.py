@@ -3,43 +3,44 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ...dtypes import BYTES
 from ...errors import TensorError
 from ...protocol.call_layout import aligned
 from ...protocol.refusals import code_in
-from ...protocol.spans import InputSpan, OutputSpan, Table
+from ...protocol.spans import InputSpan, OutputSpan
 from ...tensors.strings import Strings
 from ..errors import InferenceError
 from ..result import Result
 from ..settings import left_until
 from ..steps import Steps
-from .direct import DirectExchange, still_at_work
-from .further import FurtherMemory, HostMemory
+from .buffers import RegionBuffer
+from .direct import DirectCall, still_at_work
 
-__all__ = ["PreparedExchange"]
+__all__ = ["PreparedDirectCall"]
 
-_NONE: Final[Mapping[str, int]] = MappingProxyType({})
 _GONE: Final = "shm:gone"
 _NOT_MAPPED: Final = frozenset({_GONE, "shm:refused", "shm:machine"})
 
 
-class PreparedExchange(DirectExchange):
+@dataclass(eq=False, repr=False)
+class PreparedDirectCall(DirectCall):
     """One whose inputs the user fills. Strings are objects there, and become bytes with each request.
 
     The user has arrays over the inputs, so they stay where they are. Outputs that found no room get some in a second
     region, the annex, which the table names as one that is lent.
     """
 
-    is_kept = True
+    _filled: dict[str, Any] | None = field(default=None, init=False)
+    _annex: RegionBuffer | None = field(default=None, init=False)
+    _rooms: Mapping[str, int] = field(default_factory=dict, init=False)  # of the annex
+    _grows: bool = field(default=True, init=False)
 
-    _filled: Mapping[str, Any] | None = None
-    _annex: HostMemory | None = None
-    _rooms: Mapping[str, int] = {}  # none yet; never changed
-    _grows = True
+    def __post_init__(self) -> None:
+        self._first = self.layout, self.buffers
 
     def arrays(self) -> dict[str, Any]:
         if self._filled is None:
@@ -48,17 +49,17 @@ class PreparedExchange(DirectExchange):
 
     def send(self, timeout_s: float) -> Steps[Result]:
         self._check_is_open()
-        for name, span in self._table.inputs.items():
+        for name, span in self.layout.table.inputs.items():
             if span.dtype is BYTES:
                 self._write_strings(name, span)
-        if self._gpus is not None:
+        if self.gpus is not None:
             deadline = time.monotonic() + timeout_s
-            yield from self._gpus.user_is_done(self._memory, deadline)
+            yield from self.gpus.user_is_done(self.memory, deadline)
             timeout_s = left_until(deadline)
         annex = self._annex
         result = yield from (super().send(timeout_s) if annex is None else self._send_with(annex, timeout_s))
         if (result.overflowed or self.lacking) and self._grows:
-            rooms = self.layout.table.outputs
+            rooms = self._first[0].table.outputs
             on_host = {name for name, room in rooms.items() if not room.region}
             self.lacking = {name: size for name, size in result.overflowed.items() if name in on_host}
         return result
@@ -68,22 +69,23 @@ class PreparedExchange(DirectExchange):
         rows = self.layout.batch_size or 1
         return {name: max(size, learned.get(name, 0) * rows) for name, size in {**self._rooms, **self.lacking}.items()}
 
-    def extend(self, annex: HostMemory, rooms: Mapping[str, int]) -> None:
+    def extend(self, annex: RegionBuffer, rooms: Mapping[str, int]) -> None:
         """Have an annex instead of the one before, with so many bytes for these outputs."""
         self._use(annex, rooms)
-        self.lacking = _NONE
+        self.lacking = {}
         if self.is_closed:  # meanwhile
             self.close()
 
     def close(self) -> None:
         super().close()
+        self._first = self.layout, ()
         self._filled = {}
-        self.lacking = _NONE
+        self.lacking = {}
         self._annex = None
 
-    def _send_with(self, annex: HostMemory, timeout_s: float) -> Steps[Result]:
+    def _send_with(self, annex: RegionBuffer, timeout_s: float) -> Steps[Result]:
         deadline = time.monotonic() + timeout_s
-        slot, fence = self._slot, annex.region.slots[0]
+        slot, fence = self.slot, annex.region.slots[0]
         if slot.is_in_doubt:
             yield from self._take_back(deadline)
         slot.annex, fence.is_in_doubt = annex.memory, True
@@ -105,29 +107,25 @@ class PreparedExchange(DirectExchange):
         yield from super()._take_back(deadline)
         annex = self._annex
         if annex is not None and not annex.region.reclaim():
-            self._slot.is_in_doubt = True  # the next request looks again
+            self.slot.is_in_doubt = True  # the next request looks again
             raise still_at_work()
 
     def _check_memory_was_opened(self, error: InferenceError) -> None:
         if self._annex is None:  # else nobody knows which memory it was: the request goes out again without the annex
             super()._check_memory_was_opened(error)
 
-    def _use(self, annex: HostMemory | None, rooms: Mapping[str, int]) -> None:
+    def _use(self, annex: RegionBuffer | None, rooms: Mapping[str, int]) -> None:
         """Lay the outputs out anew."""
-        inputs, outputs, claims, ring = self.layout.table if self._gpus is None else self._gpus.table
-        count = len(claims)
-        outputs = dict(outputs)
-        further: Sequence[FurtherMemory] = () if self._gpus is None else self._gpus.further
-        sizes = self._byte_sizes[: 1 + count]
+        layout, buffers = self._first
         if annex is not None:
-            claims = (*claims, annex.claim)
-            further, sizes = (*further, annex), [*sizes, annex.region.byte_size]
+            table, outputs = layout.table, dict(layout.table.outputs)
+            buffers = (*buffers, annex)
             offset = annex.region.data_offset
             for name, byte_size in rooms.items():
-                outputs[name] = OutputSpan(count + 1, offset, byte_size)
+                outputs[name] = OutputSpan(len(buffers), offset, byte_size)
                 offset = aligned(offset + byte_size)
-        self._table, self._byte_sizes = Table(inputs, outputs, claims, ring), sizes
-        self._further, self._annex, self._rooms = further, annex, rooms
+            layout = layout._replace(table=table._replace(outputs=outputs, regions=(*table.regions, annex.claim)))
+        self.layout, self.buffers, self._annex, self._rooms = layout, buffers, annex, rooms
 
     def _write_strings(self, name: str, span: InputSpan) -> None:
         encoded = Strings.of(name, self.arrays()[name]).encoded
@@ -137,4 +135,4 @@ class PreparedExchange(DirectExchange):
                 f"the strings of input {name!r} take {encoded.nbytes} bytes, but the call was prepared for "
                 f"{span.byte_size}; describe them as (shape, 'S100') if 100 is the length of the longest",
             )
-        self._memory[span.offset : span.offset + encoded.nbytes] = encoded
+        self.memory[span.offset : span.offset + encoded.nbytes] = encoded

@@ -19,8 +19,8 @@ from ...protocol.spans import InputSpan, OutputSpan
 from ..errors import InferenceError
 from ..settings import left_until
 from ..steps import Send, SendForStream, Steps
-from ..transports.messages import Codec, Request
-from .exchange import batch_carrier, is_answer, options_of_probe
+from ..transports.messages import Codec
+from .call import is_answer, options_of_probe
 
 __all__ = ["ProbeAnswer", "probe_model"]
 
@@ -57,9 +57,12 @@ def probe_model(
         region.buffer[begin : begin + NONCE_LENGTH] = nonce
         place = InputSpan(BY_NAME["UINT8"], (NONCE_LENGTH,), 0, begin, NONCE_LENGTH)
         generation = slot.begin(encode_probe(place, OutputSpan(0, report, room), with_gpus=with_gpus))
-        carrier = (batch_carrier(1),) if spec.max_batch_size else ()
-        address = slot.address_pattern % spec.name
-        message = codec.infer(Request(spec.name, carrier, None, options_of_probe(spec), (address, generation)))
+        message = codec.infer(
+            spec.name,
+            options_of_probe(spec),
+            batch_size=1 if spec.max_batch_size else None,
+            slot=(slot.address_pattern % spec.name, generation),
+        )
         timeout_s = left_until(deadline)
         try:
             yield SendForStream(message, timeout_s) if spec.is_decoupled else Send(message, timeout_s)

@@ -6,9 +6,6 @@ import time
 from collections.abc import Collection
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
 from ...errors import PoolExhaustedError
 from ...memory.cuda.bank import ShortOfMemoryError
 from ...memory.pool.pool import SlotPool
@@ -16,11 +13,10 @@ from ...memory.pool.slot import SlotRegion
 from ..inputs.gpus import Gpus
 from ..settings import CallSettings
 from ..steps import Pause, Steps, offloaded
+from .call import HostMemory
 from .waiting import LostMemoryError, models_are_done
 
 __all__ = ["provide", "wait_for_models"]
-
-Memory = npt.NDArray[np.uint8]
 
 _ROUND_S: Final = 0.05
 
@@ -30,7 +26,7 @@ def provide(
     gpus: Gpus,
     settings: CallSettings,
     region: SlotRegion,
-    memory: Memory,
+    memory: HostMemory,
     devices: Collection[int],
     byte_sizes: Collection[int],
 ) -> Steps[None]:
@@ -41,7 +37,7 @@ def provide(
     if region.device_memory.keys() >= set(devices):
         return  # and to allocate some may take its time
 
-    kept: list[Memory] = []  # which keeps the region, if nobody waits for this any more
+    kept: list[HostMemory] = []  # which keeps the region, if nobody waits for this any more
 
     def allocate() -> None:
         try:

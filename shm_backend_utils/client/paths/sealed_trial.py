@@ -16,8 +16,8 @@ from ..known_model import KnownModel
 from ..options import RequestOptions
 from ..settings import left_until
 from ..steps import Send, SendForStream, Steps
-from ..transports.messages import Codec, Request
-from .exchange import batch_carrier, is_answer
+from ..transports.messages import Codec
+from .call import is_answer
 
 __all__ = ["NAME", "try_sealed"]
 
@@ -37,11 +37,11 @@ def try_sealed(codec: Codec, model: KnownModel, access: Access, deadline: float)
         return Check(NAME, False, str(error), (), is_passing=True)
     try:
         spec = model.spec
-        carrier = () if not spec.max_batch_size else (batch_carrier(1),)
         slot = region.slots[0].address_pattern % spec.name, _NEVER_BEGUN
         if spec.sequences:  # a trial would wait for the end of another sequence, which may be this client's
             return Check(NAME, None, "the model takes sequences, so that only a call can tell", ())
-        message = codec.infer(Request(spec.name, carrier, None, RequestOptions(model_version=model.version), slot))
+        options = RequestOptions(model_version=model.version)
+        message = codec.infer(spec.name, options, batch_size=1 if spec.max_batch_size else None, slot=slot)
         timeout_s = left_until(deadline)
         yield SendForStream(message, timeout_s) if spec.is_decoupled else Send(message, timeout_s)
     except InferenceError as error:

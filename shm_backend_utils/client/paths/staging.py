@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 import numpy as np
@@ -22,57 +23,59 @@ from ..options import check_is_installed
 from ..result import Result
 from ..settings import left_until
 from ..steps import Steps, offloaded
-from .exchange import Exchange
+from .call import Call
 from .waiting import followed, worked_off
 
-__all__ = ["StagedExchange", "brought_to_gpus", "can_be_downloaded"]
+__all__ = ["StagedCall", "brought_to_gpus", "can_be_downloaded"]
 
 
-class StagedExchange(Exchange):
-    """Another exchange, on the host, in front of which some inputs are on GPUs.
+@dataclass(eq=False, repr=False)
+class StagedCall(Call):
+    """Another call, on the host, in front of which some inputs are on GPUs.
 
     ``inner`` has all tensors of the call on the host; the arrays that the user fills are the library's.
     """
 
-    has_gpus = True
+    inner: Call
+    gpus: Gpus
+    given: InitVar[Mapping[str, AnyInput]]
 
-    def __init__(
-        self, inner: Exchange, given: Mapping[str, AnyInput], gpus: Gpus, library: str | None, named: Named
-    ) -> None:
-        self.spec, self.layout, self.options = inner.spec, inner.layout, inner.options
-        self.path = inner.path
-        self._inner = inner
-        self._gpus = gpus
-        self._named = named
+    def __post_init__(self, given: Mapping[str, AnyInput]) -> None:
+        self.path = self.inner.path
+        self._named = self.settings.named
         self._devices = {name: each.device for name, each in given.items() if each.device is not None}
         sources = inputs_on_gpus(given)
         self._kept = {name: each for name, each in sources.items() if each.is_lent}
-        self.library = library or library_of_inputs(sources)
+        self.library = self.settings.library or library_of_inputs(sources)
         check_is_installed(self.library)
         self._filled: dict[str, DeviceSource] = {}
 
+    @property
+    def has_gpus(self) -> bool:
+        return True
+
     def arrays(self) -> dict[str, Any]:
-        """As of :class:`Exchange`. Each request copies those on GPUs to the host from now on."""
-        arrays = self._inner.arrays()
-        work = GpuWork(self._gpus)
+        """As of :class:`Call`. Each request copies those on GPUs to the host from now on."""
+        arrays = self.inner.arrays()
+        work = GpuWork(self.gpus)
         for name, device in self._devices.items():
             source = self._kept.get(name)
             if source is None:
                 empty = _in_library(
-                    new_array(self._gpus.runtime, arrays[name].shape, arrays[name].dtype, device), self.library
+                    new_array(self.gpus.runtime, arrays[name].shape, arrays[name].dtype, device), self.library
                 )
-                source = DeviceSource(name, empty, work, self._gpus, device)
+                source = DeviceSource(name, empty, work, self.gpus, device)
             self._filled[name] = source
             arrays[name] = source.value
         return arrays
 
     def write(self, given: Mapping[str, Source]) -> None:
-        self._inner.write({name: source for name, source in given.items() if source.device is None})
+        self.inner.write({name: source for name, source in given.items() if source.device is None})
 
     def write_from_gpus(self, given: Mapping[str, Source], deadline: float) -> Steps[None]:
         sources = inputs_on_gpus(given)
         yield from can_be_downloaded(sources, self._named, deadline)
-        targets = self._inner.arrays()
+        targets = self.inner.arrays()
 
         def download() -> None:
             for name, source in sources.items():
@@ -84,10 +87,10 @@ class StagedExchange(Exchange):
         self._named = named
 
     def sources(self) -> dict[str, Source]:
-        return self._inner.sources()
+        return self.inner.sources()
 
     def did_not_start(self, error: BaseException) -> bool:
-        return self._inner.did_not_start(error)
+        return self.inner.did_not_start(error)
 
     def send(self, timeout_s: float) -> Steps[Result]:
         self._check_is_open()
@@ -95,11 +98,11 @@ class StagedExchange(Exchange):
             deadline = time.monotonic() + timeout_s
             yield from self.write_from_gpus(self._filled, deadline)
             timeout_s = left_until(deadline)
-        return (yield from self._inner.send(timeout_s))
+        return (yield from self.inner.send(timeout_s))
 
     def close(self) -> None:
         super().close()
-        self._inner.close()
+        self.inner.close()
         self._filled, self._kept = {}, {}
 
 

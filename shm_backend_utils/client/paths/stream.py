@@ -5,31 +5,25 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
-from collections.abc import Mapping
 from typing import Any, Final, SupportsIndex
 
 import numpy as np
-import numpy.typing as npt
 
-from ...errors import CallerError
+from ...errors import CallerError, ClosedError
 from ...memory.pool.slot import SlotRegion
 from ...model_spec import ModelSpec
 from ...protocol import results
-from ...protocol.answers import check_places
 from ...protocol.call_layout import ALIGNMENT, CallLayout
-from ...protocol.results import unused_memory
-from ...protocol.spans import MAX_FRAMES, Ring, Table, frame_number
+from ...protocol.spans import MAX_FRAMES, Ring, frame_number
 from ...protocol.table import encode
-from ..inputs.sources import Source
-from ..options import RequestOptions
+from ..known_model import KnownModel
 from ..result import Result
-from ..transports.messages import Codec, Request
+from ..settings import CallSettings
+from ..transports.messages import Codec
+from .call import HostMemory, InRegion
 from .direct import result_of
-from .exchange import batch_carrier, requested_outputs
 
 __all__ = ["DirectStream", "check_frames", "guessed_rooms", "ring_end"]
-
-Memory = npt.NDArray[np.uint8]
 
 _USUAL_FRAMES: Final = 4
 
@@ -69,7 +63,7 @@ def guessed_rooms(layout: CallLayout, frames: int, most_bytes: int) -> dict[str,
     return dict.fromkeys(unknown, share & -ALIGNMENT)
 
 
-class DirectStream:
+class DirectStream(InRegion):
     """One request to a decoupled model. The first slot of its region is the request's, the others are the frames'."""
 
     path = "direct"
@@ -77,52 +71,35 @@ class DirectStream:
     def __init__(
         self,
         codec: Codec,
-        spec: ModelSpec,
+        settings: CallSettings,
+        known: KnownModel,
         layout: CallLayout,
-        options: RequestOptions,
         region: SlotRegion,
-        memory: Memory,
+        memory: HostMemory,
     ) -> None:
-        self.spec = spec
-        self.layout = layout
-        self._codec = codec
-        self._options = options
-        self._region = region
-        self._memory = memory
-        self._slot = region.slots[0]
-        self._frames = region.slots[1:]
-        self._byte_size = region.byte_size
-        self._is_closed = False
-        self._index = 0
-        self._released: dict[int, weakref.ref[Memory]] = {}
+        self._slot, *self._frames = region.slots
         ring = Ring(1, len(self._frames), _stride(layout))
-        self._table = Table(layout.table.inputs, layout.table.outputs, (), ring)
+        self.layout = layout._replace(table=layout.table._replace(ring=ring))
+        self.memory = memory
+        self._codec = codec
+        self._settings = settings
+        self._spec = known.spec
+        self._byte_sizes = (region.byte_size,)
+        self._index = 0
+        self._released: dict[int, weakref.ref[HostMemory]] = {}
         self._inputs_end = max((span.offset + span.byte_size for span in layout.table.inputs.values()), default=0)
-
-    def write(self, given: Mapping[str, Source]) -> None:
-        """Copy inputs to where they belong; nothing happens if the stream was closed meanwhile."""
-        memory = self._memory  # keeps the region, if the stream is closed while another thread copies
-        if self._is_closed:
-            return
-        for name, source in given.items():
-            span = self._table.inputs[name]
-            if span.dtype.itemsize:
-                source.write_to(np.ndarray(span.shape, span.dtype.numpy, memory, span.offset))
-            else:
-                source.write_to(memory[span.offset : span.offset + span.byte_size])
 
     def message(self) -> Any:
         """Begin the request, and return its message."""
-        generation = self._slot.begin(encode(self._table))
-        size = self.layout.batch_size
-        request = Request(
-            self.spec.name,
-            () if size is None else (batch_carrier(size),),
-            requested_outputs(self.layout),
-            self._options,
-            (self._slot.address_pattern % self.spec.name, generation),
+        layout, name = self.layout, self._spec.name
+        generation = self._slot.begin(encode(layout.table))
+        return self._codec.infer(
+            name,
+            self._settings.options,
+            outputs=None if layout.requested is None else dict.fromkeys(layout.requested),
+            batch_size=layout.batch_size,
+            slot=(self._slot.address_pattern % name, generation),
         )
-        return self._codec.infer(request)
 
     def result(self, answer: Any) -> Result:
         """Return the outputs of the next response.
@@ -132,14 +109,14 @@ class DirectStream:
         place = self._index % len(self._frames)
         number = frame_number(self._slot.generation, self._index)
         frame = self._frames[place]
-        found = results.decode(frame.copy_results(), [self._byte_size])
-        if found.completed != number:
-            raise unused_memory(self.spec.name)
+        data = bytes(frame.results)
+        if not data:
+            raise ClosedError("this client")
+        places, *_ = results.decode(data, self._byte_sizes, 0, self._spec, number)
         # What this frame's arrays keep. NumPy has arrays keep the first of a chain of arrays, hence the memoryview.
-        memory = np.frombuffer(self._memory.data, np.uint8)
-        check_places(self.spec, (), found.outputs)
+        memory = np.frombuffer(self.memory.data, np.uint8)
         response = functools.partial(self._codec.result, answer)
-        result = result_of(found.outputs, memory, (), response, inputs_end=self._inputs_end)
+        result = result_of(places, memory, (), response, inputs_end=self._inputs_end)
         self._released[place] = weakref.ref(memory, lambda _: frame.release_frame(number))
         self._index += 1
         return result
@@ -153,10 +130,10 @@ class DirectStream:
 
     def close(self) -> None:
         """Give the memory back, as soon as no array needs it. Twice is fine."""
-        self._is_closed = True
+        self.is_closed = True
         if not self._slot.is_completed:
             self._slot.give_up()
-        self._memory = np.empty(0, np.uint8)
+        self.memory = np.empty(0, np.uint8)
 
 
 def _stride(layout: CallLayout) -> int:

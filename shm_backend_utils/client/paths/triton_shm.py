@@ -6,6 +6,7 @@ import contextlib
 import re
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -16,21 +17,18 @@ from ...dtypes import BYTES
 from ...errors import PeerError, ShmError, SlotInDoubtError
 from ...memory.managed import array_at
 from ...memory.pool.slot import SlotRegion
-from ...model_spec import ModelSpec
 from ...protocol.answers import check_output
-from ...protocol.call_layout import CallLayout
 from ..errors import InferenceError, MemoryRefusedError, OutputRoomError
 from ..inputs.sources import Source
-from ..options import RequestOptions
 from ..result import Result
 from ..settings import left_until
 from ..steps import Send, Steps
-from ..transports.messages import Codec, InputTensor, OutputTensor, Place, Request
+from ..transports.messages import Codec, InputTensor, Place
 from ..unregistering import IN_USE
-from .exchange import Exchange, checked_output, is_answer
+from .call import Call, HostMemory, InRegion, checked_output, is_answer
 from .inline import in_band, no_strings, source_of
 
-__all__ = ["RegisteredExchange", "Registrations"]
+__all__ = ["RegisteredCall", "Registrations"]
 
 _UNKNOWN_REGION: Final = "Unable to find shared memory region"
 _ALREADY_THERE: Final = "already in manager"
@@ -110,71 +108,61 @@ class Registrations:
         return (yield from self.drop(list(self._known), deadline))
 
 
-class RegisteredExchange(Exchange):
+@dataclass(eq=False, repr=False)
+class RegisteredCall(InRegion, Call):
     """Tensors lie in a registered region, from which the server copies. Nothing fences one request from the next.
 
     Outputs whose size is not certain before the model has run travel with the response: the server fails a request
     whose output does not fit its place, and the model must not run twice.
     """
 
+    region: SlotRegion
+    memory: HostMemory
+    registrations: Registrations
+
     path = "triton-shm"
 
-    def __init__(
-        self,
-        codec: Codec,
-        spec: ModelSpec,
-        layout: CallLayout,
-        options: RequestOptions,
-        region: SlotRegion,
-        memory: npt.NDArray[np.uint8],
-        registrations: Registrations,
-    ) -> None:
-        self.spec, self.layout, self.options = spec, layout, options
-        self._codec = codec
-        self._region = region
-        self._memory = memory
-        self._registrations = registrations
-        self._arrays: dict[str, npt.NDArray[Any]] = {
-            name: np.ndarray(span.shape, span.dtype.numpy, memory, span.offset)
-            for name, span in layout.table.inputs.items()
-            if span.dtype is not BYTES
-        } | no_strings(layout)
+    def __post_init__(self) -> None:
+        self._strings = no_strings(self.layout)  # which travel with the request
 
     def arrays(self) -> dict[str, Any]:
-        return dict(self._arrays)
+        on_host = {
+            name: np.ndarray(span.shape, span.dtype.numpy, self.memory, span.offset)
+            for name, span in self.layout.table.inputs.items()
+            if span.dtype is not BYTES
+        }
+        return on_host | self._strings
 
     def write(self, given: Mapping[str, Source]) -> None:
-        arrays = self._arrays  # they keep the region, if the exchange is closed while another thread copies
-        if self.is_closed:
-            return
-        for name, source in given.items():
-            source.write_to(arrays[name])
+        for name, array in self._strings.items():
+            given[name].write_to(array)
+        super().write({name: source for name, source in given.items() if name not in self._strings})
 
     def sources(self) -> dict[str, Source]:
-        return {name: source_of(name, array) for name, array in self._arrays.items()}
+        return {name: source_of(name, array) for name, array in self.arrays().items()}
 
     def send(self, timeout_s: float) -> Steps[Result]:
         self._check_is_open()
-        if self._region.is_spoiled:
+        if self.region.is_spoiled:
             raise SlotInDoubtError(
                 "a request of this call got no answer, and the server may still write to this call's memory; prepare "
                 "another call"
             )
         deadline = time.monotonic() + timeout_s
-        memory = self._memory  # keeps the region until there is an answer, whoever closes the exchange meanwhile
-        message = self._codec.infer(self._request())
-        yield from self._registrations.add(self._region, deadline)
+        memory = self.memory  # keeps the region until there is an answer, whoever closes the exchange meanwhile
+        message = self._message()
+        yield from self.registrations.add(self.region, deadline)
         try:
             answer = yield from self._ask(message, deadline)
         except BaseException as error:
-            self._region.is_spoiled |= not is_answer(error)
+            self.region.is_spoiled |= not is_answer(error)
             if is_answer(error) and _TOO_SMALL in str(error):
                 raise OutputRoomError(
-                    f"an output of model {self.spec.name!r} needs more bytes than its hint gave it, and on the "
+                    f"an output of model {self.known.spec.name!r} needs more bytes than its hint gave it, and on the "
                     f"path triton-shm it cannot come back another way: {error}; give a larger hint, or none",
                 ) from None
             raise
-        response = self._codec.result(answer)
+        response = self.codec.result(answer)
         arrays = {name: self._output(name, response, memory) for name in self._wanted}
         placed = sum(array.nbytes for name, array in arrays.items() if self._is_placed(name))
         placed += sum(span.byte_size for span in self.layout.table.inputs.values() if span.dtype is not BYTES)
@@ -186,8 +174,8 @@ class RegisteredExchange(Exchange):
 
     def close(self) -> None:
         super().close()
-        self._memory = np.empty(0, np.uint8)
-        self._arrays = {}
+        self.memory = np.empty(0, np.uint8)
+        self._strings = {}
 
     def _ask(self, message: Any, deadline: float) -> Steps[Any]:
         try:
@@ -195,8 +183,8 @@ class RegisteredExchange(Exchange):
         except InferenceError as error:
             if not self._does_not_know_the_region(error):
                 raise
-        self._registrations.forget(self._region)
-        yield from self._registrations.add(self._region, deadline)
+        self.registrations.forget(self.region)
+        yield from self.registrations.add(self.region, deadline)
         return (yield Send(message, left_until(deadline)))
 
     def _does_not_know_the_region(self, error: InferenceError) -> bool:
@@ -204,49 +192,46 @@ class RegisteredExchange(Exchange):
 
         A model may say the same of regions of its own: only the server says it of this one, and nothing else.
         """
-        pattern = rf"(\[request id: [^]]*\] )?{_UNKNOWN_REGION}: '{re.escape(self._region.key)}'"
+        pattern = rf"(\[request id: [^]]*\] )?{_UNKNOWN_REGION}: '{re.escape(self.region.key)}'"
         return re.fullmatch(pattern, str(error.message())) is not None
 
     @property
     def _wanted(self) -> Iterable[str]:
-        return self.spec.outputs if self.layout.requested is None else self.layout.requested
+        return self.known.spec.outputs if self.layout.requested is None else self.layout.requested
 
-    def _request(self) -> Request:
-        table = self.layout.table
+    def _message(self) -> Any:
+        layout, arrays = self.layout, self.arrays()
         inputs = [
             InputTensor(name, span.dtype.name, span.shape, self._place(span.offset, span.byte_size))
             if span.byte_size and span.dtype is not BYTES
-            else in_band(name, self._arrays[name], self.layout)  # the server places nothing empty, and no strings
-            for name, span in table.inputs.items()
+            else in_band(name, arrays[name], layout)  # the server places nothing empty, and no strings
+            for name, span in layout.table.inputs.items()
         ]
-        outputs = []
-        for name in self._wanted:
-            place = None
-            if self._is_placed(name):
-                room = table.outputs[name]
-                place = self._place(room.offset, room.byte_size)
-            outputs.append(OutputTensor(name, place))
-        return Request(self.spec.name, inputs, outputs, self.options)
+        outputs: dict[str, Place | None] = dict.fromkeys(self._wanted)
+        for name in filter(self._is_placed, outputs):
+            room = layout.table.outputs[name]
+            outputs[name] = self._place(room.offset, room.byte_size)
+        return self.codec.infer(self.known.spec.name, self.settings.options, inputs=inputs, outputs=outputs)
 
     def _place(self, offset: int, byte_size: int) -> Place:
-        return Place(self._region.key, offset, byte_size)
+        return Place(self.region.key, offset, byte_size)
 
     def _is_placed(self, name: str) -> bool:
-        is_strings = self.spec.outputs[name].dtype is BYTES
+        is_strings = self.known.spec.outputs[name].dtype is BYTES
         return name in self.layout.certain and self.layout.table.outputs[name].byte_size > 0 and not is_strings
 
     def _output(self, name: str, response: Any, memory: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
-        described = self._codec.output_of(response, name)
+        described = self.codec.output_of(response, name)
         array: npt.NDArray[Any] | None
         if described is not None and self._is_placed(name):
             datatype, shape = described
             dtype, room = dtypes.BY_NAME.get(datatype), self.layout.table.outputs[name]
-            check_output(self.spec, name, dtype, shape)
+            check_output(self.known.spec, name, dtype, shape)
             assert dtype is not None
             has_objects = dtype is BYTES  # of a type that the configuration leaves open
             array = None if has_objects else array_at(memory, room.offset, dtype.numpy, shape, room.byte_size)
         else:
-            array = checked_output(self._codec, response, self.spec, name)
+            array = checked_output(self.codec, response, self.known.spec, name)
         if array is None:
-            raise PeerError(f"model {self.spec.name!r} answered without output {name!r}, or with too much of it")
+            raise PeerError(f"model {self.known.spec.name!r} answered without output {name!r}, or with too much of it")
         return array

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ...errors import CallerError
 from ..options import RequestOptions
 
-__all__ = ["Codec", "InputTensor", "OutputTensor", "Place", "Question", "Request", "split_url"]
+__all__ = ["Codec", "InputTensor", "Place", "Question", "split_url"]
 
 Question = Literal[
     "server live",
@@ -44,23 +44,6 @@ class InputTensor(NamedTuple):
     content: npt.NDArray[Any] | Place
 
 
-class OutputTensor(NamedTuple):
-    """One output that is wanted; it travels with the response, unless it has a place."""
-
-    name: str
-    place: Place | None = None
-
-
-class Request(NamedTuple):
-    """One request."""
-
-    model: str
-    inputs: Sequence[InputTensor]
-    outputs: Sequence[OutputTensor] | None  # None for all that the model has
-    options: RequestOptions
-    slot: tuple[str, int] | None = None  # address and generation: ``shm_slot``, ``shm_generation``
-
-
 class Codec(ABC):
     """Turns what a client wants to say into messages of one protocol, and answers into what they mean. No I/O.
 
@@ -73,8 +56,21 @@ class Codec(ABC):
     """Up to how many bytes of tensors a request in band is faster than one that names a slot; ``docs/bench.md``."""
 
     @abstractmethod
-    def infer(self, request: Request) -> Any:
-        """Return the message of a request; CallerError if a parameter has a value that cannot be sent."""
+    def infer(
+        self,
+        model: str,
+        options: RequestOptions,
+        *,
+        inputs: Sequence[InputTensor] = (),
+        outputs: Mapping[str, Place | None] | None = None,
+        batch_size: int | None = None,
+        slot: tuple[str, int] | None = None,
+    ) -> Any:
+        """Return the message of a request; CallerError if a parameter has a value that cannot be sent.
+
+        An output travels with the response, unless it has a place; without ``outputs`` all come. ``batch_size`` is told
+        by the shape of the batch carrier, where no input tells it. ``slot`` is address and generation.
+        """
 
     @abstractmethod
     def ask(self, question: Question, model: str = "", version: str = "") -> Any:

@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,6 @@ __all__ = ["Row", "RowBlocks"]
 
 Memory = npt.NDArray[np.uint8]
 Layout = TypeVar("Layout")
-
-_MAX_KEYS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,76 +64,32 @@ class _Block(Generic[Layout]):
         return self._memory() is None
 
 
-class _Calls(Generic[Layout]):
-    """What is known of calls that are alike."""
-
-    def __init__(self) -> None:
-        self.blocks: list[_Block[Layout]] = []
-        self.alone: weakref.ref[Memory] | None = None  # the memory of the last one that got no row
-        self.come_together = False
-
-
 class RowBlocks(Generic[Layout]):
-    """The row blocks of one client. Thread-safe.
-
-    Who makes one call after another needs no block: the first call at a time gets a region of its own. Calls that came
-    side by side the last time begin with a block.
-    """
+    """The row blocks of one model's calls. Thread-safe. Keys are equal for calls that are alike."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._calls: dict[Hashable, _Calls[Layout]] = {}
+        self._blocks: dict[Hashable, list[_Block[Layout]]] = {}
+        self.together: Hashable = None  # the key of the calls that came side by side last; the next one begins a block
 
     def take(self, key: Hashable) -> Row[Layout] | None:
-        """Return a free row of a block that is in use already; ``key`` is equal for calls that are alike."""
+        """Return a free row of a block that is in use already."""
         with self._lock:
-            calls = self._calls.get(key)
-            if calls is None:
-                return None
-            for block in calls.blocks:
+            for block in self._blocks.get(key, ()):
                 row = block.take()
                 if row is not None:
-                    calls.come_together = True
+                    if row.slot.index:  # who has the first row may have come alone
+                        self.together = key
                     return row
         return None
-
-    def is_wanted(self, key: Hashable) -> bool:
-        """Return whether a call shall begin a block: another one like it is under way, or was the last time."""
-        with self._lock:
-            calls = self._calls.get(key)
-            if calls is None:
-                return False
-            others = any(not block.is_gone for block in calls.blocks)
-            others = others or (calls.alone is not None and calls.alone() is not None)
-            wanted = others or calls.come_together
-            calls.come_together = others
-            return wanted
-
-    def expect(self, key: Hashable) -> None:
-        """Have the next call begin a block: others like it will come."""
-        with self._lock:
-            self._calls_of(key).come_together = True
-
-    def note_alone(self, key: Hashable, memory: Memory) -> None:
-        """Take note of a call that has a region of its own."""
-        with self._lock:
-            self._calls_of(key).alone = weakref.ref(memory)
 
     def begin(self, key: Hashable, region: SlotRegion, memory: Memory, layouts: list[Layout]) -> Row[Layout]:
         """Make a block of a region with as many slots as there are layouts, and return its first row."""
         block = _Block(region, memory, layouts)
         with self._lock:
-            calls = self._calls_of(key)
-            calls.blocks = [each for each in calls.blocks if not each.is_gone]
-            calls.blocks.append(block)
+            alive = {each: [block for block in blocks if not block.is_gone] for each, blocks in self._blocks.items()}
+            self._blocks = {each: blocks for each, blocks in alive.items() if blocks}
+            self._blocks.setdefault(key, []).append(block)
             row = block.take()
         assert row is not None
         return row
-
-    def _calls_of(self, key: Hashable) -> _Calls[Layout]:
-        calls = self._calls.get(key)
-        if calls is None:
-            if len(self._calls) >= _MAX_KEYS:  # what is forgotten is only where calls might lie side by side
-                self._calls.clear()
-            calls = self._calls[key] = _Calls()
-        return calls

@@ -23,11 +23,13 @@ __all__ = ["Slot", "SlotRegion", "Whole"]
 class Slot:
     """One slot of a region: the generations of its requests, and whether a model may still be at work in it."""
 
-    __slots__ = ("_record", "_region", "address_pattern", "annex", "generation", "index", "is_in_doubt")
+    __slots__ = ("_record", "_region", "address_pattern", "annex", "generation", "index", "is_in_doubt", "results")
 
     def __init__(self, region: ManagedRegion, index: int) -> None:
         self._region = region
         self._record: SlotRecord | None = region.record(index)
+        # The model's half of the record, to be copied out all at once; empty once the region is destroyed.
+        self.results = self._record.results
         # The value of shm_slot, with %s for the model's name: nothing else in an address has a percent sign.
         self.address_pattern = str(SlotAddress("%s", region.segment.key, region.header.token.hex(), index))
         self.index = index
@@ -62,12 +64,6 @@ class Slot:
     def may_begin(self, generation: int) -> bool:
         """Return whether a request of this generation may still begin: nobody has made it a stale one."""
         return self._record is not None and self.generation == generation
-
-    def copy_results(self) -> bytes:
-        """Copy out what the model has written, all at once; raises ClosedError once the region is destroyed."""
-        if self._record is None:
-            raise ClosedError("this client")
-        return bytes(self._record.results)
 
     @property
     def is_started(self) -> bool:
@@ -122,6 +118,7 @@ class Slot:
     def forget(self) -> None:
         """Let go of the memory, when the region is destroyed."""
         self._record = None
+        self.results = memoryview(b"")
         self.annex = None
 
 

@@ -16,12 +16,12 @@ from ...memory.pool.pool import SlotPool
 from ...model_spec import BATCH_CARRIER
 from ...protocol import results
 from ...protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
-from ...protocol.answers import check_places, missing_output
+from ...protocol.answers import missing_output
 from ...protocol.call_layout import CallInput, lay_out, record_byte_size
 from ...protocol.claims import CudaRegionClaim, LentRegionClaim, RegionClaim
 from ...protocol.layout import data_offset
 from ...protocol.refusals import NOT_OPENED, code_in
-from ...protocol.results import OutputPlace, broken_results, unused_memory
+from ...protocol.results import OutputPlace, broken_results
 from ...protocol.spans import InputSpan, OutputSpan, Table
 from ...protocol.table import encode
 from ...tensors.strings import Strings
@@ -196,12 +196,12 @@ class DirectForwarding(Forwarding):
     def result(self, response: Any) -> dict[str, TensorView]:
         self._slot.is_in_doubt = not self._slot.is_completed
         tensors = self._tensors_of(response)
-        found = results.decode(self._slot.copy_results(), [memory.byte_size for memory in self._memories])
-        if found.completed != self._slot.generation:
-            raise unused_memory(self.model)
-        assert self._spec is not None
-        check_places(self._spec, self._names, found.outputs)
-        return {place.name: self._output(place, tensors) for place in found.outputs}
+        sizes = [memory.byte_size for memory in self._memories]
+        found = results.decode(bytes(self._slot.results), sizes, 0, self._spec, self._slot.generation)
+        outputs = {place.name: self._output(place, tensors) for place in found.outputs}
+        for name in set(self._names) - outputs.keys():
+            raise missing_output(self.model, name)
+        return outputs
 
     def give_up(self) -> None:
         self._slot.give_up()

@@ -14,7 +14,7 @@ import pytest
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.client import InferenceError, PoolOptions, ShmClient
-from shm_backend_utils.client.paths import further, on_gpus, staging
+from shm_backend_utils.client.paths import buffers, on_gpus, staging
 from shm_backend_utils.errors import CallerError, TensorError
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.tensors.cuda.device_array import DeviceArray
@@ -39,7 +39,7 @@ class Wrapped:
 @pytest.fixture
 def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every library is there, and its arrays are :class:`Wrapped`."""
-    for module in (further, staging):
+    for module in (buffers, staging):
         monkeypatch.setattr(module, "as_library", Wrapped)
     for module in (on_gpus, staging):
         monkeypatch.setattr(module, "check_is_installed", lambda _: None)

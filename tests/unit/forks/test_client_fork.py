@@ -236,7 +236,7 @@ PROGRAMS = {
             refused(client.stats)
             client.close()
             del stream, frame
-        with core.tally._lock, client._memory.pool._lock, client._memory.bank._lock:
+        with core.tally.lock, client._memory.pool._lock, client._memory.bank._lock:
             harmless(work)
         del frame
         assert sum(1 for _ in stream) == 5

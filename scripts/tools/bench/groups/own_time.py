@@ -133,8 +133,7 @@ def _figures(times_us: dict[str, list[float]]) -> list[Figure]:
     return figures
 
 
-MOST_IN_EXECUTE: Final = 15
-MOST_IN_INFER: Final = 15
+MOST_FUNCTIONS: Final = 15
 README_MODEL: Final = "counted_multiply"  # README's `multiply`, as it stands there
 _PACKAGE: Final = f"{Path(shm_backend_utils.__file__).parent}/"
 _NO_FUNCTIONS: Final = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>", "<module>")
@@ -144,27 +143,22 @@ _WARM_UP: Final = 20
 def functions(bench: Bench) -> list[Figure]:
     """Count the functions, each once, of a request with one input and one output, and of README's own."""
     with bench.direct_client() as client:
-        in_execute, in_infer = _of_identity(client)
-        counted = {
-            "execute": (in_execute, MOST_IN_EXECUTE),
-            "execute of README's multiply": (_of_multiply(client), MOST_IN_EXECUTE),
-            "infer": (in_infer, MOST_IN_INFER),
-        }
+        counted = {"": _of_identity(client), " of README's multiply": _of_multiply(client)}
     figures = []
-    for where, (names, most) in counted.items():
-        basis = f"in {len({name.partition(':')[0] for name in names})} modules"
-        name, unit = f"a warm request's way in {where}", "functions of this package"
-        figures.append(Figure(name, len(names), unit, basis, at_most=most))
-        if bench.shows_functions:
-            bench.say("\n".join([f"in {where}:", *[f"  {name}" for name in names]]))
+    for model, both in counted.items():
+        for where, names in zip((f"execute{model}", f"infer{model}"), both, strict=True):
+            basis = f"in {len({name.partition(':')[0] for name in names})} modules"
+            name, unit = f"a warm request's way in {where}", "functions of this package"
+            figures.append(Figure(name, len(names), unit, basis, at_most=MOST_FUNCTIONS))
+            if bench.shows_functions:
+                bench.say("\n".join([f"in {where}:", *[f"  {name}" for name in names]]))
     return figures
 
 
 def _of_identity(client: ShmClient) -> tuple[list[str], list[str]]:
     """Return the functions in `execute`, and those in `infer`."""
     inputs = tensors(1)
-    outputs = {"Y0": inputs["X0"].nbytes}
-    infer = partial(client.infer, MODEL, inputs, outputs=outputs)  # a lambda here would count
+    infer = partial(client.infer, MODEL, inputs, outputs={"Y0": inputs["X0"].nbytes})  # a lambda here would count
     for _ in range(_WARM_UP):
         _infer_directly(infer)
     in_infer = functions_called(infer)
@@ -173,12 +167,14 @@ def _of_identity(client: ShmClient) -> tuple[list[str], list[str]]:
     return _functions_told(client, MODEL, {}), in_infer
 
 
-def _of_multiply(client: ShmClient) -> list[str]:
-    """Return the functions in `execute` of README's model."""
+def _of_multiply(client: ShmClient) -> tuple[list[str], list[str]]:
+    """As :func:`_of_identity`, of README's model."""
     inputs = {"INPUT0": np.ones((8, 3, 224, 224), np.float32)}
+    infer = partial(client.infer, README_MODEL, inputs, outputs={"OUTPUT0": inputs["INPUT0"].nbytes})
     for _ in range(_WARM_UP):
-        _infer_directly(partial(client.infer, README_MODEL, inputs, outputs=["OUTPUT0"]))
-    return _functions_told(client, README_MODEL, {"INPUT0": inputs["INPUT0"][:1]})
+        _infer_directly(infer)
+    in_infer = functions_called(infer)
+    return _functions_told(client, README_MODEL, {"INPUT0": inputs["INPUT0"][:1]}), in_infer
 
 
 def _infer_directly(infer: Callable[[], Any]) -> None:

@@ -12,8 +12,10 @@ from tritonclient.grpc import InferResult, service_pb2
 from tritonclient.utils import serialize_byte_tensor
 
 from ....errors import CallerError
+from ....model_spec import BATCH_CARRIER
 from ....protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
-from ..messages import Codec, InputTensor, Place, Question, Request
+from ...options import RequestOptions
+from ..messages import Codec, InputTensor, Place, Question
 
 __all__ = ["GrpcCodec", "GrpcMessage", "Metadata"]
 
@@ -50,24 +52,38 @@ class GrpcCodec(Codec):
     def __init__(self, complete: Callable[[Metadata], Metadata] | None = None) -> None:
         self._complete = complete
 
-    def infer(self, request: Request) -> GrpcMessage:
-        message = service_pb2.ModelInferRequest(model_name=request.model)
-        for tensor in request.inputs:
-            _add_input(message, tensor)
-        for name, place in request.outputs or ():
-            added = message.outputs.add(name=name)
+    def infer(
+        self,
+        model: str,
+        options: RequestOptions,
+        *,
+        inputs: Sequence[InputTensor] = (),
+        outputs: Mapping[str, Place | None] | None = None,
+        batch_size: int | None = None,
+        slot: tuple[str, int] | None = None,
+    ) -> GrpcMessage:
+        message = service_pb2.ModelInferRequest(model_name=model)
+        if batch_size is not None:
+            message.inputs.add(name=BATCH_CARRIER, datatype="UINT8", shape=(batch_size, 0))
+            message.raw_input_contents.append(b"")
+        for name, datatype, shape, content in inputs:
+            added = message.inputs.add(name=name, datatype=datatype, shape=shape)
+            if isinstance(content, Place):
+                _set_place(added, content)
+            else:
+                message.raw_input_contents.append(_strings(content) if datatype == "BYTES" else content.tobytes())
+        for name, place in () if outputs is None else outputs.items():
+            wanted = message.outputs.add(name=name)
             if place is not None:
-                _set_place(added, place)
-        if request.slot is not None:
-            address, generation = request.slot
-            message.parameters[SLOT_PARAMETER].string_param = address
-            message.parameters[GENERATION_PARAMETER].int64_param = generation
-        if not request.options and self._complete is None:
+                _set_place(wanted, place)
+        if slot is not None:
+            message.parameters[SLOT_PARAMETER].string_param, message.parameters[GENERATION_PARAMETER].int64_param = slot
+        if not options and self._complete is None:
             return GrpcMessage("ModelInfer", message)
-        _add_options(message, request.options)
-        headers = request.options.get("headers")
+        _add_options(message, options)
+        headers = options.get("headers")
         metadata = None if headers is None else [(name.lower(), value) for name, value in headers.items()]
-        return self._message("ModelInfer", message, metadata, _COMPRESSION[request.options.get("compression")])
+        return self._message("ModelInfer", message, metadata, _COMPRESSION[options.get("compression")])
 
     def ask(self, question: Question, model: str = "", version: str = "") -> GrpcMessage:
         procedure = _PROCEDURES[question]
@@ -136,14 +152,6 @@ def _plain_value(field: Any, value: Any) -> Any:
     return _plain(value) if isinstance(value, Message) else value
 
 
-def _add_input(message: Any, tensor: InputTensor) -> None:
-    added = message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-    if isinstance(tensor.content, Place):
-        _set_place(added, tensor.content)
-    else:
-        message.raw_input_contents.append(_raw(tensor.datatype, tensor.content))
-
-
 def _set_place(tensor: Any, place: Place) -> None:
     tensor.parameters["shared_memory_region"].string_param = place.region
     tensor.parameters["shared_memory_byte_size"].int64_param = place.byte_size
@@ -151,9 +159,7 @@ def _set_place(tensor: Any, place: Place) -> None:
         tensor.parameters["shared_memory_offset"].int64_param = place.offset
 
 
-def _raw(datatype: str, array: npt.NDArray[Any]) -> bytes:
-    if datatype != "BYTES":
-        return array.tobytes()
+def _strings(array: npt.NDArray[Any]) -> bytes:
     serialized = serialize_byte_tensor(array)
     return bytes(serialized.item()) if serialized.size else b""
 

@@ -12,7 +12,7 @@ import json
 import math
 import operator
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -20,9 +20,11 @@ from tritonclient.http import InferResult
 from tritonclient.utils import serialize_byte_tensor
 
 from ....errors import CallerError, PeerError, ShmError
+from ....model_spec import BATCH_CARRIER
 from ....protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
 from ...errors import ConnectionLostError, InferenceError, translated
-from ..messages import Codec, InputTensor, OutputTensor, Place, Question, Request
+from ...options import RequestOptions
+from ..messages import Codec, InputTensor, Place, Question
 
 __all__ = ["Answer", "HttpCodec", "HttpMessage"]
 
@@ -97,20 +99,35 @@ class HttpCodec(Codec):
 
     inline_bytes = 0
 
-    def infer(self, request: Request) -> HttpMessage:
-        options = request.options
+    def infer(
+        self,
+        model: str,
+        options: RequestOptions,
+        *,
+        inputs: Sequence[InputTensor] = (),
+        outputs: Mapping[str, Place | None] | None = None,
+        batch_size: int | None = None,
+        slot: tuple[str, int] | None = None,
+    ) -> HttpMessage:
         tensors: list[bytes] = []
         head: dict[str, Any] = {}
         if options.get("request_id"):
             head["id"] = options["request_id"]
-        head["inputs"] = [_input(tensor, tensors) for tensor in request.inputs]
-        parameters: dict[str, Any] = {**_checked(options.get("parameters", {}))}
-        if request.slot is not None:
-            parameters[SLOT_PARAMETER], parameters[GENERATION_PARAMETER] = request.slot
-        if request.outputs is None:
+        head["inputs"] = [_input(tensor, tensors) for tensor in inputs]
+        if batch_size is not None:
+            binary = {"binary_data_size": 0}
+            carrier = {"name": BATCH_CARRIER, "shape": [batch_size, 0], "datatype": "UINT8", "parameters": binary}
+            head["inputs"].append(carrier)
+        parameters: dict[str, Any] = {**_checked(options["parameters"])} if "parameters" in options else {}
+        if slot is not None:
+            parameters[SLOT_PARAMETER], parameters[GENERATION_PARAMETER] = slot
+        if outputs is None:
             parameters["binary_data_output"] = True
         else:
-            head["outputs"] = [_output(output) for output in request.outputs]
+            head["outputs"] = [
+                {"name": name, "parameters": {"binary_data": True} if place is None else _placed(place)}
+                for name, place in outputs.items()
+            ]
         if options:
             parameters |= _scheduling(options)
         if parameters:
@@ -122,7 +139,7 @@ class HttpCodec(Codec):
         if compression is not None:
             headers |= {"Content-Encoding": compression, "Accept-Encoding": compression}
             body = _COMPRESS[compression](body)
-        path = f"{_path_of('models', request.model, options.get('model_version', ''))}/infer"
+        path = f"{_path_of('models', model, options.get('model_version', ''))}/infer"
         return HttpMessage("POST", path, body, headers)
 
     def ask(self, question: Question, model: str = "", version: str = "") -> HttpMessage:
@@ -201,11 +218,6 @@ def _input(tensor: InputTensor, tensors: list[bytes]) -> dict[str, Any]:
     made["parameters"] = {"binary_data_size": len(data)}
     tensors.append(data)
     return made
-
-
-def _output(output: OutputTensor) -> dict[str, Any]:
-    parameters = {"binary_data": True} if output.place is None else _placed(output.place)
-    return {"name": output.name, "parameters": parameters}
 
 
 def _placed(place: Place) -> dict[str, Any]:

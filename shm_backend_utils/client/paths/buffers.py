@@ -1,4 +1,4 @@
-"""Further regions of a client's own table: memory beside the request's slot, where outputs may lie, too."""
+"""Buffers of a call beside the region that its slot is in: where inputs and outputs may lie, too."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from ...protocol.claims import LentRegionClaim
 from ...tensors.cuda.device_array import DeviceArray
 from ...tensors.cuda.libraries import as_library
 
-__all__ = ["FurtherMemory", "GpuMemory", "HostMemory"]
+__all__ = ["Buffer", "GpuBuffer", "RegionBuffer"]
 
 
-class FurtherMemory(Protocol):
+class Buffer(Protocol):
     """What one of a table's further regions is to the client that has made it."""
+
+    byte_size: int
 
     def array_at(self, owner: object, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
         """Return an array over the memory, which keeps ``owner``, too; ValueError if it would end beyond it."""
 
 
-class HostMemory:
+class RegionBuffer:
     """A region of the client's pool that a request uses beside the one that its slot is in.
 
     Its one slot no request names. It is given back when ``memory``, the whole region, and every array of that are gone.
@@ -34,6 +36,7 @@ class HostMemory:
     def __init__(self, region: SlotRegion, memory: npt.NDArray[np.uint8]) -> None:
         self.region = region
         self.memory = memory
+        self.byte_size = region.byte_size
 
     @property
     def claim(self) -> LentRegionClaim:
@@ -41,7 +44,7 @@ class HostMemory:
         return LentRegionClaim(self.region.key, self.region.byte_size, self.region.token, 0)
 
     def array_at(self, owner: object, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
-        """As of :class:`FurtherMemory`."""
+        """As of :class:`Buffer`."""
         size = self.memory.nbytes - offset
         array = array_at(np.asarray(_Keeper(self.memory, owner)), offset, dtype, shape, size)
         if array is None:
@@ -49,7 +52,7 @@ class HostMemory:
         return array
 
 
-class GpuMemory:
+class GpuBuffer:
     """Memory of a GPU: the slot's own, or a user's. ``keeper`` keeps it; without a library, arrays are DeviceArrays."""
 
     def __init__(
@@ -63,7 +66,7 @@ class GpuMemory:
         self._library = library
 
     def array_at(self, owner: object, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
-        """As of :class:`FurtherMemory`."""
+        """As of :class:`Buffer`."""
         array = self.plain_array_at(owner, offset, dtype, shape)
         return array if self._library is None else as_library(array, self._library)
 

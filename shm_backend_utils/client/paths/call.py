@@ -1,60 +1,83 @@
-"""A call's memory and its request: the shape that all paths share."""
+"""A call's memory and its requests: the shape that all paths share."""
 
 from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from ...dtypes import BY_NAME
+from ...dtypes import BY_NAME, BYTES
 from ...errors import CallerError, ClosedError, PeerError
 from ...memory.cuda.streams import Named
 from ...memory.kinds import RegionKind
-from ...model_spec import BATCH_CARRIER, ModelSpec
+from ...model_spec import ModelSpec
 from ...protocol.answers import check_output
 from ...protocol.call_layout import CallLayout
 from ..errors import DeadlineExceededError, InferenceError
-from ..inputs.sources import Source
+from ..inputs.sources import SAME_VALUES, Source
+from ..known_model import KnownModel
 from ..options import RequestOptions
 from ..result import Result
 from ..settings import CallSettings
 from ..steps import Steps, offloaded
-from ..transports.messages import Codec, InputTensor, OutputTensor
+from ..transports.messages import Codec
 
 __all__ = [
+    "COPYING",
     "LONG_COPY",
-    "Exchange",
-    "batch_carrier",
+    "Call",
+    "HostMemory",
+    "InRegion",
     "check_sequence_id",
     "checked_output",
     "is_answer",
     "options_of_probe",
     "output_in",
-    "requested_outputs",
     "write_inputs",
 ]
 
 LONG_COPY: Final = 4 * 2**20
 """From how many bytes on a copy takes so long that an event loop must not wait for it."""
 
+COPYING: Final = "its inputs were being copied"
+"""What a call was doing whose deadline is over then."""
 
-class Exchange(ABC):
+HostMemory = npt.NDArray[np.uint8]
+"""A whole region of the pool, which is given back when this and all arrays made from it are gone."""
+
+
+@dataclass(eq=False, repr=False)
+class Call(ABC):
     """Memory for a call's inputs, and the requests that are made of them, one after another."""
 
-    path: str  # ``"direct"``, ``"triton-shm"`` or ``"inline"``
-    spec: ModelSpec
+    codec: Codec
+    settings: CallSettings
+    known: KnownModel
     layout: CallLayout
-    options: RequestOptions
-    is_closed = False
-    has_gpus = False  # whether inputs of it are on GPUs, or room for its outputs is
-    kind = RegionKind.SYSTEM  # of its memory on the host, if that is shared
-    library: str | None = None  # whose arrays its outputs on GPUs are; None for those of no library
-    lacking: Mapping[str, int] = MappingProxyType({})  # outputs that found no room, and their bytes
+    wanted: Mapping[str, int | None] | None  # outputs, with the room that the user has named; None for all
+    output_devices: Mapping[str, int]
+
+    is_closed: bool = field(default=False, init=False)
+    library: str | None = field(default=None, init=False)  # whose arrays its outputs on GPUs are; None for no library's
+    lacking: Mapping[str, int] = field(default_factory=dict, init=False)  # outputs without room, their bytes
+
+    path = ""
+    """``"direct"``, ``"triton-shm"`` or ``"inline"``."""
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether inputs of it are on GPUs, or room for its outputs is."""
+        return False
+
+    @property
+    def kind(self) -> RegionKind:
+        """The kind of its memory on the host, if that is shared."""
+        return RegionKind.SYSTEM
 
     @abstractmethod
     def arrays(self) -> dict[str, Any]:
@@ -62,7 +85,7 @@ class Exchange(ABC):
 
     @abstractmethod
     def write(self, given: Mapping[str, Source]) -> None:
-        """Copy inputs on the host to where they belong; nothing happens if the exchange was closed meanwhile."""
+        """Copy inputs on the host to where they belong; nothing happens if the call was closed meanwhile."""
 
     def write_from_gpus(self, given: Mapping[str, Source], deadline: float) -> Steps[None]:
         """Copy inputs on GPUs to where they belong, unless they are lent, and wait for all that comes before that."""
@@ -96,26 +119,46 @@ class Exchange(ABC):
             raise ClosedError("this call")
 
 
+class InRegion:
+    """What has its inputs on the host in one region of the pool."""
+
+    layout: CallLayout
+    memory: HostMemory
+    is_closed = False
+
+    def write(self, given: Mapping[str, Source]) -> None:
+        """Copy inputs on the host to where they belong; nothing happens if this was closed meanwhile."""
+        memory = self.memory  # keeps the region, if this is closed while another thread copies
+        if self.is_closed:
+            return
+        spans = self.layout.table.inputs
+        for name, source in given.items():
+            dtype, shape, region, offset, byte_size = spans[name]
+            if region:
+                continue  # it is on a GPU
+            if dtype is BYTES:
+                source.write_to(memory[offset : offset + byte_size])
+            elif len(source.parts) == 1:  # nearly always
+                np.copyto(np.ndarray(shape, dtype.numpy, memory, offset), source.parts[0], casting=SAME_VALUES)
+            else:
+                source.write_to(np.ndarray(shape, dtype.numpy, memory, offset))
+
+
 class _HasInputs(Protocol):
     def write(self, given: Mapping[str, Source]) -> None: ...
 
 
-def write_inputs(exchange: _HasInputs, given: Mapping[str, Source], settings: CallSettings) -> Steps[None]:
+def write_inputs(call: _HasInputs, given: Mapping[str, Source], settings: CallSettings) -> Steps[None]:
     """Copy a call's inputs on the host: in another thread where that takes long, if the client has one."""
     if sum(source.byte_size for source in given.values()) < LONG_COPY:
-        exchange.write(given)
+        call.write(given)
     else:
-        yield from offloaded(lambda: exchange.write(given), settings.left_s, "its inputs were being copied")
+        yield from offloaded(lambda: call.write(given), settings.left_s, COPYING)
 
 
 def is_answer(error: BaseException) -> bool:
     """Return whether this is what a server answered, so that nothing of the request is under way any more."""
     return isinstance(error, InferenceError) and not isinstance(error, DeadlineExceededError)
-
-
-def batch_carrier(batch_size: int) -> InputTensor:
-    """Return the input of no bytes that tells Triton's batcher the batch size, where the slot has the tensors."""
-    return InputTensor(BATCH_CARRIER, "UINT8", (batch_size, 0), _NO_ROWS)
 
 
 def check_sequence_id(spec: ModelSpec, options: RequestOptions) -> None:
@@ -136,14 +179,6 @@ def options_of_probe(spec: ModelSpec, version: str = "") -> RequestOptions:
         options["sequence_id"] = str(number) if spec.names_sequences else number
         options["sequence_start"] = options["sequence_end"] = True
     return options
-
-
-_NO_ROWS: npt.NDArray[np.uint8] = np.empty((0, 0), np.uint8)
-
-
-def requested_outputs(layout: CallLayout) -> list[OutputTensor] | None:
-    """Return the outputs that a request names; None for all."""
-    return None if layout.requested is None else [OutputTensor(name) for name in layout.requested]
 
 
 def checked_output(codec: Codec, response: Any, spec: ModelSpec, name: str) -> npt.NDArray[Any] | None:

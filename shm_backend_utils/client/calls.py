@@ -1,0 +1,353 @@
+"""Calls: memory for one, its request, and another one where that is certain to be right.
+
+Each operation is a generator of :mod:`.steps`, for both clients.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import operator
+import time
+import weakref
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ..errors import ClosedError, PeerError, PoolExhaustedError, ShmError, SlotInDoubtError, SlotInUseError, TensorError
+from ..memory.pool.need import Need
+from ..protocol.call_layout import NO_DEVICES, aligned, lay_out
+from ..protocol.learned_sizes import CALLS
+from ..protocol.refusals import code_in
+from .copy_warnings import tell_no_growth, tell_overflow
+from .core import Core
+from .errors import DeadlineExceededError, InferenceError, MemoryRefusedError, ServerUnavailableError, out_of_time
+from .inputs.descriptions import (
+    ALL_OUTPUTS,
+    InputDescription,
+    Outputs,
+    WantedOutputs,
+    described_inputs,
+    wanted_outputs,
+)
+from .inputs.devices import kept_source
+from .inputs.sources import Elsewhere, Source, sources
+from .known_model import KnownModel
+from .opening import Plan, open_call
+from .paths.buffers import RegionBuffer
+from .paths.call import COPYING, LONG_COPY, Call, is_answer, write_inputs
+from .paths.direct import DirectCall
+from .paths.inline import InlineCall
+from .paths.prepared import PreparedDirectCall
+from .paths.staging import brought_to_gpus
+from .paths.taking import take_at_once
+from .result import Result
+from .settings import LEAST_S, CallSettings, left_until
+from .steps import COPIED, Offload, Pause, Steps
+
+__all__ = ["infer", "infer_prepared", "prepare", "repair", "send"]
+
+_LOG: Final = logging.getLogger(__name__)
+_MOST_ATTEMPTS: Final = 3
+_BYTE_SIZE: Final = operator.attrgetter("byte_size")
+_REMEDY: Final = "later calls have room for as much; say it beforehand"
+_REMEDY_OF_PREPARED: Final = "the next infer of this call has room for as much on the host; say it beforehand"
+_NOT_DONE: Final = ("StatusCode.UNIMPLEMENTED", "501")
+"""What the server says over gRPC, and over HTTP, of one answer from a decoupled model."""
+
+_BUSY_PAUSE_S: Final = 0.005  # a refusal takes less than a millisecond
+
+
+def infer(  # noqa: PLR0912, PLR0915  # one function: each further one costs every call a microsecond
+    core: Core,
+    settings: CallSettings,
+    inputs: Mapping[str, Any],
+    outputs: Outputs | WantedOutputs,
+    elsewhere: Elsewhere | None = None,
+) -> Steps[Result]:
+    """Make a call; ``elsewhere`` is how inputs on GPUs are taken.
+
+    What nearly every call needs is done here; further functions do the rest.
+    """
+    if type(outputs) is dict and {*map(type, outputs)} == {str} and {*map(type, outputs.values())} == {int}:
+        wanted, devices = ({**outputs}, NO_DEVICES) if min(outputs.values()) >= 0 else wanted_outputs(outputs)
+    else:
+        wanted, devices = ALL_OUTPUTS if outputs is None else wanted_outputs(outputs)
+    known = core.catalog.known.get((settings.model, settings.version))
+    if known is None or (known.path != DirectCall.path and known.is_worth_another_look):
+        known = yield from core.known_model(settings)
+    while True:
+        try:
+            given = sources(known.spec, inputs, elsewhere or core.on_gpus)
+            layout = lay_out(
+                known.spec,
+                given,
+                wanted,
+                known.data_begin,
+                learned=known.learned.per_row,
+                most_rows=known.spec.max_batch_size,
+                output_devices=devices,
+            )
+            break
+        except TensorError:
+            renewed = yield from core.renew(known, settings)
+            if renewed is known:
+                raise
+            known = renewed
+    is_direct = settings.path == "auto" and known.path == DirectCall.path
+    path = DirectCall.path if is_direct else (yield from core.path_of(known, settings, layout))
+    has_gpus = layout.devices or layout.lent
+    if (
+        layout.end <= known.inline_end
+        and settings.path == "auto"
+        and not has_gpus
+        and len(layout.certain) == len(known.spec.outputs if wanted is None else wanted)
+    ):
+        path = InlineCall.path  # all tensors are certain to be so small that this is faster
+    call: Call | None = None
+    if not (has_gpus or settings.options):
+        last = known.last
+        may_come_together = known.spec.has_batcher and (
+            known.blocks.together is not None or (last is not None and last[0]() is not None)
+        )
+        if path == InlineCall.path and layout.end < LONG_COPY:
+            call = InlineCall(core.codec, settings, known, layout, wanted, devices)
+        elif path == DirectCall.path and not may_come_together:
+            need = Need(layout.end - known.data_begin, 1, known.record_byte_size, kind=known.kind)
+            taken = core.pool.take_idle(need, settings.origin)
+            if taken is not None:
+                region, memory = taken
+                moved = layout  # where the region is one for several calls, by which part this is
+                if region.data_offset != known.data_begin:
+                    moved = layout.moved(region.data_offset - known.data_begin)
+                call = DirectCall(core.codec, settings, known, moved, wanted, devices, region, region.slots[0], memory)
+                known.last = weakref.ref(call), layout
+                del taken, memory  # the call alone has them
+    is_plain = call is not None
+    if call is None:
+        call = yield from open_call(core, path, Plan(settings, known, layout, given, wanted, devices))
+    try:
+        if not is_plain:
+            yield from _fill(call, given)
+        elif layout.end < LONG_COPY or sum([source.byte_size for source in given.values()]) < LONG_COPY:
+            call.write(given)
+        else:
+            try:
+                yield Offload(functools.partial(call.write, given), max(settings.deadline - time.monotonic(), LEAST_S))
+            except TimeoutError:
+                raise out_of_time(COPYING) from None
+        yield COPIED
+        del given, inputs  # else the user's arrays would live as long as the request
+        if core.is_closed:
+            raise ClosedError("this client")
+        failure: ShmError | None = None
+        try:
+            result = yield from call.send(max(settings.deadline - time.monotonic(), LEAST_S))
+        except ShmError as error:
+            failure = error
+        if failure is not None:
+            try:
+                return (yield from _again(core, call, failure))
+            finally:
+                del failure  # it has this frame in its traceback
+        if result.overflowed or known.learned.per_row or devices:
+            result = yield from _learned(core, call, result, _REMEDY, settings.left_s)
+        tally = core.tally
+        with tally.lock:  # what its method does
+            tally.paths[result.path] += 1
+            tally.bytes_avoided += result.bytes_avoided
+    except BaseException:
+        call.close()
+        raise
+    return result
+
+
+def prepare(
+    core: Core, settings: CallSettings, inputs: Mapping[str, InputDescription], outputs: Outputs
+) -> Steps[Call]:
+    """Take memory for a call that the user fills."""
+    given = described_inputs(inputs, functools.partial(kept_source, core.gpus))
+    wanted, devices = wanted_outputs(outputs)
+    known, layout = yield from core.fitting(
+        settings, lambda known: known.lay_out(given, wanted, output_devices=devices)
+    )
+    path = yield from core.path_of(known, settings, layout)
+    plan = Plan(settings, known, layout, given, wanted, devices)
+    return (yield from open_call(core, path, plan, PreparedDirectCall))
+
+
+def infer_prepared(core: Core, call: Call, timeout_s: float) -> Steps[Result]:
+    """Make one request of a call that the user has filled; again, in the same memory, where somebody just held it.
+
+    That is a late request, while it is being refused, or the client's own doubt about it: no model is at work.
+    """
+    deadline = time.monotonic() + timeout_s
+    if call.lacking:
+        yield from _grow(core, call, call.settings._replace(deadline=deadline))
+    refusal: InferenceError | None = None
+    try:
+        for number in range(1, _MOST_ATTEMPTS + 1):
+            try:
+                return (yield from send(core, call, left_until(deadline), _REMEDY_OF_PREPARED))
+            except SlotInDoubtError:
+                if refusal is None:
+                    raise
+                raise refusal from None  # the request was answered: who held its slot then holds it still
+            except InferenceError as error:
+                is_last = number == _MOST_ATTEMPTS or time.monotonic() + _BUSY_PAUSE_S > deadline
+                if is_last or not _was_busy(call, error):
+                    raise
+                refusal = error
+                _LOG.info("a request to model %r is sent again, as its slot was in use", call.known.spec.name)
+            yield Pause(_BUSY_PAUSE_S)
+            core.tally.retried()
+    finally:
+        refusal = None  # it has this frame in its traceback
+    raise AssertionError("the last attempt returns or raises")
+
+
+def send(core: Core, call: Call, timeout_s: float, remedy: str = _REMEDY) -> Steps[Result]:
+    """Make one request of a call, and learn from it; ``remedy`` is what to do where an output found no room."""
+    if core.is_closed:
+        raise ClosedError("this client")
+    try:
+        result = yield from call.send(timeout_s)
+    except ShmError as error:
+        meaning = _meaning(core, call, error)
+        if meaning is not error:
+            raise meaning from None
+        raise
+    result = yield from _learned(core, call, result, remedy, timeout_s)
+    core.tally.succeeded(result.path, result.bytes_avoided)
+    return result
+
+
+def repair(core: Core, call: Call, error: ShmError, number: int) -> Steps[KnownModel | None]:
+    """Return the model to try again, if the request had certainly not started and something is different now.
+
+    Memory that could not be opened, or not any more, is replaced; if the next one cannot be opened either, another
+    path is taken. Memory that a late request was just being refused in is replaced too. ``number`` is that of the
+    attempt that failed, from 0.
+    """
+    if not is_answer(error):
+        return None
+    if isinstance(error, MemoryRefusedError):
+        if number == 0:
+            return call.known
+        core.paths.refuse(call.known, call.path, str(error), call.kind)
+        return call.known if call.settings.path == "auto" else None
+    if _was_busy(call, error):
+        return call.known
+    renewed = yield from core.renew(call.known, call.settings)
+    if renewed is call.known:
+        return None
+    refused = renewed.refuses(call.sources(), call.wanted, call.path)
+    return renewed if call.did_not_start(error) or refused else None
+
+
+def _again(core: Core, call: Call, failure: ShmError) -> Steps[Result]:
+    """Make a call again that has failed, where that is certain to be right; else raise the failure."""
+    failure = _meaning(core, call, failure)
+    number = 0
+    try:
+        while True:
+            known = yield from repair(core, call, failure, number)
+            number += 1
+            if known is None or number == _MOST_ATTEMPTS:
+                raise failure
+            _LOG.info("a request to model %r is sent again, as it had not started: %s", known.spec.name, failure)
+            try:
+                again = yield from _reopen(core, call, known)
+            except PoolExhaustedError:  # the call itself may hold all that there is
+                raise failure from None
+            finally:
+                call.close()
+            call = again
+            try:
+                return (yield from send(core, call, left_until(call.settings.deadline)))
+            except ShmError as error:
+                failure = error
+    finally:
+        call.close()
+        del failure  # it may have this frame in its traceback
+
+
+def _reopen(core: Core, call: Call, known: KnownModel) -> Steps[Call]:
+    """Return the same call, with the same inputs, but of the model as it is now, and in other memory."""
+    given = call.sources()
+    for source in given.values():
+        source.is_lent = False  # what is the user's may be what could not be opened
+    layout = known.lay_out(given, call.wanted, output_devices=call.output_devices)
+    path = yield from core.path_of(known, call.settings, layout)
+    plan = Plan(call.settings, known, layout, given, call.wanted, call.output_devices)
+    again = yield from open_call(core, path, plan)
+    try:
+        yield from _fill(again, given)
+    except BaseException:
+        again.close()
+        raise
+    core.tally.retried()
+    return again
+
+
+def _fill(call: Call, given: Mapping[str, Source]) -> Steps[None]:
+    """Copy a call's inputs to its memory, on the host and on GPUs."""
+    yield from write_inputs(call, given, call.settings)
+    if call.has_gpus:
+        yield from call.write_from_gpus(given, call.settings.deadline)
+
+
+def _meaning(core: Core, call: Call, error: ShmError) -> ShmError:
+    """Return what to tell the user of a failed request, and take note of what it says about server and model."""
+    if isinstance(error, ServerUnavailableError):
+        if core.catalog.forget_with(call.known):
+            core.paths.forget_server()  # when it is back, it may have other flags, too
+    elif isinstance(error, InferenceError):
+        if call.known.spec.is_decoupled and error.status() in _NOT_DONE:
+            return InferenceError(
+                f"model {call.known.spec.name!r} is decoupled, so it answers with any number of responses: ask for "
+                f"them by stream(), over gRPC ({error.message()})",
+                error.status(),
+            )
+    elif isinstance(error, PeerError) and not isinstance(error, SlotInDoubtError):
+        core.catalog.drop(call.known)  # the known model would not have answered so: the next call looks what there is
+    return error
+
+
+def _learned(core: Core, call: Call, result: Result, remedy: str, timeout_s: float) -> Steps[Result]:
+    """Learn how large outputs are, and return the result with those on GPUs that are wanted there."""
+    learned, layout = call.known.learned, call.layout
+    rows = layout.batch_size or 1
+    if result.overflowed:
+        learned.learn(result.overflowed, rows)
+        tell_overflow(call.known, result.overflowed, remedy, call.settings.origin)
+    elif learned.per_row and result.path == DirectCall.path:  # on others, no output uses what was learned
+        inputs = sum(map(_BYTE_SIZE, layout.table.inputs.values()))
+        learned.needed.append((result.bytes_avoided - inputs) / rows)
+    if len(learned.needed) >= CALLS and learned.shrink():
+        core.drop_idle()
+    if call.output_devices:
+        library = call.library or call.settings.library
+        result = yield from brought_to_gpus(core.gpus, result, call.output_devices, library, timeout_s)
+    return result
+
+
+def _grow(core: Core, call: Call, settings: CallSettings) -> Steps[None]:
+    """Give a prepared call room for the outputs that found none, if there is memory for that now."""
+    assert isinstance(call, PreparedDirectCall)
+    known = call.known
+    rooms = call.rooms(known.learned.per_row)
+    byte_size = sum(map(aligned, rooms.values()))
+    need = Need(byte_size, 1, known.record_byte_size, "direct, beside", known.kind)
+    try:
+        taken = yield from take_at_once(core.pool, settings, need)
+    except DeadlineExceededError:
+        taken = None
+    if taken is None:
+        tell_no_growth(known, rooms, settings.origin)
+    else:
+        call.extend(RegionBuffer(*taken), rooms)
+
+
+def _was_busy(call: Call, error: ShmError) -> bool:
+    """Return whether a request was refused because somebody held its slot, and has not started."""
+    return code_in(str(error)) == SlotInUseError.code and call.did_not_start(error)

@@ -1,0 +1,176 @@
+"""Opening a call: with memory for it, on the path that it goes."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from ..errors import BudgetError, NoSharedMemoryError, TensorError
+from ..memory.cuda.bank import rounded_up
+from ..memory.pool.need import Need
+from ..memory.pool.slot import SlotRegion
+from ..protocol.call_layout import AnyInput, CallInput, CallLayout
+from .copy_warnings import tell_gpu_copy
+from .core import Core
+from .errors import PathUnavailableError
+from .inputs.devices import inputs_on_gpus
+from .known_model import KnownModel
+from .paths.call import Call, HostMemory, check_sequence_id
+from .paths.direct import DirectCall
+from .paths.inline import InlineCall
+from .paths.on_gpus import CallOnGpus, PreparedOnGpus
+from .paths.prepared import PreparedDirectCall
+from .paths.providing import provide, wait_for_models
+from .paths.side_by_side import take_row
+from .paths.staging import StagedCall
+from .paths.taking import take, wait_for
+from .paths.triton_shm import RegisteredCall
+from .paths.waiting import LostMemoryError
+from .settings import CallSettings
+from .steps import Steps
+
+__all__ = ["Plan", "inline_instead", "open_call"]
+
+_LOG: Final = logging.getLogger(__name__)
+_MOST_IN_A_MESSAGE: Final = 2**31 - 2**20
+"""Of inputs: protobuf counts in 31 bits, and their names, shapes and the like need some room."""
+
+
+class Plan(NamedTuple):
+    """What a call is to be, before it has memory."""
+
+    settings: CallSettings
+    known: KnownModel
+    layout: CallLayout  # for a region with one slot
+    given: Mapping[str, AnyInput]
+    wanted: Mapping[str, int | None] | None
+    output_devices: Mapping[str, int]
+
+    @property
+    def on_host(self) -> CallLayout:
+        """The layout for paths that have no memory on GPUs."""
+        if not (self.layout.devices or self.layout.lent):
+            return self.layout
+        on_host = {name: CallInput(each.dtype, each.shape, each.byte_size) for name, each in self.given.items()}
+        return self.known.lay_out(on_host, self.wanted)
+
+
+def open_call(core: Core, path: str, plan: Plan, kind: type[DirectCall] = DirectCall) -> Steps[Call]:
+    """Take memory for a call; ``kind`` is for the direct path.
+
+    Shared memory may lack now, ever, or on this machine: PoolExhaustedError, BudgetError, MachineError.
+    """
+    settings, known, layout, given, wanted, output_devices = plan
+    if settings.options:
+        check_sequence_id(known.spec, settings.options)
+    try:
+        if path == DirectCall.path:
+            if layout.devices or layout.lent:
+                return (yield from _on_gpus(core, plan, kind))
+            return (yield from _direct(core, plan, kind))
+        layout = plan.on_host
+        if path != InlineCall.path:
+            region, memory = yield from take(core.pool, settings, known, layout.end, 1, path)
+            yield from core.registrations.drop(core.pool.take_unregistered(), settings.deadline)
+            of_all = core.codec, settings, known, layout, wanted, output_devices
+            return _staged(core, RegisteredCall(*of_all, region, memory, core.registrations), given)
+    except (BudgetError, NoSharedMemoryError) as error:
+        rooms = layout.table.outputs.items()
+        devices = {name: layout.devices[room.region - 1] for name, room in rooms if room.region}
+        unlearned = known.lay_out(given, wanted, output_devices=devices, learned={})
+        if unlearned.end < layout.end:
+            # What outputs were once finds no room. This call's may overflow as those did.
+            return (yield from open_call(core, path, plan._replace(layout=unlearned), kind))
+        if isinstance(error, BudgetError):
+            raise
+        yield from inline_instead(core, settings, known, error)
+        layout = plan.on_host
+    byte_size = sum(span.byte_size for span in layout.table.inputs.values())
+    if byte_size > _MOST_IN_A_MESSAGE:
+        raise TensorError(
+            next(iter(layout.table.inputs)),
+            f"the inputs of model {known.spec.name!r} take {byte_size:,} bytes, and a message carries less than 2 GiB: "
+            "make several calls, or open path direct or triton-shm: client.explain(model) says why they are closed",
+        )
+    return _staged(core, InlineCall(core.codec, settings, known, layout, wanted, output_devices), given)
+
+
+def inline_instead(core: Core, settings: CallSettings, known: KnownModel, error: NoSharedMemoryError) -> Steps[None]:
+    """Have a call do without shared memory, which the machine has none of; raise the error if it must not."""
+    if settings.path != "auto":
+        raise error
+    try:
+        yield from core.paths.choose(known, InlineCall.path, settings.deadline)
+    except PathUnavailableError:
+        raise error from None
+    if not known.is_short_of_memory:
+        known.is_short_of_memory = True
+        _LOG.warning("a call of model %r takes the path inline: %s", known.spec.name, error)
+
+
+def _direct(core: Core, plan: Plan, kind: type[DirectCall]) -> Steps[DirectCall]:
+    """Take memory for a call of the direct path on the host: beside others like it, or by itself."""
+    settings, known, layout, given, wanted, output_devices = plan
+    row = None
+    if known.spec.has_batcher:
+        last = known.last
+        is_expected = kind is PreparedDirectCall or (last is not None and last[0]() is not None and last[1] == layout)
+        row = yield from take_row(core.pool, core.once, settings, known, layout, given, wanted, is_expected=is_expected)
+    if row is not None:
+        layout, region, slot, memory = row.layout, row.region, row.slot, row.memory
+    else:
+        need = Need(layout.end - known.data_begin, 1, known.record_byte_size, kind=known.kind)
+        region, memory = core.pool.take_idle(need, settings.origin) or (yield from wait_for(core.pool, settings, need))
+        slot = region.slots[0]
+        if region.data_offset != known.data_begin:  # one of several calls that lie in one region
+            layout = layout.moved(region.data_offset - known.data_begin)
+    call = kind(core.codec, settings, known, layout, wanted, output_devices, region, slot, memory)
+    known.last = weakref.ref(call), plan.layout
+    return call
+
+
+def _staged(core: Core, call: Call, given: Mapping[str, AnyInput]) -> Call:
+    """Return a call that takes inputs on GPUs, too, where there are such."""
+    if all(each.device is None for each in given.values()):
+        return call
+    return StagedCall(
+        call.codec, call.settings, call.known, call.layout, call.wanted, call.output_devices, call, core.gpus, given
+    )
+
+
+def _on_gpus(core: Core, plan: Plan, kind: type[DirectCall]) -> Steps[DirectCall]:
+    settings, known, layout, given, wanted, output_devices = plan
+    region, memory = yield from _with_devices(core, settings, known, layout)
+    make = PreparedOnGpus if kind is PreparedDirectCall else CallOnGpus
+    gpus = make(core.gpus, region, layout, given, settings.library, settings.named)
+    for name, source in inputs_on_gpus(given).items():
+        if source.byte_size >= max(core.gpus.lend_bytes, 1) and source.obstacle:
+            tell_gpu_copy(known, name, source.obstacle, settings.origin)
+    layout, slot = layout._replace(table=gpus.table), region.slots[0]
+    of_all = core.codec, settings, known, layout, wanted, output_devices
+    call = kind(*of_all, region, slot, memory, gpus, gpus.buffers)
+    call.library = gpus.library
+    return call
+
+
+def _with_devices(
+    core: Core, settings: CallSettings, known: KnownModel, layout: CallLayout
+) -> Steps[tuple[SlotRegion, HostMemory]]:
+    """Take a region, with what the call needs on GPUs."""
+    sizes = [rounded_up(byte_size) for byte_size in layout.device_byte_sizes]
+    where = [f"cuda:{device}={byte_size}" for device, byte_size in zip(layout.devices, sizes, strict=True)]
+    group = " ".join(["direct, on GPUs", *where])
+    while True:
+        region, memory = yield from take(core.pool, settings, known, layout.end, 1, group)
+        try:
+            yield from provide(core.pool, core.gpus, settings, region, memory, layout.devices, sizes)
+            yield from wait_for_models(settings, region)
+        except BaseException as error:
+            region.is_spoiled = True
+            del memory  # an error that somebody keeps must not keep the slot
+            if not isinstance(error, LostMemoryError):
+                raise  # else another region will do
+        else:
+            return region, memory
