@@ -193,7 +193,7 @@ class AsyncShmClient(AsyncServerMethods):
         Yields
         ------
         Result
-            As of :meth:`ShmClient.stream`. Who stops early ends the stream by ``await`` of the iterator's ``aclose()``.
+            As of :meth:`ShmClient.stream`. To stop early, ``await`` the iterator's ``aclose()``.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Calls: memory for one, its request, and another one where that is certain to be right.
+"""Calls: each takes memory, copies its inputs there, and sends a request; again, where that is certain to be right.
 
 Each operation is a generator of :mod:`.steps`, for both clients.
 """
@@ -64,7 +64,7 @@ def infer(  # noqa: PLR0912, PLR0915  # one function: each further one costs eve
     outputs: Outputs | WantedOutputs,
     elsewhere: Elsewhere | None = None,
 ) -> Steps[Result]:
-    """Make a call; ``elsewhere`` is how inputs on GPUs are taken.
+    """Make a call; ``elsewhere`` takes its inputs on GPUs, by default so that they may be lent.
 
     What nearly every call needs is done here; further functions do the rest.
     """
@@ -116,7 +116,7 @@ def infer(  # noqa: PLR0912, PLR0915  # one function: each further one costs eve
             taken = core.pool.take_idle(need, settings.origin)
             if taken is not None:
                 region, memory = taken
-                moved = layout  # where the region is one for several calls, by which part this is
+                moved = layout  # to this call's part, where several calls share the region
                 if region.data_offset != known.data_begin:
                     moved = layout.moved(region.data_offset - known.data_begin)
                 call = DirectCall(core.codec, settings, known, moved, wanted, devices, region, region.slots[0], memory)
@@ -152,7 +152,7 @@ def infer(  # noqa: PLR0912, PLR0915  # one function: each further one costs eve
         if result.overflowed or known.learned.per_row or devices:
             result = yield from _learned(core, call, result, _REMEDY, settings.left_s)
         tally = core.tally
-        with tally.lock:  # what its method does
+        with tally.lock:  # as its succeeded() does, without one more function
             tally.paths[result.path] += 1
             tally.bytes_avoided += result.bytes_avoided
     except BaseException:
@@ -176,9 +176,9 @@ def prepare(
 
 
 def infer_prepared(core: Core, call: Call, timeout_s: float) -> Steps[Result]:
-    """Make one request of a call that the user has filled; again, in the same memory, where somebody just held it.
+    """Make one request of a call that the user has filled; again, in the same memory, where its slot was in use.
 
-    That is a late request, while it is being refused, or the client's own doubt about it: no model is at work.
+    A late request holds the slot for a moment, while it is refused: no model is at work.
     """
     deadline = time.monotonic() + timeout_s
     if call.lacking:
@@ -191,7 +191,7 @@ def infer_prepared(core: Core, call: Call, timeout_s: float) -> Steps[Result]:
             except SlotInDoubtError:
                 if refusal is None:
                     raise
-                raise refusal from None  # the request was answered: who held its slot then holds it still
+                raise refusal from None  # it tells why: the slot is still held
             except InferenceError as error:
                 is_last = number == _MOST_ATTEMPTS or time.monotonic() + _BUSY_PAUSE_S > deadline
                 if is_last or not _was_busy(call, error):
@@ -206,7 +206,7 @@ def infer_prepared(core: Core, call: Call, timeout_s: float) -> Steps[Result]:
 
 
 def send(core: Core, call: Call, timeout_s: float, remedy: str = _REMEDY) -> Steps[Result]:
-    """Make one request of a call, and learn from it; ``remedy`` is what to do where an output found no room."""
+    """Make one request of a call, and learn from it; ``remedy`` tells what to do where an output found no room."""
     if core.is_closed:
         raise ClosedError("this client")
     try:
@@ -309,7 +309,7 @@ def _meaning(core: Core, call: Call, error: ShmError) -> ShmError:
                 error.status(),
             )
     elif isinstance(error, PeerError) and not isinstance(error, SlotInDoubtError):
-        core.catalog.drop(call.known)  # the known model would not have answered so: the next call looks what there is
+        core.catalog.drop(call.known)  # it is not the model that was known: the next call asks what it is like
     return error
 
 

@@ -205,7 +205,7 @@ class ShmClient(ServerMethods):
     ) -> concurrent.futures.Future[Result]:
         """As :meth:`infer`, without waiting for the answer. All inputs have been copied when this returns.
 
-        It waits for memory: who submits faster than the model answers is slowed down to its pace.
+        It waits for memory: a caller that submits faster than the model answers is slowed down to its pace.
 
         Parameters
         ----------

@@ -167,7 +167,7 @@ class Core:
 
         while True:
             known = yield from self.once.find(key, ask, settings.deadline)
-            if known.seen >= since:  # else the one who asked had begun before
+            if known.seen >= since:  # else the call that asked had begun before
                 return known
 
     def renew(self, outdated: KnownModel, settings: CallSettings) -> Steps[KnownModel]:

@@ -47,9 +47,8 @@ class KnownModel:
         self.data_begin = data_offset(1, self.record_byte_size)  # in a region with one slot
         self.learned = LearnedSizes(head_room)  # of outputs that found too little room
         self.blocks: RowBlocks[CallLayout] = RowBlocks()  # of calls that lie side by side
-        self.last: tuple[weakref.ref[Any], CallLayout] | None = (
-            None  # the direct call begun last, in a region by itself
-        )
+        # The direct call that was begun last, and its layout in a region by itself.
+        self.last: tuple[weakref.ref[Any], CallLayout] | None = None
         self.is_short_of_memory = False  # whether a call was told to go inline, as the machine has no memory for it
 
     def lay_out(

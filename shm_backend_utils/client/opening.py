@@ -1,4 +1,4 @@
-"""Opening a call: with memory for it, on the path that it goes."""
+"""Opening calls: each takes memory on its path."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ class Plan(NamedTuple):
 
 
 def open_call(core: Core, path: str, plan: Plan, kind: type[DirectCall] = DirectCall) -> Steps[Call]:
-    """Take memory for a call; ``kind`` is for the direct path.
+    """Take memory for a call; ``kind`` is its class on the direct path.
 
-    Shared memory may lack now, ever, or on this machine: PoolExhaustedError, BudgetError, MachineError.
+    PoolExhaustedError: there is no shared memory now; BudgetError: never as much; MachineError: none on this machine.
     """
     settings, known, layout, given, wanted, output_devices = plan
     if settings.options:
@@ -81,7 +81,7 @@ def open_call(core: Core, path: str, plan: Plan, kind: type[DirectCall] = Direct
         devices = {name: layout.devices[room.region - 1] for name, room in rooms if room.region}
         unlearned = known.lay_out(given, wanted, output_devices=devices, learned={})
         if unlearned.end < layout.end:
-            # What outputs were once finds no room. This call's may overflow as those did.
+            # There is no room for outputs as large as those of earlier calls. This call's may overflow, as those did.
             return (yield from open_call(core, path, plan._replace(layout=unlearned), kind))
         if isinstance(error, BudgetError):
             raise
@@ -98,7 +98,7 @@ def open_call(core: Core, path: str, plan: Plan, kind: type[DirectCall] = Direct
 
 
 def inline_instead(core: Core, settings: CallSettings, known: KnownModel, error: NoSharedMemoryError) -> Steps[None]:
-    """Have a call do without shared memory, which the machine has none of; raise the error if it must not."""
+    """Have a call go inline, as the machine has no shared memory for it; raise the error if it must not."""
     if settings.path != "auto":
         raise error
     try:

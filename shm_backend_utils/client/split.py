@@ -19,7 +19,7 @@ from .errors import out_of_time
 from .inputs.descriptions import Outputs, wanted_outputs
 from .inputs.sources import Source, StringSource, sources
 from .known_model import KnownModel
-from .paths.call import Call
+from .paths.call import COPYING, Call
 from .paths.direct import DirectCall
 from .paths.taking import take
 from .result import Result
@@ -84,7 +84,7 @@ def _in_one_region(
     with contextlib.ExitStack() as at_end:
         for call in (whole, *calls):
             at_end.callback(call.close)
-        yield from offloaded(lambda: whole.write(given), settings.left_s, "its inputs were being copied")
+        yield from offloaded(lambda: whole.write(given), settings.left_s, COPYING)
         outcomes = yield from _together([_outcome(core, call) for call in calls], settings)
     failed = [(call, error) for call, error in zip(calls, outcomes, strict=True) if isinstance(error, ShmError)]
     if failed:

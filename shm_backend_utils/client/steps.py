@@ -1,8 +1,8 @@
-"""What a client's core asks for, and who does it: by blocking a thread, or by giving way to other tasks.
+"""The steps of a client's operations, and the drivers that do them: by blocking a thread, or by giving way to tasks.
 
-The core has no I/O. Each of its operations is a generator: it yields a step where something must be sent or waited for,
-is sent what came of it, and returns the operation's result. So everything but this module and the transports is the
-same for both clients, and written once.
+Operations have no I/O. Each is a generator: it yields a step where something must be sent or waited for, is sent what
+came of it, and returns the result. So everything but this module and the transports is the same for both clients, and
+written once.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ COPIED: Final = Copied()
 OtherStep = SendForStream | Wait | Pause | Together
 Step = Send | OtherStep | Offload | Copied
 Steps = Generator[Step, Any, T]
-"""An operation of the core that returns a ``T``."""
+"""An operation that returns a ``T``."""
 
 
 class BlockingDriver:
@@ -193,7 +193,7 @@ class AsyncioDriver:
 
     def __init__(self, transport: AsyncTransport) -> None:
         self.transport = transport
-        # Not the loop's own threads: who keeps those busy would have every call wait for them.
+        # Not the loop's own threads: an application that keeps those busy would have every call wait for them.
         self._threads = concurrent.futures.ThreadPoolExecutor(_USUAL_THREADS, "shm offload")
         self._is_closed = False
         forsake_in_children(self)
@@ -280,7 +280,7 @@ def _end(operation: Steps[Any], error: BaseException) -> None:
 
 
 def until_copied(operation: Steps[Any]) -> Steps[None]:
-    """Do a call until its inputs have been copied; whoever does the call then goes on with it."""
+    """Do a call until its inputs have been copied; the rest of it may be done later, and by another thread."""
     step = next(operation)
     while not isinstance(step, Copied):
         try:
@@ -302,7 +302,7 @@ def offloaded(work: Callable[[], T], timeout_s: float, doing: str) -> Steps[T]:
 def forget_locals(error: BaseException) -> None:
     """Have an error keep nothing of what this package's functions, and those they called, had in hand.
 
-    So who keeps the error keeps no slot. Frames that still execute, and those of the package's callers, stay.
+    So an error that is kept keeps no slot. Frames that still execute, and those of the package's callers, stay.
     """
     errors: list[BaseException | None] = [error]
     seen = set()

@@ -14,10 +14,10 @@ from .core import Core
 from .errors import DeadlineExceededError, PathUnavailableError, stream_held
 from .inputs.descriptions import Outputs, wanted_outputs
 from .inputs.devices import inputs_on_gpus, library_of_inputs
-from .inputs.sources import Source, sources
+from .inputs.sources import sources
 from .known_model import KnownModel
 from .opening import inline_instead
-from .paths.call import check_sequence_id, write_inputs
+from .paths.call import COPYING, check_sequence_id, write_inputs
 from .paths.inline import InlineCall
 from .paths.staging import brought_to_gpus, can_be_downloaded
 from .paths.stream import DirectStream, check_frames, guessed_rooms, ring_end
@@ -54,7 +54,7 @@ def open_stream(
     patience_s = settings.left_s
     wanted, devices = wanted_outputs(outputs)
     known, given = yield from core.fitting(settings, lambda known: sources(known.spec, inputs, core.on_gpus))
-    on_host = {name: _on_host(source) for name, source in given.items()}
+    on_host = {name: CallInput(each.dtype, each.shape, each.byte_size) for name, each in given.items()}
     path = yield from core.paths.choose(known, settings.path, settings.deadline)
     frames = check_frames(known.spec, frames)
     check_sequence_id(known.spec, settings.options)
@@ -86,7 +86,7 @@ def open_stream(
         on_gpus = inputs_on_gpus(given)
         if on_gpus:
             yield from can_be_downloaded(on_gpus, settings.named, settings.deadline)
-            yield from offloaded(lambda: call.write(given), settings.left_s, "its inputs were being copied")
+            yield from offloaded(lambda: call.write(given), settings.left_s, COPYING)
         else:
             yield from write_inputs(call, given, settings)
     except BaseException:
@@ -150,7 +150,3 @@ def on_their_gpus(core: Core, stream: OpenStream, results: list[Result]) -> Step
         results[index] = yield from brought_to_gpus(
             core.gpus, results[index], stream.output_devices, stream.library, stream.patience_s
         )
-
-
-def _on_host(source: Source) -> AnyInput:
-    return CallInput(source.dtype, source.shape, source.byte_size)

@@ -1,4 +1,4 @@
-"""What ``config.pbtxt`` says of regions, what in it no session can serve, and what its author should know at load."""
+"""What ``config.pbtxt`` says of regions, refused lines, advice for its author; and where the server serves HTTP."""
 
 from __future__ import annotations
 

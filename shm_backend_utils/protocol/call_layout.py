@@ -1,4 +1,4 @@
-"""Where the tensors of a call go in a slot: arithmetic on shapes, for whoever makes requests. Pure.
+"""Where the tensors of a call go in a slot: arithmetic on shapes, for all that make requests. Pure.
 
 Tensors lie one behind the other, each at a multiple of :data:`ALIGNMENT`: the inputs of a call on the host first, then
 room for its outputs; and likewise in the memory of each GPU.
@@ -66,8 +66,8 @@ class CallInput(NamedTuple):
 class CallLayout(NamedTuple):
     """A call, laid out.
 
-    Region 0 of the spans is the slot's own, on the host; region 1 is on the first of the call's GPUs, and so on. Where
-    inputs are that are lent, only who lends them knows: their spans name a region that there is not.
+    Region 0 of the spans is the slot's own, on the host; region 1 is on the first of the call's GPUs, and so on. Only
+    their lender knows where lent inputs are: their spans name region :data:`LENT`, which there is not.
     """
 
     table: Table  # further regions are added where there are any

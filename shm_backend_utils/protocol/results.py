@@ -91,7 +91,7 @@ def results_length(results: bytes) -> int:
     return _STAMPS.size + len(results)
 
 
-def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: the client is called back cold
+def decode(  # noqa: PLR0912, PLR0915  # one function: when an answer comes, caches are cold
     data: bytes, byte_sizes: Sequence[int], begin: int = 0, spec: ModelSpec | None = None, generation: int = 0
 ) -> Results:
     """Check results in the model's half of a slot's record, copied as a whole; PeerError if they break the protocol.

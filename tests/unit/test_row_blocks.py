@@ -6,15 +6,12 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 
 from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.rows import Row, RowBlocks
-from shm_backend_utils.memory.pool.slot import SlotRegion
 
 MEBIBYTE = 2**20
 LAYOUTS = ["first", "second", "third"]
@@ -26,13 +23,13 @@ def pool() -> Iterator[SlotPool]:
         yield pool
 
 
-def region_of(pool: SlotPool, count: int = 3) -> tuple[SlotRegion, npt.NDArray[np.uint8]]:
-    return pool.redeem(pool.request(Need(1, count), "block"))
-
-
 def begun(pool: SlotPool) -> tuple[RowBlocks[str], Row[str]]:
+    region, memory = pool.redeem(pool.request(Need(1, 3), "block"))
     blocks: RowBlocks[str] = RowBlocks()
-    return blocks, blocks.begin("calls", *region_of(pool), list(LAYOUTS))
+    blocks.begin("calls", region, memory, list(LAYOUTS))
+    first = blocks.take("calls")
+    assert first is not None
+    return blocks, first
 
 
 def test_calls_get_the_rows_of_a_block_in_order(pool: SlotPool) -> None:

@@ -19,7 +19,7 @@ __all__ = ["Buffer", "GpuBuffer", "RegionBuffer"]
 
 
 class Buffer(Protocol):
-    """What one of a table's further regions is to the client that has made it."""
+    """One of a table's further regions, as the client has it that made the table."""
 
     byte_size: int
 

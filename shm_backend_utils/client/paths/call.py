@@ -6,7 +6,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +45,7 @@ LONG_COPY: Final = 4 * 2**20
 """From how many bytes on a copy takes so long that an event loop must not wait for it."""
 
 COPYING: Final = "its inputs were being copied"
-"""What a call was doing whose deadline is over then."""
+"""For the error of a call whose deadline comes meanwhile."""
 
 HostMemory = npt.NDArray[np.uint8]
 """A whole region of the pool, which is given back when this and all arrays made from it are gone."""
@@ -120,7 +120,7 @@ class Call(ABC):
 
 
 class InRegion:
-    """What has its inputs on the host in one region of the pool."""
+    """A call, or a stream, whose inputs on the host lie in one region of the pool."""
 
     layout: CallLayout
     memory: HostMemory
@@ -144,11 +144,7 @@ class InRegion:
                 source.write_to(np.ndarray(shape, dtype.numpy, memory, offset))
 
 
-class _HasInputs(Protocol):
-    def write(self, given: Mapping[str, Source]) -> None: ...
-
-
-def write_inputs(call: _HasInputs, given: Mapping[str, Source], settings: CallSettings) -> Steps[None]:
+def write_inputs(call: Call | InRegion, given: Mapping[str, Source], settings: CallSettings) -> Steps[None]:
     """Copy a call's inputs on the host: in another thread where that takes long, if the client has one."""
     if sum(source.byte_size for source in given.values()) < LONG_COPY:
         call.write(given)

@@ -104,7 +104,7 @@ class DirectCall(InRegion, Call):
             gpus.check_is_not_lost()
         if slot.is_in_doubt:
             yield from self._take_back(time.monotonic() + timeout_s)
-        # They keep the slot, and more, until there is an answer, whoever closes the call meanwhile.
+        # These keep the slot, and more, until there is an answer, even if the call is closed meanwhile.
         memory, buffers = self.memory, self.buffers
         slot.is_in_doubt = True
         generation = slot.begin(encode(layout.table))

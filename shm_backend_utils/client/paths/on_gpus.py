@@ -165,11 +165,6 @@ class CallOnGpus:
             return None
         return Loan(self._gpus.bank, self._region, slot, [each.value for each in self._lent.values()])
 
-    def close(self) -> None:
-        """Let go of the user's tensors; those that models may have are kept elsewhere."""
-        self._lent = {}
-        self.buffers = ()
-
     def _others_are_followed(self, work: GpuWork, deadline: float) -> Steps[None]:
         """Come behind those who had the memory before, and may still read their results there, on other streams.
 

@@ -28,7 +28,7 @@ _NOT_MAPPED: Final = frozenset({_GONE, "shm:refused", "shm:machine"})
 
 @dataclass(eq=False, repr=False)
 class PreparedDirectCall(DirectCall):
-    """One whose inputs the user fills. Strings are objects there, and become bytes with each request.
+    """A call whose inputs the user fills. Strings are objects there, and become bytes with each request.
 
     The user has arrays over the inputs, so they stay where they are. Outputs that found no room get some in a second
     region, the annex, which the table names as one that is lent.

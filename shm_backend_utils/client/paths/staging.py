@@ -31,7 +31,7 @@ __all__ = ["StagedCall", "brought_to_gpus", "can_be_downloaded"]
 
 @dataclass(eq=False, repr=False)
 class StagedCall(Call):
-    """Another call, on the host, in front of which some inputs are on GPUs.
+    """A call with inputs on GPUs: each request copies them to the host, and another call takes them to the model.
 
     ``inner`` has all tensors of the call on the host; the arrays that the user fills are the library's.
     """

@@ -149,7 +149,7 @@ class RegisteredCall(InRegion, Call):
                 "another call"
             )
         deadline = time.monotonic() + timeout_s
-        memory = self.memory  # keeps the region until there is an answer, whoever closes the exchange meanwhile
+        memory = self.memory  # keeps the region until there is an answer, even if the call is closed meanwhile
         message = self._message()
         yield from self.registrations.add(self.region, deadline)
         try:

@@ -81,7 +81,7 @@ def models_are_done(region: SlotRegion, allocations: Sequence[CudaAllocation], d
     left = list(allocations)
 
     def have_all() -> bool:
-        had_users = region.has_users  # looked at first: who lets go of memory has waited for his GPU
+        had_users = region.has_users  # looked at first: a model that lets go of memory has waited for its GPU
         while left:
             allocation = left[-1]
             with allocation.runtime.on(allocation.device):

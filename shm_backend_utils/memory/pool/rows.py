@@ -78,18 +78,14 @@ class RowBlocks(Generic[Layout]):
             for block in self._blocks.get(key, ()):
                 row = block.take()
                 if row is not None:
-                    if row.slot.index:  # who has the first row may have come alone
+                    if row.slot.index:  # a call in the first row may have come alone
                         self.together = key
                     return row
         return None
 
-    def begin(self, key: Hashable, region: SlotRegion, memory: Memory, layouts: list[Layout]) -> Row[Layout]:
-        """Make a block of a region with as many slots as there are layouts, and return its first row."""
-        block = _Block(region, memory, layouts)
+    def begin(self, key: Hashable, region: SlotRegion, memory: Memory, layouts: list[Layout]) -> None:
+        """Make a block of a region with as many slots as there are layouts; it lives as long as ``memory``."""
         with self._lock:
             alive = {each: [block for block in blocks if not block.is_gone] for each, blocks in self._blocks.items()}
             self._blocks = {each: blocks for each, blocks in alive.items() if blocks}
-            self._blocks.setdefault(key, []).append(block)
-            row = block.take()
-        assert row is not None
-        return row
+            self._blocks.setdefault(key, []).append(_Block(region, memory, layouts))

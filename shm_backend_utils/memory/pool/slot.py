@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import ClosedError
 from ...protocol.address import SlotAddress
-from ...protocol.layout import SlotRecord
+from ...protocol.layout import GENERATION, SlotRecord
 from .. import locks
 from ..access import Access
 from ..descriptors import Descriptor
@@ -53,7 +53,7 @@ class Slot:
             raise ClosedError("this client")
         generation = self.generation = self.generation + 1
         record.table[: len(contents)] = contents
-        record.client_words[0] = generation
+        record.client_words[GENERATION] = generation
         return generation
 
     @property
