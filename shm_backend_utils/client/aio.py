@@ -288,7 +288,7 @@ class AsyncShmClient(AsyncServerMethods):
 
     async def _infer(self, settings: CallSettings, inputs: Mapping[str, Any], outputs: Outputs, split: bool) -> Result:
         opened = self._opened
-        if opened is None or self._loop is not asyncio.get_running_loop() or self._memory.pool.is_forked:
+        if opened is None or self._memory.pool.is_forked or self._loop is not asyncio.get_running_loop():
             opened = self._open()
         driver, core = opened
         try:

@@ -13,8 +13,6 @@ from shm_backend_utils.protocol.address import SLOT_PARAMETER, parse_address
 from tests.unit.fake_server import FakeServer, Order, config
 from tests.unit.fake_wires import client_of
 
-LONG_S = 30.0
-
 
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
@@ -42,11 +40,11 @@ def together(server: FakeServer, client: ShmClient, sizes: list[int]) -> int:
     all_are_sent = threading.Barrier(len(sizes))
 
     def wait(_: Order) -> None:
-        all_are_sent.wait(LONG_S)
+        all_are_sent.wait(30)
 
     server.before = wait
     futures = [client.submit("m", {"IN0": np.full((size, 3), size, np.float32)}) for size in sizes]
-    assert all((future.result(LONG_S)["OUT0"] == 2 * size).all() for size, future in zip(sizes, futures, strict=True))
+    assert all((future.result(30)["OUT0"] == 2 * size).all() for size, future in zip(sizes, futures, strict=True))
     server.before = lambda _: None
     return len(set(regions(server)))
 

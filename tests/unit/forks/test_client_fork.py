@@ -11,11 +11,11 @@ from tests.unit.forks.programs import run_program
 # What every program begins with: a client, and `harmless`, which fails if a child wrote to shared memory, removed or
 # unlocked any, or sent anything.
 BEGIN = """
-import concurrent.futures, fcntl, hashlib, threading
+import asyncio, concurrent.futures, fcntl, hashlib, threading
 from pathlib import Path
 import numpy as np
 from tests.unit.fake_server import FakeServer, config
-from tests.unit.fake_wires import client_of
+from tests.unit.fake_wires import async_client_of, client_of
 from shm_backend_utils.client import ForkedError, PoolOptions
 from shm_backend_utils.memory.locks import is_owner_alive
 
@@ -99,6 +99,12 @@ PROGRAMS = {
             client.close()
         harmless(work)
         lazy.close()
+    """,
+    "a client of asyncio is refused without its loop": """
+        loop, entered = asyncio.new_event_loop(), async_client_of(server)
+        mine = loop.run_until_complete(entered.__aenter__())
+        harmless(lambda: refused(lambda: mine.infer("m", {"IN0": X}).send(None)))
+        loop.run_until_complete(entered.__aexit__(None, None, None)); loop.close()
     """,
     "a client that dies there": """
         def work():

@@ -147,11 +147,11 @@ def test_rows_of_a_block_go_to_one_thread_each(side_by_side: Run) -> None:
 
     def work() -> None:
         for _ in range(ROUNDS):
-            row = blocks.take("alike")
-            if row is None:
+            taken = None
+            while (row := blocks.take("alike")) is None:
                 taken = pool.take_idle(need, "thread") or pool.redeem(pool.request(need, "thread"))
-                row = blocks.begin("alike", *taken, [0, 1, 2, 3])
-                del taken
+                blocks.begin("alike", *taken, [0, 1, 2, 3])
+            del taken
             key = f"{row.region.key}/{row.slot.index}"
             holders.take(key)
             row.slot.begin(b"")
