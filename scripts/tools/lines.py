@@ -29,7 +29,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 7_200,
     "scripts": 14_450,
     "scripts/tools/bench": 3_700,
-    "tests": 74_600,
+    "tests": 74_680,
     "docs": 4_650,
 }
 """By folder, or by pattern of files: the most lines."""

@@ -42,7 +42,7 @@ from .paths.staging import brought_to_gpus
 from .paths.taking import take_at_once
 from .result import Result
 from .settings import LEAST_S, CallSettings, left_until
-from .steps import COPIED, Offload, Pause, Steps
+from .steps import COPIED, Offload, Pause, Steps, forget_locals
 
 __all__ = ["infer", "infer_prepared", "prepare", "repair", "send"]
 
@@ -135,8 +135,8 @@ def infer(  # noqa: PLR0912, PLR0915  # one function: each further one costs eve
                 yield Offload(functools.partial(call.write, given), max(settings.deadline - time.monotonic(), LEAST_S))
             except TimeoutError:
                 raise out_of_time(COPYING) from None
-        yield COPIED
-        del given, inputs  # else the user's arrays would live as long as the request
+        del given, inputs
+        yield COPIED  # else the user's arrays would live as long as the request
         if core.is_closed:
             raise ClosedError("this client")
         failure: ShmError | None = None
@@ -197,6 +197,7 @@ def infer_prepared(core: Core, call: Call, timeout_s: float) -> Steps[Result]:
                 if is_last or not _was_busy(call, error):
                     raise
                 refusal = error
+                forget_locals(error)
                 _LOG.info("a request to model %r is sent again, as its slot was in use", call.known.spec.name)
             yield Pause(_BUSY_PAUSE_S)
             core.tally.retried()
@@ -250,6 +251,7 @@ def _again(core: Core, call: Call, failure: ShmError) -> Steps[Result]:
     number = 0
     try:
         while True:
+            forget_locals(failure)  # it has the frames that hold the slot in its traceback
             known = yield from repair(core, call, failure, number)
             number += 1
             if known is None or number == _MOST_ATTEMPTS:

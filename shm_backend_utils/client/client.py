@@ -230,9 +230,12 @@ class ShmClient(ServerMethods):
         try:
             with core.tally.failures():
                 self._driver.run(until_copied(call))
-            return self._submitted.submit(functools.partial(_finish, self._driver, core, call), settings.deadline)
-        except RuntimeError:
-            raise ClosedError("this client") from None
+            future = self._submitted.submit(functools.partial(_finish, self._driver, core, call), settings.deadline)
+        except BaseException:
+            call.close()
+            raise
+        future.add_done_callback(lambda _: _give_up(call))
+        return future
 
     def prepare(
         self,
@@ -445,6 +448,12 @@ class ShmClient(ServerMethods):
         if self._core.is_forked:
             raise ForkedError("this client")
         return self._core
+
+
+def _give_up(call: Steps[Result]) -> None:
+    """End a call that no thread will make, as its future was cancelled, or is late."""
+    with contextlib.suppress(ValueError):  # a thread makes it: this is a forked child
+        call.close()
 
 
 def _finish(driver: BlockingDriver, core: Core, call: Steps[Result]) -> Result:

@@ -56,6 +56,8 @@ def infer_split(core: Core, settings: CallSettings, inputs: Mapping[str, Any], o
         result = yield from _in_one_region(core, settings, known, given, wanted, layout, ranges)
         if result is not None:
             return result
+        known = core.catalog.known.get((settings.model, settings.version), known)  # it may be another one by now
+        ranges = _ranges(whole.batch_size, max(known.spec.max_batch_size, 1))
     return (yield from _one_by_one(core, settings, given, ranges, wanted))
 
 
@@ -86,14 +88,14 @@ def _in_one_region(
             at_end.callback(call.close)
         yield from offloaded(lambda: whole.write(given), settings.left_s, COPYING)
         outcomes = yield from _together([_outcome(core, call) for call in calls], settings)
-    failed = [(call, error) for call, error in zip(calls, outcomes, strict=True) if isinstance(error, ShmError)]
-    if failed:
-        call, error = failed[0]
-        none_ran = len(failed) == len(calls) and all(call.did_not_start(error) for call, error in failed)
-        if none_ran and (yield from repair(core, call, error, 0)) is not None:
-            core.tally.retried()
-            return None
-        raise error
+        failed = [(call, error) for call, error in zip(calls, outcomes, strict=True) if isinstance(error, ShmError)]
+        if failed:
+            call, error = failed[0]
+            none_ran = len(failed) == len(calls) and all(call.did_not_start(error) for call, error in failed)
+            if none_ran and (yield from repair(core, call, error, 0)) is not None:
+                core.tally.retried()
+                return None
+            raise error
     results = [result for result in outcomes if isinstance(result, Result)]
     arrays = {name: _joined(name, [result[name] for result in results], memory) for name in results[0]}
     return _whole_result(arrays, results)

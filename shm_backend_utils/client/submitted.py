@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from ..errors import ClosedError
 from ..forks import forsake_in_children
 from ..memory.repeater import Repeater
 from .errors import ForkedError, out_of_time
@@ -37,14 +38,17 @@ class SubmittedCalls:
         forsake_in_children(self)
 
     def submit(self, call: Callable[[], Result], deadline: float) -> Submitted:
-        """Have a thread make a call, if one begins with it in time; raises RuntimeError after :meth:`close`."""
+        """Have a thread make a call, if one begins with it in time; raises ClosedError after :meth:`close`."""
         future = Submitted()
         try:
             self._waiting[future] = deadline
             self._with_threads.add(future)
             self._under_way.add(future)
             future.add_done_callback(self._under_way.discard)
-            self._threads.submit(self._make, call, future)
+            try:
+                self._threads.submit(self._make, call, future)
+            except RuntimeError:
+                raise ClosedError("this client") from None
         except BaseException:
             self._waiting.pop(future, None)
             self._with_threads.discard(future)

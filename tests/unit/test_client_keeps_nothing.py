@@ -21,7 +21,14 @@ from shm_backend_utils import forks
 from shm_backend_utils.client import DeadlineExceededError, InferenceError, ServerUnavailableError, ShmClient
 from shm_backend_utils.client.paths import direct, stream
 from shm_backend_utils.client.result import Result
-from shm_backend_utils.errors import CallerError, ClosedError, PeerError, RegionGoneError, SlotInDoubtError
+from shm_backend_utils.errors import (
+    CallerError,
+    ClosedError,
+    PeerError,
+    RegionGoneError,
+    SlotInDoubtError,
+    SlotInUseError,
+)
 from shm_backend_utils.memory.pool.slot import Slot
 from shm_backend_utils.protocol import results
 from shm_backend_utils.protocol.refusals import refusal
@@ -254,6 +261,63 @@ def test_a_prepared_call_without_an_answer_waits_for_its_slot(client: ShmClient,
             call.infer()
         lease.give_back()
         np.testing.assert_array_equal(call.infer()["OUT0"], 2 * X)
+
+
+def test_a_call_that_is_made_again_holds_nothing_of_its_attempts(client: ShmClient, server: FakeServer) -> None:
+    held: list[int] = []
+
+    def be_busy_twice(_: Order) -> None:
+        held.append(client.stats().slots_held)
+        if len(held) % 3:
+            raise InferenceError(refusal(SlotInUseError("the slot is in use")))
+
+    server.before = be_busy_twice
+    gc.disable()
+    try:
+        infer(client)
+        prepare(client)
+        assert (held, client.stats().slots_held) == ([1] * 6, 0)
+    finally:
+        gc.enable()
+
+
+def test_a_prepared_call_that_is_closed_while_it_is_sent_keeps_its_memory_until_the_answer(
+    client: ShmClient, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reclaim = Slot.reclaim
+
+    def close_meanwhile(slot: Slot) -> bool:
+        call.close()
+        return reclaim(slot)
+
+    with client.prepare("m", {"IN0": ((6,), np.float32)}) as call:
+        call.inputs["IN0"][:] = X
+        server.before = raising(DeadlineExceededError("late"))
+        with pytest.raises(DeadlineExceededError):
+            call.infer()
+        server.before = lambda _: None
+        monkeypatch.setattr(Slot, "reclaim", close_meanwhile)
+        np.testing.assert_array_equal(call.infer()["OUT0"], 2 * X)
+
+
+def test_a_submitted_call_that_waits_for_a_thread_keeps_no_array_of_the_users(
+    client: ShmClient, server: FakeServer
+) -> None:
+    go = threading.Event()
+
+    def wait(_: Order) -> None:
+        go.wait(LONG_S)
+
+    server.before = wait
+    first = [client.submit("m", {"IN0": X}) for _ in range(32)]
+    mine = X.copy()
+    kept = weakref.ref(mine)
+    last = client.submit("m", {"IN0": mine})
+    del mine
+    assert kept() is None
+    go.set()
+    np.testing.assert_array_equal(last.result(LONG_S)["OUT0"], 2 * X)
+    del first
 
 
 def test_memory_that_the_model_cannot_open_is_replaced_once_and_not_used_again(

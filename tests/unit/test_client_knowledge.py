@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import random
 from collections.abc import Callable, Iterator
-from typing import Any, Final, cast
+from typing import Any, Final, NoReturn, cast
 
 import numpy as np
 import pytest
@@ -194,6 +194,28 @@ def test_rows_of_a_learned_size_begin_where_an_element_may(client: ShmClient, se
     rows = np.arange(30, dtype=np.float32).reshape(10, 3)
     for _ in range(2):  # of the first one's outputs nobody knows the size
         assert (client.infer("b", {"IN0": rows}, split=True)["OUT0"] == 2 * rows).all()
+
+
+def test_what_a_mapping_of_inputs_raises_is_told_as_it_is(client: ShmClient) -> None:
+    class Broken(dict[str, Any]):
+        def items(self) -> NoReturn:
+            raise RuntimeError("not today")
+
+    with pytest.raises(RuntimeError, match="^not today$"):
+        client.submit("m", Broken())
+
+
+def test_a_split_call_of_a_model_that_takes_less_by_now_is_split_anew(client: ShmClient, server: FakeServer) -> None:
+    def refuse_more(order: Order) -> None:
+        if order.inputs["SHM"].shape[0] > 2:
+            raise InferenceError("batch size must be <= 2")
+
+    server.configs["b"] = config("b", dims="3", max_batch_size=4)
+    rows = np.arange(24, dtype=np.float32).reshape(8, 3)
+    client.infer("b", {"IN0": rows[:2]}).release()
+    server.configs["b"] = config("b", dims="3", max_batch_size=2)
+    server.before = refuse_more
+    assert (client.infer("b", {"IN0": rows}, split=True, path="direct")["OUT0"] == 2 * rows).all()
 
 
 @pytest.mark.filterwarnings("ignore:a prepared call of model 'm' has too little room")

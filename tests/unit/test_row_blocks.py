@@ -80,17 +80,6 @@ def test_a_row_in_doubt_is_handed_out_only_when_its_slot_is_reclaimed(
     assert (slot.generation, slot.is_in_doubt) == (generation + 1, False)
 
 
-def test_the_memory_goes_back_when_all_rows_are_gone(pool: SlotPool) -> None:
-    blocks, first = begun(pool)
-    rows_taken = [first, blocks.take("calls")]
-    del first
-    rows_taken.pop(0)
-    assert (pool.status.held, pool.status.idle) == (1, 0)
-    rows_taken.clear()
-    assert (pool.status.held, pool.status.idle) == (0, 1)
-    assert blocks.take("calls") is None
-
-
 def test_a_region_in_which_a_row_is_in_doubt_goes_through_care(pool: SlotPool) -> None:
     _, first = begun(pool)
     key = first.region.key

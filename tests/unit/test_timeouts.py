@@ -237,6 +237,7 @@ def test_a_submitted_call_waits_for_no_thread_longer_than_it_may(
         with pytest.raises(DeadlineExceededError):
             future.result()
         assert ready[0] < TIMEOUT_S + SLACK_S
+        assert made.stats().slots_held == len(others), "it has given its memory back"
         del future
         for other in others:
             other.result().release()

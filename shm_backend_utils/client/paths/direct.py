@@ -96,6 +96,7 @@ class DirectCall(InRegion, Call):
         return is_answer(error) and not self.slot.is_started
 
     def send(self, timeout_s: float) -> Steps[Result]:
+        memory, buffers = self.memory, self.buffers  # first: they keep the slot, if the call is closed meanwhile
         if self.is_closed:
             raise ClosedError("this call")
         slot, spec, layout, region, gpus, loan = self.slot, self.known.spec, self.layout, self.region, self.gpus, None
@@ -104,8 +105,6 @@ class DirectCall(InRegion, Call):
             gpus.check_is_not_lost()
         if slot.is_in_doubt:
             yield from self._take_back(time.monotonic() + timeout_s)
-        # These keep the slot, and more, until there is an answer, even if the call is closed meanwhile.
-        memory, buffers = self.memory, self.buffers
         slot.is_in_doubt = True
         generation = slot.begin(encode(layout.table))
         if gpus is not None:

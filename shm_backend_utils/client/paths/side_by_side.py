@@ -74,7 +74,7 @@ def take_row(
 
     row = blocks.take(key)
     may_begin = row is None and (is_expected or blocks.together == key)
-    if may_begin:
+    if row is None:
         blocks.together = None
     while row is None and may_begin:  # one call makes a block, and the others wait for a row of it
         block = yield from once.find((known, key), begin, settings.deadline)
