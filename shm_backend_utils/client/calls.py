@@ -120,7 +120,7 @@ def infer(  # noqa: PLR0912, PLR0915  # one function: each further one costs eve
                 if region.data_offset != known.data_begin:
                     moved = layout.moved(region.data_offset - known.data_begin)
                 call = DirectCall(core.codec, settings, known, moved, wanted, devices, region, region.slots[0], memory)
-                known.last = weakref.ref(call), layout
+                known.last = weakref.ref(call), layout  # as opening does for memory that does not lie idle
                 del taken, memory  # the call alone has them
     is_plain = call is not None
     if call is None:
@@ -135,8 +135,8 @@ def infer(  # noqa: PLR0912, PLR0915  # one function: each further one costs eve
                 yield Offload(functools.partial(call.write, given), max(settings.deadline - time.monotonic(), LEAST_S))
             except TimeoutError:
                 raise out_of_time(COPYING) from None
-        del given, inputs
-        yield COPIED  # else the user's arrays would live as long as the request
+        del given, inputs  # else the user's arrays would live as long as the request
+        yield COPIED
         if core.is_closed:
             raise ClosedError("this client")
         failure: ShmError | None = None
