@@ -69,7 +69,10 @@ class _Service(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
             yield service_pb2.ModelStreamInferResponse()
             if request.model_name == HELD:
                 self._server.hold()
-            yield service_pb2.ModelStreamInferResponse()
+            last = service_pb2.ModelStreamInferResponse()
+            last.infer_response.outputs.add(name="Y")
+            last.infer_response.parameters["triton_final_response"].bool_param = True
+            yield last
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import concurrent.futures
 import os
 import queue
 import statistics
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any, Final
 
@@ -114,25 +115,37 @@ class _StockCalls:
 
 FORWARDED_BYTES: Final = 2**26
 LEAST_GAIN_OF_FORWARDING: Final = 100.0
+SMALL_FORWARDED_BYTES: Final = 6 * 2**10
+LEAST_GAIN_OF_SMALL_ONES: Final = 1.0
+ROUNDS_PER_ROUND: Final = 5
 
 
 def forwarding(bench: Bench) -> list[Figure]:
     """Measure it inside the models: `identity` is asked by one with a ShmSession, `stock_identity` by one without."""
-    name = f"BLS identity of {FORWARDED_BYTES >> 20} MiB by call.forward, in model.py"
+    small = f"{SMALL_FORWARDED_BYTES >> 10} KiB", SMALL_FORWARDED_BYTES, ROUNDS_PER_ROUND * bench.amounts.rounds
+    large = f"{FORWARDED_BYTES >> 20} MiB", FORWARDED_BYTES, bench.amounts.slow_rounds
+    return [
+        _forwarding(bench, *small, LEAST_GAIN_OF_SMALL_ONES),
+        _forwarding(bench, *large, LEAST_GAIN_OF_FORWARDING),
+    ]
+
+
+def _forwarding(bench: Bench, size: str, byte_size: int, rounds: int, least_gain: float) -> Figure:
+    name = f"BLS identity of {size} by call.forward, in model.py"
     forwarded_ms: list[float] = []
     ordinary_ms: list[float] = []
     plain = bench.plain_client()
     try:
         with (
             ShmClient(bench.server.grpc_url) as client,
-            client.prepare("session_relay", {"X": ((FORWARDED_BYTES // 4,), np.float32)}) as call,
+            client.prepare("session_relay", {"X": ((byte_size // 4,), np.float32)}, path="direct") as call,
         ):
-            for number in bench.rounds_with_warm_up(name, bench.amounts.slow_rounds):
+            for number in bench.rounds_with_warm_up(name, rounds):
                 last = number % 100
                 call.inputs["X"][-1] = last
                 with call.infer() as result:
                     forwarded = _milliseconds(result, last)
-                ordinary = _milliseconds(_ask_stock(plain, last), last)
+                ordinary = _milliseconds(_ask_stock(plain, byte_size // 4, last), last)
                 if number >= 0:
                     forwarded_ms.append(forwarded)
                     ordinary_ms.append(ordinary)
@@ -140,13 +153,12 @@ def forwarding(bench: Bench) -> list[Figure]:
         plain.close()
     ours, theirs = statistics.median(forwarded_ms), statistics.median(ordinary_ms)
     basis = f"{theirs:.3f} ms / {ours:.3f} ms"
-    unit = "× as fast as an ordinary BLS request"
-    return [Figure(name, theirs / ours, unit, basis, at_least=LEAST_GAIN_OF_FORWARDING)]
+    return Figure(name, theirs / ours, "× as fast as an ordinary BLS request", basis, at_least=least_gain)
 
 
-def _ask_stock(plain: Any, last: int) -> dict[str, Any]:
+def _ask_stock(plain: Any, count: int, last: int) -> dict[str, Any]:
     tensor = tritonclient.grpc.InferInput("X", [2], "FP32")
-    tensor.set_data_from_numpy(np.array([FORWARDED_BYTES // 4, last], np.float32))
+    tensor.set_data_from_numpy(np.array([count, last], np.float32))
     answer = plain.infer("stock_relay", [tensor])
     return {name: answer.as_numpy(name) for name in ("LAST", "TOOK_NS")}
 
@@ -157,34 +169,50 @@ def _milliseconds(answer: Any, last: int) -> float:
     return int(answer["TOOK_NS"][0]) / 1e6
 
 
-FRAMES: Final = 1000
-FRAME_BYTES: Final = 1_000_000
+FRAMES: Final = np.array([1000, 1_000_000])
+"""How many, and their bytes."""
 PLACES: Final = 4
 LEAST_GAIN_OF_STREAMS: Final = 5.0
 STREAM_ROUNDS: Final = 5
 STREAM_WARM_UP_ROUNDS: Final = 1
+SMALL_FRAMES: Final = np.array([7, 2**12])
+UNIT_OF_STREAMS: Final = "× as fast as Triton's own responses"
 
 
 def streams(bench: Bench) -> list[Figure]:
-    """Measure the first stream of a client, each time a new one: it has nothing learned, and no memory taken yet.
+    """Measure streams of a client that is kept, and the first of a client: it has nothing learned, and no memory taken.
 
     Once the caller says how large a frame is, once the configuration leaves that open, and so does the caller.
     """
-    what = f"a client's first stream of {FRAMES:,} frames of 1 MB"
-    count = np.array([FRAMES], np.int64)
+    return [_small_streams(bench), *_first_streams(bench)]
+
+
+def _small_streams(bench: Bench) -> Figure:
+    what = "a stream of 7 frames of 4 KiB"
+    with ShmClient(bench.server.grpc_url) as client, _StockStream(bench) as stock:
+        cases = {
+            "ours": lambda: _check_frames(client.stream("session_frames", {"FRAMES": SMALL_FRAMES}), SMALL_FRAMES),
+            "stock": lambda: stock.check_frames(SMALL_FRAMES),
+        }
+        medians = bench.measure(what, cases, ROUNDS_PER_ROUND * bench.amounts.rounds)
+    gain = medians["stock"] / medians["ours"]
+    return Figure(what, gain, UNIT_OF_STREAMS, medians.pair("stock", "ours"), at_least=LEAST_GAIN_OF_SMALL_ONES)
+
+
+def _first_streams(bench: Bench) -> list[Figure]:
+    what = f"a client's first stream of {FRAMES[0]:,} frames of 1 MB"
     cases = {
-        "told": lambda: _stream_ours(bench, count, {"FRAME": FRAME_BYTES}),
-        "not told": lambda: _stream_ours(bench, count, None),
-        "stock": lambda: _stream_stock(bench, count),
+        "told": lambda: _first_of_ours(bench, {"FRAME": int(FRAMES[1])}),
+        "not told": lambda: _first_of_ours(bench, None),
+        "stock": lambda: _first_of_stock(bench),
     }
     rounds = min(STREAM_ROUNDS, bench.amounts.slow_rounds)
     medians = bench.measure(what, cases, rounds, warm_up_rounds=STREAM_WARM_UP_ROUNDS)
-    unit = "× as fast as Triton's own responses"
     return [
         Figure(
             f"{what}, whose size it is {case}",
             medians["stock"] / medians[case],
-            unit,
+            UNIT_OF_STREAMS,
             medians.pair("stock", case),
             at_least=LEAST_GAIN_OF_STREAMS,
         )
@@ -192,26 +220,41 @@ def streams(bench: Bench) -> list[Figure]:
     ]
 
 
-def _stream_ours(bench: Bench, count: Any, outputs: dict[str, int | None] | None) -> None:
+def _first_of_ours(bench: Bench, outputs: dict[str, int | None] | None) -> None:
     with ShmClient(bench.server.grpc_url) as client:
-        frames = client.stream("session_frames", {"COUNT": count}, outputs=outputs, frames=PLACES)
-        _check_frames([int(result["FRAME"][-1]) for result in frames])
+        stream = client.stream("session_frames", {"FRAMES": FRAMES}, outputs=outputs, frames=PLACES)
+        _check_frames(stream, FRAMES)
 
 
-def _stream_stock(bench: Bench, count: Any) -> None:
-    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    tensor = tritonclient.grpc.InferInput("COUNT", [1], "INT64")
-    tensor.set_data_from_numpy(count)
-    plain = bench.plain_client()
-    try:
-        plain.start_stream(lambda result, error: answers.put(error or result))
-        plain.async_stream_infer("stock_frames", [tensor])
-        _check_frames([int(answers.get().as_numpy("FRAME")[-1]) for _ in range(FRAMES)])
-        plain.stop_stream()
-    finally:
-        plain.close()
+def _first_of_stock(bench: Bench) -> None:
+    with _StockStream(bench) as stock:
+        stock.check_frames(FRAMES)
 
 
-def _check_frames(numbers: list[int]) -> None:
-    if numbers != [number % 256 for number in range(FRAMES)]:
+class _StockStream:
+    """A stream of tritonclient, which is open for as long as a block."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._plain = bench.plain_client()
+        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def check_frames(self, frames: npt.NDArray[np.int64]) -> None:
+        """Make one request, and raise unless all frames are right."""
+        tensor = tritonclient.grpc.InferInput("FRAMES", [2], "INT64")
+        tensor.set_data_from_numpy(frames)
+        self._plain.async_stream_infer("stock_frames", [tensor])
+        answers = (self._answers.get() for _ in range(frames[0]))
+        _check_frames(({"FRAME": answer.as_numpy("FRAME")} for answer in answers), frames)
+
+    def __enter__(self) -> _StockStream:
+        self._plain.start_stream(lambda result, error: self._answers.put(error or result))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._plain.stop_stream()
+        self._plain.close()
+
+
+def _check_frames(answers: Iterable[Mapping[str, Any]], frames: npt.NDArray[np.int64]) -> None:
+    if [int(answer["FRAME"][-1]) for answer in answers] != [number % 256 for number in range(frames[0])]:
         raise AssertionError("the frames are not those that were sent")

@@ -8,11 +8,13 @@ when it has not ended ``DRAIN_S`` after its user has left it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import grpc.aio
@@ -24,23 +26,28 @@ __all__ = ["AsyncReading", "AsyncStreams", "Reading", "Streams"]
 AHEAD: Final = 2
 """With one more answer than so many that its user has not taken, a reader waits. HTTP/2 has the server wait then."""
 DRAIN_S: Final = 1.0
+KEPT_S: Final = 1.0
+"""An idle stream ends after so long: a server that is to stop waits for it, Triton 2.51 for 40 s."""
 
 
 class Reading:
-    """A stream that a thread reads: gRPC's own iterator has no timeout."""
+    """A stream that a thread reads, as gRPC's own iterator has no timeout. It carries one request after another."""
 
-    def __init__(self, call: Any, left: queue.SimpleQueue[Reading | None]) -> None:
-        self.call = call
+    def __init__(self, begin: Callable[[Iterator[Any]], Any], key: object, streams: Streams) -> None:
+        self.key = key
+        self.requests: queue.SimpleQueue[Any] = queue.SimpleQueue()  # the last one is None
         self.answers: queue.SimpleQueue[Any] = queue.SimpleQueue()  # the last one is None, or an error
         self.wanted: queue.SimpleQueue[bool] = queue.SimpleQueue()  # unlike a semaphore, safe from interrupts
         for _ in range(AHEAD):
             self.wanted.put(True)
-        self._left = left
-        given = call, self.answers, self.wanted
+        self._left = streams.left
+        self.call = begin(_requests(self.requests, weakref.ref(self), streams.idle))
+        given = self.call, self.answers, self.wanted
         self.thread = threading.Thread(target=_read, args=given, name="shm stream reader", daemon=True)
 
     def leave(self) -> None:
         """Want no more answers. Waits for nothing, and takes no lock: a finalizer may do it. Twice is fine."""
+        self.requests.put(None)  # so that the server ends the stream after the last response
         self._left.put(self)
 
 
@@ -48,37 +55,74 @@ class Streams:
     """The streams of one connection, for threads. A thread of theirs cancels those that were left and do not end."""
 
     def __init__(self) -> None:
-        self._open: set[Reading] = set()
-        self._left: queue.SimpleQueue[Reading | None] = queue.SimpleQueue()
+        self.idle: set[Reading] = set()
+        self.left: queue.SimpleQueue[Reading | None] = queue.SimpleQueue()
+        self._used: set[Reading] = set()
         self._thread: threading.Thread | None = None
-        weakref.finalize(self, self._left.put, None).atexit = False
+        weakref.finalize(self, self.left.put, None).atexit = False
 
-    def reading(self, call: Any) -> Reading:
-        """Return what will read the answers of a call. Nothing has begun, so an interrupt leaves nothing behind."""
-        return Reading(call, self._left)
+    def reading(self, begin: Callable[[Iterator[Any]], Any], key: object) -> Reading:
+        """Return an idle stream of this key, or a new one, which ``begin`` makes of its requests.
 
-    def begin(self, reading: Reading) -> None:
-        """Begin to read; what has begun is to be left, whatever this raises."""
+        Nothing has begun, so an interrupt leaves nothing behind: a stream that nobody has ends.
+        """
+        for reading in list(self.idle):
+            if reading.key == key:
+                with contextlib.suppress(KeyError):  # another thread has taken it, or it has ended
+                    self.idle.remove(reading)
+                    if reading.thread.is_alive():
+                        return reading
+        return Reading(begin, key, self)
+
+    def begin(self, reading: Reading, request: Any) -> None:
+        """Send a request; the stream is to be kept or left then, whatever this raises."""
         if self._thread is None:
-            thread = threading.Thread(target=_drain, args=(self._left,), name="shm stream drain", daemon=True)
+            thread = threading.Thread(target=_drain, args=(self.left,), name="shm stream drain", daemon=True)
             thread.start()
             self._thread = thread
-        self._open.add(reading)
-        reading.thread.start()
+        self._used.add(reading)
+        reading.requests.put(request)
+        if reading.thread.ident is None:
+            reading.thread.start()
+
+    def keep(self, reading: Reading) -> None:
+        """Keep a stream for the next request, which comes soon or not at all: all answers have come."""
+        self._used.discard(reading)
+        self.idle.add(reading)
 
     def leave(self, reading: Reading) -> None:
         """Forget a stream that has ended, or that its user leaves."""
         reading.leave()
-        self._open.discard(reading)
+        self._used.discard(reading)
 
     def close(self) -> None:
         """Leave every stream, whose users get a ClosedError, and wait until all have ended or were cancelled."""
-        for reading in list(self._open):
+        for reading in [*self._used, *self.idle]:
             reading.leave()
             reading.answers.put(ClosedError("this client"))
-        self._left.put(None)
+        self.left.put(None)
         if self._thread is not None:
             self._thread.join()
+
+
+def _requests(
+    requests: queue.SimpleQueue[Any], reading: weakref.ref[Reading], idle: set[Reading]
+) -> Iterator[Any]:
+    """Yield what is to be sent; no more when the stream was idle for a while, or nobody has it."""
+    while True:
+        try:
+            request = requests.get(timeout=KEPT_S)
+        except queue.Empty:
+            if reading() is None:
+                return
+            with contextlib.suppress(KeyError):
+                idle.remove(reading())
+                return
+        else:
+            if request is None:
+                return
+            yield request
+            del request
 
 
 def _read(call: Any, answers: queue.SimpleQueue[Any], wanted: queue.SimpleQueue[bool]) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import queue
 from collections.abc import AsyncGenerator, Callable, Generator
-from typing import Any
+from typing import Any, Final
 
 import grpc
 import grpc.aio
@@ -21,6 +22,9 @@ from .codec import GrpcCodec, GrpcMessage, Metadata
 from .streams import AsyncStreams, Streams
 
 __all__ = ["AsyncGrpcTransport", "GrpcTransport"]
+
+_ALWAYS_ENDED: Final = "triton_enable_empty_final_response"  # Triton tells of a stream's end, also when it is no answer
+_IS_LAST: Final = "triton_final_response"
 
 
 class GrpcTransport(Transport):
@@ -46,16 +50,16 @@ class GrpcTransport(Transport):
 
     def stream(self, message: GrpcMessage, patience_s: float) -> Generator[Any, None, None]:
         _, request, metadata, compression = message
-        owner = os.getpid()
+        request.parameters[_ALWAYS_ENDED].bool_param = True
+        begin = functools.partial(self._service.ModelStreamInfer, metadata=metadata, compression=compression)
+        owner, is_over = os.getpid(), False
         try:
-            # No more requests will come, so the server ends the stream after the last response.
-            call = self._service.ModelStreamInfer(iter((request,)), metadata=metadata, compression=compression)
+            reading = self._streams.reading(begin, (metadata, compression))
         except Exception as error:
             raise _error(error, self.address, self._is_closed) from None
-        reading = self._streams.reading(call)
         try:
-            self._streams.begin(reading)
-            while True:
+            self._streams.begin(reading, request)
+            while not is_over:
                 try:
                     answer = reading.answers.get(timeout=patience_s)
                 except queue.Empty:
@@ -65,10 +69,13 @@ class GrpcTransport(Transport):
                 if isinstance(answer, BaseException):
                     raise _error(answer, self.address, self._is_closed) from None
                 reading.wanted.put(True)
-                yield _response(answer, self.address)
+                response = _response(answer, self.address)
+                is_over = _is_last(response)
+                if response.outputs or not is_over:
+                    yield response
         finally:
             if os.getpid() == owner:  # a forked child must not speak on its parent's connection
-                self._streams.leave(reading)
+                (self._streams.keep if is_over else self._streams.leave)(reading)
 
     def close(self) -> None:
         self._is_closed = True
@@ -160,6 +167,11 @@ def _response(answer: Any, address: str) -> Any:
     if answer.error_message:
         raise translated(None, answer.error_message, address)
     return answer.infer_response
+
+
+def _is_last(response: Any) -> bool:
+    """Return whether no more answers to its request follow."""
+    return _IS_LAST in response.parameters and bool(response.parameters[_IS_LAST].bool_param)
 
 
 def _error(error: Any, address: str, is_closed: bool) -> BaseException:

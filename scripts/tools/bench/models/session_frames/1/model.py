@@ -1,7 +1,5 @@
 from shm_backend_utils.model import ShmSession, StreamCall
 
-BYTES = 1_000_000
-
 
 class TritonPythonModel:
     def initialize(self, args):
@@ -11,8 +9,9 @@ class TritonPythonModel:
         self.session.serve_streams(requests, self.answer)
 
     def answer(self, call: StreamCall):
-        for number in range(int(call.input("COUNT").numpy()[0])):
-            call.output("FRAME", (BYTES,), "uint8").numpy()[:] = number % 256
+        count, byte_size = call.input("FRAMES").numpy().tolist()
+        for number in range(count):
+            call.output("FRAME", (byte_size,), "uint8").numpy()[:] = number % 256
             yield
 
     def finalize(self):

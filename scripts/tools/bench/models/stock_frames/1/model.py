@@ -3,8 +3,6 @@ import triton_python_backend_utils as pb_utils
 
 from shm_backend_utils.model.triton import TritonBackend
 
-BYTES = 1_000_000
-
 
 class TritonPythonModel:
     def initialize(self, args):
@@ -13,8 +11,9 @@ class TritonPythonModel:
     def execute(self, requests):
         for request in requests:
             sender = request.get_response_sender()
-            tensor = pb_utils.get_input_tensor_by_name(request, "COUNT")
-            for number in range(int(self.backend.input(tensor, None)[0])):
-                frame = np.full(BYTES, number % 256, np.uint8)
+            tensor = pb_utils.get_input_tensor_by_name(request, "FRAMES")
+            count, byte_size = self.backend.input(tensor, None).tolist()
+            for number in range(count):
+                frame = np.full(byte_size, number % 256, np.uint8)
                 sender.send(pb_utils.InferenceResponse([self.backend.output("FRAME", frame)]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)

@@ -1,0 +1,178 @@
+"""A connection over gRPC keeps a stream whose request was answered for the next one, and not for long."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, cast
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from shm_backend_utils.client.errors import InferenceError, ServerUnavailableError
+from shm_backend_utils.client.transports.connect import connect
+from shm_backend_utils.client.transports.grpc import streams
+from shm_backend_utils.client.transports.grpc.codec import GrpcMessage
+from shm_backend_utils.client.transports.transport import Transport
+
+PATIENCE_S = 20.0
+SOON_S = 0.2
+
+
+class Service(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]  # it has no types
+    """Answers each request of a stream by as many responses as its id says, and tells of the end as Triton does.
+
+    Attributes
+    ----------
+    streams : list of list of str
+        The ids of the requests of each stream so far.
+    open : int
+        How many streams there are now.
+    """
+
+    def __init__(self) -> None:
+        self.streams: list[list[str]] = []
+        self.open = 0
+
+    def ModelStreamInfer(self, requests: Any, _: Any) -> Iterator[Any]:
+        seen = list[str]()
+        self.streams.append(seen)
+        self.open += 1
+        for request in requests:
+            seen.append(request.id)
+            if not request.id.isdigit():
+                yield service_pb2.ModelStreamInferResponse(error_message="no number")
+                continue
+            assert request.parameters["triton_enable_empty_final_response"].bool_param
+            for number in range(int(request.id) + 1):
+                answer = service_pb2.ModelStreamInferResponse()
+                answer.infer_response.id = request.id
+                answer.infer_response.parameters["triton_final_response"].bool_param = number == int(request.id)
+                yield answer
+        self.open -= 1
+
+
+@pytest.fixture
+def service() -> Service:
+    return Service()
+
+
+@pytest.fixture
+def transport(service: Service) -> Iterator[Transport]:
+    with serving(service) as url:
+        transport = connect(url, None)
+        yield transport
+        transport.close()
+
+
+@contextmanager
+def serving(service: Service) -> Iterator[str]:
+    with ThreadPoolExecutor(16) as threads:
+        server = grpc.server(threads)
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(service, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        try:
+            yield f"grpc://127.0.0.1:{port}"
+        finally:
+            server.stop(None).wait()
+
+
+def answers(transport: Transport, name: str, metadata: Any = None) -> Any:
+    message = GrpcMessage("ModelStreamInfer", service_pb2.ModelInferRequest(id=name), metadata)
+    return transport.stream(message, PATIENCE_S)
+
+
+def test_one_stream_carries_the_requests_of_one_caller(transport: Transport, service: Service) -> None:
+    counts = [3, 0, 7, 1]
+    assert [len(list(answers(transport, str(count)))) for count in counts] == counts
+    assert service.streams == [["3", "0", "7", "1"]]
+
+
+def test_callers_at_once_have_a_stream_each(transport: Transport, service: Service) -> None:
+    first, second = answers(transport, "2"), answers(transport, "3")
+    assert [next(first).id, next(second).id] == ["2", "3"]
+    assert [[each.id for each in rest] for rest in (first, second)] == [["2"], ["3", "3"]]
+    list(answers(transport, "1"))
+    assert sorted(map(len, service.streams)) == [1, 2]
+
+
+def test_requests_with_other_headers_are_sent_on_another_stream(transport: Transport, service: Service) -> None:
+    for value in ("a", "b", "a"):
+        list(answers(transport, "1", [("name", value)]))
+    assert sorted(map(len, service.streams)) == [1, 2]
+
+
+@pytest.mark.parametrize("is_error", [False, True])
+def test_a_stream_is_not_kept_that_its_user_left_or_that_had_an_error(
+    transport: Transport, service: Service, is_error: bool
+) -> None:
+    if is_error:
+        with pytest.raises(InferenceError, match="no number"):
+            list(answers(transport, "x"))
+    else:
+        left = answers(transport, "5")
+        next(left)
+        left.close()
+    assert len(list(answers(transport, "2"))) == 2
+    assert service.streams[1:] == [["2"]]
+
+
+def test_an_idle_stream_ends_soon(transport: Transport, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "KEPT_S", SOON_S)
+    for opened in (1, 2):
+        list(answers(transport, "1"))
+        wait_until(lambda: not service.open)
+        assert len(service.streams) == opened
+        wait_until(lambda: not any(each.name == "shm stream reader" for each in threading.enumerate()))
+
+
+def test_a_stream_in_use_does_not_end(
+    transport: Transport, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "KEPT_S", SOON_S)
+    used = answers(transport, "9")
+    next(used)
+    time.sleep(3 * SOON_S)
+    assert service.open == 1
+    assert len(list(used)) == 8
+
+
+def test_a_stream_that_an_interrupt_has_left_in_nobodys_hands_ends(
+    transport: Transport, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "KEPT_S", SOON_S)
+    list(answers(transport, "1"))
+    cast(Any, transport)._streams.idle.pop()
+    wait_until(lambda: not service.open)
+
+
+def test_a_stream_that_broke_while_it_was_idle_is_not_used(service: Service) -> None:
+    with serving(service) as url:
+        transport = connect(url, None)
+        list(answers(transport, "1"))
+        (idle,) = cast(Any, transport)._streams.idle
+    idle.thread.join(PATIENCE_S)
+    with pytest.raises(ServerUnavailableError):
+        list(answers(transport, "2"))
+    assert service.streams == [["1"]]
+    transport.close()
+
+
+def test_a_closed_client_leaves_no_stream(service: Service) -> None:
+    with serving(service) as url:
+        transport = connect(url, None)
+        list(answers(transport, "1"))
+        transport.close()
+        wait_until(lambda: not service.open)
+
+
+def wait_until(is_so: Any) -> None:
+    end = time.monotonic() + PATIENCE_S / 2
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
