@@ -14,10 +14,10 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 40_350,
+    "shm_backend_utils": 40_400,
     "shm_backend_utils/*.py": 1_150,
     "shm_backend_utils/cli": 3_600,
-    "shm_backend_utils/client": 8950,
+    "shm_backend_utils/client": 9_005,
     "shm_backend_utils/compat": 2_200,
     "shm_backend_utils/http": 300,
     "shm_backend_utils/memory": 5_270,
@@ -27,9 +27,9 @@ CEILINGS: Final = {
     "shm_backend_utils/server": 1_300,
     "shm_backend_utils/tensors": 2_200,
     "shm_backend_utils/testing": 7_200,
-    "scripts": 14_430,
-    "scripts/tools/bench": 3_700,
-    "tests": 74_680,
+    "scripts": 14_390,
+    "scripts/tools/bench": 3_655,
+    "tests": 74_785,
     "docs": 4_650,
 }
 """By folder, or by pattern of files: the most lines."""

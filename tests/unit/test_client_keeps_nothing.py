@@ -20,7 +20,9 @@ import pytest
 from shm_backend_utils import forks
 from shm_backend_utils.client import DeadlineExceededError, InferenceError, ServerUnavailableError, ShmClient
 from shm_backend_utils.client.paths import direct, stream
+from shm_backend_utils.client.paths.stream import DirectStream
 from shm_backend_utils.client.result import Result
+from shm_backend_utils.client.streams import open_stream
 from shm_backend_utils.errors import (
     CallerError,
     ClosedError,
@@ -178,6 +180,24 @@ def test_an_error_of_a_stream_that_somebody_keeps_keeps_no_slot(
     with pytest.raises(PeerError) as kept:
         list(client.stream("stream", {"IN0": X}))
     assert client.stats().slots_held == 0, kept
+
+
+def test_a_stream_that_is_closed_twice_leaves_the_next_one_alone_that_has_its_slot(client: ShmClient) -> None:
+    core, settings = client._open_core(), client._settings.of_call("stream", "stream", "direct", None, {})
+    first, second = (client._driver.run(open_stream(core, settings, {"IN0": X}, None, None)).call for _ in range(2))
+    first.message()
+    first.close()
+    second.close()
+    assert isinstance(first, DirectStream)
+    next_one = client._driver.run(open_stream(core, settings, {"IN0": X}, None, None)).call
+    next_one.message()
+    assert isinstance(next_one, DirectStream)
+    slot = next_one._slot
+    before = slot.generation
+    for closed in (first, second):
+        closed.close()
+    assert (slot.generation, slot.is_in_doubt) == (before, False)
+    next_one.close()
 
 
 def test_a_stream_that_is_let_go_of_gives_its_memory_back(client: ShmClient, server: FakeServer) -> None:

@@ -131,9 +131,7 @@ def test_an_idle_stream_ends_soon(transport: Transport, service: Service, monkey
         wait_until(lambda: not any(each.name == "shm stream reader" for each in threading.enumerate()))
 
 
-def test_a_stream_in_use_does_not_end(
-    transport: Transport, service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_in_use_does_not_end(transport: Transport, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "KEPT_S", SOON_S)
     used = answers(transport, "9")
     next(used)

@@ -1,7 +1,4 @@
-"""What is told of a run: a table, JSON, a page of documentation and pictures.
-
-Files are written whole or not at all, so that a full disk does not cost the ones that were there.
-"""
+"""What is told of a run: a table, JSON, a page of documentation and pictures."""
 
 from __future__ import annotations
 
@@ -28,8 +25,8 @@ def check_file(file: Path) -> None:
     with _told(file):
         if file.is_dir():
             raise IsADirectoryError(0, "it is a folder; expected a file")
-        if not _is_special(file):
-            _try_in(_real(file).parent)
+        if not file.exists():
+            _try_in(file.parent)
 
 
 def check_folder(folder: Path) -> None:
@@ -37,21 +34,6 @@ def check_folder(folder: Path) -> None:
     with _told(folder):
         folder.mkdir(parents=True, exist_ok=True)
         _try_in(folder)
-
-
-def write(file: Path, content: bytes) -> None:
-    """Replace a file; where that fails with a ReportError, the file is as it was."""
-    with _told(file):
-        if _is_special(file):
-            file.write_bytes(content)
-            return
-        target = _real(file)
-        beside = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            beside.write_bytes(content)
-            beside.replace(target)
-        finally:
-            beside.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -65,16 +47,6 @@ def _told(path: Path) -> Iterator[None]:
 def _try_in(folder: Path) -> None:
     with tempfile.TemporaryFile(dir=folder):
         pass
-
-
-def _is_special(file: Path) -> bool:
-    """Return whether this is a device, or a pipe such as ``/dev/stdout``, which nothing may take the place of."""
-    return file.exists() and not file.is_file()
-
-
-def _real(file: Path) -> Path:
-    """Return what a link stands for: the link itself stays."""
-    return Path(os.path.realpath(file))
 
 
 _BEGIN: Final = """\
@@ -171,18 +143,13 @@ class Reports(NamedTuple):
             check_folder(self.pictures)
 
     def write(self, run: Run) -> None:
-        """Write all of them, also where one fails; raise ReportError then."""
-        failures = []
+        """Write all of them, JSON first, of which the others can be made again; ReportError where one fails."""
         for file, content in self._contents(run):
-            try:
-                write(file, content)
-            except ReportError as error:
-                failures.append(str(error))
-        if failures:
-            raise ReportError("\n".join(failures))
+            with _told(file):
+                file.write_bytes(content)
 
     def _contents(self, run: Run) -> Iterator[tuple[Path, bytes]]:
-        """Yield every file and what is in it: JSON first, of which the others can be made again."""
+        """Yield every file and what is in it."""
         if self.json:
             yield self.json, json_of(run).encode()
         drawings = drawings_of(run.curves, run.machine) if self.pictures else []

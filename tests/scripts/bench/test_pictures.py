@@ -13,13 +13,12 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
 from scripts.tools.bench.bench import FULL, QUICK, Amounts
-from scripts.tools.bench.drawing import LINES, RC, Drawing, label_of_bytes, line_of
+from scripts.tools.bench.drawing import RC, Drawing, label_of_bytes, line_of
 from scripts.tools.bench.groups import GROUPS
 from scripts.tools.bench.pictures import PICTURES, drawings_of
 from tests.scripts.bench.curves import MACHINE, RUNS, full_run, runs, short_run
@@ -136,31 +135,6 @@ def test_no_words_overlap_and_none_are_cut_off(picture: str, run: str) -> None:
         assert figure.bbox.y0 <= box.y0 <= box.y1 <= figure.bbox.y1, words
     for (one, box), (other, beside) in itertools.combinations(boxes, 2):
         assert not box.overlaps(beside), (one, other)
-
-
-@runs
-@pictures
-def test_the_legend_covers_no_panel(picture: str, run: str) -> None:
-    figure = drawn(picture, run)
-    (legend,) = figure.legends
-    for axes in panels_of(figure):
-        box = axes.get_tightbbox()
-        assert box is not None
-        assert not legend.get_window_extent().overlaps(box)
-
-
-@pictures
-def test_no_two_lines_of_a_picture_look_alike(picture: str) -> None:
-    names = {name for panel in full_run().of(picture).values() for name in panel}
-    lines = [line_of(name) for name in names]
-    assert len({line.color for line in lines}) == len({line.marker for line in lines}) == len(lines)
-
-
-def test_every_line_can_be_seen_on_the_background() -> None:
-    for line in LINES.values():
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(line.color)]
-        luminance = sum(part * weight for part, weight in zip(linear, (0.2126, 0.7152, 0.0722), strict=True))
-        assert 1.05 / (luminance + 0.05) > 2  # contrast with white, by WCAG
 
 
 # --- files

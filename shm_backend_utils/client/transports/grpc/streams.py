@@ -105,19 +105,19 @@ class Streams:
             self._thread.join()
 
 
-def _requests(
-    requests: queue.SimpleQueue[Any], reading: weakref.ref[Reading], idle: set[Reading]
-) -> Iterator[Any]:
+def _requests(requests: queue.SimpleQueue[Any], reading: weakref.ref[Reading], idle: set[Reading]) -> Iterator[Any]:
     """Yield what is to be sent; no more when the stream was idle for a while, or nobody has it."""
     while True:
         try:
             request = requests.get(timeout=KEPT_S)
         except queue.Empty:
-            if reading() is None:
+            its = reading()
+            if its is None:
                 return
             with contextlib.suppress(KeyError):
-                idle.remove(reading())
+                idle.remove(its)
                 return
+            del its
         else:
             if request is None:
                 return
