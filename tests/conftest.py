@@ -12,21 +12,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tritonclient.grpc
 from hypothesis import HealthCheck, settings
 
 from shm_backend_utils.cli.common.sample_models import copy_models, copy_sample_models, models_in
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.server import Installation
+from shm_backend_utils.server import EmbeddedServer, Installation
 from shm_backend_utils.server.install import FOLDER_VARIABLE, default_folder
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from shm_backend_utils.testing.leak_probe import ShmLeakProbe
 from tests.crash.server_options import installation_with
+from tests.e2e.loading_server import models_named_by, side_by_side
 from tests.releases import refusals
 from tests.selection import left_out
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_S = 5.0
 SLOW = tuple(f"tests/{folder}/" for folder in ("crash", "e2e", "server", "scripts", "conformance", "deploy"))
+WITH_PYTORCH = (
+    "tests/e2e/test_contract.py",
+    "tests/harness/test_values",
+    "tests/unit/device_arrays",
+    "tests/unit/test_torch",
+)
+"""Last of theirs: with PyTorch's memory and loggers in the process, each test takes milliseconds more."""
 
 # A busy machine is no bug: no example has to be found or run within a time.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -105,12 +114,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is for --all, put first what takes long, and skip what the suite's server cannot do."""
+    """Leave out what is for --all, put what is long first, PyTorch last, and skip what its server cannot do."""
     if not config.getoption("--all") and (out := left_out(items)):
         config.hook.pytest_deselected(items=out)
         dropped = set(out)
         items[:] = [item for item in items if item not in dropped]
-    items.sort(key=lambda item: not item.nodeid.startswith(SLOW))
+    items.sort(key=lambda item: (not item.nodeid.startswith(SLOW), item.nodeid.startswith(WITH_PYTORCH)))
     server = Installation(default_folder())
     if server.is_complete:
         for item in (each for each in items if not each.nodeid.startswith("tests/unit/")):  # has no server
@@ -180,8 +189,20 @@ def triton_server_options(tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     """
     folder = tmp_path_factory.mktemp("server")
     # Triton would start each stub twice: once to ask for what is complete. So many take minutes on a busy machine.
-    installation = installation_with(["--disable-auto-complete-config"], folder / "installation")
+    options = ["--disable-auto-complete-config", "--model-control-mode=explicit"]
+    installation = installation_with(options, folder / "installation")
     return {"log_file": folder / "server.log", "installation": installation, "numpy": "own", "timeout_s": 500}
+
+
+@pytest.fixture(scope="module")
+def triton_server(
+    triton_server: EmbeddedServer, triton_repository: Path, request: pytest.FixtureRequest
+) -> EmbeddedServer:
+    """Have the server load what a file's tests name: a model takes half a second of a core, and most have one file."""
+    names = models_named_by(request.module, {model.name for model in triton_repository.iterdir()})
+    with tritonclient.grpc.InferenceServerClient(triton_server.grpc_url) as client:
+        side_by_side(client.load_model, names)
+    return triton_server
 
 
 def _left_on_fake_gpus() -> tuple[int, ...]:

@@ -18,8 +18,9 @@ _FOLDER: Final = "tests/e2e/"  # where nearly all tests use it, most by way of o
 class TwoServers(LoadFileScheduling):  # type: ignore[misc]  # xdist tells no types
     """Each file of tests goes to one worker, and files that use the shared server to the first two workers.
 
-    A server with all models takes 30 s of a core to start, and 2 GiB. Its tests wait much of the time. A third worker
-    uses the cores meanwhile. Each takes its own first: of few files, the third would be left with one for a server.
+    A server, and the models that many files use, take 10 s of a core to start. Their tests wait much of the time. A
+    third worker uses the cores meanwhile. Each takes its own first: of few files, the third would be left with one for
+    a server.
     """
 
     def _assign_work_unit(self, node: Any) -> None:
@@ -42,5 +43,5 @@ class TwoServers(LoadFileScheduling):  # type: ignore[misc]  # xdist tells no ty
 
 @cache
 def uses_the_server(file: str) -> bool:
-    """Return whether tests of a file use the server that has all models."""
+    """Return whether tests of a file use the server that tests share."""
     return file.startswith(_FOLDER) or _FIXTURE in Path(file).read_text()

@@ -72,13 +72,10 @@ AT_FIRST: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def mirror(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mirror]:
-    mirror = Mirror(tmp_path_factory.mktemp("mirror"), [*AT_FIRST, *CHANGES])
-    mirror.load_all(AT_FIRST | {name: change.before for name, change in CHANGES.items()})
-    yield mirror
-    mirror.close()
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(mirror.server.pid, signal.SIGKILL)  # with a dead stub, it would take half a minute to stop
-    mirror.server.stop()
+    mirror = Mirror(tmp_path_factory.mktemp("mirror"))
+    with mirror:
+        mirror.configure_all(AT_FIRST | {name: change.before for name, change in CHANGES.items()})
+        yield mirror
 
 
 @contextlib.contextmanager
@@ -132,7 +129,7 @@ def stories(mirror: Mirror) -> dict[str, Story]:
         for case, client in (*unaware.items(), *aware.items()):
             for name, change in CHANGES.items():
                 assert outcome(client, name, change.old, case[1]) == case[1]
-        mirror.load_all({name: change.after for name, change in CHANGES.items()})
+        mirror.configure_all({name: change.after for name, change in CHANGES.items()})
         return {name: Story(name, unaware, aware) for name in CHANGES}
 
 
@@ -153,7 +150,7 @@ def test_larger_batches_are_taken_at_once(mirror: Mirror) -> None:
     with every_client(mirror) as clients:
         for client in clients.values():
             assert type(outcome(client, "small_batches", numbers(4, 4))) is BatchSizeError
-        mirror.load("small_batches", dims=(4,), max_batch_size=4)
+        mirror.configure("small_batches", dims=(4,), max_batch_size=4)
         for client in clients.values():
             assert outcome(client, "small_batches", numbers(4, 4)) == "direct"
 
@@ -170,7 +167,7 @@ def test_an_undeclared_path_is_left(mirror: Mirror, model: str, before: PathName
     with every_client(mirror) as clients:
         for client in clients.values():
             assert outcome(client, model, x) == before
-        mirror.load(model, paths=paths)
+        mirror.configure(model, paths=paths)
         for client in clients.values():
             assert outcome(client, model, x) == after
             assert type(outcome(client, model, x, before)) is PathUnavailableError
@@ -181,7 +178,7 @@ def test_a_better_path_that_is_declared_is_taken_once_the_client_was_told_to_loo
     with every_client(mirror) as clients:
         for client in clients.values():
             assert outcome(client, "not_yet_direct", x) == "triton-shm"
-        mirror.load("not_yet_direct")
+        mirror.configure("not_yet_direct")
         for client in clients.values():
             client.explain("not_yet_direct")
             assert outcome(client, "not_yet_direct", x) == "direct"
@@ -197,7 +194,7 @@ def test_a_prepared_call_whose_model_changed_is_refused_and_a_new_one_is_right(m
                 call.inputs["X"][:] = numbers(4)
                 call.infer().release()
                 calls.append(call)
-        mirror.load("prepared", dims=(8,))
+        mirror.configure("prepared", dims=(8,))
         for call in calls:
             with pytest.raises(InferenceError, match="X"):
                 call.infer()
@@ -215,13 +212,13 @@ def test_a_model_that_went_away_is_missed_and_found_again(mirror: Mirror) -> Non
     with every_client(mirror) as clients:
         for client in clients.values():
             assert [outcome(client, "here_and_gone", x, path) for path in PATHS] == list(PATHS)
-        mirror.unload("here_and_gone")
+        mirror.grpc.unload_model("here_and_gone")
         for client in clients.values():
             for path in PATHS:
                 missed = outcome(client, "here_and_gone", x, path)
                 assert type(missed) is InferenceError
                 assert "here_and_gone" in str(missed)
-        mirror.load("here_and_gone")
+        mirror.configure("here_and_gone")
         for client in clients.values():
             assert [outcome(client, "here_and_gone", x, path) for path in PATHS] == list(PATHS)
 
@@ -239,6 +236,6 @@ def test_a_model_whose_process_was_killed_fails_until_it_is_loaded_anew(mirror: 
             failed = outcome(clients[flavour], "killed", x, path)
             assert type(failed) is InferenceError
             assert "is not healthy" in str(failed)
-        mirror.load("killed", dims=(6,))
+        mirror.configure("killed", dims=(6,))
         for client in clients.values():
             assert [outcome(client, "killed", x, path) for path in PATHS] == list(PATHS)

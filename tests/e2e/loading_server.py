@@ -1,17 +1,19 @@
-"""A server that loads models when it is told to."""
+"""A server that loads models when it is told to, and what is to be loaded."""
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import re
 import shutil
 import signal
+import sys
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, Final, NamedTuple
 
 import tritonclient.grpc
@@ -20,11 +22,12 @@ from shm_backend_utils.server import EmbeddedServer
 
 from ..crash.server_options import installation_with
 
-__all__ = ["LoadingServer", "Sample"]
+__all__ = ["LoadingServer", "Sample", "models_named_by", "side_by_side"]
 
 MODELS: Final = Path(__file__).resolve().parents[1] / "models"
 PREFIX: Final = "shm_backend_utils_"
 SAMPLE: Final = re.compile(rf"{PREFIX}(\w+)\{{(.*)\}} (\S+)")
+STRING: Final = re.compile(r'"[^"\n]*"')
 LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -49,26 +52,26 @@ class LoadingServer:
         self.grpc: Any = tritonclient.grpc.InferenceServerClient(self.server.grpc_url)
         self._changes = itertools.count(1)
 
+    def copy(self, name: str, like: str) -> None:
+        """Have one of the test models under a name, to be loaded."""
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(MODELS / like, self.models / name, ignore=ignored, dirs_exist_ok=True)
+
     def load(self, name: str, like: str, config: str | None) -> None:
         """Load one of the test models under a name, with this config.pbtxt or with none."""
-        shutil.copytree(MODELS / like, self.models / name, ignore=shutil.ignore_patterns("__pycache__"))
+        self.copy(name, like)
         if config is not None:
             (self.models / name / "config.pbtxt").write_text(config)
         self.grpc.load_model(name)
 
     def load_all(self, like: str, configs: Mapping[str, str | None]) -> None:
         """Load models side by side, as each load is spent in waiting."""
-        with ThreadPoolExecutor(len(configs)) as executor:
-            list(executor.map(lambda name: self.load(name, like, configs[name]), configs))
+        side_by_side(lambda name: self.load(name, like, configs[name]), configs)
 
     def load_anew(self, name: str) -> None:
         """Load a loaded model once more, as if its code had changed."""
         os.utime(self.models / name / "1" / "model.py", (next(self._changes),) * 2)
         self.grpc.load_model(name)
-
-    def unload(self, name: str) -> None:
-        """Unload a model."""
-        self.grpc.unload_model(name)
 
     def samples(self, model: str) -> list[Sample]:
         """Return what the metrics port says of a model."""
@@ -86,3 +89,23 @@ class LoadingServer:
         self.grpc.close()
         os.kill(self.server.pid, signal.SIGKILL)  # with a dead stub, it would take seconds to stop
         self.server.stop()
+
+
+def side_by_side(do: Callable[[str], None], models: Iterable[str]) -> None:
+    """Do something with models, as each load is spent in waiting."""
+    with ThreadPoolExecutor() as executor:
+        list(executor.map(do, models))
+
+
+def models_named_by(tests: ModuleType, models: Set[str]) -> Set[str]:
+    """Return those of the models whose names a module has in strings, or tests' modules of what it imports have."""
+    seen: set[ModuleType] = set()
+    left = [tests]
+    while left:
+        module = left.pop()
+        if module not in seen and module.__name__.startswith("tests."):
+            seen.add(module)
+            homes = {getattr(value, "__module__", None) for value in vars(module).values()}
+            left += [sys.modules[home] for home in homes if home in sys.modules]
+    strings = " ".join(text for module in seen for text in STRING.findall(inspect.getsource(module)))
+    return models & set(re.findall(r"\w+", strings))

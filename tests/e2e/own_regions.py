@@ -17,7 +17,7 @@ _TOKEN = slice(24, 40)  # where it lies in a region's header
 def own_regions() -> list[MappedSegment]:
     """Return those that are mapped and not removed, of what the running test has made."""
     kinds = (SealedSegment, SystemSegment)
-    made = [each for each in gc.get_objects() if isinstance(each, kinds) and each._maker]
+    made = [each for each in gc.get_objects() if issubclass(type(each), kinds) and each._maker]
     return [each for each in made if not each.is_closed and not each.is_unlinked]
 
 

@@ -15,6 +15,8 @@ from tests.releases import tells_404
 ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = ROOT / "tests" / "clients"
 COMPILER: Final = shutil.which("gcc")
+MODELS: Final = ("batch_witness", "handshake", "identity", "text_upper")
+"""What the program calls."""
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
 
@@ -39,8 +41,9 @@ def test_a_client_in_c(program: Path, triton_server: EmbeddedServer, kind: str, 
     assert (done.returncode, done.stdout, done.stderr) == (0, "ok\n", "")
 
 
-def test_it_is_short_and_needs_no_library() -> None:
+def test_it_is_short_calls_these_models_and_needs_no_library() -> None:
     texts = [path.read_text() for path in FOLDER.glob("*.[ch]")]
     assert sum(len(text.splitlines()) for text in texts) <= 440
+    assert {model for model in MODELS if any(f'"{model}"' in text for text in texts)} == set(MODELS)
     own = {line for text in texts for line in text.splitlines() if line.startswith('#include "')}
     assert own == {'#include "shm_protocol.h"', '#include "desk.h"'}

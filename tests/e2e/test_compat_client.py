@@ -110,6 +110,6 @@ def test_a_model_may_be_registered_before_it_is_loaded(loading_server: LoadingSe
             np.testing.assert_array_equal(results["DOUBLED"], x_of(count) * 2)
         loading_server.load_anew("rows_to_come")
         assert client.infer_shm("rows_to_come", {"X": x_of(9)})
-        loading_server.unload("rows_to_come")
+        loading_server.grpc.unload_model("rows_to_come")
         with pytest.raises(InferShmError):
             client.infer_shm("rows_to_come", {"X": x_of(9)})

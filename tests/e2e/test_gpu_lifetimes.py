@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-import pytest
-import tritonclient.grpc
 
 from shm_backend_utils.client import PoolOptions, Result
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.fake_cuda.driver import LiveCounts
 from tests.crash.gate import Gate
 from tests.crash.processes import stub_of
-from tests.crash.server_options import installation_with
 
 from .eventually import eventually
 from .fake_gpus import Gpu, X, content_of, flavour_of, gpu_of, left_here
+from .loading_server import LoadingServer
 
-MODELS = Path(__file__).resolve().parents[1] / "models"
 NOTHING = LiveCounts()
 
 
@@ -81,45 +73,19 @@ def test_memory_that_a_gpu_still_writes_to_is_neither_closed_nor_freed(
 # When the model goes
 
 
-@dataclass(frozen=True)
-class Loader:
-    """A server that loads and unloads models when it is told to."""
-
-    server: EmbeddedServer
-    grpc: Any
-
-    def load(self, model: str) -> None:
-        self.grpc.load_model(model)
-
-    def unload(self, model: str) -> None:
-        """Unload a model; its process has ended when this returns."""
-        self.grpc.unload_model(model)
-        eventually(lambda: stub_of(self.server, model) is None)
-
-    def log(self) -> str:
-        return self.server.log_file.read_text(errors="replace")
-
-
-@pytest.fixture(scope="module")
-def loader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loader]:
-    folder = tmp_path_factory.mktemp("loader")
-    for model in ("fake_gpu", "fake_gpu_events", "fake_gpu_pinned"):
-        shutil.copytree(MODELS / model, folder / "models" / model, ignore=shutil.ignore_patterns("__pycache__"))
-    loaded = ["--load-model=fake_gpu_pinned", "--load-model=fake_gpu_events"]
-    options = ["--model-control-mode=explicit", "--disable-auto-complete-config", *loaded]
-    installation = installation_with(options, folder / "installation")
-    with EmbeddedServer.start(folder / "models", installation=installation, log_file=folder / "log") as server:
-        grpc = tritonclient.grpc.InferenceServerClient(server.grpc_url)
-        yield Loader(server, grpc)
-        grpc.close()
-
-
-def test_a_model_that_is_unloaded_closes_everything_and_one_that_is_loaded_opens_it_again(loader: Loader) -> None:
-    with gpu_of(flavour_of(loader.server), "fake_gpu_pinned") as gpu:
+def test_a_model_that_is_unloaded_closes_everything_and_one_that_is_loaded_opens_it_again(
+    loading_server: LoadingServer,
+) -> None:
+    server, model = loading_server.server, "fake_gpu_pinned"
+    loading_server.copy("fake_gpu", "fake_gpu")  # whose code the other one has
+    loading_server.copy(model, model)
+    loading_server.grpc.load_model(model)
+    with gpu_of(flavour_of(server), model) as gpu:
         infer(gpu).release()
-        loader.unload("fake_gpu_pinned")
-        assert f"became {NOTHING}, []" in loader.log()
-        loader.load("fake_gpu_pinned")
+        loading_server.grpc.unload_model(model)
+        eventually(lambda: stub_of(server, model) is None)
+        assert f"became {NOTHING}, []" in server.log_file.read_text(errors="replace")
+        loading_server.grpc.load_model(model)
         with infer(gpu) as result:
             assert is_doubled(result["Y"])
         assert (gpu.told().opens, gpu.allocations) == (1, 1)

@@ -84,7 +84,7 @@ def test_everything_is_there_from_the_load_of_a_model_to_its_end(loading_server:
     assert {(sample.labels["model"], sample.labels["version"]) for sample in loading_server.samples("unused")} == {
         ("unused", "1")
     }
-    loading_server.unload("unused")
+    loading_server.grpc.unload_model("unused")
     eventually(lambda: not loading_server.samples("unused"))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -26,7 +25,7 @@ from tests.docs.documents import ROOT
 from tests.releases import says_more
 
 from .flavours import url_of
-from .loading_server import LoadingServer
+from .loading_server import LoadingServer, side_by_side
 
 CODE: Final = """
 import json
@@ -185,8 +184,7 @@ def make_model(folder: Path, case: Served | Refused) -> Path:
 def loaded(loading_server: LoadingServer) -> LoadingServer:
     for name, case in SERVED.items():
         make_model(loading_server.models / name, case)
-    with ThreadPoolExecutor() as threads:
-        list(threads.map(loading_server.grpc.load_model, SERVED))
+    side_by_side(loading_server.grpc.load_model, SERVED)
     return loading_server
 
 

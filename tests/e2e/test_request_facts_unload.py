@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ import pytest
 from shm_backend_utils.client import InferenceError, ShmClient
 
 from .eventually import all_memory_comes_back, eventually
-from .loading_server import MODELS, LoadingServer
+from .loading_server import LoadingServer, side_by_side
 
 NAMES = ("delegate", "rows", "batch_rows", "frames_of")
 X = np.array([1, 2, 3, 4], np.float32)
@@ -26,22 +24,15 @@ SHM = Path("/dev/shm")
 def server(loading_server: LoadingServer) -> LoadingServer:
     """A server that has the models, and has loaded none of them."""
     for name in NAMES:
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(MODELS / name, loading_server.models / name, ignore=ignored, dirs_exist_ok=True)
+        loading_server.copy(name, name)
     return loading_server
 
 
 @pytest.fixture
 def grpc(server: LoadingServer) -> Any:
     """With all models loaded."""
-    for_all(server.grpc.load_model)
+    side_by_side(server.grpc.load_model, NAMES)
     return server.grpc
-
-
-def for_all(do: Callable[[str], None]) -> None:
-    """Do something with all models, side by side: each is spent in waiting."""
-    with ThreadPoolExecutor(len(NAMES)) as threads:
-        list(threads.map(do, NAMES))
 
 
 @pytest.fixture
@@ -79,12 +70,12 @@ def test_nothing_is_left_of_a_model_that_was_unloaded_and_its_clients_go_on(grpc
     batched(client)
     streamed(client)
     assert scratch_of(pid)
-    for_all(grpc.unload_model)
+    side_by_side(grpc.unload_model, NAMES)
     eventually(lambda: not Path(f"/proc/{pid}").exists())
     assert not scratch_of(pid)
     with pytest.raises(InferenceError):
         delegated(client)
-    for_all(grpc.load_model)
+    side_by_side(grpc.load_model, NAMES)
     assert delegated(client) != pid
     batched(client)
     streamed(client)

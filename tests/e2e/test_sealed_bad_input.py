@@ -77,7 +77,7 @@ def fetching(loading_server: LoadingServer) -> Iterator[Fetching]:
     fetching.infer_honestly()
     yield fetching
     fetching.close()
-    loading_server.unload(MODEL)
+    loading_server.grpc.unload_model(MODEL)
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import enum
+import importlib.util
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
@@ -11,11 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from shm_backend_utils import dtypes
-
-try:
-    import torch
-except ImportError:
-    torch = None  # type: ignore[assignment]
 
 __all__ = ["KINDS", "Kind"]
 
@@ -229,29 +225,40 @@ if BF16.name == "bfloat16":
     import ml_dtypes
 
     KINDS["INT8"]["4 bits"] = Kind(lambda: ROWS.astype(ml_dtypes.int4), "has NumPy dtype int4; .*: convert it")
-if torch is not None:
-    NEGATED = torch.complex(torch.ones(3, 4), torch.ones(3, 4)).conj().imag
 
+
+def torch() -> Any:
+    """Return PyTorch, which takes seconds to import, and time of every test in a process that has it."""
+    return importlib.import_module("torch")
+
+
+def negated() -> Any:
+    return torch().complex(torch().ones(3, 4), torch().ones(3, 4)).conj().imag
+
+
+if importlib.util.find_spec("torch") is not None:
     KINDS["FP32"] |= {
-        "tensor": Kind(lambda: torch.from_numpy(ROWS.copy()), ROWS),
-        "tensor in another order": Kind(lambda: torch.from_numpy(ROWS.T.copy()).T, ROWS),
-        "expanded tensor": Kind(lambda: torch.ones(1, 1).expand(3, 4), np.ones((3, 4), np.float32)),
-        "list of tensors": Kind(lambda: list(torch.from_numpy(ROWS.copy())), ROWS),
-        "nested lists of tensors": Kind(lambda: [[torch.tensor(1.0), 2.0]], np.array([[1.0, 2.0]])),
-        "tensor with a gradient": Kind(lambda: torch.ones(3, 4, requires_grad=True), r"cannot be read: .*\.detach\(\)"),
-        "negated tensor": Kind(lambda: NEGATED, r"with the wrong sign .*; give value.resolve_neg\(\)"),
-        "list of negated tensors": Kind(lambda: list(NEGATED), r"give value.resolve_neg\(\)"),
-        "resolved tensor": Kind(NEGATED.resolve_neg, -np.ones((3, 4), np.float32)),
+        "tensor": Kind(lambda: torch().from_numpy(ROWS.copy()), ROWS),
+        "tensor in another order": Kind(lambda: torch().from_numpy(ROWS.T.copy()).T, ROWS),
+        "expanded tensor": Kind(lambda: torch().ones(1, 1).expand(3, 4), np.ones((3, 4), np.float32)),
+        "list of tensors": Kind(lambda: list(torch().from_numpy(ROWS.copy())), ROWS),
+        "nested lists of tensors": Kind(lambda: [[torch().tensor(1.0), 2.0]], np.array([[1.0, 2.0]])),
+        "tensor with a gradient": Kind(
+            lambda: torch().ones(3, 4, requires_grad=True), r"cannot be read: .*\.detach\(\)"
+        ),
+        "negated tensor": Kind(negated, r"with the wrong sign .*; give value.resolve_neg\(\)"),
+        "list of negated tensors": Kind(lambda: list(negated()), r"give value.resolve_neg\(\)"),
+        "resolved tensor": Kind(lambda: negated().resolve_neg(), -np.ones((3, 4), np.float32)),
         "conjugated tensor": Kind(
-            lambda: torch.ones(3, 4, dtype=torch.complex64).conj(), r"cannot be read: .*\.resolve_conj\(\)"
+            lambda: torch().ones(3, 4, dtype=torch().complex64).conj(), r"cannot be read: .*\.resolve_conj\(\)"
         ),
-        "complex tensor": Kind(lambda: torch.ones(3, 4, dtype=torch.complex64), "has NumPy dtype complex64"),
-        "tensor without memory": Kind(lambda: torch.empty(3, 4, device="meta"), "cannot be read: .* give an array"),
-        "sparse tensor": Kind(lambda: torch.eye(4).to_sparse(), r"cannot be read: .*\.to_dense\(\)"),
+        "complex tensor": Kind(lambda: torch().ones(3, 4, dtype=torch().complex64), "has NumPy dtype complex64"),
+        "tensor without memory": Kind(lambda: torch().empty(3, 4, device="meta"), "cannot be read: .* give an array"),
+        "sparse tensor": Kind(lambda: torch().eye(4).to_sparse(), r"cannot be read: .*\.to_dense\(\)"),
         "quantized tensor": Kind(
-            lambda: torch.quantize_per_tensor(torch.ones(3, 4), 0.1, 0, torch.qint8), "cannot be read: .*QInt8"
+            lambda: torch().quantize_per_tensor(torch().ones(3, 4), 0.1, 0, torch().qint8), "cannot be read: .*QInt8"
         ),
-        "float8 tensor": Kind(lambda: torch.ones(3, 4).to(torch.float8_e4m3fn), "cannot be read: .*Float8"),
+        "float8 tensor": Kind(lambda: torch().ones(3, 4).to(torch().float8_e4m3fn), "cannot be read: .*Float8"),
     }
-    KINDS["BF16"]["tensor"] = Kind(lambda: torch.from_numpy(ROWS.copy()).bfloat16(), ROWS)
-    KINDS["BOOL"]["tensor"] = Kind(lambda: torch.from_numpy(ROWS > 0), ROWS > 0)
+    KINDS["BF16"]["tensor"] = Kind(lambda: torch().from_numpy(ROWS.copy()).bfloat16(), ROWS)
+    KINDS["BOOL"]["tensor"] = Kind(lambda: torch().from_numpy(ROWS > 0), ROWS > 0)

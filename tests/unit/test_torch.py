@@ -18,10 +18,6 @@ from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.tensors import dlpack
 from shm_backend_utils.tensors.view import TensorView
 
-torch: Any = pytest.importorskip(
-    "torch", reason="PyTorch is not installed: scripts/setup installs its build for CPUs in .venv, where pip finds it"
-)
-
 NUMBERS = [dtype for dtype in dtypes.BY_NAME.values() if dtype is not dtypes.BYTES]
 DTYPES_AND_SHAPES = [
     *((dtype, (2, 3, 4)) for dtype in NUMBERS),
@@ -48,10 +44,15 @@ STRIDED = {
 every_stride = pytest.mark.parametrize("strided", STRIDED.values(), ids=list(STRIDED))
 
 
+def torch() -> Any:
+    """Return PyTorch, which makes all later tests of its process slower."""
+    return pytest.importorskip("torch", reason="PyTorch is not installed: scripts/setup installs its build for CPUs")
+
+
 def torch_type(dtype: DType) -> Any:
     """Return PyTorch's name for a data type."""
     other = {"FP16": "float16", "FP32": "float32", "FP64": "float64", "BF16": "bfloat16"}
-    return getattr(torch, other.get(dtype.name, dtype.name.lower()))
+    return getattr(torch(), other.get(dtype.name, dtype.name.lower()))
 
 
 def array_of(dtype: DType, shape: tuple[int, ...] = (4, 6)) -> npt.NDArray[Any]:
@@ -61,7 +62,7 @@ def array_of(dtype: DType, shape: tuple[int, ...] = (4, 6)) -> npt.NDArray[Any]:
 
 
 def tensor_of(dtype: DType, shape: tuple[int, ...] = (4, 6)) -> Any:
-    return (torch.arange(int(np.prod(shape))).reshape(shape) % 2).to(torch_type(dtype))
+    return (torch().arange(int(np.prod(shape))).reshape(shape) % 2).to(torch_type(dtype))
 
 
 def view_of(array: npt.NDArray[Any], *, writable: bool = True) -> TensorView:
@@ -82,19 +83,19 @@ def assert_is(tensor: Any, array: npt.NDArray[Any], dtype: DType) -> None:
 def test_pytorch_takes_a_view_and_what_is_made_of_it(dtype: DType, shape: tuple[int, ...]) -> None:
     array = array_of(dtype, shape)
     for given in (view_of(array), view_of(array).__dlpack__(), view_of(array, writable=False)):
-        assert_is(torch.from_dlpack(given), array, dtype)
+        assert_is(torch().from_dlpack(given), array, dtype)
 
 
 def test_pytorch_gets_no_unversioned_capsule_of_a_read_only_view() -> None:
     with pytest.raises(BufferError, match="'IMAGE' is read-only"):
-        torch.from_dlpack(view_of(array_of(dtypes.BF16), writable=False).__dlpack__())
+        torch().from_dlpack(view_of(array_of(dtypes.BF16), writable=False).__dlpack__())
 
 
 @pytest.mark.parametrize("strided", [lambda array: array.T, lambda array: array[::2, ::3], lambda array: array[:, 1]])
 @some_dtypes
 def test_pytorch_takes_an_array_of_any_strides(dtype: DType, strided: Any) -> None:
     array = strided(array_of(dtype))
-    taken = torch.from_dlpack(dlpack.export(array))
+    taken = torch().from_dlpack(dlpack.export(array))
     assert_is(taken, array, dtype)
     assert [stride * dtype.itemsize for stride in taken.stride()] == list(array.strides)
 
@@ -102,7 +103,7 @@ def test_pytorch_takes_an_array_of_any_strides(dtype: DType, strided: Any) -> No
 def test_what_pytorch_writes_is_in_the_view_which_it_outlives() -> None:
     array = array_of(dtypes.BF16)
     alive = weakref.ref(array)
-    tensor = torch.from_dlpack(view_of(array))
+    tensor = torch().from_dlpack(view_of(array))
     tensor.fill_(3)
     assert (array == 3).all()
     del array
@@ -147,7 +148,7 @@ def test_a_versioned_capsule_of_pytorch_is_not_consumed_and_stays_its_own() -> N
 @pytest.mark.parametrize("name", ["complex64", "float8_e5m2"])
 def test_a_type_of_pytorch_that_triton_does_not_have_is_not_consumed(name: str) -> None:
     with pytest.raises(TypeError, match="has no counterpart in Triton"):
-        dlpack.consume(torch.zeros(3, dtype=getattr(torch, name)).__dlpack__())
+        dlpack.consume(torch().zeros(3, dtype=getattr(torch(), name)).__dlpack__())
 
 
 def written(dtype: DType, value: Any, rank: int) -> npt.NDArray[Any]:
