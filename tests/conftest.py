@@ -113,13 +113,22 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Herald(terminal))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Have each worker begin with other folders: it finds compiled later what others have begun with."""
+    worker: dict[str, Any] = getattr(session.config, "workerinput", {"workerid": "gw0", "workercount": 1})
+    folders = session.config.args
+    first = len(folders) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+    session.config.args = folders[first:] + folders[:first]
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is for --all, put what is long first, PyTorch last, and skip what its server cannot do."""
     if not config.getoption("--all") and (out := left_out(items)):
         config.hook.pytest_deselected(items=out)
         dropped = set(out)
         items[:] = [item for item in items if item not in dropped]
-    items.sort(key=lambda item: (not item.nodeid.startswith(SLOW), item.nodeid.startswith(WITH_PYTORCH)))
+    items.sort(key=_turn)
     server = Installation(default_folder())
     if server.is_complete:
         for item in (each for each in items if not each.nodeid.startswith("tests/unit/")):  # has no server
@@ -203,6 +212,10 @@ def triton_server(
     with tritonclient.grpc.InferenceServerClient(triton_server.grpc_url) as client:
         side_by_side(client.load_model, names)
     return triton_server
+
+
+def _turn(item: pytest.Item) -> tuple[bool, bool, str]:
+    return not item.nodeid.startswith(SLOW), item.nodeid.startswith(WITH_PYTORCH), item.nodeid.partition("::")[0]
 
 
 def _left_on_fake_gpus() -> tuple[int, ...]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from shm_backend_utils.cli.common.sample_models import copy_models
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.faults.servers import MortalServer
@@ -22,10 +22,7 @@ MODELS = (ROOT / "model_repository" / "identity", ROOT / "tests" / "models" / "c
 
 @pytest.fixture(scope="package")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models")
-    for model in MODELS:
-        shutil.copytree(model, folder / model.name, ignore=shutil.ignore_patterns("__pycache__"))
-    return folder
+    return copy_models(MODELS, tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="package")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 import triton_shm_client
 from tritonclient.utils import InferenceServerException
 
+from shm_backend_utils.cli.common.sample_models import copy_models
 from shm_backend_utils.compat.triton_shm_client import InferShmError, TritonSHMClient
 from shm_backend_utils.testing.faults.servers import MortalServer
 
@@ -26,9 +26,8 @@ N = np.full((10, 1), 2)
 @pytest.fixture(scope="module")
 def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalServer]:
     folder = tmp_path_factory.mktemp("mortal")
-    for model in ("rows", "ordinary"):
-        shutil.copytree(MODELS / model, folder / "models" / model, ignore=shutil.ignore_patterns("__pycache__"))
-    with MortalServer(folder / "models", log_file=folder / "server.log") as mortal:
+    models = copy_models((MODELS / "rows", MODELS / "ordinary"), folder / "models")
+    with MortalServer(models, log_file=folder / "server.log") as mortal:
         yield mortal
 
 

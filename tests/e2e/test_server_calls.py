@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from shm_backend_utils.cli.common.sample_models import copy_models
 from shm_backend_utils.client import InferenceError, ServerUnavailableError
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.faults.servers import free_ports
@@ -53,8 +53,7 @@ class Served:
 
     def __init__(self, folder: Path, until: ExitStack) -> None:
         models, ports = folder / "models", free_ports()
-        for name in ("rows", "unaware", "countdown"):
-            shutil.copytree(MODELS / name, models / name, ignore=shutil.ignore_patterns("__pycache__"))
+        copy_models([MODELS / name for name in ("rows", "unaware", "countdown")], models)
         urls = {"grpc": f"localhost:{ports.grpc}", "http": f"http://localhost:{ports.http}"}
         self.flavours = flavours = {
             each: Flavour(urls[each.partition(" ")[0]], each.endswith("aio")) for each in FLAVOURS
