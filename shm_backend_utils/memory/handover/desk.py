@@ -135,8 +135,10 @@ class Desk:
         assert self._waker is not None
         assert self._listener is not None
         now = time.monotonic()
-        for number in [number for number, (_, until) in self._connected.items() if until <= now]:
-            self._drop(number)
+        for number, (connection, until) in list(self._connected.items()):
+            if until <= now:
+                self._has_spoken(connection)  # on a busy machine this thread is late, not the peer
+                self._drop(number)
         if self._closer.is_full:
             self._pause_until = now + _PAUSE_S
         poll = select.poll()

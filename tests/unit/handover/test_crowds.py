@@ -45,6 +45,25 @@ def test_who_speaks_late_is_answered(office: Office, monkeypatch: pytest.MonkeyP
         assert decode_answer(late.recv(4096)) is False
 
 
+def test_who_has_spoken_in_time_is_answered_however_late_the_desk_is(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def serve_late(late: desk.Desk) -> None:
+        time.sleep(0.1 if late._connected else 0)
+        serve(late)
+
+    serve = desk.Desk._serve
+    monkeypatch.setattr(desk.Desk, "_serve", serve_late)
+    monkeypatch.setattr(desk, "_SILENCE_S", 0.0)
+    region = Region(office)
+    with connect(region.key) as asking:
+        listening = office._desk
+        assert listening is not None
+        assert settles(lambda: bool(listening._connected))
+        asking.send(encode_question(Question(region.key.number, b"another's token!")))
+        assert decode_answer(asking.recv(4096)) is False
+
+
 def test_the_oldest_of_many_silent_ones_make_way(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(desk, "_SILENCE_S", NEVER_S)
     region = Region(office)
