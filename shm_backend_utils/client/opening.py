@@ -168,7 +168,7 @@ def _with_devices(
             yield from provide(core.pool, core.gpus, settings, region, memory, layout.devices, sizes)
             yield from wait_for_models(settings, region)
         except BaseException as error:
-            region.is_spoiled = True
+            region.spoil("lost")
             del memory  # an error that somebody keeps must not keep the slot
             if not isinstance(error, LostMemoryError):
                 raise  # else another region will do

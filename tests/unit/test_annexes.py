@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from shm_backend_utils.client.paths.buffers import RegionBuffer
 from shm_backend_utils.errors import BudgetError, ClosedError
 from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
@@ -25,21 +27,21 @@ def pool() -> Iterator[SlotPool]:
         yield pool
 
 
-def give_up_both(pool: SlotPool) -> tuple[SlotRegion, SlotRegion]:
-    """Take two regions, use one as the other's annex, and give both back in doubt."""
+def take_both(pool: SlotPool) -> tuple[SlotRegion, SlotRegion, list[Any]]:
+    """Take two regions, and send a request that uses one beside the other; return what keeps them, too."""
     (own, memory), (annex, beside) = (pool.redeem(pool.request(NEED, "a test")) for _ in range(2))
+    own.slots[0].kept = (RegionBuffer(annex, beside),)
     own.slots[0].begin(b"")
-    own.slots[0].annex, own.slots[0].is_in_doubt, annex.slots[0].is_in_doubt = beside, True, True
-    del memory, beside
-    return own, annex
+    return own, annex, [memory, beside]
 
 
-def test_an_annex_waits_while_a_model_executes_in_the_slot(pool: SlotPool) -> None:
-    (own, memory), (annex, beside) = (pool.redeem(pool.request(NEED, "a test")) for _ in range(2))
-    own.slots[0].annex, own.slots[0].is_in_doubt, annex.slots[0].is_in_doubt = beside, True, True
-    model = open_region(own.key, own.token, "region")
+@pytest.mark.parametrize("is_beside", [False, True])
+def test_an_annex_waits_while_a_model_is_at_work_in_the_slot_or_there(pool: SlotPool, is_beside: bool) -> None:
+    own, annex, memories = take_both(pool)
+    region = annex if is_beside else own
+    model = open_region(region.key, region.token, "region")
     assert model.lease(0).take()
-    del memory, beside
+    memories.clear()
     assert (pool.status.held, pool.status.quarantined) == (1, 1)
     model.lease(0).give_back()
     model.close()
@@ -47,22 +49,19 @@ def test_an_annex_waits_while_a_model_executes_in_the_slot(pool: SlotPool) -> No
 
 
 def test_an_annex_comes_back_when_its_request_is_stale(pool: SlotPool) -> None:
-    own, annex = give_up_both(pool)
+    own, annex, memories = take_both(pool)
+    memories.clear()
     assert (pool.status.held, pool.status.quarantined, pool.status.idle) == (0, 0, 2)
-    assert (own.is_in_doubt, annex.is_in_doubt) == (False, False)
-    assert own.slots[0].annex is None
+    assert (own.state, annex.state, own.slots[0].kept) == ("free", "free", ())
     assert own.slots[0].record.generation == 2
 
 
 def test_an_annex_goes_with_the_pool(pool: SlotPool) -> None:
-    (own, memory), (annex, beside) = (pool.redeem(pool.request(NEED, "a test")) for _ in range(2))
-    own.slots[0].annex, own.slots[0].is_in_doubt, annex.slots[0].is_in_doubt = beside, True, True
-    kept = weakref.ref(beside)
-    del beside
+    _, _, memories = take_both(pool)
+    kept = weakref.ref(memories.pop())
     pool.close()
     assert kept() is None
     assert pool.status.held == 0
-    del memory
 
 
 # Regions at once, or not at all

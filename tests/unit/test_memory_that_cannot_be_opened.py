@@ -19,7 +19,6 @@ import pytest
 
 from shm_backend_utils.cli.common.registered_regions import _take_memory
 from shm_backend_utils.client import CopyWarning, PoolOptions, ShmClient
-from shm_backend_utils.client.paths.loan import _duplicate
 from shm_backend_utils.client.transports.grpc.address import GrpcAddress
 from shm_backend_utils.client.transports.this_machine import is_this_machine
 from shm_backend_utils.compat.shm_regions import SystemShmHandle
@@ -149,10 +148,6 @@ def lease(segment: SystemSegment) -> None:
     locks.use(segment.fileno())
 
 
-def lend(segment: SystemSegment) -> None:
-    _duplicate(segment.fileno())
-
-
 def fill(segment: SystemSegment) -> None:
     _take_memory(segment.key, PAGE_SIZE)
 
@@ -173,7 +168,6 @@ def connect(_: SystemSegment) -> None:
 OTHERS: Final[dict[str, tuple[Callable[[SystemSegment], None], Place]]] = {
     "look": (look, Place(os, "lstat")),
     "lease": (lease, Place(os, "open")),
-    "lend": (lend, Place(os, "dup")),
     "Triton's own": (fill, Place(os, "open")),
     "a user's": (make_another, Place(os, "open")),
     "gRPC": (connect, Place(select, "epoll")),

@@ -1,4 +1,7 @@
-"""Buffers of a call beside the region that its slot is in: where inputs and outputs may lie, too."""
+"""Buffers of a call beside the region that its slot is in: where inputs and outputs may lie, too.
+
+A buffer goes back when no array over it lives, and the call's slot is free: that keeps it while a model may be at work.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,9 @@ class Buffer(Protocol):
     def array_at(self, owner: object, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
         """Return an array over the memory, which keeps ``owner``, too; ValueError if it would end beyond it."""
 
+    def fence(self) -> bool:
+        """As of :class:`.Fenced`."""
+
 
 class RegionBuffer:
     """A region of the client's pool that a request uses beside the one that its slot is in.
@@ -41,7 +47,7 @@ class RegionBuffer:
     @property
     def claim(self) -> LentRegionClaim:
         """What a table says of it."""
-        return LentRegionClaim(self.region.key, self.region.byte_size, self.region.token, 0)
+        return LentRegionClaim(self.region.key, self.region.byte_size, self.region.token, 0, fence=0)
 
     def array_at(self, owner: object, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """As of :class:`Buffer`."""
@@ -50,6 +56,10 @@ class RegionBuffer:
         if array is None:
             raise ValueError(f"a tensor of shape {shape} in {size} bytes")
         return array
+
+    def fence(self) -> bool:
+        """As of :class:`.Fenced`: models of earlier releases borrow its own slot."""
+        return self.region.slots[0].fence()
 
 
 class GpuBuffer:
@@ -69,6 +79,10 @@ class GpuBuffer:
         """As of :class:`Buffer`."""
         array = self.plain_array_at(owner, offset, dtype, shape)
         return array if self._library is None else as_library(array, self._library)
+
+    def fence(self) -> bool:
+        """As of :class:`.Fenced`: models that use it borrow the call's slot."""
+        return True
 
     def plain_array_at(self, owner: object, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> DeviceArray:
         """As :meth:`array_at`, of no library."""

@@ -17,6 +17,7 @@ from ...errors import ClosedError, SlotInDoubtError
 from ...memory.cuda.streams import Named
 from ...memory.kinds import RegionKind
 from ...memory.pool.slot import Slot, SlotRegion
+from ...memory.pool.states import AFTER, FREE
 from ...protocol import results
 from ...protocol.answers import missing_output
 from ...protocol.refusals import NOT_OPENED, code_in
@@ -99,16 +100,14 @@ class DirectCall(InRegion, Call):
         memory, buffers = self.memory, self.buffers  # first: they keep the slot, if the call is closed meanwhile
         if self.is_closed:
             raise ClosedError("this call")
-        slot, spec, layout, region, gpus, loan = self.slot, self.known.spec, self.layout, self.region, self.gpus, None
+        slot, spec, layout, region, gpus = self.slot, self.known.spec, self.layout, self.region, self.gpus
         if gpus is not None:
             deadline = time.monotonic() + timeout_s
             gpus.check_is_not_lost()
-        if slot.is_in_doubt:
+        if slot.state != FREE:
             yield from self._take_back(time.monotonic() + timeout_s)
-        slot.is_in_doubt = True
+        slot.kept = buffers
         generation = slot.begin(encode(layout.table))
-        if gpus is not None:
-            loan = gpus.loan(slot)
         try:
             message = self.codec.infer(
                 spec.name,
@@ -135,13 +134,13 @@ class DirectCall(InRegion, Call):
             result = result_of(outputs, memory, buffers, functools.partial(self.codec.result, answer), avoided)
         except BaseException as error:
             # A model that has completed the slot may have left the rest to a GPU: its events were not looked at.
-            slot.is_in_doubt = gpus is not None or not slot.is_completed
-            if loan is not None:
-                loan.end_failed(error)
+            if gpus is None and slot.is_completed:
+                slot.become_free("answer")
             if isinstance(error, InferenceError) and self.did_not_start(error):
                 self._check_memory_was_opened(error)
             raise
-        slot.is_in_doubt = loan is not None and loan.end_answered()
+        if gpus is None or not gpus.are_lent_in_use:
+            slot.state, slot.kept = AFTER["answer"][slot.state], ()
         return result
 
     def close(self) -> None:
@@ -156,18 +155,17 @@ class DirectCall(InRegion, Call):
         return np.ndarray(shape, dtype.numpy, memory, offset)
 
     def _take_back(self, deadline: float) -> Steps[None]:
-        """Make sure that no model is at work in the slot, after a request that got no answer."""
-        if not self.slot.reclaim():
+        """Make sure that no model is at work for the call, after a request that got no answer."""
+        if not self.slot.fence():
             raise still_at_work()
         if self.gpus is not None:  # a model that has ended may have left the rest to its GPU
-            self.slot.is_in_doubt = True  # a wait that is broken off leaves the doubt: the next request waits again
             yield from self.gpus.reclaimed(self.slot, deadline)
-            self.slot.is_in_doubt = False
+        self.slot.become_free("reclaim")
 
     def _check_memory_was_opened(self, error: InferenceError) -> None:
         """Raise MemoryRefusedError if an answer says that the model could not open the memory, or not any more."""
         if code_in(str(error)) in NOT_OPENED:
-            self.region.is_spoiled = True
+            self.region.spoil("refusal")
             message = f"{error.message()}; this call's memory is lost: prepare another call"
             raise MemoryRefusedError(message, error.status()) from None
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import TensorError
+from ...memory import locks
 from ...memory.cuda.allocations import CudaAllocation
 from ...memory.cuda.errors import CudaError
 from ...memory.cuda.streams import Named, NamedStream
@@ -22,7 +23,6 @@ from ..options import check_is_installed
 from ..steps import Steps
 from .buffers import GpuBuffer
 from .call import HostMemory
-from .loan import Loan
 from .waiting import LostMemoryError, are_done, followed, models_are_done, worked_off
 
 __all__ = ["CallOnGpus", "PreparedOnGpus"]
@@ -73,6 +73,8 @@ class CallOnGpus:
             inputs[name] = InputSpan(span.dtype, span.shape, numbers[base], source.array.address - base, span.byte_size)
         self.table = Table(inputs, layout.table.outputs, tuple(claims), layout.table.ring)
         self.buffers: Sequence[GpuBuffer] = buffers
+        if self._lent:
+            gpus.bank.take_care_of(region)
 
     def write(self, given: Mapping[str, Any], memory: HostMemory, deadline: float) -> Steps[None]:
         """Copy the inputs on GPUs that are not lent, behind what the user has named, and wait until that is done."""
@@ -135,7 +137,8 @@ class CallOnGpus:
         LostMemoryError if a model has begun with it and ended before it was through.
         """
         if slot.was_left:
-            self._is_lost = self._region.is_spoiled = True
+            self._is_lost = True
+            self._region.spoil("lost")
             raise LostMemoryError
         yield from self._models_are_done(self._allocations, deadline)
 
@@ -159,11 +162,11 @@ class CallOnGpus:
                 with runtime.on(stream.device_on(runtime, each.device)):
                     runtime.wait_for_event(each.event, stream.handle)
 
-    def loan(self, slot: Slot) -> Loan | None:
-        """Return what is lent for the request that is in this slot now; None if nothing is."""
-        if not (self._lent and self.is_for_one_request):
-            return None
-        return Loan(self._gpus.bank, self._region, slot, [each.value for each in self._lent.values()])
+    @property
+    def are_lent_in_use(self) -> bool:
+        """Whether a model still has tensors mapped that are lent for one request, though it has answered."""
+        is_lent = bool(self._lent) and self.is_for_one_request
+        return is_lent and locks.has_borrowers(self._region.fd, self._region.slots[0].record_offset)
 
     def _others_are_followed(self, work: GpuWork, deadline: float) -> Steps[None]:
         """Come behind those who had the memory before, and may still read their results there, on other streams.
@@ -190,13 +193,13 @@ class CallOnGpus:
         """Keep what GPUs may be copying from, or to, until they are done."""
         marks = work.marks()
 
-        def are_at_work(_: int) -> bool:
+        def are_at_work() -> bool:
             try:
                 return not are_done(marks)
             except CudaError:
                 return True  # nobody knows any more what they do
 
-        self._gpus.bank.keep_while(None, are_at_work, what)
+        self._gpus.bank.keep_while(are_at_work, what)
 
     def _models_are_done(self, allocations: Sequence[CudaAllocation], deadline: float) -> Steps[None]:
         try:
@@ -224,9 +227,7 @@ class PreparedOnGpus(CallOnGpus):
         for name in layout.lent:
             _check_can_be_lent(name, sources[name])
         super().__init__(gpus, region, layout, given, library, named)
-        if self._lent:
-            region.is_spoiled = True  # models let go of the tensors when it is gone
-            gpus.bank.keep(region, [source.value for source in self._lent.values()])
+        region.lent += [source.value for source in self._lent.values()]  # models let go of them when it is gone
 
 
 def _check_can_be_lent(name: str, source: DeviceSource) -> None:

@@ -18,7 +18,7 @@ from ..result import Result
 from ..settings import left_until
 from ..steps import Steps
 from .buffers import RegionBuffer
-from .direct import DirectCall, still_at_work
+from .direct import DirectCall
 
 __all__ = ["PreparedDirectCall"]
 
@@ -52,12 +52,17 @@ class PreparedDirectCall(DirectCall):
         for name, span in self.layout.table.inputs.items():
             if span.dtype is BYTES:
                 self._write_strings(name, span)
+        deadline = time.monotonic() + timeout_s
         if self.gpus is not None:
-            deadline = time.monotonic() + timeout_s
             yield from self.gpus.user_is_done(self.memory, deadline)
-            timeout_s = left_until(deadline)
-        annex = self._annex
-        result = yield from (super().send(timeout_s) if annex is None else self._send_with(annex, timeout_s))
+        result: Result | None = None
+        try:
+            result = yield from super().send(left_until(deadline))
+        except InferenceError as error:
+            if not self._drops_annex(error):
+                raise
+        if result is None:
+            result = yield from super().send(left_until(deadline))
         if (result.overflowed or self.lacking) and self._grows:
             rooms = self._first[0].table.outputs
             on_host = {name for name, room in rooms.items() if not room.region}
@@ -83,32 +88,15 @@ class PreparedDirectCall(DirectCall):
         self.lacking = {}
         self._annex = None
 
-    def _send_with(self, annex: RegionBuffer, timeout_s: float) -> Steps[Result]:
-        deadline = time.monotonic() + timeout_s
-        slot, fence = self.slot, annex.region.slots[0]
-        if slot.is_in_doubt:
-            yield from self._take_back(deadline)
-        slot.annex, fence.is_in_doubt = annex.memory, True
-        try:
-            return (yield from super().send(left_until(deadline)))
-        except InferenceError as error:
-            code = code_in(str(error))
-            if code not in _NOT_MAPPED or not self.did_not_start(error):
-                raise
-            self._grows = code == _GONE
-        finally:
-            if not slot.is_in_doubt:
-                slot.annex, fence.is_in_doubt = None, False
-        annex.region.is_spoiled = True
+    def _drops_annex(self, error: InferenceError) -> bool:
+        """Do without the annex, if a request may have been refused as no model could map it; return whether so."""
+        code = code_in(str(error))
+        if self._annex is None or code not in _NOT_MAPPED or not self.did_not_start(error):
+            return False
+        self._grows = code == _GONE
+        self._annex.region.spoil("refusal")
         self._use(None, {})
-        return (yield from super().send(left_until(deadline)))
-
-    def _take_back(self, deadline: float) -> Steps[None]:
-        yield from super()._take_back(deadline)
-        annex = self._annex
-        if annex is not None and not annex.region.reclaim():
-            self.slot.is_in_doubt = True  # the next request looks again
-            raise still_at_work()
+        return True
 
     def _check_memory_was_opened(self, error: InferenceError) -> None:
         if self._annex is None:  # else nobody knows which memory it was: the request goes out again without the annex

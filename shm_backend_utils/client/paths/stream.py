@@ -130,7 +130,7 @@ class DirectStream(InRegion):
 
     def close(self) -> None:
         """Give the memory back, as soon as no array needs it. Twice is fine."""
-        if not self.is_closed and not self._slot.is_completed:
+        if not self.is_closed:
             self._slot.give_up()
         self.is_closed = True
         self.memory = np.empty(0, np.uint8)

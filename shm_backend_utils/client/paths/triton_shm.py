@@ -65,7 +65,7 @@ class Registrations:
                 raise
             if _ALREADY_THERE not in str(error):  # by an earlier attempt, whose answer came too late
                 self._known.discard(key)
-                region.is_spoiled = True
+                region.spoil("refusal")
                 reason = str(error.message()).replace(key, "…")
                 message = f"the server does not register the call's memory: {reason}"
                 raise MemoryRefusedError(message, error.status()) from None
@@ -143,7 +143,7 @@ class RegisteredCall(InRegion, Call):
 
     def send(self, timeout_s: float) -> Steps[Result]:
         self._check_is_open()
-        if self.region.is_spoiled:
+        if self.region.is_to_go:
             raise SlotInDoubtError(
                 "a request of this call got no answer, and the server may still write to this call's memory; prepare "
                 "another call"
@@ -155,8 +155,9 @@ class RegisteredCall(InRegion, Call):
         try:
             answer = yield from self._ask(message, deadline)
         except BaseException as error:
-            self.region.is_spoiled |= not is_answer(error)
-            if is_answer(error) and _TOO_SMALL in str(error):
+            if not is_answer(error):
+                self.region.spoil("unfenced")
+            elif _TOO_SMALL in str(error):
                 raise OutputRoomError(
                     f"an output of model {self.known.spec.name!r} needs more bytes than its hint gave it, and on the "
                     f"path triton-shm it cannot come back another way: {error}; give a larger hint, or none",

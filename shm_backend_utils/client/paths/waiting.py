@@ -90,7 +90,7 @@ def models_are_done(region: SlotRegion, allocations: Sequence[CudaAllocation], d
                 break
             left.pop()
         if left and not had_users:
-            region.is_spoiled = True
+            region.spoil("lost")
             raise LostMemoryError
         return not left
 

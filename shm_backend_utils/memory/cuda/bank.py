@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from ...errors import BudgetError, MachineError
 from ...forks import forsake_in_children
@@ -37,15 +37,10 @@ class ShortOfMemoryError(MachineError):
 class _GivenUp(NamedTuple):
     """What models may still have mapped; once nothing is in use, the descriptor is closed, and the rest let go of."""
 
+    is_in_use: Callable[[], bool]
     descriptor: Descriptor | None  # of the region by which its users are seen; None where they are seen otherwise
-    is_in_use: Callable[[int], bool]  # takes the descriptor's number, -1 for None
     allocations: tuple[CudaAllocation, ...]
     kept: object
-
-    @property
-    def has_users(self) -> bool:
-        """Whether somebody uses it."""
-        return self.is_in_use(-1 if self.descriptor is None else self.descriptor.fileno())
 
     def close(self) -> None:
         """Close the descriptor."""
@@ -61,7 +56,7 @@ class DeviceBank:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._byte_sizes: Counter[int] = Counter()
-        self._in_regions: dict[int, tuple[object, object]] = {}  # by what regions have: it stays if a finalizer fails
+        self._in_regions: dict[int, object] = {}  # by what regions have: it stays if a finalizer fails
         self._given_up: deque[_GivenUp] = deque()  # appended to by finalizers, which wait for no lock
         self._starting = threading.Lock()
         self._collector: Repeater | None = None
@@ -74,23 +69,19 @@ class DeviceBank:
         are freed as soon as no model uses them. ShortOfMemoryError if there is not enough now, BudgetError if there
         never will be.
         """
-        self._take_care_of(region)  # also of what it has if there is no more
+        self.take_care_of(region)  # also of what it has if there is no more
         for device, byte_size in zip(devices, byte_sizes, strict=True):
             if device not in region.device_memory:
                 region.device_memory[device] = self._allocate(device, whole_blocks(byte_size))
 
-    def keep(self, region: SlotRegion, what: object) -> None:
-        """Keep memory of the user's that a region's slot fences, until that is destroyed and no model uses it."""
-        region.lent.append(what)
-        self._take_care_of(region)
+    def take_care_of(self, region: SlotRegion) -> None:
+        """Have a region hand over what it has on GPUs when it is destroyed, its own and users'."""
+        self._in_regions[id(region.device_memory)] = region.device_memory, region.lent
+        region.on_destroy = self._give_up
 
-    def keep_while(self, descriptor: Descriptor | None, is_in_use: Callable[[int], bool], what: object) -> None:
-        """Keep something as long as a model, or a GPU, uses it, which is asked from time to time.
-
-        The descriptor, of the region whose lock shows the use, is the bank's own from now on; ``is_in_use`` takes its
-        number, -1 for None.
-        """
-        self._given_up.append(_GivenUp(descriptor, is_in_use, (), what))
+    def keep_while(self, is_in_use: Callable[[], bool], what: object) -> None:
+        """Keep something as long as a GPU uses it, which is asked from time to time."""
+        self._given_up.append(_GivenUp(is_in_use, None, (), what))
         self._free_later()
 
     def collect(self) -> bool:
@@ -124,18 +115,19 @@ class DeviceBank:
         while self._given_up:
             self._given_up.popleft().close()
 
-    def _take_care_of(self, region: SlotRegion) -> None:
-        """Have a region hand over what it has on GPUs when it is destroyed."""
-        held, lent = region.device_memory, region.lent
-        self._in_regions[id(held)] = held, lent
-        region.on_destroy = lambda descriptor: self._give_up(descriptor, held, lent)
-
-    def _give_up(self, descriptor: Descriptor, held: dict[int, CudaAllocation], lent: list[Any]) -> None:
+    def _give_up(self, region: SlotRegion, descriptor: Descriptor) -> None:
         """Take over what a region that was destroyed had on GPUs, to be freed when nobody uses it.
 
         The descriptor is the region's, and is closed then. Waits for nothing: finalizers call this.
         """
-        self._given_up.append(_GivenUp(descriptor, locks.has_users, tuple(held.values()), lent[:]))
+        held, lent, kept = region.device_memory, region.lent, [slot.kept for slot in region.slots]
+        records = [slot.record_offset for slot in region.slots if slot.kept]
+
+        def is_in_use() -> bool:
+            fd = descriptor.fileno()
+            return locks.has_users(fd) or not all(locks.is_slot_free(fd, record) for record in records)
+
+        self._given_up.append(_GivenUp(is_in_use, descriptor, tuple(held.values()), (lent[:], kept)))
         held.clear()
         lent.clear()
         self._in_regions.pop(id(held), None)
@@ -143,7 +135,7 @@ class DeviceBank:
     def _collect(self) -> None:
         for _ in range(len(self._given_up)):
             each = self._given_up[0]
-            if each.has_users:
+            if each.is_in_use():
                 self._given_up.rotate(-1)
                 continue
             self._given_up.popleft()

@@ -14,6 +14,7 @@ from ..repeater import Repeater
 from .inventory import Inventory
 from .need import FAR_MORE, SMALL, Need
 from .slot import SlotRegion
+from .states import SPOILED
 from .tickets import TicketQueue
 
 __all__ = ["HoldingPool", "Memory"]
@@ -52,7 +53,7 @@ class HoldingPool:
                     region = regions.pop()
                 except IndexError:
                     continue
-                if region.whole.is_spoiled:
+                if region.slots[0].state == SPOILED:
                     self._inventory.returned.append(region)
                     return None
                 region.holder = holder  # what follows is :meth:`_hold`, on the way of every call
@@ -86,7 +87,7 @@ class HoldingPool:
             return
         region = watched[1]
         region.holder = None
-        is_ready = not (region.is_spoiled or region.is_in_doubt)
+        is_ready = region.is_reusable
         place = region.shelf if is_ready else self._inventory.returned
         assert place is not None
         region.idle_since = time.monotonic()

@@ -15,6 +15,7 @@ from ...errors import BudgetError
 from .need import DIRECT, FAR_MORE, SMALL, Need, least_size, region_size
 from .options import PoolStatus
 from .slot import SlotRegion, Whole
+from .states import SPOILED
 
 __all__ = ["Inventory", "Kind", "Promise", "Shelf"]
 
@@ -79,7 +80,7 @@ class Inventory:
         for capacity, regions in self.shelves.get(kind, ()):
             if byte_size <= capacity <= most:
                 with contextlib.suppress(IndexError):
-                    while (region := regions.pop()).whole.is_spoiled:
+                    while (region := regions.pop()).slots[0].state == SPOILED:
                         self.returned.append(region)
                     return region
         return None
@@ -275,16 +276,16 @@ class Inventory:
         """Sort a region that is no longer held by what can be done with it now."""
         if region not in self._kinds:
             return  # the pool was closed meanwhile
-        if region.is_spoiled or region.is_in_doubt:
+        if region.is_reusable:
+            self.put_back(region)
+        else:
             self.quarantined.append(region)  # first: whatever is raised, somebody looks at it again
             self._retry(region)
-        else:
-            self.put_back(region)
 
     def _retry(self, region: SlotRegion) -> None:
         """Let a region out of quarantine, if that can be."""
         with contextlib.suppress(OSError):  # the kernel has no lock to give: it may have one later
-            if region.is_spoiled:
+            if region.is_to_go:
                 self.destroy(region)
             elif region.reclaim():
                 self.quarantined.remove(region)

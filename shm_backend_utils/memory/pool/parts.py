@@ -18,9 +18,7 @@ class RegionPart(SlotRegion):
     def __init__(self, region: ManagedRegion, kind: RegionKind, index: int, whole: Whole) -> None:
         size = (region.header.byte_size - region.data_offset) // region.header.slot_count
         begin = region.data_offset + index * size
-        self._take(region, kind, range(index, index + 1), begin, begin + size)
-        self.whole = whole
-        whole.parts.add(index)
+        self._take(region, kind, range(index, index + 1), begin, begin + size, whole)
 
     def destroy(self) -> None:
         """Let go of the part, and let nobody new open the region if it was the last one."""
@@ -36,5 +34,5 @@ def make_parts(
 ) -> list[SlotRegion]:
     """Make a region of ``count`` parts, each with ``byte_size`` bytes; raises as :meth:`.ManagedRegion.create`."""
     region = ManagedRegion.create(count * byte_size, count, access, record_byte_size, deadline, kind)
-    whole = Whole(set())
+    whole = Whole()
     return [RegionPart(region, kind, index, whole) for index in range(count)]

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .slot import Slot, SlotRegion
+from .states import FREE, SPOILED
 
 __all__ = ["Row", "RowBlocks"]
 
@@ -47,11 +48,11 @@ class _Block(Generic[Layout]):
     def take(self) -> Row[Layout] | None:
         """Take the first free row, so that calls lie side by side; None if there is none, or the block is gone."""
         whole = self._memory()
-        if whole is None or self._region.is_spoiled:
+        if whole is None or self._region.slots[0].state == SPOILED:
             return None
         for index, user in enumerate(self._users):
             slot = self._region.slots[index]
-            if (user is None or user() is None) and (not slot.is_in_doubt or slot.reclaim()):
+            if (user is None or user() is None) and (slot.state == FREE or slot.reclaim()):
                 # NumPy has arrays keep the first of a chain of arrays, and this one must be told from the others.
                 memory: Memory = np.frombuffer(whole.data, np.uint8)
                 self._users[index] = weakref.ref(memory)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
 
 from ...errors import ClosedError
 from ...protocol.address import SlotAddress
@@ -16,14 +16,22 @@ from ..access import Access
 from ..descriptors import Descriptor
 from ..kinds import RegionKind
 from ..managed import ManagedRegion
+from .states import AFTER, FREE, SENT, SPOILED, State
 
-__all__ = ["Slot", "SlotRegion", "Whole"]
+__all__ = ["Fenced", "Slot", "SlotRegion", "Whole"]
+
+
+class Fenced(Protocol):
+    """Memory beside a slot's region, which the request there may use."""
+
+    def fence(self) -> bool:
+        """Make sure that no request which was ever sent will touch it, once those of the slot will not."""
 
 
 class Slot:
-    """One slot of a region: the generations of its requests, and whether a model may still be at work in it."""
+    """One slot of a region: its state, by the table in :mod:`.states`, and the generations of its requests."""
 
-    __slots__ = ("_record", "_region", "address_pattern", "annex", "generation", "index", "is_in_doubt", "results")
+    __slots__ = ("_record", "_region", "address_pattern", "generation", "index", "kept", "results", "state")
 
     def __init__(self, region: ManagedRegion, index: int) -> None:
         self._region = region
@@ -34,10 +42,16 @@ class Slot:
         self.address_pattern = str(SlotAddress("%s", region.segment.key, region.header.token.hex(), index))
         self.index = index
         self.generation = 0  # of the request that was sent last; 0 before the first
-        self.is_in_doubt = False  # a request got no answer, so a model may execute it, or may begin to
-        # Memory in another region that such a request may use as well. It is kept until the request is known to be
-        # over: a late one would be executed, and write there too.
-        self.annex: object = None
+        self.state: State = FREE
+        self.kept: Sequence[Fenced] = ()  # other memory that the request may use, until this slot is free again
+
+    @property
+    def is_in_doubt(self) -> bool:
+        return self.state == SENT
+
+    @is_in_doubt.setter
+    def is_in_doubt(self, value: bool) -> None:
+        self.state = SENT if value else FREE
 
     @property
     def record(self) -> SlotRecord:
@@ -51,6 +65,7 @@ class Slot:
         record = self._record
         if record is None:
             raise ClosedError("this client")
+        self.state = AFTER["request"][self.state]
         generation = self.generation = self.generation + 1
         record.table[: len(contents)] = contents
         record.client_words[GENERATION] = generation
@@ -80,11 +95,11 @@ class Slot:
         """Whether a model has begun with a request here and never finished it; it is dead if the slot was reclaimed."""
         return self._record is not None and self._record.started != self._record.completed
 
-    def reclaim(self) -> bool:
-        """Make sure that no request that was ever sent will touch the slot again. Return whether that is so now.
+    def fence(self) -> bool:
+        """Make sure that no request that was ever sent will touch the slot again, nor what is kept for it.
 
-        Holding the lease shows that no model executes here. The generation that is raised meanwhile makes every request
-        that is still on its way a stale one, which is refused when it arrives.
+        Return whether that is so now. Holding the lease shows that no model executes here. The generation that is
+        raised meanwhile makes every request that is still on its way a stale one, which is refused when it arrives.
         """
         if self._record is None:
             return False
@@ -92,20 +107,35 @@ class Slot:
         if not lease.take_back():
             return False
         try:
-            self.generation += 1
-            self._record.generation = self.generation
+            self._raise_generation()
         finally:
             lease.give_back()
-        self.is_in_doubt = False
-        self.annex = None
+        return all(each.fence() for each in self.kept)
+
+    def reclaim(self) -> bool:
+        """Fence the slot, which is free then; return whether it is."""
+        if not self.fence():
+            return False
+        self.become_free("reclaim")
         return True
 
+    def become_free(self, event: Literal["answer", "reclaim"]) -> None:
+        """Take note that a request is over, and what was kept for it may go."""
+        self.state = AFTER[event][self.state]
+        self.kept = ()
+
     def give_up(self) -> None:
-        """Make a request stale that was sent and has not begun, if it is not too late."""
-        if self._record is not None:
-            self.generation += 1
-            self._record.generation = self.generation
-            self.is_in_doubt = True
+        """End a request that nobody waits for: if no model has begun with it, it is made stale."""
+        if self.state == SENT:
+            if self.is_completed:
+                self.become_free("answer")
+            elif self._record is not None:
+                self._raise_generation()
+
+    def _raise_generation(self) -> None:
+        assert self._record is not None
+        self.generation += 1
+        self._record.generation = self.generation
 
     def release_frame(self, number: int) -> None:
         """Let the model write here again; ``number`` is that of the frame that nobody reads any more.
@@ -119,17 +149,17 @@ class Slot:
         """Let go of the memory, when the region is destroyed."""
         self._record = None
         self.results = memoryview(b"")
-        self.annex = None
+        self.kept = ()
 
 
 class Whole:
     """What all parts of one region share."""
 
-    __slots__ = ("is_spoiled", "parts")
+    __slots__ = ("parts", "slots")
 
-    def __init__(self, parts: set[int]) -> None:
-        self.parts = parts  # the first slot of each part that there is
-        self.is_spoiled = False  # as of a SlotRegion
+    def __init__(self) -> None:
+        self.parts: set[int] = set()  # the first slot of each part that there is
+        self.slots: list[Slot] = []  # of all its parts: one that is spoiled spoils the others
 
 
 class SlotRegion:
@@ -165,11 +195,10 @@ class SlotRegion:
         kind: RegionKind = RegionKind.SYSTEM,
     ) -> None:
         region = ManagedRegion.create(byte_size, slot_count, access, record_byte_size, deadline, kind)
-        self._take(region, kind, range(slot_count), region.data_offset, region.header.byte_size)
-        self.whole = Whole({0})  # shared with other parts of the same region; its own, unless it is a RegionPart
+        self._take(region, kind, range(slot_count), region.data_offset, region.header.byte_size, Whole())
 
-    def _take(self, region: ManagedRegion, kind: RegionKind, slots: range, begin: int, end: int) -> None:
-        """Take these slots of a region, and its data between two offsets."""
+    def _take(self, region: ManagedRegion, kind: RegionKind, slots: range, begin: int, end: int, whole: Whole) -> None:
+        """Take these slots of a region, and its data between two offsets; other parts of it share ``whole``."""
         self._region = region
         self.kind = kind
         self.byte_size = region.header.byte_size  # of the whole region
@@ -178,26 +207,21 @@ class SlotRegion:
         self.capacity = end - begin  # bytes of data
         self.buffer = region.buffer()
         self.slots = tuple([Slot(region, index) for index in slots])
+        self.whole = whole
+        whole.parts.add(slots[0])
+        whole.slots += self.slots
         self.is_registered = False  # the server may know it by its key
         self.device_memory: dict[int, Any] = {}  # on GPUs, by device
-        self.lent: list[Any] = []  # memory of users that its slot fences: it lives until no model uses it
+        # Memory of users that its slot fences: it lives until no model uses it. So the region serves one call alone.
+        self.lent: list[Any] = []
         # The streams of GPUs on which users of its memory said that they work with it, and may still read results; None
         # among them where somebody did not say so.
         self.worked_on: set[Any] = set()
-        # Takes another descriptor of the region, which it then owns.
-        self.on_destroy: Callable[[Descriptor], None] | None = None
+        # Takes the region, and another descriptor of it, which it then owns.
+        self.on_destroy: Callable[[SlotRegion, Descriptor], None] | None = None
         self.holder: object = None  # None if nobody has it
         self.idle_since = 0.0  # by time.monotonic()
         self.shelf: deque[SlotRegion] | None = None  # where its pool keeps it while nobody has it
-
-    @property
-    def is_spoiled(self) -> bool:
-        """Whether it must not be used again: something unfenced may still write to it, or no model can open it."""
-        return self.whole.is_spoiled
-
-    @is_spoiled.setter
-    def is_spoiled(self, value: bool) -> None:
-        self.whole.is_spoiled = value
 
     @property
     def key(self) -> str:
@@ -210,16 +234,44 @@ class SlotRegion:
         return self._region.header.token.hex()
 
     @property
+    def state(self) -> State:
+        """The worst of its slots' states: all of them are spoiled, or none; sent, if a model may be at work in one."""
+        for slot in self.slots:  # for every call; a generator would cost more than the answer
+            if slot.state != FREE:
+                return slot.state
+        return FREE
+
+    @property
     def is_in_doubt(self) -> bool:
-        """Whether a model may be at work in one of its slots."""
-        for slot in self.slots:  # noqa: SIM110  # for every call; a generator would cost more than the answer
-            if slot.is_in_doubt:
-                return True
-        return False
+        return self.state == SENT
+
+    @property
+    def is_spoiled(self) -> bool:
+        return self.state == SPOILED
+
+    @is_spoiled.setter
+    def is_spoiled(self, value: bool) -> None:
+        if value:
+            self.spoil("lost")
+
+    @property
+    def is_reusable(self) -> bool:
+        """Whether another call may have it now."""
+        return self.state == FREE and not self.lent
+
+    @property
+    def is_to_go(self) -> bool:
+        """Whether no other call will ever have it."""
+        return self.state == SPOILED or bool(self.lent)
+
+    def spoil(self, event: Literal["refusal", "unfenced", "lost"]) -> None:
+        """Take note of what makes it useless, with all its parts."""
+        for slot in self.whole.slots:
+            slot.state = AFTER[event][slot.state]
 
     def reclaim(self) -> bool:
         """Make sure that no request will touch the region again. Return whether that is so now."""
-        reclaimed = [slot.reclaim() for slot in self.slots if slot.is_in_doubt]
+        reclaimed = [slot.reclaim() for slot in self.slots if slot.state == SENT]
         return all(reclaimed)
 
     @property
@@ -244,9 +296,9 @@ class SlotRegion:
     def destroy(self) -> None:
         """Let nobody new open it. The memory goes with the last array, here or in a model. Twice is fine."""
         self._region.segment.unlink()
-        on_destroy, self.on_destroy = self.on_destroy, None
-        if on_destroy is not None:
-            on_destroy(Descriptor(os.dup, self._region.segment.fileno()))
+        if self.on_destroy is not None:
+            self.on_destroy(self, Descriptor(os.dup, self._region.segment.fileno()))
+            self.on_destroy = None
         self._close()
 
     def _close(self) -> None:

@@ -18,7 +18,7 @@ from ...protocol import results
 from ...protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
 from ...protocol.answers import missing_output
 from ...protocol.call_layout import CallInput, lay_out, record_byte_size
-from ...protocol.claims import CudaRegionClaim, LentRegionClaim, RegionClaim
+from ...protocol.claims import CudaRegionClaim, LentRegionClaim, NamedRegionClaim, RegionClaim
 from ...protocol.layout import data_offset
 from ...protocol.refusals import NOT_OPENED, code_in
 from ...protocol.results import OutputPlace, broken_results
@@ -90,9 +90,10 @@ class Lending:
         lent = self._own[number]
         assert lent is not None
         claim = lent.claim
+        if not isinstance(claim, NamedRegionClaim) and claim.fence is not None:
+            claim = replace(claim, fence=self._lend_own(claim.fence))
         if isinstance(claim, CudaRegionClaim):
-            fence = None if claim.fence is None else self._lend_own(claim.fence)
-            claim = replace(claim, fence=fence, event=b"")  # so that the other model waits: nobody here would
+            claim = replace(claim, event=b"")  # so that the other model waits: nobody here would
         return self._lend(claim, lent.memory)
 
     def _lend(self, claim: RegionClaim, memory: Memory) -> int:
@@ -194,7 +195,8 @@ class DirectForwarding(Forwarding):
         self.request = backend.request(spec.name, asked.version, carriers, asked.names, parameters)
 
     def result(self, response: Any) -> dict[str, TensorView]:
-        self._slot.is_in_doubt = not self._slot.is_completed
+        if self._slot.is_completed:
+            self._slot.become_free("answer")
         tensors = self._tensors_of(response)
         sizes = [memory.byte_size for memory in self._memories]
         found = results.decode(bytes(self._slot.results), sizes, 0, self._spec, self._slot.generation)
@@ -210,7 +212,7 @@ class DirectForwarding(Forwarding):
         said: str = response.error().message() if response.has_error() else ""
         if code_in(said) not in NOT_OPENED or self._slot.is_started:
             return ""
-        self._region.is_spoiled = True
+        self._region.spoil("refusal")
         return said
 
     def _output(self, place: OutputPlace, tensors: Mapping[str, TensorView]) -> TensorView:

@@ -239,5 +239,5 @@ def _memory_of(opened: ManagedRegion | MappedSegment | CudaMapping) -> Memory:
     if isinstance(opened, CudaMapping):
         return DeviceMemory(opened, 0, opened.byte_size)
     if isinstance(opened, ManagedRegion):
-        return HostMemory(opened.bytes())
+        return HostMemory(opened.bytes(), data_begin=opened.data_offset)
     return HostMemory(np.frombuffer(opened.buffer(), np.uint8))

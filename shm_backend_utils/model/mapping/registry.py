@@ -90,6 +90,7 @@ class Registry:
 
     def hold(self, opener: Callable[[], MappedRegion]) -> MappedRegion:
         """Return what ``opener`` opens, without a name: nobody else finds it, and it goes with its use."""
+        self.drop_some_abandoned()  # as :meth:`obtain`
         opened = self._open(opener)
         try:
             with self._lock:

@@ -17,7 +17,7 @@ from ...memory.managed import ManagedRegion
 from ...memory.registrations import Registration
 from ...memory.repeater import Repeater
 from ...protocol.address import SLOT_PARAMETER, SlotAddress, parse_address
-from ...protocol.claims import CudaRegionClaim, LentRegionClaim, NamedRegionClaim
+from ...protocol.claims import CudaRegionClaim, LentRegionClaim, NamedRegionClaim, RegionClaim
 from ...protocol.named import PARAMETER as DESCRIPTOR_PARAMETER
 from ...protocol.spans import Extent, InputSpan, OutputSpan, Table, check_extents_are_apart
 from ..config import Config
@@ -36,10 +36,22 @@ class FurtherRegions:
 
     memories: list[Memory]  # what spans of the table's further regions lie in, in its order
     mapped: list[MappedRegion]  # the same, as they are mapped
-    borrowed: list[SharedLease]  # those of lent slots
+    borrowed: list[SharedLease]  # those of lent slots that fence their own regions
     passing: list[CudaMapping]  # unmapped before the answer
     _registry: Registry
     _cuda: CudaAccess
+
+    def take(self, claim: RegionClaim, mapped: MappedRegion, memory: Memory) -> None:
+        """Have one more, in use until :meth:`release`. StaleRequestError if its client takes back what is lent."""
+        self._registry.begin_use(mapped)
+        self.mapped.append(mapped)
+        self.memories.append(memory)
+        if isinstance(claim, LentRegionClaim):
+            if claim.fence is None:
+                assert mapped.managed is not None
+                self.borrowed.append(policy.Fence(mapped.managed, claim.slot).borrow())
+        elif isinstance(mapped.segment, CudaMapping) and _is_passing(claim):
+            self.passing.append(mapped.segment)
 
     def unmap_passing(self) -> None:
         """Unmap what may be freed after the answer, before that, when GPUs have been waited for.
@@ -78,9 +90,9 @@ def check_lender(own: Slot | None) -> None:
 
 
 def fence_of(
-    table: Table, claim: CudaRegionClaim, own: Slot | None, found: FurtherRegions
+    table: Table, claim: CudaRegionClaim | LentRegionClaim, own: Slot | None, found: FurtherRegions
 ) -> tuple[MappedRegion, int] | None:
-    """Return the slot that fences memory of a GPU, as its region and its number; None if there is none."""
+    """Return the slot of another region that fences one, as that region and its number; None if there is none."""
     if claim.fence is None:
         return None
     if claim.fence:
@@ -150,7 +162,6 @@ class Resolver:
         gone, or its client takes it back.
         """
         self._start_sweeper()
-        self.registry.drop_some_abandoned()
         self._cuda.collect()
         found = FurtherRegions([], [], [], [], self.registry, self._cuda)
         seen = {} if own is None else {own.region.segment.identity: 0}
@@ -167,21 +178,14 @@ class Resolver:
                 elif isinstance(claim, CudaRegionClaim):
                     mapped, memory = self._device(claim, fence_of(table, claim, own, found), field)
                 else:
+                    fence_of(table, claim, own, found)
                     mapped, memory = self._lent(claim, field)
                 first = seen.setdefault(mapped.segment.identity, number)
                 if first != number:
                     if not isinstance(claim, NamedRegionClaim) or first == 0:
                         raise TableError(field, "memory that the request names before", "every region once")
                     same = True  # two names may stand for two parts of one object
-                self.registry.begin_use(mapped)
-                found.mapped.append(mapped)
-                found.memories.append(memory)
-                if isinstance(claim, LentRegionClaim):
-                    assert mapped.managed is not None
-                    found.borrowed.append(policy.Fence(mapped.managed, claim.slot).borrow())
-                elif isinstance(claim, CudaRegionClaim) and _is_passing(claim):
-                    assert isinstance(mapped.segment, CudaMapping)
-                    found.passing.append(mapped.segment)
+                found.take(claim, mapped, memory)
             if found.borrowed:
                 check_lender(own)
             if same:
@@ -225,7 +229,7 @@ class Resolver:
         policy.check_slot(region, claim.slot, field)
         if claim.byte_size != region.header.byte_size:
             raise TableError(f"{field}.byte_size", str(claim.byte_size), str(region.header.byte_size))
-        return mapped, mapped.memory.part(0, claim.byte_size, region.data_offset)
+        return mapped, mapped.memory
 
     def _device(
         self, claim: CudaRegionClaim, fence: tuple[MappedRegion, int] | None, field: str
@@ -260,8 +264,9 @@ class Resolver:
         return _COLLECT_INTERVAL_S if self._cuda.collect() else max(self._next_sweep - time.monotonic(), 0)
 
 
-def _is_passing(claim: CudaRegionClaim) -> bool:
+def _is_passing(claim: RegionClaim) -> bool:
     """Return whether memory is unmapped before the answer: it is lent until then, or nothing tells when it is freed."""
+    assert isinstance(claim, CudaRegionClaim)
     return claim.is_for_one_request or claim.fence is None
 
 

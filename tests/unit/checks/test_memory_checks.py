@@ -90,7 +90,7 @@ def test_a_region_that_is_forsaken_keeps_its_name_and_no_descriptor() -> None:
 def test_a_destroyed_region_gives_its_descriptor_away_once() -> None:
     region = region_of()
     given: list[Descriptor] = []
-    region.on_destroy = given.append
+    region.on_destroy = lambda _, descriptor: given.append(descriptor)
     region.destroy()
     region.destroy()
     (descriptor,) = given

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import gc
 import os
@@ -10,19 +9,14 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from shm_backend_utils.client import CopyWarning, DeadlineExceededError, InferenceError, ShmClient
-from shm_backend_utils.client.paths.loan import Loan
 from shm_backend_utils.errors import TensorError
 from shm_backend_utils.memory.cuda.access import CudaAccess
-from shm_backend_utils.memory.pool.need import Need
-from shm_backend_utils.memory.pool.options import PoolOptions
-from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver, Tensor
 from tests.unit.client_on_gpus.conftest import gpu_client, on_host, tensor_of, wait_until
 from tests.unit.client_on_gpus.gpu_server import GpuServer
@@ -154,15 +148,25 @@ def test_a_kept_tensor_is_kept_also_where_no_descriptors_are_left(
 
 
 @pytest.mark.parametrize("is_forked", [False, True])
-def test_a_loan_whose_end_is_broken_off_keeps_its_tensor_but_not_in_a_forked_child(is_forked: bool) -> None:
-    kept: list[object] = []
-    bank: Any = SimpleNamespace(keep_while=lambda descriptor, is_in_use, tensors: kept.append(tensors))
-    with contextlib.closing(SlotPool(PoolOptions(max_bytes=2**20))) as pool:
-        region, memory = pool.redeem(pool.request(Need(1), "a test"))
-        loan = Loan(bank, region, region.slots[0], "a tensor")
-        loan._process += is_forked
-        del loan, memory
-    assert kept == ([] if is_forked else ["a tensor"])
+def test_a_client_that_is_closed_before_the_answer_keeps_its_tensor_but_not_in_a_forked_child(
+    driver: FakeDriver, server: GpuServer, client: ShmClient, is_forked: bool
+) -> None:
+    x = tensor_of(driver, X)
+    memory = weakref.ref(x.memory)
+    pool, bank = client._memory.pool, client._memory.bank
+    with server.at_work_on_the_next():
+        with pytest.raises(DeadlineExceededError):
+            client.infer("m", {"IN0": x}, outputs=ON_HOST, timeout_s=1)
+        del x
+        if is_forked:
+            pool.forsake()
+            bank.forsake()
+        pool.close()
+        bank.collect()
+        gc.collect()
+        assert (memory() is None) == is_forked
+    bank.collect()
+    wait_until(lambda: memory() is None)
 
 
 def test_a_tensor_of_a_request_without_an_answer_is_kept_until_that_cannot_begin(
@@ -195,8 +199,7 @@ def test_a_tensor_of_a_request_that_was_refused_is_let_go_of(
         client.infer("m", {"IN0": x}, outputs=ON_HOST)
     server.before = lambda _: None
     del x
-    gc.collect()
-    assert memory() is None
+    wait_until(lambda: memory() is None)
 
 
 def test_what_is_submitted_is_copied(driver: FakeDriver, server: GpuServer, client: ShmClient) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 import time
 import weakref
@@ -17,7 +16,6 @@ from shm_backend_utils.memory.access import PRIVATE
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.cuda.bank import DeviceBank, ShortOfMemoryError
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
-from shm_backend_utils.memory.descriptors import Descriptor
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
@@ -179,7 +177,8 @@ def test_what_a_region_keeps_lives_until_no_model_uses_it(
 ) -> None:
     region, kept = new_region(), [Kept()]
     is_alive = kept[0].watch()
-    bank.keep(region, kept.pop())
+    region.lent.append(kept.pop())
+    bank.take_care_of(region)
     collect_all(bank)
     assert is_alive()
     model = Model(driver, peer, region)
@@ -191,10 +190,10 @@ def test_what_a_region_keeps_lives_until_no_model_uses_it(
     assert not is_alive()
 
 
-def test_what_is_kept_while_something_is_in_use_is_let_go_of_then(bank: DeviceBank, new_region: MakeRegion) -> None:
+def test_what_is_kept_while_something_is_in_use_is_let_go_of_then(bank: DeviceBank) -> None:
     in_use, kept = [True], [Kept()]
     is_alive = kept[0].watch()
-    bank.keep_while(Descriptor(os.dup, new_region()._region.segment.fileno()), lambda _: in_use[0], kept.pop())
+    bank.keep_while(lambda: in_use[0], kept.pop())
     time.sleep(0.1)
     assert is_alive()
     in_use[0] = False
@@ -202,10 +201,7 @@ def test_what_is_kept_while_something_is_in_use_is_let_go_of_then(bank: DeviceBa
     assert eventually(lambda: not collectors())
 
 
-def test_threads_that_have_something_kept_share_one_collector_and_all_is_let_go_of(
-    bank: DeviceBank, new_region: MakeRegion
-) -> None:
-    fd = new_region()._region.segment.fileno()
+def test_threads_that_have_something_kept_share_one_collector_and_all_is_let_go_of(bank: DeviceBank) -> None:
     in_use, alive = [True], []
     lock = threading.Lock()
 
@@ -214,7 +210,7 @@ def test_threads_that_have_something_kept_share_one_collector_and_all_is_let_go_
             kept = Kept()
             with lock:
                 alive.append(kept.watch())
-            bank.keep_while(Descriptor(os.dup, fd), lambda _: in_use[0], kept)
+            bank.keep_while(lambda: in_use[0], kept)
 
     for _ in range(3):
         in_use[0] = True
@@ -229,8 +225,9 @@ def test_threads_that_have_something_kept_share_one_collector_and_all_is_let_go_
         assert eventually(lambda: not collectors())
 
 
+@pytest.mark.parametrize("is_destroyed_again", [False, True])
 def test_an_interrupt_at_the_end_of_a_region_frees_nothing_that_a_model_has_mapped(
-    driver: FakeDriver, gpu: CudaRuntime, peer: CudaRuntime
+    driver: FakeDriver, gpu: CudaRuntime, peer: CudaRuntime, is_destroyed_again: bool
 ) -> None:
     class Interrupted(deque[Any]):
         def append(self, each: Any) -> None:
@@ -244,10 +241,14 @@ def test_an_interrupt_at_the_end_of_a_region_frees_nothing_that_a_model_has_mapp
     bank._given_up = Interrupted()
     with pytest.raises(KeyboardInterrupt):
         region.destroy()
-    region.destroy()
+    bank._given_up = deque()
+    if is_destroyed_again:
+        region.destroy()
     del region
     gc.collect()
     bank.collect()
     assert driver.live(0).allocations == 1
     model.let_go()
+    bank.collect()
+    assert driver.live(0).allocations == (not is_destroyed_again)
     del bank
