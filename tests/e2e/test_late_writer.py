@@ -82,15 +82,15 @@ def test_the_same_over_grpc(tmp_path: Path) -> None:
     pytest.fail(f"the server died {ATTEMPTS} times")
 
 
-def forget_that_it_is_in_doubt(slot: Slot) -> bool:
-    slot.is_in_doubt = False
+def forget_that_it_was_sent(slot: Slot) -> bool:
+    slot.state = "free"
     return True
 
 
 def test_without_fencing_the_same_rounds_do_give_wrong_bytes(
     triton_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Slot, "reclaim", forget_that_it_is_in_doubt)
+    monkeypatch.setattr(Slot, "reclaim", forget_that_it_was_sent)
     with ShmClient(f"http://{triton_server.http_url}") as client:
         given_up, wrong = count_wrong_results(client, "late_writer_unfenced", 200)
     assert given_up > 100

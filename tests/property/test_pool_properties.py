@@ -64,7 +64,7 @@ class PoolMachine(RuleBasedStateMachine):
     def hold(self, need: Need, region: SlotRegion, memory: npt.NDArray[np.uint8]) -> Holding:
         """Check what was handed out, and note it."""
         assert region.key not in [each.region.key for each in self.holdings], "handed out twice"
-        assert region.key not in [each.key for _, each in self.leases if not each.is_spoiled], "out of quarantine"
+        assert region.key not in [each.key for _, each in self.leases if each.state != "spoiled"], "out of quarantine"
         assert region.capacity >= need.byte_size
         assert len(region.slots) == need.slot_count
         assert memory.nbytes == region.byte_size
@@ -115,8 +115,10 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(holding=consumes(held), fate=st.sampled_from(["well", "well", "well", "spoiled", "in doubt"]))
     def give_back(self, holding: Holding, fate: str) -> None:
         self.holdings.remove(holding)
-        holding.region.is_spoiled = fate == "spoiled"
-        holding.region.slots[0].is_in_doubt = fate == "in doubt"
+        if fate == "spoiled":
+            holding.region.spoil("refusal")
+        elif fate == "in doubt":
+            holding.region.slots[0].state = "sent"
         holding.memory = np.empty(0, np.uint8)
 
     @precondition(lambda self: not self.is_closed)
@@ -127,7 +129,7 @@ class PoolMachine(RuleBasedStateMachine):
             model = open_region(holding.region.key, holding.region.token)
             assert model.lease(0).take()
             self.leases.append((model, holding.region))
-        holding.region.slots[0].is_in_doubt = True
+        holding.region.slots[0].state = "sent"
         holding.memory = np.empty(0, np.uint8)
 
     @precondition(lambda self: self.leases)

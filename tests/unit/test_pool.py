@@ -179,7 +179,7 @@ def test_a_small_call_has_a_region_of_a_mebibyte() -> None:
 
 def test_a_spoiled_region_is_destroyed_and_what_is_like_it_is_still_used_again(pool: SlotPool) -> None:
     (spoiled, first), (kept, second) = take(pool), take(pool)
-    spoiled.is_spoiled = True
+    spoiled.spoil("lost")
     del first, second
     assert (pool.status.held, pool.status.idle, pool.status.byte_size) == (0, 1, REGION)
     assert not is_there(spoiled)

@@ -130,8 +130,9 @@ def use(pool: SlotPool, *slots_in_doubt: int, spoil: bool = False) -> SlotRegion
     ticket = pool.request(Need(1, 2), Origin.here("use"))
     region, memory = pool.redeem(ticket)
     for slot in slots_in_doubt:
-        region.slots[slot].is_in_doubt = True
-    region.is_spoiled = spoil
+        region.slots[slot].state = "sent"
+    if spoil:
+        region.spoil("lost")
     del memory
     return region
 
@@ -139,14 +140,15 @@ def use(pool: SlotPool, *slots_in_doubt: int, spoil: bool = False) -> SlotRegion
 def test_a_region_in_doubt_in_which_no_model_executes_is_used_again(pool: SlotPool) -> None:
     region = use(pool, 0)
     assert use(pool) is region
-    assert not region.is_in_doubt
+    assert region.state == "free"
 
 
 @pytest.mark.parametrize("spoil", [False, True], ids=["in doubt", "spoiled"])
 def test_a_region_that_comes_back_when_its_pool_is_closed_is_nobodys(pool: SlotPool, spoil: bool) -> None:
     region, memory = pool.redeem(pool.request(Need(1, 2), Origin.here("use")))
-    region.slots[0].is_in_doubt = True
-    region.is_spoiled = spoil
+    region.slots[0].state = "sent"
+    if spoil:
+        region.spoil("lost")
     pool.close()
     del memory
     status = pool.status
@@ -191,7 +193,7 @@ def test_one_slot_in_which_a_model_executes_keeps_the_whole_region_in_quarantine
     with executing(region, slot=1):
         use(pool, 0, 1)
         assert pool.status.quarantined == 1
-        assert [slot.is_in_doubt for slot in region.slots] == [False, True]
+        assert [slot.state for slot in region.slots] == ["free", "sent"]
 
 
 def test_a_spoiled_region_is_destroyed_although_a_model_executes_in_it(pool: SlotPool) -> None:

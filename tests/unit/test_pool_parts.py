@@ -61,7 +61,7 @@ def test_calls_of_one_region_have_a_slot_and_data_of_their_own(pool: SlotPool) -
 def test_a_region_with_a_slot_in_doubt_gives_back_the_others(pool: SlotPool) -> None:
     calls = taken(pool, 12)
     doubted = calls[-1][0]
-    doubted.slots[0].is_in_doubt = True
+    doubted.slots[0].state = "sent"
     with contextlib.closing(ManagedRegion.open(doubted.key, doubted.token, "region")) as opened:
         assert opened.lease(doubted.slots[0].index).take()
         del calls
@@ -106,7 +106,7 @@ def test_one_that_is_spoiled_spoils_the_others(pool: SlotPool) -> None:
     calls = taken(pool, 12)
     spoiled, kept = calls[-1]
     del calls
-    spoiled.is_spoiled = True
+    spoiled.spoil("lost")
     assert spoiled.key not in {region.key for region, _ in taken(pool, 24)}
     del kept
     assert pool.status.held == 0
@@ -115,7 +115,7 @@ def test_one_that_is_spoiled_spoils_the_others(pool: SlotPool) -> None:
 
 def test_idle_ones_that_are_spoiled_are_not_taken(pool: SlotPool) -> None:
     spoiled = taken(pool, 12)[-1][0]
-    spoiled.is_spoiled = True
+    spoiled.spoil("lost")
     calls = [pool.take_idle(Need(1), Origin.here("a call")) or take(pool) for _ in range(12)]
     assert spoiled.key not in {region.key for region, _ in calls}
 

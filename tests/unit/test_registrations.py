@@ -114,7 +114,7 @@ def test_what_is_registered_is_registered_again_only_if_the_server_has_forgotten
 ) -> None:
     server.registered.add(region.key)  # by an earlier attempt
     server.run(registrations.add(region, math.inf))
-    assert (region.is_registered, region.is_spoiled) == (True, False)
+    assert (region.is_registered, region.state) == (True, "free")
     server.is_silent = True
     server.run(registrations.add(region, math.inf))
     server.is_silent = False
@@ -167,7 +167,7 @@ def test_memory_that_the_server_does_not_register_is_refused_and_not_used_again(
     server.refusal = "Unable to open shared memory region: '{}'"
     with pytest.raises(MemoryRefusedError, match="does not register the call's memory: Unable to open") as caught:
         server.run(registrations.add(region, math.inf))
-    assert region.is_spoiled
+    assert region.state == "spoiled"
     assert region.key not in str(caught.value)
     server.is_silent = True
     assert not server.run(registrations.drop_all(math.inf)), "there is nothing to unregister"
@@ -199,7 +199,7 @@ def known_region(pool: SlotPool) -> SlotRegion:
 
 def spoil(pool: SlotPool) -> None:
     region, memory = take(pool)
-    region.is_spoiled = True
+    region.spoil("lost")
     del memory
     eventually(lambda: pool.status.byte_size == 0)
 

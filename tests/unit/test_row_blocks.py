@@ -38,7 +38,7 @@ def test_calls_get_the_rows_of_a_block_in_order(pool: SlotPool) -> None:
     assert [row and (row.slot.index, row.layout) for row in taken] == list(enumerate(LAYOUTS))
     assert blocks.take("calls") is None
     assert len({row.region.key for row in taken if row}) == 1
-    first.region.is_spoiled = True
+    first.region.spoil("lost")
     taken.pop()
     assert blocks.take("calls") is None, "its region is spoiled"
 
@@ -65,7 +65,7 @@ def test_a_row_in_doubt_is_handed_out_only_when_its_slot_is_reclaimed(
     row = blocks.take("calls")
     assert row is not None
     slot = row.slot
-    slot.is_in_doubt = True
+    slot.state = "sent"
     del row
     lease = first.region._region.lease(slot.index)
     assert lease.take()  # as a model that is at work there
@@ -77,15 +77,15 @@ def test_a_row_in_doubt_is_handed_out_only_when_its_slot_is_reclaimed(
     again = blocks.take("calls")
     assert again is not None
     assert again.slot is slot
-    assert (slot.generation, slot.is_in_doubt) == (generation + 1, False)
+    assert (slot.generation, slot.state) == (generation + 1, "free")
 
 
 def test_a_region_in_which_a_row_is_in_doubt_goes_through_care(pool: SlotPool) -> None:
     _, first = begun(pool)
     key = first.region.key
-    first.slot.is_in_doubt = True
+    first.slot.state = "sent"
     slot = first.slot
     del first
     assert pool.status.idle == 1
-    assert not slot.is_in_doubt
+    assert slot.state == "free"
     assert (Path("/dev/shm") / key).exists()

@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from shm_backend_utils.memory.pool import pool as pool_module
 from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
+from shm_backend_utils.memory.pool.states import FREE
 from shm_backend_utils.memory.pool.tickets import Ticket
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from shm_backend_utils.testing.faults.system_calls import INTERRUPT, Failing, Fault
@@ -69,6 +71,7 @@ class SlotMachine(RuleBasedStateMachine):
         self.generations: dict[str, int] = {}
         self.value = 0
         self.was_interrupted = False
+        self.has_forked = False
 
     @initialize(is_closed_first=st.booleans())
     def begin(self, is_closed_first: bool) -> None:
@@ -156,8 +159,7 @@ class SlotMachine(RuleBasedStateMachine):
         call = self.calls[which % len(self.calls)]
         if not call.is_over:
             if cancels:
-                call.slot.give_up()
-            call.slot.is_in_doubt = True
+                call.give_up()
             call.is_over = True
         if not keeps_arrays:
             with self.failing(fault):
@@ -168,6 +170,24 @@ class SlotMachine(RuleBasedStateMachine):
     def drop_one_array(self, which: int, first: bool) -> None:
         calls = [call for call in self.calls if len(call.arrays) > 1]
         del calls[which % len(calls)].arrays[0 if first else -1]
+
+    @precondition(lambda self: self.calls)
+    @rule(which=choices, event=st.sampled_from(["refusal", "unfenced", "lost"]))
+    def spoil(self, which: int, event: Any) -> None:
+        self.calls[which % len(self.calls)].spoil(event)
+
+    @precondition(lambda self: not self.has_forked)
+    @rule()
+    def fork(self) -> None:
+        """A child can use nothing of its parent's, and takes nothing away: the steps that follow show it."""
+        self.has_forked = True
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # that the parent has threads: its tests' own
+            child = os.fork()
+        if not child:
+            slots = [call.slot for call in self.calls]
+            os._exit(self.pool.take_idle(Need(512), "child") is not None or any(slot.fence() for slot in slots))
+        assert os.waitpid(child, 0)[1] == 0
 
     @rule(fault=sometimes)
     def keep_house(self, fault: Fault | None) -> None:
@@ -188,7 +208,7 @@ class SlotMachine(RuleBasedStateMachine):
             if isinstance(work, Work):
                 self.works.append(work)
                 self.check_begun(request)
-            elif not request.call.slot.is_in_doubt and request.call.is_held:
+            elif request.call.slot.state == FREE and request.call.is_held:
                 assert work != "RegionGoneError"
 
     @precondition(lambda self: self.works)
@@ -245,6 +265,10 @@ class SlotMachine(RuleBasedStateMachine):
             call.check()
 
     @invariant()
+    def slots_are_in_the_states_that_the_table_says(self) -> None:
+        assert [call.slot.state for call in self.calls] == [call.state for call in self.calls]
+
+    @invariant()
     def generations_only_rise(self) -> None:
         for key, slot in [(key, slot) for model in self.models for key, slot in model.slots.items()]:
             self.note_generation(key, slot.record.generation)
@@ -288,7 +312,7 @@ class SlotMachine(RuleBasedStateMachine):
     def check_begun(self, request: Request) -> None:
         assert (request.key, request.generation) not in self.executed, "executed twice"
         self.executed.add((request.key, request.generation))
-        assert request.call.is_held or request.call.slot.is_in_doubt, "a late writer got in"
+        assert request.call.is_held or request.call.slot.state != FREE, "a late writer got in"
         others = [call for call in self.calls if call.key == request.key and call is not request.call]
         assert not others, "a late writer in another call's memory"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ from shm_backend_utils.errors import RegionGoneError, ReplayedRequestError, Slot
 from shm_backend_utils.memory.locks import SharedLease, borrow
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.pool.slot import Slot, SlotRegion
+from shm_backend_utils.memory.pool.states import AFTER, FREE, SENT, State
 from shm_backend_utils.model.mapping import mapped
 from shm_backend_utils.model.mapping.memory import HostMemory
 from shm_backend_utils.protocol import results, table
@@ -47,6 +48,7 @@ class ClientCall:
         self.arrays = [memory]
         self.is_sent = False
         self.is_over = False
+        self.state: State = FREE
         memory[self.begin :] = value
         self.contents = bytes(memory[self.begin :])
 
@@ -63,8 +65,19 @@ class ClientCall:
     def send(self) -> Request:
         spans = {"X": InputSpan(UINT8, (PART,), 0, self.begin, PART)}
         self.is_sent = True
+        self.state = AFTER["request"][self.state]
         self.slot.begin(table.encode(Table(spans, {"Y": OutputSpan(0, self.begin + PART, PART)})))
         return Request(self)
+
+    def give_up(self) -> None:
+        """End the call, whose caller waits no longer."""
+        if self.state == SENT and self.slot.is_completed:
+            self.state = AFTER["answer"][self.state]
+        self.slot.give_up()
+
+    def spoil(self, event: Literal["refusal", "unfenced", "lost"]) -> None:
+        self.state = AFTER[event][self.state]
+        self.region.spoil(event)
 
     def written(self, value: int) -> None:
         """Note that the model has written the output."""
@@ -78,6 +91,9 @@ class ClientCall:
         assert (place.name, place.offset, place.byte_size) == ("Y", self.begin + PART, PART)
         whole = self.arrays.pop()
         self.arrays = [whole[place.offset :], whole[place.offset + 1 :]]
+        self.state = AFTER["answer"][self.state]
+        self.slot.become_free("answer")
+        self.slot.become_free("answer")
         self.is_over = True
 
 

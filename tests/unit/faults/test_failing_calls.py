@@ -59,7 +59,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> SlotPool:
 def take_in_doubt(pool: SlotPool) -> list[object]:
     """Return the memory of a call that got no answer."""
     region, memory = pool.redeem(pool.request(Need(100), "test"))
-    region.slots[0].is_in_doubt = True
+    region.slots[0].state = "sent"
     return [memory]
 
 

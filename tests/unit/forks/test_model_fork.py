@@ -65,7 +65,7 @@ PARTS = {
         worker = fork()
         lease.give_back()
         model.close()
-        slot.is_in_doubt = True
+        slot.state = "sent"
         assert slot.reclaim(), "the worker has the slot borrowed"
         end(worker)
     """,
@@ -80,7 +80,7 @@ PARTS = {
 
         model = fork(execute)
         worker = int(os.read(read, 99))
-        slot.is_in_doubt = True
+        slot.state = "sent"
         assert not slot.reclaim(), "the model is executing"
         end(model)
         assert slot.reclaim(), "the worker has the slot's lease"
@@ -95,7 +95,7 @@ PARTS = {
             lease.give_back()
 
         os.waitpid(fork(lose), 0)
-        slot.is_in_doubt = True
+        slot.state = "sent"
         assert not slot.reclaim(), "the worker gave back the lease of its model"
         lease.give_back()
         assert slot.reclaim()

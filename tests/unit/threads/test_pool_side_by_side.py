@@ -72,10 +72,10 @@ def use(pool: SlotPool, holders: Holders, seed: int) -> None:
         before = slot.generation
         assert slot.begin(b"") == before + 1
         memory[region.data_offset :] = seed
-        if chance.random() < 0.3:
-            slot.is_in_doubt = True
+        if chance.random() < 0.7:
+            slot.become_free("answer")
         if chance.random() < 0.05:
-            region.is_spoiled = True
+            region.spoil("lost")
         rest = memory[region.data_offset + 1 :]
         del memory
         assert (rest == seed).all()
