@@ -128,7 +128,7 @@ def _needed_of_record(spec: ModelSpec) -> int:
 NO_DEVICES: Final[Mapping[str, int]] = MappingProxyType({})
 """Of outputs that are all on the host."""
 
-_OWN_REGIONS: Final = 5  # as many, with events, always find room: those of four GPUs, and an annex
+_OWN_REGIONS: Final = 5  # as many, with events, always find room: those of four GPUs, and an overflow
 _CLAIM_LENGTH: Final = 160
 _MOST_LENT: Final = MAX_REGIONS - _OWN_REGIONS  # and as many inputs that are lent
 _LENT_CLAIM_LENGTH: Final = 96

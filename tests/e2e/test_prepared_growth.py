@@ -70,8 +70,8 @@ def test_a_region_that_was_removed_is_done_without_and_replaced(grpc_client: Shm
         own = shared_objects() - before
         count_to(call, 1000).release()
         count_to(call, 1000).release()
-        (annex,) = [region for region in own_regions() if region.key not in before | own]
-        lose(annex)
+        (overflow,) = [region for region in own_regions() if region.key not in before | own]
+        lose(overflow)
         assert [bool(count_to(call, 1000).overflowed) for _ in range(3)] == [True, False, False]
         assert count_to(call, 1000)["NUMBERS"].tolist() == numbers(1000)
 

@@ -256,12 +256,12 @@ def test_after_a_request_without_an_answer_the_call_goes_on_in_both_regions(
 def borrowed(server: FakeServer) -> Iterator[None]:
     """Have a model borrow the second region of the last call."""
     (claim,) = lent_to(server.orders[-1])
-    annex = open_region(claim.key, claim.token, "annex")
-    lease = borrow(annex.segment.fileno(), annex.record_offset(0))
+    overflow = open_region(claim.key, claim.token, "overflow")
+    lease = borrow(overflow.segment.fileno(), overflow.record_offset(0))
     assert lease is not None
     yield
     lease.give_back()
-    annex.close()
+    overflow.close()
 
 
 def test_a_call_waits_for_who_has_borrowed_the_second_region(server: FakeServer, client: ShmClient) -> None:
@@ -345,9 +345,9 @@ def test_a_call_that_is_closed_while_it_grows_gives_everything_back(
     take_at_once = taking.take_at_once
 
     def close_meanwhile(*arguments: Any) -> Any:
-        annex = yield from take_at_once(*arguments)
+        overflow = yield from take_at_once(*arguments)
         call.close()
-        return annex
+        return overflow
 
     monkeypatch.setattr("shm_backend_utils.client.calls.take_at_once", close_meanwhile)
     with pytest.raises(ClosedError):

@@ -31,12 +31,12 @@ class PreparedDirectCall(DirectCall):
     """A call whose inputs the user fills. Strings are objects there, and become bytes with each request.
 
     The user has arrays over the inputs, so they stay where they are. Outputs that found no room get some in a second
-    region, the annex, which the table names as one that is lent.
+    region, the overflow, which the call's slot fences, too.
     """
 
     _filled: dict[str, Any] | None = field(default=None, init=False)
-    _annex: RegionBuffer | None = field(default=None, init=False)
-    _rooms: Mapping[str, int] = field(default_factory=dict, init=False)  # of the annex
+    _overflow: RegionBuffer | None = field(default=None, init=False)
+    _rooms: Mapping[str, int] = field(default_factory=dict, init=False)  # of the overflow
     _grows: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class PreparedDirectCall(DirectCall):
         try:
             result = yield from super().send(left_until(deadline))
         except InferenceError as error:
-            if not self._drops_annex(error):
+            if not self._drops_overflow(error):
                 raise
         if result is None:
             result = yield from super().send(left_until(deadline))
@@ -70,13 +70,13 @@ class PreparedDirectCall(DirectCall):
         return result
 
     def rooms(self, learned: Mapping[str, int]) -> dict[str, int]:
-        """Return how many bytes of an annex outputs should have; ``learned`` is what they need for each row."""
+        """Return how many bytes of an overflow outputs should have; ``learned`` is what they need for each row."""
         rows = self.layout.batch_size or 1
         return {name: max(size, learned.get(name, 0) * rows) for name, size in {**self._rooms, **self.lacking}.items()}
 
-    def extend(self, annex: RegionBuffer, rooms: Mapping[str, int]) -> None:
-        """Have an annex instead of the one before, with so many bytes for these outputs."""
-        self._use(annex, rooms)
+    def extend(self, overflow: RegionBuffer, rooms: Mapping[str, int]) -> None:
+        """Have an overflow instead of the one before, with so many bytes for these outputs."""
+        self._use(overflow, rooms)
         self.lacking = {}
         if self.is_closed:  # meanwhile
             self.close()
@@ -86,34 +86,34 @@ class PreparedDirectCall(DirectCall):
         self._first = self.layout, ()
         self._filled = {}
         self.lacking = {}
-        self._annex = None
+        self._overflow = None
 
-    def _drops_annex(self, error: InferenceError) -> bool:
-        """Do without the annex, if a request may have been refused as no model could map it; return whether so."""
+    def _drops_overflow(self, error: InferenceError) -> bool:
+        """Do without the overflow, if a request may have been refused as no model could map it; return whether so."""
         code = code_in(str(error))
-        if self._annex is None or code not in _NOT_MAPPED or not self.did_not_start(error):
+        if self._overflow is None or code not in _NOT_MAPPED or not self.did_not_start(error):
             return False
         self._grows = code == _GONE
-        self._annex.region.spoil("refusal")
+        self._overflow.region.spoil("refusal")
         self._use(None, {})
         return True
 
     def _check_memory_was_opened(self, error: InferenceError) -> None:
-        if self._annex is None:  # else nobody knows which memory it was: the request goes out again without the annex
+        if self._overflow is None:  # else nobody knows which memory it was: the request goes out again without the overflow
             super()._check_memory_was_opened(error)
 
-    def _use(self, annex: RegionBuffer | None, rooms: Mapping[str, int]) -> None:
+    def _use(self, overflow: RegionBuffer | None, rooms: Mapping[str, int]) -> None:
         """Lay the outputs out anew."""
         layout, buffers = self._first
-        if annex is not None:
+        if overflow is not None:
             table, outputs = layout.table, dict(layout.table.outputs)
-            buffers = (*buffers, annex)
-            offset = annex.region.data_offset
+            buffers = (*buffers, overflow)
+            offset = overflow.region.data_offset
             for name, byte_size in rooms.items():
                 outputs[name] = OutputSpan(len(buffers), offset, byte_size)
                 offset = aligned(offset + byte_size)
-            layout = layout._replace(table=table._replace(outputs=outputs, regions=(*table.regions, annex.claim)))
-        self.layout, self.buffers, self._annex, self._rooms = layout, buffers, annex, rooms
+            layout = layout._replace(table=table._replace(outputs=outputs, regions=(*table.regions, overflow.claim)))
+        self.layout, self.buffers, self._overflow, self._rooms = layout, buffers, overflow, rooms
 
     def _write_strings(self, name: str, span: InputSpan) -> None:
         encoded = Strings.of(name, self.arrays()[name]).encoded

@@ -46,14 +46,6 @@ class Slot:
         self.kept: Sequence[Fenced] = ()  # other memory that the request may use, until this slot is free again
 
     @property
-    def is_in_doubt(self) -> bool:
-        return self.state == SENT
-
-    @is_in_doubt.setter
-    def is_in_doubt(self, value: bool) -> None:
-        self.state = SENT if value else FREE
-
-    @property
     def record(self) -> SlotRecord:
         """The record, which keeps the memory mapped; raises ClosedError once the region is destroyed."""
         if self._record is None:
@@ -75,10 +67,6 @@ class Slot:
     def record_offset(self) -> int:
         """Where the record begins in the region."""
         return self._region.record_offset(self.index)
-
-    def may_begin(self, generation: int) -> bool:
-        """Return whether a request of this generation may still begin: nobody has made it a stale one."""
-        return self._record is not None and self.generation == generation
 
     @property
     def is_started(self) -> bool:
@@ -240,19 +228,6 @@ class SlotRegion:
             if slot.state != FREE:
                 return slot.state
         return FREE
-
-    @property
-    def is_in_doubt(self) -> bool:
-        return self.state == SENT
-
-    @property
-    def is_spoiled(self) -> bool:
-        return self.state == SPOILED
-
-    @is_spoiled.setter
-    def is_spoiled(self, value: bool) -> None:
-        if value:
-            self.spoil("lost")
 
     @property
     def is_reusable(self) -> bool:

@@ -29,16 +29,16 @@ def pool() -> Iterator[SlotPool]:
 
 def take_both(pool: SlotPool) -> tuple[SlotRegion, SlotRegion, list[Any]]:
     """Take two regions, and send a request that uses one beside the other; return what keeps them, too."""
-    (own, memory), (annex, beside) = (pool.redeem(pool.request(NEED, "a test")) for _ in range(2))
-    own.slots[0].kept = (RegionBuffer(annex, beside),)
+    (own, memory), (overflow, beside) = (pool.redeem(pool.request(NEED, "a test")) for _ in range(2))
+    own.slots[0].kept = (RegionBuffer(overflow, beside),)
     own.slots[0].begin(b"")
-    return own, annex, [memory, beside]
+    return own, overflow, [memory, beside]
 
 
 @pytest.mark.parametrize("is_beside", [False, True])
-def test_an_annex_waits_while_a_model_is_at_work_in_the_slot_or_there(pool: SlotPool, is_beside: bool) -> None:
-    own, annex, memories = take_both(pool)
-    region = annex if is_beside else own
+def test_an_overflow_waits_while_a_model_is_at_work_in_the_slot_or_there(pool: SlotPool, is_beside: bool) -> None:
+    own, overflow, memories = take_both(pool)
+    region = overflow if is_beside else own
     model = open_region(region.key, region.token, "region")
     assert model.lease(0).take()
     memories.clear()
@@ -48,15 +48,15 @@ def test_an_annex_waits_while_a_model_is_at_work_in_the_slot_or_there(pool: Slot
     assert (pool.status.held, pool.status.quarantined, pool.status.idle) == (0, 0, 2)
 
 
-def test_an_annex_comes_back_when_its_request_is_stale(pool: SlotPool) -> None:
-    own, annex, memories = take_both(pool)
+def test_an_overflow_comes_back_when_its_request_is_stale(pool: SlotPool) -> None:
+    own, overflow, memories = take_both(pool)
     memories.clear()
     assert (pool.status.held, pool.status.quarantined, pool.status.idle) == (0, 0, 2)
-    assert (own.state, annex.state, own.slots[0].kept) == ("free", "free", ())
+    assert (own.state, overflow.state, own.slots[0].kept) == ("free", "free", ())
     assert own.slots[0].record.generation == 2
 
 
-def test_an_annex_goes_with_the_pool(pool: SlotPool) -> None:
+def test_an_overflow_goes_with_the_pool(pool: SlotPool) -> None:
     _, _, memories = take_both(pool)
     kept = weakref.ref(memories.pop())
     pool.close()
