@@ -208,7 +208,7 @@ def triton_server(
     triton_server: EmbeddedServer, triton_repository: Path, request: pytest.FixtureRequest
 ) -> EmbeddedServer:
     """Have the server load what a file's tests name: a model takes half a second of a core, and most have one file."""
-    names = models_named_by(request.module, {model.name for model in triton_repository.iterdir()})
+    names = models_named_by(request.module, triton_repository)
     with tritonclient.grpc.InferenceServerClient(triton_server.grpc_url) as client:
         side_by_side(client.load_model, names)
     return triton_server

@@ -97,8 +97,8 @@ def side_by_side(do: Callable[[str], None], models: Iterable[str]) -> None:
         list(executor.map(do, models))
 
 
-def models_named_by(tests: ModuleType, models: Set[str]) -> Set[str]:
-    """Return those of the models whose names a module has in strings, or tests' modules of what it imports have."""
+def models_named_by(tests: ModuleType, repository: Path) -> Set[str]:
+    """Return the models whose names a module has in strings, or tests' modules of what it imports; or such models."""
     seen: set[ModuleType] = set()
     left = [tests]
     while left:
@@ -107,5 +107,11 @@ def models_named_by(tests: ModuleType, models: Set[str]) -> Set[str]:
             seen.add(module)
             homes = {getattr(value, "__module__", None) for value in vars(module).values()}
             left += [sys.modules[home] for home in homes if home in sys.modules]
-    strings = " ".join(text for module in seen for text in STRING.findall(inspect.getsource(module)))
-    return models & set(re.findall(r"\w+", strings))
+    models = {model.name for model in repository.iterdir()}
+    found = models & words_in_strings(map(inspect.getsource, seen))
+    programs = [repository / name / "1" / "model.py" for name in found]
+    return found | (models & words_in_strings(each.read_text() for each in programs if each.exists()))
+
+
+def words_in_strings(programs: Iterable[str]) -> Set[str]:
+    return {word for program in programs for text in STRING.findall(program) for word in re.findall(r"\w+", text)}

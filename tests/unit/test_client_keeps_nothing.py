@@ -196,7 +196,7 @@ def test_a_stream_that_is_closed_twice_leaves_the_next_one_alone_that_has_its_sl
     before = slot.generation
     for closed in (first, second):
         closed.close()
-    assert (slot.generation, slot.is_in_doubt) == (before, False)
+    assert (slot.generation, slot.state) == (before, "sent")
     next_one.close()
 
 

@@ -99,7 +99,7 @@ class PreparedDirectCall(DirectCall):
         return True
 
     def _check_memory_was_opened(self, error: InferenceError) -> None:
-        if self._overflow is None:  # else nobody knows which memory it was: the request goes out again without the overflow
+        if self._overflow is None:  # else it goes out again without that: it may be the other memory
             super()._check_memory_was_opened(error)
 
     def _use(self, overflow: RegionBuffer | None, rooms: Mapping[str, int]) -> None:

@@ -21,7 +21,7 @@ from shm_backend_utils.memory.pool import pool as pool_module
 from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
-from shm_backend_utils.memory.pool.states import FREE
+from shm_backend_utils.memory.pool.states import FREE, SPOILED
 from shm_backend_utils.memory.pool.tickets import Ticket
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from shm_backend_utils.testing.faults.system_calls import INTERRUPT, Failing, Fault
@@ -147,6 +147,19 @@ class SlotMachine(RuleBasedStateMachine):
         call = self.sendable()[which % len(self.sendable())]
         self.requests.append(call.send())
 
+    @precondition(lambda self: self.sendable())
+    @rule(which=choices, model=st.integers(0, MODELS - 1))
+    def call(self, which: int, model: int) -> None:
+        """A whole call, as nearly all are."""
+        call = self.sendable()[which % len(self.sendable())]
+        request = call.send()
+        work = self.models[model].begin(request)
+        assert isinstance(work, Work)
+        self.check_begun(request)
+        work.complete()
+        work.end()
+        call.receive()
+
     @precondition(lambda self: self.answered())
     @rule(which=choices)
     def receive(self, which: int) -> None:
@@ -171,7 +184,7 @@ class SlotMachine(RuleBasedStateMachine):
         calls = [call for call in self.calls if len(call.arrays) > 1]
         del calls[which % len(calls)].arrays[0 if first else -1]
 
-    @precondition(lambda self: self.calls)
+    @precondition(lambda self: self.calls and not any(call.state == SPOILED for call in self.calls))
     @rule(which=choices, event=st.sampled_from(["refusal", "unfenced", "lost"]))
     def spoil(self, which: int, event: Any) -> None:
         self.calls[which % len(self.calls)].spoil(event)
@@ -248,6 +261,7 @@ class SlotMachine(RuleBasedStateMachine):
             self.borrowed.remove(borrowed)
             borrowed.lease.give_back()
 
+    @precondition(lambda self: any(model.slots for model in self.models))
     @rule(which=st.integers(0, MODELS - 1))
     def die(self, which: int) -> None:
         """A model's process ends; what it has borrowed is kept by the borrower's own description until it ends, too."""

@@ -93,7 +93,6 @@ class ClientCall:
         self.arrays = [whole[place.offset :], whole[place.offset + 1 :]]
         self.state = AFTER["answer"][self.state]
         self.slot.become_free("answer")
-        self.slot.become_free("answer")
         self.is_over = True
 
 
