@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -29,6 +29,7 @@ PARAMETERS: Final = frozenset(
         "SHM_FOREIGN_REGIONS",
         "SHM_GPU_EVENTS",
         "SHM_HANDOVER_S",
+        "SHM_INLINE_BYTES",
         "SHM_MAX_MAPPED_BYTES",
         "SHM_METRICS",
         "SHM_PIN_HOST_MEMORY",
@@ -42,6 +43,8 @@ PARAMETERS: Final = frozenset(
 
 PREFIX: Final = "SHM_"
 """What the names of all of them begin with: a model with another one of such a name does not load."""
+
+T = TypeVar("T")
 
 _GONE: Final = "SHM_HUGE_PAGES"
 _ROOT: Final = 0
@@ -58,6 +61,7 @@ class Config:
     checks_registrations: bool = True  # by asking the server for each request, and not every 5 s
     server_url: str = ""  # where it tells what is registered, and what its models are; empty if that is not known
     pool_prefix: str = USUAL_PREFIX  # of the names of the Python backend's own memory, by the command line
+    inline_bytes: int = 64 * 2**10  # calls of other models go in band whose tensors are no more, all together
     max_mapped_bytes: int | None = None  # at once; None for no limit
     gpu_events: bool = False  # clients wait by CUDA events for GPUs whose streams the model has named
     pin_host_memory: bool = False  # whether mapped regions of the host are registered with CUDA
@@ -85,7 +89,8 @@ class Config:
             checks_registrations=_is_first_of(texts, "SHM_REGISTRATIONS", "checked", "trusted"),
             server_url=_server_url(texts),
             pool_prefix=prefix_of_pools(),
-            max_mapped_bytes=_max_mapped_bytes(texts),
+            inline_bytes=_bytes(texts, "SHM_INLINE_BYTES", 0, cls.inline_bytes),
+            max_mapped_bytes=_bytes(texts, "SHM_MAX_MAPPED_BYTES", 1, cls.max_mapped_bytes),
             gpu_events=_is_on(texts, "SHM_GPU_EVENTS"),
             pin_host_memory=_is_on(texts, "SHM_PIN_HOST_MEMORY"),
             handover_s=_seconds(texts, "SHM_HANDOVER_S", cls.handover_s, _LONGEST_HANDOVER_S),
@@ -150,12 +155,12 @@ def _is_on(texts: Mapping[str, str], name: str) -> bool:
     return text == "true"
 
 
-def _max_mapped_bytes(texts: Mapping[str, str]) -> int | None:
-    text = texts.get("SHM_MAX_MAPPED_BYTES")
+def _bytes(texts: Mapping[str, str], name: str, least: int, default: T) -> int | T:
+    text = texts.get(name)
     if text is None:
-        return None
-    if not text.strip().isdecimal() or not int(text):
-        raise ModelError(f"parameter SHM_MAX_MAPPED_BYTES is {text!r}; expected a number of bytes, more than 0")
+        return default
+    if not text.strip().isdecimal() or int(text) < least:
+        raise ModelError(f"parameter {name} is {text!r}; expected a number of bytes, {least} or more")
     return int(text)
 
 

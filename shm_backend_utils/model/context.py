@@ -76,7 +76,7 @@ class Context:
             resolver,
             resolver.registry.slots,
             arrays,
-            Forwarder(spec.name, backend, arrays, config.server_url),
+            Forwarder(spec.name, backend, arrays, config.server_url, config.inline_bytes),
             spec.paths != frozenset({DIRECT}),
             config.stream_patience_s,
             config.stream_total_patience_s,

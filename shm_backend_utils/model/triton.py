@@ -34,6 +34,7 @@ __all__ = ["TritonBackend"]
 
 _NEWEST: Final = -1
 _RESERVED: Final = "triton_"
+_SOONER_COPIED: Final = 2**14  # bytes, than an array is made over them that claims to be writable
 _MOST_TEXT: Final = 2000
 """Bytes of an error's text. gRPC drops status and text where its header is longer than 8 KiB, in which a byte may take
 three."""
@@ -101,7 +102,8 @@ class TritonBackend:
         if self.reads_numpy and array.dtype != BF16.numpy:
             return self._pb_utils.Tensor(name, array)
         try:
-            return self._from_dlpack(name, dlpack.export(dlpack.writable_alias(array)))
+            is_copied = array.nbytes <= _SOONER_COPIED and not array.flags.writeable
+            return self._from_dlpack(name, dlpack.export(array.copy() if is_copied else dlpack.writable_alias(array)))
         except Exception as error:
             if array.dtype != BF16.numpy:
                 raise

@@ -15,7 +15,7 @@ from shm_backend_utils.model.devices.arrays import DeviceArrays
 from shm_backend_utils.model.forward import Forwarder, direct
 from shm_backend_utils.model.forward.direct import DirectForwarding
 from shm_backend_utils.model.forward.forwarder import ModelSpecs
-from shm_backend_utils.model.forward.ordinary import OrdinaryForwarding
+from shm_backend_utils.model.forward.ordinary import OrdinaryForwarding, OtherModel
 from shm_backend_utils.model.triton import TritonBackend
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol import call_layout
@@ -50,8 +50,8 @@ def spec_of(output_count: int) -> ModelSpec:
     ("count", "kind"), [(1, DirectForwarding), (MAX_TENSORS, OrdinaryForwarding)], ids=["few tensors", "too many"]
 )
 def test_a_request_to_a_model(forwarder: Forwarder, monkeypatch: pytest.MonkeyPatch, count: int, kind: type) -> None:
-    monkeypatch.setattr(forwarder._specs, "spec", lambda model, version: spec_of(count))
-    forwarding = forwarder.begin("called", {"X": np.ones(3, np.float32)}, ["Y0"], {}, "", "", [])
+    monkeypatch.setattr(forwarder._specs, "model", lambda model, version: OtherModel(spec_of(count)))
+    forwarding = forwarder.begin("called", {"X": np.ones(3, np.float32)}, ["Y0"], {}, "", "", list)
     assert type(forwarding) is kind
     forwarding.give_up()
 
@@ -60,9 +60,9 @@ def test_a_request_to_a_model(forwarder: Forwarder, monkeypatch: pytest.MonkeyPa
 def test_outputs_that_no_model_can_be_asked_for(
     forwarder: Forwarder, monkeypatch: pytest.MonkeyPatch, outputs: Any
 ) -> None:
-    monkeypatch.setattr(forwarder._specs, "spec", lambda model, version: spec_of(1))
+    monkeypatch.setattr(forwarder._specs, "model", lambda model, version: OtherModel(spec_of(1)))
     with pytest.raises(ModelError, match="model 'called' cannot be asked so: outputs (is|has) .*(expected|leave)"):
-        forwarder.begin("called", {"X": np.ones(3, np.float32)}, outputs, {}, "", "", [])
+        forwarder.begin("called", {"X": np.ones(3, np.float32)}, outputs, {}, "", "", list)
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_room_for_an_output_may_be_an_integer_of_numpy(
         return call_layout.lay_out(*given, **named)
 
     monkeypatch.setattr(direct, "lay_out", looking)
-    monkeypatch.setattr(forwarder._specs, "spec", lambda model, version: spec)
-    forwarder.begin("called", {"X": np.ones(3, np.float32)}, {"Y0": hint}, {}, "", "", []).give_up()
+    monkeypatch.setattr(forwarder._specs, "model", lambda model, version: OtherModel(spec))
+    forwarder.begin("called", {"X": np.ones(3, np.float32)}, {"Y0": hint}, {}, "", "", list).give_up()
     assert rooms == [16]
 
 
@@ -140,9 +140,9 @@ def specs(server: Server) -> ModelSpecs:
 
 
 def dims_of(specs: ModelSpecs, model: str, version: str = "") -> tuple[int, ...]:
-    spec = specs.spec(model, version)
-    assert spec is not None
-    return spec.outputs["Y"].shape
+    known = specs.model(model, version)
+    assert known is not None
+    return known.spec.outputs["Y"].shape
 
 
 # Configurations
@@ -171,16 +171,16 @@ def test_a_model_that_has_changed_is_told_as_it_is_once_it_was_forgotten(server:
 def test_models_that_there_are_not_are_not_kept(server: Server, specs: ModelSpecs) -> None:
     for number in range(MANY):
         with pytest.raises(ModelError, match="no such model"):
-            specs.spec(f"nobody {number}", "")
-    assert specs._specs == {}
+            specs.model(f"nobody {number}", "")
+    assert specs._known == {}
     server.configs["nobody%200"] = config("nobody 0", 4)  # now there is one of them
     assert dims_of(specs, "nobody 0") == (4,)
 
 
 def test_that_a_server_does_not_tell_is_not_kept(server: Server) -> None:
     specs = ModelSpecs("http://127.0.0.1:9")
-    assert [specs.spec("a", "") for _ in range(3)] == [None] * 3
-    assert specs._specs == {}
+    assert [specs.model("a", "") for _ in range(3)] == [None] * 3
+    assert specs._known == {}
 
 
 # Sizes of outputs

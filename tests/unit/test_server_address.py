@@ -109,5 +109,5 @@ def test_the_server_itself_is_asked_what_is_registered_and_for_its_models(proxy:
     assert fetch_registrations(proxy)  # it does answer
     with pytest.raises(MachineError, match="does not answer"):
         fetch_registrations(NOBODY)
-    assert ModelSpecs(proxy).spec("m", "") is not None
-    assert ModelSpecs(NOBODY).spec("m", "") is None
+    assert ModelSpecs(proxy).model("m", "") is not None
+    assert ModelSpecs(NOBODY).model("m", "") is None

@@ -293,7 +293,8 @@ class Call(AnsweredRequest):
         """Call another model of this server on the same memory, and return its outputs.
 
         Nothing is copied that lies in the client's memory or came from such a call before, if the other model serves
-        the direct path. For others this is an ordinary request of the Python backend (BLS).
+        the direct path. For others, and for tensors that take up to ``SHM_INLINE_BYTES`` together, this is an ordinary
+        request of the Python backend (BLS).
 
         Parameters
         ----------
@@ -362,11 +363,14 @@ class Call(AnsweredRequest):
             self.devices.wait()
         own = self._parameters
         callers = "" if own is None else str(own.get(CALLERS_PARAMETER, ""))
-        lent: list[LentMemory | None] = []
-        if self.table is not None:
-            slot = self._slot
-            lent = lendable(None if slot is None else slot.lent_claim(), self.table, self._rooms, self._memories)
-        return self._context.forwarder.begin(model, inputs, outputs, parameters or {}, version, callers, lent)
+        return self._context.forwarder.begin(model, inputs, outputs, parameters or {}, version, callers, self._lendable)
+
+    def _lendable(self) -> Sequence[LentMemory | None]:
+        """Return the request's regions, by their numbers, as another model's request names them."""
+        slot = self._slot
+        if self.table is None:
+            return ()
+        return lendable(None if slot is None else slot.lent_claim(), self.table, self._rooms, self._memories)
 
 
 def _check_is_view(value: object) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from ...dtypes import BYTES
+from ...errors import ClosedError
 from ...memory.managed import array_at
 from ...memory.pool.need import Need
 from ...memory.pool.pool import SlotPool
@@ -17,7 +18,7 @@ from ...model_spec import BATCH_CARRIER
 from ...protocol import results
 from ...protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
 from ...protocol.answers import missing_output
-from ...protocol.call_layout import CallInput, lay_out, record_byte_size
+from ...protocol.call_layout import CallInput, lay_out
 from ...protocol.claims import CudaRegionClaim, LentRegionClaim, NamedRegionClaim, RegionClaim
 from ...protocol.layout import data_offset
 from ...protocol.refusals import NOT_OPENED, code_in
@@ -32,7 +33,7 @@ from ..mapping.memory import HostMemory, Memory
 from ..triton import TritonBackend
 from .ordinary import Asked, Forwarding, Given
 
-__all__ = ["DirectForwarding", "Lending", "LentMemory", "NoLending", "Place", "lendable"]
+__all__ = ["DirectForwarding", "Lending", "LentMemory", "NoLending", "Place", "hint_of", "lendable"]
 
 
 class LentMemory(NamedTuple):
@@ -151,14 +152,14 @@ class DirectForwarding(Forwarding):
     ) -> None:
         super().__init__(asked, backend, arrays)
         self._lending = lending
-        spec, given = asked.spec, asked.inputs
-        assert spec is not None
+        other, given = asked.other, asked.inputs
+        assert other is not None
+        spec, record_size = other.spec, other.record_byte_size
         hints = asked.outputs if isinstance(asked.outputs, Mapping) else {}
         lent_inputs = {name: lending.place_of(each.array) for name, each in given.items()}
         lent_outputs = {
             name: lending.place_of(target.array) for name, target in self._targets.items() if target.writable
         }
-        record_size = record_byte_size(spec)
         begin = data_offset(1, record_size)
         layout = lay_out(
             spec,
@@ -166,7 +167,7 @@ class DirectForwarding(Forwarding):
                 name: CallInput(each.dtype, each.shape, 0 if lent_inputs[name] else each.array.nbytes)
                 for name, each in given.items()
             },
-            {name: 0 if lent_outputs.get(name) else _hint(hints.get(name)) for name in asked.names},
+            {name: 0 if lent_outputs.get(name) else hint_of(hints.get(name)) for name in asked.names},
             begin,
             learned=learned,
             most_rows=spec.max_batch_size,
@@ -199,7 +200,10 @@ class DirectForwarding(Forwarding):
             self._slot.become_free("answer")
         tensors = self._tensors_of(response)
         sizes = [memory.byte_size for memory in self._memories]
-        found = results.decode(bytes(self._slot.results), sizes, 0, self._spec, self._slot.generation)
+        data = bytes(self._slot.results)
+        if not data:
+            raise ClosedError("this model's session")
+        found = results.decode(data, sizes, 0, self._spec, self._slot.generation)
         outputs = {place.name: self._output(place, tensors) for place in found.outputs}
         for name in set(self._names) - outputs.keys():
             raise missing_output(self.model, name)
@@ -251,8 +255,9 @@ def _take(pool: SlotPool, need: Need, holder: str) -> Any:
     return taken
 
 
-def _hint(hint: TensorView | int | None) -> int | None:
-    return None if hint is None or isinstance(hint, TensorView) else index(hint)
+def hint_of(wanted: TensorView | int | None) -> int | None:
+    """Return the bytes to keep for an output, if somebody says so."""
+    return None if wanted is None or isinstance(wanted, TensorView) else index(wanted)
 
 
 def _write(memory: Any, span: InputSpan, given: Given) -> None:

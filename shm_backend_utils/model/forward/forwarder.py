@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import urllib.error
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from http.client import HTTPException
 from typing import Any, Final
@@ -15,13 +15,14 @@ from ...http.json_answers import fetch_json
 from ...memory.pool.options import PoolOptions
 from ...memory.pool.pool import SlotPool
 from ...model_spec import ModelSpec, output_names
-from ...protocol.call_layout import obstacle_in_tensors
+from ...protocol.call_layout import lay_out
 from ...protocol.learned_sizes import LearnedSizes
+from ...tensors.cuda.device_view import DeviceView
 from ...tensors.view import TensorView
 from ..devices.arrays import DeviceArrays
 from ..triton import TritonBackend
-from .direct import DirectForwarding, Lending, LentMemory, NoLending
-from .ordinary import Asked, Forwarding, ForwardOutputs, Given, OrdinaryForwarding
+from .direct import DirectForwarding, Lending, LentMemory, NoLending, hint_of
+from .ordinary import Asked, Forwarding, ForwardOutputs, Given, OrdinaryForwarding, OtherModel
 
 __all__ = ["CALLERS_PARAMETER", "Forwarder", "ModelSpecs", "check_all_are_over"]
 
@@ -33,19 +34,22 @@ class ModelSpecs:
 
     def __init__(self, server_url: str) -> None:
         self._server_url = server_url
-        self._specs: dict[tuple[str, str], ModelSpec] = {}
+        self._known: dict[tuple[str, str], OtherModel] = {}
 
-    def spec(self, model: str, version: str) -> ModelSpec | None:
-        """Return a model's configuration; None if the server does not tell, as it serves no HTTP there."""
+    def model(self, model: str, version: str) -> OtherModel | None:
+        """Return a model as it is configured; None if the server does not tell, as it serves no HTTP there."""
         key = (model, version)
-        spec = self._specs.get(key) or self._ask(model, version)
-        if spec is not None:  # else the server may tell the next time
-            self._specs[key] = spec
-        return spec
+        known = self._known.get(key)
+        if known is None:
+            spec = self._ask(model, version)
+            if spec is None:  # the server may tell the next time
+                return None
+            known = self._known[key] = OtherModel(spec)
+        return known
 
     def forget(self, model: str) -> None:
         """Ask anew the next time: the model may have been loaded with another configuration."""
-        self._specs = {key: spec for key, spec in self._specs.items() if key[0] != model}
+        self._known = {key: known for key, known in self._known.items() if key[0] != model}
 
     def _ask(self, model: str, version: str) -> ModelSpec | None:
         place = quote(model, safe="") + (f"/versions/{quote(version, safe='')}" if version else "")
@@ -66,13 +70,19 @@ _HEAD_ROOM: Final = 1.125
 
 
 class Forwarder:
-    """Makes the requests of one session, whose own model is ``model``, to other models."""
+    """Makes the requests of one session, whose own model is ``model``, to other models.
 
-    def __init__(self, model: str, backend: TritonBackend, arrays: DeviceArrays, server_url: str) -> None:
+    Up to ``inline_bytes`` of tensors go in band, where the other model takes them so.
+    """
+
+    def __init__(
+        self, model: str, backend: TritonBackend, arrays: DeviceArrays, server_url: str, inline_bytes: int = 0
+    ) -> None:
         self._model = model
         self._backend = backend
         self._arrays = arrays
         self._specs = ModelSpecs(server_url)
+        self._inline_bytes = inline_bytes
         self._pool = SlotPool(PoolOptions(region="system"))
         self._failures: deque[str] = deque(maxlen=_KEEPS_FAILING)  # since a call found memory
         self._learned: dict[str, LearnedSizes] = {}  # by model
@@ -85,13 +95,13 @@ class Forwarder:
         parameters: Mapping[str, Any],
         version: str,
         callers: str,
-        own: Sequence[LentMemory | None],
+        own: Callable[[], Sequence[LentMemory | None]],
     ) -> Forwarding:
         """Return a request that is ready to be executed, as ``call.forward`` takes it.
 
-        ``callers`` is what the request on whose behalf it is made said in :data:`CALLERS_PARAMETER`, ``own`` that one's
-        regions by their numbers. ModelError if there is no such model, or it is decoupled, or it would wait for itself;
-        TensorError if it does not take these tensors.
+        ``callers`` is what the request on whose behalf it is made said in :data:`CALLERS_PARAMETER`; ``own`` returns
+        that one's regions by their numbers. ModelError if there is no such model, or it is decoupled, or it would wait
+        for itself; TensorError if it does not take these tensors.
         """
         chain = [*(callers.split("/") if callers else ()), self._model]
         if model in chain:
@@ -99,7 +109,8 @@ class Forwarder:
                 f"model {model!r} would be called on its own behalf ({' → '.join([*chain, model])}), and wait for "
                 "itself for ever"
             )
-        spec = self._specs.spec(model, version)
+        other = self._specs.model(model, version)
+        spec = None if other is None else other.spec
         if spec is not None and spec.is_decoupled:
             # By exec(decoupled=True), Triton 2.51 waits for ever if the first response is an error, and loses others.
             raise ModelError(
@@ -109,18 +120,22 @@ class Forwarder:
             )
         given = {name: Given(spec, name, value, self._arrays) for name, value in inputs.items()}
         names = _names(model, spec, outputs)
-        asked = Asked(model, version, spec, given, outputs, names, {**parameters, CALLERS_PARAMETER: "/".join(chain)})
-        if spec is not None and _takes_lent_memory(spec):
+        asked = Asked(model, version, other, given, outputs, names, {**parameters, CALLERS_PARAMETER: "/".join(chain)})
+        if other is not None and other.maps_memory:
             learned = self._learned_of(model).per_row
+            in_band = self._begin_in_band(asked, other, learned)
+            if in_band is not None:
+                return in_band
             rooms = {name: learned.get(name, 0) for name in names}
             make = partial(self._begin_direct, asked, rooms)
+            lent = own()
             try:
-                forwarding = make(Lending(own, self._pool))
+                forwarding = make(Lending(lent, self._pool))
             except (BudgetError, NoSharedMemoryError):
                 if not any(rooms.values()):
                     raise  # else it is what outputs were once that finds no room, and these may overflow as those did
                 make = partial(self._begin_direct, asked, dict.fromkeys(rooms, 0))
-                forwarding = make(Lending(own, self._pool))
+                forwarding = make(Lending(lent, self._pool))
             forwarding.again = partial(make, NoLending((), self._pool))
             return forwarding
         return OrdinaryForwarding(asked, self._backend, self._arrays)
@@ -169,7 +184,8 @@ class Forwarder:
         return found
 
     def _learned_of(self, model: str) -> LearnedSizes:
-        return self._learned.setdefault(model, LearnedSizes(_HEAD_ROOM))
+        learned = self._learned.get(model)
+        return self._learned.setdefault(model, LearnedSizes(_HEAD_ROOM)) if learned is None else learned
 
     def check_has_memory(self) -> None:
         """Raise MachineError if one call after another has failed as there was no memory for it to be had."""
@@ -178,6 +194,23 @@ class Forwarder:
                 f"the last {_KEEPS_FAILING} calls of other models (call.forward) have failed for want of shared "
                 f"memory: {self._failures[-1]}"
             )
+
+    def _begin_in_band(self, asked: Asked, other: OtherModel, learned: Mapping[str, int]) -> Forwarding | None:
+        """Return a request whose tensors are small; None if they are not, or lie on a GPU, or may not go in band."""
+        given, wanted = asked.inputs, asked.outputs
+        if not other.takes_in_band or sum([each.byte_size for each in given.values()]) > self._inline_bytes:
+            return None
+        if wanted is not None:
+            hints: Mapping[str, Any] = wanted if isinstance(wanted, Mapping) else {}
+            wanted = {name: hint_of(hints.get(name)) for name in asked.names}
+            if DeviceView in map(type, hints.values()):
+                return None
+        layout = lay_out(other.spec, given, wanted, 0, learned=learned, most_rows=other.spec.max_batch_size)
+        if layout.end > self._inline_bytes or True in [each.is_on_gpu for each in given.values()]:
+            return None
+        forwarding = OrdinaryForwarding(asked, self._backend, self._arrays, self._inline_bytes)
+        forwarding.batch_size = layout.batch_size
+        return forwarding
 
     def _begin_direct(self, asked: Asked, learned: Mapping[str, int], lending: Lending) -> Forwarding:
         try:
@@ -215,10 +248,6 @@ def _note_refusal(forwarding: Forwarding, pending: set[Forwarding]) -> None:
     """Take note that Triton did not have a request executed; should it do so later, the other model refuses it."""
     forwarding.give_up()
     pending.discard(forwarding)
-
-
-def _takes_lent_memory(spec: ModelSpec) -> bool:
-    return spec.obstacle_to_direct() is None and obstacle_in_tensors(spec) is None
 
 
 def _names(model: str, spec: ModelSpec | None, outputs: ForwardOutputs) -> list[str]:

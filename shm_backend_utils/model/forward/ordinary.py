@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ... import dtypes
-from ...dtypes import BYTES
+from ...dtypes import BF16, BYTES
 from ...errors import ForwardError, ModelError, PeerError, ShmError
 from ...model_spec import ModelSpec
 from ...protocol.answers import check_output, missing_output
+from ...protocol.call_layout import obstacle_in_tensors, record_byte_size
 from ...tensors.cuda.device_view import DeviceView
 from ...tensors.cuda.imported import is_on_gpu
 from ...tensors.strings import Strings
@@ -24,7 +26,7 @@ from ..delivered import view_of
 from ..devices.arrays import DeviceArrays
 from ..triton import TritonBackend
 
-__all__ = ["Asked", "ForwardOutputs", "Forwarding", "Given", "OrdinaryForwarding"]
+__all__ = ["Asked", "ForwardOutputs", "Forwarding", "Given", "OrdinaryForwarding", "OtherModel"]
 
 
 ForwardOutputs = Iterable[str] | Mapping[str, TensorView | int | None] | None
@@ -34,20 +36,25 @@ ForwardOutputs = Iterable[str] | Mapping[str, TensorView | int | None] | None
 class Given:
     """An input as ``model.py`` has it, for a model whose configuration may be known. Strings are an array of bytes."""
 
+    device: int | None = None  # as of a CallInput
+    is_lent = False
+
     def __init__(self, spec: ModelSpec | None, name: str, value: Any, arrays: DeviceArrays) -> None:
         self._arrays = arrays
         self.array: Any = _array_of(spec, name, value, arrays)
         self._strings = self.array if isinstance(self.array, Strings) else None
         if self._strings is not None:
             self.dtype, self.shape, self.array = BYTES, self._strings.shape, self._strings.encoded
-            return
-        self.dtype = dtypes.from_numpy(np.dtype(self.array.dtype), name)
-        self.shape = tuple(self.array.shape)
+        else:
+            self.dtype = dtypes.from_numpy(np.dtype(self.array.dtype), name)
+            self.shape = tuple(self.array.shape)
+        self.byte_size: int = self.array.nbytes
+        self.is_on_gpu = not isinstance(self.array, np.ndarray)
 
     def bytes_on_host(self) -> npt.NDArray[Any]:
         """Return the array, or a copy of it if it is on a GPU; of strings, the bytes that they take in memory."""
-        if isinstance(self.array, np.ndarray):
-            return self.array
+        if not self.is_on_gpu:
+            return self.array  # type: ignore[no-any-return]
         return self._arrays.to_host(self._arrays.view("", self.array, self.dtype, TRITON, writable=False))
 
     def elements_on_host(self) -> npt.NDArray[Any]:
@@ -55,12 +62,24 @@ class Given:
         return self.bytes_on_host() if self._strings is None else self._strings.numpy()
 
 
+class OtherModel:
+    """A model that is called, and what follows from its configuration."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec = spec
+        self.maps_memory = spec.obstacle_to_direct() is None and obstacle_in_tensors(spec) is None
+        self.record_byte_size = record_byte_size(spec)
+        dtypes = {tensor.dtype for tensor in (*spec.inputs.values(), *spec.outputs.values())}
+        # In band, a stub that was built for another NumPy may die of strings, and some refuse BF16.
+        self.takes_in_band = spec.paths is not None and "inline" in spec.paths and not dtypes & {BYTES, BF16, None}
+
+
 class Asked(NamedTuple):
     """What ``model.py`` asks of another model."""
 
     model: str
     version: str  # empty if the server chooses
-    spec: ModelSpec | None  # the other model's, where it is known
+    other: OtherModel | None  # where it is known
     inputs: Mapping[str, Given]
     outputs: ForwardOutputs  # as the user wants them
     names: Sequence[str]  # of the outputs that are wanted
@@ -76,7 +95,8 @@ class Forwarding(ABC):
 
     def __init__(self, asked: Asked, backend: TritonBackend, arrays: DeviceArrays) -> None:
         self.model = asked.model
-        self._spec, self._names = asked.spec, asked.names
+        self._spec = None if asked.other is None else asked.other.spec
+        self._names = asked.names
         self.overflowed: dict[str, int] = {}  # by result(): outputs that found no room, and their bytes
         self._backend = backend
         self._arrays = arrays
@@ -138,13 +158,19 @@ class Forwarding(ABC):
 
 
 class OrdinaryForwarding(Forwarding):
-    """For models that share no memory: tensors go through the Python backend's pool, as in any such request."""
+    """For models that share no memory, and small tensors: they go through the Python backend's pool.
 
-    def __init__(self, asked: Asked, backend: TritonBackend, arrays: DeviceArrays) -> None:
+    Outputs of more than ``most_bytes`` found too little room: the next call keeps as much for them, in memory.
+    """
+
+    def __init__(
+        self, asked: Asked, backend: TritonBackend, arrays: DeviceArrays, most_bytes: float = math.inf
+    ) -> None:
         super().__init__(asked, backend, arrays)
+        self._most_bytes = most_bytes
         tensors = [
-            backend.output(name, np.ascontiguousarray(each.elements_on_host()).reshape(each.shape))
-            for name, each in asked.inputs.items()
+            backend.output(name, array if array.flags.c_contiguous else array.copy())
+            for name, array in [(name, each.elements_on_host()) for name, each in asked.inputs.items()]
         ]
         self.request = backend.request(asked.model, asked.version, tensors, asked.names, asked.parameters)
 
@@ -156,6 +182,8 @@ class OrdinaryForwarding(Forwarding):
                 raise missing_output(self.model, name)
             if self._spec is not None:
                 check_output(self._spec, name, dtypes.BY_NAME.get(view.triton_dtype), view.shape)
+        if sum([view.array.nbytes for view in tensors.values()]) > self._most_bytes:
+            self.overflowed = {name: view.array.nbytes for name, view in tensors.items()}
         return {name: self._delivered(name, tensors[name]) for name in self._names}
 
     def give_up(self) -> None:

@@ -16,6 +16,7 @@ from shm_backend_utils.errors import ModelError, TensorError
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.model.devices.arrays import DeviceArrays
 from shm_backend_utils.model.forward import Forwarder
+from shm_backend_utils.model.forward.ordinary import OtherModel
 from shm_backend_utils.model.triton import TritonBackend
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
@@ -78,12 +79,12 @@ class Forwarded(Way):
         self._patch = pytest.MonkeyPatch()
         self._patch.setitem(sys.modules, NAME, _Server(chance).backend)
         self._forwarder = Forwarder("caller", TritonBackend(), DeviceArrays(CudaAccess(), 0), "http://localhost:1")
-        self._patch.setattr(self._forwarder._specs, "spec", lambda *_: self.spec)
+        self._patch.setattr(self._forwarder._specs, "model", lambda *_: OtherModel(self.spec))
 
     def tell(self) -> str:
         target = TensorView("NUMBERS", np.zeros((4, 1), np.float32), BY_NAME["FP32"], "direct")
         outputs = self._chance.choice((None, HINTS, list(HINTS), {**HINTS, "NUMBERS": target}))
-        forwarding = self._forwarder.begin("m", {"X": X}, outputs, {}, "", "", [])
+        forwarding = self._forwarder.begin("m", {"X": X}, outputs, {}, "", "", list)
         try:
             for name, view in self._forwarder.execute(forwarding, set()).items():
                 check_array(name, view.numpy())

@@ -221,6 +221,12 @@ def test_a_model_that_answers_without_having_used_the_memory_is_found_out(models
     assert "answered without having used the shared memory" in error
 
 
+def test_a_session_that_is_closed_meanwhile_is_told_so(models: Models, client: Client) -> None:
+    models.change = lambda outputs: models.caller.close()
+    error = models.refused(client, lambda call: call.forward("other", {"X": X}, {"Y": 16}))
+    assert error.startswith("shm:closed: this model's session is closed")
+
+
 def test_an_output_said_to_be_one_byte_beyond_the_memory_is_none(models: Models, client: Client) -> None:
     end = client.region.header.byte_size
 

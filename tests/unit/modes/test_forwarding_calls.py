@@ -10,6 +10,7 @@ import pytest
 
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.forward.forwarder import ModelSpecs
+from shm_backend_utils.model.forward.ordinary import OtherModel
 from shm_backend_utils.model.triton import TritonBackend
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.testing.emulator import sent_outputs
@@ -25,7 +26,7 @@ OTHER = {
     "name": "other",
     "input": [tensor("X")],
     "output": [tensor("Y")],
-    "parameters": {"SHM_PATHS": {"string_value": "direct,inline"}},
+    "parameters": {"SHM_PATHS": {"string_value": "direct"}},
 }
 
 
@@ -69,7 +70,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         for name in ("execute", "execute_async"):
             method = getattr(server, name)
             monkeypatch.setattr(TritonBackend, name, lambda *arguments, method=method: method(*arguments))
-        monkeypatch.setattr(ModelSpecs, "spec", lambda *_: ModelSpec.from_config(OTHER))
+        monkeypatch.setattr(ModelSpecs, "model", lambda *_: OtherModel(ModelSpec.from_config(OTHER)))
         yield server
 
 
