@@ -160,8 +160,9 @@ def _leaves_no_shared_memory(shm_leak_check: ShmLeakProbe) -> None:
 def _leaves_nothing_on_fake_gpus() -> Iterator[None]:
     before = _left_on_fake_gpus()
     yield
-    if _left_on_fake_gpus() != before:
-        gc.collect()
+    if _left_on_fake_gpus() == before:
+        return
+    gc.collect()
     deadline = time.monotonic() + PATIENCE_S
     while _left_on_fake_gpus() != before and time.monotonic() < deadline:
         time.sleep(0.001)  # what is freed on a stream is free when the stream comes to it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import time
@@ -24,7 +25,6 @@ UTIL_PREFIX: Final = "shm_util-"
 
 _OWN_PREFIXES: Final = (MANAGED_PREFIX, UTIL_PREFIX)
 _PATIENCE_S: Final = 1.0  # a thread that hands sealed memory over may be just about to close its copy
-_PAUSE_S: Final = 0.01
 _DELETED: Final = " (deleted)"  # an object that has lost its name meanwhile is held as before
 
 
@@ -66,7 +66,7 @@ class ShmLeakProbe:
         grown = self.growth()
         deadline = time.monotonic() + _PATIENCE_S
         while grown and time.monotonic() < deadline:
-            time.sleep(_PAUSE_S)
+            time.sleep(0.01)
             grown = self.growth()
         if grown:
             what = "; ".join(f"{name}: {count} more" for name, count in sorted(grown.items()))
@@ -126,8 +126,6 @@ def _objects() -> Counter[str]:
 def _byte_size(prefix: str) -> int:
     total = 0
     for path in DEV_SHM.glob(f"{prefix}*"):
-        try:
+        with contextlib.suppress(FileNotFoundError):  # its server has ended meanwhile
             total += path.stat().st_size
-        except FileNotFoundError:
-            continue  # its server has ended meanwhile
     return total

@@ -25,6 +25,7 @@ __all__ = ["Models", "faults", "shm_leak_check", "triton_model", "triton_reposit
 
 _FOLDER = "triton_model_repository"
 _SHARED_SERVER = pytest.StashKey[SharedServer]()
+_PROBE = pytest.StashKey["ShmLeakProbe | None"]()  # of the last test, unless fixtures that several share came since
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -44,8 +45,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
     """Have ``shm_leak_check`` look before, and after, all other fixtures of its test, in whatever order they come."""
-    checks = "shm_leak_check" in request.fixturenames and fixturedef.argname != "shm_leak_check"
-    if checks and fixturedef.scope == "function":
+    if fixturedef.scope != "function":
+        request.config.stash[_PROBE] = None
+    elif "shm_leak_check" in request.fixturenames and fixturedef.argname != "shm_leak_check":
         with contextlib.suppress(pytest.FixtureLookupError):  # one of the user's own may need this fixture itself
             request.getfixturevalue("shm_leak_check")
 
@@ -106,8 +108,7 @@ def triton_model(triton_repository: Path) -> Iterator[Models]:
 @pytest.fixture(scope="session")
 def triton_repository(pytestconfig: pytest.Config) -> Path:
     """Return the folder of models: what the ini option ``triton_model_repository`` says. To be overridden at will."""
-    folder: str = pytestconfig.getini(_FOLDER)
-    return pytestconfig.rootpath / folder
+    return pytestconfig.rootpath / str(pytestconfig.getini(_FOLDER))
 
 
 @pytest.fixture(scope="session")
@@ -136,15 +137,16 @@ def triton_server(
 
 
 @pytest.fixture
-def shm_leak_check() -> Iterator[ShmLeakProbe]:
+def shm_leak_check(pytestconfig: pytest.Config) -> Iterator[ShmLeakProbe]:
     """Fail a test after which this process has more descriptors, mappings or objects in ``/dev/shm`` than before."""
     from .leak_probe import ShmLeakProbe  # noqa: PLC0415
 
+    probe = pytestconfig.stash.get(_PROBE, None) or ShmLeakProbe(pool_prefix=None)
+    pytestconfig.stash[_PROBE] = None
     with contextlib.ExitStack() as after:
-        probe = ShmLeakProbe(pool_prefix=None)  # pools belong to servers, and grow with the first large request
-        # Not entered, as it would look once more: the kernel takes a millisecond and a half each time.
-        after.push(probe)
+        after.push(probe)  # not entered: to look takes the kernel a millisecond and a half each time
         yield probe
+    pytestconfig.stash[_PROBE] = probe
 
 
 @pytest.fixture

@@ -71,12 +71,13 @@ def test_a_test_that_leaves_shared_memory_behind_fails_whatever_the_order_of_its
         import os
         import pytest
 
-        @pytest.fixture
-        def memory():
+        def made():
             name = f"/dev/shm/mine-{os.getpid()}"
             with open(name, "w"):
                 os.unlink(name)
                 yield
+
+        memory, shared = pytest.fixture(made), pytest.fixture(made, scope="module")
 
         @pytest.fixture
         def left(memory):
@@ -87,6 +88,7 @@ def test_a_test_that_leaves_shared_memory_behind_fails_whatever_the_order_of_its
 
         def test_before(memory, shm_leak_check): pass
         def test_behind(shm_leak_check, memory): pass
+        def test_shared(shared, shm_leak_check): pass
         def test_found(left, shm_leak_check): pass
 
         def test_it(shm_leak_check):
@@ -96,7 +98,7 @@ def test_a_test_that_leaves_shared_memory_behind_fails_whatever_the_order_of_its
         "-W",
         "ignore::ResourceWarning",
     )
-    assert (status, "4 passed, 2 errors" in printed) == (1, True), printed
+    assert (status, "5 passed, 2 errors" in printed) == (1, True), printed
     for left in ("left-by-a-fixture-", "left-by-itself-"):
         assert f"AssertionError: shared memory was left behind: descriptor of /dev/shm/{left}" in printed
 
