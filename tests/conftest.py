@@ -21,7 +21,7 @@ from shm_backend_utils.server import EmbeddedServer, Installation
 from shm_backend_utils.server.install import FOLDER_VARIABLE, default_folder
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from shm_backend_utils.testing.leak_probe import ShmLeakProbe
-from tests.crash.server_options import installation_with
+from tests.crash.server_options import ONCE, installation_with
 from tests.e2e.loading_server import models_named_by, side_by_side
 from tests.releases import refusals
 from tests.selection import left_out
@@ -198,9 +198,7 @@ def triton_server_options(tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     Those of servers with the other one are tests/server/test_stub_numpy.py's, and all that say nothing of it.
     """
     folder = tmp_path_factory.mktemp("server")
-    # Triton would start each stub twice: once to ask for what is complete. So many take minutes on a busy machine.
-    options = ["--disable-auto-complete-config", "--model-control-mode=explicit"]
-    installation = installation_with(options, folder / "installation")
+    installation = installation_with([ONCE, "--model-control-mode=explicit"], folder / "installation")
     return {"log_file": folder / "server.log", "installation": installation, "numpy": "own", "timeout_s": 500}
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.faults.servers import MortalServer
 
 from .gate import Gate
+from .server_options import ONCE, installation_with
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = (ROOT / "model_repository" / "identity", ROOT / "tests" / "models" / "crash_stages")
@@ -26,17 +28,23 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="package")
-def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    with EmbeddedServer.start(models, log_file=tmp_path_factory.mktemp("server") / "server.log") as server:
+def options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("server")
+    return {"installation": installation_with([ONCE], folder / "installation"), "log_file": folder / "server.log"}
+
+
+@pytest.fixture(scope="package")
+def server(models: Path, options: dict[str, Any]) -> Iterator[EmbeddedServer]:
+    with EmbeddedServer.start(models, **options) as server:
         yield server
         os.kill(server.pid, signal.SIGKILL)
         server.wait()
 
 
 @pytest.fixture(scope="package")
-def mortal(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalServer]:
+def mortal(models: Path, options: dict[str, Any]) -> Iterator[MortalServer]:
     """One that tests may kill, if they have it come back."""
-    with MortalServer(models, log_file=tmp_path_factory.mktemp("mortal") / "server.log") as mortal:
+    with MortalServer(models, **options | {"log_file": options["log_file"].with_name("mortal.log")}) as mortal:
         yield mortal
 
 

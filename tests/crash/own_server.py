@@ -11,6 +11,8 @@ from pathlib import Path
 
 from shm_backend_utils.server import EmbeddedServer
 
+from .server_options import ONCE, installation_with
+
 __all__ = ["serving"]
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
@@ -25,7 +27,8 @@ def serving(models: Mapping[str, str], folder: Path, replace: tuple[str, str] = 
         config = target / "config.pbtxt"
         text = config.read_text().replace(f'name: "{original}"\n', "")
         config.write_text(text.replace(*replace) if replace[0] else text)
-    with EmbeddedServer.start(folder / "models", log_file=folder / "server.log") as server:
+    installation = installation_with([ONCE], folder / "installation")
+    with EmbeddedServer.start(folder / "models", installation=installation, log_file=folder / "server.log") as server:
         yield server
         os.kill(server.pid, signal.SIGKILL)
         server.wait()

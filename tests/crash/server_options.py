@@ -5,10 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from shm_backend_utils.server import Installation, install
 
-__all__ = ["installation_with"]
+__all__ = ["ONCE", "installation_with"]
+
+ONCE: Final = "--disable-auto-complete-config"  # Triton starts each stub twice otherwise, to ask what is complete
 
 
 def installation_with(options: Sequence[str], folder: Path) -> Installation:

@@ -21,6 +21,7 @@ from tests.releases import outlives_models
 from .either_client import FLAVOURS, TWO_FLAVOURS, EitherCall, EitherClient, open_client, url_of
 from .mirror import Mirror
 from .processes import stub_of
+from .server_options import ONCE
 
 Case = tuple[str, PathName]
 PATHS: tuple[PathName, ...] = ("direct", "triton-shm", "inline")
@@ -72,7 +73,7 @@ AT_FIRST: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def mirror(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mirror]:
-    mirror = Mirror(tmp_path_factory.mktemp("mirror"))
+    mirror = Mirror(tmp_path_factory.mktemp("mirror"), ONCE)
     with mirror:
         mirror.configure_all(AT_FIRST | {name: change.before for name, change in CHANGES.items()})
         yield mirror

@@ -24,10 +24,9 @@ N = np.full((10, 1), 2)
 
 
 @pytest.fixture(scope="module")
-def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalServer]:
-    folder = tmp_path_factory.mktemp("mortal")
-    models = copy_models((MODELS / "rows", MODELS / "ordinary"), folder / "models")
-    with MortalServer(models, log_file=folder / "server.log") as mortal:
+def mortal(tmp_path_factory: pytest.TempPathFactory, options: dict[str, Any]) -> Iterator[MortalServer]:
+    models = copy_models((MODELS / "rows", MODELS / "ordinary"), tmp_path_factory.mktemp("mortal") / "models")
+    with MortalServer(models, **options | {"log_file": models.with_name("server.log")}) as mortal:
         yield mortal
 
 

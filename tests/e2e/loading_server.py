@@ -42,10 +42,10 @@ class Sample(NamedTuple):
 class LoadingServer:
     """The server, and models that it may load."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str) -> None:
         self.models = folder / "models"
         self.models.mkdir()
-        installation = installation_with(["--model-control-mode=explicit"], folder / "installation")
+        installation = installation_with(["--model-control-mode=explicit", *options], folder / "installation")
         self.server = EmbeddedServer.start(
             self.models, installation=installation, log_file=folder / "server.log", numpy="own"
         )
