@@ -321,7 +321,8 @@ class ShmClient(ServerMethods):
             The longest wait for each response, in seconds; by default what the client says. The stream as a whole has
             no bound.
         frames : int, optional
-            How many responses of a decoupled model may lie in shared memory at once, 1 to 64; by default 4.
+            How many responses of a decoupled model may lie in shared memory at once, 1 to 64; by default 8, or 4
+            where these take more than ``PoolOptions(stream_guess_bytes=...)``.
 
         Returns
         -------

@@ -20,7 +20,7 @@ from .opening import inline_instead
 from .paths.call import COPYING, check_sequence_id, write_inputs
 from .paths.inline import InlineCall
 from .paths.staging import brought_to_gpus, can_be_downloaded
-from .paths.stream import DirectStream, check_frames, guessed_rooms, ring_end
+from .paths.stream import FEW_FRAMES, USUAL_FRAMES, DirectStream, check_frames, guessed_rooms, ring_end
 from .paths.taking import take
 from .result import Result
 from .settings import CallSettings
@@ -102,15 +102,21 @@ def _open_ring(
     known: KnownModel,
     given: Mapping[str, AnyInput],
     wanted: Mapping[str, int | None] | None,
-    frames: int,
+    frames: int | None,
     learned: Mapping[str, int],
 ) -> Steps[DirectStream]:
     """Take memory for a stream; ``learned`` is how large its outputs may be expected to be."""
-    unguessed = known.lay_out(given, wanted, slot_count=1 + frames, learned=learned)
-    guesses = guessed_rooms(unguessed, frames, core.stream_guess_bytes)
-    layout = known.lay_out(given, wanted, slot_count=1 + frames, learned={**guesses, **learned})
-    end = ring_end(layout, frames)
-    region, memory = yield from take(core.pool, settings, known, end, 1 + frames, f"a stream of {frames}")
+    count, most_bytes = frames or USUAL_FRAMES, core.stream_guess_bytes
+    layout = known.lay_out(given, wanted, slot_count=1 + count, learned=learned)
+    is_large = frames is None and ring_end(layout, count) > most_bytes
+    if is_large:
+        count = FEW_FRAMES
+    guesses = guessed_rooms(layout, count, most_bytes)
+    if guesses or is_large:
+        layout = known.lay_out(given, wanted, slot_count=1 + count, learned={**guesses, **learned})
+    region, memory = yield from take(
+        core.pool, settings, known, ring_end(layout, count), 1 + count, f"a stream of {count}"
+    )
     return DirectStream(core.codec, settings, known, layout, region, memory)
 
 
@@ -141,7 +147,7 @@ def responses_of(core: Core, stream: OpenStream, answer: Any) -> list[Result]:
         known.learned.learn(result.overflowed, stream.call.layout.batch_size or 1)
         tell_overflow(known, result.overflowed, _REMEDY, stream.settings.origin)
     # Triton ends some streams by a response without outputs.
-    return [result] if result or stream.call.path != InlineCall.path else []
+    return [result] if stream.call.path != InlineCall.path or result else []
 
 
 def on_their_gpus(core: Core, stream: OpenStream, results: list[Result]) -> Steps[None]:

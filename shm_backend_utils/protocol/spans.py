@@ -69,7 +69,8 @@ class Ring:
 
     def outputs(self, first: Mapping[str, OutputSpan], place: int) -> dict[str, OutputSpan]:
         """Return the spans of a place; ``first`` are those of place 0."""
-        return {name: span._replace(offset=span.offset + place * self.stride) for name, span in first.items()}
+        further = place * self.stride
+        return {name: OutputSpan(region, offset + further, size) for name, (region, offset, size) in first.items()}
 
 
 def frame_number(generation: int, index: int) -> int:

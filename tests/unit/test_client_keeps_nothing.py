@@ -200,6 +200,15 @@ def test_a_stream_that_is_closed_twice_leaves_the_next_one_alone_that_has_its_sl
     next_one.close()
 
 
+@pytest.mark.parametrize(("outputs", "count"), [(None, 8), ({"OUT0": 2**20}, 8), ({"OUT0": 2**22}, 4)])
+def test_a_ring_has_more_places_if_they_are_small(client: ShmClient, outputs: Any, count: int) -> None:
+    core, settings = client._open_core(), client._settings.of_call("stream", "stream", "direct", None, {})
+    call = client._driver.run(open_stream(core, settings, {"IN0": X}, outputs, None)).call
+    assert isinstance(call, DirectStream)
+    assert len(call._frames) == count
+    call.close()
+
+
 def test_a_stream_that_is_let_go_of_gives_its_memory_back(client: ShmClient, server: FakeServer) -> None:
     server.compute = lambda order, inputs: ({"OUT0": inputs["IN0"] * factor} for factor in range(9))
     frames = client.stream("stream", {"IN0": X}, outputs={"OUT0": X.nbytes})

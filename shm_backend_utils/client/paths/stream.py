@@ -23,15 +23,17 @@ from ..transports.messages import Codec
 from .call import HostMemory, InRegion
 from .direct import result_of
 
-__all__ = ["DirectStream", "check_frames", "guessed_rooms", "ring_end"]
+__all__ = ["FEW_FRAMES", "USUAL_FRAMES", "DirectStream", "check_frames", "guessed_rooms", "ring_end"]
 
-_USUAL_FRAMES: Final = 4
+USUAL_FRAMES: Final = 8
+FEW_FRAMES: Final = 4
+"""As many if they are large. Where a model's next place is not free yet, it waits a tenth of a millisecond, or more."""
 
 
-def check_frames(spec: ModelSpec, frames: SupportsIndex | None) -> int:
-    """Return the number of a ring's frames, or raise CallerError if the model's stream cannot have so many."""
+def check_frames(spec: ModelSpec, frames: SupportsIndex | None) -> int | None:
+    """Return the number of a ring's frames, None if nobody says it; CallerError if the stream cannot have so many."""
     if frames is None:
-        return _USUAL_FRAMES
+        return None
     if not spec.is_decoupled:
         raise CallerError(
             f"frames is {frames!r}, but model {spec.name!r} is not decoupled: its stream has one response; leave "

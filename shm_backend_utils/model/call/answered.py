@@ -214,7 +214,8 @@ class AnsweredRequest(ReceivedRequest):
         if self._pending:
             check_all_are_over(self._pending)
         context = self._context
-        requested = self._request.requested_output_names()
+        requested = self._requested or self._request.requested_output_names()
+        self._requested = requested
         places: list[OutputPlace] = []
         tensors: list[Any] = []
         for name in context.spec.outputs:

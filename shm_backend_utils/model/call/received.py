@@ -65,6 +65,7 @@ class ReceivedRequest:
     _is_open: bool | None = None  # before it begins
     _parameters: dict[str, Any] | None = None
     _tensors: dict[str, Any] | None = None
+    _requested: list[str] | None = None  # the names of the outputs that are wanted, when they were looked at
     _notice = ""
     _slot: Slot | None = None
     _generation = 0

@@ -22,14 +22,14 @@ HELD = (
 )
 
 
-def six(_: Order, inputs: Arrays) -> Any:
-    return ({"OUT0": inputs["IN0"] * factor} for factor in range(6))
+def ten(_: Order, inputs: Arrays) -> Any:
+    return ({"OUT0": inputs["IN0"] * factor} for factor in range(10))
 
 
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
     streams = config("stream", model_transaction_policy={"decoupled": True})
-    with FakeServer(streams, config("m"), compute=six) as server:
+    with FakeServer(streams, config("m"), compute=ten) as server:
         server.frame_limit_s = 0.02
         yield server
 
@@ -38,7 +38,7 @@ def ask(client: ShmClient, **named: Any) -> Iterator[Any]:
     return client.stream("stream", {"IN0": X}, outputs={"OUT0": X.nbytes}, **named)
 
 
-@pytest.mark.parametrize(("named", "count"), [({}, 4), ({"frames": 1}, 1), ({"frames": np.int64(3)}, 3)])
+@pytest.mark.parametrize(("named", "count"), [({}, 8), ({"frames": 1}, 1), ({"frames": np.int64(3)}, 3)])
 @pytest.mark.parametrize("what", ["results", "arrays"])
 def test_who_holds_every_frame_is_told(server: FakeServer, named: dict[str, Any], count: int, what: str) -> None:
     kept: list[Any] = []
