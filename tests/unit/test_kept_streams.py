@@ -24,19 +24,11 @@ SOON_S = 0.2
 
 
 class Service(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]  # it has no types
-    """Answers each request of a stream by as many responses as its id says, and tells of the end as Triton does.
-
-    Attributes
-    ----------
-    streams : list of list of str
-        The ids of the requests of each stream so far.
-    open : int
-        How many streams there are now.
-    """
+    """Answers each request of a stream by as many responses as its id says, and tells of the end as Triton does."""
 
     def __init__(self) -> None:
-        self.streams: list[list[str]] = []
-        self.open = 0
+        self.streams: list[list[str]] = []  # the ids of the requests of each stream so far
+        self.open = 0  # how many streams there are now
 
     def ModelStreamInfer(self, requests: Any, _: Any) -> Iterator[Any]:
         seen = list[str]()
