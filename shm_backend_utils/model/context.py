@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 from ..errors import ModelError
 from ..memory.cuda.access import CudaAccess
 from ..model_spec import ModelSpec
+from ..protocol.form import TableForm
 from ..tensors.view import DIRECT
 from .config import Config
 from .devices.arrays import DeviceArrays
@@ -46,6 +47,7 @@ class Context:
 
     spec: ModelSpec  # the model's, with the shapes that ``model.py`` sees
     request_spec: ModelSpec  # the same, unless Triton reshapes a tensor: then with the shapes of requests
+    form: TableForm | None  # of its tables
     fills_slots: bool  # Triton fills slots of a batch that no sequence has a request for, by requests of its own
     backend: TritonBackend
     resolver: Resolver
@@ -71,6 +73,7 @@ class Context:
         return cls(
             spec.as_model_sees(),
             spec,
+            TableForm.of(spec),
             spec.sequences == "direct" and spec.max_batch_size > 1,
             backend,
             resolver,

@@ -85,6 +85,7 @@ class Table(NamedTuple):
     outputs: dict[str, OutputSpan]  # room for those that are wanted; with a ring, that of its first place
     regions: tuple[RegionClaim, ...] = ()  # number 1 of the spans' regions, and those that follow
     ring: Ring | None = None  # for streams
+    fits: bool = False  # it was checked against the model's configuration, too, as it has the form of most
 
 
 Extent = tuple[int, int, int, str]

@@ -55,6 +55,7 @@ from .spans import (
 
 __all__ = [
     "BY_NUMBER",
+    "HEAD",
     "HEAD_LENGTH",
     "MAX_RANK",
     "NUMBERS",
@@ -69,9 +70,11 @@ __all__ = [
     "tensor_length",
 ]
 
-_HEAD: Final = struct.Struct("<QIHHHHHHQ")
-HEAD_LENGTH: Final = _HEAD.size
-PROBE_OFFSET: Final = struct.calcsize(_HEAD.format[:-2])  # before it, all but the last two fields
+HEAD: Final = struct.Struct("<QIHHHHHHQ")
+"""The fixed part of a table."""
+
+HEAD_LENGTH: Final = HEAD.size
+PROBE_OFFSET: Final = struct.calcsize(HEAD.format[:-2])  # before it, all but the last two fields
 _WORD: Final = 8
 TENSOR: Final = struct.Struct("<QQHBBHH")
 """The fixed part of a tensor, in tables and in results."""
@@ -124,9 +127,9 @@ def encode(table: Table) -> bytes:
     body = b"".join(pieces)
     ring = table.ring or _NO_RING
     return (
-        _HEAD.pack(
+        HEAD.pack(
             0,
-            _HEAD.size + len(body),
+            HEAD.size + len(body),
             len(table.inputs),
             len(table.outputs),
             len(table.regions),
@@ -147,16 +150,16 @@ def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call o
     ``data_begin`` and ``byte_size`` are where the data of the slot's own region begins, and how large that is.
     TableError if it breaks the protocol: the message names the field, and never a key, a token or a handle.
     """
-    (generation, length, input_count, output_count, region_count, frames, frame_slot, probe, stride) = (
-        _HEAD.unpack_from(data)
+    (generation, length, input_count, output_count, region_count, frames, frame_slot, probe, stride) = HEAD.unpack_from(
+        data
     )
-    if not _HEAD.size <= length <= len(data):
-        raise TableError("length", str(length), f"{_HEAD.size} to {len(data)}")
+    if not HEAD.size <= length <= len(data):
+        raise TableError("length", str(length), f"{HEAD.size} to {len(data)}")
     if probe:
         raise TableError("probe", str(probe), "0, or 1 or 2 for a probe")
     if input_count + output_count > MAX_TENSORS:
         raise TableError("input_count and output_count", str(input_count + output_count), f"at most {MAX_TENSORS}")
-    at = _HEAD.size
+    at = HEAD.size
     claims: tuple[RegionClaim, ...] = ()
     limits = [(data_begin, byte_size)]
     if region_count:
@@ -211,7 +214,7 @@ def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call o
     if at != length:
         raise TableError("length", str(length), f"{at}, where the last of its tensors ends")
     ring = _ring(generation, frame_slot, frames, stride, outputs, limits) if frames else None
-    table = _made(Table, (inputs, outputs, claims, ring))
+    table = _made(Table, (inputs, outputs, claims, ring, False))
     if reach < 0 or frames:
         check_outputs_are_apart(table)
     return generation, table

@@ -193,6 +193,7 @@ def test_a_client_writes_the_table_and_then_the_generation() -> None:
     try:
         slot = region.slots[0]
         assert slot.begin(BEFORE) == 1
+        slot.become_free("answer")
         written = watch_the_client(slot.record)
         assert slot.begin(TABLE) == 2
         assert written == [("table", 1, BEFORE), ("generation", 1, TABLE)]

@@ -43,7 +43,7 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no C comp
 SEALED_KEY: Final = handover.SealedKey("0" * 32, 1)
 FORMATS: Final[Mapping[str, str]] = {
     "shmbu_header": f"{layout._HEADER.format}4x",  # the rest of the first page is zero
-    "shmbu_table": table._HEAD.format,
+    "shmbu_table": table.HEAD.format,
     "shmbu_region": claims._CLAIM.format,
     "shmbu_tensor": table.TENSOR.format,
     "shmbu_results": results._STAMPS.format + results._HEAD.format.removeprefix("<"),

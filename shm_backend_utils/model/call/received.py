@@ -44,7 +44,7 @@ from ..mapping.resolver import FurtherRegions
 from .outputs import Output, view_at
 from .probe import answer_probe
 
-__all__ = ["ReceivedRequest", "check_table"]
+__all__ = ["ReceivedRequest", "check_rows", "check_table"]
 
 _OURS: Final = "shm_"  # the parameters of this package begin so
 _NO_MEMORY: Final = HostMemory(np.empty(0, np.uint8))  # region 0 of a request without a slot; no span is in it
@@ -108,10 +108,10 @@ class ReceivedRequest:
                     parse_generation(generation)
                 try:
                     try:
-                        table = slot.claim(generation)
+                        table = slot.claim(generation, context.form)
                     except RegionGoneError:
                         slot = context.resolver.reopen_slot(address, slot)
-                        table = slot.claim(generation)
+                        table = slot.claim(generation, context.form)
                 except ProbeFound as found:
                     answer_probe(context, slot, found.probe)
                 self._slot = slot
@@ -129,7 +129,9 @@ class ReceivedRequest:
                         for tensor in self._request.inputs():
                             if tensor.name() == BATCH_CARRIER:
                                 rows = tensor.shape()[0]
-                    check_table(spec, table, self._memories, rows)
+                        check_rows(table, rows)
+                    if not table.fits:
+                        check_table(spec, table, self._memories)
                     if spec is not context.spec:  # as Triton would reshape them
                         reshaped = {
                             n: s._replace(shape=spec.inputs[n].reshaped(s.shape)) for n, s in table.inputs.items()
@@ -333,18 +335,21 @@ class ReceivedRequest:
         self._memories = ()
 
 
-def check_table(spec: ModelSpec, table: Table, memories: Sequence[Memory], rows: int | None = None) -> None:
+def check_rows(table: Table, carried: int | None) -> None:
+    """Raise BatchSizeError unless all inputs have as many rows as the batch carrier has said."""
+    for name, span in table.inputs.items():
+        if not span.shape or span.shape[0] != carried:
+            raise _other_batch_size(name, span.shape, carried)
+
+
+def check_table(spec: ModelSpec, table: Table, memories: Sequence[Memory]) -> None:
     """Check a decoded table against the model's configuration and the memory that its spans are in, by their index.
 
-    ``rows`` is what the batch carrier has said. Spans in the slot's own region are inside its data already. TensorError
-    if the model has no such input or output, or takes no input of this data type and shape, or not so many rows.
-    TableError, which names the field, if a tensor begins at an odd address, lies outside of its region's data, or is
-    one of strings on a GPU.
+    Spans in the slot's own region are inside its data already. TensorError if the model has no such input or output, or
+    takes no input of this data type and shape. TableError, which names the field, if a tensor begins at an odd address,
+    lies outside of its region's data, or is one of strings on a GPU.
     """
-    is_batched = spec.max_batch_size != 0
     for name, (dtype, shape, region, offset, byte_size) in table.inputs.items():
-        if is_batched and (not shape or shape[0] != rows):
-            raise _other_batch_size(name, shape, rows)
         tensor = spec.inputs.get(name) or spec.input(name)
         end = tensor.fixed_end
         if dtype is not tensor.dtype or len(shape) != len(tensor.shape) or (end and shape[-len(end) :] != end):

@@ -30,6 +30,7 @@ from ...memory.sealed import SealedSegment
 from ...memory.shared_file import BLOCK_SIZE
 from ...protocol import table
 from ...protocol.claims import LentRegionClaim
+from ...protocol.form import TableForm
 from ...protocol.layout import GENERATION, SlotRecord
 from ...protocol.probe import Probe, decode_probe, is_probe
 from ...protocol.spans import Table
@@ -154,7 +155,7 @@ class Slot:
         self._block_count = -(-self._byte_size // BLOCK_SIZE)
         self._data_begin = managed.data_offset
 
-    def claim(self, generation: int) -> Table:
+    def claim(self, generation: int, form: TableForm | None = None) -> Table:
         """Take the slot's lease for a request, and return what its table says. Waits for nobody.
 
         A request that is stale already takes no lease, so that it is not in the way of the slot's next one. The record
@@ -184,7 +185,8 @@ class Slot:
         data = b""
         try:
             data = bytes(record.request)
-            found, said = table.decode(data, self._data_begin, self._byte_size)
+            usual = None if form is None else form.decode(data, self._data_begin, self._byte_size)
+            found, said = usual or table.decode(data, self._data_begin, self._byte_size)
             if found != generation:
                 raise stale()
         except BaseException as error:

@@ -67,7 +67,7 @@ def test_a_rate_is_of_all_threads_each_beginning_elsewhere() -> None:
             together.wait(5)
 
     with ThreadPoolExecutor(3) as pool:
-        assert rate_of_threads(pool, call, list(range(100)), threads=3, seconds=0.05) > 3
+        assert rate_of_threads(pool, call, list(range(100)), threads=3, seconds=0.5) > 3
     assert len(set(firsts)) == 3
 
 
@@ -76,7 +76,7 @@ def test_a_call_that_fails_ends_the_measurement() -> None:
         raise AssertionError("a wrong answer")
 
     with ThreadPoolExecutor(2) as pool, pytest.raises(AssertionError, match="a wrong answer"):
-        rate_of_threads(pool, call, [1], threads=2, seconds=0.05)
+        rate_of_threads(pool, call, [1], threads=2, seconds=60)  # not waited for
 
 
 def test_rates_are_compared_period_by_period() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.errors import BatchSizeError, PeerError, ShmError, TableError
-from shm_backend_utils.model.call.received import check_table
+from shm_backend_utils.model.call.received import check_rows, check_table
 from shm_backend_utils.model.mapping.memory import HostMemory, Memory
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol import named, results, table
@@ -91,7 +91,7 @@ def test_an_input_of_a_fixed_size_must_have_it() -> None:
 
 def test_a_batch_whose_input_has_no_dimension_is_refused() -> None:
     with pytest.raises(BatchSizeError, match="tensor 'X' has no dimension; its first one is the batch"):
-        check_table(spec(max_batch_size=8), Table({"X": InputSpan(UINT8, (), 0, BEGIN, 1)}, {}), memories(), 1)
+        check_rows(Table({"X": InputSpan(UINT8, (), 0, BEGIN, 1)}, {}), 1)
 
 
 DATA, REGION_SIZE = 8192, 16384
