@@ -296,17 +296,6 @@ def test_the_second_region_of_a_call_in_doubt_is_nobodys_before_the_request_is_s
     assert client.stats().slots_held == client.stats().quarantined == 0
 
 
-def test_a_second_region_that_is_borrowed_when_its_call_is_closed_waits_in_quarantine(
-    server: FakeServer, client: ShmClient
-) -> None:
-    call = grown(client)
-    with borrowed(server):
-        without_an_answer(server, call)
-        call.close()
-        assert (client.stats().slots_held, client.stats().quarantined) == (1, 1)  # the first one keeps the second
-    assert (client.stats().slots_held, client.stats().quarantined) == (0, 0)
-
-
 # The end
 
 

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import struct
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
 
 import matplotlib as mpl
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.text import Text
 
-from scripts.tools.bench.bench import FULL, QUICK, Amounts
 from scripts.tools.bench.drawing import RC, Drawing, label_of_bytes, line_of
-from scripts.tools.bench.groups import GROUPS
 from scripts.tools.bench.pictures import PICTURES, drawings_of
-from tests.scripts.bench.curves import MACHINE, RUNS, full_run, runs, short_run
+from tests.scripts.bench.curves import MACHINE, RUNS, full_run, runs
 
 pictures = pytest.mark.parametrize("picture", PICTURES)
 with_lines = pytest.mark.parametrize("picture", ["latency", "concurrency"])
@@ -38,24 +32,6 @@ def drawn(picture: str, run: str) -> Figure:
 
 def panels_of(figure: Figure) -> list[Axes]:
     return [axes for axes in figure.axes if axes.get_visible()]
-
-
-def texts_of(figure: Figure) -> Iterator[Text]:
-    """Yield all that can be read; ticks outside of their axis are not drawn."""
-    yield from figure.texts
-    for legend in figure.legends:
-        yield from legend.get_texts()
-    for axes in panels_of(figure):
-        yield from (axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts)
-        yield from labels_of(axes.xaxis)
-        yield from labels_of(axes.yaxis)
-
-
-def labels_of(axis: Axis) -> Iterator[Text]:
-    low, high = sorted(axis.get_view_interval())
-    for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
-        if low <= tick.get_loc() <= high and tick.label1.get_visible():
-            yield tick.label1
 
 
 # --- what is drawn
@@ -98,43 +74,8 @@ def test_the_legend_names_every_line_once(picture: str, run: str) -> None:
     assert sorted(names) == sorted({line_of(name).label for name in lines})
 
 
-@pytest.mark.parametrize("run", ["a full run"])
-def test_axes_are_logarithmic_and_sizes_in_words(run: str) -> None:
-    for axes in panels_of(drawn("latency", run)):
-        assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-        labels = [label.get_text() for label in labels_of(axes.xaxis)]
-        assert labels == ["64 B", "4 KiB", "256 KiB", "16 MiB", "1 GiB"]
-    (first, *_) = panels_of(drawn("latency", run))
-    assert {"0.5 ms", "1 ms", "1,000 ms"} <= {label.get_text() for label in labels_of(first.yaxis)}
-
-
-def test_a_line_that_nobody_knows_has_its_own_name() -> None:
-    assert line_of("another peer").label == "another peer"
-
-
 def test_a_size_is_told_in_its_largest_unit() -> None:
     assert [label_of_bytes(size) for size in (64, 1024, 3 * 2**19, 2**30)] == ["64 B", "1 KiB", "1.5 MiB", "1 GiB"]
-
-
-def test_every_picture_is_of_a_group() -> None:
-    assert set(PICTURES) <= set(GROUPS)
-
-
-# --- how it looks
-
-
-@runs
-@pictures
-def test_no_words_overlap_and_none_are_cut_off(picture: str, run: str) -> None:
-    figure = drawn(picture, run)
-    shown = [text for text in texts_of(figure) if text.get_text()]
-    boxes = [(text.get_text(), text.get_window_extent()) for text in shown]
-    assert len(boxes) > 5
-    for words, box in boxes:
-        assert figure.bbox.x0 <= box.x0 <= box.x1 <= figure.bbox.x1, words
-        assert figure.bbox.y0 <= box.y0 <= box.y1 <= figure.bbox.y1, words
-    for (one, box), (other, beside) in itertools.combinations(boxes, 2):
-        assert not box.overlaps(beside), (one, other)
 
 
 # --- files
@@ -170,17 +111,3 @@ def test_what_was_not_measured_is_not_drawn() -> None:
     assert drawings_of(curves, MACHINE) == []
     curves.add("shapes", "varying", "direct", 4096, 1.0)
     assert [drawing.name for drawing in drawings_of(curves, MACHINE)] == ["shapes"]
-
-
-def test_a_machine_that_tells_nothing_of_itself_is_no_reason_to_fail() -> None:
-    assert len(drawings_of(short_run(), {})) == len(PICTURES)
-
-
-@pytest.mark.parametrize(("amounts", "is_marked"), [(QUICK, True), (QUICK.with_rounds(1), True), (FULL, False)])
-def test_pictures_of_a_trial_say_so(amounts: Amounts, is_marked: bool) -> None:
-    with mpl.rc_context(dict(RC)):  # type: ignore[arg-type]
-        figure = PICTURES["latency"].draw("A title", short_run().of("latency"), MACHINE | amounts.label)
-        FigureCanvasAgg(figure).draw()  # type: ignore[no-untyped-call]
-    [_, about] = figure.texts
-    assert ("--quick" in about.get_text()) is is_marked
-    assert about.get_window_extent().x1 < figure.bbox.x1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections.abc import Callable
@@ -10,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from scripts.tools.bench.pictures import PICTURES
-from scripts.tools.bench.reports import COLUMNS, MEASURED_ELSEWHERE, Reports, cells_of, document_of, table_of
+from scripts.tools.bench.reports import COLUMNS, MEASURED_ELSEWHERE, Reports, cells_of, document_of
 from scripts.tools.bench.runs import ReportError, Run, as_json, json_of, read_run
 from scripts.tools.figures import Figure
 from tests.scripts.bench.curves import MACHINE, short_run
@@ -61,11 +59,6 @@ def test_the_page_shows_the_pictures_and_says_how_both_are_made(tmp_path: Path) 
     assert all((tmp_path / "docs" / link).is_file() for _, link in links)
     assert all(picture.caption in page for picture in PICTURES.values())
     assert "scripts/bench --json bench.json --document docs/bench.md --plot docs/images" in page
-
-
-def test_a_page_without_pictures_shows_none(tmp_path: Path) -> None:
-    Reports(document=tmp_path / "bench.md").write(RUN)
-    assert "![" not in (tmp_path / "bench.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -132,24 +125,3 @@ def test_another_file_is_refused_in_a_line(what: str, tmp_path: Path) -> None:
         read_run(file)
     assert str(caught.value).startswith(f"{file} is not what bench --json has written: ")
     assert "\n" not in str(caught.value)
-
-
-def test_a_file_that_is_not_there_is_told_in_a_line(tmp_path: Path) -> None:
-    with pytest.raises(ReportError, match="none.json cannot be read: No such file or directory"):
-        read_run(tmp_path / "none.json")
-    with pytest.raises(ReportError, match="cannot be read: Is a directory"):
-        read_run(tmp_path)
-
-
-def test_what_has_no_end_is_not_read() -> None:
-    with pytest.raises(ReportError, match="/dev/zero cannot be read: it is no regular file"):
-        read_run(Path("/dev/zero"))
-
-
-@pytest.mark.parametrize("name", ["[/bold]", "[red]", "\x1b[2J"])
-def test_a_name_is_shown_as_it_is_and_obeyed_by_nobody(name: str) -> None:
-    console = Console(file=io.StringIO(), width=200)
-    console.print(table_of([Figure(name, 1.0, name, name)]))
-    assert isinstance(console.file, io.StringIO)
-    assert console.file.getvalue().count(repr(name)[1:-1]) == 3
-    assert "\x1b" not in console.file.getvalue()
