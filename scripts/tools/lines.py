@@ -14,22 +14,22 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 40_497,
+    "shm_backend_utils": 40_620,
     "shm_backend_utils/*.py": 1_150,
     "shm_backend_utils/cli": 3_600,
     "shm_backend_utils/client": 8_947,
     "shm_backend_utils/compat": 2_200,
     "shm_backend_utils/http": 300,
     "shm_backend_utils/memory": 5_320,
-    "shm_backend_utils/model": 6_386,
-    "shm_backend_utils/protocol": 1_850,
+    "shm_backend_utils/model": 6_395,
+    "shm_backend_utils/protocol": 1_960,
     "shm_backend_utils/repository": 200,
     "shm_backend_utils/server": 1_300,
     "shm_backend_utils/tensors": 2_200,
     "shm_backend_utils/testing": 7_200,
     "scripts": 14_390,
     "scripts/tools/bench": 3_655,
-    "tests": 75_026,
+    "tests": 75_000,
     "docs": 4_650,
 }
 """By folder, or by pattern of files: the most lines."""
