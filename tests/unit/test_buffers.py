@@ -35,17 +35,19 @@ def take_both(pool: SlotPool) -> tuple[SlotRegion, SlotRegion, list[Any]]:
     return own, overflow, [memory, beside]
 
 
-@pytest.mark.parametrize("is_beside", [False, True])
-def test_an_overflow_waits_while_a_model_is_at_work_in_the_slot_or_there(pool: SlotPool, is_beside: bool) -> None:
+@pytest.mark.parametrize(("is_beside", "is_spoiled"), [(False, False), (True, False), (False, True)])
+def test_an_overflow_waits_while_a_model_is_at_work(pool: SlotPool, is_beside: bool, is_spoiled: bool) -> None:
     own, overflow, memories = take_both(pool)
     region = overflow if is_beside else own
     model = open_region(region.key, region.token, "region")
     assert model.lease(0).take()
+    if is_spoiled:
+        own.spoil("refusal")
     memories.clear()
     assert (pool.status.held, pool.status.quarantined) == (1, 1)
     model.lease(0).give_back()
     model.close()
-    assert (pool.status.held, pool.status.quarantined, pool.status.idle) == (0, 0, 2)
+    assert (pool.status.held, pool.status.quarantined, pool.status.idle) == (0, 0, 1 if is_spoiled else 2)
 
 
 def test_an_overflow_comes_back_when_its_request_is_stale(pool: SlotPool) -> None:

@@ -285,9 +285,11 @@ class Inventory:
     def _retry(self, region: SlotRegion) -> None:
         """Let a region out of quarantine, if that can be."""
         with contextlib.suppress(OSError):  # the kernel has no lock to give: it may have one later
+            if not region.reclaim():
+                return
             if region.is_to_go:
                 self.destroy(region)
-            elif region.reclaim():
+            else:
                 self.quarantined.remove(region)
                 self.put_back(region)
 

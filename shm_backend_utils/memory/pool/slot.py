@@ -245,8 +245,8 @@ class SlotRegion:
             slot.state = AFTER[event][slot.state]
 
     def reclaim(self) -> bool:
-        """Make sure that no request will touch the region again. Return whether that is so now."""
-        reclaimed = [slot.reclaim() for slot in self.slots if slot.state == SENT]
+        """Make sure that no request will touch the region again, nor what is kept. Return whether that is so now."""
+        reclaimed = [slot.reclaim() for slot in self.slots if slot.state == SENT or slot.kept]
         return all(reclaimed)
 
     @property
