@@ -17,7 +17,7 @@ CEILINGS: Final = {
     "shm_backend_utils": 40_620,
     "shm_backend_utils/*.py": 1_150,
     "shm_backend_utils/cli": 3_600,
-    "shm_backend_utils/client": 8_947,
+    "shm_backend_utils/client": 8_943,
     "shm_backend_utils/compat": 2_200,
     "shm_backend_utils/http": 300,
     "shm_backend_utils/memory": 5_320,

@@ -18,6 +18,7 @@ from shm_backend_utils.client.transports.connect import connect
 from shm_backend_utils.client.transports.grpc import streams
 from shm_backend_utils.client.transports.grpc.codec import GrpcMessage
 from shm_backend_utils.client.transports.transport import Transport
+from tests.unit.fake_gpu import wait_until
 
 PATIENCE_S = 20.0
 SOON_S = 0.2
@@ -36,6 +37,8 @@ class Service(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mi
         self.open += 1
         for request in requests:
             seen.append(request.id)
+            if not request.id:
+                break
             if not request.id.isdigit():
                 yield service_pb2.ModelStreamInferResponse(error_message="no number")
                 continue
@@ -115,6 +118,11 @@ def test_a_stream_is_not_kept_that_its_user_left_or_that_had_an_error(
     assert service.streams[1:] == [["2"]]
 
 
+def test_a_stream_that_ends_before_its_last_response_is_an_error(transport: Transport) -> None:
+    with pytest.raises(ServerUnavailableError, match="before its last response"):
+        list(answers(transport, ""))
+
+
 def test_an_idle_stream_ends_soon(transport: Transport, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "KEPT_S", SOON_S)
     for opened in (1, 2):
@@ -155,16 +163,7 @@ def test_a_stream_that_broke_while_it_was_idle_is_not_used(service: Service) -> 
     transport.close()
 
 
-def test_a_closed_client_leaves_no_stream(service: Service) -> None:
-    with serving(service) as url:
-        transport = connect(url, None)
-        list(answers(transport, "1"))
-        transport.close()
-        wait_until(lambda: not service.open)
-
-
-def wait_until(is_so: Any) -> None:
-    end = time.monotonic() + PATIENCE_S / 2
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+def test_a_closed_client_leaves_no_stream(transport: Transport, service: Service) -> None:
+    list(answers(transport, "1"))
+    transport.close()
+    wait_until(lambda: not service.open)

@@ -36,7 +36,7 @@ class Reading:
     def __init__(self, begin: Callable[[Iterator[Any]], Any], key: object, streams: Streams) -> None:
         self.key = key
         self.requests: queue.SimpleQueue[Any] = queue.SimpleQueue()  # the last one is None
-        self.answers: queue.SimpleQueue[Any] = queue.SimpleQueue()  # the last one is None, or an error
+        self.answers: queue.SimpleQueue[Any] = queue.SimpleQueue()  # None, or an error, once it has ended
         self.wanted: queue.SimpleQueue[bool] = queue.SimpleQueue()  # unlike a semaphore, safe from interrupts
         for _ in range(AHEAD):
             self.wanted.put(True)
@@ -70,7 +70,7 @@ class Streams:
             if reading.key == key:
                 with contextlib.suppress(KeyError):  # another thread has taken it, or it has ended
                     self.idle.remove(reading)
-                    if reading.thread.is_alive():
+                    if reading.thread.is_alive() and reading.answers.empty():
                         return reading
         return Reading(begin, key, self)
 

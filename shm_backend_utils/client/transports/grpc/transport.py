@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from ....errors import CallerError, ClosedError
 from ....forks import forsake_in_children, never_destroy, owners_of_kind
-from ...errors import deadline_exceeded, translated
+from ...errors import deadline_exceeded, translated, unavailable
 from ..transport import AsyncTransport, Transport, is_cancelled
 from .address import GrpcAddress
 from .codec import GrpcCodec, GrpcMessage, Metadata
@@ -25,6 +25,7 @@ __all__ = ["AsyncGrpcTransport", "GrpcTransport"]
 
 _ALWAYS_ENDED: Final = "triton_enable_empty_final_response"  # Triton tells of a stream's end, also when it is no answer
 _IS_LAST: Final = "triton_final_response"
+_ENDED: Final = "the stream has ended before its last response"
 
 
 class GrpcTransport(Transport):
@@ -65,12 +66,12 @@ class GrpcTransport(Transport):
                 except queue.Empty:
                     raise deadline_exceeded() from None
                 if answer is None:
-                    return
+                    raise ClosedError("this client") if self._is_closed else unavailable(self.address, _ENDED)
                 if isinstance(answer, BaseException):
                     raise _error(answer, self.address, self._is_closed) from None
                 reading.wanted.put(True)
                 response = _response(answer, self.address)
-                is_over = _is_last(response)
+                is_over = _IS_LAST in response.parameters and response.parameters[_IS_LAST].bool_param
                 if response.outputs or not is_over:
                     yield response
         finally:
@@ -167,11 +168,6 @@ def _response(answer: Any, address: str) -> Any:
     if answer.error_message:
         raise translated(None, answer.error_message, address)
     return answer.infer_response
-
-
-def _is_last(response: Any) -> bool:
-    """Return whether no more answers to its request follow."""
-    return _IS_LAST in response.parameters and bool(response.parameters[_IS_LAST].bool_param)
 
 
 def _error(error: Any, address: str, is_closed: bool) -> BaseException:
