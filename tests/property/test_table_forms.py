@@ -53,7 +53,8 @@ def laid_out(spec: ModelSpec, rng: random.Random) -> CallLayout:
         shape = tuple([rng.randint(1, 5) if size < 0 else size for size in tensor.shape])
         shape = (rows, *shape[1:]) if spec.max_batch_size else shape
         inputs[name] = CallInput(tensor.dtype, shape, int(np.prod(shape)) * tensor.dtype.itemsize)
-    wanted = {name: rng.choice([None, 0, 8, 100]) for name in spec.outputs}
+    names = rng.sample(list(spec.outputs), rng.randint(0, len(spec.outputs)))
+    wanted = {name: rng.choice([None, 0, 8, 100]) for name in names}
     return lay_out(spec, inputs, wanted, BEGIN, learned={}, most_rows=spec.max_batch_size)
 
 
