@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from scripts.tools.bench.drawing import RC, Drawing, label_of_bytes, line_of
+from scripts.tools.bench.drawing import RC, Drawing, line_of
 from scripts.tools.bench.pictures import PICTURES, drawings_of
 from tests.scripts.bench.curves import MACHINE, RUNS, full_run, runs
 
@@ -63,19 +63,6 @@ def test_every_bar_is_as_long_as_was_measured_and_says_so(run: str) -> None:
     assert sorted(bar.get_width() for bar in bars) == expected
     told = sorted(text.get_text() for axes in panels_of(figure) for text in axes.texts)
     assert told == sorted(f"{y:.2f}" for y in expected)
-
-
-@runs
-@with_lines
-def test_the_legend_names_every_line_once(picture: str, run: str) -> None:
-    (legend,) = drawn(picture, run).legends
-    names = [text.get_text() for text in legend.get_texts()]
-    lines = {name for panel in RUNS[run]().of(picture).values() for name in panel}
-    assert sorted(names) == sorted({line_of(name).label for name in lines})
-
-
-def test_a_size_is_told_in_its_largest_unit() -> None:
-    assert [label_of_bytes(size) for size in (64, 1024, 3 * 2**19, 2**30)] == ["64 B", "1 KiB", "1.5 MiB", "1 GiB"]
 
 
 # --- files
