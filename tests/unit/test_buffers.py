@@ -18,7 +18,7 @@ from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from tests.opened import open_region
 
-NEED = Need(PAGE_SIZE)
+NEED = Need(PAGE_SIZE, 2)
 
 
 @pytest.fixture
@@ -32,6 +32,7 @@ def take_both(pool: SlotPool) -> tuple[SlotRegion, SlotRegion, list[Any]]:
     (own, memory), (overflow, beside) = (pool.redeem(pool.request(NEED, "a test")) for _ in range(2))
     own.slots[0].kept = (RegionBuffer(overflow, beside),)
     own.slots[0].begin(b"")
+    own.slots[1].kept = own.slots[:1]  # as where an interrupt came before the request
     return own, overflow, [memory, beside]
 
 

@@ -246,7 +246,7 @@ class SlotRegion:
 
     def reclaim(self) -> bool:
         """Make sure that no request will touch the region again, nor what is kept. Return whether that is so now."""
-        reclaimed = [slot.reclaim() for slot in self.slots if slot.state == SENT or slot.kept]
+        reclaimed = [slot.reclaim() for slot in self.slots if slot.state == SENT or (slot.kept and slot.state != FREE)]
         return all(reclaimed)
 
     @property
