@@ -31,7 +31,7 @@ from tests.unit.fetching.scripted_desk import Script, ScriptedDesk, give, say_no
 from .eventually import eventually
 from .loading_server import LoadingServer
 from .sealed_by_hand import BYTE_SIZE, NAME, address, region
-from .sealed_stub import stub_of
+from .sealed_stub import SealedStub, stub_of
 
 MODEL = "fetching"
 BOUND_S = 0.5
@@ -70,11 +70,18 @@ class Fetching:
         self._http.close()
 
 
+def is_at_rest(stub: SealedStub) -> bool:
+    before = stub.descriptors()
+    time.sleep(0.2)
+    return stub.descriptors() == before
+
+
 @pytest.fixture(scope="module")
 def fetching(loading_server: LoadingServer) -> Iterator[Fetching]:
     loading_server.load(MODEL, "direct_only", CONFIG + BOUND)
     fetching = Fetching(loading_server)
     fetching.infer_honestly()
+    eventually(lambda: len(fetching.stub.inodes()) == 1 and is_at_rest(fetching.stub))  # by which path, was tried
     yield fetching
     fetching.close()
     loading_server.grpc.unload_model(MODEL)

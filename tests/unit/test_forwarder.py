@@ -56,7 +56,7 @@ def test_a_request_to_a_model(forwarder: Forwarder, monkeypatch: pytest.MonkeyPa
     forwarding.give_up()
 
 
-@pytest.mark.parametrize("outputs", [[], {}, iter(()), "Y0", 3, [1]])
+@pytest.mark.parametrize("outputs", [[], {}, iter(()), "Y0", 3, [1], {"Y0": -1}, {"Y0": "16"}, {"Y0": 1.5}])
 def test_outputs_that_no_model_can_be_asked_for(
     forwarder: Forwarder, monkeypatch: pytest.MonkeyPatch, outputs: Any
 ) -> None:

@@ -7,10 +7,11 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from http.client import HTTPException
+from operator import index
 from typing import Any, Final
 from urllib.parse import quote
 
-from ...errors import BudgetError, CallerError, MachineError, ModelError, NoSharedMemoryError, PeerError
+from ...errors import BudgetError, CallerError, MachineError, ModelError, NoSharedMemoryError, PeerError, shown
 from ...http.json_answers import fetch_json
 from ...memory.pool.options import PoolOptions
 from ...memory.pool.pool import SlotPool
@@ -253,12 +254,22 @@ def _note_refusal(forwarding: Forwarding, pending: set[Forwarding]) -> None:
 def _names(model: str, spec: ModelSpec | None, outputs: ForwardOutputs) -> list[str]:
     if outputs is not None:
         try:
-            return output_names(outputs)
+            names = output_names(outputs)
+            if isinstance(outputs, Mapping):
+                for name, hint in outputs.items():
+                    _check_hint(name, hint)
         except CallerError as error:
             raise ModelError(f"model {model!r} cannot be asked so: {error}") from None
+        return names
     if spec is None:
         raise ModelError(
             f"the outputs of model {model!r} are not known here, as the server's HTTP endpoint does not tell; name "
             "those that are wanted, or set the parameter SHM_SERVER_URL in config.pbtxt to http://HOST:PORT"
         )
     return list(spec.outputs)
+
+
+def _check_hint(name: str, hint: object) -> None:
+    if not (hint is None or isinstance(hint, TensorView) or (hasattr(hint, "__index__") and index(hint) >= 0)):
+        expected = "a view that call.output has returned, a number of bytes, or None"
+        raise CallerError(f"outputs has {shown(hint)} for {name!r}; expected {expected}")

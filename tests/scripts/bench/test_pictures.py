@@ -91,10 +91,3 @@ def test_the_same_run_gives_the_same_bytes() -> None:
         for content in files.values():
             assert b"<dc:date>" not in content
             assert mpl.__version__.encode() not in content
-
-
-def test_what_was_not_measured_is_not_drawn() -> None:
-    curves = type(full_run())()
-    assert drawings_of(curves, MACHINE) == []
-    curves.add("shapes", "varying", "direct", 4096, 1.0)
-    assert [drawing.name for drawing in drawings_of(curves, MACHINE)] == ["shapes"]
