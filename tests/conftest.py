@@ -209,8 +209,7 @@ def triton_server(
     """Have the server load what a file's tests name: a model takes half a second of a core, and most have one file."""
     names = models_named_by(request.module, triton_repository)
     with tritonclient.grpc.InferenceServerClient(triton_server.grpc_url) as client:
-        missing = [name for name in names if not client.is_model_ready(name)]  # others would be started anew
-        side_by_side(client.load_model, missing)
+        side_by_side(client.load_model, [each for each in names if not client.is_model_ready(each)])  # else it is anew
     return triton_server
 
 
