@@ -70,7 +70,7 @@ HOWTO_STREAMS: Final[Quotes] = {
     ]
 }
 COSTS: Final[Quotes] = {
-    "It has {:.0f} functions in `execute` and {:.0f} in `infer`": [
+    "It had {:.0f} functions in `execute` and {:.0f} in `infer` then": [
         "a warm request's way in execute",
         "a warm request's way in infer",
     ]
