@@ -209,7 +209,8 @@ def triton_server(
     """Have the server load what a file's tests name: a model takes half a second of a core, and most have one file."""
     names = models_named_by(request.module, triton_repository)
     with tritonclient.grpc.InferenceServerClient(triton_server.grpc_url) as client:
-        side_by_side(client.load_model, [each for each in names if not client.is_model_ready(each)])  # else it is anew
+        index: Any = client.get_model_repository_index()
+        side_by_side(client.load_model, names - {each.name for each in index.models if each.state == "READY"})
     return triton_server
 
 

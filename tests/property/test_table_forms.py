@@ -21,7 +21,6 @@ from tests.property.fuzz_tables import mutated
 
 BEGIN, BYTE_SIZE, RECORD = 4096, 2**16, 1024
 MEMORY: Final = [HostMemory(np.zeros(BYTE_SIZE, np.uint8))]
-CHANGES: Final = 10
 
 letters = st.text("abé_", min_size=1, max_size=9)
 dims = st.lists(st.sampled_from([-1, -1, 1, 2, 3]), min_size=1, max_size=3)
@@ -89,8 +88,8 @@ def test_a_usual_table_has_the_form_and_what_changes_it_is_read_generally_or_ali
     usual = (generation, layout.table._replace(fits=True)) if is_usual else None
     assert form.decode(record, BEGIN, BYTE_SIZE) == usual
     assert read_generally(spec, record) == (generation, layout.table)
-    changes = [mutated(rng, record, 0, length) for _ in range(CHANGES)]
-    changes += [moved(rng, record, layout.table) for _ in range(CHANGES)]
+    changes = [mutated(rng, record, 0, length) for _ in range(10)]
+    changes += [moved(rng, record, layout.table) for _ in range(10)]
     for changed in [*changes, record[: length - 1]]:
         found, generally = form.decode(changed, BEGIN, BYTE_SIZE), read_generally(spec, changed)
         if found is not None:
