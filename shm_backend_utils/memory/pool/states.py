@@ -27,7 +27,7 @@ SPOILED: Final = "spoiled"
 
 AFTER: Final[Mapping[Event, Mapping[State, State]]] = {
     "request": {FREE: SENT, SPOILED: SPOILED},
-    # The model has completed the slot, or the server says that it never began.
+    # The model has completed the slot. An error of the server's is no such answer: the slot is reclaimed.
     "answer": {SENT: FREE, SPOILED: SPOILED},
     # No model holds the lease, and the generation was raised: a late request is refused.
     "reclaim": {SENT: FREE, SPOILED: SPOILED},

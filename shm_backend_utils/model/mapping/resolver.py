@@ -50,7 +50,8 @@ class FurtherRegions:
             if claim.fence is None:
                 assert mapped.managed is not None
                 self.borrowed.append(policy.Fence(mapped.managed, claim.slot).borrow())
-        elif isinstance(mapped.segment, CudaMapping) and _is_passing(claim):
+        elif isinstance(claim, CudaRegionClaim) and _is_passing(claim):
+            assert isinstance(mapped.segment, CudaMapping)
             self.passing.append(mapped.segment)
 
     def unmap_passing(self) -> None:
@@ -264,9 +265,8 @@ class Resolver:
         return _COLLECT_INTERVAL_S if self._cuda.collect() else max(self._next_sweep - time.monotonic(), 0)
 
 
-def _is_passing(claim: RegionClaim) -> bool:
+def _is_passing(claim: CudaRegionClaim) -> bool:
     """Return whether memory is unmapped before the answer: it is lent until then, or nothing tells when it is freed."""
-    assert isinstance(claim, CudaRegionClaim)
     return claim.is_for_one_request or claim.fence is None
 
 
