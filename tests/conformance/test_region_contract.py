@@ -215,14 +215,12 @@ def test_a_table_reaches_the_peer(kind: Kind, region: ManagedRegion) -> None:
 
 def results_in(record: SlotRecord) -> bytes:
     """Return everything in the model's half of a record behind the two stamps."""
-    return record.copy_results()[-record.results_room :]
+    return bytes(record.results)[-record.results_room :]
 
 
 def test_results_reach_the_owner(kind: Kind, region: ManagedRegion) -> None:
     region.record(1).generation = 5
-    program = (
-        "record = region.record(1)\nrecord.started = record.generation\nrecord.complete(record.generation, b'{}' * 9)\n"
-    )
+    program = "record = region.record(1)\nrecord.model_words[0] = record.generation\nrecord.complete(record.generation, b'{}' * 9)\n"
     run_peer(kind, region, program)
     record = region.record(1)
     assert (record.started, record.completed) == (5, 5)
@@ -235,7 +233,7 @@ def test_the_longest_table_disturbs_no_results_nor_the_next_slot(region: Managed
     for slot in range(SLOTS):
         record = peer.record(slot)
         assert (record.generation, set(bytes(record.request[8:]))) == (slot + 1, {slot + 1})
-        assert not any(record.copy_results())
+        assert not any(bytes(record.results))
     assert not peer.data().any()
 
 

@@ -281,7 +281,7 @@ class HandMade:
 
     def results(self) -> dict[str, OutputPlace]:
         """Return what the model has written of its outputs."""
-        found = results.decode(self.record.copy_results(), [self.region.header.byte_size, *[1 << 40] * 8])
+        found = results.decode(bytes(self.record.results), [self.region.header.byte_size, *[1 << 40] * 8])
         return {place.name: place for place in found.outputs}
 
     def content(self) -> bytes:

@@ -91,8 +91,8 @@ def test_the_request_the_table_and_the_results(region: Region, triton_server: Em
     region.array(DATA, (4,))[:] = [1, 2, 3, 4]
     region.record.begin(GENERATION, TABLE[8:])
     check(sent(triton_server, REQUEST), ANSWER)
-    assert region.record.copy_results()[: len(RESULTS)] == RESULTS
-    (place,) = results.decode(region.record.copy_results(), [region.segment.byte_size]).outputs
+    assert bytes(region.record.results)[: len(RESULTS)] == RESULTS
+    (place,) = results.decode(bytes(region.record.results), [region.segment.byte_size]).outputs
     assert region.array(place.offset, place.shape).tolist() == [1, 2, 3, 4]
 
 

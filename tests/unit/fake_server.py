@@ -243,7 +243,7 @@ class FakeServer:
             raise InferenceError(refusal(StaleRequestError("another generation")))
         if record.started == generation:
             raise InferenceError(refusal(ReplayedRequestError("a second time")))
-        record.started = generation
+        record.model_words[0] = generation
         return region, record, generation, contents
 
     def _in_slot(self, order: Order) -> Arrays:

@@ -132,4 +132,4 @@ class Client:
         self.region.close()
 
     def _model_half(self, slot: int) -> bytes:
-        return self.region.record(slot).copy_results()
+        return bytes(self.region.record(slot).results)

@@ -248,7 +248,7 @@ def refuse_late(order: Order) -> None:
 def start_and_refuse(order: Order) -> None:
     address = parse_address(order.parameters[SLOT_PARAMETER])
     region = open_region(address.key, address.token, "region")
-    region.record(address.slot).started = order.parameters["shm_generation"]
+    region.record(address.slot).model_words[0] = order.parameters["shm_generation"]
     region.close()
     busy(order)
 

@@ -93,7 +93,7 @@ def test_whatever_is_read_as_a_header_fits_into_its_file(rest: bytes, start: byt
 def test_a_fresh_record_is_all_zero() -> None:
     record = SlotRecord(region(), 0, RECORD)
     assert (record.generation, record.started, record.completed) == (0, 0, 0)
-    assert bytes(record.request) == record.copy_results() == bytes(RECORD // 2)
+    assert bytes(record.request) == bytes(record.results) == bytes(RECORD // 2)
     assert record.room == RECORD // 2
 
 
@@ -102,14 +102,14 @@ def test_a_record_lies_where_it_is_drawn(slot: int) -> None:
     buffer = region()
     record = SlotRecord(buffer, slot, RECORD)
     record.begin(11, b"table")
-    record.started = 22
+    record.model_words[0] = 22
     record.complete(33, b"results")
     begin = layout.record_offset(slot, RECORD)
     assert begin == 4096 + slot * RECORD
     drawn = struct.pack("<Q5s", 11, b"table").ljust(RECORD // 2, b"\0") + struct.pack("<QQ7s", 22, 33, b"results")
     assert bytes(buffer[begin : begin + RECORD]) == drawn.ljust(RECORD, b"\0")
     assert bytes(record.request) == drawn[: RECORD // 2]
-    assert record.copy_results() == drawn[RECORD // 2 :].ljust(RECORD // 2, b"\0")
+    assert bytes(record.results) == drawn[RECORD // 2 :].ljust(RECORD // 2, b"\0")
 
 
 words = st.integers(0, 2**64 - 1)
@@ -120,7 +120,7 @@ def test_a_record_is_read_as_it_was_written(generation: int, started: int, compl
     buffer = region()
     record = SlotRecord(buffer, 1, RECORD)
     record.generation = generation
-    record.started = started
+    record.model_words[0] = started
     record.complete(completed, b"")
     again = SlotRecord(buffer, 1, RECORD)
     assert (again.generation, again.started, again.completed) == (generation, started, completed)
@@ -136,8 +136,8 @@ def test_a_full_record_touches_nothing_but_its_own_bytes() -> None:
     buffer = region()
     record = SlotRecord(buffer, 0, RECORD)
     record.begin(2**64 - 1, b"\xff" * (record.room - 8))
-    assert not any(record.copy_results())
-    record.started = 2**64 - 1
+    assert not any(bytes(record.results))
+    record.model_words[0] = 2**64 - 1
     record.complete(2**64 - 1, b"\xff" * (record.room - 16))
     assert not any(buffer[4096 + RECORD :])
     assert header_of(buffer) == Header(SLOTS, SIZE, TOKEN, RECORD)

@@ -228,7 +228,7 @@ class WatchedModel:
         return made  # type: ignore[no-any-return]
 
     def _note(self, what: str) -> None:
-        found = results.decode(self._record.copy_results(), self._byte_sizes)
+        found = results.decode(bytes(self._record.results), self._byte_sizes)
         self.written.append((what, found.completed, [place.name for place in found.outputs]))
 
 

@@ -99,7 +99,7 @@ class Client:
     def events(self, slot: int) -> tuple[int, ...]:
         """Return the regions whose events the results name."""
         sizes = [self.region.header.byte_size, *[each.byte_size for each in self.allocations]]
-        return results.decode(self.region.record(slot).copy_results(), sizes).events
+        return results.decode(bytes(self.region.record(slot).results), sizes).events
 
     def wait_for_events(self, slot: int) -> None:
         """Wait for the client's own events of the regions that the results name."""

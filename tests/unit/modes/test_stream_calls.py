@@ -31,7 +31,7 @@ def frame(client: Client, slot: int, index: int, generation: int = 1) -> list[fl
     """Return what lies in a place of a ring, if it is that frame."""
     if client.region.record(slot).completed != frame_number(generation, index):
         return None
-    (place,) = results.decode(client.region.record(slot).copy_results(), [client.region.header.byte_size]).outputs
+    (place,) = results.decode(bytes(client.region.record(slot).results), [client.region.header.byte_size]).outputs
     view: Any = np.ndarray(place.shape, place.dtype.numpy, client.region.bytes(), place.offset)
     return [float(value) for value in view]
 

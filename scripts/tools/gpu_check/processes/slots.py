@@ -78,7 +78,7 @@ class Slot:
     def results(self) -> Results:
         """Return what the model has written of its outputs."""
         further = [claimed_size(claim) for claim in self._table.regions]
-        return results.decode(self._record.copy_results(), [self.region.header.byte_size, *further])
+        return results.decode(bytes(self._record.results), [self.region.header.byte_size, *further])
 
     def events(self) -> tuple[int, ...]:
         """Return the numbers of the regions whose events tell when the outputs are complete."""
