@@ -150,10 +150,6 @@ class SlotRecord:
         """The generation that a model has begun to execute last."""
         return self.model_words[STARTED]
 
-    @started.setter
-    def started(self, value: int) -> None:
-        self.model_words[STARTED] = value
-
     def start(self, generation: int) -> bool:
         """Note that a model begins to execute a generation; return False if it has begun with it, or a later one."""
         words = self.model_words
@@ -171,7 +167,3 @@ class SlotRecord:
         """Write the results of a generation, which :func:`.results.encode` made, and then its completion stamp."""
         self.results[RESULTS : RESULTS + len(results)] = results
         self.model_words[COMPLETED] = generation
-
-    def copy_results(self) -> bytes:
-        """Copy the model's half out, all at once. A peer wrote it: :func:`.results.decode` checks it."""
-        return bytes(self.results)
