@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from ..dtypes import BYTES
 from ..errors import ModelError
 from ..memory.cuda.access import CudaAccess
 from ..model_spec import ModelSpec
 from ..protocol.form import TableForm
+from ..protocol.results import OutputForm
 from ..tensors.view import DIRECT
 from .config import Config
 from .devices.arrays import DeviceArrays
@@ -48,6 +50,7 @@ class Context:
     spec: ModelSpec  # the model's, with the shapes that ``model.py`` sees
     request_spec: ModelSpec  # the same, unless Triton reshapes a tensor: then with the shapes of requests
     form: TableForm | None  # of its tables
+    outputs: Mapping[str, OutputForm]  # of those of numbers that Triton does not reshape
     fills_slots: bool  # Triton fills slots of a batch that no sequence has a request for, by requests of its own
     backend: TritonBackend
     resolver: Resolver
@@ -74,6 +77,11 @@ class Context:
             spec.as_model_sees(),
             spec,
             TableForm.of(spec),
+            {
+                name: OutputForm.of(name, tensor.dtype, len(tensor.shape), tensor.fixed_end)
+                for name, tensor in spec.outputs.items()
+                if tensor.dtype is not None and tensor.dtype is not BYTES and tensor.reshape is None
+            },
             spec.sequences == "direct" and spec.max_batch_size > 1,
             backend,
             resolver,

@@ -123,15 +123,8 @@ class DebugCall(Call):
 
     def output(self, name: str, shape: Sequence[int], dtype: npt.DTypeLike) -> TensorView:
         view = super().output(name, shape, dtype)
-        place = self.outputs[name].place
-        if place.is_in_response:
-            data = view.array.reshape(-1).view(np.uint8)
-        else:
-            memory = self._memories[place.region]
-            if not isinstance(memory, HostMemory):
-                return view
-            data = memory.bytes()[place.offset : place.offset + place.byte_size]
-        self._filled[name] = FilledOutput(name, place.dtype.itemsize, data)
+        if not isinstance(view, DeviceView):
+            self._filled[name] = FilledOutput(name, view.dtype.itemsize, view.array.reshape(-1).view(np.uint8))
         return view
 
     def put(self, name: str, array: Any) -> None:

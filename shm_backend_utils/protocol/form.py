@@ -11,31 +11,25 @@ import math
 import struct
 from collections.abc import Callable
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from ..dtypes import DType
 from ..model_spec import ModelSpec
 from .spans import InputSpan, OutputSpan, Table
-from .table import HEAD, NUMBERS, PADDING, TENSOR
+from .table import NUMBERS, PADDING, TENSOR
 
 __all__ = ["TableForm"]
 
-_HEAD_FIELDS: Final = 9
-_INPUT_COUNT: Final = 2
-_ZEROS: Final = range(4, _HEAD_FIELDS)  # no further regions, no ring, no probe
-_NO_OUTPUT: Final = ("", 1)
-_FIELDS: Final = 7  # of a tensor, before its shape and its name
+_GENERATION, _LENGTH, _INPUT_COUNT, _OUTPUT_COUNT, _NOTHING_MORE, _HEAD_FIELDS = range(6)
+_HEAD: Final = "<QIHH16s"  # at last, no further regions, no ring, no probe
+_EXTENT: Final = struct.Struct("<QQ")
+_OUTPUT: Final = struct.Struct("<QQ4xH")  # offset, size and the length of the name
 # What a named tuple's own constructor does, without the function around it.
-_made: Final[Callable[[type[Any], tuple[Any, ...]], Any]] = tuple.__new__
+_made: Final[Callable[..., Any]] = tuple.__new__
 
 
-class _Input(NamedTuple):
-    name: str
-    dtype: DType
-    itemsize: int
-    at: int  # its first field
-    shape_begin: int
-    shape_end: int
+# An input: its name, type and size of an element, and what takes its offset, size and shape out of all fields.
+_Input = tuple[str, DType, int, Callable[[tuple[Any, ...]], Any]]
 
 
 class TableForm:
@@ -43,22 +37,25 @@ class TableForm:
 
     def __init__(self, spec: ModelSpec) -> None:
         self._inputs: list[_Input] = []
-        self._outputs = {
-            name.encode(): (name, (tensor.dtype and tensor.dtype.itemsize) or 1)
-            for name, tensor in spec.outputs.items()
-        }
-        form, end = HEAD.format, _HEAD_FIELDS
-        known: dict[int, int | bytes] = {_INPUT_COUNT: len(spec.inputs), **dict.fromkeys(_ZEROS, 0)}
+        self._outputs: dict[bytes, tuple[str, int, int]] = {}  # by all of one but its extent: name, itemsize and length
+        form = _HEAD
+        known: dict[int, int | bytes] = {_INPUT_COUNT: len(spec.inputs), _NOTHING_MORE: bytes(16)}
+        end = _HEAD_FIELDS
         for name, tensor in spec.inputs.items():
             assert tensor.dtype is not None
-            text, rank, begin = name.encode(), len(tensor.shape), end + _FIELDS
+            text, rank, begin = name.encode(), len(tensor.shape), end + 3
             padded = text + PADDING[-len(text) % 8]
-            fields = [None, None, 0, NUMBERS[tensor.dtype.name], rank, len(text), 0]  # None for what requests say
-            fields += [None if size < 0 else size for size in tensor.shape]
-            known |= {end + index: value for index, value in enumerate([*fields, padded]) if value is not None}
-            self._inputs.append(_Input(name, tensor.dtype, tensor.dtype.itemsize, end, begin, begin + rank))
-            form += f"{TENSOR.format[1:]}{'Q' * rank}{len(padded)}s"
+            form += f"QQ8s{'Q' * rank}{len(padded)}s"
+            known[end + 2] = TENSOR.pack(0, 0, 0, NUMBERS[tensor.dtype.name], rank, len(text), 0)[_EXTENT.size :]
+            known |= {begin + axis: size for axis, size in enumerate(tensor.shape) if size >= 0}
+            known[begin + rank] = padded
+            said = itemgetter(end, end + 1, slice(begin, begin + rank))
+            self._inputs.append((name, tensor.dtype, tensor.dtype.itemsize, said))
             end = begin + rank + 1
+        for name, tensor in spec.outputs.items():
+            text, itemsize = name.encode(), (tensor.dtype and tensor.dtype.itemsize) or 1
+            head = TENSOR.pack(0, 0, 0, 0, 0, len(text), 0)[_EXTENT.size :]
+            self._outputs[head + text] = (name, itemsize, TENSOR.size + len(text) + -len(text) % 8)
         self._struct = struct.Struct(form)
         self._known = tuple(known.values())
         self._known_of = itemgetter(*known)
@@ -68,37 +65,38 @@ class TableForm:
         """Return the form of a model's tables; None where the configuration does not tell how large an element is."""
         return cls(spec) if all(each.dtype and each.dtype.itemsize for each in spec.inputs.values()) else None
 
-    def decode(self, data: bytes, data_begin: int, byte_size: int) -> tuple[int, Table] | None:
-        """Return what :func:`.table.decode` does, for a table of this form that fits the model; else None.
+    def decode(self, data: bytes, generation: int, data_begin: int, byte_size: int) -> Table | None:
+        """Return what :func:`.table.decode` does, for a table of this form and generation that fits the model.
 
-        Tensors lie one behind the other, and at multiples of their elements' size: more is not to be checked, if the
-        region begins at one, as every mapping does.
+        None for any other. Tensors lie one behind the other, and at multiples of their elements' size: more is not to
+        be checked, if the region begins at one, as every mapping does.
         """
-        if len(data) < self._struct.size:
-            return None
-        fields = self._struct.unpack_from(data)
-        generation, length, _, output_count, *_ = fields
-        if self._known_of(fields) != self._known or length > len(data):
-            return None
-        reach = data_begin
         inputs: dict[str, InputSpan] = {}
-        for name, dtype, itemsize, at, begin, end in self._inputs:
-            offset, size, shape = fields[at], fields[at + 1], fields[begin:end]
-            if offset < reach or offset % itemsize or not size or math.prod(shape) * itemsize != size:
-                return None
-            inputs[name] = _made(InputSpan, (dtype, shape, 0, offset, size))
-            reach = offset + size
-        at = self._struct.size
         outputs: dict[str, OutputSpan] = {}
-        while at < length - TENSOR.size:
-            offset, size, region, number, rank, name_length, flags = TENSOR.unpack_from(data, at)
-            at += TENSOR.size
-            name, itemsize = self._outputs.get(data[at : at + name_length], _NO_OUTPUT)
-            if not name or offset < reach or offset % itemsize or region or number or rank or flags:
+        try:
+            fields = self._struct.unpack_from(data)
+            length, reach = fields[_LENGTH], data_begin
+            if fields[_GENERATION] != generation or self._known_of(fields) != self._known or length > len(data):
                 return None
-            outputs[name] = _made(OutputSpan, (0, offset, size))
-            reach = offset + size
-            at += name_length + -name_length % 8
-        if at != length or len(outputs) != output_count or reach > byte_size:
+            for name, dtype, itemsize, said in self._inputs:
+                offset, size, shape = said(fields)
+                if offset < reach or offset % itemsize or not size or math.prod(shape) * itemsize != size:
+                    return None
+                inputs[name] = _made(InputSpan, (dtype, shape, 0, offset, size))
+                reach = offset + size
+            at = self._struct.size
+            while at < length:
+                offset, size, name_length = _OUTPUT.unpack_from(data, at)
+                begin = at + _EXTENT.size
+                name, itemsize, step = self._outputs[data[begin : begin + 8 + name_length]]
+                if offset < reach or offset % itemsize:
+                    return None
+                outputs[name] = _made(OutputSpan, (0, offset, size))
+                reach = offset + size
+                at += step
+        except (KeyError, struct.error):
             return None
-        return generation, _made(Table, (inputs, outputs, (), None, True))
+        if at != length or len(outputs) != fields[_OUTPUT_COUNT] or reach > byte_size:
+            return None
+        table: Table = _made(Table, (inputs, outputs, (), None, True))
+        return table

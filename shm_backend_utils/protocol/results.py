@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from ..dtypes import DType
@@ -27,12 +27,14 @@ from ..model_spec import ModelSpec
 from .answers import check_output
 from .claims import MAX_REGIONS, padded
 from .spans import MAX_TENSORS, brief
-from .table import BY_NUMBER, MAX_RANK, NUMBERS, PADDING, SHAPES, TENSOR, check_element_count, check_shape
+from .table import BY_NUMBER, MAX_RANK, NUMBERS, SHAPES, TENSOR, check_element_count, check_shape
 
 __all__ = [
     "NO_RESULTS",
+    "OutputForm",
     "OutputPlace",
     "Results",
+    "assemble",
     "broken_results",
     "decode",
     "encode",
@@ -43,7 +45,7 @@ __all__ = [
 _STAMPS: Final = struct.Struct("<QQ")
 _HEAD: Final = struct.Struct("<IHH")
 _IN_RESPONSE: Final = 1
-_OUTPUTS: Final = tuple(struct.Struct(f"{TENSOR.format}{rank}Q") for rank in range(MAX_RANK + 1))
+_FLAGS: Final = 48  # bits of a tensor's fields before them, behind its size
 _BEGIN: Final = _STAMPS.size + _HEAD.size
 NO_RESULTS: Final = bytes(_HEAD.size)
 """The results of a call that failed."""
@@ -70,20 +72,45 @@ class Results(NamedTuple):
     completed: int = 0  # whose results these are: the generation that was finished last
 
 
+class OutputForm(NamedTuple):
+    """What results say alike of an output of one name, data type and rank."""
+
+    dtype: DType
+    rank: int
+    fixed_end: tuple[int, ...]  # of its shape, as a model's configuration has it
+    kind: int  # all fields between its size and its shape as one number, to which the region's is added
+    text: bytes
+    pack: Callable[..., bytes]  # takes offset, size, kind, the shape's sizes one by one, and text
+
+    @classmethod
+    def of(cls, name: str, dtype: DType, rank: int, fixed_end: tuple[int, ...] = ()) -> OutputForm:
+        """Return the form of an output."""
+        text = name.encode()
+        kind = int.from_bytes(TENSOR.pack(0, 0, 0, NUMBERS[dtype.name], rank, len(text), 0)[16:], "little")
+        pack = struct.Struct(f"<QQQ{rank}Q{len(text) + -len(text) % 8}s").pack
+        return cls(dtype, rank, fixed_end, kind, text, pack)
+
+    def encode(
+        self, shape: tuple[int, ...], region: int, offset: int, byte_size: int, is_in_response: bool = False
+    ) -> bytes:
+        """Return one output in its binary form."""
+        return self.pack(offset, byte_size, self.kind + region + (is_in_response << _FLAGS), *shape, self.text)
+
+
 def encode(outputs: Iterable[OutputPlace], events: Sequence[int] = ()) -> bytes:
     """Return results in their binary form, without the stamps in front of them."""
-    pieces: list[bytes] = []
-    output_count = 0
+    encoded = []
     for name, dtype, shape, region, offset, byte_size, is_in_response in outputs:
-        text = name.encode()
-        rank, length = len(shape), len(text)
-        head = _OUTPUTS[rank].pack(offset, byte_size, region, NUMBERS[dtype.name], rank, length, is_in_response, *shape)
-        pieces += (head, text, PADDING[-length % 8])
-        output_count += 1
+        encoded.append(OutputForm.of(name, dtype, len(shape)).encode(shape, region, offset, byte_size, is_in_response))
+    return assemble(encoded, events)
+
+
+def assemble(outputs: Sequence[bytes], events: Sequence[int] = ()) -> bytes:
+    """Return what :func:`encode` does, of outputs in their binary form."""
+    body = b"".join(outputs)
     if events:
-        pieces.append(padded(struct.pack(f"<{len(events)}H", *events)))
-    body = b"".join(pieces)
-    return _HEAD.pack(_BEGIN + len(body), output_count, len(events)) + body
+        body += padded(struct.pack(f"<{len(events)}H", *events))
+    return _HEAD.pack(_BEGIN + len(body), len(outputs), len(events)) + body
 
 
 def results_length(results: bytes) -> int:

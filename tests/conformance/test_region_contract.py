@@ -220,8 +220,7 @@ def results_in(record: SlotRecord) -> bytes:
 
 def test_results_reach_the_owner(kind: Kind, region: ManagedRegion) -> None:
     region.record(1).generation = 5
-    program = "record = region.record(1)\nrecord.model_words[0] = record.generation\nrecord.complete(record.generation, b'{}' * 9)\n"
-    run_peer(kind, region, program)
+    run_peer(kind, region, "record = region.record(1)\nrecord.start(5)\nrecord.complete(5, b'{}' * 9)\n")
     record = region.record(1)
     assert (record.started, record.completed) == (5, 5)
     assert results_in(record)[:18] == b"{}" * 9

@@ -85,15 +85,16 @@ def test_a_usual_table_has_the_form_and_what_changes_it_is_read_generally_or_ali
     length = len(record)
     record = record.ljust(RECORD, b"\0")
     is_usual = all(span.byte_size for span in layout.table.inputs.values())
-    usual = (generation, layout.table._replace(fits=True)) if is_usual else None
-    assert form.decode(record, BEGIN, BYTE_SIZE) == usual
+    usual = layout.table._replace(fits=True) if is_usual else None
+    assert form.decode(record, generation, BEGIN, BYTE_SIZE) == usual
+    assert form.decode(record, generation - 1, BEGIN, BYTE_SIZE) is None
     assert read_generally(spec, record) == (generation, layout.table)
     changes = [mutated(rng, record, 0, length) for _ in range(10)]
     changes += [moved(rng, record, layout.table) for _ in range(10)]
     for changed in [*changes, record[: length - 1]]:
-        found, generally = form.decode(changed, BEGIN, BYTE_SIZE), read_generally(spec, changed)
+        found, generally = form.decode(changed, generation, BEGIN, BYTE_SIZE), read_generally(spec, changed)
         if found is not None:
-            assert generally == (found[0], found[1]._replace(fits=False))
+            assert generally == (generation, found._replace(fits=False))
 
 
 def test_strings_have_no_form() -> None:

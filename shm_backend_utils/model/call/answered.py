@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 import traceback
 from collections.abc import Callable, Sequence
 from operator import index
@@ -11,12 +12,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ...dtypes import BYTES, DType
+from ...dtypes import BY_NAME, BYTES, DType
 from ...errors import ModelError, ShmError, TableError, TensorError
 from ...protocol import results
 from ...protocol.claims import CudaRegionClaim
 from ...protocol.layout import COMPLETED, RESULTS
-from ...protocol.results import OutputPlace
+from ...protocol.results import OutputForm
+from ...protocol.spans import OutputSpan
 from ...tensors.cuda.device_view import DeviceView
 from ...tensors.strings import Strings
 from ...tensors.strings_view import StringsView
@@ -24,24 +26,12 @@ from ...tensors.view import DIRECT, TRITON, TensorView
 from ..delivered import DeliveredView, InputView
 from ..forward import check_all_are_over
 from ..mapping.memory import DeviceMemory, HostMemory, Memory
-from .outputs import (
-    Output,
-    array_of,
-    check_output,
-    copy_on_host,
-    in_response,
-    may_not_write,
-    not_written,
-    passed_through,
-    view_at,
-    write_strings,
-)
+from .outputs import Output, array_of, check_output, copy_on_host, may_not_write, not_written
 from .received import ReceivedRequest
 
 __all__ = ["AnsweredRequest"]
 
 # What a named tuple's own constructor does, without the function around it.
-_place: Final[Callable[[type[OutputPlace], tuple[Any, ...]], OutputPlace]] = tuple.__new__
 _output: Final[Callable[[type[Output], tuple[Any, ...]], Output]] = tuple.__new__
 
 
@@ -108,32 +98,33 @@ class AnsweredRequest(ReceivedRequest):
                 f"output {name!r} was asked for with shape {shape!r} and dtype {dtype!r} ({error}); expected for "
                 "example (1, 3) and np.float32"
             ) from None
-        tensor = self._context.spec.outputs.get(name)
-        row = None if tensor is None else tensor.dtype
-        if (
-            (tensor is None or row is None or row is BYTES or row.numpy != numpy_dtype)
-            or len(shape) != len(tensor.shape)
-            or (tensor.fixed_end and shape[-len(tensor.fixed_end) :] != tensor.fixed_end)
-            or (shape and min(shape) < 0)
-        ):
-            row = check_output(self._context.spec, name, numpy_dtype, shape)
-            if row is BYTES:
-                raise ModelError(f"output {name!r} holds strings, of which nobody knows the size yet; use call.put()")
-        span = self._rooms.get(name)
-        if span is not None:
+        form, span = self._context.outputs.get(name), self._rooms.get(name)
+        if form is not None and span is not None:
+            row, _, end, kind, text, pack = form
             region, offset, room = span
-            byte_size = math.prod(shape) * row.itemsize
-            if byte_size <= room:
-                place = _place(OutputPlace, (name, row, shape, region, offset, byte_size, False))
-                memory = self._memories[region]
-                if type(memory) is HostMemory:
-                    array: npt.NDArray[Any] = np.ndarray(shape, numpy_dtype, memory.array, memory.begin + offset)
-                    view = TensorView(name, array, row, DIRECT, memory.memory_type)
-                else:
-                    view = view_at(memory, place, writable=True)
-                self.outputs[name] = _output(Output, (place, view, None, False))
+            byte_size, memory = math.prod(shape) * row.itemsize, self._memories[region]
+            try:
+                encoded = pack(offset, byte_size, kind + region, *shape, text)
+            except struct.error:  # another rank, or a negative size
+                room = -1
+            if (
+                (byte_size <= room and row.numpy == numpy_dtype)
+                and (not end or shape[-len(end) :] == end)
+                and type(memory) is HostMemory
+            ):
+                array: npt.NDArray[Any] = np.ndarray(shape, numpy_dtype, memory.array, memory.begin + offset)
+                view = TensorView(name, array, row, DIRECT, memory.memory_type)
+                self.outputs[name] = _output(Output, (view, encoded, region, None, False))
                 return view
-        output = self.outputs[name] = self._in_band(name, row, np.empty(shape, numpy_dtype))
+        row = check_output(self._context.spec, name, numpy_dtype, shape)
+        if row is BYTES:
+            raise ModelError(f"output {name!r} holds strings, of which nobody knows the size yet; use call.put()")
+        place = self.room_for(name, row, shape)
+        if place is None:
+            output = self._in_band(name, row, np.empty(shape, numpy_dtype))
+        else:
+            output = self._at(name, row, shape, *place)
+        self.outputs[name] = output
         return output.view
 
     def put(self, name: str, array: Any) -> None:
@@ -160,19 +151,18 @@ class AnsweredRequest(ReceivedRequest):
             raise self._not_open()
         spec = self._context.spec
         if type(array) is DeliveredView and name not in self._rooms:  # as it came, so it goes
-            dtype = check_output(spec, name, array.dtype, array.shape)
-            place = _place(OutputPlace, (name, dtype, array.shape, 0, 0, 0, True))
-            self.outputs[name] = _output(Output, (place, array, None, True))
+            check_output(spec, name, array.dtype, array.shape)
+            self.outputs[name] = _output(Output, (array, b"", None, None, True))
             return
         if type(array) is InputView and array.table is self.table and self._has_results and name in self._rooms:
-            tensor, (kind, shape, region, offset, byte_size) = spec.outputs.get(name), array.span
+            form, (dtype, shape, region, offset, byte_size) = self._context.outputs.get(name), array.span
             if (
-                (byte_size and tensor is not None and kind is tensor.dtype)
-                and len(shape) == len(tensor.shape)
-                and (not tensor.fixed_end or shape[-len(tensor.fixed_end) :] == tensor.fixed_end)
+                (byte_size and form is not None and dtype is form.dtype)
+                and len(shape) == form.rank
+                and (not form.fixed_end or shape[-len(form.fixed_end) :] == form.fixed_end)
             ):
-                place = _place(OutputPlace, (name, kind, shape, region, offset, byte_size, False))
-                self.outputs[name] = _output(Output, (place, array, None, False))
+                encoded = form.pack(offset, byte_size, form.kind + region, *shape, form.text)
+                self.outputs[name] = _output(Output, (array, encoded, region, None, False))
                 return
         if isinstance(array, StringsView):
             array = array.strings()
@@ -187,23 +177,21 @@ class AnsweredRequest(ReceivedRequest):
             return
         output = self._passed_through(name, dtype, source, shape)
         if output is None:
-            room = self.room_for(name, dtype, shape)
-            if room is None:
+            place = self.room_for(name, dtype, shape)
+            if place is None:
                 output = self._in_band(name, dtype, source)
             else:
-                memory, place = room
-                view = view_at(memory, place, writable=True)
-                output = Output(place, view, was_copied=self._fill(view, source))
+                output = self._at(name, dtype, shape, *place)
+                output = output._replace(was_copied=self._fill(output.view, source))
         self.outputs[name] = output
 
-    def room_for(self, name: str, dtype: DType, shape: tuple[int, ...]) -> tuple[Memory, OutputPlace] | None:
+    def room_for(self, name: str, dtype: DType, shape: tuple[int, ...]) -> tuple[Memory, OutputSpan] | None:
         """Return a place for an output, not of strings, in the client's memory; None if none is large enough."""
         span = self._rooms.get(name)
         byte_size = math.prod(shape) * dtype.itemsize
         if span is None or byte_size > span.byte_size:
             return None
-        place = OutputPlace(name, dtype, shape, span.region, span.offset, byte_size, False)
-        return self._memories[span.region], place
+        return self._memories[span.region], span._replace(byte_size=byte_size)
 
     def commit(self, *, needs_all: bool = True) -> None:  # one function, as begin()
         """Bring the outputs to their places, or on their way there, and make the response. The call goes on.
@@ -214,36 +202,35 @@ class AnsweredRequest(ReceivedRequest):
         if self._pending:
             check_all_are_over(self._pending)
         context = self._context
-        requested = self._requested or self._request.requested_output_names()
-        self._requested = requested
-        places: list[OutputPlace] = []
+        requested = self._requested = self._requested or self._request.requested_output_names()
+        all_encoded: list[bytes] = []
         tensors: list[Any] = []
+        made = self.outputs
         for name in context.spec.outputs:
             if name in requested:
-                output = self.outputs.get(name)
+                output = made.get(name)
                 if output is not None:
-                    place, view, source, _ = output
+                    view, encoded, region, source, _ = output
                     if source is not None:
                         self._fill(view, source)
-                    if place.is_in_response:
+                    if region is None:
                         tensors.append(self._tensor_of(name, view))
-                    places.append(place)
+                        if self._slot is not None:
+                            encoded = self._encode(name, BY_NAME[view.triton_dtype], view.shape)
+                    all_encoded.append(encoded)
                 elif needs_all:
                     raise not_written(context.spec, name)
         if self._slot is not None:
-            if context.request_spec is not context.spec:
-                outputs = context.spec.outputs
-                places = [place._replace(shape=outputs[place.name].reshaped(place.shape)) for place in places]
-            encoded = results.encode(places)
+            encoded = results.assemble(all_encoded)
             if len(encoded) > self._slot.record.results_room:
                 room = self._slot.record.results_room
-                found = f"{len(encoded)} bytes for the results of {len(places)} outputs"
+                found = f"{len(encoded)} bytes for the results of {len(all_encoded)} outputs"
                 expected = (
                     f"at most {room}, as the slot's record has room for; make larger ones, or ask for less at once"
                 )
                 raise TableError("record", found, expected)
             self._results = encoded
-            self._places = places
+            self._encoded = all_encoded
         if self._response_parameters:
             self.response = context.backend.response_with(tensors, self._response_parameters)
             self._response_parameters = None
@@ -261,7 +248,7 @@ class AnsweredRequest(ReceivedRequest):
             self._further.unmap_passing()
         slot = self._slot
         if slot is not None:
-            encoded = results.encode(self._places, events) if events else self._results
+            encoded = results.assemble(self._encoded, events) if events else self._results
             self._slot = None
             try:
                 record = slot.record
@@ -292,12 +279,13 @@ class AnsweredRequest(ReceivedRequest):
         uses = self.devices
         if self._slot is None or self._further is None or not uses or not uses.are_named or uses.reads_host:
             return False
-        if any(self._memories[place.region].device is None for place in self._places):
-            return False  # what is in the response has region 0, the slot's own, which is on the host
+        regions_used = {0 if output.region is None else output.region for output in self.outputs.values()}
+        if any(self._memories[region].device is None for region in regions_used):
+            return False  # 0 is the slot's own, which is on the host
         regions = self.event_regions
         if self._further.passing or not regions or not all(event for event, _ in regions.values()):
             return False
-        return len(results.encode(self._places, list(regions))) <= self._slot.record.results_room
+        return len(results.assemble(self._encoded, list(regions))) <= self._slot.record.results_room
 
     @property
     def event_regions(self) -> dict[int, tuple[int, int]]:
@@ -318,7 +306,29 @@ class AnsweredRequest(ReceivedRequest):
         else:
             uses = self._use_device(array.device)
             view = self._context.arrays.view(name, array, dtype, TRITON, writable=True, uses=uses)
-        return in_response(name, view, dtype)
+        return Output(view, was_copied=True)
+
+    def _at(
+        self,
+        name: str,
+        dtype: DType,
+        shape: tuple[int, ...],
+        memory: Memory,
+        span: OutputSpan,
+        *,
+        writable: bool = True,
+    ) -> Output:
+        """Return an output in the client's memory, where there is enough for it."""
+        region, offset, byte_size = span
+        view = memory.view(name, offset, byte_size, dtype, shape, writable=writable)
+        assert view is not None  # its size was compared, and strings on a GPU refused
+        return Output(view, self._encode(name, dtype, shape, span), region)
+
+    def _encode(self, name: str, dtype: DType, shape: tuple[int, ...], span: OutputSpan | None = None) -> bytes:
+        """Return what results say of an output, which is in the response if it has no span."""
+        shape = self._context.spec.outputs[name].reshaped(shape)
+        form = self._context.outputs.get(name) or OutputForm.of(name, dtype, len(shape))
+        return form.encode(shape, *(span or (0, 0, 0)), is_in_response=span is None)
 
     def _tensor_of(self, name: str, view: TensorView) -> Any:
         """Return an output as a tensor for the response."""
@@ -342,17 +352,43 @@ class AnsweredRequest(ReceivedRequest):
     def _put_strings(self, name: str, strings: Strings) -> None:
         check_output(self._context.spec, name, BYTES.numpy, strings.shape)
         span = self._rooms.get(name)
-        lying = None if span is None else strings.memory
-        output = None if lying is None else self._passed_through(name, BYTES, lying, strings.shape)
+        output = None
+        if span is not None and strings.memory is not None:
+            output = self._passed_through(name, BYTES, strings.memory, strings.shape)
         if output is None and span is not None:
-            output = write_strings(name, strings, span, self._memories[span.region])
-        self.outputs[name] = output or in_response(name, StringsView(name, strings, TRITON), BYTES)
+            output = self._copied_strings(name, strings, span)
+        self.outputs[name] = output or Output(StringsView(name, strings, TRITON), was_copied=True)
+
+    def _copied_strings(self, name: str, strings: Strings, span: OutputSpan) -> Output | None:
+        """Copy strings to the client's memory and return them as an output; None if there is no room for them."""
+        memory = self._memories[span.region]
+        try:
+            encoded = strings.packed()
+        except TensorError as error:
+            raise may_not_write(error) from None
+        if len(encoded) > span.byte_size or not isinstance(memory, HostMemory):
+            return None
+        begin = memory.begin + span.offset
+        memory.array[begin : begin + len(encoded)] = np.frombuffer(encoded, np.uint8)
+        place = span._replace(byte_size=len(encoded))
+        return self._at(name, BYTES, strings.shape, memory, place)._replace(was_copied=True)
 
     def _passed_through(self, name: str, dtype: DType, source: Any, shape: tuple[int, ...]) -> Output | None:
-        """Return an output that *is* memory of an input, so that nothing is copied; None if ``source`` is no such."""
-        if not self._has_results or name not in self._rooms or self.table is None:
+        """Return an output that *is* memory of an input, so that nothing is copied; None if ``source`` is no such.
+
+        Of strings, ``source`` has the bytes.
+        """
+        nbytes, itemsize = source.nbytes, dtype.itemsize or 1
+        if not nbytes or not self._has_results or name not in self._rooms or self.table is None:
             return None  # nobody would read in the results where the output is
-        return passed_through(name, dtype, source, shape, self.table.inputs.values(), self._memories)
+        for span in self.table.inputs.values():
+            memory = self._memories[span.region]
+            offset = memory.offset_of(source)
+            if offset is None or offset % itemsize:  # bytes that are read as larger elements may lie at odd places
+                continue
+            if span.offset <= offset and offset + nbytes <= span.offset + span.byte_size:
+                return self._at(name, dtype, shape, memory, OutputSpan(span.region, offset, nbytes), writable=False)
+        return None
 
     def _adopted(self, value: Any) -> Any:
         """Return an array of any library on a GPU as one of ours."""

@@ -189,7 +189,7 @@ class Call(AnsweredRequest):
             return view
         made = self._context.arrays.empty(name, view.shape, dtypes.from_numpy(view.dtype, name), TRITON)
         output = self.outputs[name]
-        if output.place.is_in_response:
+        if output.region is None:
             self.outputs[name] = output._replace(view=made)
         else:
             self.outputs[name] = output._replace(source=made.array, was_copied=True)

@@ -28,7 +28,7 @@ from ...protocol.layout import STARTED
 from ...protocol.named import PARAMETER as DESCRIPTOR_PARAMETER
 from ...protocol.named import parse_descriptor
 from ...protocol.probe import ALIVE_ADDRESS, AskedForLifeError
-from ...protocol.results import NO_RESULTS, OutputPlace
+from ...protocol.results import NO_RESULTS
 from ...protocol.spans import InputSpan, OutputSpan, Ring, Table
 from ...tensors.cuda.device_view import DeviceView
 from ...tensors.strings import Strings
@@ -41,7 +41,7 @@ from ..forward import Forwarding
 from ..mapping.mapped import ProbeFound, Slot, replayed, stale
 from ..mapping.memory import HostMemory, Memory
 from ..mapping.resolver import FurtherRegions
-from .outputs import Output, view_at
+from .outputs import Output
 from .probe import answer_probe
 
 __all__ = ["ReceivedRequest", "check_rows", "check_table"]
@@ -76,7 +76,7 @@ class ReceivedRequest:
     _response_parameters: dict[str, str | bool | int] | None = None
     _rooms: Mapping[str, OutputSpan] = MappingProxyType({})
     _has_results = False  # whether the client reads in shared memory where its outputs are
-    _places: Sequence[OutputPlace] = ()
+    _encoded: Sequence[bytes] = ()  # the outputs, as results have them
     _results = NO_RESULTS
     table: Table | None = None
     devices: DeviceUses | None = None
@@ -192,8 +192,9 @@ class ReceivedRequest:
                     return found
                 if name in self._strings:
                     return self._strings[name]
-                place = OutputPlace(name, dtype, shape, region, offset, byte_size, False)
-                return view_at(memory, place, writable=False)
+                view = memory.view(name, offset, byte_size, dtype, shape, writable=False)
+                assert view is not None  # its size was compared, and strings on a GPU refused
+                return view
         view = self._delivered(name)
         if view is None:
             if name not in self._context.spec.controls:

@@ -185,10 +185,11 @@ class Slot:
         data = b""
         try:
             data = bytes(record.request)
-            usual = None if form is None else form.decode(data, self._data_begin, self._byte_size)
-            found, said = usual or table.decode(data, self._data_begin, self._byte_size)
-            if found != generation:
-                raise stale()
+            said = None if form is None else form.decode(data, generation, self._data_begin, self._byte_size)
+            if said is None:
+                found, said = table.decode(data, self._data_begin, self._byte_size)
+                if found != generation:
+                    raise stale()
         except BaseException as error:
             try:
                 if isinstance(error, TableError):

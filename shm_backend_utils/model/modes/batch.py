@@ -205,13 +205,13 @@ class BatchCall:
             room = None if row is BYTES else call.room_for(name, row, shape)
             if room is None:
                 return None
-            found.append(room)
-        if not _follow_one_another([(memory, place.offset, place.byte_size) for memory, place in found]):
+            memory, span = room
+            found.append((memory, span.offset, span.byte_size))
+        if not _follow_one_another(found):
             return None
-        memory, first = found[0]
-        byte_size = sum(place.byte_size for _, place in found)
-        shape = (self.size, *first.shape[1:])
-        whole = memory.view(name, first.offset, byte_size, first.dtype, shape, writable=True)
+        memory, begin, _ = found[0]
+        byte_size = sum(size for _, _, size in found)
+        whole = memory.view(name, begin, byte_size, row, (self.size, *item_shape), writable=True)
         assert whole is not None
         for call, rows in zip(self.calls, self.rows, strict=True):
             call.output(name, (len(rows), *item_shape), dtype)

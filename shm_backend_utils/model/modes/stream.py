@@ -24,7 +24,7 @@ __all__ = ["StreamCall", "run_stream"]
 _SHORTEST_PAUSE_S: Final = 50e-6
 _LONGEST_PAUSE_S: Final = 1e-3
 _LOOK_AT_CLIENT_S: Final = 0.02
-_NO_OUTPUTS: Final = results.encode(())
+_NO_OUTPUTS: Final = results.assemble(())
 
 
 class Place(NamedTuple):
@@ -139,7 +139,7 @@ class StreamCall(Call):
         except BaseException as early:
             self._end_by_error(early)
             raise
-        self._results, self._places = _NO_OUTPUTS, []
+        self._results, self._encoded = _NO_OUTPUTS, ()
         self.end()
         self._context.backend.send_last(self._sender)
 

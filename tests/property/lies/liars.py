@@ -106,9 +106,8 @@ class Slots:
         said = _results(chance, found, region.header.byte_size)[: record.results_room]
         record.results[16 : 16 + len(said)] = said
         right = chance.random() < 0.95
-        record.model_words[0] = (
-            generation if right else chance.choice((0, generation - 1, generation + 1, _WORD - 1)) % _WORD
-        )
+        wrong = (0, generation - 1, generation + 1, _WORD - 1)
+        record.model_words[0] = generation if right else chance.choice(wrong) % _WORD
         record.complete(stamp if right or chance.random() < 0.5 else chance.choice((0, stamp + 1, _WORD - 1)), b"")
         if chance.random() < 0.01:  # a model may write anywhere; the header is read when it is opened alone
             at = chance.randrange(layout.HEADER_LENGTH, region.header.byte_size - 8)

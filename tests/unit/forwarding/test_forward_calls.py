@@ -10,12 +10,13 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from shm_backend_utils.dtypes import BF16
+from shm_backend_utils.dtypes import BF16, BY_NAME
 from shm_backend_utils.errors import PeerError
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.model import Call
 from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
 from shm_backend_utils.protocol.probe import ALIVE_ADDRESS
+from shm_backend_utils.protocol.results import OutputForm
 from tests.unit.emulated import answered, delivered, message_of, outputs_of
 from tests.unit.forwarding.two_models import Models, X, config, double, two_models
 from tests.unit.sessions import tensor
@@ -232,8 +233,8 @@ def test_an_output_said_to_be_one_byte_beyond_the_memory_is_none(models: Models,
 
     def lie(call: Call) -> None:
         double(call)
-        found = call.outputs["Y"]
-        call.outputs["Y"] = found._replace(place=found.place._replace(region=1, offset=end - 15))
+        encoded = OutputForm.of("Y", BY_NAME["FP32"], 1).encode((4,), 1, end - 15, 16)
+        call.outputs["Y"] = call.outputs["Y"]._replace(encoded=encoded)
 
     models.answer = lie
     error = models.refused(client, lambda call: call.forward("other", {"X": call.input("X")}, {"Y": 16}))
