@@ -31,6 +31,7 @@ from .settings import CallSettings
 from .stats import ClientStats, Tally
 from .steps import Pause, Send, Steps
 from .transports.messages import Codec
+from .transports.transport import AsyncTransport, Transport
 
 __all__ = ["Core"]
 
@@ -43,23 +44,29 @@ T = TypeVar("T")
 class Core:
     """One client's memory and knowledge; up to ``inline_bytes`` of tensors go in band, by default as the codec says."""
 
-    def __init__(self, codec: Codec, host: str, memory: ClientMemory, inline_bytes: int | None) -> None:
+    codec: Codec  # from the first connection on, as the two that follow
+    registrations: Registrations
+    paths: PathChooser
+
+    def __init__(self, memory: ClientMemory) -> None:
         options = memory.pool.options
-        self.codec = codec
-        self.catalog = Catalog(codec, options.head_room)
+        self.catalog = Catalog(options.head_room)
         self.tally = Tally()
         self.pool = memory.pool
         self.gpus = Gpus(memory.bank, options.lend_bytes)
         self.on_gpus = functools.partial(device_source, self.gpus)
         self.copied_from_gpus = functools.partial(copied_source, self.gpus)
-        self.registrations = Registrations(codec)
-        self.paths = PathChooser(
-            codec, host, self.registrations, options, codec.inline_bytes if inline_bytes is None else inline_bytes
-        )
         self.once = Once()
         self.is_forked = False  # a copy, in a forked child, of its parent's client
         self.is_closed = False  # or begins to be
         forsake_in_children(self)
+
+    def connect(self, transport: Transport | AsyncTransport, inline_bytes: int | None) -> None:
+        """Take note of the connection, before anything is asked by it."""
+        codec = self.codec = self.catalog.codec = transport.codec
+        self.registrations = Registrations(codec)
+        inline_bytes = codec.inline_bytes if inline_bytes is None else inline_bytes
+        self.paths = PathChooser(codec, transport.host, self.registrations, self.pool.options, inline_bytes)
         reaper.reap()
 
     def forsake(self) -> None:
@@ -79,8 +86,10 @@ class Core:
 
     @property
     def state(self) -> str:
-        """In a word, for people: ``"open"``, ``"closed"``, or ``"forked"``."""
-        return "forked" if self.is_forked else "closed" if self.is_closed else "open"
+        """For people: ``"open"``, ``"not connected yet"``, ``"closed"``, or ``"forked"``."""
+        if self.is_forked or self.is_closed:
+            return "forked" if self.is_forked else "closed"
+        return "open" if hasattr(self, "codec") else "not connected yet"
 
     def rest_at_server(self) -> str | None:
         """Return, for a warning, what a client that nobody closes leaves at the server; None if it was closed."""

@@ -95,8 +95,9 @@ class KnownModel:
 class Catalog:
     """The models that a client has called."""
 
-    def __init__(self, codec: Codec, head_room: float) -> None:
-        self._codec = codec
+    codec: Codec  # from the first connection on
+
+    def __init__(self, head_room: float) -> None:
         self._head_room = head_room
         self.known: dict[tuple[str, str], KnownModel] = {}
 
@@ -111,8 +112,8 @@ class Catalog:
         PeerError if its description of the model is no configuration of it.
         """
         asked = time.monotonic()
-        answer = yield Send(self._codec.ask("model config", model, version), timeout_s)
-        spec = ModelSpec.of_server(model, self._codec.told(answer))
+        answer = yield Send(self.codec.ask("model config", model, version), timeout_s)
+        spec = ModelSpec.of_server(model, self.codec.told(answer))
         known = self.known.get((model, version))
         if known is None or known.spec != spec:
             if known is not None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import numpy.typing as npt
 
@@ -19,13 +19,14 @@ from .of_this_process import OfThisProcess
 from .options import check_timeout
 from .paths.call import Call
 from .result import Result
-from .steps import AsyncioDriver, BlockingDriver, Steps
+from .steps import Steps
 
 __all__ = ["CLOSE_OR_WITH", "AsyncPreparedCall", "PreparedCall"]
 
 CLOSE_OR_WITH: Final = "call close(), or use it in a with statement"
 
-Self = TypeVar("Self", bound="_Prepared")
+ResultT = TypeVar("ResultT")
+Self = TypeVar("Self", bound="_Prepared[Any]")
 
 
 class _Inputs(Mapping[str, npt.NDArray[Any]]):
@@ -62,13 +63,14 @@ class _Inputs(Mapping[str, npt.NDArray[Any]]):
         return self._arrays
 
 
-class _Prepared(OfThisProcess):
+class _Prepared(OfThisProcess, Generic[ResultT]):
     """A call with its own memory. A context manager; leaving it gives the memory back once no array needs it."""
 
-    def __init__(self, core: Core, call: Call, timeout_s: float) -> None:
+    def __init__(self, core: Core, call: Call, timeout_s: float, driver: Any) -> None:
         self._core = core
         self._call = call
         self._timeout_s = timeout_s
+        self._driver = driver
         self._named: Named = ()
         self._inputs: Mapping[str, Any] = _Inputs(call.arrays())
         self._in_use = threading.Lock()
@@ -98,6 +100,41 @@ class _Prepared(OfThisProcess):
     def path(self) -> str:
         """``"direct"``, ``"triton-shm"`` or ``"inline"``: the way that the tensors go."""
         return self._call.path
+
+    def infer(self, *, timeout_s: float | None = None, stream: Any = None) -> ResultT:
+        """Run the model on what is in :attr:`inputs` now. May be called again; arrays of the last result change then.
+
+        An output that found no room, as one of unknown size may, came back through Triton. Before the next request the
+        call takes memory for as much, if there is some at once; its inputs stay where they are.
+
+        Parameters
+        ----------
+        timeout_s : float, optional
+            How long to wait for the answer, in seconds; by default what was given to ``prepare``.
+        stream : object, optional
+            As :meth:`inputs_ready` takes it. Outputs that the model's GPU is still writing are waited for there.
+
+        Returns
+        -------
+        Result
+            Its arrays are views of this call's memory: the next :meth:`infer` writes over them, except for those that
+            it takes other memory for. An output that the model passes on from an input lies where that input does, so
+            filling the input anew changes it. Copy what is to be kept, by :meth:`Result.copy` for example.
+
+        Raises
+        ------
+        InferenceError
+            The server refused or failed the request.
+        DeadlineExceededError, ServerUnavailableError
+            It did not answer. The model may still be executing, or begin to.
+        SlotInDoubtError
+            It may still be executing an earlier request of this call, which got no answer.
+        CallerError
+            Another thread is inferring this call.
+        PeerError
+            The model answered, but not by this protocol.
+        """
+        return self._driver.run(self._infer(timeout_s, stream), self._core.tally)
 
     def inputs_ready(self, stream: Any) -> None:
         """Name what the next request comes behind on GPUs, in place of all that they do for this process.
@@ -154,80 +191,17 @@ class _Prepared(OfThisProcess):
         try:
             self._call.name_work(self._named)
             self._named = ()
-            with self._core.tally.failures():
-                return (yield from infer_prepared(self._core, self._call, patience_s))
+            return (yield from infer_prepared(self._core, self._call, patience_s))
         finally:
             self._in_use.release()
 
 
-class PreparedCall(_Prepared):
+class PreparedCall(_Prepared[Result]):
     """A call with its own memory, of a :class:`ShmClient`. One thread at a time may infer it."""
 
-    def __init__(self, core: Core, call: Call, timeout_s: float, driver: BlockingDriver) -> None:
-        super().__init__(core, call, timeout_s)
-        self._driver = driver
 
-    def infer(self, *, timeout_s: float | None = None, stream: Any = None) -> Result:
-        """Run the model on what is in :attr:`inputs` now. May be called again; arrays of the last result change then.
+class AsyncPreparedCall(_Prepared[Coroutine[Any, Any, Result]]):
+    """A call with its own memory, of an :class:`AsyncShmClient`: as a :class:`PreparedCall`, with ``await``.
 
-        An output that found no room, as one of unknown size may, came back through Triton. Before the next request the
-        call takes memory for as much, if there is some at once; its inputs stay where they are.
-
-        Parameters
-        ----------
-        timeout_s : float, optional
-            How long to wait for the answer, in seconds; by default what was given to ``prepare``.
-        stream : object, optional
-            As :meth:`inputs_ready` takes it. Outputs that the model's GPU is still writing are waited for there.
-
-        Returns
-        -------
-        Result
-            Its arrays are views of this call's memory: the next :meth:`infer` writes over them, except for those that
-            it takes other memory for. An output that the model passes on from an input lies where that input does, so
-            filling the input anew changes it. Copy what is to be kept, by :meth:`Result.copy` for example.
-
-        Raises
-        ------
-        InferenceError
-            The server refused or failed the request.
-        DeadlineExceededError, ServerUnavailableError
-            It did not answer. The model may still be executing, or begin to.
-        SlotInDoubtError
-            It may still be executing an earlier request of this call, which got no answer.
-        CallerError
-            Another thread is inferring this call.
-        PeerError
-            The model answered, but not by this protocol.
-        """
-        return self._driver.run(self._infer(timeout_s, stream))
-
-
-class AsyncPreparedCall(_Prepared):
-    """A call with its own memory, of an :class:`AsyncShmClient`. Its context manager needs no ``async``."""
-
-    def __init__(self, core: Core, call: Call, timeout_s: float, driver: AsyncioDriver) -> None:
-        super().__init__(core, call, timeout_s)
-        self._driver = driver
-
-    async def infer(self, *, timeout_s: float | None = None, stream: Any = None) -> Result:
-        """Run the model on what is in :attr:`inputs` now, which must not change before the answer.
-
-        Parameters
-        ----------
-        timeout_s : float, optional
-            How long to wait for the answer, in seconds; by default what was given to ``prepare``.
-        stream : object, optional
-            As :meth:`inputs_ready` takes it. Outputs that the model's GPU is still writing are waited for there.
-
-        Returns
-        -------
-        Result
-            As of :meth:`PreparedCall.infer`: the next one may write over its arrays.
-
-        Raises
-        ------
-        InferenceError, DeadlineExceededError, ServerUnavailableError, SlotInDoubtError, CallerError, PeerError
-            As of :meth:`PreparedCall.infer`.
-        """
-        return await self._driver.run(self._infer(timeout_s, stream))
+    Inputs must not change before the answer. Its context manager needs no ``async``.
+    """

@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from ..errors import ClosedError
 from ..forks import forsake_in_children, never_destroy
 from .errors import out_of_time
+from .stats import Tally
 from .transports.transport import AsyncTransport, Transport
 
 __all__ = [
@@ -116,8 +117,8 @@ class BlockingDriver:
         self._is_closed = False
         forsake_in_children(self)
 
-    def run(self, operation: Steps[T]) -> T:
-        """Do an operation, and return what it returns."""
+    def run(self, operation: Steps[T], tally: Tally | None = None) -> T:
+        """Do an operation, and return what it returns; count it there if it raises."""
         outcome: Any = None
         try:
             step = next(operation)
@@ -138,6 +139,8 @@ class BlockingDriver:
             return value
         except BaseException as error:
             outcome = None
+            if tally is not None:
+                tally.failed()
             _end(operation, error)
             raise
 
@@ -198,8 +201,8 @@ class AsyncioDriver:
         self._is_closed = False
         forsake_in_children(self)
 
-    async def run(self, operation: Steps[T]) -> T:
-        """Do an operation, and return what it returns."""
+    async def run(self, operation: Steps[T], tally: Tally | None = None) -> T:
+        """Do an operation, and return what it returns; count it there if it raises."""
         outcome: Any = None
         try:
             step = next(operation)
@@ -220,6 +223,8 @@ class AsyncioDriver:
             return value
         except BaseException as error:
             outcome = None
+            if tally is not None:
+                tally.failed()
             _end(operation, error)
             raise
 

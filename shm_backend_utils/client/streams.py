@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,7 +12,7 @@ from ..protocol.call_layout import AnyInput, CallInput
 from ..telling import telling
 from .copy_warnings import tell_overflow, tell_path
 from .core import Core
-from .errors import DeadlineExceededError, PathUnavailableError, stream_held
+from .errors import DeadlineExceededError, ForkedError, PathUnavailableError, stream_held
 from .inputs.descriptions import Outputs, wanted_outputs
 from .inputs.devices import inputs_on_gpus, library_of_inputs
 from .inputs.sources import sources
@@ -42,16 +43,24 @@ class OpenStream:
     call: DirectStream | InlineCall
     output_devices: Mapping[str, int]
     library: str | None = None  # whose arrays outputs on GPUs are
+    bytes_avoided: int = 0  # so far
 
 
 def open_stream(
-    core: Core, settings: CallSettings, inputs: Mapping[str, Any], outputs: Outputs, frames: int | None
+    core: Core,
+    settings: CallSettings,
+    inputs: Mapping[str, Any],
+    outputs: Outputs,
+    frames: int | None,
+    patience_s: float,
 ) -> Steps[OpenStream]:
     """Take memory for a request to a decoupled model, and for its responses; copy the inputs there.
 
     Triton's own shared memory has no room for more than one response.
     """
-    patience_s = settings.left_s
+    if core.is_forked:
+        raise ForkedError("this stream")
+    settings = settings._replace(deadline=time.monotonic() + patience_s)
     wanted, devices = wanted_outputs(outputs)
     known, given = yield from core.fitting(settings, lambda known: sources(known.spec, inputs, core.on_gpus))
     on_host = {name: CallInput(each.dtype, each.shape, each.byte_size) for name, each in given.items()}
@@ -146,6 +155,7 @@ def responses_of(core: Core, stream: OpenStream, answer: Any) -> list[Result]:
         known = stream.known
         known.learned.learn(result.overflowed, stream.call.layout.batch_size or 1)
         tell_overflow(known, result.overflowed, _REMEDY, stream.settings.origin)
+    stream.bytes_avoided += result.bytes_avoided
     # Triton ends some streams by a response without outputs.
     return [result] if stream.call.path != InlineCall.path or result else []
 

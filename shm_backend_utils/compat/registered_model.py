@@ -89,7 +89,8 @@ class RegisteredModel:
         )
         self._memory.end_with(self)
         self._driver = BlockingDriver(transport, self.pool_size)
-        self._core = Core(transport.codec, transport.host, self._memory, inline_bytes=0)
+        self._core = Core(self._memory)
+        self._core.connect(transport, inline_bytes=0)
         with ExitStack() as on_error:
             on_error.callback(self.close)
             self._take_memory()

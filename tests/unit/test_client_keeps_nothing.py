@@ -184,12 +184,12 @@ def test_an_error_of_a_stream_that_somebody_keeps_keeps_no_slot(
 
 def test_a_stream_that_is_closed_twice_leaves_the_next_one_alone_that_has_its_slot(client: ShmClient) -> None:
     core, settings = client._open_core(), client._settings.of_call("stream", "stream", "direct", None, {})
-    first, second = (client._driver.run(open_stream(core, settings, {"IN0": X}, None, None)).call for _ in range(2))
+    first, second = (client._driver.run(open_stream(core, settings, {"IN0": X}, None, None, 30)).call for _ in range(2))
     first.message()
     first.close()
     second.close()
     assert isinstance(first, DirectStream)
-    next_one = client._driver.run(open_stream(core, settings, {"IN0": X}, None, None)).call
+    next_one = client._driver.run(open_stream(core, settings, {"IN0": X}, None, None, 30)).call
     next_one.message()
     assert isinstance(next_one, DirectStream)
     slot = next_one._slot
@@ -203,7 +203,7 @@ def test_a_stream_that_is_closed_twice_leaves_the_next_one_alone_that_has_its_sl
 @pytest.mark.parametrize(("outputs", "count"), [(None, 8), ({"OUT0": 2**20}, 8), ({"OUT0": 2**22}, 4)])
 def test_a_ring_has_more_places_if_they_are_small(client: ShmClient, outputs: Any, count: int) -> None:
     core, settings = client._open_core(), client._settings.of_call("stream", "stream", "direct", None, {})
-    call = client._driver.run(open_stream(core, settings, {"IN0": X}, outputs, None)).call
+    call = client._driver.run(open_stream(core, settings, {"IN0": X}, outputs, None, 30)).call
     assert isinstance(call, DirectStream)
     assert len(call._frames) == count
     call.close()

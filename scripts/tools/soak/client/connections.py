@@ -177,8 +177,7 @@ class Connection:
 
     def has_sealed_memory(self, model: str) -> bool:
         """Return whether calls of a model take sealed memory."""
-        client = self.client
-        core = client._core if isinstance(client, ShmClient) else client._opened and client._opened[1]
+        core = self.client._core
         known = core and core.catalog.known.get((model, ""))
         return bool(known and known.kind is RegionKind.SEALED)
 
