@@ -181,12 +181,14 @@ def infer_prepared(core: Core, call: Call, timeout_s: float) -> Steps[Result]:
     A late request holds the slot for a moment, while it is refused: no model is at work.
     """
     deadline = time.monotonic() + timeout_s
-    if call.lacking:
+    if isinstance(call, PreparedDirectCall) and call.lacking:
         yield from _grow(core, call, call.settings._replace(deadline=deadline))
     refusal: InferenceError | None = None
     try:
         for number in range(1, _MOST_ATTEMPTS + 1):
             try:
+                if call.gpus is not None:
+                    yield from call.gpus.write_filled(call, deadline)
                 return (yield from send(core, call, left_until(deadline), _REMEDY_OF_PREPARED))
             except SlotInDoubtError:
                 if refusal is None:
@@ -293,9 +295,10 @@ def _reopen(core: Core, call: Call, known: KnownModel) -> Steps[Call]:
 
 def _fill(call: Call, given: Mapping[str, Source]) -> Steps[None]:
     """Copy a call's inputs to its memory, on the host and on GPUs."""
-    yield from write_inputs(call, given, call.settings)
-    if call.has_gpus:
-        yield from call.write_from_gpus(given, call.settings.deadline)
+    on_host = {name: source for name, source in given.items() if source.device is None}
+    yield from write_inputs(call, on_host, call.settings)
+    if call.gpus is not None:
+        yield from call.gpus.write(call, given, call.settings.deadline)
 
 
 def _meaning(core: Core, call: Call, error: ShmError) -> ShmError:
@@ -333,9 +336,8 @@ def _learned(core: Core, call: Call, result: Result, remedy: str, timeout_s: flo
     return result
 
 
-def _grow(core: Core, call: Call, settings: CallSettings) -> Steps[None]:
+def _grow(core: Core, call: PreparedDirectCall, settings: CallSettings) -> Steps[None]:
     """Give a prepared call room for the outputs that found none, if there is memory for that now."""
-    assert isinstance(call, PreparedDirectCall)
     known = call.known
     rooms = call.rooms(known.learned.per_row)
     byte_size = sum(map(aligned, rooms.values()))

@@ -8,26 +8,23 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from ..errors import BudgetError, NoSharedMemoryError, TensorError
-from ..memory.cuda.bank import rounded_up
 from ..memory.pool.need import Need
-from ..memory.pool.slot import SlotRegion
 from ..protocol.call_layout import AnyInput, CallInput, CallLayout
 from .copy_warnings import tell_gpu_copy
 from .core import Core
 from .errors import PathUnavailableError
 from .inputs.devices import inputs_on_gpus
 from .known_model import KnownModel
-from .paths.call import Call, HostMemory, check_sequence_id
+from .paths.call import Call, check_sequence_id
 from .paths.direct import DirectCall
 from .paths.inline import InlineCall
-from .paths.on_gpus import CallOnGpus, PreparedOnGpus
+from .paths.on_gpus import CallOnGpus
 from .paths.prepared import PreparedDirectCall
-from .paths.providing import provide, wait_for_models
+from .paths.providing import take_with_devices
 from .paths.side_by_side import take_row
-from .paths.staging import StagedCall
+from .paths.staging import StagedOnGpus
 from .paths.taking import take, wait_for
 from .paths.triton_shm import RegisteredCall
-from .paths.waiting import LostMemoryError
 from .settings import CallSettings
 from .steps import Steps
 
@@ -133,44 +130,20 @@ def _direct(core: Core, plan: Plan, kind: type[DirectCall]) -> Steps[DirectCall]
 
 def _staged(core: Core, call: Call, given: Mapping[str, AnyInput]) -> Call:
     """Return a call that takes inputs on GPUs, too, where there are such."""
-    if all(each.device is None for each in given.values()):
-        return call
-    return StagedCall(
-        call.codec, call.settings, call.known, call.layout, call.wanted, call.output_devices, call, core.gpus, given
-    )
+    if any(each.device is not None for each in given.values()):
+        call.gpus = StagedOnGpus(core.gpus, given, call.settings)
+        call.library = call.gpus.library
+    return call
 
 
 def _on_gpus(core: Core, plan: Plan, kind: type[DirectCall]) -> Steps[DirectCall]:
     settings, known, layout, given, wanted, output_devices = plan
-    region, memory = yield from _with_devices(core, settings, known, layout)
-    make = PreparedOnGpus if kind is PreparedDirectCall else CallOnGpus
-    gpus = make(core.gpus, region, layout, given, settings.library, settings.named)
+    region, memory = yield from take_with_devices(core.pool, core.gpus, settings, known, layout)
+    gpus = CallOnGpus(core.gpus, region, layout, given, settings, is_prepared=kind is PreparedDirectCall)
     for name, source in inputs_on_gpus(given).items():
         if source.byte_size >= max(core.gpus.lend_bytes, 1) and source.obstacle:
             tell_gpu_copy(known, name, source.obstacle, settings.origin)
     layout, slot = layout._replace(table=gpus.table), region.slots[0]
-    of_all = core.codec, settings, known, layout, wanted, output_devices
-    call = kind(*of_all, region, slot, memory, gpus, gpus.buffers)
-    call.library = gpus.library
+    call = kind(core.codec, settings, known, layout, wanted, output_devices, region, slot, memory)
+    call.gpus, call.buffers, call.library = gpus, gpus.buffers, gpus.library
     return call
-
-
-def _with_devices(
-    core: Core, settings: CallSettings, known: KnownModel, layout: CallLayout
-) -> Steps[tuple[SlotRegion, HostMemory]]:
-    """Take a region, with what the call needs on GPUs."""
-    sizes = [rounded_up(byte_size) for byte_size in layout.device_byte_sizes]
-    where = [f"cuda:{device}={byte_size}" for device, byte_size in zip(layout.devices, sizes, strict=True)]
-    group = " ".join(["direct, on GPUs", *where])
-    while True:
-        region, memory = yield from take(core.pool, settings, known, layout.end, 1, group)
-        try:
-            yield from provide(core.pool, core.gpus, settings, region, memory, layout.devices, sizes)
-            yield from wait_for_models(settings, region)
-        except BaseException as error:
-            region.spoil("lost")
-            del memory  # an error that somebody keeps must not keep the slot
-            if not isinstance(error, LostMemoryError):
-                raise  # else another region will do
-        else:
-            return region, memory

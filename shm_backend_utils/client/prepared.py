@@ -72,7 +72,8 @@ class _Prepared(OfThisProcess, Generic[ResultT]):
         self._timeout_s = timeout_s
         self._driver = driver
         self._named: Named = ()
-        self._inputs: Mapping[str, Any] = _Inputs(call.arrays())
+        on_gpus = {} if call.gpus is None else call.gpus.arrays(call)
+        self._inputs: Mapping[str, Any] = _Inputs(call.arrays() | on_gpus)
         self._in_use = threading.Lock()
         origin = call.settings.origin._replace(what=f"the {type(self).__name__} made")
         self._unclosed = Unclosed(origin, CLOSE_OR_WITH, lambda: None if core.is_closed else "")
@@ -189,7 +190,8 @@ class _Prepared(OfThisProcess, Generic[ResultT]):
                 "one call for each thread or task"
             )
         try:
-            self._call.name_work(self._named)
+            if self._call.gpus is not None:
+                self._call.gpus.named = self._named
             self._named = ()
             return (yield from infer_prepared(self._core, self._call, patience_s))
         finally:

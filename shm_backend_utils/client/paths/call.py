@@ -6,7 +6,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,7 @@ __all__ = [
     "Call",
     "HostMemory",
     "InRegion",
+    "OnGpus",
     "check_sequence_id",
     "checked_output",
     "is_answer",
@@ -51,6 +52,22 @@ HostMemory = npt.NDArray[np.uint8]
 """A whole region of the pool, which is given back when this and all arrays made from it are gone."""
 
 
+class OnGpus(Protocol):
+    """What a call has on GPUs, and how its requests are ordered with the work there."""
+
+    named: Named  # what the next request comes behind: the user's work on inputs, and on results; if empty, all work
+    library: str | None  # whose arrays outputs are, and those to be filled; None for no library's
+
+    def arrays(self, call: Any) -> dict[str, Any]:
+        """Return the inputs on GPUs: arrays to be filled, and what the user has given himself."""
+
+    def write(self, call: Any, given: Mapping[str, Source], deadline: float) -> Steps[None]:
+        """Copy inputs on GPUs to where they belong, unless they are lent, and wait for all that comes before that."""
+
+    def write_filled(self, call: Any, deadline: float) -> Steps[None]:
+        """As :meth:`write`, of what the user has filled."""
+
+
 @dataclass(eq=False, repr=False)
 class Call(ABC):
     """Memory for a call's inputs, and the requests that are made of them, one after another."""
@@ -64,15 +81,10 @@ class Call(ABC):
 
     is_closed: bool = field(default=False, init=False)
     library: str | None = field(default=None, init=False)  # whose arrays its outputs on GPUs are; None for no library's
-    lacking: Mapping[str, int] = field(default_factory=dict, init=False)  # outputs without room, their bytes
+    gpus: OnGpus | None = field(default=None, init=False)  # None if no input is on a GPU, and no room for outputs
 
     path = ""
     """``"direct"``, ``"triton-shm"`` or ``"inline"``."""
-
-    @property
-    def has_gpus(self) -> bool:
-        """Whether inputs of it are on GPUs, or room for its outputs is."""
-        return False
 
     @property
     def kind(self) -> RegionKind:
@@ -81,18 +93,11 @@ class Call(ABC):
 
     @abstractmethod
     def arrays(self) -> dict[str, Any]:
-        """Return arrays where the inputs lie, to be filled; strings are objects there. Not cleared."""
+        """Return arrays where the inputs on the host lie, to be filled; strings are objects there. Not cleared."""
 
     @abstractmethod
     def write(self, given: Mapping[str, Source]) -> None:
         """Copy inputs on the host to where they belong; nothing happens if the call was closed meanwhile."""
-
-    def write_from_gpus(self, given: Mapping[str, Source], deadline: float) -> Steps[None]:
-        """Copy inputs on GPUs to where they belong, unless they are lent, and wait for all that comes before that."""
-        yield from ()
-
-    def name_work(self, named: Named) -> None:  # noqa: B027  # not abstract: nothing is to be done where no GPU is
-        """Name what on GPUs the next request comes behind: the user's work on its inputs, and on earlier results."""
 
     @abstractmethod
     def send(self, timeout_s: float) -> Steps[Result]:
@@ -112,7 +117,7 @@ class Call(ABC):
 
     def close(self) -> None:
         """Give the memory back, as soon as no array needs it. Twice is fine."""
-        self.is_closed = True
+        self.is_closed, self.gpus = True, None
 
     def _check_is_open(self) -> None:
         if self.is_closed:
@@ -133,9 +138,7 @@ class InRegion:
             return
         spans = self.layout.table.inputs
         for name, source in given.items():
-            dtype, shape, region, offset, byte_size = spans[name]
-            if region:
-                continue  # it is on a GPU
+            dtype, shape, _, offset, byte_size = spans[name]
             if dtype is BYTES:
                 source.write_to(memory[offset : offset + byte_size])
             elif len(source.parts) == 1:  # nearly always

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import operator
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from ...dtypes import BYTES
 from ...errors import ClosedError, SlotInDoubtError
-from ...memory.cuda.streams import Named
 from ...memory.kinds import RegionKind
 from ...memory.pool.slot import Slot, SlotRegion
 from ...memory.pool.states import AFTER, FREE
@@ -52,15 +51,11 @@ class DirectCall(InRegion, Call):
     region: SlotRegion
     slot: Slot
     memory: HostMemory
-    gpus: CallOnGpus | None = None
-    buffers: Sequence[Buffer] = ()
+    gpus: CallOnGpus | None = field(default=None, init=False)
+    buffers: Sequence[Buffer] = field(default=(), init=False)
     """What the table names beside the slot's own region, from number 1 on."""
 
     path = "direct"
-
-    @property
-    def has_gpus(self) -> bool:
-        return self.gpus is not None
 
     @property
     def kind(self) -> RegionKind:
@@ -69,16 +64,7 @@ class DirectCall(InRegion, Call):
     def arrays(self) -> dict[str, Any]:
         memory, inputs = self.memory, self.layout.table.inputs
         on_host = {name: self._input(memory, span) for name, span in inputs.items() if not span.region}
-        on_gpus = {} if self.gpus is None else self.gpus.arrays(memory)
-        return on_host | on_gpus | no_strings(self.layout)
-
-    def write_from_gpus(self, given: Mapping[str, Source], deadline: float) -> Steps[None]:
-        if self.gpus is not None:
-            yield from self.gpus.write(given, self.memory, deadline)
-
-    def name_work(self, named: Named) -> None:
-        if self.gpus is not None:
-            self.gpus.named = named
+        return on_host | no_strings(self.layout)
 
     def sources(self) -> dict[str, Source]:
         memory = self.memory

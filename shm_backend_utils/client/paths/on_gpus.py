@@ -10,7 +10,7 @@ from ...errors import TensorError
 from ...memory import locks
 from ...memory.cuda.allocations import CudaAllocation
 from ...memory.cuda.errors import CudaError
-from ...memory.cuda.streams import Named, NamedStream
+from ...memory.cuda.streams import NamedStream
 from ...memory.pool.slot import Slot, SlotRegion
 from ...protocol.call_layout import CallLayout
 from ...protocol.claims import CudaRegionClaim
@@ -20,18 +20,17 @@ from ...tensors.cuda.device_array import DeviceArray
 from ..inputs.devices import DeviceSource, inputs_on_gpus, library_of_inputs, work_of
 from ..inputs.gpus import Gpus, GpuWork
 from ..options import check_is_installed
+from ..settings import CallSettings
 from ..steps import Steps
 from .buffers import GpuBuffer
-from .call import HostMemory
+from .call import HostMemory, InRegion
 from .waiting import LostMemoryError, are_done, followed, models_are_done, worked_off
 
-__all__ = ["CallOnGpus", "PreparedOnGpus"]
+__all__ = ["CallOnGpus"]
 
 
 class CallOnGpus:
     """A call's half on GPUs, in a region that has the memory there which the layout asks for."""
-
-    is_for_one_request = True
 
     def __init__(
         self,
@@ -39,15 +38,17 @@ class CallOnGpus:
         region: SlotRegion,
         layout: CallLayout,
         given: Mapping[str, Any],
-        library: str | None,
-        named: Named,
+        settings: CallSettings,
+        *,
+        is_prepared: bool,
     ) -> None:
         runtime = gpus.runtime
         sources = inputs_on_gpus(given)
-        self.named = named  # what the next request comes behind; if empty, all that the GPUs do
+        self.named = settings.named
         self._gpus = gpus
         self._region = region
-        self.library = library or library_of_inputs(sources)  # of outputs, and of inputs that the user fills
+        self._is_prepared = is_prepared
+        self.library = settings.library or library_of_inputs(sources)  # also of inputs that the user fills
         check_is_installed(self.library)
         self._allocations: Sequence[CudaAllocation] = [region.device_memory[device] for device in layout.devices]
         self._lent = {name: sources[name] for name in layout.lent}
@@ -64,9 +65,11 @@ class CallOnGpus:
         inputs, numbers = dict(layout.table.inputs), dict[int, int]()
         for name, source in self._lent.items():
             base, byte_size, device = source.facts.base, source.facts.byte_size, source.facts.device
+            if is_prepared:
+                _check_can_be_lent(name, source)
             if base not in numbers:
                 handle, uuid = runtime.export(base), runtime.device_uuid(device)
-                claims.append(CudaRegionClaim(handle, byte_size, uuid, 0, b"", self.is_for_one_request))
+                claims.append(CudaRegionClaim(handle, byte_size, uuid, 0, b"", not is_prepared))
                 buffers.append(GpuBuffer(runtime, base, byte_size, device, source.value, self.library))
                 numbers[base] = len(claims)
             span = inputs[name]
@@ -75,9 +78,12 @@ class CallOnGpus:
         self.buffers: Sequence[GpuBuffer] = buffers
         if self._lent:
             gpus.bank.take_care_of(region)
+        if is_prepared:  # tensors serve as long as it lives: models keep them mapped until the region is gone
+            region.lent += [source.value for source in self._lent.values()]
 
-    def write(self, given: Mapping[str, Any], memory: HostMemory, deadline: float) -> Steps[None]:
+    def write(self, call: InRegion, given: Mapping[str, Any], deadline: float) -> Steps[None]:
         """Copy the inputs on GPUs that are not lent, behind what the user has named, and wait until that is done."""
+        memory = call.memory
         sources = inputs_on_gpus(given)
         work = work_of(sources.values()) or GpuWork(self._gpus)
         with contextlib.closing(work):
@@ -99,12 +105,13 @@ class CallOnGpus:
         self._has_waited_for_others = True
         self._region.worked_on = streams
 
-    def user_is_done(self, memory: HostMemory, deadline: float) -> Steps[None]:
+    def write_filled(self, call: InRegion, deadline: float) -> Steps[None]:
         """Wait until what the user has named is done; raises as :meth:`write`."""
-        yield from self.write({}, memory, deadline)
+        yield from self.write(call, {}, deadline)
 
-    def arrays(self, memory: HostMemory) -> dict[str, Any]:
+    def arrays(self, call: InRegion) -> dict[str, Any]:
         """Return the inputs on GPUs: arrays over the slot's memory, and what the user has given himself."""
+        memory = call.memory
         found: dict[str, Any] = {name: source.value for name, source in self._lent.items()}
         for name, span in self.table.inputs.items():
             if span.region and name not in self._lent:
@@ -165,7 +172,7 @@ class CallOnGpus:
     @property
     def are_lent_in_use(self) -> bool:
         """Whether a model still has tensors mapped that are lent for one request, though it has answered."""
-        is_lent = bool(self._lent) and self.is_for_one_request
+        is_lent = bool(self._lent) and not self._is_prepared
         return is_lent and locks.has_borrowers(self._region.fd, self._region.slots[0].record_offset)
 
     def _others_are_followed(self, work: GpuWork, deadline: float) -> Steps[None]:
@@ -207,27 +214,6 @@ class CallOnGpus:
         except LostMemoryError:
             self._is_lost = True
             raise
-
-
-class PreparedOnGpus(CallOnGpus):
-    """One of a prepared call: the user's tensors serve as long as it lives, and models keep them mapped."""
-
-    is_for_one_request = False
-
-    def __init__(
-        self,
-        gpus: Gpus,
-        region: SlotRegion,
-        layout: CallLayout,
-        given: Mapping[str, Any],
-        library: str | None,
-        named: Named,
-    ) -> None:
-        sources = inputs_on_gpus(given)
-        for name in layout.lent:
-            _check_can_be_lent(name, sources[name])
-        super().__init__(gpus, region, layout, given, library, named)
-        region.lent += [source.value for source in self._lent.values()]  # models let go of them when it is gone
 
 
 def _check_can_be_lent(name: str, source: DeviceSource) -> None:

@@ -34,6 +34,7 @@ class PreparedDirectCall(DirectCall):
     region, the overflow, which the call's slot fences, too.
     """
 
+    lacking: Mapping[str, int] = field(default_factory=dict, init=False)  # outputs without room, their bytes
     _filled: dict[str, Any] | None = field(default=None, init=False)
     _overflow: RegionBuffer | None = field(default=None, init=False)
     _rooms: Mapping[str, int] = field(default_factory=dict, init=False)  # of the overflow
@@ -53,8 +54,6 @@ class PreparedDirectCall(DirectCall):
             if span.dtype is BYTES:
                 self._write_strings(name, span)
         deadline = time.monotonic() + timeout_s
-        if self.gpus is not None:
-            yield from self.gpus.user_is_done(self.memory, deadline)
         result: Result | None = None
         try:
             result = yield from super().send(left_until(deadline))

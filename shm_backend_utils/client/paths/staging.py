@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Mapping
-from dataclasses import InitVar, dataclass
 from typing import Any
 
 import numpy as np
@@ -21,61 +19,42 @@ from ..inputs.gpus import Gpus, GpuWork
 from ..inputs.sources import Source
 from ..options import check_is_installed
 from ..result import Result
-from ..settings import left_until
+from ..settings import CallSettings, left_until
 from ..steps import Steps, offloaded
 from .call import Call
 from .waiting import followed, worked_off
 
-__all__ = ["StagedCall", "brought_to_gpus", "can_be_downloaded"]
+__all__ = ["StagedOnGpus", "brought_to_gpus", "can_be_downloaded"]
 
 
-@dataclass(eq=False, repr=False)
-class StagedCall(Call):
-    """A call with inputs on GPUs: each request copies them to the host, and another call takes them to the model.
+class StagedOnGpus:
+    """Inputs on GPUs of a call that has all tensors on the host: each request copies them there."""
 
-    ``inner`` has all tensors of the call on the host; the arrays that the user fills are the library's.
-    """
-
-    inner: Call
-    gpus: Gpus
-    given: InitVar[Mapping[str, AnyInput]]
-
-    def __post_init__(self, given: Mapping[str, AnyInput]) -> None:
-        self.path = self.inner.path
-        self._named = self.settings.named
+    def __init__(self, gpus: Gpus, given: Mapping[str, AnyInput], settings: CallSettings) -> None:
+        self.named = settings.named
+        self._gpus = gpus
         self._devices = {name: each.device for name, each in given.items() if each.device is not None}
         sources = inputs_on_gpus(given)
         self._kept = {name: each for name, each in sources.items() if each.is_lent}
-        self.library = self.settings.library or library_of_inputs(sources)
+        self.library = settings.library or library_of_inputs(sources)
         check_is_installed(self.library)
         self._filled: dict[str, DeviceSource] = {}
 
-    @property
-    def has_gpus(self) -> bool:
-        return True
-
-    def arrays(self) -> dict[str, Any]:
-        """As of :class:`Call`. Each request copies those on GPUs to the host from now on."""
-        arrays = self.inner.arrays()
-        work = GpuWork(self.gpus)
+    def arrays(self, call: Call) -> dict[str, Any]:
+        """As of :class:`.OnGpus`."""
+        arrays, work = call.arrays(), GpuWork(self._gpus)
         for name, device in self._devices.items():
             source = self._kept.get(name)
             if source is None:
-                empty = _in_library(
-                    new_array(self.gpus.runtime, arrays[name].shape, arrays[name].dtype, device), self.library
-                )
-                source = DeviceSource(name, empty, work, self.gpus, device)
+                empty = new_array(self._gpus.runtime, arrays[name].shape, arrays[name].dtype, device)
+                source = DeviceSource(name, _in_library(empty, self.library), work, self._gpus, device)
             self._filled[name] = source
-            arrays[name] = source.value
-        return arrays
+        return {name: source.value for name, source in self._filled.items()}
 
-    def write(self, given: Mapping[str, Source]) -> None:
-        self.inner.write({name: source for name, source in given.items() if source.device is None})
-
-    def write_from_gpus(self, given: Mapping[str, Source], deadline: float) -> Steps[None]:
-        sources = inputs_on_gpus(given)
-        yield from can_be_downloaded(sources, self._named, deadline)
-        targets = self.inner.arrays()
+    def write(self, call: Call, given: Mapping[str, Source], deadline: float) -> Steps[None]:
+        """As of :class:`.OnGpus`."""
+        sources, targets = inputs_on_gpus(given), call.arrays()
+        yield from can_be_downloaded(sources, self.named, deadline)
 
         def download() -> None:
             for name, source in sources.items():
@@ -83,27 +62,9 @@ class StagedCall(Call):
 
         yield from offloaded(download, left_until(deadline), "its inputs were being copied to the host")
 
-    def name_work(self, named: Named) -> None:
-        self._named = named
-
-    def sources(self) -> dict[str, Source]:
-        return self.inner.sources()
-
-    def did_not_start(self, error: BaseException) -> bool:
-        return self.inner.did_not_start(error)
-
-    def send(self, timeout_s: float) -> Steps[Result]:
-        self._check_is_open()
-        if self._filled:
-            deadline = time.monotonic() + timeout_s
-            yield from self.write_from_gpus(self._filled, deadline)
-            timeout_s = left_until(deadline)
-        return (yield from self.inner.send(timeout_s))
-
-    def close(self) -> None:
-        super().close()
-        self.inner.close()
-        self._filled, self._kept = {}, {}
+    def write_filled(self, call: Call, deadline: float) -> Steps[None]:
+        """As of :class:`.OnGpus`."""
+        yield from self.write(call, self._filled, deadline)
 
 
 def can_be_downloaded(sources: Mapping[str, DeviceSource], named: Named, deadline: float) -> Steps[None]:
