@@ -144,6 +144,6 @@ def _on_gpus(core: Core, plan: Plan, kind: type[DirectCall]) -> Steps[DirectCall
         if source.byte_size >= max(core.gpus.lend_bytes, 1) and source.obstacle:
             tell_gpu_copy(known, name, source.obstacle, settings.origin)
     layout, slot = layout._replace(table=gpus.table), region.slots[0]
-    call = kind(core.codec, settings, known, layout, wanted, output_devices, region, slot, memory)
-    call.gpus, call.buffers, call.library = gpus, gpus.buffers, gpus.library
+    call = kind(core.codec, settings, known, layout, wanted, output_devices, region, slot, memory, gpus.buffers)
+    call.gpus, call.library = gpus, gpus.library
     return call

@@ -52,7 +52,7 @@ class DirectCall(InRegion, Call):
     slot: Slot
     memory: HostMemory
     gpus: CallOnGpus | None = field(default=None, init=False)
-    buffers: Sequence[Buffer] = field(default=(), init=False)
+    buffers: Sequence[Buffer] = ()
     """What the table names beside the slot's own region, from number 1 on."""
 
     path = "direct"
