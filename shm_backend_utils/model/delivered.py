@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import dtypes
 from ..dtypes import BYTES, DType
-from ..protocol.spans import InputSpan, Table
+from ..protocol.spans import Table
 from ..tensors.attributes import BufferAttributes, MemoryType
 from ..tensors.strings import Strings
 from ..tensors.strings_view import StringsView
@@ -23,10 +23,9 @@ __all__ = ["DeliveredView", "InputView", "view_of"]
 class InputView(TensorView):
     """An input in the client's memory, on the host and not of strings."""
 
-    __slots__ = ("span", "table")
+    __slots__ = ("table",)
 
-    span: InputSpan  # where it lies
-    table: Table  # of its request: another one's memory is not passed on by it
+    table: Table  # of its request: it says where it lies, and another one's memory is not passed on
 
 
 class DeliveredView(TensorView):

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Protocol
 from ..dtypes import BYTES, DType
 from ..errors import BatchSizeError, MissingTensorError, TensorError, TensorTypeError
 from ..model_spec import ModelSpec, TensorSpec
-from . import layout, results, table
+from . import layout, table
 from .claims import MAX_REGIONS
 from .spans import MAX_TENSORS, InputSpan, OutputSpan, Table
 
@@ -122,7 +122,7 @@ def _needed_of_record(spec: ModelSpec) -> int:
     """Return the bytes that a half of a record needs for any call of a model."""
     inputs, outputs = _length(spec.inputs.values()), _length(spec.outputs.values())
     further = _OWN_REGIONS * _CLAIM_LENGTH + min(len(spec.inputs), _MOST_LENT) * _LENT_CLAIM_LENGTH
-    return max(table.HEAD_LENGTH + inputs + outputs, results.results_length(results.NO_RESULTS) + outputs) + further
+    return table.HEAD_LENGTH + inputs + outputs + further  # results need less
 
 
 NO_DEVICES: Final[Mapping[str, int]] = MappingProxyType({})

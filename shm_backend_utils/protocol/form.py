@@ -20,10 +20,8 @@ from .table import NUMBERS, PADDING, TENSOR
 
 __all__ = ["TableForm"]
 
-_GENERATION, _LENGTH, _INPUT_COUNT, _OUTPUT_COUNT, _NOTHING_MORE, _HEAD_FIELDS = range(6)
-_HEAD: Final = "<QIHH16s"  # at last, no further regions, no ring, no probe
-_EXTENT: Final = struct.Struct("<QQ")
-_OUTPUT: Final = struct.Struct("<QQ4xH")  # offset, size and the length of the name
+_HEAD: Final = "<QIHH16s"  # generation, length, the counts of inputs and outputs; no further regions, ring, or probe
+_output: Final = struct.Struct("<QQ4xH").unpack_from  # offset, size and the length of the name
 # What a named tuple's own constructor does, without the function around it.
 _made: Final[Callable[..., Any]] = tuple.__new__
 
@@ -39,14 +37,14 @@ class TableForm:
         self._inputs: list[_Input] = []
         self._outputs: dict[bytes, tuple[str, int, int]] = {}  # by all of one but its extent: name, itemsize and length
         form = _HEAD
-        known: dict[int, int | bytes] = {_INPUT_COUNT: len(spec.inputs), _NOTHING_MORE: bytes(16)}
-        end = _HEAD_FIELDS
+        known: dict[int, int | bytes] = {2: len(spec.inputs), 4: bytes(16)}
+        end = 5
         for name, tensor in spec.inputs.items():
             assert tensor.dtype is not None
             text, rank, begin = name.encode(), len(tensor.shape), end + 3
             padded = text + PADDING[-len(text) % 8]
             form += f"QQ8s{'Q' * rank}{len(padded)}s"
-            known[end + 2] = TENSOR.pack(0, 0, 0, NUMBERS[tensor.dtype.name], rank, len(text), 0)[_EXTENT.size :]
+            known[end + 2] = TENSOR.pack(0, 0, 0, NUMBERS[tensor.dtype.name], rank, len(text), 0)[16:]
             known |= {begin + axis: size for axis, size in enumerate(tensor.shape) if size >= 0}
             known[begin + rank] = padded
             said = itemgetter(end, end + 1, slice(begin, begin + rank))
@@ -54,16 +52,17 @@ class TableForm:
             end = begin + rank + 1
         for name, tensor in spec.outputs.items():
             text, itemsize = name.encode(), (tensor.dtype and tensor.dtype.itemsize) or 1
-            head = TENSOR.pack(0, 0, 0, 0, 0, len(text), 0)[_EXTENT.size :]
+            head = TENSOR.pack(0, 0, 0, 0, 0, len(text), 0)[16:]
             self._outputs[head + text] = (name, itemsize, TENSOR.size + len(text) + -len(text) % 8)
-        self._struct = struct.Struct(form)
+        self._size, self._fields_of = struct.calcsize(form), struct.Struct(form).unpack_from
         self._known = tuple(known.values())
         self._known_of = itemgetter(*known)
 
     @classmethod
     def of(cls, spec: ModelSpec) -> TableForm | None:
-        """Return the form of a model's tables; None where the configuration does not tell how large an element is."""
-        return cls(spec) if all(each.dtype and each.dtype.itemsize for each in spec.inputs.values()) else None
+        """Return the form of a model's tables; None where an input has elements of any size, or is reshaped."""
+        inputs = spec.inputs.values()
+        return cls(spec) if all(t.dtype and t.dtype.itemsize and t.reshape is None for t in inputs) else None
 
     def decode(self, data: bytes, generation: int, data_begin: int, byte_size: int) -> Table | None:
         """Return what :func:`.table.decode` does, for a table of this form and generation that fits the model.
@@ -74,9 +73,9 @@ class TableForm:
         inputs: dict[str, InputSpan] = {}
         outputs: dict[str, OutputSpan] = {}
         try:
-            fields = self._struct.unpack_from(data)
-            length, reach = fields[_LENGTH], data_begin
-            if fields[_GENERATION] != generation or self._known_of(fields) != self._known or length > len(data):
+            fields = self._fields_of(data)
+            length, reach = fields[1], data_begin
+            if fields[0] != generation or self._known_of(fields) != self._known or length > len(data):
                 return None
             for name, dtype, itemsize, said in self._inputs:
                 offset, size, shape = said(fields)
@@ -84,11 +83,10 @@ class TableForm:
                     return None
                 inputs[name] = _made(InputSpan, (dtype, shape, 0, offset, size))
                 reach = offset + size
-            at = self._struct.size
+            at = self._size
             while at < length:
-                offset, size, name_length = _OUTPUT.unpack_from(data, at)
-                begin = at + _EXTENT.size
-                name, itemsize, step = self._outputs[data[begin : begin + 8 + name_length]]
+                offset, size, name_length = _output(data, at)
+                name, itemsize, step = self._outputs[data[at + 16 : at + 24 + name_length]]
                 if offset < reach or offset % itemsize:
                     return None
                 outputs[name] = _made(OutputSpan, (0, offset, size))
@@ -96,7 +94,7 @@ class TableForm:
                 at += step
         except (KeyError, struct.error):
             return None
-        if at != length or len(outputs) != fields[_OUTPUT_COUNT] or reach > byte_size:
+        if at != length or len(outputs) != fields[3] or reach > byte_size:
             return None
         table: Table = _made(Table, (inputs, outputs, (), None, True))
         return table

@@ -38,8 +38,8 @@ __all__ = [
     "broken_results",
     "decode",
     "encode",
-    "results_length",
     "unused_memory",
+    "with_events",
 ]
 
 _STAMPS: Final = struct.Struct("<QQ")
@@ -102,20 +102,20 @@ def encode(outputs: Iterable[OutputPlace], events: Sequence[int] = ()) -> bytes:
     encoded = []
     for name, dtype, shape, region, offset, byte_size, is_in_response in outputs:
         encoded.append(OutputForm.of(name, dtype, len(shape)).encode(shape, region, offset, byte_size, is_in_response))
-    return assemble(encoded, events)
+    return with_events(assemble(encoded), events)
 
 
-def assemble(outputs: Sequence[bytes], events: Sequence[int] = ()) -> bytes:
-    """Return what :func:`encode` does, of outputs in their binary form."""
+def assemble(outputs: Sequence[bytes]) -> bytes:
+    """Return results in their binary form, as :func:`encode` does, of outputs in theirs."""
     body = b"".join(outputs)
-    if events:
-        body += padded(struct.pack(f"<{len(events)}H", *events))
-    return _HEAD.pack(_BEGIN + len(body), len(outputs), len(events)) + body
+    return _HEAD.pack(_BEGIN + len(body), len(outputs), 0) + body
 
 
-def results_length(results: bytes) -> int:
-    """Return how many bytes of its half of the record encoded results take, the stamps included."""
-    return _STAMPS.size + len(results)
+def with_events(results: bytes, events: Sequence[int]) -> bytes:
+    """Return results in their binary form, which have no events, with these."""
+    length, output_count, _ = _HEAD.unpack_from(results)
+    more = padded(struct.pack(f"<{len(events)}H", *events))
+    return _HEAD.pack(length + len(more), output_count, len(events)) + results[_HEAD.size :] + more
 
 
 def decode(  # noqa: PLR0912, PLR0915  # one function: when an answer comes, caches are cold

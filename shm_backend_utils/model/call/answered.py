@@ -120,11 +120,10 @@ class AnsweredRequest(ReceivedRequest):
         if row is BYTES:
             raise ModelError(f"output {name!r} holds strings, of which nobody knows the size yet; use call.put()")
         place = self.room_for(name, row, shape)
-        if place is None:
-            output = self._in_band(name, row, np.empty(shape, numpy_dtype))
+        if place is not None:
+            output = self.outputs[name] = self._at(name, row, shape, place[1])
         else:
-            output = self._at(name, row, shape, *place)
-        self.outputs[name] = output
+            output = self.outputs[name] = self._in_band(name, row, np.empty(shape, numpy_dtype))
         return output.view
 
     def put(self, name: str, array: Any) -> None:
@@ -154,8 +153,9 @@ class AnsweredRequest(ReceivedRequest):
             check_output(spec, name, array.dtype, array.shape)
             self.outputs[name] = _output(Output, (array, b"", None, None, True))
             return
-        if type(array) is InputView and array.table is self.table and self._has_results and name in self._rooms:
-            form, (dtype, shape, region, offset, byte_size) = self._context.outputs.get(name), array.span
+        if type(array) is InputView and array.table is self.table and self._slot is not None and name in self._rooms:
+            form, span = self._context.outputs.get(name), array.table.inputs[array.name]
+            dtype, shape, region, offset, byte_size = span
             if (
                 (byte_size and form is not None and dtype is form.dtype)
                 and len(shape) == form.rank
@@ -181,7 +181,7 @@ class AnsweredRequest(ReceivedRequest):
             if place is None:
                 output = self._in_band(name, dtype, source)
             else:
-                output = self._at(name, dtype, shape, *place)
+                output = self._at(name, dtype, shape, place[1])
                 output = output._replace(was_copied=self._fill(output.view, source))
         self.outputs[name] = output
 
@@ -202,7 +202,7 @@ class AnsweredRequest(ReceivedRequest):
         if self._pending:
             check_all_are_over(self._pending)
         context = self._context
-        requested = self._requested = self._requested or self._request.requested_output_names()
+        requested = self._requested or self._request.requested_output_names()
         all_encoded: list[bytes] = []
         tensors: list[Any] = []
         made = self.outputs
@@ -221,16 +221,14 @@ class AnsweredRequest(ReceivedRequest):
                 elif needs_all:
                     raise not_written(context.spec, name)
         if self._slot is not None:
-            encoded = results.assemble(all_encoded)
-            if len(encoded) > self._slot.record.results_room:
-                room = self._slot.record.results_room
+            encoded = self._results = results.assemble(all_encoded)
+            room = self._slot.record.results_room
+            if len(encoded) > room:
                 found = f"{len(encoded)} bytes for the results of {len(all_encoded)} outputs"
                 expected = (
                     f"at most {room}, as the slot's record has room for; make larger ones, or ask for less at once"
                 )
                 raise TableError("record", found, expected)
-            self._results = encoded
-            self._encoded = all_encoded
         if self._response_parameters:
             self.response = context.backend.response_with(tensors, self._response_parameters)
             self._response_parameters = None
@@ -243,21 +241,23 @@ class AnsweredRequest(ReceivedRequest):
         ``events`` are the further regions whose events a GPU has still to reach; none if it is done.
         """
         self._is_open = False
-        if self._further is not None and self._further.passing:
+        further = self._further
+        if further is not None and further.passing:
             self.outputs = {}  # their views would keep the memory mapped
-            self._further.unmap_passing()
+            further.unmap_passing()
         slot = self._slot
         if slot is not None:
-            encoded = results.assemble(self._encoded, events) if events else self._results
             self._slot = None
             try:
-                record = slot.record
+                record, encoded = slot.record, self._results
+                if events:
+                    encoded = results.with_events(encoded, events)
                 record.results[RESULTS : RESULTS + len(encoded)] = encoded
                 record.model_words[COMPLETED] = self._generation  # last: it says that all the rest is there
             finally:
                 slot.lease.give_back()
-        if self._further is not None:
-            self._further.release()
+        if further is not None:
+            further.release()
             self._further = None
         self._memories = ()
 
@@ -279,13 +279,12 @@ class AnsweredRequest(ReceivedRequest):
         uses = self.devices
         if self._slot is None or self._further is None or not uses or not uses.are_named or uses.reads_host:
             return False
-        regions_used = {0 if output.region is None else output.region for output in self.outputs.values()}
-        if any(self._memories[region].device is None for region in regions_used):
-            return False  # 0 is the slot's own, which is on the host
+        if any(each.region is None or self._memories[each.region].device is None for each in self.outputs.values()):
+            return False  # it is on the host
         regions = self.event_regions
         if self._further.passing or not regions or not all(event for event, _ in regions.values()):
             return False
-        return len(results.assemble(self._encoded, list(regions))) <= self._slot.record.results_room
+        return len(results.with_events(self._results, list(regions))) <= self._slot.record.results_room
 
     @property
     def event_regions(self) -> dict[int, tuple[int, int]]:
@@ -309,18 +308,11 @@ class AnsweredRequest(ReceivedRequest):
         return Output(view, was_copied=True)
 
     def _at(
-        self,
-        name: str,
-        dtype: DType,
-        shape: tuple[int, ...],
-        memory: Memory,
-        span: OutputSpan,
-        *,
-        writable: bool = True,
+        self, name: str, dtype: DType, shape: tuple[int, ...], span: OutputSpan, *, writable: bool = True
     ) -> Output:
         """Return an output in the client's memory, where there is enough for it."""
         region, offset, byte_size = span
-        view = memory.view(name, offset, byte_size, dtype, shape, writable=writable)
+        view = self._memories[region].view(name, offset, byte_size, dtype, shape, writable=writable)
         assert view is not None  # its size was compared, and strings on a GPU refused
         return Output(view, self._encode(name, dtype, shape, span), region)
 
@@ -343,9 +335,8 @@ class AnsweredRequest(ReceivedRequest):
         if not isinstance(view, StringsView):
             return backend.output(name, view.array)
         try:  # as bytes, where results have their shape
-            return backend.output(
-                name, np.frombuffer(view.strings().packed(), np.uint8) if self._has_results else view.numpy()
-            )
+            as_bytes = self._has_results and self._slot is not None
+            return backend.output(name, np.frombuffer(view.strings().packed(), np.uint8) if as_bytes else view.numpy())
         except TensorError as error:
             raise may_not_write(error) from None
 
@@ -371,7 +362,7 @@ class AnsweredRequest(ReceivedRequest):
         begin = memory.begin + span.offset
         memory.array[begin : begin + len(encoded)] = np.frombuffer(encoded, np.uint8)
         place = span._replace(byte_size=len(encoded))
-        return self._at(name, BYTES, strings.shape, memory, place)._replace(was_copied=True)
+        return self._at(name, BYTES, strings.shape, place)._replace(was_copied=True)
 
     def _passed_through(self, name: str, dtype: DType, source: Any, shape: tuple[int, ...]) -> Output | None:
         """Return an output that *is* memory of an input, so that nothing is copied; None if ``source`` is no such.
@@ -379,15 +370,14 @@ class AnsweredRequest(ReceivedRequest):
         Of strings, ``source`` has the bytes.
         """
         nbytes, itemsize = source.nbytes, dtype.itemsize or 1
-        if not nbytes or not self._has_results or name not in self._rooms or self.table is None:
+        if not nbytes or self._slot is None or name not in self._rooms or self.table is None:
             return None  # nobody would read in the results where the output is
         for span in self.table.inputs.values():
-            memory = self._memories[span.region]
-            offset = memory.offset_of(source)
+            offset = self._memories[span.region].offset_of(source)
             if offset is None or offset % itemsize:  # bytes that are read as larger elements may lie at odd places
                 continue
             if span.offset <= offset and offset + nbytes <= span.offset + span.byte_size:
-                return self._at(name, dtype, shape, memory, OutputSpan(span.region, offset, nbytes), writable=False)
+                return self._at(name, dtype, shape, OutputSpan(span.region, offset, nbytes), writable=False)
         return None
 
     def _adopted(self, value: Any) -> Any:

@@ -65,7 +65,7 @@ class ReceivedRequest:
     _is_open: bool | None = None  # before it begins
     _parameters: dict[str, Any] | None = None
     _tensors: dict[str, Any] | None = None
-    _requested: list[str] | None = None  # the names of the outputs that are wanted, when they were looked at
+    _requested: list[str] | None = None  # the names of the outputs that are wanted, if that is asked more than once
     _notice = ""
     _slot: Slot | None = None
     _generation = 0
@@ -75,8 +75,7 @@ class ReceivedRequest:
     _pending: set[Forwarding] | None = None
     _response_parameters: dict[str, str | bool | int] | None = None
     _rooms: Mapping[str, OutputSpan] = MappingProxyType({})
-    _has_results = False  # whether the client reads in shared memory where its outputs are
-    _encoded: Sequence[bytes] = ()  # the outputs, as results have them
+    _has_results = True  # whether the client reads in its slot, if there is one, where the outputs are
     _results = NO_RESULTS
     table: Table | None = None
     devices: DeviceUses | None = None
@@ -116,24 +115,23 @@ class ReceivedRequest:
                     answer_probe(context, slot, found.probe)
                 self._slot = slot
                 self._generation = generation
-                self._memories = (slot.memory,)
-                self._has_results = True
+                self._memories = slot.memories
             try:
                 if DESCRIPTOR_PARAMETER in parameters:
                     table = self._named_table(parameters.pop(DESCRIPTOR_PARAMETER)) or table
                 if table is not None:
-                    if table.regions or table.ring is not None:
+                    if not table.fits:
                         self._open_more(table)
-                    spec, rows = context.request_spec, None
+                    spec = context.request_spec
                     if spec.max_batch_size:
+                        rows = None
                         for tensor in self._request.inputs():
                             if tensor.name() == BATCH_CARRIER:
                                 rows = tensor.shape()[0]
                         check_rows(table, rows)
                     if not table.fits:
                         check_table(spec, table, self._memories)
-                    if spec is not context.spec:  # as Triton would reshape them
-                        reshaped = {
+                        reshaped = {  # as Triton would
                             n: s._replace(shape=spec.inputs[n].reshaped(s.shape)) for n, s in table.inputs.items()
                         }
                         table = table._replace(inputs=reshaped)
@@ -188,7 +186,7 @@ class ReceivedRequest:
                 if type(memory) is HostMemory and dtype is not BYTES:
                     array: npt.NDArray[Any] = np.ndarray(shape, dtype.numpy, memory.read_only, memory.begin + offset)
                     found = InputView(name, array, dtype, DIRECT, memory.memory_type)
-                    found.span, found.table = span, table
+                    found.table = table
                     return found
                 if name in self._strings:
                     return self._strings[name]

@@ -134,6 +134,7 @@ class Slot:
         "_fd",
         "_is_sealed",
         "lease",
+        "memories",
         "memory",
         "number",
         "record",
@@ -147,6 +148,7 @@ class Slot:
         self.region = region
         self.number = number
         self.memory = memory  # of the whole region, so that offsets of spans are offsets in it
+        self.memories: tuple[Memory, ...] = (memory,)  # of a request that has no others
         self.record: SlotRecord = managed.record(number)
         self.lease = managed.lease(number)  # held from claim() on, until the request ends
         self._fd = managed.segment.fileno()

@@ -64,6 +64,7 @@ class StreamCall(Call):
                 "{ decoupled: true }` in its config.pbtxt, or use serve"
             )
         super().begin()
+        self._requested = self._request.requested_output_names()
         self._rooms = {}  # each response has its own
         self._has_results = bool(self._frames)
 
@@ -139,7 +140,7 @@ class StreamCall(Call):
         except BaseException as early:
             self._end_by_error(early)
             raise
-        self._results, self._encoded = _NO_OUTPUTS, ()
+        self._results = _NO_OUTPUTS
         self.end()
         self._context.backend.send_last(self._sender)
 
