@@ -29,7 +29,7 @@ from .inputs.descriptions import (
     described_inputs,
     wanted_outputs,
 )
-from .inputs.devices import kept_source
+from .inputs.devices import device_source
 from .inputs.sources import Elsewhere, Source, sources
 from .known_model import KnownModel
 from .opening import Plan, open_call
@@ -165,7 +165,7 @@ def prepare(
     core: Core, settings: CallSettings, inputs: Mapping[str, InputDescription], outputs: Outputs
 ) -> Steps[Call]:
     """Take memory for a call that the user fills."""
-    given = described_inputs(inputs, functools.partial(kept_source, core.gpus))
+    given = described_inputs(inputs, functools.partial(device_source, core.gpus, lends=True))
     wanted, devices = wanted_outputs(outputs)
     known, layout = yield from core.fitting(
         settings, lambda known: known.lay_out(given, wanted, output_devices=devices)

@@ -8,19 +8,22 @@ from __future__ import annotations
 import functools
 import math
 import time
+import weakref
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from ..errors import TensorError
+from ..errors import CallerError, TensorError
 from ..forks import forsake_in_children
 from ..memory import reaper
+from ..memory.cuda.access import CudaAccess
+from ..memory.cuda.bank import DeviceBank
+from ..memory.pool.options import PoolOptions
+from ..memory.pool.pool import SlotPool
 from ..protocol.call_layout import CallLayout
-from .client_memory import ClientMemory
 from .copy_warnings import tell_path
 from .errors import InferenceError
 from .explanation import Explanation
-from .inputs.devices import copied_source, device_source
-from .inputs.gpus import Gpus
+from .inputs.devices import Gpus, device_source
 from .known_model import Catalog, KnownModel
 from .once import Once
 from .paths.call import is_answer
@@ -33,7 +36,39 @@ from .steps import Pause, Send, Steps
 from .transports.messages import Codec
 from .transports.transport import AsyncTransport, Transport
 
-__all__ = ["Core"]
+__all__ = ["ClientMemory", "Core"]
+
+
+class ClientMemory:
+    """A client's slots; CallerError if the options are something else."""
+
+    def __init__(self, options: PoolOptions, cuda: CudaAccess) -> None:
+        if not isinstance(options, PoolOptions):
+            raise CallerError(f"pool is {options!r}; expected PoolOptions(max_bytes=...)")
+        self.bank = DeviceBank(cuda, options.max_device_bytes)  # their memory on GPUs
+        self.pool = SlotPool(options, self.bank.collect)
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+
+    def end_with(self, owner: object) -> None:
+        """Abandon it when its owner is garbage, or when the interpreter exits."""
+        self._finalizer = weakref.finalize(owner, _abandon, self.pool, self.bank)
+
+    def abandon(self) -> None:
+        """Close it from a finalizer; waits for a second at most."""
+        _abandon(self.pool, self.bank)
+
+    def end(self) -> None:
+        """Close it. Twice is fine."""
+        self.pool.close()
+        self.bank.close()
+        if self._finalizer is not None:
+            self._finalizer.detach()
+
+
+def _abandon(pool: SlotPool, bank: DeviceBank) -> None:
+    pool.abandon()
+    bank.abandon()
+
 
 _CLOSING_S: Final = 5.0
 _CLOSING_ROUND_S: Final = 0.02
@@ -55,7 +90,7 @@ class Core:
         self.pool = memory.pool
         self.gpus = Gpus(memory.bank, options.lend_bytes)
         self.on_gpus = functools.partial(device_source, self.gpus)
-        self.copied_from_gpus = functools.partial(copied_source, self.gpus)
+        self.copied_from_gpus = functools.partial(device_source, self.gpus, lends=False)
         self.once = Once()
         self.is_forked = False  # a copy, in a forked child, of its parent's client
         self.is_closed = False  # or begins to be

@@ -11,12 +11,11 @@ from ..errors import ClosedError
 from ..memory.cuda.access import CudaAccess
 from ..memory.pool.options import PoolOptions
 from .calls import infer, prepare
-from .client_memory import ClientMemory
-from .core import Core
+from .core import ClientMemory, Core
 from .errors import ForkedError
 from .inputs.descriptions import InputDescription, Outputs
-from .of_this_process import OfThisProcess
 from .options import LibraryName, PathName, RequestOptions, Tls, check_keywords
+from .prepared import OfThisProcess
 from .server_calls import ask, is_model_ready, is_so, load, unload
 from .settings import ClientSettings
 from .split import infer_split

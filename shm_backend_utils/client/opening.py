@@ -20,10 +20,8 @@ from .paths.direct import DirectCall
 from .paths.inline import InlineCall
 from .paths.on_gpus import CallOnGpus
 from .paths.prepared import PreparedDirectCall
-from .paths.providing import take_with_devices
-from .paths.side_by_side import take_row
 from .paths.staging import StagedOnGpus
-from .paths.taking import take, wait_for
+from .paths.taking import take, take_row, take_with_devices, wait_for
 from .paths.triton_shm import RegisteredCall
 from .settings import CallSettings
 from .steps import Steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Coroutine, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NoReturn, TypeVar
 
 import numpy.typing as npt
 
@@ -15,13 +15,25 @@ from ..unclosed import Unclosed
 from .calls import infer_prepared
 from .core import Core
 from .errors import ForkedError
-from .of_this_process import OfThisProcess
 from .options import check_timeout
 from .paths.call import Call
 from .result import Result
 from .steps import Steps
 
-__all__ = ["CLOSE_OR_WITH", "AsyncPreparedCall", "PreparedCall"]
+__all__ = ["CLOSE_OR_WITH", "AsyncPreparedCall", "OfThisProcess", "PreparedCall"]
+
+
+class OfThisProcess:
+    """Cannot be pickled: neither connections nor memory go with it."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} objects cannot be pickled: they belong to the process that made them; make a "
+            "client in each process"
+        )
+
 
 CLOSE_OR_WITH: Final = "call close(), or use it in a with statement"
 

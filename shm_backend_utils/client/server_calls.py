@@ -19,9 +19,10 @@ from ..protocol.refusals import code_in
 from .core import Core
 from .errors import DeadlineExceededError, InferenceError, LivenessUnknownError, ServerUnavailableError
 from .model_processes import instances_of, living_processes
-from .paths.call import is_answer, options_of_probe
+from .paths.call import is_answer
+from .paths.probe import asked
 from .settings import ClientSettings, left_until
-from .steps import Pause, Send, SendForStream, Steps, offloaded
+from .steps import Pause, Send, Steps, offloaded
 from .transports.messages import Codec, Question
 
 __all__ = [
@@ -145,24 +146,21 @@ def sign_of_life(codec: Codec, deadline: float, config: Mapping[str, Any], versi
     spec = ModelSpec.from_config(config)
     if spec.obstacle_in_paths() is not None or spec.obstacle_in_inputs() is not None:
         return None
-    batch_size = 1 if spec.max_batch_size else None
-    message = codec.infer(spec.name, options_of_probe(spec, version), batch_size=batch_size, slot=(ALIVE_ADDRESS, 1))
     timeout_s = min(left_until(deadline), _SEQUENCE_WAIT_S if spec.sequences else math.inf)
     try:
-        yield SendForStream(message, timeout_s) if spec.is_decoupled else Send(message, timeout_s)
-    except InferenceError as error:
-        if spec.sequences and isinstance(error, DeadlineExceededError):
-            return None
-        if not is_answer(error):
+        said = yield from asked(codec, spec, (ALIVE_ADDRESS, 1), timeout_s, version)
+    except DeadlineExceededError:
+        if not spec.sequences:
             raise
-        said = str(error.message())
-        code = code_in(said)
-        if code == MachineError.code or is_of_dead_process(said):
-            return said
-        return "" if code else None  # a session of an earlier release refuses it
+        return None
     except CallerError:
         return None
-    return ""
+    if said is None:
+        return ""
+    code = code_in(said)
+    if code == MachineError.code or is_of_dead_process(said):
+        return said
+    return "" if code else None  # a session of an earlier release refuses it
 
 
 def is_of_dead_process(said: str) -> bool:

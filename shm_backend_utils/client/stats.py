@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ..memory.pool.options import PoolStatus
-from .text_table import TextTable
+from .explanation import TextTable
 
 __all__ = ["ClientStats", "Tally"]
 

@@ -16,8 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from .. import dtypes
 from ..client.calls import infer
-from ..client.client_memory import ClientMemory
-from ..client.core import Core
+from ..client.core import ClientMemory, Core
 from ..client.errors import ForkedError, InferenceError
 from ..client.inputs.sources import Source
 from ..client.options import RequestOptions

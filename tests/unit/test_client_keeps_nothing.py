@@ -18,11 +18,16 @@ import numpy as np
 import pytest
 
 from shm_backend_utils import forks
-from shm_backend_utils.client import DeadlineExceededError, InferenceError, ServerUnavailableError, ShmClient
-from shm_backend_utils.client.paths import direct, stream
-from shm_backend_utils.client.paths.stream import DirectStream
+from shm_backend_utils.client import (
+    DeadlineExceededError,
+    InferenceError,
+    ServerUnavailableError,
+    ShmClient,
+    streams,
+)
+from shm_backend_utils.client.paths import direct
 from shm_backend_utils.client.result import Result
-from shm_backend_utils.client.streams import open_stream
+from shm_backend_utils.client.streams import DirectStream, open_stream
 from shm_backend_utils.errors import (
     CallerError,
     ClosedError,
@@ -176,7 +181,7 @@ def test_an_error_of_a_stream_that_somebody_keeps_keeps_no_slot(
 ) -> None:
     server.compute = lambda order, inputs: ({"OUT0": inputs["IN0"] * factor} for factor in range(3))
     fail(server, monkeypatch, PeerError("odd"))
-    monkeypatch.setattr(stream, "result_of", direct.result_of)
+    monkeypatch.setattr(streams, "result_of", direct.result_of)
     with pytest.raises(PeerError) as kept:
         list(client.stream("stream", {"IN0": X}))
     assert client.stats().slots_held == 0, kept

@@ -13,8 +13,8 @@ import pytest
 from shm_backend_utils.client import AsyncShmClient, InferenceError
 from shm_backend_utils.client.paths.direct import DirectCall
 from shm_backend_utils.client.paths.inline import InlineCall
-from shm_backend_utils.client.paths.stream import DirectStream
 from shm_backend_utils.client.paths.triton_shm import RegisteredCall
+from shm_backend_utils.client.streams import DirectStream
 from shm_backend_utils.errors import SlotInUseError
 from shm_backend_utils.protocol.refusals import refusal
 from tests.unit.fake_server import Arrays, FakeServer, Order, config, doubled

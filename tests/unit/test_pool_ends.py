@@ -142,7 +142,7 @@ PROGRAM = """
 import contextlib, faulthandler, gc, logging
 from shm_backend_utils.client import PoolOptions
 from shm_backend_utils.origin import Origin
-from shm_backend_utils.client.client_memory import ClientMemory
+from shm_backend_utils.client.core import ClientMemory
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.pool import inventory as inventory_module
 from shm_backend_utils.memory.pool.need import Need

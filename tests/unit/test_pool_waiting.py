@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shm_backend_utils.client.client_memory import ClientMemory
+from shm_backend_utils.client.core import ClientMemory
 from shm_backend_utils.client.errors import PoolExhaustedError
 from shm_backend_utils.client.known_model import KnownModel
 from shm_backend_utils.client.options import RequestOptions

@@ -31,7 +31,7 @@ from shm_backend_utils.client.errors import deadline_exceeded
 from shm_backend_utils.client.inputs.descriptions import described_inputs
 from shm_backend_utils.client.known_model import KnownModel
 from shm_backend_utils.client.paths import taking
-from shm_backend_utils.client.paths.stream import guessed_rooms
+from shm_backend_utils.client.streams import guessed_rooms
 from shm_backend_utils.errors import CallerError, ClosedError, MachineError, RegionGoneError, ShmError, SlotInDoubtError
 from shm_backend_utils.memory.locks import borrow
 from shm_backend_utils.memory.pool.pool import SlotPool

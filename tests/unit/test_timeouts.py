@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import AsyncShmClient, DeadlineExceededError, PoolOptions, ShmClient, aio, client
+from shm_backend_utils.client.client import SubmittedCalls
 from shm_backend_utils.client.errors import deadline_exceeded
 from shm_backend_utils.client.paths import choice
-from shm_backend_utils.client.submitted import SubmittedCalls
 from shm_backend_utils.http.reply_in_time import ReplyInTime
 from shm_backend_utils.memory import mapped_segment, shared_file
 from tests.unit.fake_server import FakeServer, config

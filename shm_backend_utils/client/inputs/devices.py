@@ -1,7 +1,8 @@
-"""What users pass as inputs that are on a GPU."""
+"""What users pass as inputs that are on a GPU, and what calls have GPUs do for them."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -9,23 +10,105 @@ import numpy as np
 import numpy.typing as npt
 
 from ... import dtypes
-from ...memory.cuda.runtime import BLOCK_BYTES, PointerFacts
+from ...memory.cuda.bank import DeviceBank
+from ...memory.cuda.ordering import Mark, OwnStreams, order_after
+from ...memory.cuda.runtime import BLOCK_BYTES, CudaRuntime, PointerFacts
+from ...memory.cuda.streams import Named
 from ...tensors.cuda.copies import copy
 from ...tensors.cuda.device_array import DeviceArray
 from ...tensors.cuda.imported import device_of, imported, is_on_gpu
 from ...tensors.cuda.libraries import library_of
-from .gpus import Gpus, GpuWork
 from .sources import Source
 
 __all__ = [
     "DeviceSource",
-    "copied_source",
+    "GpuWork",
+    "Gpus",
     "device_source",
     "inputs_on_gpus",
-    "kept_source",
     "library_of_inputs",
     "work_of",
 ]
+
+
+class Gpus:
+    """GPUs as one client's calls use them. CUDA is loaded when a call needs it first."""
+
+    def __init__(self, bank: DeviceBank, lend_bytes: int) -> None:
+        self.bank = bank
+        self.lend_bytes = lend_bytes  # an input of as many, or more, is used where it is
+        self._lock = threading.Lock()
+        self._streams: OwnStreams | None = None
+
+    @property
+    def runtime(self) -> CudaRuntime:
+        """CUDA; raises MachineError where it, or a GPU, is missing."""
+        return self.bank.cuda.runtime
+
+    @property
+    def streams(self) -> OwnStreams:
+        """The client's streams; raises as :attr:`runtime`."""
+        with self._lock:
+            if self._streams is None:
+                self._streams = OwnStreams(self.runtime)
+            return self._streams
+
+    def close(self) -> None:
+        """Let go of the streams that no call uses. Those of calls under way go with these."""
+        with self._lock:
+            self._streams = None
+
+
+class GpuWork:
+    """What one call has GPUs do: all on one stream for each of them. Give the streams back by :meth:`close`."""
+
+    _lender: OwnStreams | None = None
+
+    def __init__(self, gpus: Gpus) -> None:
+        self._gpus = gpus
+        self._streams: dict[int, int] = {}
+
+    def stream_on(self, device: int) -> int:
+        """Return the call's stream of a GPU."""
+        stream = self._streams.get(device)
+        if stream is None:
+            if self._lender is None:
+                self._lender = self._gpus.streams
+            stream = self._streams[device] = self._lender.borrow(device)
+        return stream
+
+    def follow(self, named: Named, devices: Iterable[int]) -> None:
+        """Have what comes later here wait for what the user has named; if that is nothing, for all of these GPUs."""
+        for device in {*devices, *self._streams}:
+            order_after(self._gpus.runtime, named, device, self.stream_on(device))
+
+    def may_block(self, named: Named) -> bool:
+        """Return whether :meth:`follow` waits for GPUs, as the driver cannot let a stream do so."""
+        return not named and not self._gpus.runtime.records_devices
+
+    def marks(self) -> list[Mark]:
+        """Return marks of what the GPUs have to do for the call until here; to be closed."""
+        marks: list[Mark] = []
+        try:
+            for device, stream in self._streams.items():
+                marks.append(Mark(self._gpus.runtime, stream, device))
+        except BaseException:
+            for mark in marks:
+                mark.close()
+            raise
+        return marks
+
+    def close(self) -> None:
+        """Give the streams back; what is still to be done there is done first. Twice is fine."""
+        lender = self._lender
+        if lender is not None:
+            streams, self._streams = self._streams, {}
+            self._lender = None
+            for device, stream in streams.items():
+                lender.give_back(stream, device)
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class DeviceSource(Source):
@@ -85,30 +168,19 @@ class DeviceSource(Source):
         copy(self.array.runtime, target, self.array, self.work.stream_on(self.device))
 
 
-def device_source(gpus: Gpus, name: str, value: Any, found: Mapping[str, Source]) -> DeviceSource | None:
-    """Return an input that is on a GPU as a source, lent where that is possible and pays; None for what is not on one.
+def device_source(
+    gpus: Gpus, name: str, value: Any, found: Mapping[str, Source], lends: bool | None = None
+) -> DeviceSource | None:
+    """Return an input that is on a GPU as a source; None for what is not on one.
 
-    ``found`` has the call's other inputs so far: those on one GPU share its stream.
+    ``found`` has the call's other inputs so far: those on one GPU share its stream. ``lends`` says whether it is used
+    where it is; by default where that is possible and pays.
     """
-    source = copied_source(gpus, name, value, found)
-    if source is not None:
-        source.is_lent = source.byte_size >= gpus.lend_bytes and not source.obstacle
-    return source
-
-
-def copied_source(gpus: Gpus, name: str, value: Any, found: Mapping[str, Source]) -> DeviceSource | None:
-    """As :func:`device_source`, of what is to be copied in any case."""
     if type(value) is np.ndarray or not is_on_gpu(value):
         return None
     work = work_of(found.values()) or GpuWork(gpus)
-    return DeviceSource(name, value, work, gpus, device_of(gpus.runtime, value))
-
-
-def kept_source(gpus: Gpus, name: str, value: Any, found: Mapping[str, Source]) -> DeviceSource | None:
-    """As :func:`device_source`, of what is to be the memory of more requests than one."""
-    source = copied_source(gpus, name, value, found)
-    if source is not None:
-        source.is_lent = True
+    source = DeviceSource(name, value, work, gpus, device_of(gpus.runtime, value))
+    source.is_lent = source.byte_size >= gpus.lend_bytes and not source.obstacle if lends is None else lends
     return source
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -37,7 +36,6 @@ __all__ = [
     "check_sequence_id",
     "checked_output",
     "is_answer",
-    "options_of_probe",
     "output_in",
     "write_inputs",
 ]
@@ -168,16 +166,6 @@ def check_sequence_id(spec: ModelSpec, options: RequestOptions) -> None:
             f"sequence_id is {sequence_id!r}, but a control_input of model {spec.name!r} takes it for "
             f"{'a str' if spec.names_sequences else 'an integer'}; expected one"
         )
-
-
-def options_of_probe(spec: ModelSpec, version: str = "") -> RequestOptions:
-    """Return the options of a request that asks how a model is: a sequence by itself, where it has sequences."""
-    options = RequestOptions(model_version=version)
-    if spec.sequences:
-        number = secrets.randbits(48) + 1
-        options["sequence_id"] = str(number) if spec.names_sequences else number
-        options["sequence_start"] = options["sequence_end"] = True
-    return options
 
 
 def checked_output(codec: Codec, response: Any, spec: ModelSpec, name: str) -> npt.NDArray[Any] | None:

@@ -25,8 +25,7 @@ from ..transports.messages import Codec
 from ..transports.this_machine import is_this_machine
 from .direct import DirectCall
 from .inline import InlineCall
-from .sealed_trial import NAME as SEALED
-from .sealed_trial import try_sealed
+from .probe import SEALED, try_sealed
 from .triton_shm import RegisteredCall, Registrations
 
 __all__ = ["PathChooser"]

@@ -1,28 +1,32 @@
-"""Ask a model's session for its report: it reads a nonce in memory of this process, and writes what it makes of it."""
+"""What a model's session says of itself, without model.py: its report, and whether it can fetch sealed memory."""
 
 from __future__ import annotations
 
 import json
 import os
-from typing import Any, NamedTuple
+import secrets
+from typing import Any, Final, NamedTuple
 
 from ...dtypes import BY_NAME
-from ...errors import PeerError, ProbedError
-from ...memory.access import PRIVATE
+from ...errors import CallerError, MachineError, PeerError, ProbedError, StaleRequestError
+from ...memory.access import PRIVATE, Access
 from ...memory.kinds import RegionKind
 from ...memory.pool.slot import SlotRegion
 from ...model_spec import ModelSpec
 from ...protocol.layout import PAGE_SIZE
 from ...protocol.probe import NONCE_LENGTH, digest_of, encode_probe
-from ...protocol.refusals import code_in
+from ...protocol.refusals import NOT_OPENED, code_in
 from ...protocol.spans import InputSpan, OutputSpan
 from ..errors import InferenceError
+from ..explanation import Check
+from ..known_model import KnownModel
+from ..options import RequestOptions
 from ..settings import left_until
 from ..steps import Send, SendForStream, Steps
 from ..transports.messages import Codec
-from .call import is_answer, options_of_probe
+from .call import is_answer
 
-__all__ = ["ProbeAnswer", "probe_model"]
+__all__ = ["SEALED", "ProbeAnswer", "asked", "probe_model", "try_sealed"]
 
 _REPORT_ROOM = 4 * PAGE_SIZE
 
@@ -37,6 +41,29 @@ class ProbeAnswer(NamedTuple):
     def code(self) -> str:
         """The refusal's code, such as ``shm:gone``; empty if it has none of this package's."""
         return code_in(self.refusal) or ""
+
+
+def asked(
+    codec: Codec, spec: ModelSpec, slot: tuple[str, int], timeout_s: float, version: str = ""
+) -> Steps[str | None]:
+    """Send a model a request without tensors, and return what was said to refuse it; None if it was executed.
+
+    A model with sequences gets a sequence by itself. CallerError if the model is decoupled and the connection HTTP,
+    which has no streams.
+    """
+    options = RequestOptions(model_version=version)
+    if spec.sequences:
+        number = secrets.randbits(48) + 1
+        options["sequence_id"] = str(number) if spec.names_sequences else number
+        options["sequence_start"] = options["sequence_end"] = True
+    message = codec.infer(spec.name, options, batch_size=1 if spec.max_batch_size else None, slot=slot)
+    try:
+        yield SendForStream(message, timeout_s) if spec.is_decoupled else Send(message, timeout_s)
+    except InferenceError as error:
+        if not is_answer(error):
+            raise
+        return str(error.message())
+    return None
 
 
 def probe_model(
@@ -57,21 +84,8 @@ def probe_model(
         region.buffer[begin : begin + NONCE_LENGTH] = nonce
         place = InputSpan(BY_NAME["UINT8"], (NONCE_LENGTH,), 0, begin, NONCE_LENGTH)
         generation = slot.begin(encode_probe(place, OutputSpan(0, report, room), with_gpus=with_gpus))
-        message = codec.infer(
-            spec.name,
-            options_of_probe(spec),
-            batch_size=1 if spec.max_batch_size else None,
-            slot=(slot.address_pattern % spec.name, generation),
-        )
-        timeout_s = left_until(deadline)
-        try:
-            yield SendForStream(message, timeout_s) if spec.is_decoupled else Send(message, timeout_s)
-        except InferenceError as error:
-            if not is_answer(error):
-                raise
-            answer = ProbeAnswer(None, str(error.message()))
-        else:
-            return ProbeAnswer(None, "")
+        address = slot.address_pattern % spec.name, generation
+        answer = ProbeAnswer(None, (yield from asked(codec, spec, address, left_until(deadline))) or "")
         if answer.code != ProbedError.code:
             return answer
         if not slot.is_completed:
@@ -89,3 +103,37 @@ def _read(data: bytes, nonce: bytes, model: str) -> dict[str, Any]:
     if not isinstance(said, dict) or said.get("digest") != digest_of(nonce):
         raise PeerError(f"model {model!r} has answered a probe with something that is no report on its nonce")
     return said
+
+
+SEALED: Final = "sealed memory?"
+_NEVER_BEGUN: Final = 1
+
+
+def try_sealed(codec: Codec, model: KnownModel, access: Access, deadline: float) -> Steps[Check]:
+    """Have a model that declares the direct path open sealed memory, and return what came of it.
+
+    The request names a slot in which none was ever begun. So a model that has opened the memory refuses it as stale,
+    before ``model.py`` sees it. The outcome is None if it has said nothing of the memory: then only a call can tell.
+    """
+    try:
+        region = SlotRegion(PAGE_SIZE, 1, PAGE_SIZE, access, kind=RegionKind.SEALED)
+    except MachineError as error:
+        return Check(SEALED, False, str(error), (), is_passing=True)
+    try:
+        spec = model.spec
+        slot = region.slots[0].address_pattern % spec.name, _NEVER_BEGUN
+        if spec.sequences:  # a trial would wait for the end of another sequence, which may be this client's
+            return Check(SEALED, None, "the model takes sequences, so that only a call can tell", ())
+        said = yield from asked(codec, spec, slot, left_until(deadline), model.version)
+    except CallerError as error:  # over HTTP, which has no streams
+        return Check(SEALED, None, str(error), ())
+    finally:
+        region.destroy()
+    if said is None:
+        return Check(SEALED, None, "the model has answered, and said nothing of it; a call will tell", ())
+    outcome, told = None, f"only a call can tell whether the model can fetch it: {said}"
+    if code_in(said) == StaleRequestError.code:
+        outcome, told = True, "the model has fetched some by a socket; it cannot be truncated, nor left behind"
+    elif code_in(said) in NOT_OPENED:
+        outcome, told = False, f"the model could not fetch it: {said}"
+    return Check(SEALED, outcome, told, ())

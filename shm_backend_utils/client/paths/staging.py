@@ -14,15 +14,14 @@ from ...tensors.cuda.copies import copy
 from ...tensors.cuda.device_array import DeviceArray
 from ...tensors.cuda.libraries import as_library
 from ...tensors.cuda.new_arrays import new_array
-from ..inputs.devices import DeviceSource, inputs_on_gpus, library_of_inputs, work_of
-from ..inputs.gpus import Gpus, GpuWork
+from ..inputs.devices import DeviceSource, Gpus, GpuWork, inputs_on_gpus, library_of_inputs, work_of
 from ..inputs.sources import Source
 from ..options import check_is_installed
 from ..result import Result
 from ..settings import CallSettings, left_until
 from ..steps import Steps, offloaded
 from .call import Call
-from .waiting import followed, worked_off
+from .on_gpus import followed, worked_off
 
 __all__ = ["StagedOnGpus", "brought_to_gpus", "can_be_downloaded"]
 

@@ -1,25 +1,34 @@
-"""Taking regions of a client's pool for its calls: at once, or when there is room."""
+"""Taking regions of a client's pool for calls: at once or when there is room, beside others, with memory on GPUs."""
 
 from __future__ import annotations
 
 import functools
+import time
+from collections.abc import Collection, Mapping
 from typing import Final
 
-from ...errors import BudgetError, MachineError
+from ...dtypes import BYTES
+from ...errors import BudgetError, MachineError, PoolExhaustedError
+from ...memory.cuda.bank import ShortOfMemoryError, rounded_up
 from ...memory.kinds import RegionKind
 from ...memory.pool.need import Need
 from ...memory.pool.pool import SlotPool
+from ...memory.pool.rows import Row
 from ...memory.pool.slot import SlotRegion
 from ...memory.pool.tickets import Ticket
+from ...protocol.call_layout import AnyInput, CallInput, CallLayout, rows_of
 from ...protocol.layout import data_offset
 from ..errors import out_of_time
+from ..inputs.devices import Gpus
 from ..known_model import KnownModel
+from ..once import Once
 from ..settings import CallSettings
-from ..steps import Steps, Wait, offloaded
+from ..steps import Pause, Steps, Wait, offloaded
 from .call import LONG_COPY, HostMemory
+from .on_gpus import LostMemoryError, models_are_done
 from .triton_shm import RegisteredCall
 
-__all__ = ["take", "take_at_once", "wait_for"]
+__all__ = ["take", "take_at_once", "take_row", "take_with_devices", "wait_for"]
 
 _MAKING: Final = "its memory was being made"
 
@@ -74,3 +83,133 @@ def _redeem(pool: SlotPool, settings: CallSettings, ticket: Ticket) -> Steps[tup
     except BaseException:
         pool.withdraw(ticket)
         raise
+
+
+_MOST_CALLS: Final = 64
+
+
+def most_calls(known: KnownModel, layout: CallLayout, max_batch_bytes: int) -> int:
+    """Return how many calls like this may lie side by side; less than 2 for calls of which no batches are made."""
+    if layout.batch_size is None or any(span.dtype is BYTES for span in layout.table.inputs.values()):
+        return 0
+    size = layout.end - known.data_begin
+    most = min(_MOST_CALLS, max_batch_bytes // max(size, 1))
+    return min(known.spec.max_batch_size // layout.batch_size, most)
+
+
+def take_row(
+    pool: SlotPool,
+    once: Once,
+    settings: CallSettings,
+    known: KnownModel,
+    layout: CallLayout,
+    given: Mapping[str, AnyInput],
+    wanted: Mapping[str, int | None] | None,
+    *,
+    is_expected: bool,
+) -> Steps[Row[CallLayout] | None]:
+    """Take memory for a call beside others like it; None if it shall have a region by itself.
+
+    The layout is that in a region with one slot. A block is begun where others like the call are under way or will
+    come, ``is_expected``, or came the last time, and where there is room for it now.
+    """
+    count = most_calls(known, layout, pool.options.max_batch_bytes)
+    if count < 2:
+        return None
+    blocks, table = known.blocks, layout.table
+    key = layout.requested, tuple(table.inputs.items()), tuple(table.outputs.items())
+
+    def begin() -> Steps[HostMemory | None]:
+        """Make a block, which goes with its memory; return that, or None if there is no room for it."""
+        whole = known.lay_out(
+            {name: _times(each, count) for name, each in given.items()},
+            wanted and {name: None if size is None else size * count for name, size in wanted.items()},
+            slot_count=count,
+            is_one_request=False,
+        )
+        size = known.record_byte_size
+        need = Need(whole.end - data_offset(count, size), count, size, "direct, side by side", known.kind)
+        taken = yield from take_at_once(pool, settings, need)
+        if taken is None:
+            return None
+        rows = layout.batch_size or 1
+        parts = [rows_of(whole, known.spec, index * rows, (index + 1) * rows) for index in range(count)]
+        blocks.begin(key, *taken, parts)
+        return taken[1]
+
+    row = blocks.take(key)
+    may_begin = row is None and (is_expected or blocks.together == key)
+    if row is None:
+        blocks.together = None
+    while row is None and may_begin:  # one call makes a block, and the others wait for a row of it
+        block = yield from once.find((known, key), begin, settings.deadline)
+        may_begin = block is not None
+        row = blocks.take(key)
+    return row
+
+
+def _times(each: AnyInput, count: int) -> CallInput:
+    return CallInput(each.dtype, (each.shape[0] * count, *each.shape[1:]), each.byte_size * count, each.device)
+
+
+_ROUND_S: Final = 0.05
+
+
+def take_with_devices(
+    pool: SlotPool, gpus: Gpus, settings: CallSettings, known: KnownModel, layout: CallLayout
+) -> Steps[tuple[SlotRegion, HostMemory]]:
+    """Take a region with one slot, and with what a call needs on GPUs; no model's GPU works there any more.
+
+    Raises as :func:`.take`, also of memory on GPUs.
+    """
+    sizes = [rounded_up(byte_size) for byte_size in layout.device_byte_sizes]
+    where = [f"cuda:{device}={byte_size}" for device, byte_size in zip(layout.devices, sizes, strict=True)]
+    group = " ".join(["direct, on GPUs", *where])
+    while True:
+        region, memory = yield from take(pool, settings, known, layout.end, 1, group)
+        try:
+            if not region.device_memory.keys() >= set(layout.devices):
+                yield from _provide(pool, gpus, settings, region, memory, layout.devices, sizes)
+            if region.slots[0].was_left:
+                raise LostMemoryError  # a model ended in the middle of an earlier request
+            yield from models_are_done(region, list(region.device_memory.values()), settings.deadline)
+        except BaseException as error:
+            region.spoil("lost")
+            del memory  # an error that somebody keeps must not keep the slot
+            if not isinstance(error, LostMemoryError):
+                raise  # else another region will do
+        else:
+            return region, memory
+
+
+def _provide(
+    pool: SlotPool,
+    gpus: Gpus,
+    settings: CallSettings,
+    region: SlotRegion,
+    memory: HostMemory,
+    devices: Collection[int],
+    byte_sizes: Collection[int],
+) -> Steps[None]:
+    """Let a region have memory on GPUs, until the deadline; idle regions go where there is too little.
+
+    To allocate some may take its time. PoolExhaustedError if none became free in time; BudgetError or MachineError if
+    there never will be so much.
+    """
+    kept: list[HostMemory] = []  # which keeps the region, if nobody waits for this any more
+
+    def allocate() -> None:
+        try:
+            gpus.bank.provide(region, devices, byte_sizes)
+        finally:
+            kept.clear()  # an error that somebody keeps must not keep it
+
+    while True:
+        kept.append(memory)
+        try:
+            return (yield from offloaded(allocate, settings.left_s, "its memory on GPUs was being made"))
+        except ShortOfMemoryError as error:
+            pool.drop_idle()
+            if time.monotonic() > settings.deadline:
+                raise PoolExhaustedError(f"no device memory became free in time: {error}") from None
+            yield Pause(_ROUND_S)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import AsyncShmClient, PoolOptions, ShmClient
-from shm_backend_utils.client.client_memory import ClientMemory
+from shm_backend_utils.client.core import ClientMemory
 from shm_backend_utils.client.inputs.descriptions import described_inputs, wanted_outputs
 from shm_backend_utils.client.transports.messages import split_url
 from shm_backend_utils.errors import CallerError, ClosedError, TensorError, TensorShapeError, TensorTypeError
