@@ -21,7 +21,7 @@ CEILINGS: Final = {
     "shm_backend_utils/compat": 2_200,
     "shm_backend_utils/http": 300,
     "shm_backend_utils/memory": 5_320,
-    "shm_backend_utils/model": 6_371,
+    "shm_backend_utils/model": 6_361,
     "shm_backend_utils/protocol": 1_973,
     "shm_backend_utils/repository": 200,
     "shm_backend_utils/server": 1_300,
@@ -29,7 +29,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 7_200,
     "scripts": 14_390,
     "scripts/tools/bench": 3_655,
-    "tests": 75_000,
+    "tests": 74_999,
     "docs": 4_650,
 }
 """By folder, or by pattern of files: the most lines."""

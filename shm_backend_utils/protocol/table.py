@@ -167,7 +167,7 @@ def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call o
         limits += [(0, claimed_size(claim)) for claim in claims]
     inputs: dict[str, InputSpan] = {}
     outputs: dict[str, OutputSpan] = {}
-    reach = 0  # where the last tensor ends; -1 once one lies before that. If none does, none overlap, in any region
+    reaches = [0] * len(limits)  # where the last tensor of each region ends; none overlap, if none lies before that
     for index in range(input_count + output_count):
         begin = at + TENSOR.size
         if begin > length:
@@ -207,7 +207,7 @@ def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call o
         else:
             outputs[name] = _made(OutputSpan, (region, offset, size))
         if size:
-            reach = offset + size if 0 <= reach <= offset else -1
+            reaches[region] = offset + size if 0 <= reaches[region] <= offset else -1
         at = name_end + -name_length % 8
     if len(inputs) != input_count or len(outputs) != output_count:
         raise TableError("inputs or outputs", "a name that is there twice", "every tensor once")
@@ -215,7 +215,7 @@ def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call o
         raise TableError("length", str(length), f"{at}, where the last of its tensors ends")
     ring = _ring(generation, frame_slot, frames, stride, outputs, limits) if frames else None
     table = _made(Table, (inputs, outputs, claims, ring, False))
-    if reach < 0 or frames:
+    if frames or min(reaches) < 0:
         check_outputs_are_apart(table)
     return generation, table
 

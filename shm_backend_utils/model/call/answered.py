@@ -26,7 +26,7 @@ from ...tensors.view import DIRECT, TRITON, TensorView
 from ..delivered import DeliveredView, InputView
 from ..forward import check_all_are_over
 from ..mapping.memory import DeviceMemory, HostMemory, Memory
-from .outputs import Output, array_of, check_output, copy_on_host, may_not_write, not_written
+from .outputs import Output, array_of, check_output, may_not_write, not_written
 from .received import ReceivedRequest
 
 __all__ = ["AnsweredRequest"]
@@ -90,6 +90,23 @@ class AnsweredRequest(ReceivedRequest):
         """
         if not self._is_open:
             raise self._not_open()
+        form, span = self._context.outputs.get(name), self._rooms.get(name)
+        if form is not None and span is not None:
+            row, _, end, kind, text, pack = form
+            region, offset, room = span
+            memory = self._memories[region]
+            try:
+                shape = tuple(shape)
+                if type(memory) is HostMemory and row.numpy == dtype and (not end or shape[-len(end) :] == end):
+                    array: npt.NDArray[Any] = np.ndarray(shape, row.numpy, memory.array, memory.begin + offset)
+                    byte_size = array.nbytes
+                    if byte_size <= room:
+                        encoded = pack(offset, byte_size, kind + region, *shape, text)
+                        view = TensorView(name, array, row, DIRECT, memory.memory_type)
+                        self.outputs[name] = _output(Output, (view, encoded, region, None, False))
+                        return view
+            except (TypeError, ValueError, struct.error):
+                pass  # it is too large, or no shape of this output; else this is told below
         try:
             shape = tuple(map(index, shape))
             numpy_dtype = np.dtype(dtype)
@@ -98,24 +115,6 @@ class AnsweredRequest(ReceivedRequest):
                 f"output {name!r} was asked for with shape {shape!r} and dtype {dtype!r} ({error}); expected for "
                 "example (1, 3) and np.float32"
             ) from None
-        form, span = self._context.outputs.get(name), self._rooms.get(name)
-        if form is not None and span is not None:
-            row, _, end, kind, text, pack = form
-            region, offset, room = span
-            byte_size, memory = math.prod(shape) * row.itemsize, self._memories[region]
-            try:
-                encoded = pack(offset, byte_size, kind + region, *shape, text)
-            except struct.error:  # another rank, or a negative size
-                room = -1
-            if (
-                (byte_size <= room and row.numpy == numpy_dtype)
-                and (not end or shape[-len(end) :] == end)
-                and type(memory) is HostMemory
-            ):
-                array: npt.NDArray[Any] = np.ndarray(shape, numpy_dtype, memory.array, memory.begin + offset)
-                view = TensorView(name, array, row, DIRECT, memory.memory_type)
-                self.outputs[name] = _output(Output, (view, encoded, region, None, False))
-                return view
         row = check_output(self._context.spec, name, numpy_dtype, shape)
         if row is BYTES:
             raise ModelError(f"output {name!r} holds strings, of which nobody knows the size yet; use call.put()")
@@ -343,9 +342,8 @@ class AnsweredRequest(ReceivedRequest):
     def _put_strings(self, name: str, strings: Strings) -> None:
         check_output(self._context.spec, name, BYTES.numpy, strings.shape)
         span = self._rooms.get(name)
-        output = None
-        if span is not None and strings.memory is not None:
-            output = self._passed_through(name, BYTES, strings.memory, strings.shape)
+        lying = None if span is None else strings.memory
+        output = None if lying is None else self._passed_through(name, BYTES, lying, strings.shape)
         if output is None and span is not None:
             output = self._copied_strings(name, strings, span)
         self.outputs[name] = output or Output(StringsView(name, strings, TRITON), was_copied=True)
@@ -388,7 +386,12 @@ class AnsweredRequest(ReceivedRequest):
     def _fill(self, view: TensorView, source: Any) -> bool:
         """Copy an array of the host or of a GPU to a view, unless it is that memory; return whether it was not."""
         if isinstance(source, np.ndarray) and not isinstance(view, DeviceView):
-            return copy_on_host(view.numpy(), source)
+            target = view.numpy()
+            is_there = target.__array_interface__["data"][0] == source.__array_interface__["data"][0]
+            if is_there and source.flags.c_contiguous:
+                return False
+            np.copyto(target, source)
+            return True
         uses = self._device_uses()
         for array in (view.array, source):
             if not isinstance(array, np.ndarray):

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ... import dtypes
 from ...dtypes import BYTES, DType
@@ -16,14 +15,7 @@ from ...tensors.cuda.imported import is_on_gpu
 from ...tensors.values import whole_array
 from ...tensors.view import TensorView
 
-__all__ = [
-    "Output",
-    "array_of",
-    "check_output",
-    "copy_on_host",
-    "may_not_write",
-    "not_written",
-]
+__all__ = ["Output", "array_of", "check_output", "may_not_write", "not_written"]
 
 
 class Output(NamedTuple):
@@ -72,11 +64,3 @@ def array_of(spec: ModelSpec, name: str, value: Any, adopt: Callable[[Any], Any]
         return adopt(value) if is_on_gpu(value) else whole_array(spec, spec.output(name), value)
     except TensorError as error:
         raise may_not_write(error) from None
-
-
-def copy_on_host(target: npt.NDArray[Any], source: npt.NDArray[Any]) -> bool:
-    """Copy elements to a C-contiguous array, unless they are that very memory; return whether they were not."""
-    if source.flags.c_contiguous and (target.__array_interface__["data"][0] == source.__array_interface__["data"][0]):
-        return False
-    np.copyto(target, source)
-    return True

@@ -131,10 +131,11 @@ class ReceivedRequest:
                         check_rows(table, rows)
                     if not table.fits:
                         check_table(spec, table, self._memories)
-                        reshaped = {  # as Triton would
-                            n: s._replace(shape=spec.inputs[n].reshaped(s.shape)) for n, s in table.inputs.items()
-                        }
-                        table = table._replace(inputs=reshaped)
+                        if spec is not context.spec:  # as Triton would reshape them
+                            reshaped = {
+                                n: s._replace(shape=spec.inputs[n].reshaped(s.shape)) for n, s in table.inputs.items()
+                            }
+                            table = table._replace(inputs=reshaped)
                     if slot is not None:
                         stamps = slot.record.model_words
                         if stamps[STARTED] >= generation:
@@ -184,7 +185,8 @@ class ReceivedRequest:
                 dtype, shape, region, offset, byte_size = span
                 memory = self._memories[region]
                 if type(memory) is HostMemory and dtype is not BYTES:
-                    array: npt.NDArray[Any] = np.ndarray(shape, dtype.numpy, memory.read_only, memory.begin + offset)
+                    array: npt.NDArray[Any] = np.ndarray(shape, dtype.numpy, memory.array, memory.begin + offset)
+                    array.setflags(write=False)  # over a read-only buffer, NumPy would make and forget an error first
                     found = InputView(name, array, dtype, DIRECT, memory.memory_type)
                     found.table = table
                     return found
@@ -263,9 +265,9 @@ class ReceivedRequest:
         # Who has lent a slot and gives the request up first raises the generation of his own. So it is asked once more.
         if self._further.borrowed and self._slot is not None and self._slot.record.generation != self._generation:
             raise stale()
-        used = {span.region for span in table.inputs.values()} | {span.region for span in table.outputs.values()}
-        for region in used:
-            device = self._memories[region].device
+        spans: list[InputSpan | OutputSpan] = [*table.inputs.values(), *table.outputs.values()]
+        for span in spans:
+            device = self._memories[span.region].device
             if device is not None:
                 self._use_device(device)
 

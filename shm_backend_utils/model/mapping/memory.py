@@ -31,7 +31,7 @@ class HostMemory:
     Every view keeps the array, which is the whole mapping, and with it the mapping.
     """
 
-    __slots__ = ("address", "array", "begin", "byte_size", "data_begin", "device", "memory_type", "read_only")
+    __slots__ = ("address", "array", "begin", "byte_size", "data_begin", "device", "memory_type")
 
     def __init__(
         self,
@@ -42,8 +42,6 @@ class HostMemory:
         data_begin: int = 0,
     ) -> None:
         self.array = array
-        self.read_only = array.view()
-        self.read_only.flags.writeable = False
         self.memory_type = memory_type
         self.begin = begin
         self.byte_size = array.nbytes - begin if byte_size is None else byte_size
@@ -71,8 +69,11 @@ class HostMemory:
         if dtype is BYTES:
             encoded = self.array[begin : begin + byte_size]
             return StringsView(name, Strings.encoded_as(name, encoded, shape), DIRECT, self.memory_type)
-        array = array_at(self.array if writable else self.read_only, begin, dtype.numpy, shape, byte_size)
-        return None if array is None else TensorView(name, array, dtype, DIRECT, self.memory_type)
+        array = array_at(self.array, begin, dtype.numpy, shape, byte_size)
+        if array is None:
+            return None
+        array.setflags(write=writable)
+        return TensorView(name, array, dtype, DIRECT, self.memory_type)
 
     def offset_of(self, array: Any) -> int | None:
         """Return where in this memory a C-contiguous array begins, maybe beyond it; None for any other array."""
