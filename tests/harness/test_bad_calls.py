@@ -19,12 +19,7 @@ from shm_backend_utils.client import (
     TimeoutValueError,
 )
 from shm_backend_utils.client.options import PathName
-from shm_backend_utils.errors import (
-    ClosedError,
-    MissingTensorError,
-    PeerError,
-    TensorNameError,
-)
+from shm_backend_utils.errors import ClosedError, MissingTensorError, PeerError, TensorNameError
 from shm_backend_utils.testing.harness import ModelHarness
 from tests.crash.either_client import AwaitedClient
 from tests.crash.gate import Gate
