@@ -21,24 +21,24 @@ from ..protocol.refusals import code_in
 from .copy_warnings import tell_no_growth, tell_overflow
 from .core import Core
 from .errors import DeadlineExceededError, InferenceError, MemoryRefusedError, ServerUnavailableError, out_of_time
-from .inputs.descriptions import (
+from .inputs.devices import device_source
+from .inputs.sources import (
     ALL_OUTPUTS,
+    Elsewhere,
     InputDescription,
     Outputs,
+    Source,
     WantedOutputs,
     described_inputs,
+    sources,
     wanted_outputs,
 )
-from .inputs.devices import device_source
-from .inputs.sources import Elsewhere, Source, sources
 from .known_model import KnownModel
 from .opening import Plan, open_call
-from .paths.buffers import RegionBuffer
-from .paths.call import COPYING, LONG_COPY, Call, is_answer, write_inputs
-from .paths.direct import DirectCall
+from .paths.call import COPYING, LONG_COPY, Call, RegionBuffer, is_answer, write_inputs
+from .paths.direct import DirectCall, PreparedDirectCall
 from .paths.inline import InlineCall
-from .paths.prepared import PreparedDirectCall
-from .paths.staging import brought_to_gpus
+from .paths.on_gpus import brought_to_gpus
 from .paths.taking import take_at_once
 from .result import Result
 from .settings import LEAST_S, CallSettings, left_until
@@ -329,7 +329,7 @@ def _learned(core: Core, call: Call, result: Result, remedy: str, timeout_s: flo
         inputs = sum(map(_BYTE_SIZE, layout.table.inputs.values()))
         learned.needed.append((result.bytes_avoided - inputs) / rows)
     if len(learned.needed) >= CALLS and learned.shrink():
-        core.drop_idle()
+        core.pool.drop_idle()
     if call.output_devices:
         library = call.library or call.settings.library
         result = yield from brought_to_gpus(core.gpus, result, call.output_devices, library, timeout_s)

@@ -20,7 +20,7 @@ from .calls import infer
 from .core import Core
 from .errors import ForkedError, out_of_time
 from .explanation import Explanation
-from .inputs.descriptions import Outputs
+from .inputs.sources import Outputs
 from .methods import ClientMethods
 from .options import LibraryName, PathName, RequestOptions
 from .prepared import CLOSE_OR_WITH, PreparedCall

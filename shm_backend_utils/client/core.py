@@ -110,16 +110,6 @@ class Core:
         self.tally.forsake()
 
     @property
-    def has_registrations(self) -> bool:
-        """Whether memory of this client is registered at the server."""
-        return not self.registrations.is_empty
-
-    @property
-    def stream_guess_bytes(self) -> int:
-        """What the outputs of a stream share as long as nobody knows their size."""
-        return self.pool.stream_guess_bytes
-
-    @property
     def state(self) -> str:
         """For people: ``"open"``, ``"not connected yet"``, ``"closed"``, or ``"forked"``."""
         if self.is_forked or self.is_closed:
@@ -131,7 +121,7 @@ class Core:
         if self.is_closed:
             return None
         kept = ": the server keeps the memory that it has registered there"
-        return kept if self.has_registrations else ""
+        return "" if self.registrations.is_empty else kept
 
     def check_server_answers(self, timeout_s: float) -> Steps[None]:
         """Raise ServerUnavailableError or DeadlineExceededError unless there is a server."""
@@ -166,10 +156,6 @@ class Core:
         """Return the figures so far."""
         pool = self.pool
         return self.tally.stats(self.catalog.reasons, pool.wait_count, pool.status)
-
-    def drop_idle(self) -> None:
-        """Give back the memory that no call has."""
-        self.pool.drop_idle()
 
     def close(self) -> Steps[None]:
         """Remove the memory, and unregister what is registered.

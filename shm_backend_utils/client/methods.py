@@ -13,7 +13,7 @@ from ..memory.pool.options import PoolOptions
 from .calls import infer, prepare
 from .core import ClientMemory, Core
 from .errors import ForkedError
-from .inputs.descriptions import InputDescription, Outputs
+from .inputs.sources import InputDescription, Outputs
 from .options import LibraryName, PathName, RequestOptions, Tls, check_keywords
 from .prepared import OfThisProcess
 from .server_calls import ask, is_model_ready, is_so, load, unload

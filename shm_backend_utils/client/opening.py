@@ -16,11 +16,9 @@ from .errors import PathUnavailableError
 from .inputs.devices import inputs_on_gpus
 from .known_model import KnownModel
 from .paths.call import Call, check_sequence_id
-from .paths.direct import DirectCall
+from .paths.direct import DirectCall, PreparedDirectCall
 from .paths.inline import InlineCall
-from .paths.on_gpus import CallOnGpus
-from .paths.prepared import PreparedDirectCall
-from .paths.staging import StagedOnGpus
+from .paths.on_gpus import CallOnGpus, StagedOnGpus
 from .paths.taking import take, take_row, take_with_devices, wait_for
 from .paths.triton_shm import RegisteredCall
 from .settings import CallSettings

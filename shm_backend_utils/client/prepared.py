@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
 import numpy.typing as npt
 
-from ..errors import CallerError, ClosedError, names_told
+from ..errors import CallerError, ClosedError
 from ..memory.cuda.streams import Named, named
 from ..unclosed import Unclosed
 from .calls import infer_prepared
@@ -17,7 +17,7 @@ from .core import Core
 from .errors import ForkedError
 from .options import check_timeout
 from .paths.call import Call
-from .result import Result
+from .result import Arrays, Result
 from .steps import Steps
 
 __all__ = ["CLOSE_OR_WITH", "AsyncPreparedCall", "OfThisProcess", "PreparedCall"]
@@ -41,40 +41,6 @@ ResultT = TypeVar("ResultT")
 Self = TypeVar("Self", bound="_Prepared[Any]")
 
 
-class _Inputs(Mapping[str, npt.NDArray[Any]]):
-    """The arrays of a call's inputs, to be filled and not replaced."""
-
-    def __init__(self, arrays: dict[str, npt.NDArray[Any]] | None) -> None:
-        self._arrays = arrays
-
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        arrays = self._held()
-        try:
-            return arrays[name]
-        except KeyError:
-            raise KeyError(f"this call has no input {name!r}; it has {names_told(name, arrays)}") from None
-
-    def __setitem__(self, name: str, array: object) -> None:
-        if array is not self[name]:  # an operator in place puts back what it has changed
-            raise TypeError(
-                f"input {name!r} is memory to be filled, and cannot be replaced; write inputs[{name!r}][...] = array"
-            )
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._held())
-
-    def __len__(self) -> int:
-        return len(self._held())
-
-    def __repr__(self) -> str:
-        return repr(self._arrays or {})
-
-    def _held(self) -> dict[str, npt.NDArray[Any]]:
-        if self._arrays is None:
-            raise ClosedError("this call")
-        return self._arrays
-
-
 class _Prepared(OfThisProcess, Generic[ResultT]):
     """A call with its own memory. A context manager; leaving it gives the memory back once no array needs it."""
 
@@ -85,7 +51,7 @@ class _Prepared(OfThisProcess, Generic[ResultT]):
         self._driver = driver
         self._named: Named = ()
         on_gpus = {} if call.gpus is None else call.gpus.arrays(call)
-        self._inputs: Mapping[str, Any] = _Inputs(call.arrays() | on_gpus)
+        self._inputs: Mapping[str, Any] = Arrays(call.arrays() | on_gpus)
         self._in_use = threading.Lock()
         origin = call.settings.origin._replace(what=f"the {type(self).__name__} made")
         self._unclosed = Unclosed(origin, CLOSE_OR_WITH, lambda: None if core.is_closed else "")
@@ -172,7 +138,7 @@ class _Prepared(OfThisProcess, Generic[ResultT]):
     def close(self) -> None:
         """Give the memory back, as soon as no array needs it. Twice is fine."""
         self._unclosed.close()
-        self._inputs = _Inputs(None)
+        self._inputs = Arrays(None)
         self._call.close()
 
     def __repr__(self) -> str:

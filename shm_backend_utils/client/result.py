@@ -13,14 +13,52 @@ from ..errors import ClosedError, names_told
 from ..tensors.cuda.device_array import DeviceArray
 from ..tensors.cuda.new_arrays import copy_of
 
-__all__ = ["Result"]
+__all__ = ["Arrays", "Result"]
 
 _OF_STREAMS: Final = "triton_final_response"
 _REMEDY: Final = "take arrays from it before its with block ends, or release(): they stay valid"
 
 
+class Arrays(Mapping[str, npt.NDArray[Any]]):
+    """Arrays by name, to be filled and not replaced: by themselves the inputs of a call."""
+
+    _closed: tuple[str, ...] = ("this call",)
+    _unknown = "this call has no input {!r}; it has {}"
+    _fixed = "input {0!r} is memory to be filled, and cannot be replaced; write inputs[{0!r}][...] = array"
+
+    def __init__(self, arrays: dict[str, npt.NDArray[Any]] | None) -> None:
+        self._arrays = arrays  # None when they were given up
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        arrays = self._arrays
+        if arrays is None:
+            raise ClosedError(*self._closed)
+        try:
+            return arrays[name]
+        except KeyError:
+            raise KeyError(self._unknown.format(name, names_told(name, arrays))) from None
+
+    def __setitem__(self, name: str, array: object) -> None:
+        if array is not self[name]:  # an operator in place puts back what it has changed
+            raise TypeError(self._fixed.format(name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held())
+
+    def __len__(self) -> int:
+        return len(self._held())
+
+    def __repr__(self) -> str:
+        return repr(self._arrays or {})
+
+    def _held(self) -> dict[str, npt.NDArray[Any]]:
+        if self._arrays is None:
+            raise ClosedError(*self._closed)
+        return self._arrays
+
+
 @dataclass(eq=False, repr=False)
-class Result(Mapping[str, npt.NDArray[Any]]):
+class Result(Arrays):
     """A mapping from output names to arrays, and a context manager.
 
     On the direct path, and on Triton's shared memory, the arrays are views of shared memory: nothing is copied. The
@@ -55,6 +93,10 @@ class Result(Mapping[str, npt.NDArray[Any]]):
     overflowed: Mapping[str, int] = field(default_factory=dict)
     bytes_avoided: int = 0
     in_response: tuple[str, ...] = ()
+
+    _closed = "this result", _REMEDY
+    _unknown = "the result has no output {!r}; it has {}"
+    _fixed = "output {0!r} cannot be replaced; write result[{0!r}][...] = array"
 
     @property
     def response(self) -> Any:
@@ -98,25 +140,6 @@ class Result(Mapping[str, npt.NDArray[Any]]):
         """
         return {name: _copied(array) for name, array in self._held().items()}
 
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        arrays = self._arrays
-        if arrays is None:
-            raise ClosedError("this result", _REMEDY)
-        try:
-            return arrays[name]
-        except KeyError:
-            raise KeyError(f"the result has no output {name!r}; it has {names_told(name, arrays)}") from None
-
-    def __setitem__(self, name: str, array: object) -> None:
-        if array is not self[name]:  # an operator in place puts back what it has changed
-            raise TypeError(f"output {name!r} cannot be replaced; write result[{name!r}][...] = array")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._held())
-
-    def __len__(self) -> int:
-        return len(self._held())
-
     def __getattr__(self, name: str) -> NoReturn:
         """Refuse what a result of tritonclient has, among others."""
         remedy = ""
@@ -149,11 +172,6 @@ class Result(Mapping[str, npt.NDArray[Any]]):
         elif self.in_response and self.path != "inline":
             copied = f" in_response={list(self.in_response)}"
         return f"<Result path={self.path}{','.join(outputs)}{copied}>"
-
-    def _held(self) -> dict[str, npt.NDArray[Any]]:
-        if self._arrays is None:
-            raise ClosedError("this result", _REMEDY)
-        return self._arrays
 
 
 def _copied(array: Any) -> Any:

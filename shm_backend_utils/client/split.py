@@ -16,8 +16,7 @@ from ..protocol.layout import MAX_SLOT_COUNT
 from .calls import infer, repair, send
 from .core import Core
 from .errors import out_of_time
-from .inputs.descriptions import Outputs, wanted_outputs
-from .inputs.sources import Source, StringSource, sources
+from .inputs.sources import Outputs, Source, StringSource, sources, wanted_outputs
 from .known_model import KnownModel
 from .paths.call import COPYING, Call
 from .paths.direct import DirectCall

@@ -23,15 +23,14 @@ from ..telling import telling
 from .copy_warnings import tell_overflow, tell_path
 from .core import Core
 from .errors import DeadlineExceededError, ForkedError, PathUnavailableError, stream_held
-from .inputs.descriptions import Outputs, wanted_outputs
 from .inputs.devices import inputs_on_gpus, library_of_inputs
-from .inputs.sources import sources
+from .inputs.sources import Outputs, sources, wanted_outputs
 from .known_model import KnownModel
 from .opening import inline_instead
 from .paths.call import COPYING, HostMemory, InRegion, check_sequence_id, write_inputs
 from .paths.direct import result_of
 from .paths.inline import InlineCall
-from .paths.staging import brought_to_gpus, can_be_downloaded
+from .paths.on_gpus import brought_to_gpus, can_be_downloaded
 from .paths.taking import take
 from .result import Result
 from .settings import CallSettings
@@ -92,39 +91,35 @@ def guessed_rooms(layout: CallLayout, frames: int, most_bytes: int) -> dict[str,
     return dict.fromkeys(unknown, share & -ALIGNMENT)
 
 
+@dataclass(eq=False, repr=False)
 class DirectStream(InRegion):
     """One request to a decoupled model. The first slot of its region is the request's, the others are the frames'."""
 
+    codec: Codec
+    settings: CallSettings
+    known: KnownModel
+    layout: CallLayout
+    region: SlotRegion
+    memory: HostMemory
+
     path = "direct"
 
-    def __init__(
-        self,
-        codec: Codec,
-        settings: CallSettings,
-        known: KnownModel,
-        layout: CallLayout,
-        region: SlotRegion,
-        memory: HostMemory,
-    ) -> None:
-        self._slot, *self._frames = region.slots
+    def __post_init__(self) -> None:
+        layout = self.layout
+        self._slot, *self._frames = self.region.slots
         ring = Ring(1, len(self._frames), _stride(layout))
         self.layout = layout._replace(table=layout.table._replace(ring=ring))
-        self.memory = memory
-        self._codec = codec
-        self._settings = settings
-        self._spec = known.spec
-        self._byte_sizes = (region.byte_size,)
         self._index = 0
         self._released: dict[int, weakref.ref[HostMemory]] = {}
         self._inputs_end = max((span.offset + span.byte_size for span in layout.table.inputs.values()), default=0)
 
     def message(self) -> Any:
         """Begin the request, and return its message."""
-        layout, name = self.layout, self._spec.name
+        layout, name = self.layout, self.known.spec.name
         generation = self._slot.begin(encode(layout.table))
-        return self._codec.infer(
+        return self.codec.infer(
             name,
-            self._settings.options,
+            self.settings.options,
             outputs=None if layout.requested is None else dict.fromkeys(layout.requested),
             batch_size=layout.batch_size,
             slot=(self._slot.address_pattern % name, generation),
@@ -141,10 +136,10 @@ class DirectStream(InRegion):
         data = bytes(frame.results)
         if not data:
             raise ClosedError("this client")
-        places, *_ = results.decode(data, self._byte_sizes, 0, self._spec, number)
+        places, *_ = results.decode(data, (self.region.byte_size,), 0, self.known.spec, number)
         # What this frame's arrays keep. NumPy has arrays keep the first of a chain of arrays, hence the memoryview.
         memory = np.frombuffer(self.memory.data, np.uint8)
-        response = functools.partial(self._codec.result, answer)
+        response = functools.partial(self.codec.result, answer)
         result = result_of(places, memory, (), response, inputs_end=self._inputs_end)
         self._released[place] = weakref.ref(memory, lambda _: frame.release_frame(number))
         self._index += 1
@@ -256,7 +251,7 @@ def _open_ring(
     learned: Mapping[str, int],
 ) -> Steps[DirectStream]:
     """Take memory for a stream; ``learned`` is how large its outputs may be expected to be."""
-    count, most_bytes = frames or USUAL_FRAMES, core.stream_guess_bytes
+    count, most_bytes = frames or USUAL_FRAMES, core.pool.stream_guess_bytes
     layout = known.lay_out(given, wanted, slot_count=1 + count, learned=learned)
     is_large = frames is None and ring_end(layout, count) > most_bytes
     if is_large:

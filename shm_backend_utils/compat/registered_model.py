@@ -148,7 +148,7 @@ class RegisteredModel:
         """
         self._memory.abandon()
         self._driver.abandon()
-        return self._core.has_registrations
+        return not self._core.registrations.is_empty
 
     def close(self) -> None:
         """Remove the memory, and unregister what the server knows of it. Twice is fine."""

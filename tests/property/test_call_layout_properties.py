@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shm_backend_utils import dtypes
-from shm_backend_utils.client.inputs.descriptions import described_inputs
+from shm_backend_utils.client.inputs.sources import described_inputs
 from shm_backend_utils.dtypes import BYTES, LENGTH_SIZE
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol import table

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shm_backend_utils.client.paths.buffers import RegionBuffer
+from shm_backend_utils.client.paths.call import RegionBuffer
 from shm_backend_utils.errors import BudgetError, ClosedError
 from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions

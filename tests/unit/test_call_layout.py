@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils import dtypes
-from shm_backend_utils.client.inputs.descriptions import described_inputs, wanted_outputs
+from shm_backend_utils.client.inputs.sources import described_inputs, wanted_outputs
 from shm_backend_utils.client.known_model import KnownModel
 from shm_backend_utils.errors import (
     BatchSizeError,

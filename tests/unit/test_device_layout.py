@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from shm_backend_utils.client.inputs.descriptions import InputDescription, OutputHint, described_inputs, wanted_outputs
+from shm_backend_utils.client.inputs.sources import InputDescription, OutputHint, described_inputs, wanted_outputs
 from shm_backend_utils.errors import TensorError
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol.call_layout import CallInput, CallLayout, lay_out, rows_of

@@ -28,7 +28,7 @@ from shm_backend_utils.client import (
     ShmClient,
 )
 from shm_backend_utils.client.errors import deadline_exceeded
-from shm_backend_utils.client.inputs.descriptions import described_inputs
+from shm_backend_utils.client.inputs.sources import described_inputs
 from shm_backend_utils.client.known_model import KnownModel
 from shm_backend_utils.client.paths import taking
 from shm_backend_utils.client.streams import guessed_rooms

@@ -10,8 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils import dtypes
-from shm_backend_utils.client.inputs.descriptions import described_inputs
-from shm_backend_utils.client.inputs.sources import Source, sources
+from shm_backend_utils.client.inputs.sources import Source, described_inputs, sources
 from shm_backend_utils.errors import TensorError, TensorNameError, TensorShapeError, TensorTypeError
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.tensors.cuda.imported import imported, is_on_gpu

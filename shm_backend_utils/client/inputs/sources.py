@@ -1,23 +1,214 @@
-"""What users pass as inputs, made ready to be written where it belongs, in one copy."""
+"""What users pass as inputs, and what they say of tensors that are not there yet: inputs to fill, outputs wanted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Protocol, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
 from ... import dtypes
-from ...dtypes import BYTES, DType
-from ...errors import TensorTypeError, shown
-from ...model_spec import ModelSpec, TensorSpec
+from ...dtypes import BYTES, LENGTH_SIZE, DType
+from ...errors import CallerError, TensorError, TensorShapeError, TensorTypeError, shown
+from ...model_spec import ModelSpec, TensorSpec, output_names
+from ...protocol.call_layout import AnyInput, CallInput
 from ...tensors.strings import Strings
 from ...tensors.values import parts_of
-from .descriptions import is_description, nameless
 
-__all__ = ["SAME_VALUES", "Elsewhere", "Source", "StringSource", "sources"]
+__all__ = [
+    "ALL_OUTPUTS",
+    "SAME_VALUES",
+    "Elsewhere",
+    "InputDescription",
+    "OutputHint",
+    "Outputs",
+    "Source",
+    "StringSource",
+    "WantedOutputs",
+    "described_inputs",
+    "sources",
+    "wanted_outputs",
+]
+
+OutputHint = int | str | tuple[tuple[int, ...], npt.DTypeLike] | tuple[tuple[int, ...], npt.DTypeLike, str] | None
+"""Room to keep for an output: bytes, or a shape and a dtype, maybe with a device; None if the user does not know.
+
+A device alone, for example ``"cuda:0"``, says where the output shall be, and not how large it is.
+"""
+
+Outputs = Iterable[str] | Mapping[str, OutputHint] | None
+"""The outputs that are wanted, one or more, with or without hints of their size; None for all."""
+
+
+class HasDlpack(Protocol):
+    """A tensor of torch, CuPy, JAX and others."""
+
+    def __dlpack_device__(self) -> Any:
+        """Return where it is."""
+
+
+class HasCudaArray(Protocol):
+    """A tensor of Numba and others."""
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        """The memory, and what it is."""
+
+
+InputDescription = (
+    tuple[Sequence[SupportsIndex], npt.DTypeLike]
+    | tuple[Sequence[SupportsIndex], npt.DTypeLike, str]
+    | HasDlpack
+    | HasCudaArray
+)
+"""Shape and dtype of an input, and maybe a device, for example ``"cuda:0"``. Integers of NumPy are sizes, too.
+
+Or a tensor on a GPU, of any array library: then that is the input's memory.
+"""
+
+_USUAL_STRING: Final = 60
+_DEVICE: Final = re.compile(r"cuda(?::(\d{1,4}))?")
+
+
+def described_inputs(inputs: Mapping[str, InputDescription], elsewhere: Elsewhere | None = None) -> dict[str, AnyInput]:
+    """Return the inputs of a call as a user describes them; ``elsewhere`` takes those that are on GPUs already.
+
+    CallerError if they have no names; TensorError if one is no shape and dtype, or its dtype has no counterpart.
+    """
+    found: dict[str, AnyInput] = {}
+    on_gpus: dict[str, Source] = {}
+    if not isinstance(inputs, Mapping):
+        raise nameless(inputs, "(shape, dtype)")
+    for name, description in inputs.items():
+        source = None if elsewhere is None else elsewhere(name, description, on_gpus)
+        if source is not None:
+            found[name] = on_gpus[name] = source
+            continue
+        given_shape, given_dtype, *device = _parts_of(name, description)
+        shape, dtype = _checked_shape(name, given_shape), dtypes.from_numpy(given_dtype, name)
+        is_strings = dtype is BYTES
+        size = _room_for_strings(shape, np.dtype(given_dtype)) if is_strings else math.prod(shape) * dtype.itemsize
+        found[name] = CallInput(dtype, shape, size, _device_of(name, device[0]) if device else None)
+    return found
+
+
+def is_description(value: object) -> bool:
+    """Return whether a value describes an input by its shape and dtype, as ``prepare()`` takes it, and is no array."""
+    return (
+        isinstance(value, tuple)
+        and len(value) in (2, 3)
+        and isinstance(value[0], tuple | list)
+        and isinstance(value[1], str | type | np.dtype)
+    )
+
+
+def nameless(inputs: object, what: str) -> CallerError:
+    """Return the error for inputs that have no names; ``what`` says what they should be."""
+    return CallerError(
+        f"inputs is of type {type(inputs).__name__}; expected a mapping of input names to {what}, for example "
+        f"{{'INPUT0': {what}}}"
+    )
+
+
+class WantedOutputs(NamedTuple):
+    """The outputs that a call wants."""
+
+    byte_sizes: dict[str, int | None] | None  # as hinted at; None for all outputs, without hints
+    devices: Mapping[str, int]  # of those that are wanted on a GPU
+
+
+ALL_OUTPUTS: Final = WantedOutputs(None, MappingProxyType({}))
+
+
+def wanted_outputs(outputs: Outputs | WantedOutputs) -> WantedOutputs:
+    """Return the outputs that a user wants, and what each hint says.
+
+    CallerError if there is none, or they are no names; TensorError if a hint is no size, no shape and dtype, and no
+    device.
+    """
+    if outputs is None:
+        return ALL_OUTPUTS
+    if isinstance(outputs, WantedOutputs):
+        return outputs
+    names = output_names(outputs)
+    if type(outputs) is not dict and not isinstance(outputs, Mapping):
+        return WantedOutputs(dict.fromkeys(names), ALL_OUTPUTS.devices)
+    byte_sizes: dict[str, int | None] = {}
+    devices: dict[str, int] = {}
+    for name, hint in outputs.items():
+        if type(hint) is int and hint >= 0:
+            byte_sizes[name] = hint
+            continue
+        byte_sizes[name], device = _hinted(name, hint)
+        if device is not None:
+            devices[name] = device
+    return WantedOutputs(byte_sizes, devices)
+
+
+def _parts_of(name: str, description: Any) -> tuple[Any, ...]:
+    if not isinstance(description, tuple | list) or not 2 <= len(description) <= 3:
+        raise TensorShapeError(
+            name,
+            f"input {name!r} is described by {shown(description)}; expected (shape, dtype), for example ((1, 3), "
+            "'float32'), to be filled by inputs[...], or a tensor on a GPU",
+        )
+    return tuple(description)
+
+
+def _device_of(name: str, device: object) -> int:
+    found = _DEVICE.fullmatch(device) if isinstance(device, str) else None
+    if found is None:
+        raise TensorError(name, f"the device of tensor {name!r} is {shown(device)}; expected for example 'cuda:0'")
+    return int(found[1] or 0)
+
+
+def _hinted(name: str, hint: object) -> tuple[int | None, int | None]:
+    """Return the bytes and the device that a hint tells, each None if it does not."""
+    if hint is None:
+        return None, None
+    if isinstance(hint, str):
+        return None, _device_of(name, hint)
+    if isinstance(hint, int | np.integer) and hint >= 0:
+        return int(hint), None
+    if isinstance(hint, tuple) and len(hint) in (2, 3) and not isinstance(hint[0], SupportsIndex):
+        shape, row = _checked_shape(name, hint[0]), dtypes.from_numpy(hint[1], name)
+        size = _room_for_strings(shape, np.dtype(hint[1])) if row is BYTES else math.prod(shape) * row.itemsize
+        return size, _device_of(name, hint[2]) if len(hint) == 3 else None
+    raise TensorError(
+        name,
+        f"the hint for output {name!r} is {shown(hint)}; expected bytes, 0 or more, or (shape, dtype), for "
+        "example ((1, 3), 'float32'), or a device such as 'cuda:0', or (shape, dtype, device), or None: an output lies "
+        "in memory of the client's",
+    )
+
+
+def _room_for_strings(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    """Return the bytes that strings of a dtype take at most; of those whose size it does not tell, on average."""
+    longest = dtype.itemsize if dtype.kind in "SU" else _USUAL_STRING
+    return math.prod(shape) * (LENGTH_SIZE + longest)
+
+
+def _checked_shape(name: str, shape: Any) -> tuple[int, ...]:
+    try:
+        sizes = iter(shape)
+    except TypeError:
+        raise TensorShapeError(
+            name, f"tensor {name!r} has shape {shape!r}; expected a sequence of whole numbers, 0 or more"
+        ) from None
+    try:
+        checked = tuple([operator.index(size) for size in sizes])
+    except TypeError:
+        checked = (-1,)
+    if any(size < 0 for size in checked):
+        raise TensorShapeError(name, f"tensor {name!r} has shape {shape!r}; expected whole numbers, 0 or more")
+    return checked
+
 
 _STRINGS: Final = frozenset("OSU")
 SAME_VALUES: Final = "safe"

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import BY_NAME, BYTES
 from ...errors import CallerError, ClosedError, PeerError
-from ...memory.cuda.streams import Named
+from ...memory.cuda.runtime import CudaRuntime
 from ...memory.kinds import RegionKind
+from ...memory.managed import array_at
+from ...memory.pool.slot import SlotRegion
 from ...model_spec import ModelSpec
 from ...protocol.answers import check_output
 from ...protocol.call_layout import CallLayout
+from ...protocol.claims import LentRegionClaim
+from ...tensors.cuda.device_array import DeviceArray
+from ...tensors.cuda.libraries import as_library
 from ..errors import DeadlineExceededError, InferenceError
 from ..inputs.sources import SAME_VALUES, Source
 from ..known_model import KnownModel
@@ -26,19 +32,106 @@ from ..settings import CallSettings
 from ..steps import Steps, offloaded
 from ..transports.messages import Codec
 
+if TYPE_CHECKING:
+    from .on_gpus import OnGpus
+
 __all__ = [
     "COPYING",
     "LONG_COPY",
+    "Buffer",
     "Call",
+    "GpuBuffer",
     "HostMemory",
     "InRegion",
-    "OnGpus",
+    "RegionBuffer",
     "check_sequence_id",
     "checked_output",
     "is_answer",
     "output_in",
     "write_inputs",
 ]
+
+
+class Buffer(Protocol):
+    """One of a table's further regions, as the client has it that made the table."""
+
+    byte_size: int
+
+    def array_at(self, owner: object, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+        """Return an array over the memory, which keeps ``owner``, too; ValueError if it would end beyond it."""
+
+    def fence(self) -> bool:
+        """As of :class:`.Fenced`."""
+
+
+class RegionBuffer:
+    """A region of the client's pool that a request uses beside the one that its slot is in.
+
+    Its one slot no request names. It is given back when ``memory``, the whole region, and every array of that are gone.
+    """
+
+    def __init__(self, region: SlotRegion, memory: npt.NDArray[np.uint8]) -> None:
+        self.region = region
+        self.memory = memory
+        self.byte_size = region.byte_size
+
+    @property
+    def claim(self) -> LentRegionClaim:
+        """What a table says of it."""
+        return LentRegionClaim(self.region.key, self.region.byte_size, self.region.token, 0, fence=0)
+
+    def array_at(self, owner: object, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        """As of :class:`Buffer`."""
+        size = self.memory.nbytes - offset
+        array = array_at(np.asarray(_Keeper(self.memory, owner)), offset, dtype, shape, size)
+        if array is None:
+            raise ValueError(f"a tensor of shape {shape} in {size} bytes")
+        return array
+
+    def fence(self) -> bool:
+        """As of :class:`.Fenced`: models of earlier releases borrow its own slot."""
+        return self.region.slots[0].fence()
+
+
+class GpuBuffer:
+    """Memory of a GPU: the slot's own, or a user's. ``keeper`` keeps it; without a library, arrays are DeviceArrays."""
+
+    def __init__(
+        self, runtime: CudaRuntime, address: int, byte_size: int, device: int, keeper: object, library: str | None
+    ) -> None:
+        self.runtime = runtime
+        self.address = address
+        self.byte_size = byte_size
+        self.device = device
+        self._keeper = keeper
+        self._library = library
+
+    def array_at(self, owner: object, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+        """As of :class:`Buffer`."""
+        array = self.plain_array_at(owner, offset, dtype, shape)
+        return array if self._library is None else as_library(array, self._library)
+
+    def fence(self) -> bool:
+        """As of :class:`.Fenced`: models that use it borrow the call's slot."""
+        return True
+
+    def plain_array_at(self, owner: object, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> DeviceArray:
+        """As :meth:`array_at`, of no library."""
+        size = self.byte_size - offset
+        if math.prod(shape) * dtype.itemsize > size:
+            raise ValueError(f"a tensor of shape {shape} in {size} bytes")
+        return DeviceArray(self.runtime, self.address + offset, shape, dtype, self.device, (self._keeper, owner))
+
+
+class _Keeper:
+    """What NumPy makes an array of memory from, which keeps this, and so an owner as well."""
+
+    __slots__ = ("__array_interface__", "_owner")
+
+    def __init__(self, memory: npt.NDArray[np.uint8], owner: object) -> None:
+        self.__array_interface__ = memory.__array_interface__
+        self._owner = memory, owner
+
 
 LONG_COPY: Final = 4 * 2**20
 """From how many bytes on a copy takes so long that an event loop must not wait for it."""
@@ -48,22 +141,6 @@ COPYING: Final = "its inputs were being copied"
 
 HostMemory = npt.NDArray[np.uint8]
 """A whole region of the pool, which is given back when this and all arrays made from it are gone."""
-
-
-class OnGpus(Protocol):
-    """What a call has on GPUs, and how its requests are ordered with the work there."""
-
-    named: Named  # what the next request comes behind: the user's work on inputs, and on results; if empty, all work
-    library: str | None  # whose arrays outputs are, and those to be filled; None for no library's
-
-    def arrays(self, call: Any) -> dict[str, Any]:
-        """Return the inputs on GPUs: arrays to be filled, and what the user has given himself."""
-
-    def write(self, call: Any, given: Mapping[str, Source], deadline: float) -> Steps[None]:
-        """Copy inputs on GPUs to where they belong, unless they are lent, and wait for all that comes before that."""
-
-    def write_filled(self, call: Any, deadline: float) -> Steps[None]:
-        """As :meth:`write`, of what the user has filled."""
 
 
 @dataclass(eq=False, repr=False)

@@ -1,11 +1,14 @@
-"""What a call of the direct path has on GPUs: memory of its slot's, tensors of its user's, and the waiting for both."""
+"""What calls have on GPUs, whatever their path, and the waiting for it: never in a call of CUDA's, but by looking."""
 
 from __future__ import annotations
 
 import contextlib
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
+
+import numpy as np
 
 from ...errors import PeerError, TensorError
 from ...memory import locks
@@ -18,16 +21,29 @@ from ...protocol.call_layout import CallLayout
 from ...protocol.claims import CudaRegionClaim
 from ...protocol.results import OutputPlace, broken_results
 from ...protocol.spans import InputSpan, Table
+from ...tensors.cuda.copies import copy
 from ...tensors.cuda.device_array import DeviceArray
+from ...tensors.cuda.libraries import as_library
+from ...tensors.cuda.new_arrays import new_array
 from ..errors import out_of_time
 from ..inputs.devices import DeviceSource, Gpus, GpuWork, inputs_on_gpus, library_of_inputs, work_of
 from ..options import check_is_installed
+from ..result import Result
 from ..settings import CallSettings, left_until
 from ..steps import Pause, Steps, offloaded
-from .buffers import GpuBuffer
-from .call import HostMemory, InRegion
+from .call import GpuBuffer, HostMemory
 
-__all__ = ["CallOnGpus", "LostMemoryError", "are_done", "followed", "models_are_done", "worked_off"]
+__all__ = [
+    "CallOnGpus",
+    "LostMemoryError",
+    "StagedOnGpus",
+    "are_done",
+    "brought_to_gpus",
+    "can_be_downloaded",
+    "followed",
+    "models_are_done",
+    "worked_off",
+]
 
 _FIRST_PAUSE_S: Final = 20e-6
 _LONGEST_PAUSE_S: Final = 1e-3
@@ -108,7 +124,30 @@ def models_are_done(region: SlotRegion, allocations: Sequence[CudaAllocation], d
     yield from _until(have_all, deadline, "a model's GPU was still at work in its memory")
 
 
-class CallOnGpus:
+class OnGpus(ABC):
+    """What a call has on GPUs, and how its requests are ordered with the work there."""
+
+    def __init__(self, gpus: Gpus, given: Mapping[str, Any], settings: CallSettings) -> None:
+        self._gpus = gpus
+        self._sources = inputs_on_gpus(given)
+        self.named = settings.named  # what the next request comes behind; if it is empty, all that the GPUs do
+        self.library = settings.library or library_of_inputs(self._sources)  # of outputs, and of inputs to be filled
+        check_is_installed(self.library)
+
+    @abstractmethod
+    def arrays(self, call: Any) -> dict[str, Any]:
+        """Return the inputs on GPUs: arrays to be filled, and what the user has given himself."""
+
+    @abstractmethod
+    def write(self, call: Any, given: Mapping[str, Any], deadline: float) -> Steps[None]:
+        """Copy inputs on GPUs to where they belong, unless they are lent, and wait for all that comes before that."""
+
+    @abstractmethod
+    def write_filled(self, call: Any, deadline: float) -> Steps[None]:
+        """As :meth:`write`, of what the user has filled."""
+
+
+class CallOnGpus(OnGpus):
     """A call's half on GPUs, in a region that has the memory there which the layout asks for."""
 
     def __init__(
@@ -121,16 +160,13 @@ class CallOnGpus:
         *,
         is_prepared: bool,
     ) -> None:
+        super().__init__(gpus, given, settings)
         runtime = gpus.runtime
-        sources = inputs_on_gpus(given)
-        self.named = settings.named
-        self._gpus = gpus
         self._region = region
         self._is_prepared = is_prepared
-        self.library = settings.library or library_of_inputs(sources)  # also of inputs that the user fills
-        check_is_installed(self.library)
         self._allocations: Sequence[CudaAllocation] = [region.device_memory[device] for device in layout.devices]
-        self._lent = {name: sources[name] for name in layout.lent}
+        self._lent = {name: self._sources[name] for name in layout.lent}
+        self._sources = {}
         self._is_lost = False
         self._has_waited_for_others = False
         claims = [
@@ -160,7 +196,7 @@ class CallOnGpus:
         if is_prepared:  # tensors serve as long as it lives: models keep them mapped until the region is gone
             region.lent += [source.value for source in self._lent.values()]
 
-    def write(self, call: InRegion, given: Mapping[str, Any], deadline: float) -> Steps[None]:
+    def write(self, call: Any, given: Mapping[str, Any], deadline: float) -> Steps[None]:
         """Copy the inputs on GPUs that are not lent, behind what the user has named, and wait until that is done."""
         memory = call.memory
         sources = inputs_on_gpus(given)
@@ -184,12 +220,10 @@ class CallOnGpus:
         self._has_waited_for_others = True
         self._region.worked_on = streams
 
-    def write_filled(self, call: InRegion, deadline: float) -> Steps[None]:
-        """Wait until what the user has named is done; raises as :meth:`write`."""
+    def write_filled(self, call: Any, deadline: float) -> Steps[None]:
         yield from self.write(call, {}, deadline)
 
-    def arrays(self, call: InRegion) -> dict[str, Any]:
-        """Return the inputs on GPUs: arrays over the slot's memory, and what the user has given himself."""
+    def arrays(self, call: Any) -> dict[str, Any]:
         memory = call.memory
         found: dict[str, Any] = {name: source.value for name, source in self._lent.items()}
         for name, span in self.table.inputs.items():
@@ -303,3 +337,73 @@ def _check_can_be_lent(name: str, source: DeviceSource) -> None:
             f"input {name!r} cannot be a prepared call's memory: {source.obstacle}; or describe it, as "
             f"({source.shape}, {str(source.array.dtype)!r}, 'cuda:{source.device}'), and fill inputs[{name!r}]",
         )
+
+
+class StagedOnGpus(OnGpus):
+    """Inputs on GPUs of a call that has all tensors on the host: each request copies them there."""
+
+    def __init__(self, gpus: Gpus, given: Mapping[str, Any], settings: CallSettings) -> None:
+        super().__init__(gpus, given, settings)
+        self._devices = {name: each.device for name, each in given.items() if each.device is not None}
+        self._kept = {name: each for name, each in self._sources.items() if each.is_lent}
+        self._sources = {}
+        self._filled: dict[str, DeviceSource] = {}
+
+    def arrays(self, call: Any) -> dict[str, Any]:
+        arrays, work = call.arrays(), GpuWork(self._gpus)
+        for name, device in self._devices.items():
+            source = self._kept.get(name)
+            if source is None:
+                empty = new_array(self._gpus.runtime, arrays[name].shape, arrays[name].dtype, device)
+                source = DeviceSource(name, _in_library(empty, self.library), work, self._gpus, device)
+            self._filled[name] = source
+        return {name: source.value for name, source in self._filled.items()}
+
+    def write(self, call: Any, given: Mapping[str, Any], deadline: float) -> Steps[None]:
+        sources, targets = inputs_on_gpus(given), call.arrays()
+        yield from can_be_downloaded(sources, self.named, deadline)
+
+        def download() -> None:
+            for name, source in sources.items():
+                source.write_to(targets[name])
+
+        yield from offloaded(download, left_until(deadline), "its inputs were being copied to the host")
+
+    def write_filled(self, call: Any, deadline: float) -> Steps[None]:
+        yield from self.write(call, self._filled, deadline)
+
+
+def can_be_downloaded(sources: Mapping[str, DeviceSource], named: Named, deadline: float) -> Steps[None]:
+    """Wait until inputs on GPUs can be copied to the host without waiting for the user's work."""
+    work = work_of(sources.values())
+    if work is not None:
+        with contextlib.closing(work):
+            yield from followed(work, named, {source.array.device for source in sources.values()}, deadline)
+            yield from worked_off(work, deadline)
+
+
+def brought_to_gpus(
+    gpus: Gpus, result: Result, devices: Mapping[str, int], library: str | None, timeout_s: float
+) -> Steps[Result]:
+    """Return a result whose outputs are on these GPUs: those that came back on the host are copied there."""
+    arrays: dict[str, Any] = dict(result)
+    on_host = {name: arrays[name] for name in devices if isinstance(arrays.get(name), np.ndarray)}
+    if not on_host:
+        return result
+
+    def upload() -> None:
+        for name, array in on_host.items():
+            target = new_array(gpus.runtime, array.shape, array.dtype, devices[name])
+            with gpus.streams.one(devices[name]) as stream:
+                copy(gpus.runtime, target, array, stream)
+                gpus.runtime.synchronize_stream(stream, devices[name])
+            arrays[name] = _in_library(target, library)
+
+    yield from offloaded(upload, timeout_s, "its outputs were being copied to a GPU")
+    return Result(
+        arrays, result.path, result.read_response, result.overflowed, result.bytes_avoided, result.in_response
+    )
+
+
+def _in_library(array: DeviceArray, library: str | None) -> Any:
+    return array if library is None else as_library(array, library)

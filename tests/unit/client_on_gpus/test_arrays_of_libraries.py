@@ -14,7 +14,7 @@ import pytest
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.client import InferenceError, PoolOptions, ShmClient
-from shm_backend_utils.client.paths import buffers, on_gpus, staging
+from shm_backend_utils.client.paths import call, on_gpus
 from shm_backend_utils.errors import CallerError, TensorError
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.tensors.cuda.device_array import DeviceArray
@@ -39,10 +39,9 @@ class Wrapped:
 @pytest.fixture
 def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every library is there, and its arrays are :class:`Wrapped`."""
-    for module in (buffers, staging):
+    for module in (call, on_gpus):
         monkeypatch.setattr(module, "as_library", Wrapped)
-    for module in (on_gpus, staging):
-        monkeypatch.setattr(module, "check_is_installed", lambda _: None)
+    monkeypatch.setattr(on_gpus, "check_is_installed", lambda _: None)
 
 
 @pytest.mark.usefixtures("libraries")

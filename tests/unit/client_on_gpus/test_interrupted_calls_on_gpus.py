@@ -22,8 +22,7 @@ PACKAGE = Path(shm_backend_utils.__file__).parent
 INTERRUPTED = tuple(
     str(PACKAGE / each)
     for each in (
-        *("client/paths/on_gpus.py", "client/paths/taking.py", "client/paths/staging.py"),
-        *("client/paths/on_gpus.py", "client/inputs/devices.py", "client/inputs/devices.py"),
+        *("client/paths/on_gpus.py", "client/paths/taking.py", "client/inputs/devices.py"),
         *("memory/cuda/allocations.py", "memory/cuda/bank.py", "memory/cuda/ordering.py"),
     )
 )

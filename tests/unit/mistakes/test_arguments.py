@@ -10,7 +10,7 @@ import pytest
 
 from shm_backend_utils.client import AsyncShmClient, PoolOptions, ShmClient
 from shm_backend_utils.client.core import ClientMemory
-from shm_backend_utils.client.inputs.descriptions import described_inputs, wanted_outputs
+from shm_backend_utils.client.inputs.sources import described_inputs, wanted_outputs
 from shm_backend_utils.client.transports.messages import split_url
 from shm_backend_utils.errors import CallerError, ClosedError, TensorError, TensorShapeError, TensorTypeError
 from shm_backend_utils.memory.cuda.access import CudaAccess
