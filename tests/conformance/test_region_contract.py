@@ -199,14 +199,6 @@ def test_the_last_byte_belongs_to_the_region(region: ManagedRegion, peer: Manage
     assert peer.bytes()[region.header.byte_size - 1] == 77
 
 
-@pytest.mark.parametrize("slot", range(SLOTS))
-def test_a_generation_reaches_the_peer(region: ManagedRegion, peer: ManagedRegion, slot: int) -> None:
-    region.record(slot).generation = 2**63 - 1
-    assert [peer.record(each).generation for each in range(SLOTS)] == [
-        2**63 - 1 if each == slot else 0 for each in range(SLOTS)
-    ]
-
-
 def test_a_table_reaches_the_peer(kind: Kind, region: ManagedRegion) -> None:
     region.record(2).begin(5, b"table" * 3)
     program = "record = region.record(2)\nprint(record.generation, bytes(record.request[8:23]).decode())\n"
@@ -226,36 +218,11 @@ def test_results_reach_the_owner(kind: Kind, region: ManagedRegion) -> None:
     assert results_in(record)[:18] == b"{}" * 9
 
 
-def test_the_longest_table_disturbs_no_results_nor_the_next_slot(region: ManagedRegion, peer: ManagedRegion) -> None:
-    for slot in range(SLOTS):
-        region.record(slot).begin(slot + 1, bytes([slot + 1]) * (region.record(slot).room - 8))
-    for slot in range(SLOTS):
-        record = peer.record(slot)
-        assert (record.generation, set(bytes(record.request[8:]))) == (slot + 1, {slot + 1})
-        assert not any(bytes(record.results))
-    assert not peer.data().any()
-
-
-def test_the_longest_results_disturb_no_data_nor_the_next_slot(region: ManagedRegion, peer: ManagedRegion) -> None:
-    for slot in range(SLOTS):
-        peer.record(slot).complete(slot + 1, bytes([slot + 1]) * peer.record(slot).results_room)
-    for slot in range(SLOTS):
-        assert set(results_in(region.record(slot))) == {slot + 1}
-        assert region.record(slot).completed == slot + 1
-        assert region.record(slot).generation == 0
-    assert not region.data().any()
-
-
 def test_there_are_no_more_slots_than_were_made(region: ManagedRegion) -> None:
     with pytest.raises(IndexError):
         region.record(SLOTS)
     with pytest.raises(IndexError):
         region.lease(SLOTS)
-
-
-def test_the_peer_knows_that_the_owner_closed_the_region(region: ManagedRegion, peer: ManagedRegion) -> None:
-    region.close()
-    assert peer.is_orphaned
 
 
 def test_an_open_peer_is_no_owner(kind: Kind, region: ManagedRegion, peer: ManagedRegion) -> None:

@@ -254,6 +254,7 @@ def test_a_segment_whose_preparation_fails_is_gone_while_its_error_lives(key: st
 
     with pytest.raises(ZeroDivisionError) as caught:
         SystemSegment.create(key, PAGE, prepare=prepare)
+    assert not (SHM / key).exists()
     mapping = 1  # which lives as long as the frames do
     assert len(descriptors()) <= len(before) + mapping
     del caught

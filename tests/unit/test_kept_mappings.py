@@ -221,23 +221,6 @@ def test_many_regions_that_live_stay_within_the_limit(monkeypatch: pytest.Monkey
             assert len(resolver_of(session).registry.slots) == 10
 
 
-def test_a_region_that_is_used_makes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = Client(share=4096), Client(share=4096)
-    parameters = {"SHM_MAX_MAPPED_BYTES": str(one.region.header.byte_size)}
-    answers: list[str] = []
-    with session_of(monkeypatch, [tensor("X")], [tensor("Y")], parameters=parameters) as session:
-
-        def infer(call: Call) -> None:
-            answers.append(answer(session, other))
-            double(call)
-
-        (response,) = session.serve([one.request({"X": X}, {"Y": 16})], infer)
-        assert (answers, response.error()) == (["shm:machine"], None)
-        assert answer(session, other) == ""
-    for client in (one, other):
-        client.close()
-
-
 def test_addresses_of_other_models_are_not_remembered(session: ShmSession) -> None:
     for number in range(20):
         parameters = {"shm_slot": f"2/other{number}/shmbu-1-00/{'0' * 32}/0", "shm_generation": 1}

@@ -167,17 +167,6 @@ def test_memory_of_another_user_opens_if_that_one_is_allowed(region: ManagedRegi
         policy.open_registered(registration, config, FIELD, any_size).close()
 
 
-def test_a_registered_file_opens_while_it_is_there(path: Path) -> None:
-    registration = Registration(f"/{path.name}", 0, PAGE)
-    path.write_bytes(bytes(range(16)) * (PAGE // 16))
-    segment = policy.open_registered(registration, Config(), FIELD, any_size)
-    assert bytes(segment.buffer()) == path.read_bytes()
-    segment.close()
-    path.unlink()
-    with pytest.raises(RegionGoneError):
-        policy.open_registered(registration, Config(), FIELD, any_size)
-
-
 @pytest.mark.parametrize(
     ("make", "byte_size", "reason"),
     [

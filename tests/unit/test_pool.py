@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
@@ -213,16 +212,6 @@ def test_what_a_region_has_on_gpus_goes_with_its_memory_when_the_pool_was_closed
     assert gone() is not None
     del memory
     assert gone() is None
-
-
-def test_a_closed_pool_gives_nothing_also_of_what_was_granted(pool: SlotPool) -> None:
-    ticket = pool.request(Need(1), Origin.here("take"))
-    pool.close()
-    pool.close()
-    for ask in (lambda: pool.redeem(ticket), lambda: pool.request(Need(1), Origin.here("take"))):
-        with pytest.raises(ClosedError):
-            ask()
-    assert pool.status.byte_size == 0
 
 
 @pytest.mark.parametrize("prefault", [True, False])

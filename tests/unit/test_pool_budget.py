@@ -84,13 +84,6 @@ def test_idle_regions_make_way_for_a_larger_one_and_no_more_than_must(pool: Slot
     assert pool.status.byte_size == largest.byte_size == 3 * REGION
 
 
-def test_one_that_is_too_small_makes_way_although_there_is_room() -> None:
-    with contextlib.closing(SlotPool(PoolOptions(max_bytes=MEBIBYTE))) as pool:
-        small = used(pool)
-        large = used(pool, 2 * PAGE_SIZE)
-        assert (is_there(small), is_there(large)) == (False, True)
-
-
 def test_regions_of_other_groups_make_way_only_if_they_must(pool: SlotPool) -> None:
     other = used(pool, group="triton-shm")
     own, memory = take(pool, 2 * PAGE_SIZE)
@@ -162,24 +155,6 @@ def test_for_memory_that_the_machine_does_not_have_idle_regions_make_way_and_not
 def test_who_may_open_the_memory_is_as_the_options_say() -> None:
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=MEBIBYTE, access=Access(mode=0o660)))) as pool:
         assert (SHM / used(pool).key).stat().st_mode & 0o777 == 0o660
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"max_bytes": 0},
-        {"max_bytes": -1},
-        {"idle_s": -1.0},
-        {"idle_s": float("nan")},
-        {"head_room": 0.9},
-        {"head_room": float("nan")},
-    ],
-    ids=str,
-)
-def test_options_that_make_no_sense_are_refused_by_name(wrong: dict[str, Any]) -> None:
-    (name, value), *_ = wrong.items()
-    with pytest.raises(CallerError, match=f"PoolOptions.{name} is {value}; expected "):
-        PoolOptions(**wrong)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

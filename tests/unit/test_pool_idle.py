@@ -91,13 +91,6 @@ def test_of_another_kind_the_region_goes_that_was_idle_the_longest(inventory: In
         assert inventory.byte_size == first.byte_size
 
 
-def test_what_has_no_room_even_without_the_idle_ones_leaves_them_alone(inventory: Inventory) -> None:
-    idle = inventory.idle
-    assert inventory.promise(inventory.max_bytes + 1, KIND) is None
-    assert [is_there(region) for region in idle] == [True, True]
-    assert inventory.take(1, KIND) is not None
-
-
 TWO_SLOTS = data_offset(2, PAGE_SIZE) + PAGE_SIZE
 """What a region of two slots takes of the budget."""
 

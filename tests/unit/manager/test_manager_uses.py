@@ -29,23 +29,6 @@ def test_two_keys_of_one_object_share_one_mapping(manager: SharedMemoryManager, 
     assert register(manager, "first", first) is register(manager, "second", second)
 
 
-def test_two_keys_of_one_managed_region_share_one_mapping(manager: SharedMemoryManager) -> None:
-    region = ManagedRegion.create(PAGE)
-    token, link = region.header.token.hex(), f"{region.segment.key}-link"
-    os.link(SHM / region.segment.key, SHM / link)
-
-    def mapping(key: str) -> MappedRegion:
-        return registry_of(manager).obtain(key, lambda: MappedRegion(ManagedRegion.open(key, token, "r")), 0, 0, "r")
-
-    try:
-        assert mapping(region.segment.key) is mapping(link)
-        assert manager.mapped_regions == 1
-    finally:
-        (SHM / link).unlink()
-        region.segment.unlink()
-        region.close()
-
-
 def test_a_slot_of_a_region_whose_names_were_freed_meanwhile_is_not_remembered(manager: SharedMemoryManager) -> None:
     region, registry = ManagedRegion.create(PAGE), registry_of(manager)
     key, token = region.segment.key, region.header.token.hex()
@@ -75,13 +58,6 @@ def test_a_name_can_be_given_again_while_its_region_is_used(manager: SharedMemor
     del old
     assert is_mapped(key)
     assert manager.get_memory_info("mine", 0, PAGE).memory.tobytes() == (SHM / key).read_bytes()
-
-
-def test_a_region_that_is_closed_has_no_descriptor(manager: SharedMemoryManager, make_file: MakeFile) -> None:
-    before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208  # names are all that is wanted
-    register(manager, "mine", make_file())
-    manager.unregister("mine")
-    assert set(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
 
 
 def test_a_part_that_an_object_has_lost_is_refused_though_there_is_as_much_before_it_and_space_behind(

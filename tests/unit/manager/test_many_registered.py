@@ -76,30 +76,6 @@ def test_a_sweep_looks_at_all(registry: Registry, make_file: MakeFile) -> None:
     assert registry.mapped() == (0, 0)
 
 
-def test_while_a_region_is_opened_others_are_found(registry: Registry, make_file: MakeFile) -> None:
-    known, new = make_file(), make_file()
-    expected = obtain(registry, known)
-    is_opening, may_open = threading.Event(), threading.Event()
-
-    def open_slowly() -> MappedRegion:
-        is_opening.set()
-        assert may_open.wait(LONG_S)
-        return MappedRegion(SystemSegment.open(new, PAGE, "x"))
-
-    thread = threading.Thread(target=lambda: registry.obtain(new, open_slowly, 0, PAGE, "x"))
-    thread.start()
-    assert is_opening.wait(LONG_S)
-    found: list[MappedRegion | None] = []
-    other = threading.Thread(target=lambda: found.append(registry.live(known, "x")))
-    other.start()
-    other.join(1)
-    found_meanwhile = list(found)
-    may_open.set()
-    thread.join()
-    other.join()
-    assert found_meanwhile == [expected]
-
-
 def test_two_that_open_one_object_at_once_have_one_mapping(registry: Registry, make_file: MakeFile) -> None:
     key = make_file()
     both_open = threading.Barrier(2)

@@ -95,26 +95,6 @@ def test_the_last_bytes_of_a_region_that_ends_within_a_block_must_be_there_too()
     path.unlink()
 
 
-def test_a_slot_of_a_region_that_was_truncated_and_grew_again_is_refused(session: ShmSession, client: Client) -> None:
-    assert answer(session, client) == ""
-    path = path_of(client.region.segment)
-    size = path.stat().st_size
-    os.truncate(path, size - PAGE)
-    os.truncate(path, size)
-    assert answer(session, client).startswith("shm:refused: ")
-
-
-def test_a_slot_of_a_region_whose_hole_was_filled_is_served_again(session: ShmSession, client: Client) -> None:
-    assert answer(session, client) == ""
-    path = path_of(client.region.segment)
-    size = path.stat().st_size
-    punch_hole(path.name, size - PAGE, PAGE)
-    assert answer(session, client).startswith("shm:refused: ")
-    with path.open("r+b") as file:
-        os.posix_fallocate(file.fileno(), 0, size)
-    assert answer(session, client) == ""
-
-
 def test_a_segment_with_the_holes_that_it_had_passes_its_check(segment: SystemSegment) -> None:
     segment.check(PAGE, "regions[0]")
     assert segment.space == 3 * PAGE

@@ -56,25 +56,6 @@ def test_registered_regions_are_named_by_a_descriptor(open_session: Open, regist
     assert file[80:84].tolist() == [1, 2, 3, 4]
 
 
-def test_two_names_may_be_of_two_parts_of_one_object(open_session: Open, registered: dict[str, Registration]) -> None:
-    key = file_of()
-    registered["in"], registered["out"] = Registration(key, 0, 64), Registration(key, 64, 64)
-    file = np.memmap(SHM / key, np.float32, "r+")
-    file[:4] = 3
-    said = descriptor({"X": [0, 0, 16, "FP32", [4]]}, {"Y": [1, 0, 16]}, ["in", "out"])
-    (response,) = open_session().serve([delivered(said, ["Y"])], double)
-    assert response.error() is None
-    assert file[16:20].tolist() == [6] * 4
-
-
-def test_two_names_of_the_same_bytes_hide_no_overlap(open_session: Open, registered: dict[str, Registration]) -> None:
-    key = file_of()
-    registered["in"], registered["out"] = Registration(key, 0, 64), Registration(key, 8, 64)
-    said = descriptor({"X": [0, 0, 16, "FP32", [4]]}, {"Y": [1, 0, 16]}, ["in", "out"])
-    (response,) = open_session().serve([delivered(said, ["Y"])], double)
-    assert message_of(response) == "shm:table: outputs.Y: found bytes of another tensor, expected bytes of its own"
-
-
 X_ALONE: dict[str, Any] = {"inputs": {"X": [0, 0, 16, "FP32", [4]]}, "outputs": {}}
 Y_ALONE: dict[str, Any] = {"inputs": {}, "outputs": {"Y": [0, 0, 16]}}
 each_alone = pytest.mark.parametrize(("spans", "field"), [(X_ALONE, "inputs.X"), (Y_ALONE, "outputs.Y")])
@@ -96,17 +77,3 @@ def test_spans_one_byte_beyond_what_is_registered_are_refused(
     registered["mine"] = Registration(file_of(), 0, 15)
     (response,) = open_session().serve([delivered(descriptor(**spans, names=["mine"]), ["Y"])], double)
     assert message_of(response).startswith(f"shm:table: {field}: found 16 bytes at offset 0")
-
-
-def test_a_file_that_was_replaced_is_asked_for_anew(open_session: Open, registered: dict[str, Registration]) -> None:
-    old, new = file_of(), file_of()
-    registered["mine"] = Registration(old, 0, 4096)
-    said = descriptor({"X": [0, 0, 16, "FP32", [4]]}, {"Y": [0, 256, 16]}, ["mine"])
-    session = open_session()
-    session.serve([delivered(said, ["Y"])], double)
-    (SHM / old).unlink()
-    registered["mine"] = Registration(new, 0, 4096)
-    file = np.memmap(SHM / new, np.float32, "r+")
-    file[:4] = 5
-    session.serve([delivered(said, ["Y"])], double)
-    assert file[64:68].tolist() == [10] * 4

@@ -85,28 +85,6 @@ def test_first_requests_of_several_threads_start_one_sweeper_which_ends_with_the
     assert sweepers() <= before
 
 
-def test_one_mapping_is_made_however_many_threads_ask_for_it(side_by_side: Run) -> None:
-    region, registry = ManagedRegion.create(4096), Registry()
-    key, token = region.segment.key, region.header.token.hex()
-    found: list[MappedRegion] = []
-
-    def work() -> None:
-        for _ in range(20):
-            made = registry.obtain(
-                f"{key} {token}", lambda: MappedRegion(ManagedRegion.open(key, token, "region")), 0, 0, "region"
-            )
-            found.append(made)
-
-    side_by_side(*[work] * 8)
-    assert len(set(map(id, found))) == 1
-    assert registry.mapped()[1] == 1
-    registry.unregister_all()
-    found.clear()
-    assert registry.mapped() == (0, 0)
-    region.segment.unlink()
-    region.close()
-
-
 def test_uses_that_begin_and_end_side_by_side_are_all_counted(side_by_side: Run) -> None:
     region, registry = ManagedRegion.create(4096), Registry()
     key, token = region.segment.key, region.header.token.hex()
