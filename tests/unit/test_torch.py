@@ -86,11 +86,6 @@ def test_pytorch_takes_a_view_and_what_is_made_of_it(dtype: DType, shape: tuple[
         assert_is(torch().from_dlpack(given), array, dtype)
 
 
-def test_pytorch_gets_no_unversioned_capsule_of_a_read_only_view() -> None:
-    with pytest.raises(BufferError, match="'IMAGE' is read-only"):
-        torch().from_dlpack(view_of(array_of(dtypes.BF16), writable=False).__dlpack__())
-
-
 @pytest.mark.parametrize("strided", [lambda array: array.T, lambda array: array[::2, ::3], lambda array: array[:, 1]])
 @some_dtypes
 def test_pytorch_takes_an_array_of_any_strides(dtype: DType, strided: Any) -> None:
@@ -136,19 +131,6 @@ def test_what_is_written_to_a_consumed_tensor_is_in_it_and_stays_when_pytorchs_h
     del tensor
     gc.collect()
     assert (array == 3).all()
-
-
-def test_a_versioned_capsule_of_pytorch_is_not_consumed_and_stays_its_own() -> None:
-    capsule = tensor_of(dtypes.BF16).__dlpack__(max_version=(1, 0))
-    with pytest.raises(TypeError, match="expected an unused DLPack capsule 'dltensor'"):
-        dlpack.consume(capsule)
-    assert "dltensor_versioned" in repr(capsule)
-
-
-@pytest.mark.parametrize("name", ["complex64", "float8_e5m2"])
-def test_a_type_of_pytorch_that_triton_does_not_have_is_not_consumed(name: str) -> None:
-    with pytest.raises(TypeError, match="has no counterpart in Triton"):
-        dlpack.consume(torch().zeros(3, dtype=getattr(torch(), name)).__dlpack__())
 
 
 def written(dtype: DType, value: Any, rank: int) -> npt.NDArray[Any]:

@@ -100,22 +100,11 @@ def test_another_library_learns_whether_it_may_write(writable: bool) -> None:
     assert numpy_takes(view_of(floats(), writable=writable)).flags.writeable is writable
 
 
-def test_a_consumer_of_unversioned_capsules_may_write() -> None:
-    array = floats()
-    dlpack.consume(view_of(array).__dlpack__())[0, 0] = 9
-    assert array[0, 0] == 9
-
-
 @pytest.mark.parametrize("version", [None, (0, 8)])
 def test_a_read_only_view_is_not_given_to_a_consumer_that_could_not_know(version: tuple[int, int] | None) -> None:
     view = view_of(floats(), writable=False)
     with pytest.raises(BufferError, match=r"'IMAGE' is read-only, .* ask for max_version=\(1, 0\), or use .numpy\(\)"):
         view.__dlpack__(max_version=version)
-
-
-@needs_versions
-def test_a_read_only_view_is_given_to_a_consumer_that_knows_versions() -> None:
-    assert "dltensor_versioned" in repr(view_of(floats(), writable=False).__dlpack__(max_version=(1, 0)))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import ctypes
 import struct
 from typing import Any, NamedTuple
 
-__all__ = ["Content", "content", "name_of", "onto_device", "version_and_flags"]
+__all__ = ["Content", "content", "name_of", "onto_device", "pointer", "version_and_flags"]
 
 _TENSOR_IN_VERSIONED = 32  # version, context, deleter and flags come first
 _DEVICE = 8
@@ -46,7 +46,7 @@ def content(capsule: object) -> Content:
 
 def version_and_flags(capsule: object) -> tuple[int, int, int]:
     """Return major and minor version, and the flags, of a versioned capsule."""
-    major, minor, _, _, flags = struct.unpack("<IIQQQ", ctypes.string_at(_pointer(capsule), 32))
+    major, minor, _, _, flags = struct.unpack("<IIQQQ", ctypes.string_at(pointer(capsule), 32))
     return major, minor, flags
 
 
@@ -57,10 +57,11 @@ def onto_device(capsule: Any, device_type: int, device: int = 0) -> Any:
 
 
 def _tensor(capsule: object) -> int:
-    return _pointer(capsule) + (_TENSOR_IN_VERSIONED if name_of(capsule) == b"dltensor_versioned" else 0)
+    return pointer(capsule) + (_TENSOR_IN_VERSIONED if name_of(capsule) == b"dltensor_versioned" else 0)
 
 
-def _pointer(capsule: object) -> int:
+def pointer(capsule: object) -> int:
+    """Return where what is in a capsule begins."""
     get = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
         ("PyCapsule_GetPointer", ctypes.pythonapi)
     )
