@@ -41,21 +41,6 @@ def test_more_than_is_mapped_fails_the_check(allocation: CudaAllocation, mapping
         mapping_of(allocation, mappings).check(SIZE + 1, FIELD)
 
 
-def test_memory_is_opened_once_however_often_it_is_mapped(
-    driver: FakeDriver, allocation: CudaAllocation, mappings: CudaMappings, peer: CudaRuntime
-) -> None:
-    opened, closed = driver.count("cuIpcOpenMemHandle", 1), driver.count("cuIpcCloseMemHandle", 1)
-    one, other = mapping_of(allocation, mappings), mapping_of(allocation, mappings)
-    assert one.address == other.address
-    one.close()
-    collect_all(peer)
-    assert driver.live(1).opened == 1
-    other.close()
-    collect_all(peer)
-    assert driver.live(1) == NOTHING
-    assert (driver.count("cuIpcOpenMemHandle", 1) - opened, driver.count("cuIpcCloseMemHandle", 1) - closed) == (1, 1)
-
-
 def test_a_closed_mapping_is_nothing_to_keep(allocation: CudaAllocation, mappings: CudaMappings) -> None:
     mapping = mapping_of(allocation, mappings)
     mapping.close()

@@ -30,18 +30,6 @@ def test_another_descriptor_may_claim_more_or_less_of_the_same_memory(
         assert model.resolve(claim_of_allocation(allocation, byte_size=byte_size)).memory.byte_size == byte_size
 
 
-def test_the_client_sees_its_memory_mapped_as_long_as_an_array_lives(
-    model: Model, region: ManagedRegion, allocation: CudaAllocation
-) -> None:
-    array: Any = model.resolve(claim_of_allocation(allocation)).memory.bytes()
-    model.registry.unregister_all()
-    model.unmap()
-    assert has_users(region.segment.fileno())
-    del array
-    model.unmap()
-    assert not has_users(region.segment.fileno())
-
-
 def test_memory_that_no_slot_fences_is_unmapped_before_the_answer(model: Model, allocation: CudaAllocation) -> None:
     """Nothing tells when its owner frees it, and he may after the answer."""
     claim = claim_of_allocation(allocation, fence=None)
@@ -218,17 +206,6 @@ def test_a_name_is_given_once_whatever_the_kind(
     manager.register_system_shared_memory("mine", region.segment.key, 0, 100)
     with pytest.raises(CallerError, match="region 'mine' is registered already; unregister it first"):
         register(manager, allocation)
-
-
-def test_arrays_outlive_their_name(cuda: CudaRuntime, manager: SharedMemoryManager, allocation: CudaAllocation) -> None:
-    register(manager, allocation)
-    memory = manager.get_memory_info("mine", 0, SIZE).memory
-    manager.unregister_all()
-    content(memory)[:] = 42
-    assert left_of(MODEL).opened == 1
-    del memory
-    wait_until(lambda: not cuda.retired.collect())
-    assert left_of(MODEL) == NOTHING
 
 
 def test_unused_memory_makes_room(client: CudaRuntime, cuda: CudaRuntime, allocation: CudaAllocation) -> None:
