@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -13,11 +12,10 @@ from typing import Any
 import pytest
 
 from shm_backend_utils.errors import ModelError
-from shm_backend_utils.model import ShmSession, auto_complete
+from shm_backend_utils.model import auto_complete
 from shm_backend_utils.model import config as config_module
 from shm_backend_utils.model.config import PARAMETERS, Config, advice
 from shm_backend_utils.model_spec import ModelSpec
-from tests.unit.emulated import log_lines, start_server
 from tests.unit.sessions import tensor
 
 
@@ -299,11 +297,3 @@ def test_strings_on_a_stub_for_another_numpy_are_told_of() -> None:
     assert "install numpy<2" in line
     assert lines(EVERY_PATH, stub_reads_numpy=False) == []
     assert lines(EVERY_PATH, dtype="STRING") == []
-
-
-def test_the_servers_log_has_the_advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    start_server(monkeypatch)
-    config = {"name": "m", "input": [tensor("X")], "output": [tensor("Y")]}
-    ShmSession.from_args({"model_config": json.dumps(config)}).close()
-    (line,) = log_lines()
-    assert line.startswith("no client shares memory with model 'm'")

@@ -15,8 +15,7 @@ from shm_backend_utils.cli.doctor import checkup
 from shm_backend_utils.cli.doctor.examination import examine
 from shm_backend_utils.client.errors import DeadlineExceededError, InferenceError, ServerUnavailableError
 from shm_backend_utils.client.transports.transport import AsyncTransport, Transport
-from shm_backend_utils.errors import MachineError, ProbedError, TableError
-from shm_backend_utils.memory.pool.slot import SlotRegion
+from shm_backend_utils.errors import ProbedError, TableError
 from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address
 from shm_backend_utils.protocol.probe import ALIVE_ADDRESS, decode_probe, digest_of, is_probe
 from shm_backend_utils.protocol.refusals import refusal
@@ -214,12 +213,3 @@ def test_what_is_not_examined_in_time_is_named(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(checkup.Checkup, "is_over", property(lambda _: next(over)))
         (late,) = [each for each in examine(server).findings if each.trouble.code == "out-of-time"]
         assert (late.found, late.trouble.is_fatal) == ("not examined: n", True)
-
-
-def test_a_process_that_has_no_memory_to_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise MachineError("no space is left")
-
-    with Server(config("m")) as server:
-        monkeypatch.setattr(SlotRegion, "__init__", fail)
-        assert "refused" in codes(server)

@@ -276,13 +276,6 @@ def test_declared_and_without_a_session(model: Path) -> None:
     assert only(findings_in_folder(model), NO_SESSION) == f"{model / '1' / 'model.py'}: no ShmSession"
 
 
-def test_neither_declared_nor_with_a_session(model: Path) -> None:
-    (model / "1" / "model.py").write_text(STOCK)
-    (model / "config.pbtxt").write_text(CONFIG.partition("parameters")[0].replace("optional: true", ""))
-    only(findings_in_folder(model), troubles.ORDINARY_MODEL)
-    assert not troubles.ORDINARY_MODEL.is_fatal
-
-
 def test_with_a_session_and_not_declared(model: Path) -> None:
     (model / "config.pbtxt").write_text(CONFIG.partition("parameters")[0])
     only(findings_in_folder(model), config_troubles.NO_SHM_PATHS)

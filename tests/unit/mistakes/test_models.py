@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.model import Call, ClosedError, ModelError, ShmSession
+from shm_backend_utils.model import Call, ClosedError, ShmSession
 from tests.unit.emulated import delivered, log_lines, message_of, start_server
 from tests.unit.sessions import session_of, tensor
 
@@ -157,37 +157,6 @@ def test_a_call_that_is_kept(session: ShmSession) -> None:
     assert str(error.value) == (
         "this call is closed; copy what is to be kept before it ends, by np.array(view) for example"
     )
-
-
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        (
-            {"parameters": {"SHM_PATH": "direct"}},
-            "config.pbtxt has a parameter SHM_PATH, which means nothing; did you mean SHM_PATHS?",
-        ),
-        (
-            {"parameters": {"SHM_PATHS": "shm"}},
-            "parameter SHM_PATHS of model 'm' is shm; expected some of direct, inline, triton-shm, separated by commas",
-        ),
-        (
-            {"inputs": [{**tensor("X"), "optional": False}]},
-            "input 'X' of model 'm' is not optional, so Triton refuses a request that carries no bytes for it; add "
-            "`optional: true` to it in config.pbtxt",
-        ),
-        (
-            {"max_batch_size": 4},
-            "model 'm' has max_batch_size 4 but no input to carry the batch size; add { name: \"SHM\" data_type: "
-            "TYPE_UINT8 dims: [ -1 ] optional: true } to the inputs in config.pbtxt",
-        ),
-    ],
-    ids=["a misspelt parameter", "an unknown path", "an input that is not optional", "no batch carrier"],
-)
-def test_config_pbtxt(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], text: str) -> None:
-    said = {"inputs": [tensor("X")], "outputs": [tensor("Y")], "parameters": PATHS, **changes}
-    with pytest.raises(ModelError) as error, session_of(monkeypatch, **said):
-        pass
-    assert str(error.value) == text
 
 
 def test_no_paths(monkeypatch: pytest.MonkeyPatch) -> None:
