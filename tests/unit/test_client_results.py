@@ -127,19 +127,6 @@ def test_outputs_never_share_memory_with_each_other(
     assert np.shares_memory(result["B"], memory) is are_apart
 
 
-@pytest.mark.parametrize(
-    ("shape", "byte_size", "offset"),
-    [((), 4, 0), ((1,), 4, HOST_SIZE - 4), ((0,), 0, HOST_SIZE), ((0, 5), 0, 0), ((HOST_SIZE // 4,), HOST_SIZE, 0)],
-    ids=["one number", "the last bytes", "nothing at the end", "nothing", "the whole region"],
-)
-def test_an_output_may_lie_anywhere_in_the_region(
-    memory: npt.NDArray[np.uint8], shape: tuple[int, ...], byte_size: int, offset: int
-) -> None:
-    array = read([OutputPlace("Y", FP32, shape, 0, offset, byte_size, False)], memory)["Y"]
-    assert array.shape == shape
-    assert array.tobytes() == memory[offset : offset + byte_size].tobytes()
-
-
 def test_an_output_that_found_no_room_is_taken_from_the_response(memory: npt.NDArray[np.uint8]) -> None:
     labels = np.array([1, 2], np.int64)
     result = read([ON_HOST, LABELS], memory, Response(LABELS=labels), bytes_avoided=100)
@@ -159,14 +146,6 @@ def test_strings_that_come_as_something_else_are_the_peers_fault(memory: npt.NDA
     words = OutputPlace("LABELS", BYTES, (2,), 0, 0, 0, True)
     with pytest.raises(PeerError, match="break the protocol: LABELS as int64"):
         read([words], memory, Response(LABELS=np.array([1, 2], np.int64)))
-
-
-@pytest.mark.parametrize("shape", [(0, 2**62), (2**63, 0), (2**62, 2**62, 0)], ids=str)
-def test_an_empty_output_of_a_shape_that_no_array_has_is_the_peers_fault(
-    memory: npt.NDArray[np.uint8], shape: tuple[int, ...]
-) -> None:
-    with pytest.raises(PeerError):
-        read([OutputPlace("Y", FP32, shape, 0, 0, 0, False)], memory)
 
 
 # The result itself

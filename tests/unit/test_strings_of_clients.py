@@ -162,15 +162,3 @@ def test_a_response_that_does_not_carry_strings_as_bytes_is_the_peers_fault(dtyp
     said = "whose elements are not bytes" if dtype is object else "the model's results break the protocol: "
     with pytest.raises(PeerError, match=said):
         overflowed(ENCODED, [3], dtype)
-
-
-@pytest.mark.parametrize(
-    ("region", "offset", "byte_size"),
-    [(0, REGION - 16, 17), (0, 0, REGION + 1), (1, 0, 16), (0, REGION, 16), (0, 2**64 - 16, 16), (0, 0, 2**63)],
-    ids=str,
-)
-def test_strings_outside_the_region_are_the_peers_fault(
-    memory: npt.NDArray[np.uint8], region: int, offset: int, byte_size: int
-) -> None:
-    with pytest.raises(PeerError, match="the model's results break the protocol: "):
-        read(OutputPlace("WORDS", BYTES, (0,), region, offset, byte_size, is_in_response=False), memory)

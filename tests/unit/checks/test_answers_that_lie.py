@@ -9,13 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.client.transports.http.codec import Answer, HttpCodec
-from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.errors import PeerError
 from shm_backend_utils.memory.managed import array_at
 from tests.unit import fake_wires
@@ -151,33 +148,6 @@ def test_strings_that_come_as_json_are_the_peers_error(path: Any, data: Any, mon
     server = FakeServer(config("m", dtype="TYPE_STRING"))
     with client_of(server, "http") as client, pytest.raises(PeerError, match="BYTES"):
         client.infer("m", {"IN0": np.array([b"x"], object)}, path=path)
-
-
-BYTES_OF_A_TENSOR = st.one_of(st.binary(max_size=64), st.just(X.tobytes()))
-SIZES = st.one_of(st.integers(-3, 5), st.integers(-(2**63), 2**63 - 1))
-DATATYPES = st.one_of(st.sampled_from([*BY_NAME, "", "FP128", "BYTES "]), st.text(max_size=5))
-
-
-@given(
-    st.builds(
-        Lie, st.sampled_from(["OUT0", "OUT0", "IN0", ""]), DATATYPES, st.lists(SIZES, max_size=4), BYTES_OF_A_TENSOR
-    ),
-    st.sampled_from(["grpc", "http"]),
-    st.sampled_from(["triton-shm", "inline"]),
-)
-def test_whatever_is_said_is_an_array_of_the_models_or_the_peers_error(lie: Lie, protocol: str, path: str) -> None:
-    server = FakeServer()
-    server.configs["m"] = config("m", dtype="TYPE_FP32")
-    with pytest.MonkeyPatch.context() as patch:
-        told(patch, lie)
-        with client_of(server, protocol) as client:
-            try:
-                found = infer(client, path)
-            except PeerError:
-                return
-            assert (found.dtype, found.ndim) == (np.float32, 1)
-            assert found.nbytes <= 64
-            found.tobytes()
 
 
 def test_bytes_in_shared_memory_never_become_pointers() -> None:

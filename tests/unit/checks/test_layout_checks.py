@@ -53,15 +53,6 @@ def test_an_output_whose_type_nobody_knows_gets_no_room() -> None:
     assert list(found.table.outputs) == ["Y"]
 
 
-def test_a_hint_goes_before_the_configuration_and_that_before_what_was_learned() -> None:
-    model = spec([tensor("X")], [tensor("Y", [4]), tensor("Z")])
-    found = laid_out(model, (1,), {"Y": 32, "Z": None}, {"Y": 1000, "Z": 100})
-    assert {name: room.byte_size for name, room in found.table.outputs.items()} == {"Y": 32, "Z": 100}
-    assert found.certain == {"Y"}
-    found = laid_out(model, (1,), {"Y": None}, {"Y": 1000})
-    assert found.table.outputs["Y"].byte_size == 16
-
-
 def names_of(byte_size: int) -> ModelSpec:
     """Return a model with so many bytes of names of inputs."""
     names: list[str] = []
