@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from shm_backend_utils.server import EmbeddedServer
 from tests.harness.kinds_of_values import KINDS
 from tests.releases import carries_bf16, reads_numpy_1_alone
 
+from .conversation import conversed
 from .eventually import all_memory_comes_back
 from .flavours import AnyClient, Flavour
 from .in_band import EVERY_PATH_OF_STRINGS, NUMBERS
@@ -127,20 +127,7 @@ def test_model_and_client_see_each_others_writes_while_the_request_runs(any_clie
         answer = call.infer()["ANSWER"]  # a view: the next answer will appear here
         question[:] = [41, 0]
         answer[:] = 0
-        has_ended = threading.Event()
-        seen = []
-
-        def converse() -> None:
-            while answer[0] == 0 and not has_ended.wait(0.001):
-                pass
-            seen.append(int(answer[0]))
-            question[1] = 76
-
-        conversation = threading.Thread(target=converse)
-        conversation.start()
-        call.infer().release()
-        has_ended.set()
-        conversation.join()
+        seen = conversed(question, answer, lambda: call.infer().release())
     assert seen == [42]  # the model's write reached the client before the response did
     assert answer[1] == 77  # the client's write reached the model after the request did
 

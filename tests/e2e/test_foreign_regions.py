@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -142,39 +140,6 @@ def test_input_and_output_in_a_region_each(wire: Wire) -> None:
     result = wire.send([source.name, target.name], X_AT_0, Y_IN_THE_SECOND)
     assert target.read() == [1, 2, 3, 4]
     assert wire.tensors_in(result) == []
-
-
-def test_bytes_around_an_output_stay(wire: Wire) -> None:
-    region = wire.region()
-    region.write(np.full(region.byte_size, 255, np.uint8))
-    region.write(ROW)
-    wire.send([region.name], X_AT_0, Y_BEHIND_IT)
-    content = region.path.read_bytes()
-    assert content[16:1024] == b"\xff" * 1008
-    assert content[1040:] == b"\xff" * (region.byte_size - 1040)
-
-
-def test_model_and_client_see_each_others_writes_while_the_request_runs(wire: Wire) -> None:
-    region = wire.region()
-    region.write(np.array([41, 0], np.int64))
-    memory = region.handle._mpsm_handle.buf.cast("q")
-    seen = []
-
-    def converse() -> None:
-        deadline = time.monotonic() + 10
-        while memory[128] == 0 and time.monotonic() < deadline:
-            time.sleep(0.001)
-        seen.append(memory[128])
-        memory[1] = 76
-
-    conversation = threading.Thread(target=converse)
-    conversation.start()
-    wire.send([region.name], {"QUESTION": [0, 0, 16, "INT64", [2]]}, {"ANSWER": [0, 1024, 16]}, model="handshake")
-    conversation.join()
-    answer = [memory[128], memory[129]]
-    memory.release()
-    assert seen == [42]
-    assert answer == [42, 77]
 
 
 def test_a_sparse_region_gets_its_memory_before_it_is_used(wire: Wire) -> None:

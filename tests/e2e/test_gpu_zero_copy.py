@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from shm_backend_utils.client import PoolOptions
 from shm_backend_utils.server import EmbeddedServer
 
+from .conversation import conversed
 from .fake_gpus import DRIVER, MODEL, Gpu, content_of, flavour_of, gpu_of
 from .flavours import Flavour
 
@@ -43,20 +43,7 @@ def test_model_and_client_see_each_others_writes_while_the_request_runs(every_gp
         result = call.infer()
         answer = DRIVER.memory(result["Y"].address, (2,), X.dtype)
         question[:] = answer[:] = 0
-        has_ended = threading.Event()
-        seen = []
-
-        def converse() -> None:
-            while answer[0] == 0 and not has_ended.wait(0.001):
-                pass
-            seen.append(int(answer[0]))
-            question[1] = 76
-
-        conversation = threading.Thread(target=converse)
-        conversation.start()
-        call.infer().release()
-        has_ended.set()
-        conversation.join()
+        seen = conversed(question, answer, lambda: call.infer().release())
         assert seen == [42]  # the model's write reached the client before the response did
         assert answer[1] == 77  # the client's write reached the model after the request did
 
@@ -77,16 +64,6 @@ def test_a_part_of_an_input_that_is_passed_through_is_there_too(gpu: Gpu) -> Non
             assert result["Y"].address == call.inputs["X"].address + 4
             assert content_of(result["Y"]).tolist() == X[1:-1].tolist()
     assert gpu.times("cuMemcpyAsync") == 0
-
-
-def test_the_next_answer_of_a_prepared_call_appears_in_the_arrays_of_the_last(gpu: Gpu) -> None:
-    with prepared(gpu, "double") as call:
-        gpu.fill(call.inputs["X"], 3)
-        first = call.infer()["Y"]
-        assert (content_of(first) == 6).all()
-        gpu.fill(call.inputs["X"], 5)
-        call.infer().release()
-        assert (content_of(first) == 10).all()
 
 
 @pytest.mark.parametrize("lend_bytes", [0, 1 << 20])

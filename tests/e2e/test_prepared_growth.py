@@ -19,7 +19,6 @@ from .own_regions import lose, own_regions
 pytestmark = pytest.mark.every_region
 
 INPUTS = {"COUNT_AND_DELAY_US": ((2,), np.int64)}
-DELAY_US = 500_000
 
 
 def count_to(call: Any, count: int, delay_us: int = 0, **named: Any) -> Result:

@@ -5,10 +5,7 @@ The model's process lives on, has nothing more mapped or open than before, and s
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,9 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.client import PoolOptions, ShmClient
 from shm_backend_utils.memory.descriptors import Descriptor
-from shm_backend_utils.memory.kinds import RegionKind
-from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.protocol.handover import SealedKey, encode_answer, parse_sealed_key
+from shm_backend_utils.protocol.handover import encode_answer
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from tests.unit.fetching.scripted_desk import Script, ScriptedDesk, give, say_nothing
 
@@ -98,32 +93,7 @@ def _leaves_the_model_as_it_was(fetching: Fetching) -> Iterator[None]:
     assert stub.is_alive
 
 
-@pytest.fixture
-def its_region() -> Iterator[ManagedRegion]:
-    """A region of this process, handed over by its own desk."""
-    made = ManagedRegion.create(4 * PAGE_SIZE, kind=RegionKind.SEALED)
-    with contextlib.closing(made):
-        yield made
-
-
-def key_of(made: ManagedRegion) -> SealedKey:
-    key = parse_sealed_key(made.segment.key)
-    assert key is not None
-    return key
-
-
 # What is asked for
-
-
-def test_another_token(fetching: Fetching, its_region: ManagedRegion) -> None:
-    told = fetching.refusal(address(MODEL, key_of(its_region), bytes(16)))
-    assert "shm:gone: shm_slot is handed over no longer; its owner closed it, or its token is another one" in told
-
-
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_a_socket_that_nobody_has(fetching: Fetching, protocol: str) -> None:
-    told = fetching.refusal(address(MODEL, SealedKey(secrets.token_hex(16), 1)), protocol)
-    assert "shm:gone: shm_slot is handed over by nobody on the server's machine" in told
 
 
 # How it is answered, and what is handed over
@@ -163,16 +133,3 @@ def test_what_is_no_region_is_refused_in_time(fetching: Fetching, hand_over: str
         assert time.monotonic() - begin < BOUND_S + A_BUSY_MACHINE_S
     assert complaint in told
     assert str(desk.key) not in told
-
-
-def test_a_desk_with_a_full_backlog(fetching: Fetching) -> None:
-    key = SealedKey(secrets.token_hex(16), 1)
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-        listener.bind(key.socket_address)
-        listener.listen(0)
-        waiting = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-        waiting.connect(key.socket_address)
-        told = fetching.refusal(address(MODEL, key))
-    assert "shm:refused: shm_slot" in told
-    assert "accepts no connections" in told

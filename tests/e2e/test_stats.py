@@ -8,9 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import InferenceError
 from shm_backend_utils.client.options import PathName
-from shm_backend_utils.errors import TensorError
 
 from .eventually import all_memory_comes_back
 from .flavours import AnyClient, Flavour
@@ -64,12 +62,3 @@ def test_a_program_that_sets_up_no_logging_sees_none(flavour: Flavour) -> None:
         check=False,
     )
     assert (program.returncode, program.stdout, program.stderr) == (0, "", "")
-
-
-def test_failures_are_counted(any_client: AnyClient) -> None:
-    with pytest.raises(InferenceError):
-        any_client.infer("misbehaving", {"X": X}, parameters={"deed": "raise"})
-    with pytest.raises(TensorError):
-        any_client.infer("identity", {"X": X})
-    stats = any_client.stats()
-    assert (stats.requests, stats.failures, stats.paths) == (2, 2, {})

@@ -17,9 +17,6 @@ from tests.releases import tells_404
 from ..hand_made import DATATYPES, STEP, Claim, HandMade, Tensor
 from .breaks import REGION_SIZE, Break, is_served, one_more_input, refusals_of, tensor
 
-MOST: Final = 2**63 - 1
-LARGEST: Final = 2**64 - 1
-
 
 def head(**fields: Any) -> Break:
     def change(request: HandMade) -> None:
