@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.memory.kinds import RegionKind
-from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.model import Call, ShmSession, StreamCall
+from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.protocol.address import SlotAddress
 from shm_backend_utils.protocol.handover import parse_sealed_key
 from shm_backend_utils.protocol.refusals import code_in
-from shm_backend_utils.protocol.spans import Ring, Table
 from shm_backend_utils.testing.emulator.request import InferenceRequest
-from tests.unit.emulated import answers_to, delivered, error_code, message_of, outputs_of, start_server
+from tests.unit.emulated import delivered, error_code, message_of, outputs_of, start_server
 from tests.unit.table_client import Client
 
 X = np.arange(4, dtype=np.float32)
@@ -137,57 +135,4 @@ def test_a_missing_input_is_found_out_after_the_start(session: ShmSession, clien
     assert stamps(client) == DONE
 
 
-def test_results_that_do_not_fit_fail_the_request_after_it_ran(session: ShmSession, client: Client) -> None:
-    outputs = [tensor(f"{'long name ' * 10}{index}") for index in range(30)]
-    config = {"name": "many", "input": [], "output": outputs}
-    many = ShmSession.from_args({"model_config": json.dumps(config)})
-    names = [output["name"] for output in outputs]
-
-    def infer(call: Call) -> None:
-        for name in names:
-            call.put(name, X)
-
-    client.model = "many"
-    request = delivered(client.begin(Table({}, {})), names)
-    assert refusal(many, request, infer) == ("shm:table", "INVALID_ARG")
-    assert stamps(client) == DONE
-    assert not client.has_results()
-    larger = Client("many", record_byte_size=16384)
-    assert answer(many, delivered(larger.begin(Table({}, {})), names), infer).error() is None
-    larger.close()
-    many.close()
-
-
 # The region, and the rest
-
-
-def test_a_file_of_another_kind_is_refused(session: ShmSession, client: Client) -> None:
-    region = ManagedRegion.create(4096)
-    region.segment.buffer()[:8] = b"NOTHINGS"
-    address = SlotAddress("m", region.segment.key, region.header.token.hex(), 0)
-    parameters = {"shm_slot": str(address), "shm_generation": 1}
-    assert refusal(session, delivered(parameters, ["Y"])) == ("shm:refused", "INVALID_ARG")
-    region.segment.unlink()
-    region.close()
-
-
-@pytest.mark.parametrize(("stride", "is_right"), [(16, True), (20, True), (17, False), (18, False)])
-def test_every_place_of_a_ring_is_aligned(monkeypatch: pytest.MonkeyPatch, stride: int, is_right: bool) -> None:
-    start_server(monkeypatch)
-    policy = {"model_transaction_policy": {"decoupled": True}}
-    decoupled = {"name": "m", "input": [tensor("X")], "output": [tensor("Y")], **policy}
-    session = ShmSession.from_args({"model_config": json.dumps(decoupled)})
-    streaming = Client(slots=3)
-    request = streaming.request({"X": X}, {"Y": 16}, ring=Ring(1, 2, stride))
-
-    def twice(call: StreamCall) -> Iterator[None]:
-        for _ in range(2):
-            call.put("Y", X)
-            yield
-
-    session.serve_streams([request], twice)
-    first = answers_to(request).sent[0]
-    assert first is not None
-    assert (code_in(message_of(first)) == "shm:table") != is_right
-    session.close()
-    streaming.close()

@@ -13,7 +13,6 @@ from tests.unit.fake_server import FakeServer, config
 from tests.unit.fake_wires import client_of
 
 ROW = np.ones(3, np.float32)
-IMAGE = np.ones((2, 2, 3), np.float32)
 
 
 @pytest.fixture
@@ -61,12 +60,6 @@ def takes(dtype: str) -> str:
             "tensor 'IN0' has a batch of 9, but model 'rows' takes 1 to 4; split=True sends several requests",
         ),
         ("rows", np.ones((0, 3), np.float32), "tensor 'IN0' has a batch of 0, but model 'rows' takes 1 to 4"),
-        (
-            "image",
-            [IMAGE, IMAGE],
-            "tensor 'IN0' is a list of 2 arrays of 3 dimensions, but model 'image' takes one of them at a time; call "
-            "it once for each, or join them, by np.concatenate for example",
-        ),
     ],
 )
 def test_an_array_that_the_model_does_not_take(client: ShmClient, model: str, given: Any, text: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import CallerError, ClosedError, PoolOptions, ShmClient
+from shm_backend_utils.client import CallerError, ClosedError, PoolOptions
 from tests.unit.fake_server import FakeServer, config
 from tests.unit.fake_wires import async_client_of, client_of, connected
 
@@ -27,18 +27,6 @@ DESCRIBED: Any = {"IN0": ((3,), np.float32)}
 def server() -> Iterator[FakeServer]:
     with FakeServer(config("m")) as server:
         yield server
-
-
-def uses(client: ShmClient) -> list[Any]:
-    return [
-        lambda: client.infer("m", {"IN0": X}),
-        lambda: client.submit("m", {"IN0": X}),
-        lambda: client.prepare("m", DESCRIBED),
-        lambda: client.stream("m", {"IN0": X}),
-        lambda: client.explain("m"),
-        client.stats,
-        client.__enter__,
-    ]
 
 
 def test_a_result_that_is_released_and_arrays_that_were_kept(server: FakeServer) -> None:
@@ -138,8 +126,3 @@ def test_without_what_one_protocol_needs(library: str, url: str) -> None:
     assert line.startswith("ModuleNotFoundError: shm_backend_utils.client lacks a library (")
     assert library in line
     assert line.endswith(f"); {ADVICE}")
-
-
-def test_the_model_half_needs_none_of_them() -> None:
-    hidden = "import sys; sys.modules['tritonclient'] = None; import shm_backend_utils.model"
-    subprocess.run([sys.executable, "-c", hidden], check=True)
