@@ -34,7 +34,6 @@ from ..moved import moved
 from ..tensors.cuda.device_array import DeviceArray
 from .aio import AsyncShmClient
 from .client import ShmClient
-from .copy_warnings import CopyWarning
 from .errors import (
     BudgetError,
     ConnectionLostError,
@@ -52,11 +51,11 @@ from .errors import (
     TlsError,
     UnknownHostError,
 )
-from .explanation import Check, Explanation
+from .explanation import Check, ClientStats, Explanation
+from .known_model import CopyWarning
 from .options import RequestOptions, Tls
 from .prepared import AsyncPreparedCall, PreparedCall
 from .result import Result
-from .stats import ClientStats
 
 logging.getLogger("shm_backend_utils").addHandler(logging.NullHandler())  # quiet, unless the application listens
 

@@ -13,12 +13,11 @@ from ..origin import Origin
 from ..unclosed import Unclosed
 from .core import Core
 from .errors import ForkedError
-from .explanation import Explanation
+from .explanation import Explanation, Tally
 from .methods import ClientMethods
 from .prepared import AsyncPreparedCall
 from .result import Result
 from .server_calls import start
-from .stats import Tally
 from .steps import AsyncioDriver, Steps
 from .streams import OpenStream, holding_told, on_their_gpus, responses_of
 from .transports.connect import connect_async

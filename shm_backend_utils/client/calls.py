@@ -18,7 +18,6 @@ from ..memory.pool.need import Need
 from ..protocol.call_layout import NO_DEVICES, aligned, lay_out
 from ..protocol.learned_sizes import CALLS
 from ..protocol.refusals import code_in
-from .copy_warnings import tell_no_growth, tell_overflow
 from .core import Core
 from .errors import DeadlineExceededError, InferenceError, MemoryRefusedError, ServerUnavailableError, out_of_time
 from .inputs.devices import device_source
@@ -33,13 +32,13 @@ from .inputs.sources import (
     sources,
     wanted_outputs,
 )
-from .known_model import KnownModel
-from .opening import Plan, open_call
-from .paths.call import COPYING, LONG_COPY, Call, RegionBuffer, is_answer, write_inputs
+from .known_model import KnownModel, tell_no_growth, tell_overflow
+from .opening import open_call
+from .paths.call import COPYING, LONG_COPY, Call, Plan, RegionBuffer, is_answer, write_inputs
 from .paths.direct import DirectCall, PreparedDirectCall
-from .paths.inline import InlineCall
 from .paths.on_gpus import brought_to_gpus
 from .paths.taking import take_at_once
+from .paths.triton_shm import InlineCall
 from .result import Result
 from .settings import LEAST_S, CallSettings, left_until
 from .steps import COPIED, Offload, Pause, Steps, forget_locals

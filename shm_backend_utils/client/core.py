@@ -20,18 +20,16 @@ from ..memory.cuda.bank import DeviceBank
 from ..memory.pool.options import PoolOptions
 from ..memory.pool.pool import SlotPool
 from ..protocol.call_layout import CallLayout
-from .copy_warnings import tell_path
 from .errors import InferenceError
-from .explanation import Explanation
+from .explanation import ClientStats, Explanation, Tally
 from .inputs.devices import Gpus, device_source
-from .known_model import Catalog, KnownModel
+from .known_model import Catalog, KnownModel, tell_path
 from .once import Once
 from .paths.call import is_answer
 from .paths.choice import PathChooser
 from .paths.direct import DirectCall
 from .paths.triton_shm import Registrations
 from .settings import CallSettings
-from .stats import ClientStats, Tally
 from .steps import Pause, Send, Steps
 from .transports.messages import Codec
 from .transports.transport import AsyncTransport, Transport
@@ -154,8 +152,7 @@ class Core:
 
     def stats(self) -> ClientStats:
         """Return the figures so far."""
-        pool = self.pool
-        return self.tally.stats(self.catalog.reasons, pool.wait_count, pool.status)
+        return self.tally.stats(self.catalog.reasons, self.pool.wait_count, self.pool.status)
 
     def close(self) -> Steps[None]:
         """Remove the memory, and unregister what is registered.
@@ -167,7 +164,7 @@ class Core:
         self.pool.close()
         self.gpus.close()
         deadline = time.monotonic() + _CLOSING_S
-        while (yield from self.registrations.drop_all(deadline)) and time.monotonic() < deadline:
+        while (yield from self.registrations.drop(None, deadline)) and time.monotonic() < deadline:
             yield Pause(_CLOSING_ROUND_S)
 
     def path_of(self, known: KnownModel, settings: CallSettings, layout: CallLayout) -> Steps[str]:

@@ -1,13 +1,18 @@
-"""Why a model's calls take the path that they take."""
+"""What a client tells of itself, as tables for people: which path calls take, and why; and its figures."""
 
 from __future__ import annotations
 
+import contextlib
 import html
-from collections.abc import Sequence
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["Check", "Explanation", "TextTable"]
+from ..memory.pool.options import PoolStatus
+
+__all__ = ["Check", "ClientStats", "Explanation", "Tally", "TextTable"]
 
 
 class TextTable(NamedTuple):
@@ -128,3 +133,119 @@ class Explanation:
     def _table(self) -> TextTable:
         title = f"model {self.model!r} takes the path {self.path}: {self.reason}"
         return TextTable(title, [check.row for check in self.checks])
+
+
+@dataclass(frozen=True, repr=False)
+class ClientStats:
+    """Figures of a client, from its beginning to now. Shown, they are a table.
+
+    Attributes
+    ----------
+    requests, failures : int
+        Requests that ended, and those of them that raised. A split call is several.
+    retries : int
+        Requests that were sent again, because the first had certainly not started.
+    bytes_avoided : int
+        Bytes of tensors that lay in shared memory and so did not cross the network.
+    paths : mapping of str to int
+        Requests with a result, by the path that they took.
+    reasons : mapping of str to str
+        For each model: which path, and why not a better one.
+    slot_waits : int
+        Calls that had to wait for memory.
+    slots_held, slots_idle, quarantined : int
+        Slots that calls or arrays hold now; that are free; and that wait for a model to be done with them.
+    pool_bytes, pool_max_bytes : int
+        The size of all slots now, and the most that it may be.
+    """
+
+    requests: int
+    failures: int
+    retries: int
+    bytes_avoided: int
+    paths: Mapping[str, int]
+    reasons: Mapping[str, str]
+    slot_waits: int
+    slots_held: int
+    slots_idle: int
+    quarantined: int
+    pool_bytes: int
+    pool_max_bytes: int
+
+    def __repr__(self) -> str:
+        return str(self._table())
+
+    def _repr_html_(self) -> str:
+        return self._table().html()
+
+    def _table(self) -> TextTable:
+        rows = []
+        for name, value in vars(self).items():
+            if isinstance(value, Mapping):
+                rows += [(f"{name} {key}", _shown(each)) for key, each in value.items()]
+            else:
+                rows.append((name, _shown(value)))
+        return TextTable("what the client has done", rows)
+
+
+def _shown(value: int | str) -> str:
+    return value if isinstance(value, str) else f"{value:,}"
+
+
+class Tally:
+    """Counts. Thread-safe."""
+
+    def __init__(self) -> None:
+        # A stream that nobody holds any more ends, and is counted, in the garbage collector: in a locked section, too.
+        self.lock = threading.RLock()
+        self.failure_count = 0
+        self.retries = 0
+        self.bytes_avoided = 0
+        self.paths: Counter[str] = Counter()
+
+    def stats(self, reasons: Mapping[str, str], slot_waits: int, pool: PoolStatus) -> ClientStats:
+        """Return the figures so far; ``reasons`` say for each model which path, and why not a better one."""
+        with self.lock:
+            return ClientStats(
+                requests=sum(self.paths.values()) + self.failure_count,
+                failures=self.failure_count,
+                retries=self.retries,
+                bytes_avoided=self.bytes_avoided,
+                paths=dict(self.paths),
+                reasons=reasons,
+                slot_waits=slot_waits,
+                slots_held=pool.held,
+                slots_idle=pool.idle,
+                quarantined=pool.quarantined,
+                pool_bytes=pool.byte_size,
+                pool_max_bytes=pool.max_bytes,
+            )
+
+    def forsake(self) -> None:
+        """Take another lock, in a forked child: the parent's other threads may have held this one."""
+        self.lock = threading.RLock()
+
+    def failed(self) -> None:
+        """Count a call that raised."""
+        with self.lock:
+            self.failure_count += 1
+
+    def succeeded(self, path: str, bytes_avoided: int) -> None:
+        """Count a call that gave a result."""
+        with self.lock:
+            self.paths[path] += 1
+            self.bytes_avoided += bytes_avoided
+
+    @contextlib.contextmanager
+    def failures(self) -> Iterator[None]:
+        """Count the call in this block if it raises."""
+        try:
+            yield
+        except BaseException:
+            self.failed()
+            raise
+
+    def retried(self) -> None:
+        """Count a request that was sent again."""
+        with self.lock:
+            self.retries += 1

@@ -1,9 +1,10 @@
-"""What a client has learned of a model: its configuration, how large its outputs get, and which path its calls take."""
+"""What a client has learned of a model, and what it has warned of: its configuration, sizes of outputs, its path."""
 
 from __future__ import annotations
 
 import logging
 import time
+import warnings
 import weakref
 from collections.abc import Mapping
 from typing import Any, Final
@@ -12,6 +13,7 @@ from ..errors import TensorError
 from ..memory.kinds import RegionKind
 from ..memory.pool.rows import RowBlocks
 from ..model_spec import ModelSpec
+from ..origin import Origin
 from ..protocol.call_layout import NO_DEVICES, AnyInput, CallLayout, lay_out, record_byte_size
 from ..protocol.layout import data_offset
 from ..protocol.learned_sizes import LearnedSizes
@@ -19,7 +21,7 @@ from .explanation import Check, Explanation
 from .steps import Send, Steps
 from .transports.messages import Codec
 
-__all__ = ["Catalog", "KnownModel"]
+__all__ = ["Catalog", "CopyWarning", "KnownModel", "tell_gpu_copy", "tell_no_growth", "tell_overflow", "tell_path"]
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -143,3 +145,64 @@ class Catalog:
         if is_there:
             self.known.clear()
         return is_there
+
+
+_COPIES: Final[Mapping[str, str]] = {
+    "triton-shm": "which copies its inputs once and its outputs twice",
+    "inline": "which copies every tensor several times",
+}
+
+_FROM_BYTES: Final = 64 * 2**10
+"""From this size on a copy takes longer than what a call takes anyway."""
+
+
+class CopyWarning(UserWarning):
+    """Tensors are copied that need not be; the message says why, and what to do about it.
+
+    It comes once for each model and reason, where a call leaves the choice to the library, and from 64 KiB on: what is
+    smaller is copied in no time. If that is meant, ask for the path by name, or silence the warning:
+    ``warnings.simplefilter("ignore", CopyWarning)``.
+    """
+
+
+def tell_path(known: KnownModel, path: str, why: str, byte_size: float, origin: Origin) -> None:
+    """Warn that a call does not take the direct path, though it might take any; ``why`` says what it lacks."""
+    if byte_size >= _FROM_BYTES:
+        message = f"is called on the path {path}, {_COPIES[path]}: {why}; if that is meant, say path={path!r}"
+        _warn(known, f"path {path}", f"model {known.spec.name!r} {message}", origin)
+
+
+def tell_gpu_copy(known: KnownModel, name: str, obstacle: str, origin: Origin) -> None:
+    """Warn that an input is copied on its GPU, as it cannot be used where it is; ``obstacle`` says why."""
+    message = f"input {name!r} of model {known.spec.name!r} is copied on its GPU: {obstacle}"
+    _warn(known, f"input {name}: {obstacle}", message, origin)
+
+
+def tell_overflow(known: KnownModel, overflowed: Mapping[str, int], remedy: str, origin: Origin) -> None:
+    """Warn that outputs found too little room in shared memory."""
+    for name, byte_size in overflowed.items():
+        if byte_size >= _FROM_BYTES:
+            message = (
+                f"output {name!r} of model {known.spec.name!r} needs {byte_size} bytes and found less room in shared "
+                f"memory, so it came back through Triton, which copies it; {remedy}: outputs={{{name!r}: {byte_size}}}"
+            )
+            _warn(known, f"output {name}", message, origin)
+
+
+def tell_no_growth(known: KnownModel, rooms: Mapping[str, int], origin: Origin) -> None:
+    """Warn that outputs of a prepared call go on to find too little room, as there is no memory to be had for them."""
+    byte_size = sum(rooms.values())
+    if byte_size >= _FROM_BYTES:
+        message = (
+            f"a prepared call of model {known.spec.name!r} has too little room for {', '.join(map(repr, rooms))}, and "
+            f"the pool has no {byte_size} bytes now, so they come back through Triton, which copies them, until it "
+            "has; release results sooner, raise PoolOptions(max_bytes=...), or say beforehand: "
+            f"outputs={dict(rooms)}"
+        )
+        _warn(known, "no memory to grow", message, origin)
+
+
+def _warn(known: KnownModel, what: str, message: str, origin: Origin) -> None:
+    if what not in known.told:
+        known.told.add(what)
+        warnings.warn_explicit(message, CopyWarning, origin.code.co_filename, origin.line, registry=None)

@@ -13,13 +13,13 @@ from ..memory.pool.options import PoolOptions
 from .calls import infer, prepare
 from .core import ClientMemory, Core
 from .errors import ForkedError
+from .explanation import ClientStats
 from .inputs.sources import InputDescription, Outputs
 from .options import LibraryName, PathName, RequestOptions, Tls, check_keywords
 from .prepared import OfThisProcess
 from .server_calls import ask, is_model_ready, is_so, load, unload
 from .settings import ClientSettings
 from .split import infer_split
-from .stats import ClientStats
 from .steps import Steps
 from .streams import OpenStream, open_stream
 from .transports.connect import Connectable

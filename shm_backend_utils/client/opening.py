@@ -5,49 +5,28 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 from ..errors import BudgetError, NoSharedMemoryError, TensorError
 from ..memory.pool.need import Need
-from ..protocol.call_layout import AnyInput, CallInput, CallLayout
-from .copy_warnings import tell_gpu_copy
+from ..protocol.call_layout import AnyInput
 from .core import Core
 from .errors import PathUnavailableError
 from .inputs.devices import inputs_on_gpus
-from .known_model import KnownModel
-from .paths.call import Call, check_sequence_id
+from .known_model import KnownModel, tell_gpu_copy
+from .paths.call import Call, Plan, check_sequence_id
 from .paths.direct import DirectCall, PreparedDirectCall
-from .paths.inline import InlineCall
 from .paths.on_gpus import CallOnGpus, StagedOnGpus
 from .paths.taking import take, take_row, take_with_devices, wait_for
-from .paths.triton_shm import RegisteredCall
+from .paths.triton_shm import InlineCall, RegisteredCall
 from .settings import CallSettings
 from .steps import Steps
 
-__all__ = ["Plan", "inline_instead", "open_call"]
+__all__ = ["inline_instead", "open_call"]
 
 _LOG: Final = logging.getLogger(__name__)
 _MOST_IN_A_MESSAGE: Final = 2**31 - 2**20
 """Of inputs: protobuf counts in 31 bits, and their names, shapes and the like need some room."""
-
-
-class Plan(NamedTuple):
-    """What a call is to be, before it has memory."""
-
-    settings: CallSettings
-    known: KnownModel
-    layout: CallLayout  # for a region with one slot
-    given: Mapping[str, AnyInput]
-    wanted: Mapping[str, int | None] | None
-    output_devices: Mapping[str, int]
-
-    @property
-    def on_host(self) -> CallLayout:
-        """The layout for paths that have no memory on GPUs."""
-        if not (self.layout.devices or self.layout.lent):
-            return self.layout
-        on_host = {name: CallInput(each.dtype, each.shape, each.byte_size) for name, each in self.given.items()}
-        return self.known.lay_out(on_host, self.wanted)
 
 
 def open_call(core: Core, path: str, plan: Plan, kind: type[DirectCall] = DirectCall) -> Steps[Call]:
@@ -105,12 +84,12 @@ def inline_instead(core: Core, settings: CallSettings, known: KnownModel, error:
 
 def _direct(core: Core, plan: Plan, kind: type[DirectCall]) -> Steps[DirectCall]:
     """Take memory for a call of the direct path on the host: beside others like it, or by itself."""
-    settings, known, layout, given, wanted, output_devices = plan
+    settings, known, layout, _, wanted, output_devices = plan
     row = None
     if known.spec.has_batcher:
         last = known.last
         is_expected = kind is PreparedDirectCall or (last is not None and last[0]() is not None and last[1] == layout)
-        row = yield from take_row(core.pool, core.once, settings, known, layout, given, wanted, is_expected=is_expected)
+        row = yield from take_row(core.pool, core.once, plan, is_expected=is_expected)
     if row is not None:
         layout, region, slot, memory = row.layout, row.region, row.slot, row.memory
     else:
@@ -134,8 +113,8 @@ def _staged(core: Core, call: Call, given: Mapping[str, AnyInput]) -> Call:
 
 def _on_gpus(core: Core, plan: Plan, kind: type[DirectCall]) -> Steps[DirectCall]:
     settings, known, layout, given, wanted, output_devices = plan
-    region, memory = yield from take_with_devices(core.pool, core.gpus, settings, known, layout)
-    gpus = CallOnGpus(core.gpus, region, layout, given, settings, is_prepared=kind is PreparedDirectCall)
+    region, memory = yield from take_with_devices(core.pool, core.gpus, plan)
+    gpus = CallOnGpus(core.gpus, region, plan, is_prepared=kind is PreparedDirectCall)
     for name, source in inputs_on_gpus(given).items():
         if source.byte_size >= max(core.gpus.lend_bytes, 1) and source.obstacle:
             tell_gpu_copy(known, name, source.obstacle, settings.origin)

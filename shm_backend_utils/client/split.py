@@ -154,11 +154,7 @@ def _ranges(row_count: int | None, most: int) -> list[range]:
 
 
 def _whole(source: Source) -> npt.NDArray[Any]:
-    if len(source.parts) == 1:
-        return source.parts[0]
-    array: npt.NDArray[Any] = np.empty(source.shape, source.dtype.numpy)
-    source.write_to(array)
-    return array
+    return source.parts[0] if len(source.parts) == 1 else np.concatenate(source.parts)
 
 
 def _joined(name: str, parts: Sequence[npt.NDArray[Any]], memory: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:

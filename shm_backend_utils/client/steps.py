@@ -14,12 +14,12 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from ..errors import ClosedError
 from ..forks import forsake_in_children, never_destroy
 from .errors import out_of_time
-from .stats import Tally
+from .explanation import Tally
 from .transports.transport import AsyncTransport, Transport
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+AnyTransport = TypeVar("AnyTransport", bound=Transport | AsyncTransport)
 
 _USUAL_THREADS: Final = 16
 _PACKAGE: Final = f"{Path(__file__).parents[1]}/"
@@ -108,14 +109,23 @@ Steps = Generator[Step, Any, T]
 """An operation that returns a ``T``."""
 
 
-class BlockingDriver:
-    """Does the steps of operations in the threads that call for them, ``thread_count`` of them side by side."""
+class _Driver(Generic[AnyTransport]):
+    """What both drivers have: a connection, and threads."""
 
-    def __init__(self, transport: Transport, thread_count: int = _USUAL_THREADS) -> None:
+    def __init__(self, transport: AnyTransport, thread_count: int = _USUAL_THREADS) -> None:
         self.transport = transport
+        # Not a loop's own threads: an application that keeps those busy would have every call wait for them.
         self._threads = concurrent.futures.ThreadPoolExecutor(thread_count, "shm together")
         self._is_closed = False
         forsake_in_children(self)
+
+    def forsake(self) -> None:
+        """Leave the connection alone, in a forked child: it is the parent's."""
+        never_destroy(self.transport)
+
+
+class BlockingDriver(_Driver[Transport]):
+    """Does the steps of operations in the threads that call for them, ``thread_count`` of them side by side."""
 
     def run(self, operation: Steps[T], tally: Tally | None = None) -> T:
         """Do an operation, and return what it returns; count it there if it raises."""
@@ -139,14 +149,8 @@ class BlockingDriver:
             return value
         except BaseException as error:
             outcome = None
-            if tally is not None:
-                tally.failed()
-            _end(operation, error)
+            _end(operation, error, tally)
             raise
-
-    def forsake(self) -> None:
-        """Leave the connection alone, in a forked child: it is the parent's."""
-        never_destroy(self.transport)
 
     def abandon(self) -> None:
         """Let go of the threads, from a finalizer, which must not wait: they end when nobody refers to their pool."""
@@ -191,15 +195,8 @@ class BlockingDriver:
         return [future.result() for future in futures]
 
 
-class AsyncioDriver:
+class AsyncioDriver(_Driver[AsyncTransport]):
     """Does the steps of operations in tasks of one event loop."""
-
-    def __init__(self, transport: AsyncTransport) -> None:
-        self.transport = transport
-        # Not the loop's own threads: an application that keeps those busy would have every call wait for them.
-        self._threads = concurrent.futures.ThreadPoolExecutor(_USUAL_THREADS, "shm offload")
-        self._is_closed = False
-        forsake_in_children(self)
 
     async def run(self, operation: Steps[T], tally: Tally | None = None) -> T:
         """Do an operation, and return what it returns; count it there if it raises."""
@@ -223,14 +220,8 @@ class AsyncioDriver:
             return value
         except BaseException as error:
             outcome = None
-            if tally is not None:
-                tally.failed()
-            _end(operation, error)
+            _end(operation, error, tally)
             raise
-
-    def forsake(self) -> None:
-        """Leave the connection alone, in a forked child: it is the parent's."""
-        never_destroy(self.transport)
 
     async def close(self) -> None:
         """Let go of the threads and of the connection."""
@@ -277,8 +268,10 @@ class AsyncioDriver:
         return [task.result() for task in tasks]
 
 
-def _end(operation: Steps[Any], error: BaseException) -> None:
-    """End an operation that an interrupt has left in the middle, for whose end others may wait."""
+def _end(operation: Steps[Any], error: BaseException, tally: Tally | None) -> None:
+    """End an operation that has failed; others may wait for the end of one that an interrupt has left in the middle."""
+    if tally is not None:
+        tally.failed()
     with contextlib.suppress(RuntimeError):  # it asks for more at its end
         operation.close()
     forget_locals(error)

@@ -20,8 +20,8 @@ from ..client.core import ClientMemory, Core
 from ..client.errors import ForkedError, InferenceError
 from ..client.inputs.sources import Source
 from ..client.options import RequestOptions
-from ..client.paths.inline import InlineCall
 from ..client.paths.taking import take
+from ..client.paths.triton_shm import InlineCall
 from ..client.settings import CallSettings
 from ..client.steps import BlockingDriver, Steps, Together, forget_locals
 from ..client.transports.transport import Transport

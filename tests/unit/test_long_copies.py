@@ -12,8 +12,7 @@ import pytest
 
 from shm_backend_utils.client import AsyncShmClient, InferenceError
 from shm_backend_utils.client.paths.direct import DirectCall
-from shm_backend_utils.client.paths.inline import InlineCall
-from shm_backend_utils.client.paths.triton_shm import RegisteredCall
+from shm_backend_utils.client.paths.triton_shm import InlineCall, RegisteredCall
 from shm_backend_utils.client.streams import DirectStream
 from shm_backend_utils.errors import SlotInUseError
 from shm_backend_utils.protocol.refusals import refusal

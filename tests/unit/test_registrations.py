@@ -133,7 +133,7 @@ def test_what_is_not_wanted_is_unregistered_when_that_can_be_and_nothing_of_othe
     assert server.run(registrations.drop([region.key, "another"], math.inf))
     assert server.registered == {region.key, "another"}
     server.is_busy, server.is_silent = False, True
-    assert not server.run(registrations.drop_all(math.inf))
+    assert not server.run(registrations.drop(None, math.inf))
     assert server.registered == {region.key, "another"}
     server.is_silent = False
     assert not server.run(registrations.drop([], math.inf))
@@ -146,7 +146,7 @@ def test_what_somebody_else_has_unregistered_is_fine(
     server.run(registrations.add(region, math.inf))
     server.registered.clear()
     for _ in range(2):
-        assert not server.run(registrations.drop_all(math.inf))
+        assert not server.run(registrations.drop(None, math.inf))
 
 
 def test_what_was_registered_by_an_attempt_without_an_answer_is_unregistered(
@@ -170,7 +170,7 @@ def test_memory_that_the_server_does_not_register_is_refused_and_not_used_again(
     assert region.state == "spoiled"
     assert region.key not in str(caught.value)
     server.is_silent = True
-    assert not server.run(registrations.drop_all(math.inf)), "there is nothing to unregister"
+    assert not server.run(registrations.drop(None, math.inf)), "there is nothing to unregister"
 
 
 SHM = Path("/dev/shm")

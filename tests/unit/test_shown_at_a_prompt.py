@@ -21,8 +21,7 @@ from shm_backend_utils.client import (
     aio,
     client,
 )
-from shm_backend_utils.client.explanation import TextTable
-from shm_backend_utils.client.stats import Tally
+from shm_backend_utils.client.explanation import Tally, TextTable
 from shm_backend_utils.compat.attach import CudaRegion
 from shm_backend_utils.memory.pool.options import PoolStatus
 from shm_backend_utils.model import BatchCall, ShmSession, StreamCall

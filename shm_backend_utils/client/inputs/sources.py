@@ -90,11 +90,13 @@ def described_inputs(inputs: Mapping[str, InputDescription], elsewhere: Elsewher
         if source is not None:
             found[name] = on_gpus[name] = source
             continue
-        given_shape, given_dtype, *device = _parts_of(name, description)
-        shape, dtype = _checked_shape(name, given_shape), dtypes.from_numpy(given_dtype, name)
-        is_strings = dtype is BYTES
-        size = _room_for_strings(shape, np.dtype(given_dtype)) if is_strings else math.prod(shape) * dtype.itemsize
-        found[name] = CallInput(dtype, shape, size, _device_of(name, device[0]) if device else None)
+        if not isinstance(description, tuple | list) or not 2 <= len(description) <= 3:
+            raise TensorShapeError(
+                name,
+                f"input {name!r} is described by {shown(description)}; expected (shape, dtype), for example ((1, 3), "
+                "'float32'), to be filled by inputs[...], or a tensor on a GPU",
+            )
+        found[name] = _described(name, *description)
     return found
 
 
@@ -151,16 +153,6 @@ def wanted_outputs(outputs: Outputs | WantedOutputs) -> WantedOutputs:
     return WantedOutputs(byte_sizes, devices)
 
 
-def _parts_of(name: str, description: Any) -> tuple[Any, ...]:
-    if not isinstance(description, tuple | list) or not 2 <= len(description) <= 3:
-        raise TensorShapeError(
-            name,
-            f"input {name!r} is described by {shown(description)}; expected (shape, dtype), for example ((1, 3), "
-            "'float32'), to be filled by inputs[...], or a tensor on a GPU",
-        )
-    return tuple(description)
-
-
 def _device_of(name: str, device: object) -> int:
     found = _DEVICE.fullmatch(device) if isinstance(device, str) else None
     if found is None:
@@ -177,9 +169,8 @@ def _hinted(name: str, hint: object) -> tuple[int | None, int | None]:
     if isinstance(hint, int | np.integer) and hint >= 0:
         return int(hint), None
     if isinstance(hint, tuple) and len(hint) in (2, 3) and not isinstance(hint[0], SupportsIndex):
-        shape, row = _checked_shape(name, hint[0]), dtypes.from_numpy(hint[1], name)
-        size = _room_for_strings(shape, np.dtype(hint[1])) if row is BYTES else math.prod(shape) * row.itemsize
-        return size, _device_of(name, hint[2]) if len(hint) == 3 else None
+        described = _described(name, *hint)
+        return described.byte_size, described.device
     raise TensorError(
         name,
         f"the hint for output {name!r} is {shown(hint)}; expected bytes, 0 or more, or (shape, dtype), for "
@@ -188,10 +179,13 @@ def _hinted(name: str, hint: object) -> tuple[int | None, int | None]:
     )
 
 
-def _room_for_strings(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-    """Return the bytes that strings of a dtype take at most; of those whose size it does not tell, on average."""
-    longest = dtype.itemsize if dtype.kind in "SU" else _USUAL_STRING
-    return math.prod(shape) * (LENGTH_SIZE + longest)
+def _described(name: str, shape: Any, dtype: Any, *device: object) -> CallInput:
+    """Return a tensor of a shape and a dtype; of strings whose size the dtype does not tell, with room on average."""
+    sizes, kind = _checked_shape(name, shape), dtypes.from_numpy(dtype, name)
+    row = kind.itemsize
+    if kind is BYTES:
+        row = LENGTH_SIZE + (np.dtype(dtype).itemsize if np.dtype(dtype).kind in "SU" else _USUAL_STRING)
+    return CallInput(kind, sizes, math.prod(sizes) * row, _device_of(name, *device) if device else None)
 
 
 def _checked_shape(name: str, shape: Any) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from ...memory.managed import array_at
 from ...memory.pool.slot import SlotRegion
 from ...model_spec import ModelSpec
 from ...protocol.answers import check_output
-from ...protocol.call_layout import CallLayout
+from ...protocol.call_layout import AnyInput, CallInput, CallLayout
 from ...protocol.claims import LentRegionClaim
 from ...tensors.cuda.device_array import DeviceArray
 from ...tensors.cuda.libraries import as_library
@@ -43,6 +43,7 @@ __all__ = [
     "GpuBuffer",
     "HostMemory",
     "InRegion",
+    "Plan",
     "RegionBuffer",
     "check_sequence_id",
     "checked_output",
@@ -141,6 +142,25 @@ COPYING: Final = "its inputs were being copied"
 
 HostMemory = npt.NDArray[np.uint8]
 """A whole region of the pool, which is given back when this and all arrays made from it are gone."""
+
+
+class Plan(NamedTuple):
+    """What a call is to be, before it has memory."""
+
+    settings: CallSettings
+    known: KnownModel
+    layout: CallLayout  # for a region with one slot
+    given: Mapping[str, AnyInput]
+    wanted: Mapping[str, int | None] | None
+    output_devices: Mapping[str, int]
+
+    @property
+    def on_host(self) -> CallLayout:
+        """The layout for paths that have no memory on GPUs."""
+        if not (self.layout.devices or self.layout.lent):
+            return self.layout
+        on_host = {name: CallInput(each.dtype, each.shape, each.byte_size) for name, each in self.given.items()}
+        return self.known.lay_out(on_host, self.wanted)
 
 
 @dataclass(eq=False, repr=False)

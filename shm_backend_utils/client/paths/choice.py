@@ -24,9 +24,8 @@ from ..steps import Steps, offloaded
 from ..transports.messages import Codec
 from ..transports.this_machine import is_this_machine
 from .direct import DirectCall
-from .inline import InlineCall
 from .probe import SEALED, try_sealed
-from .triton_shm import RegisteredCall, Registrations
+from .triton_shm import InlineCall, RegisteredCall, Registrations
 
 __all__ = ["PathChooser"]
 
@@ -75,7 +74,10 @@ class PathChooser:
         """Check everything that is not known yet."""
         spec = model.spec
         of_server = self._of_server or (yield from self._check_server(deadline))
-        of_model = (*_check_model(spec), *_refused(model))
+        refused = [
+            Check(f"tried {each}?", False, f"it was tried: {why}", (each,)) for each, why in model.refusals.items()
+        ]
+        of_model = (*_check_model(spec), *refused)
         sealed = yield from self._check_sealed(model, of_server, of_model, deadline)
         is_sealed = sealed is not None and sealed.outcome is not False
         of_shm = map(_without_direct, of_server) if is_sealed else of_server
@@ -86,9 +88,9 @@ class PathChooser:
         reason = "; ".join(
             check.detail for check in checks if check.outcome is False and set(better) & {*check.needed_by}
         )
-        prefers_inline = (
-            self._inline_bytes > 0 and path == _DIRECT and unexplained.open(_INLINE) and not _has_strings(spec)
-        )
+        # In band, a stub that was built for another NumPy may die of strings.
+        has_strings = any(each.dtype is BYTES for each in (*spec.inputs.values(), *spec.outputs.values()))
+        prefers_inline = self._inline_bytes > 0 and path == _DIRECT and unexplained.open(_INLINE) and not has_strings
         if prefers_inline:
             checks = (*checks, self._check_small(spec))
         explanation = Explanation(spec.name, path, reason or "nothing stands against it", checks)
@@ -215,17 +217,6 @@ def _check_model(spec: ModelSpec) -> list[Check]:
         checks.append(Check("tensors fit a slot?", False, obstacle, (_DIRECT,)))
     checks.append(_check_user(spec))
     return checks
-
-
-def _has_strings(spec: ModelSpec) -> bool:
-    """Return whether some tensors are strings: in band, a stub that was built for another NumPy may die of them."""
-    return any(tensor.dtype is BYTES for tensor in (*spec.inputs.values(), *spec.outputs.values()))
-
-
-def _refused(model: KnownModel) -> list[Check]:
-    return [
-        Check(f"tried {path}?", False, f"it was tried: {reason}", (path,)) for path, reason in model.refusals.items()
-    ]
 
 
 def _check_user(spec: ModelSpec) -> Check:

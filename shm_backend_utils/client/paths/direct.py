@@ -31,8 +31,8 @@ from ..result import Result
 from ..settings import left_until
 from ..steps import Send, Steps
 from .call import Buffer, Call, HostMemory, InRegion, RegionBuffer, is_answer, output_in
-from .inline import no_strings, source_of
 from .on_gpus import CallOnGpus
+from .triton_shm import no_strings, source_of
 
 __all__ = ["DirectCall", "PreparedDirectCall", "result_of"]
 

@@ -17,7 +17,6 @@ from ...memory.cuda.errors import CudaError
 from ...memory.cuda.ordering import Mark
 from ...memory.cuda.streams import Named, NamedStream
 from ...memory.pool.slot import Slot, SlotRegion
-from ...protocol.call_layout import CallLayout
 from ...protocol.claims import CudaRegionClaim
 from ...protocol.results import OutputPlace, broken_results
 from ...protocol.spans import InputSpan, Table
@@ -31,7 +30,7 @@ from ..options import check_is_installed
 from ..result import Result
 from ..settings import CallSettings, left_until
 from ..steps import Pause, Steps, offloaded
-from .call import GpuBuffer, HostMemory
+from .call import GpuBuffer, HostMemory, Plan
 
 __all__ = [
     "CallOnGpus",
@@ -150,18 +149,9 @@ class OnGpus(ABC):
 class CallOnGpus(OnGpus):
     """A call's half on GPUs, in a region that has the memory there which the layout asks for."""
 
-    def __init__(
-        self,
-        gpus: Gpus,
-        region: SlotRegion,
-        layout: CallLayout,
-        given: Mapping[str, Any],
-        settings: CallSettings,
-        *,
-        is_prepared: bool,
-    ) -> None:
-        super().__init__(gpus, given, settings)
-        runtime = gpus.runtime
+    def __init__(self, gpus: Gpus, region: SlotRegion, plan: Plan, *, is_prepared: bool) -> None:
+        super().__init__(gpus, plan.given, plan.settings)
+        runtime, layout = gpus.runtime, plan.layout
         self._region = region
         self._is_prepared = is_prepared
         self._allocations: Sequence[CudaAllocation] = [region.device_memory[device] for device in layout.devices]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from ...dtypes import BYTES
@@ -24,7 +24,7 @@ from ..known_model import KnownModel
 from ..once import Once
 from ..settings import CallSettings
 from ..steps import Pause, Steps, Wait, offloaded
-from .call import LONG_COPY, HostMemory
+from .call import LONG_COPY, HostMemory, Plan
 from .on_gpus import LostMemoryError, models_are_done
 from .triton_shm import RegisteredCall
 
@@ -88,35 +88,20 @@ def _redeem(pool: SlotPool, settings: CallSettings, ticket: Ticket) -> Steps[tup
 _MOST_CALLS: Final = 64
 
 
-def most_calls(known: KnownModel, layout: CallLayout, max_batch_bytes: int) -> int:
-    """Return how many calls like this may lie side by side; less than 2 for calls of which no batches are made."""
-    if layout.batch_size is None or any(span.dtype is BYTES for span in layout.table.inputs.values()):
-        return 0
-    size = layout.end - known.data_begin
-    most = min(_MOST_CALLS, max_batch_bytes // max(size, 1))
-    return min(known.spec.max_batch_size // layout.batch_size, most)
-
-
-def take_row(
-    pool: SlotPool,
-    once: Once,
-    settings: CallSettings,
-    known: KnownModel,
-    layout: CallLayout,
-    given: Mapping[str, AnyInput],
-    wanted: Mapping[str, int | None] | None,
-    *,
-    is_expected: bool,
-) -> Steps[Row[CallLayout] | None]:
+def take_row(pool: SlotPool, once: Once, plan: Plan, *, is_expected: bool) -> Steps[Row[CallLayout] | None]:
     """Take memory for a call beside others like it; None if it shall have a region by itself.
 
     The layout is that in a region with one slot. A block is begun where others like the call are under way or will
     come, ``is_expected``, or came the last time, and where there is room for it now.
     """
-    count = most_calls(known, layout, pool.options.max_batch_bytes)
+    settings, known, layout, given, wanted, _ = plan
+    blocks, table, batch_size = known.blocks, layout.table, layout.batch_size
+    if batch_size is None or any(span.dtype is BYTES for span in table.inputs.values()):
+        return None  # of such calls no batches are made
+    most = min(_MOST_CALLS, pool.options.max_batch_bytes // max(layout.end - known.data_begin, 1))
+    count = min(known.spec.max_batch_size // batch_size, most)
     if count < 2:
         return None
-    blocks, table = known.blocks, layout.table
     key = layout.requested, tuple(table.inputs.items()), tuple(table.outputs.items())
 
     def begin() -> Steps[HostMemory | None]:
@@ -132,8 +117,8 @@ def take_row(
         taken = yield from take_at_once(pool, settings, need)
         if taken is None:
             return None
-        rows = layout.batch_size or 1
-        parts = [rows_of(whole, known.spec, index * rows, (index + 1) * rows) for index in range(count)]
+        begins = range(0, count * batch_size, batch_size)
+        parts = [rows_of(whole, known.spec, begin, begin + batch_size) for begin in begins]
         blocks.begin(key, *taken, parts)
         return taken[1]
 
@@ -155,21 +140,21 @@ def _times(each: AnyInput, count: int) -> CallInput:
 _ROUND_S: Final = 0.05
 
 
-def take_with_devices(
-    pool: SlotPool, gpus: Gpus, settings: CallSettings, known: KnownModel, layout: CallLayout
-) -> Steps[tuple[SlotRegion, HostMemory]]:
+def take_with_devices(pool: SlotPool, gpus: Gpus, plan: Plan) -> Steps[tuple[SlotRegion, HostMemory]]:
     """Take a region with one slot, and with what a call needs on GPUs; no model's GPU works there any more.
 
     Raises as :func:`.take`, also of memory on GPUs.
     """
+    settings, layout = plan.settings, plan.layout
     sizes = [rounded_up(byte_size) for byte_size in layout.device_byte_sizes]
     where = [f"cuda:{device}={byte_size}" for device, byte_size in zip(layout.devices, sizes, strict=True)]
     group = " ".join(["direct, on GPUs", *where])
     while True:
-        region, memory = yield from take(pool, settings, known, layout.end, 1, group)
+        region, memory = yield from take(pool, settings, plan.known, layout.end, 1, group)
         try:
             if not region.device_memory.keys() >= set(layout.devices):
-                yield from _provide(pool, gpus, settings, region, memory, layout.devices, sizes)
+                provide = functools.partial(gpus.bank.provide, region, layout.devices, sizes)
+                yield from _provide(pool, settings, provide, memory)
             if region.slots[0].was_left:
                 raise LostMemoryError  # a model ended in the middle of an earlier request
             yield from models_are_done(region, list(region.device_memory.values()), settings.deadline)
@@ -182,15 +167,7 @@ def take_with_devices(
             return region, memory
 
 
-def _provide(
-    pool: SlotPool,
-    gpus: Gpus,
-    settings: CallSettings,
-    region: SlotRegion,
-    memory: HostMemory,
-    devices: Collection[int],
-    byte_sizes: Collection[int],
-) -> Steps[None]:
+def _provide(pool: SlotPool, settings: CallSettings, provide: Callable[[], None], memory: HostMemory) -> Steps[None]:
     """Let a region have memory on GPUs, until the deadline; idle regions go where there is too little.
 
     To allocate some may take its time. PoolExhaustedError if none became free in time; BudgetError or MachineError if
@@ -200,7 +177,7 @@ def _provide(
 
     def allocate() -> None:
         try:
-            gpus.bank.provide(region, devices, byte_sizes)
+            provide()
         finally:
             kept.clear()  # an error that somebody keeps must not keep it
 

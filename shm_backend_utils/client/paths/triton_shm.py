@@ -1,4 +1,4 @@
-"""Triton's own shared memory: slots that are registered at the server, and calls that refer to them."""
+"""Triton's own ways: tensors travel with the request, or lie in slots that are registered at the server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import re
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -14,21 +14,105 @@ import numpy.typing as npt
 
 from ... import dtypes
 from ...dtypes import BYTES
-from ...errors import PeerError, ShmError, SlotInDoubtError
+from ...errors import ClosedError, PeerError, ShmError, SlotInDoubtError
 from ...memory.managed import array_at
 from ...memory.pool.slot import SlotRegion
-from ...protocol.answers import check_output
+from ...protocol.answers import check_output, missing_output
+from ...protocol.call_layout import CallLayout
+from ...tensors.strings import Strings
 from ..errors import InferenceError, MemoryRefusedError, OutputRoomError
-from ..inputs.sources import Source
+from ..inputs.sources import SAME_VALUES, Source, StringSource
 from ..result import Result
 from ..settings import left_until
 from ..steps import Send, Steps
 from ..transports.messages import Codec, InputTensor, Place
 from ..unregistering import IN_USE
 from .call import Call, HostMemory, InRegion, checked_output, is_answer
-from .inline import in_band, no_strings, source_of
 
-__all__ = ["RegisteredCall", "Registrations"]
+__all__ = ["InlineCall", "RegisteredCall", "Registrations", "in_band", "no_strings", "source_of"]
+
+
+@dataclass(eq=False, repr=False)
+class InlineCall(Call):
+    """A call whose tensors are in the message."""
+
+    path = "inline"
+
+    _arrays: dict[str, npt.NDArray[Any]] = field(default_factory=dict, init=False)
+
+    def arrays(self) -> dict[str, Any]:
+        empty = {name: np.empty(each.shape, each.dtype.numpy) for name, each in self.layout.table.inputs.items()}
+        self._arrays = empty | no_strings(self.layout) | self._arrays
+        return dict(self._arrays)
+
+    def write(self, given: Mapping[str, Source]) -> None:
+        if self.is_closed:
+            return
+        for name, source in given.items():
+            array = self._arrays[name] = np.empty(source.shape, source.dtype.numpy)
+            if len(source.parts) == 1:  # nearly always
+                np.copyto(array, source.parts[0], casting=SAME_VALUES)
+            else:
+                source.write_to(array)
+
+    def sources(self) -> dict[str, Source]:
+        return {name: source_of(name, array) for name, array in self._arrays.items()}
+
+    def message(self) -> Any:
+        """Return the message of a request for what lies in the inputs now."""
+        layout, spans = self.layout, self.layout.table.inputs
+        inputs = [
+            in_band(name, array, layout)
+            if spans[name].dtype is BYTES
+            else InputTensor(name, spans[name].dtype.name, array.shape, array)
+            for name, array in self._arrays.items()
+        ]
+        outputs = None if layout.requested is None else dict.fromkeys(layout.requested)
+        return self.codec.infer(self.known.spec.name, self.settings.options, inputs=inputs, outputs=outputs)
+
+    def result(self, answer: Any) -> Result:
+        """Return a response's outputs; those that it does not have are left out."""
+        response, spec = self.codec.result(answer), self.known.spec
+        found = {}
+        for name in spec.outputs if self.layout.requested is None else self.layout.requested:
+            array = checked_output(self.codec, response, spec, name)
+            if array is not None:
+                found[name] = array
+        return Result(found, self.path, lambda: response, in_response=tuple(found))
+
+    def send(self, timeout_s: float) -> Steps[Result]:
+        if self.is_closed:
+            raise ClosedError("this call")
+        result = self.result((yield Send(self.message(), timeout_s)))
+        for name in self.known.spec.outputs if self.layout.requested is None else self.layout.requested:
+            if name not in result.in_response:
+                raise missing_output(self.known.spec.name, name)
+        return result
+
+    def close(self) -> None:
+        super().close()
+        self._arrays = {}
+
+
+def in_band(name: str, array: npt.NDArray[Any], layout: CallLayout) -> InputTensor:
+    """Return an input that travels with the request."""
+    dtype = layout.table.inputs[name].dtype
+    if dtype is BYTES:
+        array = Strings.of(name, array).numpy()  # tritonclient would send whatever else as it prints
+    return InputTensor(name, dtype.name, array.shape, array)
+
+
+def no_strings(layout: CallLayout) -> dict[str, npt.NDArray[Any]]:
+    """Return arrays of empty strings for the inputs that are strings, for the user to fill."""
+    spans = layout.table.inputs
+    return {name: np.full(span.shape, b"", object) for name, span in spans.items() if span.dtype is BYTES}
+
+
+def source_of(name: str, array: npt.NDArray[Any]) -> Source:
+    """Return an array on the host, of objects if it holds strings, as a source."""
+    source = Source.of(name, array)
+    return StringSource(name, source) if source.dtype is BYTES else source
+
 
 _UNKNOWN_REGION: Final = "Unable to find shared memory region"
 _ALREADY_THERE: Final = "already in manager"
@@ -74,14 +158,14 @@ class Registrations:
         """Take note that the server does not know the region any more."""
         self._known.discard(region.key)
 
-    def drop(self, keys: Iterable[str], deadline: float) -> Steps[bool]:
-        """Unregister those of these keys that are registered, so that the server lets go of their memory.
+    def drop(self, keys: Iterable[str] | None, deadline: float) -> Steps[bool]:
+        """Unregister those of these keys that are registered, None for all, so that the server lets go of their memory.
 
         What the server does not answer to, or still has a request in, is tried again the next time. The call that takes
         unwanted keys unregisters them alone. Return whether there is a request left in one: from 24.12 on the server
         does not say so. No harm: names are random, and memory that may still be written is no other call's.
         """
-        registered = self._known.intersection(keys)
+        registered = self._known.intersection(list(self._known) if keys is None else keys)
         self._unwanted |= registered
         self._known -= registered
         mine: set[str] = set()
@@ -103,10 +187,6 @@ class Registrations:
             self._unwanted.update(mine)
         return are_in_use
 
-    def drop_all(self, deadline: float) -> Steps[bool]:
-        """Unregister every region of this client; return as :meth:`drop`."""
-        return (yield from self.drop(list(self._known), deadline))
-
 
 @dataclass(eq=False, repr=False)
 class RegisteredCall(InRegion, Call):
@@ -124,6 +204,14 @@ class RegisteredCall(InRegion, Call):
 
     def __post_init__(self) -> None:
         self._strings = no_strings(self.layout)  # which travel with the request
+        outputs, layout = self.known.spec.outputs, self.layout
+        self._wanted = tuple(outputs if layout.requested is None else layout.requested)
+        rooms = {name: layout.table.outputs[name] for name in self._wanted if name in layout.certain}
+        self._placed = {  # outputs in the region
+            name: Place(self.region.key, room.offset, room.byte_size)
+            for name, room in rooms.items()
+            if room.byte_size and outputs[name].dtype is not BYTES
+        }
 
     def arrays(self) -> dict[str, Any]:
         on_host = {
@@ -165,9 +253,9 @@ class RegisteredCall(InRegion, Call):
             raise
         response = self.codec.result(answer)
         arrays = {name: self._output(name, response, memory) for name in self._wanted}
-        placed = sum(array.nbytes for name, array in arrays.items() if self._is_placed(name))
+        placed = sum(arrays[name].nbytes for name in self._placed)
         placed += sum(span.byte_size for span in self.layout.table.inputs.values() if span.dtype is not BYTES)
-        in_response = tuple(name for name in arrays if not self._is_placed(name))
+        in_response = tuple(name for name in arrays if name not in self._placed)
         return Result(arrays, self.path, lambda: response, bytes_avoided=placed, in_response=in_response)
 
     def did_not_start(self, error: BaseException) -> bool:
@@ -196,37 +284,23 @@ class RegisteredCall(InRegion, Call):
         pattern = rf"(\[request id: [^]]*\] )?{_UNKNOWN_REGION}: '{re.escape(self.region.key)}'"
         return re.fullmatch(pattern, str(error.message())) is not None
 
-    @property
-    def _wanted(self) -> Iterable[str]:
-        return self.known.spec.outputs if self.layout.requested is None else self.layout.requested
-
     def _message(self) -> Any:
         layout, arrays = self.layout, self.arrays()
         inputs = [
-            InputTensor(name, span.dtype.name, span.shape, self._place(span.offset, span.byte_size))
+            InputTensor(name, span.dtype.name, span.shape, Place(self.region.key, span.offset, span.byte_size))
             if span.byte_size and span.dtype is not BYTES
             else in_band(name, arrays[name], layout)  # the server places nothing empty, and no strings
             for name, span in layout.table.inputs.items()
         ]
-        outputs: dict[str, Place | None] = dict.fromkeys(self._wanted)
-        for name in filter(self._is_placed, outputs):
-            room = layout.table.outputs[name]
-            outputs[name] = self._place(room.offset, room.byte_size)
+        outputs = {name: self._placed.get(name) for name in self._wanted}
         return self.codec.infer(self.known.spec.name, self.settings.options, inputs=inputs, outputs=outputs)
-
-    def _place(self, offset: int, byte_size: int) -> Place:
-        return Place(self.region.key, offset, byte_size)
-
-    def _is_placed(self, name: str) -> bool:
-        is_strings = self.known.spec.outputs[name].dtype is BYTES
-        return name in self.layout.certain and self.layout.table.outputs[name].byte_size > 0 and not is_strings
 
     def _output(self, name: str, response: Any, memory: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
         described = self.codec.output_of(response, name)
         array: npt.NDArray[Any] | None
-        if described is not None and self._is_placed(name):
+        if described is not None and name in self._placed:
             datatype, shape = described
-            dtype, room = dtypes.BY_NAME.get(datatype), self.layout.table.outputs[name]
+            dtype, room = dtypes.BY_NAME.get(datatype), self._placed[name]
             check_output(self.known.spec, name, dtype, shape)
             assert dtype is not None
             has_objects = dtype is BYTES  # of a type that the configuration leaves open

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Iterator
 from typing import Any, Final, TypeVar
 
 from shm_backend_utils.client import AsyncShmClient, Result, ShmClient
-from shm_backend_utils.client.stats import ClientStats
+from shm_backend_utils.client.explanation import ClientStats
 from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.pool.options import PoolOptions, RegionName
 
