@@ -123,7 +123,8 @@ def _one_by_one(
     wanted: Mapping[str, int | None] | None,
 ) -> Steps[Result]:
     """Make independent requests, and copy their outputs into arrays for the whole."""
-    whole_inputs = {name: _whole(source) for name, source in given.items()}
+    parts = {name: source.parts for name, source in given.items()}
+    whole_inputs = {name: each[0] if len(each) == 1 else np.concatenate(each) for name, each in parts.items()}
     whole: dict[str, npt.NDArray[Any]] = {}
     names = None if wanted is None else tuple(wanted)  # hints are for the whole
 
@@ -151,10 +152,6 @@ def _ranges(row_count: int | None, most: int) -> list[range]:
     if row_count is None:
         return []
     return [range(begin, min(begin + most, row_count)) for begin in range(0, row_count, most)]
-
-
-def _whole(source: Source) -> npt.NDArray[Any]:
-    return source.parts[0] if len(source.parts) == 1 else np.concatenate(source.parts)
 
 
 def _joined(name: str, parts: Sequence[npt.NDArray[Any]], memory: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:

@@ -26,14 +26,14 @@ from .inputs.devices import inputs_on_gpus, library_of_inputs
 from .inputs.sources import Outputs, sources, wanted_outputs
 from .known_model import KnownModel, tell_overflow, tell_path
 from .opening import inline_instead
-from .paths.call import COPYING, HostMemory, InRegion, check_sequence_id, write_inputs
+from .paths.call import HostMemory, InRegion, check_sequence_id, write_inputs
 from .paths.direct import result_of
 from .paths.on_gpus import brought_to_gpus, can_be_downloaded
 from .paths.taking import take
 from .paths.triton_shm import InlineCall
 from .result import Result
 from .settings import CallSettings
-from .steps import Steps, forget_locals, offloaded
+from .steps import Steps, forget_locals
 from .transports.messages import Codec
 
 __all__ = [
@@ -228,11 +228,8 @@ def open_stream(
         call = InlineCall(core.codec, settings, known, known.lay_out(on_host, wanted), wanted, devices)
     try:
         on_gpus = inputs_on_gpus(given)
-        if on_gpus:
-            yield from can_be_downloaded(on_gpus, settings.named, settings.deadline)
-            yield from offloaded(lambda: call.write(given), settings.left_s, COPYING)
-        else:
-            yield from write_inputs(call, given, settings)
+        yield from can_be_downloaded(on_gpus, settings.named, settings.deadline)
+        yield from write_inputs(call, given, settings)
     except BaseException:
         call.close()
         raise

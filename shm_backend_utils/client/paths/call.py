@@ -24,7 +24,7 @@ from ...protocol.claims import LentRegionClaim
 from ...tensors.cuda.device_array import DeviceArray
 from ...tensors.cuda.libraries import as_library
 from ..errors import DeadlineExceededError, InferenceError
-from ..inputs.sources import SAME_VALUES, Source
+from ..inputs.sources import SAME_VALUES, Source, StringSource
 from ..known_model import KnownModel
 from ..options import RequestOptions
 from ..result import Result
@@ -49,6 +49,7 @@ __all__ = [
     "checked_output",
     "is_answer",
     "output_in",
+    "source_of",
     "write_inputs",
 ]
 
@@ -202,9 +203,9 @@ class Call(ABC):
         still be executing, or begin to. SlotInDoubtError if it may still be executing an earlier request of this call.
         """
 
-    @abstractmethod
     def sources(self) -> dict[str, Source]:
         """Return the inputs as they lie here, to be written elsewhere."""
+        return {name: source_of(name, array) for name, array in self.arrays().items()}
 
     def did_not_start(self, error: BaseException) -> bool:
         """Return whether it is certain that the model has not run, and will not, for the request that failed so."""
@@ -243,11 +244,17 @@ class InRegion:
 
 
 def write_inputs(call: Call | InRegion, given: Mapping[str, Source], settings: CallSettings) -> Steps[None]:
-    """Copy a call's inputs on the host: in another thread where that takes long, if the client has one."""
-    if sum(source.byte_size for source in given.values()) < LONG_COPY:
+    """Copy a call's inputs: in another thread where that takes long, as from a GPU, if the client has one."""
+    if sum(LONG_COPY if source.device is not None else source.byte_size for source in given.values()) < LONG_COPY:
         call.write(given)
     else:
         yield from offloaded(lambda: call.write(given), settings.left_s, COPYING)
+
+
+def source_of(name: str, array: npt.NDArray[Any]) -> Source:
+    """Return an array on the host, of objects if it holds strings, as a source."""
+    source = Source.of(name, array)
+    return StringSource(name, source) if source.dtype is BYTES else source
 
 
 def is_answer(error: BaseException) -> bool:

@@ -30,9 +30,9 @@ from ..inputs.sources import Source
 from ..result import Result
 from ..settings import left_until
 from ..steps import Send, Steps
-from .call import Buffer, Call, HostMemory, InRegion, RegionBuffer, is_answer, output_in
+from .call import Buffer, Call, HostMemory, InRegion, RegionBuffer, is_answer, output_in, source_of
 from .on_gpus import CallOnGpus
-from .triton_shm import no_strings, source_of
+from .triton_shm import no_strings
 
 __all__ = ["DirectCall", "PreparedDirectCall", "result_of"]
 

@@ -30,7 +30,7 @@ from ..options import check_is_installed
 from ..result import Result
 from ..settings import CallSettings, left_until
 from ..steps import Pause, Steps, offloaded
-from .call import GpuBuffer, HostMemory, Plan
+from .call import COPYING, GpuBuffer, HostMemory, Plan
 
 __all__ = [
     "CallOnGpus",
@@ -350,14 +350,9 @@ class StagedOnGpus(OnGpus):
         return {name: source.value for name, source in self._filled.items()}
 
     def write(self, call: Any, given: Mapping[str, Any], deadline: float) -> Steps[None]:
-        sources, targets = inputs_on_gpus(given), call.arrays()
+        sources = inputs_on_gpus(given)
         yield from can_be_downloaded(sources, self.named, deadline)
-
-        def download() -> None:
-            for name, source in sources.items():
-                source.write_to(targets[name])
-
-        yield from offloaded(download, left_until(deadline), "its inputs were being copied to the host")
+        yield from offloaded(lambda: call.write(sources), left_until(deadline), COPYING)
 
     def write_filled(self, call: Any, deadline: float) -> Steps[None]:
         yield from self.write(call, self._filled, deadline)

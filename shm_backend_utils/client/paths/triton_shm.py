@@ -21,7 +21,7 @@ from ...protocol.answers import check_output, missing_output
 from ...protocol.call_layout import CallLayout
 from ...tensors.strings import Strings
 from ..errors import InferenceError, MemoryRefusedError, OutputRoomError
-from ..inputs.sources import SAME_VALUES, Source, StringSource
+from ..inputs.sources import SAME_VALUES, Source
 from ..result import Result
 from ..settings import left_until
 from ..steps import Send, Steps
@@ -29,7 +29,7 @@ from ..transports.messages import Codec, InputTensor, Place
 from ..unregistering import IN_USE
 from .call import Call, HostMemory, InRegion, checked_output, is_answer
 
-__all__ = ["InlineCall", "RegisteredCall", "Registrations", "in_band", "no_strings", "source_of"]
+__all__ = ["InlineCall", "RegisteredCall", "Registrations", "in_band", "no_strings"]
 
 
 @dataclass(eq=False, repr=False)
@@ -54,9 +54,6 @@ class InlineCall(Call):
                 np.copyto(array, source.parts[0], casting=SAME_VALUES)
             else:
                 source.write_to(array)
-
-    def sources(self) -> dict[str, Source]:
-        return {name: source_of(name, array) for name, array in self._arrays.items()}
 
     def message(self) -> Any:
         """Return the message of a request for what lies in the inputs now."""
@@ -106,12 +103,6 @@ def no_strings(layout: CallLayout) -> dict[str, npt.NDArray[Any]]:
     """Return arrays of empty strings for the inputs that are strings, for the user to fill."""
     spans = layout.table.inputs
     return {name: np.full(span.shape, b"", object) for name, span in spans.items() if span.dtype is BYTES}
-
-
-def source_of(name: str, array: npt.NDArray[Any]) -> Source:
-    """Return an array on the host, of objects if it holds strings, as a source."""
-    source = Source.of(name, array)
-    return StringSource(name, source) if source.dtype is BYTES else source
 
 
 _UNKNOWN_REGION: Final = "Unable to find shared memory region"
@@ -222,12 +213,9 @@ class RegisteredCall(InRegion, Call):
         return on_host | self._strings
 
     def write(self, given: Mapping[str, Source]) -> None:
-        for name, array in self._strings.items():
-            given[name].write_to(array)
+        for name in self._strings.keys() & given.keys():
+            given[name].write_to(self._strings[name])
         super().write({name: source for name, source in given.items() if name not in self._strings})
-
-    def sources(self) -> dict[str, Source]:
-        return {name: source_of(name, array) for name, array in self.arrays().items()}
 
     def send(self, timeout_s: float) -> Steps[Result]:
         self._check_is_open()
