@@ -41,131 +41,111 @@ EXPLAINED = {
     + "Expected an 'InferenceResponse' object in the execute function return list, found type '<class 'str'>'.",
     "error": "my error",
 }
-REFUSED: dict[str, tuple[Any, str, str]] = {
+INVALID: dict[str, tuple[Any, str]] = {
     "unknown output": (
         request("behaving", X, ["Q"]),
-        "INVALID_ARGUMENT",
         "unexpected inference output 'Q' for model 'behaving'",
     ),
     "no inputs": (
         request("behaving", {}),
-        "INVALID_ARGUMENT",
         UNKNOWN + "expected number of inputs between 1 and 2 but got 0 inputs for model 'behaving'. Got input(s) [], "
         "but missing required input(s) ['X']. Please provide all required input(s).",
     ),
     "unknown input": (
         request("behaving", {**X, "Q": X["X"]}),
-        "INVALID_ARGUMENT",
         "unexpected inference input 'Q' for model 'behaving'",
     ),
     "dtype": (
         request("behaving", {"X": Tensor("INT32", [2], bytes(8))}, id="abc"),
-        "INVALID_ARGUMENT",
         "[request id: abc] inference input 'X' data-type is 'INT32', but model 'behaving' expects 'FP32'",
     ),
     "no dtype": (
         request("behaving", {"X": Tensor("FOO", [2], bytes(8))}),
-        "INVALID_ARGUMENT",
         UNKNOWN + "inference input 'X' data-type is '<invalid>', but model 'behaving' expects 'FP32'",
     ),
     "rank": (
         request("behaving", {"X": Tensor.of([[1], [2]])}),
-        "INVALID_ARGUMENT",
         UNKNOWN + "unexpected shape for input 'X' for model 'behaving'. Expected [-1], got [2,1]. ",
     ),
     "bytes": (
         request("behaving", {"X": Tensor("FP32", [3], bytes(8))}),
-        "INVALID_ARGUMENT",
         UNKNOWN + "input byte size mismatch for input 'X' for model 'behaving'. Expected 12, got 8",
     ),
     "size -1": (
         request("behaving", {"X": Tensor("FP32", [-1], bytes(8))}),
-        "INVALID_ARGUMENT",
         UNKNOWN + "All input dimensions should be specified for input 'X' for model 'behaving', got [-1]",
     ),
     "few strings": (
         request("behaving", {**X, "S": Tensor("BYTES", [2], struct.pack("<I1s", 1, b"a"))}),
-        "INVALID_ARGUMENT",
         UNKNOWN + "expected 2 string elements for inference input 'S' for model 'behaving', got 1",
     ),
     "many strings": (
         request("behaving", {**X, "S": Tensor("BYTES", [2], bytes(12))}),
-        "INVALID_ARGUMENT",
         UNKNOWN + "unexpected number of string elements 3 for inference input 'S' for model 'behaving', expecting 2",
     ),
     "no length": (
         request("behaving", {**X, "S": Tensor("BYTES", [2], bytes(5))}),
-        "INVALID_ARGUMENT",
         UNKNOWN + "incomplete string length indicator for inference input 'S' for model 'behaving', expecting 4 bytes "
         "but only 1 bytes available. Please make sure the string length indicator is in one buffer.",
     ),
     "cut string": (
         request("behaving", {**X, "S": Tensor("BYTES", [2], bytes(4) + struct.pack("<I2s", 3, b"ab"))}),
-        "INVALID_ARGUMENT",
         "incomplete string data for inference input 'S', expecting string of length 3 but only 2 bytes available",
-    ),
-    "no model": (request("nosuch", X), "NOT_FOUND", "Request for unknown model: 'nosuch' is not found"),
-    "no version": (
-        request("behaving", X, model_version="7"),
-        "NOT_FOUND",
-        "Request for unknown model: 'behaving' version 7 is not found",
     ),
     "bad version": (
         request("behaving", X, model_version="x"),
-        "INVALID_ARGUMENT",
         "failed to get model version from specified version string 'x' (details: stol), version should be an integral "
         "value > 0",
     ),
     "reserved": (
         request("behaving", X, parameters={"triton_x": 1}),
-        "INVALID_ARGUMENT",
         "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys starting with "
         "'triton_' are allowed: triton_enable_empty_final_response",
     ),
     "timeout": (
         request("behaving", X, parameters={"timeout": "x"}),
-        "INVALID_ARGUMENT",
         "invalid value type for 'timeout' parameter, expected int64_param.",
     ),
     "priority": (
         request("behaving", X, parameters={"priority": -1}),
-        "INVALID_ARGUMENT",
         "invalid value for 'priority', expected value >= 0.",
     ),
     "sequence_id": (
         request("behaving", X, parameters={"sequence_id": 1.5}),
-        "INVALID_ARGUMENT",
         "invalid value type for 'sequence_id' parameter, expected int64_param or string_param.",
     ),
     "sequence_start": (
         request("behaving", X, parameters={"sequence_start": 1}),
-        "INVALID_ARGUMENT",
         "invalid value type for 'sequence_start' parameter, expected bool_param.",
     ),
     "batch size": (
         request("behaving_rows", {"X": Tensor.of(np.zeros((5, 2)))}),
-        "INVALID_ARGUMENT",
         UNKNOWN + "inference request batch-size must be <= 4 for 'behaving_rows'",
     ),
     "empty batch": (
         request("behaving_rows", {"X": Tensor.of(np.zeros((0, 2)))}),
-        "INVALID_ARGUMENT",
         UNKNOWN + "input byte size mismatch for input 'X' for model 'behaving_rows'. Expected 8, got 0",
     ),
     "row": (
         request("behaving_rows", {"X": Tensor.of(np.zeros((1, 3)))}),
-        "INVALID_ARGUMENT",
         UNKNOWN + f"unexpected shape for input 'X' for model 'behaving_rows'. Expected [-1,2], got [1,3]. {NOTE}",
     ),
     "scalar": (
         request("behaving_rows", {"X": Tensor.of(0)}),
-        "INVALID_ARGUMENT",
         UNKNOWN + "input 'X' has no shape but model requires batch dimension for 'behaving_rows'",
     ),
     "two batch sizes": (
         request("behaving_rows", {"X": Tensor.of(np.zeros((1, 2))), "SHM": Tensor("UINT8", [2, 0], b"")}),
-        "INVALID_ARGUMENT",
         "batch size does not match other inputs for 'behaving_rows'",
+    ),
+}
+REFUSED: dict[str, tuple[Any, str, str]] = {
+    **{what: (message, "INVALID_ARGUMENT", text) for what, (message, text) in INVALID.items()},
+    "no model": (request("nosuch", X), "NOT_FOUND", "Request for unknown model: 'nosuch' is not found"),
+    "no version": (
+        request("behaving", X, model_version="7"),
+        "NOT_FOUND",
+        "Request for unknown model: 'behaving' version 7 is not found",
     ),
     "decoupled": (
         request("behaving_stream", X),
