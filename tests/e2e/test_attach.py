@@ -367,16 +367,6 @@ def test_what_is_wrong_is_said_before_anything_is_sent(what: str) -> None:
 
 
 class TestWhatTheModelRefuses:
-    def test_a_region_that_is_not_registered(self, user: User) -> None:
-        x = user.module.InferInput("X", [4], "FP32").set_shared_memory("nowhere", 16)
-        with pytest.raises(InferenceServerException, match=r"regions\[0\]"):
-            user.client.infer("direct_only", **attach("direct_only", [x], [user.output("Y", 16)]))
-
-    def test_a_tensor_beyond_what_is_registered(self, user: User) -> None:
-        x = user.input("X", [4], "FP32", 16, SIZE - 8)
-        with pytest.raises(InferenceServerException, match="inputs.X"):
-            user.client.infer("direct_only", **attach("direct_only", [x], [user.output("Y", 16)]))
-
     def test_a_batch_size_that_is_not_the_inputs(self, user: User) -> None:
         inputs, outputs = user.add_sub()
         with pytest.raises(InferenceServerException, match="has a batch of 1, but the request has one of 2"):

@@ -16,8 +16,7 @@ from tests.harness.kinds_of_values import KINDS
 from tests.releases import carries_bf16, reads_numpy_1_alone
 
 from .conversation import conversed
-from .eventually import all_memory_comes_back
-from .flavours import AnyClient, Flavour
+from .flavours import AnyClient
 from .in_band import EVERY_PATH_OF_STRINGS, NUMBERS
 from .mapped import lies_in_shared_memory
 from .own_regions import lose, own_regions
@@ -102,11 +101,6 @@ def test_a_model_that_knows_nothing_of_this_library(any_client: AnyClient, path:
         any_client.infer("unaware", {"X": FOUR}, path="direct")
 
 
-def test_nothing_stands_against_a_model_that_declares_everything(any_client: AnyClient) -> None:
-    explanation = any_client.explain("rows")
-    assert (explanation.path, explanation.reason) == ("direct", "nothing stands against it")
-
-
 @pytest.mark.parametrize("model", ["ensemble_pipeline", "two_steps"])
 def test_an_ensemble_is_not_told_to_declare_anything(any_client: AnyClient, model: str) -> None:
     explanation = any_client.explain(model)
@@ -162,14 +156,6 @@ def test_the_next_answer_of_a_prepared_call_appears_in_the_arrays_of_the_last(
         assert (first == 10).all()
 
 
-def test_inline_there_is_no_shared_memory(any_client: AnyClient) -> None:
-    with any_client.prepare("multiply", {"INPUT0": (IMAGES.shape, np.float32)}, path="inline") as call:
-        call.inputs["INPUT0"][:] = 1
-        with call.infer() as result:
-            assert not lies_in_shared_memory(result["OUTPUT0"])
-    assert any_client.stats().pool_bytes == 0
-
-
 def test_a_one_gibibyte_request_takes_no_memory_beyond_the_clients(
     any_client: AnyClient, triton_server: EmbeddedServer
 ) -> None:
@@ -185,13 +171,6 @@ def test_a_one_gibibyte_request_takes_no_memory_beyond_the_clients(
         assert pool_bytes() == before
 
 
-def test_views_outlive_the_result_and_the_client(flavour: Flavour, path: PathName) -> None:
-    with flavour.client() as client:
-        view = client.infer("identity", {"INPUT0": FOUR}, path=path)["OUTPUT0"][1:]
-        client.infer("identity", {"INPUT0": FOUR * 2}, path=path).release()
-    np.testing.assert_array_equal(view, FOUR[1:])
-
-
 # Batches, strings and outputs.
 
 
@@ -203,12 +182,6 @@ def test_a_batch_that_is_larger_than_the_models_is_several_requests(any_client: 
         any_client.infer("rows", {"X": ROWS}, path=path)
 
 
-def test_a_part_that_fails_fails_the_call(any_client: AnyClient, path: PathName) -> None:
-    with pytest.raises(InferenceError, match="a row begins below zero"):
-        any_client.infer("rows", {"X": np.concatenate([ROWS, -ROWS[1:]])}, split=True, path=path)
-    all_memory_comes_back(any_client)
-
-
 @every_path_of_strings
 def test_strings_go_and_come(any_client: AnyClient, path: PathName) -> None:
     for words in (WORDS, OF_NUMPY):  # the second time their size is known
@@ -217,23 +190,6 @@ def test_strings_go_and_come(any_client: AnyClient, path: PathName) -> None:
             assert result["LOUD"].tolist() == LOUD
             assert result["LENGTHS"].tolist() == [[len(word) for word in row] for row in WORDS]
             assert result["SAME"].tolist() == WORDS.tolist()
-
-
-@every_path_of_strings
-def test_a_prepared_call_takes_other_strings_each_time(any_client: AnyClient, path: PathName) -> None:
-    with any_client.prepare("words", {"WORDS": ((1, 2), "S20")}, outputs=["LOUD"], path=path) as call:
-        for given, expected in ((["a", "bc"], [b"A", b"BC"]), ([b"longer", ""], [b"LONGER", b""])):
-            call.inputs["WORDS"][0] = given
-            with call.infer() as result:
-                assert result["LOUD"].tolist() == [expected]
-
-
-@pytest.mark.parametrize("path", EVERY_PATH_OF_STRINGS)
-def test_strings_are_split(any_client: AnyClient, path: PathName) -> None:
-    with any_client.infer(
-        "word_rows", {"WORDS": np.repeat(WORDS[:, :2], 5, axis=0)}, outputs=["LOUD"], split=True, path=path
-    ) as result:
-        assert result["LOUD"].tolist() == [LOUD[row // 5][:2] for row in range(10)]
 
 
 def test_a_request_carries_no_strings_and_neither_does_its_answer(tapped_client: AnyClient, wiretap: Wiretap) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,11 +28,8 @@ from shm_backend_utils.client import (
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import (
     CallerError,
-    ClosedError,
     PeerError,
     SlotInDoubtError,
-    TensorNameError,
-    TensorTypeError,
 )
 from shm_backend_utils.server import EmbeddedServer
 from tests.releases import takes_floats
@@ -188,39 +184,6 @@ def test_a_task_can_be_cancelled(url: str, when: str) -> None:
         all_memory_comes_back(client)
 
 
-def test_a_call_that_is_cancelled_while_its_inputs_are_copied_gives_its_memory_back(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    large = {"INPUT0": np.ones(16 * 2**20, np.float32)}  # so large that it is copied in a thread
-    copy, begun, go_on = np.copyto, threading.Event(), threading.Event()
-
-    def copy_later(*arguments: Any, **named: Any) -> None:
-        begun.set()
-        assert go_on.wait(20)
-        copy(*arguments, **named)
-
-    async def cancel(client: AsyncShmClient) -> None:
-        begun.clear()
-        go_on.clear()
-        task = asyncio.ensure_future(client.infer("identity", large))
-        while not begun.is_set():
-            await asyncio.sleep(0.001)
-        task.cancel()
-        await asyncio.sleep(0)
-        go_on.set()
-        assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)
-        while client.stats().slots_held or client.stats().quarantined:
-            await asyncio.sleep(0.001)
-
-    with LoopedClient(url, timeout_s=30) as client:
-        client.infer("identity", large).release()
-        with monkeypatch.context() as patch:
-            patch.setattr(np, "copyto", copy_later)
-            for _ in range(5):
-                client.run(asyncio.wait_for(cancel(client.aio), 20))
-        assert (client.infer("identity", large)["OUTPUT0"] == 1).all()
-
-
 @pytest.mark.parametrize("path", ["direct", "inline"])
 def test_a_model_sees_that_nobody_wants_the_answer(
     triton_server: EmbeddedServer, tmp_path: Path, path: PathName
@@ -284,21 +247,6 @@ def test_infer_of_a_decoupled_model_is_an_error_that_says_so(any_client: AnyClie
 # Refusals: each fails alone.
 
 
-@pytest.mark.parametrize(
-    ("inputs", "kind", "message"),
-    [
-        ({"Q": FOUR}, TensorNameError, "model 'repeat' has no input 'Q'; it has X"),
-        ({"X": np.ones(3, np.int32)}, TensorTypeError, "'X' is INT32, but the model's configuration says TYPE_FP32"),
-    ],
-    ids=["name", "dtype"],
-)
-def test_an_input_that_the_model_does_not_take_is_refused(
-    any_client: AnyClient, inputs: Any, kind: type[Exception], message: str
-) -> None:
-    with pytest.raises(kind, match=message):
-        any_client.infer("repeat", inputs)
-
-
 @pytest.mark.parametrize("path", ["direct", "inline"])
 def test_an_input_that_only_the_model_requires_is_missed_by_the_model(any_client: AnyClient, path: PathName) -> None:
     with pytest.raises(InputMissingError, match="the request has no input 'X', which the model needs"):
@@ -331,17 +279,6 @@ def test_models_that_are_not_there_or_only_say_that_they_are_shm_enabled(any_cli
         facts(any_client, model_version="3")
     with pytest.raises(PeerError, match="does its model.py use ShmSession"):
         any_client.infer("boastful", {"X": FOUR})
-
-
-def test_closed_calls_and_results_say_so(any_client: AnyClient, path: PathName) -> None:
-    call = any_client.prepare("identity", {"INPUT0": ((4,), np.float32)}, path=path)
-    result = any_client.infer("identity", {"INPUT0": FOUR}, path=path)
-    for each in (call.close, call.close, result.release, result.release):
-        each()
-    with pytest.raises(ClosedError, match="this call is closed"):
-        call.infer()
-    with pytest.raises(ClosedError, match="this result is closed"):
-        result["OUTPUT0"]
 
 
 FORKED: Final = """

@@ -101,12 +101,6 @@ class InThread:
             self._found.append(error)
 
 
-def test_a_part_of_the_clients_memory_is_lent_as_well(client: ShmClient) -> None:
-    values, told = delegated(client, "forward_part")
-    assert values == [3, 4]
-    assert told["path"] == "direct"
-
-
 @pytest.mark.parametrize("path", ["direct", "triton-shm", "inline"])
 @pytest.mark.parametrize(
     ("way", "model", "expected"),
@@ -137,14 +131,6 @@ def test_the_first_of_two_results_is_not_written_over_by_the_second(client: ShmC
     assert told["paths"] == ["direct", "direct"]
     assert told["first"] == (X + 2).tolist()
     assert values == (X + 3).tolist()
-
-
-@pytest.mark.parametrize("region", ["sealed"])  # the caller learns it once for all clients
-def test_an_output_of_unknown_size_comes_in_band_once(client: ShmClient) -> None:
-    paths = [delegated(client, "forward", "repeat", times=times)[1]["path"] for times in (50, 50, 100, 100)]
-    assert paths[1] == "direct"
-    assert paths[3] == "direct"
-    assert paths[2] == "triton"
 
 
 @pytest.mark.parametrize("path", ["direct", "triton-shm", "inline"])

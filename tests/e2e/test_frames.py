@@ -12,7 +12,6 @@ import pytest
 
 from shm_backend_utils.client import InferenceError, PathUnavailableError, Result
 from shm_backend_utils.memory.pool.options import RegionName
-from shm_backend_utils.protocol.spans import MAX_FRAMES
 from shm_backend_utils.server import EmbeddedServer
 
 from .eventually import all_memory_comes_back
@@ -124,11 +123,6 @@ def test_a_stream_goes_inline_when_asked_for(client: AnyClient) -> None:
 def test_triton_has_no_shared_memory_for_streams(client: AnyClient) -> None:
     with pytest.raises(PathUnavailableError, match="cannot take the path 'triton-shm'|triton-shm"):
         next(frames_of(client, 1, path="triton-shm"))
-
-
-def test_the_largest_ring(client: AnyClient) -> None:
-    kept = list(frames_of(client, MAX_FRAMES, frames=MAX_FRAMES))
-    assert [result["Y"][0] for result in kept] == [1 + index for index in range(MAX_FRAMES)]
 
 
 def side_by_side(client: AnyClient, value: float, **parameters: Any) -> Iterator[Result]:

@@ -143,12 +143,6 @@ def test_a_file_of_certificates_that_is_none(flavour: str, scheme: str, tmp_path
     assert str(file) in str(error)
 
 
-def test_certificates_where_the_url_is_without_tls(flavour: str, scheme: str) -> None:
-    error = error_of(flavour, f"{scheme}://127.0.0.1:8001", tls=Tls())
-    assert isinstance(error, CallerError)
-    assert "is without TLS; write grpcs:// or https://" in str(error)
-
-
 def test_tls_to_a_server_without(triton_server: EmbeddedServer, flavour: str, scheme: str) -> None:
     address = triton_server.grpc_url if scheme == "grpc" else triton_server.http_url
     error = error_of(flavour, f"{scheme}s://{address}")
