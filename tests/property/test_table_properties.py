@@ -93,23 +93,6 @@ def test_any_bytes_behind_a_plausible_head_are_read_or_refused(sample: Sample, l
     decoded_or_refused(bytes(head) + rng.randbytes(2048 - HEAD), sample.data_begin, sample.byte_size)
 
 
-@given(samples, randoms)
-def test_a_table_with_changed_fields_is_decoded_or_refused(sample: Sample, rng: random.Random) -> None:
-    record = record_of(sample)
-    length = struct.unpack_from("<I", record, 8)[0]
-    for _ in range(10):
-        decoded_or_refused(mutated(rng, record, 8, length), sample.data_begin, sample.byte_size)
-
-
-@given(found_results, randoms)
-def test_results_with_changed_fields_are_read_or_refused(sample: tuple[Results, list[int]], rng: random.Random) -> None:
-    found, byte_sizes = sample
-    record = results_record(found)
-    length = struct.unpack_from("<I", record, 16)[0]
-    for _ in range(10):
-        results_or_refused(mutated(rng, record, 16, length), byte_sizes)
-
-
 @given(samples, st.data())
 def test_another_length_is_refused(sample: Sample, data: st.DataObject) -> None:
     record = bytearray(record_of(sample))

@@ -177,12 +177,6 @@ def test_lengths_that_change_while_they_are_read_lead_nowhere(at_the_end: Callab
         peer.join()
 
 
-def test_strings_are_packed_without_the_room_behind_them() -> None:
-    strings = encoded(ENCODED + b"room")
-    assert (strings.packed(), strings.encoded.nbytes) == (ENCODED, len(ENCODED) + 4)
-    assert list(strings) == WORDS
-
-
 def test_where_strings_lie_is_known_of_those_that_lie_somewhere() -> None:
     assert given(*WORDS).memory is None
     memory = encoded().memory

@@ -107,14 +107,6 @@ def test_memory_of_a_process_that_only_seems_to_be_this_one_is_refused(
     assert "--pid=host --ipc=host" in reason
 
 
-def test_memory_on_another_device_is_refused_or_mapped_there(
-    allocation: CudaAllocation, mappings: CudaMappings, driver: FakeDriver
-) -> None:
-    driver.fail_next("cuIpcOpenMemHandle", "CUDA_ERROR_MAP_FAILED", process=1)
-    reason = reason_against(mappings, allocation.handle, device=0)
-    assert "on a GPU that this process cannot reach; with MIG, both processes must use the same instance" in reason
-
-
 def test_memory_on_a_device_that_there_is_not_is_refused(allocation: CudaAllocation, mappings: CudaMappings) -> None:
     reason = reason_against(mappings, allocation.handle, device=2)
     assert "CUDA_ERROR_INVALID_DEVICE" in reason
@@ -125,6 +117,10 @@ def test_memory_on_a_device_that_there_is_not_is_refused(allocation: CudaAllocat
     ("name", "remedy"),
     [
         ("CUDA_ERROR_NOT_SUPPORTED", "use memory of the host"),
+        (
+            "CUDA_ERROR_MAP_FAILED",
+            "on a GPU that this process cannot reach; with MIG, both processes must use the same",
+        ),
         ("CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", "give model and client the same GPU"),
         ("CUDA_ERROR_NO_DEVICE", "see nvidia-smi"),
         ("CUDA_ERROR_NOT_PERMITTED", "the container's security options"),

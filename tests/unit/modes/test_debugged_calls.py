@@ -287,18 +287,6 @@ def test_an_input_that_model_py_changes_is_an_error_wherever_it_came_from(sessio
     assert answered(session, client.request({"X": X}, {"Y": 16}), double) == ""
 
 
-def test_only_the_request_whose_input_changed_fails(open_session: Open, make_client: MakeClient) -> None:
-    session = open_session([tensor("X")], [tensor("Y")], parameters=SHM_DEBUG)
-    requests = [make_client().request({"X": X}, {"Y": 16}) for _ in range(3)]
-    infers = iter([double, change_and_answer, double])
-
-    def infer(call: Call) -> None:
-        next(infers)(call)
-
-    responses = session.serve(requests, infer)
-    assert [bool(message_of(response)) for response in responses] == [False, True, False]
-
-
 def test_without_shm_debug_no_digest_is_made(open_session: Open, client: Client) -> None:
     session = open_session()
     assert answered(session, client.request({"X": X}, {"Y": 16}), change_and_answer) == ""
