@@ -225,16 +225,6 @@ def test_a_stream_that_is_let_go_of_gives_its_memory_back(client: ShmClient, ser
     assert client.stats().slots_held == 0
 
 
-def test_a_result_holds_its_slot_until_its_last_array_is_gone(client: ShmClient) -> None:
-    result = client.infer("m", {"IN0": X})
-    part = result["OUT0"][2:]
-    assert client.stats().slots_held == 1
-    result.release()
-    assert client.stats().slots_held == 1
-    del part
-    assert client.stats().slots_held == 0
-
-
 def test_memory_of_a_call_that_is_closed_while_the_model_executes_is_nobody_elses_until_it_has_ended(
     client: ShmClient, server: FakeServer
 ) -> None:

@@ -159,14 +159,6 @@ def test_a_copy_holds_no_memory_of_the_region(memory: npt.NDArray[np.uint8]) -> 
     assert copied.tobytes() == expected != result["Y"].tobytes()
 
 
-def test_an_array_that_was_taken_out_outlives_the_release(memory: npt.NDArray[np.uint8]) -> None:
-    result = read([ON_HOST], memory)
-    array = result["Y"]
-    result.release()
-    result.release()
-    assert array.tobytes() == memory[4096 : 4096 + 24].tobytes()
-
-
 @pytest.mark.parametrize(
     "use", [lambda result: result["Y"], len, list, lambda result: result.copy()], ids=["item", "len", "list", "copy"]
 )

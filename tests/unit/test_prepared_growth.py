@@ -5,7 +5,6 @@ The second region follows the first one's fate.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import os
@@ -43,7 +42,7 @@ from shm_backend_utils.protocol.claims import LentRegionClaim
 from shm_backend_utils.protocol.refusals import refusal
 from tests.opened import open_region
 from tests.unit.fake_server import Arrays, FakeServer, Order, config
-from tests.unit.fake_wires import async_client_of, client_of
+from tests.unit.fake_wires import client_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::shm_backend_utils.client.CopyWarning")
 INPUTS = {"IN0": ((1,), np.float32)}
@@ -116,21 +115,6 @@ def test_a_call_grows_and_grows_again_and_stays(server: FakeServer, client: ShmC
             count_to(call, count).release()
             assert lent_to(server.orders[-1]) == []
         assert client.stats().slots_held == 1
-
-
-def test_tasks_grow_as_threads_do(server: FakeServer) -> None:
-    async def overflows() -> list[bool]:
-        found = []
-        async with async_client_of(server) as client:
-            with await client.prepare("m", INPUTS) as call:
-                for count in (10, 10, 1000, 1000, 5):
-                    call.inputs["IN0"][0] = count
-                    with await call.infer() as result:
-                        assert result["OUT0"].tolist() == list(range(count))
-                        found.append(bool(result.overflowed))
-        return found
-
-    assert asyncio.run(overflows()) == [True, False, True, False, False]
 
 
 def test_the_array_of_an_earlier_result_stays_when_the_call_grows_and_when_it_is_closed(client: ShmClient) -> None:

@@ -60,17 +60,6 @@ class Interface:
         self.__array_interface__ = array.__array_interface__
 
 
-class Convertible:
-    """An array of another library that NumPy has to ask for a copy."""
-
-    def __init__(self, array: Array) -> None:
-        self._array = array
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        copied: Array = self._array.copy()
-        return copied
-
-
 class Unwilling(Producer):
     """Something that has DLPack's methods, and refuses; as PyTorch's tensors do that are part of a computation."""
 
@@ -167,15 +156,6 @@ def test_a_tensor_without_memory_is_refused_by_every_way_to_give_it() -> None:
         source(nowhere)
     with pytest.raises(TensorError, match="'X' is described by an object of type Nowhere; expected"):
         described_inputs({"X": nowhere}, lambda name, value, found: source(value) if is_on_gpu(value) else None)
-
-
-@pytest.mark.parametrize(
-    ("container", "kind"), [(tuple, np.asarray), (list, Producer), (list, Interface), (list, Convertible)]
-)
-def test_a_list_of_rows_becomes_a_batch(container: Any, kind: Any) -> None:
-    rows = container(kind(row) for row in VALUES)
-    assert same(written(source(rows, dims=(-1, 3))), VALUES)
-    assert same(written(source(rows[:1], dims=(-1, 3))), VALUES[:1])
 
 
 def test_a_list_of_two_images_for_a_model_without_batches_is_not_one_image_twice_as_high() -> None:
