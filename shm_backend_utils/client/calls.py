@@ -18,7 +18,7 @@ from ..memory.pool.need import Need
 from ..protocol.call_layout import NO_DEVICES, aligned, lay_out
 from ..protocol.learned_sizes import CALLS
 from ..protocol.refusals import code_in
-from .core import Core
+from .core import Core, open_call
 from .errors import DeadlineExceededError, InferenceError, MemoryRefusedError, ServerUnavailableError, out_of_time
 from .inputs.devices import device_source
 from .inputs.sources import (
@@ -33,7 +33,6 @@ from .inputs.sources import (
     wanted_outputs,
 )
 from .known_model import KnownModel, tell_no_growth, tell_overflow
-from .opening import open_call
 from .paths.call import COPYING, LONG_COPY, Call, Plan, RegionBuffer, is_answer, write_inputs
 from .paths.direct import DirectCall, PreparedDirectCall
 from .paths.on_gpus import brought_to_gpus

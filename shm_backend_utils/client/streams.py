@@ -20,12 +20,11 @@ from ..protocol.call_layout import ALIGNMENT, AnyInput, CallInput, CallLayout
 from ..protocol.spans import MAX_FRAMES, Ring, frame_number
 from ..protocol.table import encode
 from ..telling import telling
-from .core import Core
+from .core import Core, inline_instead
 from .errors import DeadlineExceededError, ForkedError, PathUnavailableError, stream_held
 from .inputs.devices import inputs_on_gpus, library_of_inputs
 from .inputs.sources import Outputs, sources, wanted_outputs
 from .known_model import KnownModel, tell_overflow, tell_path
-from .opening import inline_instead
 from .paths.call import HostMemory, InRegion, check_sequence_id, write_inputs
 from .paths.direct import result_of
 from .paths.on_gpus import brought_to_gpus, can_be_downloaded

@@ -34,7 +34,7 @@ FOLDERS: Final = (
     "shm_backend_utils/memory/*.py",
     "shm_backend_utils/memory/pool/*.py",
     "shm_backend_utils/client/calls.py",
-    "shm_backend_utils/client/opening.py",
+    "shm_backend_utils/client/core.py",
     "shm_backend_utils/client/paths/*.py",
     *(f"shm_backend_utils/model/{part}/*.py" for part in ("call", "mapping", "modes", "forward")),
 )
