@@ -57,6 +57,7 @@ __all__ = [
     "TlsError",
     "UnknownHostError",
     "deadline_exceeded",
+    "proxy_for",
     "translated",
     "unavailable",
 ]
@@ -185,13 +186,20 @@ def unavailable(address: str, reason: str) -> ServerUnavailableError:
     return kind(f"{advice.format(address=address)} ({reason}){_of_proxies(address)}", _UNAVAILABLE)
 
 
-def _of_proxies(address: str) -> str:
-    """Return what to say of a proxy in the environment: the variable alone, as its value may have a password."""
+def proxy_for(address: str) -> str:
+    """Return the environment variable by which gRPC goes to an address over a proxy; empty if it goes by none."""
     name = next((name for name in _PROXIES if os.environ.get(name)), "")
     host = urllib.parse.urlsplit(address).hostname
     excluded = next(filter(None, map(os.environ.get, _EXCLUDING)), "").split(",")
-    if not name or not host or any(each.strip() and host.endswith(each.strip()) for each in excluded):
+    return "" if not host or any(each.strip() and host.endswith(each.strip()) for each in excluded) else name
+
+
+def _of_proxies(address: str) -> str:
+    """Return what to say of a proxy in the environment: the variable alone, as its value may have a password."""
+    name = proxy_for(address)
+    if not name:
         return ""
+    host = urllib.parse.urlsplit(address).hostname
     if address.startswith("http"):
         return f"; over HTTP this client asks no proxy, whatever the environment variable {name} says"
     return f"; gRPC goes by the proxy in the environment variable {name}: if it must not, set no_proxy={host}"
@@ -245,7 +253,7 @@ _REASONS: Final[tuple[tuple[re.Pattern[str], type[ServerUnavailableError], str],
     (
         re.compile(
             r"(?i)reset by peer|socket closed|connection closed|disconnected|broken pipe|connectionclosed|GOAWAY|"
-            r"http2 header with status|upstream|IncompleteRead"
+            r"http2 header with status|upstream|IncompleteRead|RST_STREAM"
         ),
         ConnectionLostError,
         "the connection to {address} broke before the answer came; the model may have run. Is the server still "

@@ -87,7 +87,7 @@ def http_wire(server: FakeServer, message: HttpMessage) -> Answer:
 
 
 def _http_order(name: str, message: HttpMessage) -> Order:
-    body = message.body or b""
+    body = b"".join(message.body or ())
     length = int(message.headers["Inference-Header-Content-Length"])
     head, at = json.loads(body[:length]), length
     version = message.path.split("/")[5] if "/versions/" in message.path else ""

@@ -163,9 +163,7 @@ def test_what_grpc_had_not_quite_begun(server: HoldingServer) -> None:
         transport.close()
         raise ValueError("Cannot invoke RPC: Channel closed!")
 
-    transport._service = SimpleNamespace(ModelConfig=begin, ModelStreamInfer=begin)
-    with CLOSED:
-        ask(transport)
+    transport._service = lambda: SimpleNamespace(ModelStreamInfer=begin)
     with CLOSED:
         next(stream(transport))
 
@@ -196,9 +194,9 @@ def test_what_fails_while_it_is_open_has_not_ended(server: HoldingServer) -> Non
     def fail(*_: Any, **__: Any) -> None:
         raise ValueError("metadata was invalid")
 
-    transport._service = SimpleNamespace(ModelConfig=fail)
+    transport._service = lambda: SimpleNamespace(ModelStreamInfer=fail)
     with pytest.raises(ValueError, match="metadata was invalid"):
-        ask(transport)
+        next(stream(transport))
     transport.close()
 
 
@@ -224,7 +222,7 @@ class EndlessCall:
 @over_grpc
 def test_a_stream_is_read_no_further_than_a_little_ahead_of_its_user(server: HoldingServer) -> None:
     transport, call = cast(Any, connect(server.url, None)), EndlessCall()
-    transport._service = SimpleNamespace(ModelStreamInfer=lambda *_, **__: call)
+    transport._service = lambda: SimpleNamespace(ModelStreamInfer=lambda *_, **__: call)
     answers = stream(transport)
     for taken in range(1, 20):
         next(answers)

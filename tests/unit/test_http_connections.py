@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 from shm_backend_utils.client import ConnectionLostError, DeadlineExceededError, ServerUnavailableError
-from shm_backend_utils.client.transports.http.codec import Answer
-from shm_backend_utils.client.transports.http.connections import HttpConnections
+from shm_backend_utils.client.transports.connect import connect
+from shm_backend_utils.client.transports.http.codec import Answer, HttpMessage
+from shm_backend_utils.client.transports.transport import Transport
 from shm_backend_utils.errors import ClosedError
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -80,11 +81,9 @@ class Peer:
 
 
 @contextmanager
-def connections_to(
-    behaviour: Callable[[socket.socket], None], base: str = ""
-) -> Iterator[tuple[Peer, HttpConnections]]:
+def connections_to(behaviour: Callable[[socket.socket], None], base: str = "") -> Iterator[tuple[Peer, Transport]]:
     peer = Peer(behaviour)
-    connections = HttpConnections(f"{peer.address}{base}", f"http://{peer.address}", None)
+    connections = connect(f"http://{peer.address}{base}", None)
     try:
         yield peer, connections
     finally:
@@ -92,8 +91,14 @@ def connections_to(
         peer.close()
 
 
-def get(connections: HttpConnections, timeout_s: float = 10) -> Answer:
-    return connections.send("GET", "/v2", None, {}, timeout_s=timeout_s)
+def get(connections: Transport, timeout_s: float = 10) -> Answer:
+    answer: Answer = connections.send(HttpMessage("GET", "/v2"), timeout_s)
+    return answer
+
+
+def idle_in(connections: Any) -> list[Any]:
+    idle: list[Any] = connections._connections._idle
+    return idle
 
 
 def answer_ten(stream: socket.socket) -> None:
@@ -111,7 +116,7 @@ def test_a_connection_is_used_again_unless_the_server_closed_it_meanwhile() -> N
         for _ in range(20):
             peer.hang_up()
             assert get(connections).body == b"0123456789"
-        assert (peer.accepted, len(connections._idle)) == (21, 1)
+        assert (peer.accepted, len(idle_in(connections))) == (21, 1)
 
 
 def test_a_server_may_close_after_each_answer() -> None:
@@ -231,7 +236,7 @@ def test_who_hangs_up_speaks_another_protocol_or_does_not_listen_is_told_apart()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
     with pytest.raises(ServerUnavailableError, match="no Triton server answers"):
-        get(HttpConnections(f"{host}:{port}", f"http://{host}:{port}", None))
+        get(connect(f"http://{host}:{port}", None))
 
 
 def test_after_close_nothing_is_sent() -> None:
@@ -284,6 +289,6 @@ def test_calls_without_end_keep_as_many_connections_as_there_were_calls_at_once(
             for _ in range(10):
                 for future in [threads.submit(get, connections) for _ in range(AT_ONCE)]:
                     assert future.result().body == b"0123456789"
-        assert peer.accepted == len(connections._idle) == AT_ONCE
+        assert peer.accepted == len(idle_in(connections)) == AT_ONCE
         connections.close()
-        assert connections._idle == []
+        assert idle_in(connections) == []

@@ -120,7 +120,7 @@ def test_without_tritonclient() -> None:
     assert line.endswith(f"); {ADVICE}")
 
 
-@pytest.mark.parametrize(("library", "url"), [("grpc", "localhost:1"), ("aiohttp", "http://localhost:1")])
+@pytest.mark.parametrize(("library", "url"), [("grpc", "localhost:1"), ("httptools", "http://localhost:1")])
 def test_without_what_one_protocol_needs(library: str, url: str) -> None:
     line = last_line_without(library, f"from shm_backend_utils.client import ShmClient; ShmClient({url!r})")
     assert line.startswith("ModuleNotFoundError: shm_backend_utils.client lacks a library (")

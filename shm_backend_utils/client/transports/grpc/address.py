@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import urllib.parse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,10 @@ from typing import Any, Final
 import grpc
 
 from ....memory.descriptors import failures_told
+from ...errors import proxy_for
 from ...options import Tls
+from ..server import Server
+from .http2 import Http2
 
 __all__ = ["CHANNEL_OPTIONS", "GrpcAddress", "tls_credentials"]
 
@@ -45,6 +49,15 @@ class GrpcAddress:
         if self.credentials is None:
             return module.insecure_channel(self.target, options=self.options)
         return module.secure_channel(self.target, self.credentials, options=self.options)
+
+    def server_of_unary_calls(self) -> Server | None:
+        """Return where sockets of this client's go for unary calls; None where something needs a channel of gRPC's."""
+        if self.credentials is not None or self.options is not CHANNEL_OPTIONS or proxy_for(str(self)):
+            return None
+        place = urllib.parse.urlsplit(f"//{self.target}")
+        if not place.hostname or place.port is None:
+            return None
+        return Server(place.hostname, place.port, str(self), Http2)
 
     def __str__(self) -> str:
         return f"{'grpc' if self.credentials is None else 'grpcs'}://{self.target}"

@@ -1,4 +1,4 @@
-"""Connections over gRPC. They call the service that tritonclient brings, without its client in between."""
+"""Connections over gRPC: unary calls over sockets of this package's, all else over a channel of gRPC's."""
 
 from __future__ import annotations
 
@@ -6,19 +6,25 @@ import asyncio
 import functools
 import os
 import queue
+import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any, Final
 
 import grpc
 import grpc.aio
-from tritonclient.grpc import service_pb2_grpc
+from google.protobuf.message import DecodeError
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from ....errors import CallerError, ClosedError
 from ....forks import forsake_in_children, never_destroy, owners_of_kind
 from ...errors import deadline_exceeded, translated, unavailable
+from ..aio_connections import AsyncConnections
+from ..connections import Connections
+from ..messages import Codec
 from ..transport import AsyncTransport, Transport, is_cancelled
 from .address import GrpcAddress
 from .codec import GrpcCodec, GrpcMessage, Metadata
+from .http2 import Call, Reply, head_of
 from .streams import AsyncStreams, Streams
 
 __all__ = ["AsyncGrpcTransport", "GrpcTransport"]
@@ -26,24 +32,66 @@ __all__ = ["AsyncGrpcTransport", "GrpcTransport"]
 _ALWAYS_ENDED: Final = "triton_enable_empty_final_response"  # Triton tells of a stream's end, also when it is no answer
 _IS_LAST: Final = "triton_final_response"
 _ENDED: Final = "the stream has ended before its last response"
+_STATUS: Final = {status.value[0]: str(status) for status in grpc.StatusCode}
+_MOST_BYTES: Final = 1 << 20
+"""Larger requests go over gRPC's channel."""
 
 
-class GrpcTransport(Transport):
+class _Grpc:
+    """What connections for threads and for tasks have in common."""
+
+    def __init__(self, address: GrpcAddress, complete: Callable[[Metadata], Metadata] | None = None) -> None:
+        self.codec: Codec = GrpcCodec(complete)
+        self.host = address.host
+        self.address = self.codec.address = str(address)
+        self._grpc_address = address
+        self._heads: dict[str, bytes] = {}
+        self._is_closed = False
+
+    def _call(self, message: GrpcMessage) -> Call | None:
+        """Return a message as it goes over a socket; None if it goes over gRPC's channel."""
+        procedure, request, metadata, compression = message
+        if metadata or compression:
+            return None
+        content = request.SerializeToString()
+        if len(content) > _MOST_BYTES:
+            return None
+        head = self._heads.get(procedure)
+        if head is None:
+            head = self._heads[procedure] = head_of(procedure, self._grpc_address.target)
+        return Call(head, content)
+
+    def _answer(self, procedure: str, reply: Reply) -> Any:
+        """Return the message in a reply, or raise its error."""
+        status, details, content = reply
+        if status:
+            raise translated(_STATUS.get(status), details, self.address)
+        try:
+            return getattr(service_pb2, f"{procedure}Response").FromString(content)
+        except DecodeError as error:
+            raise translated(
+                str(grpc.StatusCode.INTERNAL), f"the answer cannot be read: {error}", self.address
+            ) from None
+
+
+class GrpcTransport(_Grpc, Transport):
     """For threads. May be used from several at once."""
 
     def __init__(self, address: GrpcAddress, complete: Callable[[Metadata], Metadata] | None = None) -> None:
-        self.codec = GrpcCodec(complete)
-        self.host = address.host
-        self.address = self.codec.address = str(address)
-        self._channel = address.channel(grpc)
-        self._service = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._is_closed = False
+        super().__init__(address, complete)
+        server = address.server_of_unary_calls()
+        self._connections = None if server is None else Connections(server)
+        self._lock = threading.Lock()
+        self._channel: grpc.Channel | None = None
+        self._stub: Any = None
         self._streams = Streams()
 
     def send(self, message: GrpcMessage, timeout_s: float) -> Any:
+        if self._connections is not None and (call := self._call(message)) is not None:
+            return self._answer(message.procedure, self._connections.exchange(call, timeout_s))
         procedure, request, metadata, compression = message
         try:
-            return getattr(self._service, procedure)(
+            return getattr(self._service(), procedure)(
                 request, timeout=timeout_s, metadata=metadata, compression=compression
             )
         except Exception as error:
@@ -52,9 +100,10 @@ class GrpcTransport(Transport):
     def stream(self, message: GrpcMessage, patience_s: float) -> Generator[Any, None, None]:
         _, request, metadata, compression = message
         request.parameters[_ALWAYS_ENDED].bool_param = True
-        begin = functools.partial(self._service.ModelStreamInfer, metadata=metadata, compression=compression)
         owner, is_over = os.getpid(), False
         try:
+            infer = self._service().ModelStreamInfer
+            begin = functools.partial(infer, metadata=metadata, compression=compression)
             reading = self._streams.reading(begin, (metadata, compression))
         except Exception as error:
             raise _error(error, self.address, self._is_closed) from None
@@ -80,41 +129,44 @@ class GrpcTransport(Transport):
 
     def close(self) -> None:
         self._is_closed = True
+        if self._connections is not None:
+            self._connections.close()
         try:
             self._streams.close()
         finally:
-            self._channel.close()
+            with self._lock:
+                if self._channel is not None:
+                    self._channel.close()
+
+    def _service(self) -> Any:
+        """Return gRPC's stub, over a channel that is opened when it is first needed."""
+        with self._lock:
+            if self._channel is None:
+                if self._is_closed:
+                    raise ClosedError("this client")
+                self._channel = self._grpc_address.channel(grpc)
+                self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+            return self._stub
 
 
-class AsyncGrpcTransport(AsyncTransport):
-    """For tasks of one event loop, which must be running when it is made.
-
-    CallerError if a parent of this process had one at the fork: all of a process share a thread, which children lack.
-    """
-
-    _is_closed = False
+class AsyncGrpcTransport(_Grpc, AsyncTransport):
+    """For tasks of one event loop, which must be running when it is made."""
 
     def __init__(self, address: GrpcAddress) -> None:
+        super().__init__(address)
         self._process = os.getpid()
-        open_here = [each for each in owners_of_kind(AsyncGrpcTransport) if not each._is_closed]
-        if any(each._process != self._process for each in open_here):
-            raise CallerError(
-                "this process was forked while an AsyncShmClient over gRPC was open, and calls by asyncio over gRPC "
-                "would never be answered here: close it before the fork, or spawn processes; HTTP works, and so does "
-                "ShmClient"
-            )
-        self.codec = GrpcCodec()
-        self.host = address.host
-        self.address = self.codec.address = str(address)
-        self._channel = address.channel(grpc.aio)
-        forsake_in_children(self)
-        self._service = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        server = address.server_of_unary_calls()
+        self._connections = None if server is None else AsyncConnections(server)
+        self._channel: grpc.aio.Channel | None = None
+        self._stub: Any = None
         self._streams = AsyncStreams()
 
     async def send(self, message: GrpcMessage, timeout_s: float) -> Any:
+        if self._connections is not None and (call := self._call(message)) is not None:
+            return self._answer(message.procedure, await self._connections.exchange(call, timeout_s))
         procedure, request, metadata, compression = message
         try:
-            return await getattr(self._service, procedure)(
+            return await getattr(self._service(), procedure)(
                 request, timeout=timeout_s, metadata=metadata, compression=compression
             )
         except asyncio.CancelledError:
@@ -128,7 +180,7 @@ class AsyncGrpcTransport(AsyncTransport):
         _, request, metadata, compression = message
         owner = os.getpid()
         try:
-            call = self._service.ModelStreamInfer(iter((request,)), metadata=metadata, compression=compression)
+            call = self._service().ModelStreamInfer(iter((request,)), metadata=metadata, compression=compression)
         except Exception as error:
             raise _error(error, self.address, self._is_closed) from None
         reading = self._streams.begin(call)
@@ -157,10 +209,34 @@ class AsyncGrpcTransport(AsyncTransport):
 
     async def close(self) -> None:
         self._is_closed = True
+        if self._connections is not None:
+            await self._connections.close()
         try:
             await self._streams.close()
         finally:
-            await self._channel.close()
+            if self._channel is not None:
+                await self._channel.close()
+
+    def _service(self) -> Any:
+        """Return gRPC's stub, over a channel that is opened when it is first needed.
+
+        CallerError if a parent of this process had one at the fork: all of a process share a thread, which children
+        lack.
+        """
+        if self._channel is None:
+            if self._is_closed:
+                raise ClosedError("this client")
+            open_here = [each for each in owners_of_kind(AsyncGrpcTransport) if not each._is_closed]
+            if any(each._process != self._process for each in open_here):
+                raise CallerError(
+                    "this process was forked while an AsyncShmClient had a stream over gRPC, and such calls by asyncio "
+                    "would never be answered here: close it before the fork, or spawn processes; HTTP works, and so "
+                    "does ShmClient"
+                )
+            self._channel = self._grpc_address.channel(grpc.aio)
+            forsake_in_children(self)
+            self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        return self._stub
 
 
 def _response(answer: Any, address: str) -> Any:

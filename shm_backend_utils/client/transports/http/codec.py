@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
+import numpy as np
 from tritonclient.http import InferResult
 from tritonclient.utils import serialize_byte_tensor
 
@@ -56,7 +57,7 @@ class HttpMessage(NamedTuple):
 
     method: str
     path: str
-    body: bytes | None = None
+    body: Sequence[bytes | memoryview] | None = None  # in parts
     headers: Mapping[str, str] = _NO_HEADERS
     most_bytes: int | None = None  # of the answer's body; None where it carries tensors, which may have any size
 
@@ -109,7 +110,7 @@ class HttpCodec(Codec):
         batch_size: int | None = None,
         slot: tuple[str, int] | None = None,
     ) -> HttpMessage:
-        tensors: list[bytes] = []
+        tensors: list[bytes | memoryview] = []
         head: dict[str, Any] = {}
         if options.get("request_id"):
             head["id"] = options["request_id"]
@@ -134,11 +135,11 @@ class HttpCodec(Codec):
             head["parameters"] = parameters
         text = json.dumps(head, separators=(",", ":")).encode()
         headers = {**options.get("headers", {}), _JSON_SIZE: str(len(text))}
-        body = b"".join((text, *tensors)) if tensors else text
+        body: Sequence[bytes | memoryview] = (text, *tensors)
         compression = options.get("compression")
         if compression is not None:
             headers |= {"Content-Encoding": compression, "Accept-Encoding": compression}
-            body = _COMPRESS[compression](body)
+            body = (_COMPRESS[compression](b"".join(body)),)
         path = f"{_path_of('models', model, options.get('model_version', ''))}/infer"
         return HttpMessage("POST", path, body, headers)
 
@@ -148,7 +149,7 @@ class HttpCodec(Codec):
             named = _path_of("models", model, version) if model else "/v2/models"
             path = f"{named}{_PATHS_OF_MODELS[question]}"
         if question == "repository index":  # which Triton has by POST alone
-            return HttpMessage("POST", path, b"{}", most_bytes=_MOST_TOLD)
+            return HttpMessage("POST", path, (b"{}",), most_bytes=_MOST_TOLD)
         return HttpMessage("GET", path, most_bytes=_MOST_TOLD)
 
     def load(self, model: str, parameters: Mapping[str, str | bytes]) -> HttpMessage:
@@ -163,10 +164,10 @@ class HttpCodec(Codec):
 
     def register(self, name: str, key: str, byte_size: int) -> HttpMessage:
         order = json.dumps({"key": key, "offset": 0, "byte_size": byte_size}).encode()
-        return HttpMessage("POST", f"{_path_of('systemsharedmemory/region', name)}/register", order)
+        return HttpMessage("POST", f"{_path_of('systemsharedmemory/region', name)}/register", (order,))
 
     def unregister(self, name: str) -> HttpMessage:
-        return HttpMessage("POST", f"{_path_of('systemsharedmemory/region', name)}/unregister", b"")
+        return HttpMessage("POST", f"{_path_of('systemsharedmemory/region', name)}/unregister", ())
 
     def result(self, answer: Answer) -> Any:
         size = answer.headers.get(_JSON_SIZE.lower())
@@ -205,16 +206,16 @@ class HttpCodec(Codec):
             raise PeerError(f"the server's answer says nothing of output {name!r} that can be read: {error}") from None
 
 
-def _input(tensor: InputTensor, tensors: list[bytes]) -> dict[str, Any]:
+def _input(tensor: InputTensor, tensors: list[bytes | memoryview]) -> dict[str, Any]:
     made: dict[str, Any] = {"name": tensor.name, "shape": list(tensor.shape), "datatype": tensor.datatype}
     if isinstance(tensor.content, Place):
         made["parameters"] = _placed(tensor.content)
         return made
-    if tensor.datatype == "BYTES":
-        serialized = serialize_byte_tensor(tensor.content)
-        data = bytes(serialized.item()) if serialized.size else b""
-    else:
-        data = tensor.content.tobytes()
+    data: bytes | memoryview = b""
+    if tensor.datatype != "BYTES":
+        data = np.ascontiguousarray(tensor.content).reshape(-1).view(np.uint8).data
+    elif (serialized := serialize_byte_tensor(tensor.content)).size:
+        data = bytes(serialized.item())
     made["parameters"] = {"binary_data_size": len(data)}
     tensors.append(data)
     return made
@@ -248,7 +249,7 @@ def _checked(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _order(path: str, parameters: Mapping[str, Any]) -> HttpMessage:
-    return HttpMessage("POST", path, json.dumps({"parameters": parameters}).encode())
+    return HttpMessage("POST", path, (json.dumps({"parameters": parameters}).encode(),))
 
 
 def _path_of(kind: str, name: str, version: str = "") -> str:

@@ -1,0 +1,186 @@
+"""Connections to one server for tasks of one event loop, kept open from request to request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Any, Final
+
+from ...errors import ClosedError
+from ..errors import deadline_exceeded
+from .conversation import Conversation, Unanswered
+from .server import MOST_ATTEMPTS, Server, handshake_told, may_be_sent_again
+from .transport import is_cancelled
+
+__all__ = ["AsyncConnections"]
+
+_MOST_UNSENT: Final = 1 << 26  # bytes, which come together only if the server does not read
+
+
+class AsyncConnections:
+    """The connections of one client for tasks of one event loop. Requests share one, if the protocol allows it."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._lines: set[_Line] = set()
+        self._with_room: list[_Line] = []  # or had it when they were put there
+        self._connecting: set[asyncio.Task[_Line]] = set()
+        self._lock = asyncio.Lock()
+        self._is_closed = False
+
+    async def exchange(self, request: Any, timeout_s: float) -> Any:
+        """Do as :meth:`.Connections.exchange`."""
+        deadline = time.monotonic() + timeout_s
+        outcome: Any = None
+        for _ in range(MOST_ATTEMPTS):
+            if self._is_closed:
+                raise ClosedError("this client")
+            line = self._listed() or await self._connected(deadline)
+            try:
+                outcome = await line.exchange(request, deadline - time.monotonic())
+            except TimeoutError:
+                raise deadline_exceeded(self._server.address) from None
+            if not line.is_listed and line.is_fit():
+                self._list(line)
+            if not may_be_sent_again(outcome):
+                break
+        if self._is_closed and isinstance(outcome, Unanswered):
+            raise ClosedError("this client")
+        return self._server.answer(outcome)
+
+    async def close(self) -> None:
+        """End the connections, and what is under way on them. Twice is fine."""
+        self._is_closed = True
+        for each in list(self._connecting):
+            each.cancel()
+        for line in list(self._lines):
+            line.close()
+        await asyncio.sleep(0)  # in which the loop closes the sockets
+
+    def _list(self, line: _Line) -> None:
+        self._with_room.append(line)
+        line.is_listed = True
+
+    def _listed(self) -> _Line | None:
+        while self._with_room:
+            line = self._with_room[-1]
+            if line.is_fit():
+                return line
+            self._with_room.pop().is_listed = False
+        return None
+
+    async def _connected(self, deadline: float) -> _Line:
+        connecting = asyncio.ensure_future(self._connect())
+        self._connecting.add(connecting)
+        connecting.add_done_callback(self._connecting.discard)
+        try:
+            return await asyncio.wait_for(connecting, deadline - time.monotonic())
+        except asyncio.TimeoutError:  # before Python 3.11 not the builtin one
+            raise deadline_exceeded(self._server.address) from None
+        except asyncio.CancelledError:
+            if self._is_closed and not is_cancelled():
+                raise ClosedError("this client") from None
+            raise
+        except OSError as error:
+            raise self._server.unreachable(error, is_connected=False) from None
+
+    async def _connect(self) -> _Line:
+        """Connect, and wait until requests may begin; of many that ask for a connection to share, one does."""
+        if not self._server.conversation.is_shared:
+            return await self._line()
+        async with self._lock:
+            return self._listed() or await self._line()
+
+    async def _line(self) -> _Line:
+        host, port, _, conversation, tls = self._server
+        loop = asyncio.get_running_loop()
+        with handshake_told() if tls else contextlib.nullcontext():
+            _, line = await loop.create_connection(lambda: _Line(conversation(), self._lines), host, port, ssl=tls)
+        try:
+            await line.ready
+        except BaseException:
+            line.close()
+            raise
+        refusal = self._server.refusal(line.conversation)
+        if refusal is not None:
+            raise refusal
+        if conversation.is_shared:
+            self._list(line)
+        return line
+
+
+class _Line(asyncio.Protocol):
+    """One connection, and the requests that are under way on it."""
+
+    is_listed = False
+
+    def __init__(self, conversation: Conversation, lines: set[_Line]) -> None:
+        self.conversation = conversation
+        self.ready = asyncio.get_running_loop().create_future()
+        self._lines = lines
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._transport: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._lines.add(self)
+        self.data_received(b"")
+
+    def data_received(self, data: bytes) -> None:
+        conversation = self.conversation
+        if data:
+            conversation.receive(data)
+        if conversation.out:
+            self._transport.writelines(conversation.out)
+            conversation.out.clear()
+        for number in list(conversation.ended):
+            answer = self._waiting.pop(number, None)
+            outcome = conversation.ended.pop(number)
+            if answer is not None and not answer.done():
+                answer.set_result(outcome)
+        if not self.ready.done() and (conversation.is_ready or conversation.failure):
+            self.ready.set_result(None)
+        if conversation.failure or self._transport.get_write_buffer_size() > _MOST_UNSENT:
+            self._transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lines.discard(self)
+        self.conversation.receive(b"")
+        self.data_received(b"")
+
+    def is_fit(self) -> bool:
+        """Return whether a request may be sent."""
+        conversation = self.conversation
+        return conversation.has_room and not (conversation.failure or self._transport.is_closing())
+
+    async def exchange(self, request: Any, timeout_s: float) -> Any:
+        """Send a request and return what comes of it; TimeoutError if nothing does."""
+        if not self.is_fit():  # any more
+            return Unanswered(self.conversation.failure or "Socket closed", may_have_begun=False)
+        loop = asyncio.get_running_loop()
+        outcome = loop.create_future()
+        late = loop.call_later(timeout_s, _tell_late, outcome)
+        number = self.conversation.begin(request, timeout_s)
+        self._waiting[number] = outcome
+        self.data_received(b"")
+        try:
+            return await outcome
+        finally:
+            late.cancel()
+            if self._waiting.pop(number, None) is not None:  # nobody waits for it any more
+                self.conversation.cancel(number)
+                self.data_received(b"")
+
+    def close(self) -> None:
+        """End the connection, and tell those who wait."""
+        for outcome in self._waiting.values():
+            if not outcome.done():
+                outcome.set_exception(ClosedError("this client"))
+        self._waiting.clear()
+        self._transport.abort()
+
+
+def _tell_late(outcome: asyncio.Future[Any]) -> None:
+    if not outcome.done():
+        outcome.set_exception(TimeoutError())

@@ -1,0 +1,205 @@
+"""Sockets to one server for threads, kept open from request to request: one request at a time on each."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from ...errors import ClosedError
+from ...forks import forsake_in_children
+from ..errors import deadline_exceeded
+from .server import MOST_ATTEMPTS, Server, handshake_told, may_be_sent_again
+
+__all__ = ["Connections"]
+
+_PIECE: Final = 1 << 18  # bytes that are received at once
+_SMALL: Final = 1 << 15  # bytes; up to so many are sent in one piece
+_LOOK_S: Final = 1.0
+"""So long a socket waits before the time is looked at. To set its timeout for each request would take longer."""
+
+
+class Connections:
+    """The connections of one client for threads. A thread takes the one that was used last, or opens another."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._idle: list[_Connection] = []  # a list's pop and append are atomic
+        self._in_use: set[_Connection] = set()
+        self._is_closed = False
+        forsake_in_children(self)
+
+    def exchange(self, request: Any, timeout_s: float) -> Any:
+        """Send a request and return the answer; on another connection, if it has not begun for certain on the first.
+
+        DeadlineExceededError or ServerUnavailableError if there is none; ClosedError if the client was closed, before
+        or meanwhile.
+        """
+        deadline = time.monotonic() + timeout_s
+        outcome: Any = None
+        for _ in range(MOST_ATTEMPTS):
+            connection = self._taken()
+            self._in_use.add(connection)
+            is_kept = False
+            try:
+                self._check_is_open()  # whoever closed before this was in use has not hung up on it
+                conversation = connection.conversation
+                if not connection.is_open:
+                    connection.open(deadline)
+                number = conversation.begin(request, deadline - time.monotonic())
+                while number not in conversation.ended:
+                    connection.take_turn(deadline)
+                outcome = conversation.ended.pop(number)
+                is_kept = conversation.has_room and not conversation.failure
+            except TimeoutError:
+                raise deadline_exceeded(self._server.address) from None
+            except OSError as error:
+                self._check_is_open()
+                raise self._server.unreachable(error, is_connected=connection.is_open) from None
+            finally:
+                if is_kept:
+                    self._idle.append(connection)
+                else:  # a late answer must not be taken for the next one's
+                    connection.close()
+                self._in_use.discard(connection)
+            if self._is_closed:
+                self.close()
+            self._check_is_open()
+            if not may_be_sent_again(outcome):
+                break
+        return self._server.answer(outcome)
+
+    def forsake(self) -> None:
+        """Close the parent's sockets in a forked child: they would keep the connections from ending."""
+        for connection in [*self._idle, *self._in_use]:
+            connection.close()
+        self._idle.clear()
+
+    def close(self) -> None:
+        """Close the connections; hang up on those in use, whose threads close them. Twice is fine."""
+        self._is_closed = True
+        while self._idle:
+            self._idle.pop().close()
+        for connection in list(self._in_use):
+            connection.hang_up()
+
+    def _check_is_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("this client") from None
+
+    def _taken(self) -> _Connection:
+        with contextlib.suppress(IndexError):
+            while True:
+                connection = self._idle.pop()
+                if connection.is_fit():
+                    return connection
+                connection.close()
+        return _Connection(self._server)
+
+
+class _Connection:
+    """One socket, and what is said over it."""
+
+    def __init__(self, server: Server) -> None:
+        self.conversation = server.conversation()
+        self._server = server
+        self.is_open = False
+        self._socket: Any = None
+        self._poll = select.poll()
+        self._timeout_s = 0.0
+
+    def open(self, deadline: float) -> None:
+        """Connect, and wait until requests may begin."""
+        host, port, _, _, tls = self._server
+        self._socket = _connected(host, port, deadline)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            with handshake_told():
+                self._socket = tls.wrap_socket(self._socket, server_hostname=host)
+        self._poll.register(self._socket, select.POLLIN)
+        while not (self.conversation.is_ready or self.conversation.failure):
+            self.take_turn(deadline)
+        refusal = self._server.refusal(self.conversation)
+        if refusal is not None:
+            raise refusal
+        self.is_open = True
+
+    def is_fit(self) -> bool:
+        """Return whether a request may be sent, after all that the server has said since the last one."""
+        if self._poll.poll(0):
+            self._timeout_s = 0.0
+            try:
+                self._socket.settimeout(0)
+                self.conversation.receive(self._socket.recv(_PIECE))
+            except (BlockingIOError, ssl.SSLWantReadError):  # what came is TLS's own
+                return True
+            except OSError:
+                return False
+        return self.conversation.has_room and not self.conversation.failure
+
+    def take_turn(self, deadline: float) -> None:
+        """Send what is to be sent, and receive what comes then."""
+        out = self.conversation.out
+        if out:
+            parts = out if sum(map(len, out)) > _SMALL else (b"".join(out),)
+            for part in parts:
+                sent = self._in_time(self._socket.send, part, deadline)
+                while sent < len(part):
+                    sent += self._in_time(self._socket.send, memoryview(part)[sent:], deadline)
+            out.clear()
+        self.conversation.receive(self._in_time(self._socket.recv, _PIECE, deadline))
+
+    def hang_up(self) -> None:
+        """End the connection, for the thread that uses it."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # TLS' own takes its state from the other thread
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+
+    def _in_time(self, work: Callable[[Any], Any], argument: Any, deadline: float) -> Any:
+        """Do what waits for the socket; TimeoutError once the deadline has passed."""
+        while True:
+            wait_s = min(_left_until(deadline), _LOOK_S)
+            if wait_s != self._timeout_s:
+                self._socket.settimeout(wait_s)
+                self._timeout_s = wait_s
+            with contextlib.suppress(TimeoutError):
+                return work(argument)
+
+
+class _Socket(socket.socket):
+    """Closes with its last reference, and says nothing of it: the client tells its user who does not close it."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _connected(host: str, port: int, deadline: float) -> socket.socket:
+    """Return a socket that is connected to the first of the host's addresses that answers."""
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    while True:
+        family, kind, protocol, _, address = addresses.pop(0)
+        sock = _Socket(family, kind, protocol)
+        try:
+            sock.settimeout(_left_until(deadline))
+            sock.connect(address)
+        except OSError:
+            sock.close()
+            if not addresses:
+                raise
+        else:
+            return sock
+
+
+def _left_until(deadline: float) -> float:
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    return left_s

@@ -1,0 +1,380 @@
+"""Unary calls of gRPC over HTTP/2 without TLS: RFC 9113, and gRPC's own page ``PROTOCOL-HTTP2.md``. No I/O.
+
+grpcio does the same in twice the time. Headers that are those of an answer before are recognized; all others are read
+by ``hpack``.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Final, NamedTuple
+from urllib.parse import unquote
+
+import hpack
+
+from ..conversation import Conversation, Unanswered
+
+__all__ = ["Call", "Http2", "Reply", "head_of"]
+
+# Kinds of frames, their flags, and settings
+_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PUSH_PROMISE, _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = (
+    0,
+    1,
+    *range(3, 10),
+)
+_OF_CONNECTIONS: Final = frozenset({_SETTINGS, _PING, _GOAWAY})
+_OF_STREAMS: Final = frozenset({_DATA, _HEADERS, _RST_STREAM, _CONTINUATION})
+_END_STREAM, _ACK, _END_HEADERS, _PADDED, _PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
+_HEADER_TABLE_SIZE, _ENABLE_PUSH, _MAX_CONCURRENT_STREAMS, _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE = range(1, 6)
+
+_FRAME: Final = struct.Struct(">HBBBL")  # its length in two parts, kind, flags, stream
+_SETTING: Final = struct.Struct(">HL")
+_NUMBER: Final = struct.Struct(">L")
+_GOING: Final = struct.Struct(">LL")  # the last stream, an error's code
+_PREFIX: Final = struct.Struct(">BL")  # of a message: whether it is compressed, and its length
+
+_MOST: Final = 2**31 - 1  # of windows, and of stream numbers
+_FIRST_WINDOW: Final = 2**16 - 1
+_FRAME_BYTES: Final = 2**14  # of a frame, unless the receiver allows more
+_REFILL_BYTES: Final = 2**30  # after so many, the server is told that it may send as many more
+_HEADER_BYTES: Final = 2**16
+_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_TIMEOUT: Final = b"\x00\x0cgrpc-timeout"
+
+# gRPC's status codes, and those for HTTP's status and for the code of RST_STREAM
+_OK, _UNKNOWN, _INTERNAL = 0, 2, 13
+_OF_HTTP: Final = {400: 13, 401: 16, 403: 7, 404: 12, 429: 14, 502: 14, 503: 14, 504: 14}
+_REFUSED_STREAM, _CANCEL = 7, 8
+_OF_RESETS: Final = {_CANCEL: 1, 11: 8, 12: 7}
+
+
+class Call(NamedTuple):
+    """A request. The head is :func:`head_of` the procedure."""
+
+    head: bytes
+    message: bytes
+
+
+class Reply(NamedTuple):
+    """An answer: gRPC's status, its text, and the message, which is empty unless the status is 0."""
+
+    status: int
+    details: str
+    message: bytes
+
+
+def head_of(procedure: str, authority: str) -> bytes:
+    """Return the headers of a call in HPACK, without its timeout. They use no table that both sides would keep."""
+    headers = (
+        (":path", f"/inference.GRPCInferenceService/{procedure}"),
+        (":authority", authority),
+        ("te", "trailers"),
+        ("content-type", "application/grpc"),
+    )
+    encoder = hpack.Encoder()
+    plain = [hpack.NeverIndexedHeaderTuple(name, value) for name, value in headers]
+    return b"\x83\x86" + encoder.encode(plain, huffman=False)
+
+
+class _BrokenError(Exception):
+    """The server does not keep to HTTP/2."""
+
+
+class _Stream:
+    """A call that has no answer yet."""
+
+    __slots__ = ("data", "has_headers", "received", "refill", "unsent", "wanted", "window")
+
+    def __init__(self, window: int) -> None:
+        self.window = window  # what may be sent
+        self.unsent = memoryview(b"")
+        self.has_headers = False
+        self.data: list[bytes] = []
+        self.received = 0
+        self.wanted = _PREFIX.size - 1  # once more has come, the message's length is known
+        self.refill = 0
+
+
+class Http2(Conversation):
+    """One connection, as its client. Calls may overlap."""
+
+    is_shared = True
+
+    def __init__(self) -> None:
+        settings = {_HEADER_TABLE_SIZE: 0, _ENABLE_PUSH: 0, _INITIAL_WINDOW_SIZE: _MOST}
+        self.out: list[bytes | memoryview] = [
+            _PREFACE,
+            _frame(_SETTINGS, 0, 0, b"".join(_SETTING.pack(*each) for each in settings.items())),
+            _frame(_WINDOW_UPDATE, 0, 0, _NUMBER.pack(_MOST - _FIRST_WINDOW)),
+        ]
+        self.ended: dict[int, Reply | Unanswered] = {}
+        self.is_ready = False
+        self.failure = ""
+        self._is_going = False  # the server takes no more calls
+        self._streams: dict[int, _Stream] = {}
+        self._next = 1
+        self._rest = b""  # of a frame that has not come whole
+        self._block: tuple[int, int, bytes] | None = None  # stream, flags, and what has come of its headers
+        self._decoder = hpack.Decoder(max_header_list_size=_HEADER_BYTES)
+        self._decoder.max_allowed_table_size = 0
+        self._usual_headers = self._usual_trailers = b""  # those of an answer before
+        self._refill = 0
+        self._window = _FIRST_WINDOW
+        self._first_window = _FIRST_WINDOW  # of each stream
+        self._frame_bytes = _FRAME_BYTES
+        self._most_streams = _MOST
+
+    @property
+    def has_room(self) -> bool:
+        return not self._is_going and len(self._streams) < self._most_streams and self._next <= _MOST
+
+    def begin(self, request: Call, timeout_s: float) -> int:
+        head, message = request
+        number = self._next
+        self._next = number + 2
+        stream = self._streams[number] = _Stream(self._first_window)
+        left = math.ceil(timeout_s * 1e6)
+        told = b"%du" % left if left < 10**8 else b"%dS" % min(math.ceil(timeout_s), 10**8 - 1)
+        head = b"%b%b%c%b" % (head, _TIMEOUT, len(told), told)
+        prefix = _PREFIX.pack(0, len(message))
+        size = len(prefix) + len(message)
+        begin = _FRAME.pack(len(head) >> 8, len(head) & 0xFF, _HEADERS, _END_HEADERS, number)
+        if size <= self._frame_bytes and size <= self._window and size <= stream.window:
+            self._window -= size
+            data = _FRAME.pack(size >> 8, size & 0xFF, _DATA, _END_STREAM, number)
+            self.out.append(b"".join((begin, head, data, prefix, message)))
+        else:
+            self.out += (begin, head)
+            stream.unsent = memoryview(prefix + message)
+            self._send_more()
+        return number
+
+    def cancel(self, number: int) -> None:
+        if self._streams.pop(number, None) is not None:
+            self.out.append(_frame(_RST_STREAM, 0, number, _NUMBER.pack(_CANCEL)))
+        self.ended.pop(number, None)
+
+    def receive(self, data: bytes) -> None:
+        if not data:
+            self._end("Socket closed" if self.is_ready else "failed to connect: the server hung up")
+            return
+        try:
+            self._rest = self._receive_frames(self._rest + data)
+        except (_BrokenError, struct.error, IndexError, hpack.HPACKError) as error:
+            is_tls = not self.is_ready and (self._rest + data).startswith(_TLS)
+            self._end("failed to connect: it speaks TLS" if is_tls else f"Failed parsing HTTP/2: {error}")
+
+    def _receive_frames(self, data: bytes) -> bytes:
+        """Take all frames that have come whole, and return the rest."""
+        at = 0
+        streams = self._streams
+        while len(data) - at >= _FRAME.size:
+            high, low, kind, flags, number = _FRAME.unpack_from(data, at)
+            begin = at + _FRAME.size
+            end = begin + (high << 8 | low)
+            if end - begin > _FRAME_BYTES:
+                raise _BrokenError(f"a frame of {end - begin} bytes")
+            if end > len(data):
+                break
+            payload = data[begin:end]
+            at = end
+            stream = streams.get(number)
+            if stream is None:
+                self._receive_frame(kind, flags, number, payload)
+            elif kind == _DATA and not flags and stream.has_headers and self._refill < _REFILL_BYTES:
+                stream.data.append(payload)
+                stream.received += len(payload)
+                stream.refill += len(payload)
+                self._refill += len(payload)
+                if stream.received > stream.wanted:
+                    self._look_at_length(number, stream)
+            elif kind == _HEADERS and flags == _END_HEADERS and payload == self._usual_headers:
+                stream.has_headers = True
+            elif kind == _HEADERS and flags == _END_HEADERS | _END_STREAM and payload == self._usual_trailers:
+                self._answer(number, stream, _OK, "")
+            else:
+                self._receive_frame(kind, flags, number, payload)
+        return data[at:]
+
+    def _receive_frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+        """Take a frame of any kind, and of any stream."""
+        self._check_order(kind, flags, number)
+        if kind == _DATA:
+            self._receive_data(flags, number, payload)
+        elif kind == _HEADERS:
+            self._block = number, flags, b""
+            self._receive_headers(flags, number, _unpadded(flags, payload))
+        elif kind == _CONTINUATION:
+            self._receive_headers(flags, number, payload)
+        elif kind == _SETTINGS and not flags & _ACK:
+            self._receive_settings(payload)
+        elif kind == _PING and not flags & _ACK:
+            self.out.append(_frame(_PING, _ACK, 0, payload))
+        elif kind == _WINDOW_UPDATE:
+            self._receive_window(number, *_NUMBER.unpack(payload))
+        elif kind == _RST_STREAM:
+            self._receive_reset(number, *_NUMBER.unpack(payload))
+        elif kind == _GOAWAY:
+            self._receive_goodbye(*_GOING.unpack_from(payload))
+
+    def _check_order(self, kind: int, flags: int, number: int) -> None:
+        if not self.is_ready and (kind != _SETTINGS or flags & _ACK):
+            raise _BrokenError("it does not begin as HTTP/2 does")
+        if (self._block is None) is (kind == _CONTINUATION):
+            raise _BrokenError("headers without an end or a beginning")
+        is_unknown = number >= self._next or (number and number % 2 == 0)
+        if is_unknown or kind in (_OF_CONNECTIONS if number else _OF_STREAMS) or kind == _PUSH_PROMISE:
+            raise _BrokenError(f"a frame of kind {kind} for stream {number}")
+
+    def _receive_data(self, flags: int, number: int, payload: bytes) -> None:
+        self._refill += len(payload)
+        stream = self._streams.get(number)
+        if stream is not None:
+            stream.refill += len(payload)
+            payload = _unpadded(flags & ~_PRIORITY, payload)
+            stream.data.append(payload)
+            stream.received += len(payload)
+            if not stream.has_headers:
+                self._fail(number, "data came before the headers")
+            elif stream.received > stream.wanted:
+                self._look_at_length(number, stream)
+            if flags & _END_STREAM:
+                self._fail(number, "the answer ends without a status")
+        if self._refill >= _REFILL_BYTES:
+            refills = {0: self._refill, **{each: stream.refill for each, stream in self._streams.items()}}
+            self._refill = 0
+            for each, byte_size in refills.items():
+                if byte_size:
+                    self.out.append(_frame(_WINDOW_UPDATE, 0, each, _NUMBER.pack(byte_size)))
+            for stream in self._streams.values():
+                stream.refill = 0
+
+    def _look_at_length(self, number: int, stream: _Stream) -> None:
+        """Read the message's length, once it has come; more than that must not come."""
+        is_compressed, length = _PREFIX.unpack_from(b"".join(stream.data))
+        stream.wanted = _PREFIX.size + length
+        if is_compressed or stream.received > stream.wanted:
+            self._fail(number, "the message is compressed" if is_compressed else "the message is longer than it says")
+
+    def _receive_headers(self, flags: int, number: int, fragment: bytes) -> None:
+        assert self._block is not None
+        begun, first_flags, block = self._block
+        block += fragment
+        if begun != number or len(block) > _HEADER_BYTES:
+            raise _BrokenError("headers of two streams" if begun != number else "headers without end")
+        if not flags & _END_HEADERS:
+            self._block = number, first_flags, block
+            return
+        self._block = None
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in self._decoder.decode(block, raw=True)
+        }
+        stream = self._streams.get(number)
+        is_last = first_flags & _END_STREAM
+        status, kind = headers.get(":status", "200"), headers.get("content-type", "application/grpc")
+        if stream is None or (status.startswith("1") and not is_last):
+            return
+        if not stream.has_headers and status != "200":
+            code = _OF_HTTP.get(int(status), _UNKNOWN) if status.isdecimal() else _UNKNOWN
+            self._fail(number, f"Received http2 header with status: {status}", code)
+        elif not stream.has_headers and not kind.startswith("application/grpc"):
+            self._fail(number, f"the answer is {kind[:50]!r}, and not application/grpc", _UNKNOWN)
+        elif is_last:
+            code = int(told) if (told := headers.get("grpc-status", "")).isdecimal() else _UNKNOWN
+            if code == _OK and stream.has_headers:
+                self._usual_trailers = block
+            self._answer(number, stream, code, unquote(headers.get("grpc-message", "")))
+        elif stream.has_headers:
+            self._fail(number, "headers came twice")
+        else:
+            self._usual_headers = block
+            stream.has_headers = True
+
+    def _receive_settings(self, payload: bytes) -> None:
+        self.is_ready = True
+        for setting, value in _SETTING.iter_unpack(payload):
+            if setting == _MAX_CONCURRENT_STREAMS:
+                self._most_streams = value
+            elif setting == _MAX_FRAME_SIZE and _FRAME_BYTES <= value < 2**24:
+                self._frame_bytes = value
+            elif setting == _MAX_FRAME_SIZE or (setting == _INITIAL_WINDOW_SIZE and value > _MOST):
+                raise _BrokenError(f"setting {setting} is {value}")
+            elif setting == _INITIAL_WINDOW_SIZE:
+                for stream in self._streams.values():
+                    stream.window += value - self._first_window
+                self._first_window = value
+        self.out.append(_frame(_SETTINGS, _ACK, 0))
+        self._send_more()
+
+    def _receive_window(self, number: int, increment: int) -> None:
+        stream = self._streams.get(number)
+        if not number:
+            self._window += increment
+        elif stream is not None:
+            stream.window += increment
+        if not increment or self._window > _MOST or (stream is not None and stream.window > _MOST):
+            raise _BrokenError(f"a window grows by {increment} bytes")
+        self._send_more()
+
+    def _receive_goodbye(self, last: int, _: int) -> None:
+        self._is_going = True
+        for number in [number for number in self._streams if number > last]:
+            del self._streams[number]
+            self.ended[number] = Unanswered("the server takes no more calls: GOAWAY", may_have_begun=False)
+
+    def _receive_reset(self, number: int, code: int) -> None:
+        if self._streams.pop(number, None) is not None:
+            text = f"Received RST_STREAM with error code {code}"
+            is_refused = code == _REFUSED_STREAM
+            status = _OF_RESETS.get(code, _INTERNAL)
+            self.ended[number] = Unanswered(text, may_have_begun=False) if is_refused else Reply(status, text, b"")
+
+    def _send_more(self) -> None:
+        """Send what the windows allow of messages that have not been sent whole."""
+        for number, stream in self._streams.items():
+            while (
+                stream.unsent and (size := min(len(stream.unsent), self._frame_bytes, self._window, stream.window)) > 0
+            ):
+                piece, stream.unsent = stream.unsent[:size], stream.unsent[size:]
+                self._window -= size
+                stream.window -= size
+                self.out.append(_frame(_DATA, 0 if stream.unsent else _END_STREAM, number, piece))
+
+    def _answer(self, number: int, stream: _Stream, status: int, details: str) -> None:
+        message = b"".join(stream.data)
+        if status == _OK and len(message) != stream.wanted:
+            self._fail(number, f"the message ends after {len(message)} bytes")
+            return
+        if stream.unsent:  # the server does not want the rest
+            self.cancel(number)
+        self._streams.pop(number, None)
+        self.ended[number] = Reply(status, details, b"") if status else Reply(_OK, "", message[_PREFIX.size :])
+
+    def _fail(self, number: int, details: str, status: int = _INTERNAL) -> None:
+        """End a call whose answer is not gRPC's; the first reason stands."""
+        if number in self._streams:
+            self.cancel(number)
+            self.ended[number] = Reply(status, details, b"")
+
+    def _end(self, reason: str) -> None:
+        self.failure = self.failure or reason
+        for number in self._streams:
+            self.ended[number] = Unanswered(reason, may_have_begun=True)
+        self._streams.clear()
+
+
+_TLS: Final = (b"\x15\x03", b"\x16\x03")  # how its records begin: alerts, and handshakes
+
+
+def _frame(kind: int, flags: int, number: int, payload: bytes | memoryview = b"") -> bytes:
+    return _FRAME.pack(len(payload) >> 8, len(payload) & 0xFF, kind, flags, number) + payload
+
+
+def _unpadded(flags: int, payload: bytes) -> bytes:
+    """Return the payload of DATA or HEADERS without padding and priority."""
+    begin = (1 if flags & _PADDED else 0) + (5 if flags & _PRIORITY else 0)
+    end = len(payload) - (payload[0] if flags & _PADDED else 0)
+    if begin > end:
+        raise _BrokenError("more padding than payload")
+    return payload[begin:end]

@@ -1,0 +1,307 @@
+"""Calls over gRPC to servers that break off, stall, or speak otherwise: one error, in time, nothing sent twice."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from tritonclient.grpc import service_pb2
+
+from shm_backend_utils.client import (
+    ConnectionLostError,
+    DeadlineExceededError,
+    InferenceError,
+    ServerUnavailableError,
+)
+from shm_backend_utils.client.transports.connect import connect
+from tests.unit.test_closed_transports import OnLoop
+from tests.unit.wire.peers import (
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    SETTINGS,
+    TRAILERS,
+    H2Peer,
+    Listener,
+    answering,
+    block,
+    frame,
+    message,
+    requests_of,
+)
+
+PATIENCE_S = 10.0
+ANSWER = message(service_pb2.ModelConfigResponse().SerializeToString())
+Serve = Callable[[socket.socket], None]
+Connect = Callable[[str], Any]
+
+
+@pytest.fixture(params=["threads", "tasks"])
+def connected(request: pytest.FixtureRequest) -> Iterator[Connect]:
+    """Connect to a server, as clients for threads or for tasks do."""
+    ends: list[Callable[[], None]] = []
+
+    def connected(url: str) -> Any:
+        transport: Any = connect(url, None) if request.param == "threads" else OnLoop(url)
+        ends.append(transport.close if request.param == "threads" else transport.end)
+        return transport
+
+    yield connected
+    for end in ends:
+        end()
+
+
+def ask(transport: Any, timeout_s: float = PATIENCE_S) -> Any:
+    return transport.send(transport.codec.ask("model config", "m"), timeout_s)
+
+
+def answer_to(stream: int, content: bytes = ANSWER) -> bytes:
+    return (
+        frame(1, END_HEADERS, stream, block(HEADERS))
+        + frame(0, 0, stream, content)
+        + frame(1, END_HEADERS | END_STREAM, stream, block(TRAILERS))
+    )
+
+
+def after_request(data: Callable[[int], bytes], *, stays: bool = False) -> Serve:
+    """Return what a server does that answers each request so, and hangs up, or stays."""
+
+    def serve(connection: socket.socket) -> None:
+        connection.sendall(SETTINGS)
+        next_request = requests_of(connection)
+        while True:
+            connection.sendall(data(next_request()))
+            if not stays:
+                connection.shutdown(socket.SHUT_RDWR)
+                return
+
+    return serve
+
+
+def at_once(data: bytes) -> Serve:
+    """Return what a server does that speaks first, and never listens."""
+
+    def serve(connection: socket.socket) -> None:
+        connection.sendall(data)
+        while connection.recv(1 << 16):
+            pass
+
+    return serve
+
+
+def flood(data: bytes) -> Serve:
+    def serve(connection: socket.socket) -> None:
+        connection.sendall(SETTINGS)
+        requests_of(connection)()
+        while True:
+            connection.sendall(data)
+
+    return serve
+
+
+def drip(connection: socket.socket) -> None:
+    connection.sendall(SETTINGS)
+    stream = requests_of(connection)()
+    for byte in answer_to(stream) * 100:
+        connection.sendall(bytes([byte]))
+        time.sleep(0.05)
+
+
+HOSTILE: dict[str, tuple[Serve, type[Exception]]] = {
+    "HTTP/1": (at_once(b"HTTP/1.1 400 Bad Request\r\n\r\n"), ServerUnavailableError),
+    "TLS": (at_once(b"\x15\x03\x03\x00\x02\x02\x32" + bytes(9)), ServerUnavailableError),
+    "hangs up at once": (lambda connection: None, ServerUnavailableError),
+    "hangs up on a request": (after_request(lambda _: b""), ConnectionLostError),
+    "hangs up within the answer": (after_request(lambda stream: answer_to(stream)[:-3]), ConnectionLostError),
+    "a frame beyond the limit": (
+        after_request(lambda _: frame(0, 0, 1, bytes(20000)), stays=True),
+        ServerUnavailableError,
+    ),
+    "headers of 1 MB": (
+        after_request(lambda _: frame(1, 0, 1) + frame(9, 0, 1, bytes(16000)) * 64, stays=True),
+        ServerUnavailableError,
+    ),
+    "a reset": (
+        after_request(lambda stream: frame(3, 0, stream, bytes((0, 0, 0, 2))), stays=True),
+        ConnectionLostError,
+    ),
+    "an answer that cannot be read": (
+        after_request(lambda stream: answer_to(stream, message(b"\xff\xff")), stays=True),
+        InferenceError,
+    ),
+    "silence": (at_once(b""), DeadlineExceededError),
+    "silence after settings": (at_once(SETTINGS), DeadlineExceededError),
+    "no room for calls": (at_once(frame(4, 0, 0, bytes((0, 3, 0, 0, 0, 0)))), ServerUnavailableError),
+    "settings without end": (flood(SETTINGS * 1000), DeadlineExceededError),
+    "questions without end": (flood(frame(6, 0, 0, bytes(8)) * 1000), DeadlineExceededError),
+    "drips": (drip, DeadlineExceededError),
+}
+
+
+@pytest.mark.parametrize(("serve", "expected"), HOSTILE.values(), ids=HOSTILE)
+def test_a_call_ends_by_its_error_in_time(connected: Connect, serve: Serve, expected: type[Exception]) -> None:
+    requests = []
+
+    def counted(connection: socket.socket) -> None:
+        requests.append(connection)
+        serve(connection)
+
+    with Listener(counted) as listener:
+        transport = connected(listener.url)
+        begin = time.monotonic()
+        with pytest.raises(expected) as failure:
+            ask(transport, 0.5 if expected is DeadlineExceededError else PATIENCE_S)
+        assert type(failure.value) is expected
+        assert time.monotonic() - begin < PATIENCE_S / 2
+        assert len(requests) == 1, "it was sent again"
+
+
+def test_a_closed_port(connected: Connect) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(ServerUnavailableError, match="no Triton server answers"):
+        ask(connected(f"grpc://127.0.0.1:{port}"))
+
+
+def test_calls_that_had_not_begun_are_sent_again(connected: Connect) -> None:
+    """A server says goodbye to a call that it has not seen, refuses the next, and answers it on a third connection."""
+    behaviours = iter(
+        [
+            after_request(lambda _: frame(7, 0, 0, bytes(8)), stays=True),
+            after_request(
+                lambda stream: frame(3, 0, stream, bytes((0, 0, 0, 7))) + frame(7, 0, 0, bytes(8)), stays=True
+            ),
+            after_request(answer_to, stays=True),
+        ]
+    )
+    with Listener(lambda connection: next(behaviours)(connection)) as listener:  # noqa: PLW0108  # one for each
+        transport = connected(listener.url)
+        assert ask(transport) == service_pb2.ModelConfigResponse()
+        assert listener.accepted == 3
+
+
+def test_one_that_never_begins_is_not_sent_for_ever(connected: Connect) -> None:
+    with Listener(after_request(lambda _: frame(7, 0, 0, bytes(8)), stays=True)) as listener:
+        with pytest.raises(ServerUnavailableError, match="GOAWAY"):
+            ask(connected(listener.url))
+        assert listener.accepted == 3
+
+
+def test_a_connection_that_ended_between_two_calls_is_replaced(connected: Connect) -> None:
+    with Listener(after_request(answer_to)) as listener:
+        transport = connected(listener.url)
+        for count in range(1, 5):
+            ask(transport)
+            assert listener.accepted == count
+            time.sleep(0.05)  # in which the server hangs up
+
+
+def test_what_is_said_between_two_calls_is_heard(connected: Connect) -> None:
+    chatter = frame(6, 0, 0, bytes(8)) + frame(8, 0, 0, bytes((0, 0, 1, 0))) + SETTINGS
+    with Listener(after_request(lambda stream: answer_to(stream) + chatter, stays=True)) as listener:
+        transport = connected(listener.url)
+        for _ in range(20):
+            ask(transport)
+        assert listener.accepted == 1
+
+
+def test_a_late_answer_is_nobodys(connected: Connect) -> None:
+    may_answer = threading.Event()
+
+    def answer(peer: H2Peer, stream: int, _: bytes) -> None:
+        if stream == 1 and not may_answer.wait(0.4):
+            may_answer.set()
+        peer.send(stream, ANSWER)
+
+    with Listener(answering(answer)) as listener:
+        transport = connected(listener.url)
+        with pytest.raises(DeadlineExceededError):
+            ask(transport, 0.2)
+        assert ask(transport) == service_pb2.ModelConfigResponse()
+
+
+def test_large_requests_wait_for_their_windows(connected: Connect) -> None:
+    sizes: list[int] = []
+
+    def answer(peer: H2Peer, stream: int, received: bytes) -> None:
+        sizes.append(len(received))
+        peer.send(stream, ANSWER)
+
+    with Listener(answering(answer)) as listener:
+        transport = connected(listener.url)
+        message = transport.codec.load("m", {"file:1/x": bytes(700_000)})
+        with ThreadPoolExecutor(4) as threads:
+            for sent in [threads.submit(transport.send, message, PATIENCE_S) for _ in range(8)]:
+                sent.result()
+        assert sizes == [5 + message.request.ByteSize()] * 8
+
+
+def test_tasks_share_a_connection_and_each_gets_its_answer() -> None:
+    def answer(peer: H2Peer, stream: int, received: bytes) -> None:
+        name = service_pb2.ModelConfigRequest.FromString(received[5:]).name
+        response = service_pb2.ModelConfigResponse()
+        response.config.name = name
+        peer.send(stream, message(response.SerializeToString()))
+
+    async def main(url: str) -> None:
+        from shm_backend_utils.client.transports.connect import connect_async
+
+        transport = connect_async(url, None)
+        asks = [transport.send(transport.codec.ask("model config", f"m{n}"), PATIENCE_S) for n in range(100)]
+        assert [each.config.name for each in await asyncio.gather(*asks)] == [f"m{n}" for n in range(100)]
+        await transport.close()
+
+    with Listener(answering(answer)) as listener:
+        asyncio.run(main(listener.url))
+        assert listener.accepted == 1
+
+
+def test_a_signal_ends_a_call_and_its_connection() -> None:
+    with Listener(at_once(SETTINGS)) as listener:
+        transport = connect(listener.url, None)
+        before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+        try:
+            thread = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
+            thread.start()
+            with pytest.raises(KeyboardInterrupt):
+                ask(transport)
+            thread.join()
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert transport._connections._idle == []  # type: ignore[attr-defined]
+        transport.close()
+
+
+def test_signals_without_end_do_not_move_the_deadline() -> None:
+    with Listener(at_once(SETTINGS)) as listener:
+        transport = connect(listener.url, None)
+        before = signal.signal(signal.SIGALRM, lambda *_: None)
+        signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+        begin = time.monotonic()
+        try:
+            with pytest.raises(DeadlineExceededError):
+                ask(transport, 0.4)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert time.monotonic() - begin < 2
+        transport.close()
+
+
+def test_a_client_that_nobody_closes_leaves_no_socket() -> None:
+    with Listener(after_request(answer_to, stays=True)) as listener:
+        transport = connect(listener.url, None)
+        ask(transport)
+        before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+        del transport
+        gc.collect()
+        assert len(os.listdir("/proc/self/fd")) < before  # noqa: PTH208
