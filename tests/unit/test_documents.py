@@ -200,5 +200,10 @@ def test_what_a_docstring_says_is_raised_can_be_imported_beside_it(half: Any) ->
 
 
 def test_every_error_of_the_client_half_can_be_imported_from_it() -> None:
-    assert {*client_errors.__all__} - {*HALVES[0].__all__} == {"deadline_exceeded", "translated", "unavailable"}
+    assert {*client_errors.__all__} - {*HALVES[0].__all__} == {
+        "deadline_exceeded",
+        "proxy_for",
+        "translated",
+        "unavailable",
+    }
     assert not {*of_the_client()} - {*HALVES[0].__all__}

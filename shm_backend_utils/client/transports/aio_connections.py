@@ -10,7 +10,7 @@ from typing import Any, Final
 from ...errors import ClosedError
 from ..errors import deadline_exceeded
 from .conversation import Conversation, Unanswered
-from .server import MOST_ATTEMPTS, Server, handshake_told, may_be_sent_again
+from .server import MOST_ATTEMPTS, Server, handshake_told
 from .transport import is_cancelled
 
 __all__ = ["AsyncConnections"]
@@ -43,11 +43,13 @@ class AsyncConnections:
                 raise deadline_exceeded(self._server.address) from None
             if not line.is_listed and line.is_fit():
                 self._list(line)
-            if not may_be_sent_again(outcome):
+            if not isinstance(outcome, Unanswered):
+                return outcome
+            if self._is_closed:
+                raise ClosedError("this client")
+            if outcome.may_have_begun:
                 break
-        if self._is_closed and isinstance(outcome, Unanswered):
-            raise ClosedError("this client")
-        return self._server.answer(outcome)
+        raise self._server.unanswered(outcome)
 
     async def close(self) -> None:
         """End the connections, and what is under way on them. Twice is fine."""

@@ -7,18 +7,19 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import Callable
 from typing import Any, Final
 
 from ...errors import ClosedError
 from ...forks import forsake_in_children
 from ..errors import deadline_exceeded
-from .server import MOST_ATTEMPTS, Server, handshake_told, may_be_sent_again
+from .conversation import Unanswered
+from .server import MOST_ATTEMPTS, Server, handshake_told
 
 __all__ = ["Connections"]
 
-_PIECE: Final = 1 << 18  # bytes that are received at once
-_SMALL: Final = 1 << 15  # bytes; up to so many are sent in one piece
+_PIECE: Final = 1 << 18  # bytes that are received at once, or sent
+_MOST_NEWS: Final = 8  # pieces that a server sends unasked
+_LEAST_S: Final = 1e-3  # a timeout of 0 would be none
 _LOOK_S: Final = 1.0
 """So long a socket waits before the time is looked at. To set its timeout for each request would take longer."""
 
@@ -47,9 +48,9 @@ class Connections:
             is_kept = False
             try:
                 self._check_is_open()  # whoever closed before this was in use has not hung up on it
-                conversation = connection.conversation
                 if not connection.is_open:
                     connection.open(deadline)
+                conversation = connection.conversation
                 number = conversation.begin(request, deadline - time.monotonic())
                 while number not in conversation.ended:
                     connection.take_turn(deadline)
@@ -68,10 +69,12 @@ class Connections:
                 self._in_use.discard(connection)
             if self._is_closed:
                 self.close()
-            self._check_is_open()
-            if not may_be_sent_again(outcome):
+                raise ClosedError("this client")
+            if not isinstance(outcome, Unanswered):
+                return outcome
+            if outcome.may_have_begun:
                 break
-        return self._server.answer(outcome)
+        raise self._server.unanswered(outcome)
 
     def forsake(self) -> None:
         """Close the parent's sockets in a forked child: they would keep the connections from ending."""
@@ -92,10 +95,10 @@ class Connections:
             raise ClosedError("this client") from None
 
     def _taken(self) -> _Connection:
-        with contextlib.suppress(IndexError):
-            while True:
+        while self._idle:
+            with contextlib.suppress(IndexError):  # another thread has taken it
                 connection = self._idle.pop()
-                if connection.is_fit():
+                if not connection.has_news(0) or connection.is_fit():
                     return connection
                 connection.close()
         return _Connection(self._server)
@@ -105,11 +108,13 @@ class _Connection:
     """One socket, and what is said over it."""
 
     def __init__(self, server: Server) -> None:
+        poll = select.poll()
         self.conversation = server.conversation()
-        self._server = server
         self.is_open = False
+        self.has_news = poll.poll
+        self._server = server
+        self._watch = poll.register
         self._socket: Any = None
-        self._poll = select.poll()
         self._timeout_s = 0.0
 
     def open(self, deadline: float) -> None:
@@ -120,7 +125,7 @@ class _Connection:
         if tls is not None:
             with handshake_told():
                 self._socket = tls.wrap_socket(self._socket, server_hostname=host)
-        self._poll.register(self._socket, select.POLLIN)
+        self._watch(self._socket, select.POLLIN)
         while not (self.conversation.is_ready or self.conversation.failure):
             self.take_turn(deadline)
         refusal = self._server.refusal(self.conversation)
@@ -129,29 +134,39 @@ class _Connection:
         self.is_open = True
 
     def is_fit(self) -> bool:
-        """Return whether a request may be sent, after all that the server has said since the last one."""
-        if self._poll.poll(0):
-            self._timeout_s = 0.0
+        """Hear what the server has said since the last request, and return whether another one may be sent."""
+        self._timeout_s = 0.0
+        self._socket.settimeout(0)
+        for _ in range(_MOST_NEWS):
+            if not self.has_news(0):
+                return self.conversation.has_room and not self.conversation.failure
             try:
-                self._socket.settimeout(0)
                 self.conversation.receive(self._socket.recv(_PIECE))
             except (BlockingIOError, ssl.SSLWantReadError):  # what came is TLS's own
-                return True
+                continue
             except OSError:
-                return False
-        return self.conversation.has_room and not self.conversation.failure
+                break
+        return False
 
     def take_turn(self, deadline: float) -> None:
         """Send what is to be sent, and receive what comes then."""
-        out = self.conversation.out
-        if out:
-            parts = out if sum(map(len, out)) > _SMALL else (b"".join(out),)
-            for part in parts:
-                sent = self._in_time(self._socket.send, part, deadline)
-                while sent < len(part):
-                    sent += self._in_time(self._socket.send, memoryview(part)[sent:], deadline)
-            out.clear()
-        self.conversation.receive(self._in_time(self._socket.recv, _PIECE, deadline))
+        conversation, sock = self.conversation, self._socket
+        out = conversation.out
+        if len(out) > 1 and sum(map(len, out)) <= _PIECE:
+            out[:] = (b"".join(out),)
+        while True:
+            wait_s = min(deadline - time.monotonic(), _LOOK_S)
+            if wait_s <= 0:
+                raise TimeoutError
+            if wait_s != self._timeout_s:
+                sock.settimeout(wait_s)
+                self._timeout_s = wait_s
+            with contextlib.suppress(TimeoutError):
+                while out:
+                    sent = sock.send(out[0])
+                    out[:1] = (memoryview(out[0])[sent:],) if sent < len(out[0]) else ()
+                conversation.receive(sock.recv(_PIECE))
+                return
 
     def hang_up(self) -> None:
         """End the connection, for the thread that uses it."""
@@ -162,16 +177,6 @@ class _Connection:
     def close(self) -> None:
         if self._socket is not None:
             self._socket.close()
-
-    def _in_time(self, work: Callable[[Any], Any], argument: Any, deadline: float) -> Any:
-        """Do what waits for the socket; TimeoutError once the deadline has passed."""
-        while True:
-            wait_s = min(_left_until(deadline), _LOOK_S)
-            if wait_s != self._timeout_s:
-                self._socket.settimeout(wait_s)
-                self._timeout_s = wait_s
-            with contextlib.suppress(TimeoutError):
-                return work(argument)
 
 
 class _Socket(socket.socket):
@@ -188,7 +193,7 @@ def _connected(host: str, port: int, deadline: float) -> socket.socket:
         family, kind, protocol, _, address = addresses.pop(0)
         sock = _Socket(family, kind, protocol)
         try:
-            sock.settimeout(_left_until(deadline))
+            sock.settimeout(max(deadline - time.monotonic(), _LEAST_S))
             sock.connect(address)
         except OSError:
             sock.close()
@@ -196,10 +201,3 @@ def _connected(host: str, port: int, deadline: float) -> socket.socket:
                 raise
         else:
             return sock
-
-
-def _left_until(deadline: float) -> float:
-    left_s = deadline - time.monotonic()
-    if left_s <= 0:
-        raise TimeoutError
-    return left_s

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ssl
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from ...memory.descriptors import NO_DESCRIPTORS, no_descriptors
 from ...telling import telling
 from ..errors import unavailable
 from .conversation import Conversation, Unanswered
 
-__all__ = ["MOST_ATTEMPTS", "Server", "handshake_told", "may_be_sent_again"]
+__all__ = ["MOST_ATTEMPTS", "Server", "handshake_told"]
 
 MOST_ATTEMPTS: Final = 3
 """So often a request is sent that never begins."""
@@ -38,11 +38,9 @@ class Server(NamedTuple):
             return None
         return unavailable(self.address, conversation.failure or "failed to connect: it takes no requests")
 
-    def answer(self, outcome: Any) -> Any:
-        """Return the answer; raise the error for a request without one."""
-        if isinstance(outcome, Unanswered):
-            raise unavailable(self.address, outcome.reason)
-        return outcome
+    def unanswered(self, outcome: Unanswered) -> Exception:
+        """Return the error for a request without an answer."""
+        return unavailable(self.address, outcome.reason)
 
 
 def handshake_told() -> telling[OSError]:
@@ -51,8 +49,3 @@ def handshake_told() -> telling[OSError]:
         (ssl.SSLError, ConnectionResetError),
         lambda error: OSError(f"TLS handshake: {type(error).__name__}: {error}"),
     )
-
-
-def may_be_sent_again(outcome: Any) -> bool:
-    """Return whether a request has certainly not begun."""
-    return isinstance(outcome, Unanswered) and not outcome.may_have_begun

@@ -228,5 +228,5 @@ def _parameters_grpc(message: Any) -> dict[str, Any]:
 
 def _parameters_http(message: Any) -> dict[str, Any]:
     length = int(message.headers["Inference-Header-Content-Length"])
-    found: dict[str, Any] = json.loads(message.body[:length]).get("parameters", {})
+    found: dict[str, Any] = json.loads(b"".join(message.body)[:length]).get("parameters", {})
     return found

@@ -196,8 +196,9 @@ def test_one_that_never_begins_is_not_sent_for_ever(connected: Connect) -> None:
         assert listener.accepted == 3
 
 
-def test_a_connection_that_ended_between_two_calls_is_replaced(connected: Connect) -> None:
-    with Listener(after_request(answer_to)) as listener:
+@pytest.mark.parametrize("last_words", [b"", frame(6, 0, 0, bytes(8))])
+def test_a_connection_that_ended_between_two_calls_is_replaced(connected: Connect, last_words: bytes) -> None:
+    with Listener(after_request(lambda stream: answer_to(stream) + last_words)) as listener:
         transport = connected(listener.url)
         for count in range(1, 5):
             ask(transport)

@@ -2,35 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
+import tritonclient.grpc.aio
 
-from shm_backend_utils.client import ShmClient
+from shm_backend_utils.client import AsyncShmClient, ShmClient
 
 from ...figures import Figure
 from ..bench import Bench
 from ..payloads import Floats, endless, in_band, repeated, varying
 from ..ways import OURS, STOCK, RegisteredPair
 
-INFER_OVER_STOCK: Final[Mapping[int, float]] = {1: 1.1, 4: 1.0, 64: 0.85}
-"""At most, by KiB."""
+INFER_OVER_STOCK: Final[Mapping[str, Mapping[int, float]]] = {
+    "grpc": {64: 0.8, 2**10: 0.8, 2**12: 0.8, 2**14: 0.8, 2**16: 0.7},
+    "http": {2**10: 0.9, 2**16: 0.6},
+    "asyncio": {2**10: 0.8, 2**14: 0.8, 2**16: 0.75},
+}
+"""At most, by bytes."""
 PLAIN_BYTES: Final[Mapping[str, int]] = {"1 KiB": 2**10, "64 KiB": 2**16, "1 MiB": 2**20}
 PLAIN_OVER_STOCK: Final = 1.05
+UNIT: Final = "× tritonclient in band with a stock model"
 ROUNDS_PER_ROUND: Final = 5
 
 
 def infer_beside_stock(bench: Bench) -> list[Figure]:
     """Measure `infer` with shapes that vary beside tritonclient in band with the stock model, on the same arrays."""
+    figures = [
+        figure for protocol in bench.urls for figure in _infer_over(bench, protocol, INFER_OVER_STOCK[protocol].items())
+    ]
+    return [*figures, *asyncio.run(_infer_in_tasks(bench))]
+
+
+def _infer_over(bench: Bench, protocol: str, limits: Iterable[tuple[int, float]]) -> list[Figure]:
     figures = []
-    with ShmClient(bench.server.grpc_url) as client:
-        plain = bench.plain_client()
+    with ShmClient(bench.urls[protocol]) as client:
+        plain = bench.plain_client(protocol)
         try:
-            for kibibytes, limit in INFER_OVER_STOCK.items():
-                ours, theirs = (endless(varying(kibibytes << 10)) for _ in range(2))
+            for byte_size, limit in limits:
+                ours, theirs = (endless(varying(byte_size)) for _ in range(2))
 
                 def infer(given: Any = ours) -> float:
                     x = next(given)
@@ -38,16 +52,45 @@ def infer_beside_stock(bench: Bench) -> list[Figure]:
                         return float(result["OUTPUT0"][-1])
 
                 def plain_infer(given: Any = theirs) -> float:
-                    return float(plain.infer(STOCK, in_band(next(given))).as_numpy("OUTPUT0")[-1])
+                    return float(plain.infer(STOCK, in_band(next(given), protocol)).as_numpy("OUTPUT0")[-1])
 
-                name = f"infer, around {kibibytes} KiB, shapes varying"
-                cases = {"ours": infer, "stock": plain_infer}
-                medians = bench.measure(name, cases, ROUNDS_PER_ROUND * bench.amounts.rounds)
-                unit = "× tritonclient in band with a stock model"
-                figures.append(medians.ratio(name, "ours", "stock", unit, at_most=limit))
+                name = _name(protocol, byte_size)
+                rounds = ROUNDS_PER_ROUND * bench.amounts.rounds
+                medians = bench.measure(name, {"ours": infer, "stock": plain_infer}, rounds)
+                figures.append(medians.ratio(name, "ours", "stock", UNIT, at_most=limit))
         finally:
             plain.close()
     return figures
+
+
+async def _infer_in_tasks(bench: Bench) -> list[Figure]:
+    figures = []
+    plain = tritonclient.grpc.aio.InferenceServerClient(bench.server.grpc_url)
+    async with AsyncShmClient(bench.server.grpc_url) as client:
+        try:
+            for byte_size, limit in INFER_OVER_STOCK["asyncio"].items():
+                ours, theirs = (endless(varying(byte_size)) for _ in range(2))
+
+                async def infer(given: Any = ours) -> float:
+                    x = next(given)
+                    with await client.infer(OURS, {"INPUT0": x}, outputs={"OUTPUT0": x.nbytes}) as result:
+                        return float(result["OUTPUT0"][-1])
+
+                async def plain_infer(given: Any = theirs) -> float:
+                    return float((await plain.infer(STOCK, in_band(next(given)))).as_numpy("OUTPUT0")[-1])
+
+                name = _name("asyncio", byte_size)
+                rounds = ROUNDS_PER_ROUND * bench.amounts.rounds
+                medians = await bench.measure_async(name, {"ours": infer, "stock": plain_infer}, rounds)
+                figures.append(medians.ratio(name, "ours", "stock", UNIT, at_most=limit))
+        finally:
+            await plain.close()
+    return figures
+
+
+def _name(way: str, byte_size: int) -> str:
+    size = f"{byte_size} B" if byte_size < 2**10 else f"{byte_size >> 10} KiB"
+    return f"{way}: infer, around {size}, shapes varying"
 
 
 def plain_clients(bench: Bench) -> list[Figure]:

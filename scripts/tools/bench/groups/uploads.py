@@ -20,7 +20,7 @@ from ..payloads import Upload, in_band, uploads_of
 from ..rates import Rates, rate_ratio, rates_of_threads
 
 BYTES: Final = {"50 KB": 50_000, "1 MB": 1_000_000}
-LEAST: Final[Mapping[str, float]] = {"50 KB": 1.0, "1 MB": 1.5}
+LEAST: Final[Mapping[str, float]] = {"50 KB": 1.2, "1 MB": 1.5}
 THREADS: Final = {"1 thread": 1, "4 threads": 4}
 OURS: Final = "session_row_sums"
 STOCK: Final = "stock_row_sums"

@@ -28,7 +28,8 @@ _OF_STREAMS: Final = frozenset({_DATA, _HEADERS, _RST_STREAM, _CONTINUATION})
 _END_STREAM, _ACK, _END_HEADERS, _PADDED, _PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
 _HEADER_TABLE_SIZE, _ENABLE_PUSH, _MAX_CONCURRENT_STREAMS, _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE = range(1, 6)
 
-_FRAME: Final = struct.Struct(">HBBBL")  # its length in two parts, kind, flags, stream
+_FRAME: Final = struct.Struct(">LBL")  # its length and, in the last byte, kind; flags, stream
+_FRAME_HEAD: Final = _FRAME.size
 _SETTING: Final = struct.Struct(">HL")
 _NUMBER: Final = struct.Struct(">L")
 _GOING: Final = struct.Struct(">LL")  # the last stream, an error's code
@@ -37,6 +38,7 @@ _PREFIX: Final = struct.Struct(">BL")  # of a message: whether it is compressed,
 _MOST: Final = 2**31 - 1  # of windows, and of stream numbers
 _FIRST_WINDOW: Final = 2**16 - 1
 _FRAME_BYTES: Final = 2**14  # of a frame, unless the receiver allows more
+_TOO_LONG: Final = (_FRAME_BYTES + 1) << 8
 _REFILL_BYTES: Final = 2**30  # after so many, the server is told that it may send as many more
 _HEADER_BYTES: Final = 2**16
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -124,6 +126,7 @@ class Http2(Conversation):
         self._first_window = _FIRST_WINDOW  # of each stream
         self._frame_bytes = _FRAME_BYTES
         self._most_streams = _MOST
+        self._has_unsent = False
 
     @property
     def has_room(self) -> bool:
@@ -139,14 +142,15 @@ class Http2(Conversation):
         head = b"%b%b%c%b" % (head, _TIMEOUT, len(told), told)
         prefix = _PREFIX.pack(0, len(message))
         size = len(prefix) + len(message)
-        begin = _FRAME.pack(len(head) >> 8, len(head) & 0xFF, _HEADERS, _END_HEADERS, number)
+        begin = _FRAME.pack(len(head) << 8 | _HEADERS, _END_HEADERS, number)
         if size <= self._frame_bytes and size <= self._window and size <= stream.window:
             self._window -= size
-            data = _FRAME.pack(size >> 8, size & 0xFF, _DATA, _END_STREAM, number)
+            data = _FRAME.pack(size << 8, _END_STREAM, number)
             self.out.append(b"".join((begin, head, data, prefix, message)))
         else:
             self.out += (begin, head)
             stream.unsent = memoryview(prefix + message)
+            self._has_unsent = True
             self._send_more()
         return number
 
@@ -167,38 +171,42 @@ class Http2(Conversation):
 
     def _receive_frames(self, data: bytes) -> bytes:
         """Take all frames that have come whole, and return the rest."""
-        at = 0
-        streams = self._streams
-        while len(data) - at >= _FRAME.size:
-            high, low, kind, flags, number = _FRAME.unpack_from(data, at)
-            begin = at + _FRAME.size
-            end = begin + (high << 8 | low)
-            if end - begin > _FRAME_BYTES:
-                raise _BrokenError(f"a frame of {end - begin} bytes")
-            if end > len(data):
+        at, size = 0, len(data)
+        while at + _FRAME_HEAD <= size:
+            word, flags, number = _FRAME.unpack_from(data, at)
+            begin = at + _FRAME_HEAD
+            end = begin + (word >> 8)
+            if word >= _TOO_LONG:
+                raise _BrokenError(f"a frame of {word >> 8} bytes")
+            if end > size:
                 break
             payload = data[begin:end]
             at = end
-            stream = streams.get(number)
+            kind = word & 0xFF
+            stream = self._streams.get(number)
             if stream is None:
                 self._receive_frame(kind, flags, number, payload)
+            elif kind == _HEADERS and payload == self._usual_trailers and flags == _END_HEADERS | _END_STREAM:
+                self._answer(number, stream, _OK, "")
+            elif kind == _HEADERS and payload == self._usual_headers and flags == _END_HEADERS:
+                stream.has_headers = True
             elif kind == _DATA and not flags and stream.has_headers and self._refill < _REFILL_BYTES:
+                length = len(payload)
                 stream.data.append(payload)
-                stream.received += len(payload)
-                stream.refill += len(payload)
-                self._refill += len(payload)
+                stream.received += length
+                stream.refill += length
+                self._refill += length
                 if stream.received > stream.wanted:
                     self._look_at_length(number, stream)
-            elif kind == _HEADERS and flags == _END_HEADERS and payload == self._usual_headers:
-                stream.has_headers = True
-            elif kind == _HEADERS and flags == _END_HEADERS | _END_STREAM and payload == self._usual_trailers:
-                self._answer(number, stream, _OK, "")
             else:
                 self._receive_frame(kind, flags, number, payload)
         return data[at:]
 
     def _receive_frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         """Take a frame of any kind, and of any stream."""
+        if kind == _WINDOW_UPDATE and not number and self.is_ready and self._block is None:  # the most frequent
+            self._receive_window(number, *_NUMBER.unpack(payload))
+            return
         self._check_order(kind, flags, number)
         if kind == _DATA:
             self._receive_data(flags, number, payload)
@@ -315,7 +323,8 @@ class Http2(Conversation):
             stream.window += increment
         if not increment or self._window > _MOST or (stream is not None and stream.window > _MOST):
             raise _BrokenError(f"a window grows by {increment} bytes")
-        self._send_more()
+        if self._has_unsent:
+            self._send_more()
 
     def _receive_goodbye(self, last: int, _: int) -> None:
         self._is_going = True
@@ -332,6 +341,7 @@ class Http2(Conversation):
 
     def _send_more(self) -> None:
         """Send what the windows allow of messages that have not been sent whole."""
+        self._has_unsent = False
         for number, stream in self._streams.items():
             while (
                 stream.unsent and (size := min(len(stream.unsent), self._frame_bytes, self._window, stream.window)) > 0
@@ -340,9 +350,10 @@ class Http2(Conversation):
                 self._window -= size
                 stream.window -= size
                 self.out.append(_frame(_DATA, 0 if stream.unsent else _END_STREAM, number, piece))
+            self._has_unsent = self._has_unsent or bool(stream.unsent)
 
     def _answer(self, number: int, stream: _Stream, status: int, details: str) -> None:
-        message = b"".join(stream.data)
+        message = b"".join(stream.data)  # no copy if it came in one frame
         if status == _OK and len(message) != stream.wanted:
             self._fail(number, f"the message ends after {len(message)} bytes")
             return
@@ -368,7 +379,7 @@ _TLS: Final = (b"\x15\x03", b"\x16\x03")  # how its records begin: alerts, and h
 
 
 def _frame(kind: int, flags: int, number: int, payload: bytes | memoryview = b"") -> bytes:
-    return _FRAME.pack(len(payload) >> 8, len(payload) & 0xFF, kind, flags, number) + payload
+    return _FRAME.pack(len(payload) << 8 | kind, flags, number) + payload
 
 
 def _unpadded(flags: int, payload: bytes) -> bytes:
