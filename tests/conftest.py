@@ -16,6 +16,7 @@ import tritonclient.grpc
 from hypothesis import HealthCheck, settings
 
 from shm_backend_utils.cli.common.sample_models import copy_models, copy_sample_models, models_in
+from shm_backend_utils.client.transports.grpc.address import GrpcAddress
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.server import EmbeddedServer, Installation
 from shm_backend_utils.server.install import FOLDER_VARIABLE, default_folder
@@ -64,6 +65,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--examples", type=int, default=150, help="runs of tests/property/slot_machine; default: %(default)s"
     )
+    group.addoption("--grpcio", action="store_true", help="have grpcio carry all calls over gRPC")
 
 
 class Herald:
@@ -103,6 +105,8 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line("markers", "every_flavour: on each of the four clients, not on one of them")
     config.addinivalue_line("markers", "long: with --all alone")
+    if config.getoption("--grpcio"):
+        GrpcAddress.needs_grpcio = lambda self: "the tests"  # type: ignore[method-assign]
     if os.environ.get(FOLDER_VARIABLE):
         try:
             Installation(default_folder()).check()

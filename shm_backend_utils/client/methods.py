@@ -372,8 +372,10 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
         return self._ask(timeout_s, unload, model, unload_dependents)
 
     def __repr__(self) -> str:
-        state = "closed" if self._core is None else self._core.state
-        return f"<{type(self).__name__} {vars(self).get('_settings', 'of no server')} {state}>"
+        core = self._core
+        state = "closed" if core is None else core.state
+        wire = f" wire={core.codec.wire}" if core is not None and state == "open" and core.codec.wire else ""
+        return f"<{type(self).__name__} {vars(self).get('_settings', 'of no server')}{wire} {state}>"
 
     @abstractmethod
     def _begin(self) -> None:

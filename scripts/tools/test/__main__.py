@@ -137,7 +137,7 @@ def run(chosen: argparse.Namespace, for_pytest: list[str]) -> int:
         if chosen.all:
             tally.run(set_up(OLDEST_PYTHON, numpy1=False), ON_OLDEST_PYTHON)
             if (newest := on_newest(environment, None)) is not None:
-                tally.run(newest, [*amount, *ALL_ON_NEWEST])
+                tally.run(newest, [*amount, "--grpcio", *ALL_ON_NEWEST])  # else our own sockets do
     return tally.finish()
 
 

@@ -93,6 +93,8 @@ class PathChooser:
         prefers_inline = self._inline_bytes > 0 and path == _DIRECT and unexplained.open(_INLINE) and not has_strings
         if prefers_inline:
             checks = (*checks, self._check_small(spec))
+        if self._codec.wire:
+            checks = (*checks, self._check_wire())
         explanation = Explanation(spec.name, path, reason or "nothing stands against it", checks)
         model.reason = explanation.reason
         if model.explanation != explanation:
@@ -113,6 +115,13 @@ class PathChooser:
             "faster then; inline_bytes=0 of the client has them go direct"
         )
         return Check("small calls?", True, detail, ())
+
+    def _check_wire(self) -> Check:
+        reason = self._codec.needs_grpcio
+        slower = f"requests are carried by grpcio, which takes longer, because of {reason}"
+        return Check(
+            "own sockets?", not reason, slower if reason else "requests are carried by sockets of the client", ()
+        )
 
     def refuse(self, model: KnownModel, path: str, reason: str, kind: RegionKind = RegionKind.SYSTEM) -> None:
         """Take note that a path turned out to be closed for a model; or sealed memory, where other memory may do.

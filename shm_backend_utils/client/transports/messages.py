@@ -52,6 +52,10 @@ class Codec(ABC):
 
     address: str = ""
     """The server's, with its scheme; empty for one that is no address, and whose processes nobody can look at."""
+    wire: str = ""
+    """What carries requests that have one answer: ``"sockets"`` of this client, or ``"grpcio"``; empty if nothing."""
+    needs_grpcio: str = ""
+    """Why it is grpcio, for people."""
     inline_bytes: ClassVar[int]
     """Up to how many bytes of tensors a request in band is faster than one that names a slot; ``docs/bench.md``."""
 

@@ -21,6 +21,7 @@ from shm_backend_utils.client import (
     DeadlineExceededError,
     InferenceError,
     ServerUnavailableError,
+    ShmClient,
 )
 from shm_backend_utils.client.transports.connect import connect
 from tests.unit.test_closed_transports import OnLoop
@@ -306,3 +307,15 @@ def test_a_client_that_nobody_closes_leaves_no_socket() -> None:
         del transport
         gc.collect()
         assert len(os.listdir("/proc/self/fd")) < before  # noqa: PTH208
+
+
+def test_a_client_says_what_carries_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("grpc_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with Listener(answering(lambda peer, stream, _: peer.send(stream, ANSWER))) as listener:
+        with ShmClient(listener.url, timeout_s=PATIENCE_S) as client:
+            assert repr(client).endswith(" wire=sockets open>")
+        monkeypatch.delenv("no_proxy")
+        transport = connect(listener.url, None)
+        assert transport.codec.needs_grpcio == "the proxy in the environment variable grpc_proxy"
+        transport.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import select
 import urllib.parse
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ waits longer after each attempt, up to two minutes."""
 
 
 _DESCRIPTORS: Final = 10
+_PLACE: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:/\[\]]+):[0-9]+")  # HOST:PORT
 
 
 @dataclass(frozen=True)
@@ -50,14 +52,21 @@ class GrpcAddress:
             return module.insecure_channel(self.target, options=self.options)
         return module.secure_channel(self.target, self.credentials, options=self.options)
 
-    def server_of_unary_calls(self) -> Server | None:
-        """Return where sockets of this client's go for unary calls; None where something needs a channel of gRPC's."""
-        if self.credentials is not None or self.options is not CHANNEL_OPTIONS or proxy_for(str(self)):
-            return None
+    def needs_grpcio(self) -> str:
+        """Return why unary calls go over a channel of gRPC's; empty if this client's own sockets do."""
+        if self.credentials is not None:
+            return "TLS"
+        if self.options is not CHANNEL_OPTIONS:
+            return "options of the channel"
+        if _PLACE.fullmatch(self.target) is None:
+            return "an address in gRPC's own words"
+        proxy = proxy_for(str(self))
+        return f"the proxy in the environment variable {proxy}" if proxy else ""
+
+    def server(self) -> Server:
+        """Return where this client's own sockets go."""
         place = urllib.parse.urlsplit(f"//{self.target}")
-        if not place.hostname or place.port is None:
-            return None
-        return Server(place.hostname, place.port, str(self), Http2)
+        return Server(place.hostname or "", place.port or 0, str(self), Http2)
 
     def __str__(self) -> str:
         return f"{'grpc' if self.credentials is None else 'grpcs'}://{self.target}"

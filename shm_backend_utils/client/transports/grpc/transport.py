@@ -44,6 +44,8 @@ class _Grpc:
         self.codec: Codec = GrpcCodec(complete)
         self.host = address.host
         self.address = self.codec.address = str(address)
+        self.codec.needs_grpcio = address.needs_grpcio()
+        self.codec.wire = "grpcio" if self.codec.needs_grpcio else "sockets"
         self._grpc_address = address
         self._heads: dict[str, bytes] = {}
         self._is_closed = False
@@ -79,8 +81,7 @@ class GrpcTransport(_Grpc, Transport):
 
     def __init__(self, address: GrpcAddress, complete: Callable[[Metadata], Metadata] | None = None) -> None:
         super().__init__(address, complete)
-        server = address.server_of_unary_calls()
-        self._connections = None if server is None else Connections(server)
+        self._connections = None if self.codec.needs_grpcio else Connections(address.server())
         self._lock = threading.Lock()
         self._channel: grpc.Channel | None = None
         self._stub: Any = None
@@ -155,8 +156,7 @@ class AsyncGrpcTransport(_Grpc, AsyncTransport):
     def __init__(self, address: GrpcAddress) -> None:
         super().__init__(address)
         self._process = os.getpid()
-        server = address.server_of_unary_calls()
-        self._connections = None if server is None else AsyncConnections(server)
+        self._connections = None if self.codec.needs_grpcio else AsyncConnections(address.server())
         self._channel: grpc.aio.Channel | None = None
         self._stub: Any = None
         self._streams = AsyncStreams()

@@ -32,6 +32,7 @@ class _Http:
         self.codec: Codec = HttpCodec()
         self.host = host
         self.address = self.codec.address = f"{'http' if tls is None else 'https'}://{address}"
+        self.codec.wire = "sockets"
         place = urllib.parse.urlsplit(self.address)
         port = place.port or _PORTS[place.scheme]
         self._server = Server(host, port, self.address, Http1, None if tls is None else _context(tls))
