@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shm_backend_utils.client.transports.conversation import Unanswered
-from shm_backend_utils.client.transports.grpc.http2 import Call, Http2, Reply, head_of
+from shm_backend_utils.client.transports.grpc.http2 import Call, Http2, Reply
+from shm_backend_utils.client.transports.grpc.transport import head_of
 from tests.unit.wire.peers import (
     END_HEADERS,
     END_STREAM,

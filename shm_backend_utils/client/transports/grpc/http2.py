@@ -15,21 +15,16 @@ import hpack
 
 from ..conversation import Conversation, Unanswered
 
-__all__ = ["Call", "Http2", "Reply", "head_of"]
+__all__ = ["Call", "Http2", "Reply"]
 
 # Kinds of frames, their flags, and settings
-_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PUSH_PROMISE, _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = (
-    0,
-    1,
-    *range(3, 10),
-)
+_DATA, _HEADERS, _, _RST_STREAM, _SETTINGS, _PUSH_PROMISE, _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = range(10)
 _OF_CONNECTIONS: Final = frozenset({_SETTINGS, _PING, _GOAWAY})
 _OF_STREAMS: Final = frozenset({_DATA, _HEADERS, _RST_STREAM, _CONTINUATION})
 _END_STREAM, _ACK, _END_HEADERS, _PADDED, _PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
 _HEADER_TABLE_SIZE, _ENABLE_PUSH, _MAX_CONCURRENT_STREAMS, _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE = range(1, 6)
 
 _FRAME: Final = struct.Struct(">LBL")  # its length and, in the last byte, kind; flags, stream
-_FRAME_HEAD: Final = _FRAME.size
 _SETTING: Final = struct.Struct(">HL")
 _NUMBER: Final = struct.Struct(">L")
 _GOING: Final = struct.Struct(">LL")  # the last stream, an error's code
@@ -43,6 +38,7 @@ _REFILL_BYTES: Final = 2**30  # after so many, the server is told that it may se
 _HEADER_BYTES: Final = 2**16
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _TIMEOUT: Final = b"\x00\x0cgrpc-timeout"
+_TLS: Final = (b"\x15\x03", b"\x16\x03")  # how TLS's records begin: alerts, and handshakes
 
 # gRPC's status codes, and those for HTTP's status and for the code of RST_STREAM
 _OK, _UNKNOWN, _INTERNAL = 0, 2, 13
@@ -52,9 +48,9 @@ _OF_RESETS: Final = {_CANCEL: 1, 11: 8, 12: 7}
 
 
 class Call(NamedTuple):
-    """A request. The head is :func:`head_of` the procedure."""
+    """A request."""
 
-    head: bytes
+    head: bytes  # in HPACK, without the timeout; by no table that both sides would keep
     message: bytes
 
 
@@ -64,19 +60,6 @@ class Reply(NamedTuple):
     status: int
     details: str
     message: bytes
-
-
-def head_of(procedure: str, authority: str) -> bytes:
-    """Return the headers of a call in HPACK, without its timeout. They use no table that both sides would keep."""
-    headers = (
-        (":path", f"/inference.GRPCInferenceService/{procedure}"),
-        (":authority", authority),
-        ("te", "trailers"),
-        ("content-type", "application/grpc"),
-    )
-    encoder = hpack.Encoder()
-    plain = [hpack.NeverIndexedHeaderTuple(name, value) for name, value in headers]
-    return b"\x83\x86" + encoder.encode(plain, huffman=False)
 
 
 class _BrokenError(Exception):
@@ -104,10 +87,10 @@ class Http2(Conversation):
     is_shared = True
 
     def __init__(self) -> None:
-        settings = {_HEADER_TABLE_SIZE: 0, _ENABLE_PUSH: 0, _INITIAL_WINDOW_SIZE: _MOST}
+        settings = ((_HEADER_TABLE_SIZE, 0), (_ENABLE_PUSH, 0), (_INITIAL_WINDOW_SIZE, _MOST))
         self.out: list[bytes | memoryview] = [
             _PREFACE,
-            _frame(_SETTINGS, 0, 0, b"".join(_SETTING.pack(*each) for each in settings.items())),
+            _frame(_SETTINGS, 0, 0, b"".join(_SETTING.pack(*each) for each in settings)),
             _frame(_WINDOW_UPDATE, 0, 0, _NUMBER.pack(_MOST - _FIRST_WINDOW)),
         ]
         self.ended: dict[int, Reply | Unanswered] = {}
@@ -150,7 +133,6 @@ class Http2(Conversation):
         else:
             self.out += (begin, head)
             stream.unsent = memoryview(prefix + message)
-            self._has_unsent = True
             self._send_more()
         return number
 
@@ -172,9 +154,9 @@ class Http2(Conversation):
     def _receive_frames(self, data: bytes) -> bytes:
         """Take all frames that have come whole, and return the rest."""
         at, size = 0, len(data)
-        while at + _FRAME_HEAD <= size:
+        while at + _FRAME.size <= size:
             word, flags, number = _FRAME.unpack_from(data, at)
-            begin = at + _FRAME_HEAD
+            begin = at + _FRAME.size
             end = begin + (word >> 8)
             if word >= _TOO_LONG:
                 raise _BrokenError(f"a frame of {word >> 8} bytes")
@@ -204,9 +186,6 @@ class Http2(Conversation):
 
     def _receive_frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         """Take a frame of any kind, and of any stream."""
-        if kind == _WINDOW_UPDATE and not number and self.is_ready and self._block is None:  # the most frequent
-            self._receive_window(number, *_NUMBER.unpack(payload))
-            return
         self._check_order(kind, flags, number)
         if kind == _DATA:
             self._receive_data(flags, number, payload)
@@ -275,9 +254,7 @@ class Http2(Conversation):
             self._block = number, first_flags, block
             return
         self._block = None
-        headers = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in self._decoder.decode(block, raw=True)
-        }
+        headers = {str(name): str(value) for name, value in self._decoder.decode(block)}
         stream = self._streams.get(number)
         is_last = first_flags & _END_STREAM
         status, kind = headers.get(":status", "200"), headers.get("content-type", "application/grpc")
@@ -343,14 +320,15 @@ class Http2(Conversation):
         """Send what the windows allow of messages that have not been sent whole."""
         self._has_unsent = False
         for number, stream in self._streams.items():
-            while (
-                stream.unsent and (size := min(len(stream.unsent), self._frame_bytes, self._window, stream.window)) > 0
-            ):
+            while stream.unsent:
+                size = min(len(stream.unsent), self._frame_bytes, self._window, stream.window)
+                if size <= 0:
+                    self._has_unsent = True
+                    break
                 piece, stream.unsent = stream.unsent[:size], stream.unsent[size:]
                 self._window -= size
                 stream.window -= size
                 self.out.append(_frame(_DATA, 0 if stream.unsent else _END_STREAM, number, piece))
-            self._has_unsent = self._has_unsent or bool(stream.unsent)
 
     def _answer(self, number: int, stream: _Stream, status: int, details: str) -> None:
         message = b"".join(stream.data)  # no copy if it came in one frame
@@ -373,9 +351,6 @@ class Http2(Conversation):
         for number in self._streams:
             self.ended[number] = Unanswered(reason, may_have_begun=True)
         self._streams.clear()
-
-
-_TLS: Final = (b"\x15\x03", b"\x16\x03")  # how its records begin: alerts, and handshakes
 
 
 def _frame(kind: int, flags: int, number: int, payload: bytes | memoryview = b"") -> bytes:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import grpc
 import grpc.aio
+import hpack
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
@@ -24,17 +25,17 @@ from ..messages import Codec
 from ..transport import AsyncTransport, Transport, is_cancelled
 from .address import GrpcAddress
 from .codec import GrpcCodec, GrpcMessage, Metadata
-from .http2 import Call, Reply, head_of
+from .http2 import Call, Reply
 from .streams import AsyncStreams, Streams
 
-__all__ = ["AsyncGrpcTransport", "GrpcTransport"]
+__all__ = ["AsyncGrpcTransport", "GrpcTransport", "head_of"]
 
 _ALWAYS_ENDED: Final = "triton_enable_empty_final_response"  # Triton tells of a stream's end, also when it is no answer
 _IS_LAST: Final = "triton_final_response"
 _ENDED: Final = "the stream has ended before its last response"
 _STATUS: Final = {status.value[0]: str(status) for status in grpc.StatusCode}
-_MOST_BYTES: Final = 1 << 20
-"""Larger requests go over gRPC's channel."""
+_MOST_BYTES: Final = 1 << 18
+"""Larger requests are carried by grpcio, which is faster then."""
 
 
 class _Grpc:
@@ -256,3 +257,16 @@ def _error(error: Any, address: str, is_closed: bool) -> BaseException:
     if is_closed and error.code() is grpc.StatusCode.CANCELLED:
         return ClosedError("this client")
     return translated(str(error.code()), error.details() or "", address)
+
+
+def head_of(procedure: str, authority: str) -> bytes:
+    """Return the headers of a call in HPACK, without its timeout. They use no table that both sides would keep."""
+    headers = (
+        (":path", f"/inference.GRPCInferenceService/{procedure}"),
+        (":authority", authority),
+        ("te", "trailers"),
+        ("content-type", "application/grpc"),
+    )
+    encoder = hpack.Encoder()
+    plain = [hpack.NeverIndexedHeaderTuple(name, value) for name, value in headers]
+    return b"\x83\x86" + encoder.encode(plain, huffman=False)
