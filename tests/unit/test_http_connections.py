@@ -16,6 +16,7 @@ import pytest
 from shm_backend_utils.client import ConnectionLostError, DeadlineExceededError, ServerUnavailableError
 from shm_backend_utils.client.transports.connect import connect
 from shm_backend_utils.client.transports.http.codec import Answer, HttpMessage
+from shm_backend_utils.client.transports.http.http1 import Http1, Request
 from shm_backend_utils.client.transports.transport import Transport
 from shm_backend_utils.errors import ClosedError
 
@@ -237,6 +238,16 @@ def test_who_hangs_up_speaks_another_protocol_or_does_not_listen_is_told_apart()
         host, port = listener.getsockname()
     with pytest.raises(ServerUnavailableError, match="no Triton server answers"):
         get(connect(f"http://{host}:{port}", None))
+
+
+@pytest.mark.parametrize(("count", "reason"), [(0, "BadStatusLine"), (1, "more came than an answer")])
+def test_who_speaks_unasked_is_told_from_who_speaks_another_protocol(count: int, reason: str) -> None:
+    conversation = Http1()
+    for _ in range(count):
+        conversation.begin(Request((b"GET / HTTP/1.1\r\n\r\n",), None), 1)
+        conversation.receive(TEN)
+    conversation.receive(b"\x00\x00\x12\x04")
+    assert reason in conversation.failure
 
 
 def test_after_close_nothing_is_sent() -> None:

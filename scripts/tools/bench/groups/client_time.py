@@ -43,10 +43,7 @@ class TimedTransport:
 def client_time(bench: Bench) -> list[Figure]:
     """Measure the client's own time over gRPC, and what shapes that change cost."""
     tensor = np.ones(LENGTH, np.float32)
-    with (
-        bench.direct_client() as client,
-        client.prepare(MODEL, {"INPUT0": (tensor.shape, tensor.dtype)}) as call,
-    ):
+    with bench.direct_client() as client, client.prepare(MODEL, {"INPUT0": (tensor.shape, tensor.dtype)}) as call:
         transport = client._driver.transport = TimedTransport(client._driver.transport)  # type: ignore[assignment]
         rounds = ROUNDS_PER_ROUND * bench.amounts.rounds
         own_us = {

@@ -135,6 +135,7 @@ def _figures(times_us: dict[str, list[float]]) -> list[Figure]:
 
 MOST_FUNCTIONS: Final = 15
 README_MODEL: Final = "counted_multiply"  # README's `multiply`, as it stands there
+_WIRE: Final = ("client/transports/connections:", "client/transports/server:", "client/transports/grpc/http2:")
 _PACKAGE: Final = f"{Path(shm_backend_utils.__file__).parent}/"
 _NO_FUNCTIONS: Final = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>", "<module>")
 _WARM_UP: Final = 20
@@ -147,9 +148,10 @@ def functions(bench: Bench) -> list[Figure]:
     figures = []
     for model, both in counted.items():
         for where, names in zip((f"execute{model}", f"infer{model}"), both, strict=True):
-            basis = f"in {len({name.partition(':')[0] for name in names})} modules"
+            count = sum(not name.startswith(_WIRE) for name in names)
             name, unit = f"a warm request's way in {where}", "functions of this package"
-            figures.append(Figure(name, len(names), unit, basis, at_most=MOST_FUNCTIONS))
+            wire = f"and {len(names) - count} of the connection"
+            figures.append(Figure(name, count, unit, wire, at_most=MOST_FUNCTIONS))
             if bench.shows_functions:
                 bench.say("\n".join([f"in {where}:", *[f"  {name}" for name in names]]))
     return figures

@@ -86,7 +86,7 @@ class Http1(Conversation):
 
     def _begin_answer(self) -> None:
         if not self._is_under_way:
-            self._fail("more came than an answer")
+            self._fail("more came than an answer" if self._number else "BadStatusLine: the server speaks first")
         self._has_head = False
         self._headers.clear()
         self._body.clear()
