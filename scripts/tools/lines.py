@@ -21,7 +21,7 @@ CEILINGS: Final = {
     "shm_backend_utils/compat": 2_200,
     "shm_backend_utils/http": 300,
     "shm_backend_utils/memory": 5_320,
-    "shm_backend_utils/model": 6_361,
+    "shm_backend_utils/model": 6_362,
     "shm_backend_utils/protocol": 1_973,
     "shm_backend_utils/repository": 200,
     "shm_backend_utils/server": 1_300,

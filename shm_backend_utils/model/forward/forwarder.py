@@ -173,6 +173,7 @@ class Forwarder:
         try:
             found = forwarding.result(response)
         except Exception:
+            forwarding.give_up()  # whoever answers in the other model's place may let it have the request later
             self._specs.forget(forwarding.model)  # maybe it is not what it was
             raise
         learned, rows = self._learned_of(forwarding.model), forwarding.batch_size or 1
