@@ -194,6 +194,10 @@ class Answered:
         self.overflowed = overflowed
         self.batch_size = batch_size
         self.fails = fails
+        self.is_given_up = False
+
+    def give_up(self) -> None:
+        self.is_given_up = True
 
     def result(self, response: object) -> dict[str, Any]:
         if self.fails:
@@ -231,6 +235,8 @@ def test_a_model_that_failed_is_asked_for_anew(server: Server, idle_forwarder: F
     specs = idle_forwarder._specs
     dims_of(specs, "a")
     server.configs["a"] = config("a", 2)
+    failing = Answered("a", {}, None, fails=True)
     with pytest.raises(ForwardError):
-        finish(idle_forwarder, Answered("a", {}, None, fails=True))
+        finish(idle_forwarder, failing)
+    assert failing.is_given_up
     assert dims_of(specs, "a") == (2,)
