@@ -142,7 +142,8 @@ def decode_claims(data: bytes, begin: int, end: int, count: int) -> tuple[tuple[
             raise TableError(f"{field}.flags", str(flags), "0, or 1 where CUDA memory is lent for this request alone")
         claims.append(_claim(field, kind, flags, slot, fence, byte_size, secret, name))
     found = tuple(claims)
-    check_are_different(found)
+    if count > 1:
+        check_are_different(found)
     for index, claim in enumerate(found):
         if not isinstance(claim, NamedRegionClaim) and claim.fence:
             _check_fence(f"regions[{index + 1}].fence", claim.fence, found[:index])

@@ -266,10 +266,9 @@ class ReceivedRequest:
         if self._further.borrowed and self._slot is not None and self._slot.record.generation != self._generation:
             raise stale()
         spans: list[InputSpan | OutputSpan] = [*table.inputs.values(), *table.outputs.values()]
-        for span in spans:
-            device = self._memories[span.region].device
-            if device is not None:
-                self._use_device(device)
+        for number, memory in enumerate(self._further.memories, 1):
+            if memory.device is not None and number in [span.region for span in spans]:
+                self._use_device(memory.device)
 
     def _take_ring(self, ring: Ring, outputs: Mapping[str, OutputSpan]) -> None:
         """Refuse a ring: this call has one response."""
