@@ -106,7 +106,7 @@ class AnsweredRequest(ReceivedRequest):
                         self.outputs[name] = _output(Output, (view, encoded, region, None, False))
                         return view
             except (TypeError, ValueError, struct.error):
-                pass  # it is too large, or no shape of this output; else this is told below
+                pass  # it is larger than all of the memory, or not what the configuration says: so the general way
         try:
             shape = tuple(map(index, shape))
             numpy_dtype = np.dtype(dtype)
@@ -279,7 +279,7 @@ class AnsweredRequest(ReceivedRequest):
         if self._slot is None or self._further is None or not uses or not uses.are_named or uses.reads_host:
             return False
         if any(each.region is None or self._memories[each.region].device is None for each in self.outputs.values()):
-            return False  # it is on the host
+            return False  # what is on the host has no event
         regions = self.event_regions
         if self._further.passing or not regions or not all(event for event, _ in regions.values()):
             return False
