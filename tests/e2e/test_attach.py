@@ -191,18 +191,13 @@ def test_an_input_without_a_place_travels_with_the_request(user: User) -> None:
     assert np.array_equal(user.read(SIZE // 2), A + B * 10)
 
 
-def test_an_output_without_a_place_comes_with_the_response(user: User) -> None:
+@pytest.mark.parametrize("has_place", [False, True], ids=["without a place", "in a place that it does not fit"])
+def test_an_output_that_cannot_lie_there_comes_with_the_response(user: User, has_place: bool) -> None:
     inputs, outputs = user.add_sub()
-    in_band = user.module.InferRequestedOutput("OUTPUT1")
-    response = user.client.infer("add_sub", **attach("add_sub", inputs, [outputs[0], in_band], batch_size=1))
-    assert np.array_equal(user.read(SIZE // 2), A + B)
-    assert np.array_equal(response.as_numpy("OUTPUT1"), A - B)
-
-
-def test_an_output_that_does_not_fit_its_place_comes_with_the_response(user: User) -> None:
-    inputs, outputs = user.add_sub()
-    small = user.output("OUTPUT1", ROW - 4, SIZE // 2 + ROW)
-    response = user.client.infer("add_sub", **attach("add_sub", inputs, [outputs[0], small], batch_size=1))
+    outputs[1] = user.module.InferRequestedOutput("OUTPUT1")
+    if has_place:
+        outputs[1].set_shared_memory(user.name, ROW - 4, SIZE // 2 + ROW)
+    response = user.client.infer("add_sub", **attach("add_sub", inputs, outputs, batch_size=1))
     assert np.array_equal(user.read(SIZE // 2), A + B)
     assert np.array_equal(response.as_numpy("OUTPUT1"), A - B)
 

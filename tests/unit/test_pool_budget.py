@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from shm_backend_utils.memory.pool.options import PoolOptions, RegionName
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.origin import Origin
 from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
+from tests.e2e.eventually import eventually
 from tests.unit.taken_regions import REGION, is_there, take, used
 
 SHM = Path("/dev/shm")
@@ -122,7 +122,7 @@ def test_regions_that_nobody_uses_for_long_are_destroyed_and_those_that_are_held
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=MEBIBYTE, idle_s=0))) as pool:
         held, memory = take(pool)
         idle = used(pool)
-        wait_until(lambda: not is_there(idle))
+        eventually(lambda: not is_there(idle))
         assert is_there(held)
         assert (pool.status.idle, pool.status.byte_size) == (0, memory.nbytes)
 
@@ -155,14 +155,6 @@ def test_for_memory_that_the_machine_does_not_have_idle_regions_make_way_and_not
 def test_who_may_open_the_memory_is_as_the_options_say() -> None:
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=MEBIBYTE, access=Access(mode=0o660)))) as pool:
         assert (SHM / used(pool).key).stat().st_mode & 0o777 == 0o660
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for what another thread does and tells nobody."""
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def on_disk() -> int:

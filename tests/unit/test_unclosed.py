@@ -69,11 +69,14 @@ class Told:
         return [f"the {what} made at {__file__}:{self.line} was not closed{rest}; {advice}"]
 
 
+@pytest.mark.parametrize("is_aio", [False, True], ids=["blocking", "aio"])
 @pytest.mark.parametrize(
     ("path", "is_closed"),
     [("triton-shm", True), ("direct", False), ("triton-shm", False), ("inline", False)],
 )
-def test_a_client_that_was_not_closed_names_its_line(server: FakeServer, is_closed: bool, path: PathName) -> None:
+def test_a_client_that_was_not_closed_names_its_line(
+    server: FakeServer, is_closed: bool, path: PathName, is_aio: bool
+) -> None:
     def use() -> int:
         made, line = ShmClient(URL), here()
         made.infer("m", {"IN0": X}, path=path).release()
@@ -81,24 +84,17 @@ def test_a_client_that_was_not_closed_names_its_line(server: FakeServer, is_clos
             made.close()
         return line
 
-    told = Told(use)
-    rest = AT_SERVER if path == "triton-shm" else ""
-    assert told.texts == ([] if is_closed else told.expected("ShmClient", rest, SYNC))
-    assert bool(server.registered) is bool(told.texts and rest)
-
-
-@pytest.mark.parametrize(("path", "is_closed"), [("triton-shm", True), ("direct", False), ("triton-shm", False)])
-def test_so_does_a_client_for_tasks(server: FakeServer, is_closed: bool, path: PathName) -> None:
-    async def use() -> int:
+    async def use_in_a_task() -> int:
         made, line = AsyncShmClient(URL), here()
         (await made.infer("m", {"IN0": X}, path=path)).release()
         if is_closed:
             await made.close()
         return line
 
-    told = Told(lambda: asyncio.run(use()))
+    told = Told((lambda: asyncio.run(use_in_a_task())) if is_aio else use)
     rest = AT_SERVER if path == "triton-shm" else ""
-    assert told.texts == ([] if is_closed else told.expected("AsyncShmClient", rest, ASYNC))
+    what = ("AsyncShmClient", rest, ASYNC) if is_aio else ("ShmClient", rest, SYNC)
+    assert told.texts == ([] if is_closed else told.expected(*what))
     assert bool(server.registered) is bool(told.texts and rest)
 
 
