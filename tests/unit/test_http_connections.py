@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from shm_backend_utils.client import ConnectionLostError, DeadlineExceededError, ServerUnavailableError
+from shm_backend_utils.client import ConnectionLostError, DeadlineExceededError, InferenceError, ServerUnavailableError
 from shm_backend_utils.client.transports.connect import connect
 from shm_backend_utils.client.transports.http.codec import Answer, HttpMessage
 from shm_backend_utils.client.transports.http.http1 import Http1, Request
@@ -196,6 +196,20 @@ def test_nor_is_one_whose_answer_drips(begin: bytes, drop: bytes) -> None:
         with pytest.raises(DeadlineExceededError):
             get(connections, 0.3)
         stop.set()
+
+
+def test_who_hangs_up_has_not_given_the_answer_before_again() -> None:
+    answers = iter([b"HTTP/1.1 204 No Content\r\n\r\n"])
+
+    def answer(stream: socket.socket) -> None:
+        answer = next(answers, None)
+        stream.shutdown(socket.SHUT_RDWR) if answer is None else stream.sendall(answer)
+
+    with connections_to(answer) as (_, connections):
+        with pytest.raises(InferenceError):
+            get(connections)
+        with pytest.raises(ConnectionLostError):
+            get(connections)
 
 
 @pytest.mark.parametrize("length", [100, 8 << 20])

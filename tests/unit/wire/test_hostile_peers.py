@@ -23,7 +23,7 @@ from shm_backend_utils.client import (
     ServerUnavailableError,
     ShmClient,
 )
-from shm_backend_utils.client.transports.connect import connect
+from shm_backend_utils.client.transports.connect import connect, connect_async
 from tests.unit.test_closed_transports import OnLoop
 from tests.unit.wire.peers import (
     END_HEADERS,
@@ -138,6 +138,23 @@ HOSTILE: dict[str, tuple[Serve, type[Exception]]] = {
     "an answer that cannot be read": (
         after_request(lambda stream: answer_to(stream, message(b"\xff\xff")), stays=True),
         InferenceError,
+    ),
+    "a message of 4 bytes": (after_request(lambda stream: answer_to(stream, bytes(4)), stays=True), InferenceError),
+    "headers that say nothing": (
+        after_request(
+            lambda stream: (
+                frame(1, END_HEADERS, stream) + frame(0, 0, stream, ANSWER) + frame(1, END_HEADERS | END_STREAM, stream)
+            ),
+            stays=True,
+        ),
+        ServerUnavailableError,
+    ),
+    "a status of 5000 digits": (
+        after_request(
+            lambda stream: frame(1, END_HEADERS | END_STREAM, stream, block([*HEADERS, ("grpc-status", "1" * 5000)])),
+            stays=True,
+        ),
+        ServerUnavailableError,
     ),
     "silence": (at_once(b""), DeadlineExceededError),
     "silence after settings": (at_once(SETTINGS), DeadlineExceededError),
@@ -255,8 +272,6 @@ def test_tasks_share_a_connection_and_each_gets_its_answer() -> None:
         peer.send(stream, message(response.SerializeToString()))
 
     async def main(url: str) -> None:
-        from shm_backend_utils.client.transports.connect import connect_async
-
         transport = connect_async(url, None)
         asks = [transport.send(transport.codec.ask("model config", f"m{n}"), PATIENCE_S) for n in range(100)]
         assert [each.config.name for each in await asyncio.gather(*asks)] == [f"m{n}" for n in range(100)]

@@ -103,7 +103,8 @@ class Http2(Conversation):
         self._block: tuple[int, int, bytes] | None = None  # stream, flags, and what has come of its headers
         self._decoder = hpack.Decoder(max_header_list_size=_HEADER_BYTES)
         self._decoder.max_allowed_table_size = 0
-        self._usual_headers = self._usual_trailers = b""  # those of an answer before
+        self._usual_headers: bytes | None = None  # those of an answer before
+        self._usual_trailers: bytes | None = None
         self._refill = 0
         self._window = _FIRST_WINDOW
         self._first_window = _FIRST_WINDOW  # of each stream
@@ -147,7 +148,7 @@ class Http2(Conversation):
             return
         try:
             self._rest = self._receive_frames(self._rest + data)
-        except (_BrokenError, struct.error, IndexError, hpack.HPACKError) as error:
+        except (_BrokenError, struct.error, IndexError, ValueError, hpack.HPACKError) as error:
             is_tls = not self.is_ready and (self._rest + data).startswith(_TLS)
             self._end("failed to connect: it speaks TLS" if is_tls else f"Failed parsing HTTP/2: {error}")
 
@@ -332,7 +333,7 @@ class Http2(Conversation):
 
     def _answer(self, number: int, stream: _Stream, status: int, details: str) -> None:
         message = b"".join(stream.data)  # no copy if it came in one frame
-        if status == _OK and len(message) != stream.wanted:
+        if status == _OK and not _PREFIX.size <= len(message) == stream.wanted:
             self._fail(number, f"the message ends after {len(message)} bytes")
             return
         if stream.unsent:  # the server does not want the rest

@@ -59,6 +59,7 @@ class Http1(Conversation):
         self.out += request.parts
         self._most_bytes = request.most_bytes
         self._is_under_way = True
+        self._has_head = False
         self._received = 0
         self._number += 1
         return self._number
