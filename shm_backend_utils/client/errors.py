@@ -217,7 +217,7 @@ _OF_DEAD_STUBS: Final = (
     "the server anew"
 )
 _NOT_HTTP: Final = re.compile(r"(?i)bad ?status ?line")
-# What gRPC, http.client and aiohttp call it; from the most telling to the least.
+# What gRPC, sockets and httptools call it; from the most telling to the least.
 _REASONS: Final[tuple[tuple[re.Pattern[str], type[ServerUnavailableError], str], ...]] = (
     (
         re.compile(r"\[SSL|SSL_ERROR|SSL routines|CERTIFICATE_VERIFY|WRONG_VERSION_NUMBER|(?i:(ssl|tls) handshake)"),

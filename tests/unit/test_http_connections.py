@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
+import numpy as np
 import pytest
 
 from shm_backend_utils.client import ConnectionLostError, DeadlineExceededError, InferenceError, ServerUnavailableError
@@ -196,6 +199,29 @@ def test_nor_is_one_whose_answer_drips(begin: bytes, drop: bytes) -> None:
         with pytest.raises(DeadlineExceededError):
             get(connections, 0.3)
         stop.set()
+
+
+def test_nor_is_one_that_reads_slowly_and_what_was_to_be_sent_is_let_go_of() -> None:
+    stop = threading.Event()
+
+    def read(stream: socket.socket) -> None:
+        while not stop.wait(0.02) and stream.recv(1 << 16):
+            pass
+
+    body = np.zeros(32 << 20, np.uint8)
+    sent = weakref.ref(body)
+    gc.disable()  # a client's memory must not wait for it
+    try:
+        with connections_to(read) as (_, connections):
+            begin = time.monotonic()
+            with pytest.raises(DeadlineExceededError):
+                connections.send(HttpMessage("POST", "/v2", (body.data,)), 0.3)
+            assert time.monotonic() - begin < 1.0
+            stop.set()
+            del body
+            assert sent() is None
+    finally:
+        gc.enable()
 
 
 def test_who_hangs_up_has_not_given_the_answer_before_again() -> None:

@@ -161,7 +161,7 @@ def test_a_url_is_taken_apart(url: str, expected: tuple[str, bool, str, str]) ->
     "url",
     [
         *("", "/", "://", "grpc://", "http:///", "ftp://localhost:21", "grpcss://localhost:1", "unix:///tmp/socket"),
-        *("s://x", "grpc://\udcff:1", "http://localhost:8000/\ud800"),
+        *("s://x", "grpc://\udcff:1", "http://localhost:8000/\ud800", "grpc://a..b:1", f"http://{'a' * 64}:1"),
     ],
 )
 def test_what_is_no_url_of_a_server_is_refused_with_the_forms_that_are(url: str) -> None:

@@ -44,12 +44,13 @@ class Connections:
         outcome: Any = None
         for _ in range(MOST_ATTEMPTS):
             connection = self._taken()
-            self._in_use.add(connection)
             is_kept = False
             try:
+                self._in_use.add(connection)
                 self._check_is_open()  # whoever closed before this was in use has not hung up on it
                 if not connection.is_open:
                     connection.open(deadline)
+                    self._check_is_open()  # nor could anybody while it connected
                 conversation = connection.conversation
                 number = conversation.begin(request, deadline - time.monotonic())
                 while number not in conversation.ended:
@@ -85,8 +86,9 @@ class Connections:
     def close(self) -> None:
         """Close the connections; hang up on those in use, whose threads close them. Twice is fine."""
         self._is_closed = True
-        while self._idle:
-            self._idle.pop().close()
+        with contextlib.suppress(IndexError):  # other threads take some, too
+            while True:
+                self._idle.pop().close()
         for connection in list(self._in_use):
             connection.hang_up()
 
@@ -123,6 +125,7 @@ class _Connection:
         self._socket = _connected(host, port, deadline)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls is not None:
+            self._socket.settimeout(max(deadline - time.monotonic(), _LEAST_S))
             with handshake_told():
                 self._socket = tls.wrap_socket(self._socket, server_hostname=host)
         self._watch(self._socket, select.POLLIN)
@@ -162,9 +165,11 @@ class _Connection:
                 sock.settimeout(wait_s)
                 self._timeout_s = wait_s
             with contextlib.suppress(TimeoutError):
-                while out:
+                if out:
                     sent = sock.send(out[0])
                     out[:1] = (memoryview(out[0])[sent:],) if sent < len(out[0]) else ()
+                    if out:  # a server that reads slowly takes a little each time
+                        continue
                 conversation.receive(sock.recv(_PIECE))
                 return
 
@@ -175,6 +180,7 @@ class _Connection:
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # TLS' own takes its state from the other thread
 
     def close(self) -> None:
+        self.conversation.out.clear()  # which would keep a caller's arrays, until the collector comes
         if self._socket is not None:
             self._socket.close()
 
@@ -183,20 +189,22 @@ class _Socket(socket.socket):
     """Closes with its last reference, and says nothing of it: the client tells its user who does not close it."""
 
     def __del__(self) -> None:
-        self.close()
+        if self.fileno() >= 0:
+            self.close()
 
 
 def _connected(host: str, port: int, deadline: float) -> socket.socket:
     """Return a socket that is connected to the first of the host's addresses that answers."""
     addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    sock: socket.socket | None = None
     while True:
         family, kind, protocol, _, address = addresses.pop(0)
-        sock = _Socket(family, kind, protocol)
         try:
-            sock.settimeout(max(deadline - time.monotonic(), _LEAST_S))
+            sock = _Socket(family, kind, protocol)  # the machine may lack the family
+            sock.settimeout(max((deadline - time.monotonic()) / (len(addresses) + 1), _LEAST_S))
             sock.connect(address)
         except OSError:
-            sock.close()
+            sock = None  # which closes it
             if not addresses:
                 raise
         else:

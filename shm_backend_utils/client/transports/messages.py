@@ -129,7 +129,8 @@ def split_url(url: str) -> tuple[str, bool, str, str]:
         parts = urllib.parse.urlsplit(f"//{address}")
         host, port = parts.hostname, parts.port
         address.encode()
-    except ValueError:  # no number, or too large a one; or what is no text
+        (host or "").encode("idna")
+    except ValueError:  # no number, or too large a one; or what is no text, or no name of a host
         host, port = None, None
     if protocol not in ("grpc", "http") or not host:
         raise CallerError(

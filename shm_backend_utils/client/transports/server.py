@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from ...memory.descriptors import NO_DESCRIPTORS, no_descriptors
 from ...telling import telling
-from ..errors import unavailable
+from ..errors import ServerUnavailableError, unavailable
 from .conversation import Conversation, Unanswered
 
 __all__ = ["MOST_ATTEMPTS", "Server", "handshake_told"]
@@ -26,7 +26,9 @@ class Server(NamedTuple):
     tls: ssl.SSLContext | None = None
 
     def unreachable(self, error: OSError, *, is_connected: bool) -> Exception:
-        """Return the error for what a socket raises."""
+        """Return the error for what a socket raises; a refusal as it is."""
+        if isinstance(error, ServerUnavailableError):
+            return error
         if error.errno in NO_DESCRIPTORS:
             return no_descriptors("a connection to a server takes a file descriptor")
         doing = "" if is_connected else "failed to connect: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
@@ -23,7 +24,9 @@ from shm_backend_utils.client import (
     ServerUnavailableError,
     ShmClient,
 )
+from shm_backend_utils.client.transports import connections
 from shm_backend_utils.client.transports.connect import connect, connect_async
+from shm_backend_utils.errors import ClosedError
 from tests.unit.test_closed_transports import OnLoop
 from tests.unit.wire.peers import (
     END_HEADERS,
@@ -71,6 +74,16 @@ def answer_to(stream: int, content: bytes = ANSWER) -> bytes:
         + frame(0, 0, stream, content)
         + frame(1, END_HEADERS | END_STREAM, stream, block(TRAILERS))
     )
+
+
+def counting(requests: list[int]) -> Callable[[int], bytes]:
+    """Answer each request, and take note of it."""
+
+    def answer(stream: int) -> bytes:
+        requests.append(stream)
+        return answer_to(stream)
+
+    return answer
 
 
 def after_request(data: Callable[[int], bytes], *, stays: bool = False) -> Serve:
@@ -181,6 +194,7 @@ def test_a_call_ends_by_its_error_in_time(connected: Connect, serve: Serve, expe
         assert type(failure.value) is expected
         assert time.monotonic() - begin < PATIENCE_S / 2
         assert len(requests) == 1, "it was sent again"
+        assert str(failure.value).count(listener.url) <= 1, "it is told twice"
 
 
 def test_a_closed_port(connected: Connect) -> None:
@@ -231,6 +245,61 @@ def test_what_is_said_between_two_calls_is_heard(connected: Connect) -> None:
         for _ in range(20):
             ask(transport)
         assert listener.accepted == 1
+
+
+def test_the_next_address_is_tried_if_the_machine_lacks_the_first_ones_family(
+    connected: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_up = socket.getaddrinfo
+    lacked = (socket.AF_APPLETALK, socket.SOCK_STREAM, 0, "", ("::1", 1, 0, 0))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: [lacked, *look_up(*args, **options)])
+    with Listener(after_request(answer_to, stays=True)) as listener:
+        assert ask(connected(listener.url)) == service_pb2.ModelConfigResponse()
+
+
+def test_the_next_address_is_tried_if_the_first_one_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    look_up = socket.getaddrinfo
+    with contextlib.ExitStack() as stack:
+        deaf = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(3):  # and then nobody is let in
+            stack.enter_context(waiting := socket.socket()).setblocking(False)
+            waiting.connect_ex(deaf.getsockname())
+        address = (socket.AF_INET, socket.SOCK_STREAM, 0, "", deaf.getsockname())
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: [address, *look_up(*args, **options)])
+        with Listener(after_request(answer_to, stays=True)) as listener:
+            transport = connect(listener.url, None)
+            assert ask(transport, 1.0) == service_pb2.ModelConfigResponse()
+            transport.close()
+
+
+def test_a_call_whose_client_is_closed_while_it_connects_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[int] = []
+    connect_to = connections._connected
+
+    def meanwhile(*args: Any) -> socket.socket:
+        connection = connect_to(*args)
+        transport.close()
+        return connection
+
+    monkeypatch.setattr(connections, "_connected", meanwhile)
+    with Listener(after_request(counting(requests), stays=True)) as listener:
+        transport = connect(listener.url, None)
+        with pytest.raises(ClosedError):
+            ask(transport)
+    assert requests == []
+
+
+def test_close_while_another_thread_takes_the_last_connection() -> None:
+    class Taken(list[Any]):
+        def pop(self, *_: Any) -> Any:
+            self.clear()
+            return super().pop()
+
+    with Listener(after_request(answer_to, stays=True)) as listener:
+        transport: Any = connect(listener.url, None)
+        ask(transport)
+        transport._connections._idle = Taken(transport._connections._idle)
+        transport.close()
 
 
 def test_a_late_answer_is_nobodys(connected: Connect) -> None:
