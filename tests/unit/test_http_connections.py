@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import socket
@@ -17,11 +18,13 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import ConnectionLostError, DeadlineExceededError, InferenceError, ServerUnavailableError
-from shm_backend_utils.client.transports.connect import connect
+from shm_backend_utils.client.transports import aio_connections
+from shm_backend_utils.client.transports.connect import connect, connect_async
 from shm_backend_utils.client.transports.http.codec import Answer, HttpMessage
 from shm_backend_utils.client.transports.http.http1 import Http1, Request
 from shm_backend_utils.client.transports.transport import Transport
 from shm_backend_utils.errors import ClosedError
+from tests.unit.test_closed_transports import OnLoop
 
 OK = b"HTTP/1.1 200 OK\r\n"
 TEN = OK + b"Content-Length: 10\r\n\r\n0123456789"
@@ -238,6 +241,12 @@ def test_who_hangs_up_has_not_given_the_answer_before_again() -> None:
             get(connections)
 
 
+def test_parts_without_bytes_are_not_sent() -> None:
+    transport: Any = connect("http://127.0.0.1:1", None)
+    request = transport._request(HttpMessage("POST", "/v2", (b"json", memoryview(b""), b"\0", memoryview(b""))))
+    assert request.parts[1:] == (b"json", b"\0")
+
+
 @pytest.mark.parametrize("length", [100, 8 << 20])
 def test_an_answer_that_is_cut_off_is_none_however_long_it_is(length: int) -> None:
     def answer(stream: socket.socket) -> None:
@@ -343,3 +352,62 @@ def test_calls_without_end_keep_as_many_connections_as_there_were_calls_at_once(
         assert peer.accepted == len(idle_in(connections)) == AT_ONCE
         connections.close()
         assert idle_in(connections) == []
+
+
+# Tasks
+
+
+def test_a_task_may_send_more_than_the_socket_takes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aio_connections, "_MOST_UNSENT", 1 << 20)
+    body = bytes(16 << 20)
+
+    def answer(stream: socket.socket) -> None:
+        left = len(body) - len(peer.requests[0].partition(b"\r\n\r\n")[2])
+        while left > 0 and (received := stream.recv(1 << 20)):
+            left -= len(received)
+        answer_ten(stream)
+
+    peer = Peer(answer)
+    transport = OnLoop(f"http://{peer.address}")
+    assert transport.send(HttpMessage("POST", "/v2", (body,)), 10).status == 200
+    transport.end()
+    peer.close()
+
+
+@pytest.mark.parametrize("moment", ["connect", "answer"])
+def test_a_task_that_is_cancelled_just_then_is_and_its_connection_is_used_again(
+    monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    async def main(address: str) -> None:
+        transport = connect_async(f"http://{address}", None)
+        line = aio_connections._Line
+        connect_to, receive = aio_connections.AsyncConnections._line, line.data_received
+        for _ in range(5):
+            task = asyncio.ensure_future(transport.send(HttpMessage("GET", "/v2"), 10))
+
+            async def connected(self: Any, task: Any = task) -> Any:
+                found = await connect_to(self)
+                task.cancel()
+                return found
+
+            def received(self: Any, data: bytes, task: Any = task) -> None:
+                receive(self, data)
+                if data:
+                    task.cancel()
+
+            if moment == "connect":
+                monkeypatch.setattr(aio_connections.AsyncConnections, "_line", connected)
+            else:
+                monkeypatch.setattr(line, "data_received", received)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            if moment == "connect":
+                break  # the next one is not connected
+        monkeypatch.undo()
+        await transport.send(HttpMessage("GET", "/v2"), 10)
+        await transport.close()
+
+    peer = Peer(answer_ten)
+    asyncio.run(main(peer.address))
+    assert peer.accepted == 1
+    peer.close()

@@ -11,11 +11,10 @@ from ...errors import ClosedError
 from ..errors import deadline_exceeded
 from .conversation import Conversation, Unanswered
 from .server import MOST_ATTEMPTS, Server, handshake_told
-from .transport import is_cancelled
 
 __all__ = ["AsyncConnections"]
 
-_MOST_UNSENT: Final = 1 << 26  # bytes, which come together only if the server does not read
+_MOST_UNSENT: Final = 1 << 26  # bytes, which come together only if the server does not read what it asks for
 
 
 class AsyncConnections:
@@ -37,12 +36,15 @@ class AsyncConnections:
             if self._is_closed:
                 raise ClosedError("this client")
             line = self._listed() or await self._connected(deadline)
+            while line.is_full():  # of others' requests, which were faster
+                line = self._listed() or await self._connected(deadline)
             try:
                 outcome = await line.exchange(request, deadline - time.monotonic())
             except TimeoutError:
                 raise deadline_exceeded(self._server.address) from None
-            if not line.is_listed and line.is_fit():
-                self._list(line)
+            finally:
+                if not line.is_listed and line.is_fit():
+                    self._list(line)
             if not isinstance(outcome, Unanswered):
                 return outcome
             if self._is_closed:
@@ -76,14 +78,16 @@ class AsyncConnections:
         connecting = asyncio.ensure_future(self._connect())
         self._connecting.add(connecting)
         connecting.add_done_callback(self._connecting.discard)
+        try:  # before Python 3.12, wait_for may swallow a cancellation
+            done, _ = await asyncio.wait((connecting,), timeout=deadline - time.monotonic())
+        finally:
+            connecting.cancel()  # nothing happens if it is done
+        if not done:
+            raise deadline_exceeded(self._server.address)
         try:
-            return await asyncio.wait_for(connecting, deadline - time.monotonic())
-        except asyncio.TimeoutError:  # before Python 3.11 not the builtin one
-            raise deadline_exceeded(self._server.address) from None
+            return connecting.result()
         except asyncio.CancelledError:
-            if self._is_closed and not is_cancelled():
-                raise ClosedError("this client") from None
-            raise
+            raise (ClosedError("this client") if self._is_closed else asyncio.CancelledError) from None
         except OSError as error:
             raise self._server.unreachable(error, is_connected=False) from None
 
@@ -107,8 +111,7 @@ class AsyncConnections:
         refusal = self._server.refusal(line.conversation)
         if refusal is not None:
             raise refusal
-        if conversation.is_shared:
-            self._list(line)
+        self._list(line)
         return line
 
 
@@ -143,7 +146,9 @@ class _Line(asyncio.Protocol):
                 answer.set_result(outcome)
         if not self.ready.done() and (conversation.is_ready or conversation.failure):
             self.ready.set_result(None)
-        if conversation.failure or self._transport.get_write_buffer_size() > _MOST_UNSENT:
+        is_of_use = conversation.has_room or self._waiting
+        is_flooded = conversation.is_shared and self._transport.get_write_buffer_size() > _MOST_UNSENT
+        if conversation.failure or not is_of_use or is_flooded:
             self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -156,8 +161,14 @@ class _Line(asyncio.Protocol):
         conversation = self.conversation
         return conversation.has_room and not (conversation.failure or self._transport.is_closing())
 
+    def is_full(self) -> bool:
+        """Return whether requests that are under way leave no room for another."""
+        return bool(self._waiting) and not self.is_fit()
+
     async def exchange(self, request: Any, timeout_s: float) -> Any:
         """Send a request and return what comes of it; TimeoutError if nothing does."""
+        if timeout_s <= 0:
+            raise TimeoutError
         if not self.is_fit():  # any more
             return Unanswered(self.conversation.failure or "Socket closed", may_have_begun=False)
         loop = asyncio.get_running_loop()

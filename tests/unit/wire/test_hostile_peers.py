@@ -247,6 +247,34 @@ def test_what_is_said_between_two_calls_is_heard(connected: Connect) -> None:
         assert listener.accepted == 1
 
 
+@pytest.mark.parametrize(
+    "serve",
+    [
+        HOSTILE["no room for calls"][0],
+        after_request(
+            lambda stream: answer_to(stream) + frame(7, 0, 0, bytes((0, 0, 0, stream)) + bytes(4)), stays=True
+        ),
+    ],
+    ids=["no room", "goodbye"],
+)
+def test_a_connection_that_takes_no_more_calls_is_closed(connected: Connect, serve: Serve) -> None:
+    ended = threading.Semaphore(0)
+
+    def counted(connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            serve(connection)
+        ended.release()
+
+    with Listener(counted) as listener:
+        transport = connected(listener.url)
+        for _ in range(3):
+            with contextlib.suppress(ServerUnavailableError):
+                ask(transport)
+        with contextlib.suppress(ServerUnavailableError):
+            ask(transport)  # before this one, threads hear of the last goodbye
+        assert [ended.acquire(timeout=PATIENCE_S) for _ in range(3)] == [True] * 3
+
+
 def test_the_next_address_is_tried_if_the_machine_lacks_the_first_ones_family(
     connected: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -349,6 +377,52 @@ def test_tasks_share_a_connection_and_each_gets_its_answer() -> None:
     with Listener(answering(answer)) as listener:
         asyncio.run(main(listener.url))
         assert listener.accepted == 1
+
+
+def test_tasks_on_a_server_that_takes_one_call_at_a_time() -> None:
+    settings = frame(4, 0, 0, bytes((0, 3, 0, 0, 0, 1)))
+
+    def serve(connection: socket.socket) -> None:
+        connection.sendall(settings)
+        next_request = requests_of(connection)
+        while True:
+            stream = next_request()
+            time.sleep(0.02)
+            connection.sendall(answer_to(stream))
+
+    async def main(url: str) -> None:
+        transport = connect_async(url, None)
+        for _ in range(2):
+            await asyncio.gather(*[transport.send(transport.codec.ask("model config"), PATIENCE_S) for _ in range(20)])
+        await transport.close()
+
+    with Listener(serve) as listener:
+        asyncio.run(main(listener.url))
+        assert listener.accepted <= 20
+
+
+def test_room_that_late_calls_leave_is_used() -> None:
+    async def main(url: str) -> None:
+        transport = connect_async(url, None)
+        for _ in range(5):
+            late = [transport.send(transport.codec.ask("model config"), 0.05) for _ in range(2)]
+            await asyncio.gather(*late, return_exceptions=True)
+        await transport.close()
+
+    with Listener(at_once(frame(4, 0, 0, bytes((0, 3, 0, 0, 0, 1))))) as listener:
+        asyncio.run(main(listener.url))
+        assert listener.accepted == 2
+
+
+def test_without_time_nothing_is_sent(connected: Connect) -> None:
+    requests: list[int] = []
+    with Listener(after_request(counting(requests), stays=True)) as listener:
+        transport = connected(listener.url)
+        ask(transport)
+        with pytest.raises(DeadlineExceededError):
+            ask(transport, -1.0)
+        ask(transport)
+    assert len(requests) == 2
 
 
 def test_a_signal_ends_a_call_and_its_connection() -> None:

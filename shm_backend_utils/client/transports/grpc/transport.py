@@ -131,9 +131,9 @@ class GrpcTransport(_Grpc, Transport):
 
     def close(self) -> None:
         self._is_closed = True
-        if self._connections is not None:
-            self._connections.close()
         try:
+            if self._connections is not None:
+                self._connections.close()
             self._streams.close()
         finally:
             with self._lock:
@@ -210,9 +210,9 @@ class AsyncGrpcTransport(_Grpc, AsyncTransport):
 
     async def close(self) -> None:
         self._is_closed = True
-        if self._connections is not None:
-            await self._connections.close()
         try:
+            if self._connections is not None:
+                await self._connections.close()
             await self._streams.close()
         finally:
             if self._channel is not None:

@@ -46,7 +46,8 @@ class _Http:
         if body is not None:
             lines.append(f"Content-Length: {sum(map(len, body))}")
         head = "\r\n".join((*lines, "\r\n")).encode()
-        return Request((head, *body) if body else (head,), most_bytes)
+        # From Python 3.12 on, asyncio tries without end to send an empty part that is the last one.
+        return Request((head, *[part for part in body or () if part]), most_bytes)
 
     def _checked(self, answer: Answer) -> Answer:
         error = answer.error(self.address)
