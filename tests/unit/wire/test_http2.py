@@ -71,10 +71,11 @@ def test_calls_and_answers_of_any_size(
     conversation, peer = Http2(), H2Peer(answer)
     numbers = [conversation.begin(Call(HEAD, bytes([7]) * size), 12.5) for size, _ in calls]
     talk(conversation, peer, sizes)
+    told = text.strip(" ")  # h2 sends no spaces around a value
     assert numbers == list(range(1, 2 * len(calls), 2))
     assert [heard[number] for number in numbers] == [message(bytes([7]) * size) for size, _ in calls]
     for number, (_, size) in zip(numbers, calls, strict=True):
-        assert conversation.ended.pop(number) == (Reply(status, text, b"") if status else Reply(0, "", bytes(size)))
+        assert conversation.ended.pop(number) == (Reply(status, told, b"") if status else Reply(0, "", bytes(size)))
     assert not conversation.failure
     assert conversation.has_room
     assert peer.headers[1] == {
