@@ -35,8 +35,11 @@ class BareInstallation(Installation):
     """A server whose Python has NumPy, and no other package."""
 
     def environment(self, python_environment: Path | None = None) -> dict[str, str]:
-        """Return one with an environment of that kind, whatever packages this process has."""
-        return super().environment(self.folder / "python")
+        """Return one with an environment of that kind, whatever packages this process has.
+
+        Stubs of newer servers heed ``PYTHONPATH``, in which pytest-xdist has the checkout.
+        """
+        return {**super().environment(self.folder / "python"), "PYTHONPATH": ""}
 
 
 def python_with(folder: Path, *packages: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import socket
@@ -11,7 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
@@ -25,77 +26,31 @@ from shm_backend_utils.client.transports.http.http1 import Http1, Request
 from shm_backend_utils.client.transports.transport import Transport
 from shm_backend_utils.errors import ClosedError
 from tests.unit.test_closed_transports import OnLoop
+from tests.unit.wire.peers import Listener
 
 OK = b"HTTP/1.1 200 OK\r\n"
 TEN = OK + b"Content-Length: 10\r\n\r\n0123456789"
 
 
-class Peer:
+class Peer(Listener):
     """A server that reads a request and then does what the test says, once for each request of a connection."""
 
     def __init__(self, behaviour: Callable[[socket.socket], None]) -> None:
-        self.behaviour = behaviour
-        self.accepted = 0
         self.requests: list[bytes] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._streams: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
 
-    @property
-    def address(self) -> str:
-        host, port = self._listener.getsockname()
-        return f"{host}:{port}"
-
-    def hang_up(self) -> None:
-        for stream in self._streams:
-            with suppress(OSError):  # it is closed already
-                stream.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self.hang_up()
-        for thread in self._threads:
-            thread.join()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                stream, _ = self._listener.accept()
-            except OSError:
-                return
-            self.accepted += 1
-            self._streams.append(stream)
-            thread = threading.Thread(target=self._serve, args=[stream])
-            self._threads.append(thread)
-            thread.start()
-
-    def _serve(self, stream: socket.socket) -> None:
-        with stream:
-            while request := self._request(stream):
+        def serve(stream: socket.socket) -> None:
+            while request := stream.recv(1 << 16):  # the tests' requests come in one piece
                 self.requests.append(request)
-                try:
-                    self.behaviour(stream)
-                except OSError:
-                    return
+                behaviour(stream)
 
-    def _request(self, stream: socket.socket) -> bytes:
-        try:
-            return stream.recv(1 << 16)  # the tests' requests come in one piece
-        except OSError:
-            return b""
+        super().__init__(serve)
+        self.address = self.url.removeprefix("grpc://")
 
 
 @contextmanager
 def connections_to(behaviour: Callable[[socket.socket], None], base: str = "") -> Iterator[tuple[Peer, Transport]]:
-    peer = Peer(behaviour)
-    connections = connect(f"http://{peer.address}{base}", None)
-    try:
+    with Peer(behaviour) as peer, contextlib.closing(connect(f"http://{peer.address}{base}", None)) as connections:
         yield peer, connections
-    finally:
-        connections.close()
-        peer.close()
 
 
 def get(connections: Transport, timeout_s: float = 10) -> Answer:
@@ -371,7 +326,7 @@ def test_a_task_may_send_more_than_the_socket_takes_at_once(monkeypatch: pytest.
     transport = OnLoop(f"http://{peer.address}")
     assert transport.send(HttpMessage("POST", "/v2", (body,)), 10).status == 200
     transport.end()
-    peer.close()
+    peer.__exit__()
 
 
 @pytest.mark.parametrize("moment", ["connect", "answer"])
@@ -410,4 +365,4 @@ def test_a_task_that_is_cancelled_just_then_is_and_its_connection_is_used_again(
     peer = Peer(answer_ten)
     asyncio.run(main(peer.address))
     assert peer.accepted == 1
-    peer.close()
+    peer.__exit__()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from typing import Any, Final
 
@@ -15,6 +16,8 @@ from .server import MOST_ATTEMPTS, Server, handshake_told
 __all__ = ["AsyncConnections"]
 
 _MOST_UNSENT: Final = 1 << 26  # bytes, which come together only if the server does not read what it asks for
+_GONE_MS: Final = 20_000
+"""So long a peer may leave data unacknowledged. TCP by itself waits a quarter of an hour, and all calls with it."""
 
 
 class AsyncConnections:
@@ -129,6 +132,10 @@ class _Line(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
+        sock = transport.get_extra_info(
+            "socket"
+        )  # without this, TCP waits a quarter of an hour for a peer that is gone
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _GONE_MS)
         self._lines.add(self)
         self.data_received(b"")
 

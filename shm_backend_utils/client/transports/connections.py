@@ -63,11 +63,11 @@ class Connections:
                 self._check_is_open()
                 raise self._server.unreachable(error, is_connected=connection.is_open) from None
             finally:
+                self._in_use.discard(connection)
                 if is_kept:
                     self._idle.append(connection)
                 else:  # a late answer must not be taken for the next one's
                     connection.close()
-                self._in_use.discard(connection)
             if self._is_closed:
                 self.close()
                 raise ClosedError("this client")

@@ -7,7 +7,7 @@ import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import h2.config
 import h2.connection
@@ -94,6 +94,9 @@ def block(headers: list[tuple[str, str]]) -> bytes:
 SETTINGS: Final = frame(4, 0, 0)
 
 
+L = TypeVar("L", bound="Listener")
+
+
 class Listener:
     """A server on a socket that does with each connection what the test says, in threads."""
 
@@ -110,18 +113,22 @@ class Listener:
         """How many connections there were."""
         return len(self._open)
 
-    def __enter__(self) -> Listener:
+    def __enter__(self: L) -> L:
         return self
 
     def __exit__(self, *_: Any) -> None:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        for each in self._open:
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+        self.hang_up()
         for thread in self._threads:
             thread.join()
+
+    def hang_up(self) -> None:
+        """End all connections."""
+        for each in self._open:
+            with suppress(OSError):  # it is closed already
+                each.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
         with suppress(OSError):

@@ -68,12 +68,12 @@ def ask(transport: Any, timeout_s: float = PATIENCE_S) -> Any:
     return transport.send(transport.codec.ask("model config", "m"), timeout_s)
 
 
-def answer_to(stream: int, content: bytes = ANSWER) -> bytes:
-    return (
-        frame(1, END_HEADERS, stream, block(HEADERS))
-        + frame(0, 0, stream, content)
-        + frame(1, END_HEADERS | END_STREAM, stream, block(TRAILERS))
-    )
+def answer_to(
+    stream: int, content: bytes = ANSWER, heads: tuple[bytes, bytes] = (block(HEADERS), block(TRAILERS))
+) -> bytes:
+    first, last = heads
+    data = frame(0, 0, stream, content)
+    return frame(1, END_HEADERS, stream, first) + data + frame(1, END_HEADERS | END_STREAM, stream, last)
 
 
 def counting(requests: list[int]) -> Callable[[int], bytes]:
@@ -154,19 +154,11 @@ HOSTILE: dict[str, tuple[Serve, type[Exception]]] = {
     ),
     "a message of 4 bytes": (after_request(lambda stream: answer_to(stream, bytes(4)), stays=True), InferenceError),
     "headers that say nothing": (
-        after_request(
-            lambda stream: (
-                frame(1, END_HEADERS, stream) + frame(0, 0, stream, ANSWER) + frame(1, END_HEADERS | END_STREAM, stream)
-            ),
-            stays=True,
-        ),
-        ServerUnavailableError,
+        after_request(lambda stream: answer_to(stream, heads=(b"", b"")), stays=True),
+        InferenceError,
     ),
     "a status of 5000 digits": (
-        after_request(
-            lambda stream: frame(1, END_HEADERS | END_STREAM, stream, block([*HEADERS, ("grpc-status", "1" * 5000)])),
-            stays=True,
-        ),
+        after_request(lambda stream: answer_to(stream, heads=(b"", block([("grpc-status", "1" * 5000)]))), stays=True),
         ServerUnavailableError,
     ),
     "silence": (at_once(b""), DeadlineExceededError),

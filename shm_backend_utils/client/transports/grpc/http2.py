@@ -102,7 +102,7 @@ class Http2(Conversation):
         self._rest = b""  # of a frame that has not come whole
         self._block: tuple[int, int, bytes] | None = None  # stream, flags, and what has come of its headers
         self._decoder = hpack.Decoder(max_header_list_size=_HEADER_BYTES)
-        self._decoder.max_allowed_table_size = 0
+        self._decoder.header_table_size = self._decoder.max_allowed_table_size = 0
         self._usual_headers: bytes | None = None  # those of an answer before
         self._usual_trailers: bytes | None = None
         self._refill = 0
@@ -270,7 +270,8 @@ class Http2(Conversation):
             code = int(told) if (told := headers.get("grpc-status", "")).isdecimal() else _UNKNOWN
             if code == _OK and stream.has_headers:
                 self._usual_trailers = block
-            self._answer(number, stream, code, unquote(headers.get("grpc-message", "")))
+            details = unquote(headers.get("grpc-message", "")) if told else "the answer has no grpc-status"
+            self._answer(number, stream, code, details)
         elif stream.has_headers:
             self._fail(number, "headers came twice")
         else:
