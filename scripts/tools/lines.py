@@ -14,10 +14,10 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 40_787,
+    "shm_backend_utils": 40_820,
     "shm_backend_utils/*.py": 1_150,
     "shm_backend_utils/cli": 3_600,
-    "shm_backend_utils/client": 9_133,
+    "shm_backend_utils/client": 9_168,
     "shm_backend_utils/compat": 2_200,
     "shm_backend_utils/http": 300,
     "shm_backend_utils/memory": 5_320,
@@ -29,7 +29,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 7_200,
     "scripts": 14_390,
     "scripts/tools/bench": 3_655,
-    "tests": 74_999,
+    "tests": 75_066,
     "docs": 4_650,
 }
 """By folder, or by pattern of files: the most lines."""
