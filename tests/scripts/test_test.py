@@ -36,6 +36,7 @@ SLEEPS = "import time\ndef test_it():\n    open('started', 'w').close()\n    tim
 CONFTEST = """
 def pytest_addoption(parser):
     parser.addoption("--all", action="store_true")
+    parser.addoption("--grpcio", action="store_true")
 """
 PYTHON = """#!/bin/sh
 environment=$(basename "$(dirname "$(dirname "$0")")")

@@ -341,7 +341,7 @@ def test_a_submitted_call_that_waits_for_a_thread_keeps_no_array_of_the_users(
     assert kept() is None
     go.set()
     np.testing.assert_array_equal(last.result(LONG_S)["OUT0"], 2 * X)
-    del first
+    concurrent.futures.wait(first, LONG_S)
 
 
 def test_memory_that_the_model_cannot_open_is_replaced_once_and_not_used_again(

@@ -132,17 +132,17 @@ class _Line(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        sock = transport.get_extra_info(
-            "socket"
-        )  # without this, TCP waits a quarter of an hour for a peer that is gone
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _GONE_MS)
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _GONE_MS)
         self._lines.add(self)
-        self.data_received(b"")
+        self._settle()
 
     def data_received(self, data: bytes) -> None:
+        self.conversation.receive(data)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Send what is to be sent, tell what has ended, and hang up if the connection is of no more use."""
         conversation = self.conversation
-        if data:
-            conversation.receive(data)
         if conversation.out:
             self._transport.writelines(conversation.out)
             conversation.out.clear()
@@ -161,7 +161,7 @@ class _Line(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._lines.discard(self)
         self.conversation.receive(b"")
-        self.data_received(b"")
+        self._settle()
 
     def is_fit(self) -> bool:
         """Return whether a request may be sent."""
@@ -183,14 +183,14 @@ class _Line(asyncio.Protocol):
         late = loop.call_later(timeout_s, _tell_late, outcome)
         number = self.conversation.begin(request, timeout_s)
         self._waiting[number] = outcome
-        self.data_received(b"")
+        self._settle()
         try:
             return await outcome
         finally:
             late.cancel()
             if self._waiting.pop(number, None) is not None:  # nobody waits for it any more
                 self.conversation.cancel(number)
-                self.data_received(b"")
+                self._settle()
 
     def close(self) -> None:
         """End the connection, and tell those who wait."""

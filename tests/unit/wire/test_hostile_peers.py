@@ -356,8 +356,7 @@ def test_large_requests_wait_for_their_windows(connected: Connect) -> None:
 def test_tasks_share_a_connection_and_each_gets_its_answer() -> None:
     def answer(peer: H2Peer, stream: int, received: bytes) -> None:
         name = service_pb2.ModelConfigRequest.FromString(received[5:]).name
-        response = service_pb2.ModelConfigResponse()
-        response.config.name = name
+        response = service_pb2.ModelConfigResponse(config={"name": name})
         peer.send(stream, message(response.SerializeToString()))
 
     async def main(url: str) -> None:
