@@ -335,8 +335,8 @@ def test_a_task_that_is_cancelled_just_then_is_and_its_connection_is_used_again(
 ) -> None:
     async def main(address: str) -> None:
         transport = connect_async(f"http://{address}", None)
-        line = aio_connections._Line
-        connect_to, receive = aio_connections.AsyncConnections._line, line.data_received
+        line = aio_connections._Connection
+        connect_to, receive = aio_connections.AsyncConnections._opened, line.data_received
         for _ in range(5):
             task = asyncio.ensure_future(transport.send(HttpMessage("GET", "/v2"), 10))
 
@@ -351,7 +351,7 @@ def test_a_task_that_is_cancelled_just_then_is_and_its_connection_is_used_again(
                     task.cancel()
 
             if moment == "connect":
-                monkeypatch.setattr(aio_connections.AsyncConnections, "_line", connected)
+                monkeypatch.setattr(aio_connections.AsyncConnections, "_opened", connected)
             else:
                 monkeypatch.setattr(line, "data_received", received)
             with pytest.raises(asyncio.CancelledError):

@@ -25,9 +25,9 @@ class AsyncConnections:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._lines: set[_Line] = set()
-        self._with_room: list[_Line] = []  # or had it when they were put there
-        self._connecting: set[asyncio.Task[_Line]] = set()
+        self._open: set[_Connection] = set()
+        self._with_room: list[_Connection] = []  # or had it when they were put there
+        self._connecting: set[asyncio.Task[_Connection]] = set()
         self._lock = asyncio.Lock()
         self._is_closed = False
 
@@ -38,16 +38,16 @@ class AsyncConnections:
         for _ in range(MOST_ATTEMPTS):
             if self._is_closed:
                 raise ClosedError("this client")
-            line = self._listed() or await self._connected(deadline)
-            while line.is_full():  # of others' requests, which were faster
-                line = self._listed() or await self._connected(deadline)
+            connection = self._listed() or await self._connected(deadline)
+            while connection.is_full():  # of others' requests, which were faster
+                connection = self._listed() or await self._connected(deadline)
             try:
-                outcome = await line.exchange(request, deadline - time.monotonic())
+                outcome = await connection.exchange(request, deadline - time.monotonic())
             except TimeoutError:
                 raise deadline_exceeded(self._server.address) from None
             finally:
-                if not line.is_listed and line.is_fit():
-                    self._list(line)
+                if not connection.is_listed and connection.is_fit():
+                    self._list(connection)
             if not isinstance(outcome, Unanswered):
                 return outcome
             if self._is_closed:
@@ -61,23 +61,23 @@ class AsyncConnections:
         self._is_closed = True
         for each in list(self._connecting):
             each.cancel()
-        for line in list(self._lines):
-            line.close()
+        for connection in list(self._open):
+            connection.close()
         await asyncio.sleep(0)  # in which the loop closes the sockets
 
-    def _list(self, line: _Line) -> None:
-        self._with_room.append(line)
-        line.is_listed = True
+    def _list(self, connection: _Connection) -> None:
+        self._with_room.append(connection)
+        connection.is_listed = True
 
-    def _listed(self) -> _Line | None:
+    def _listed(self) -> _Connection | None:
         while self._with_room:
-            line = self._with_room[-1]
-            if line.is_fit():
-                return line
+            connection = self._with_room[-1]
+            if connection.is_fit():
+                return connection
             self._with_room.pop().is_listed = False
         return None
 
-    async def _connected(self, deadline: float) -> _Line:
+    async def _connected(self, deadline: float) -> _Connection:
         connecting = asyncio.ensure_future(self._connect())
         self._connecting.add(connecting)
         connecting.add_done_callback(self._connecting.discard)
@@ -94,46 +94,48 @@ class AsyncConnections:
         except OSError as error:
             raise self._server.unreachable(error, is_connected=False) from None
 
-    async def _connect(self) -> _Line:
+    async def _connect(self) -> _Connection:
         """Connect, and wait until requests may begin; of many that ask for a connection to share, one does."""
         if not self._server.conversation.is_shared:
-            return await self._line()
+            return await self._opened()
         async with self._lock:
-            return self._listed() or await self._line()
+            return self._listed() or await self._opened()
 
-    async def _line(self) -> _Line:
+    async def _opened(self) -> _Connection:
         host, port, _, conversation, tls = self._server
         loop = asyncio.get_running_loop()
         with handshake_told() if tls else contextlib.nullcontext():
-            _, line = await loop.create_connection(lambda: _Line(conversation(), self._lines), host, port, ssl=tls)
+            _, connection = await loop.create_connection(
+                lambda: _Connection(conversation(), self._open), host, port, ssl=tls
+            )
         try:
-            await line.ready
+            await connection.ready
         except BaseException:
-            line.close()
+            connection.close()
             raise
-        refusal = self._server.refusal(line.conversation)
+        refusal = self._server.refusal(connection.conversation)
         if refusal is not None:
             raise refusal
-        self._list(line)
-        return line
+        self._list(connection)
+        return connection
 
 
-class _Line(asyncio.Protocol):
+class _Connection(asyncio.Protocol):
     """One connection, and the requests that are under way on it."""
 
     is_listed = False
 
-    def __init__(self, conversation: Conversation, lines: set[_Line]) -> None:
+    def __init__(self, conversation: Conversation, among: set[_Connection]) -> None:
         self.conversation = conversation
         self.ready = asyncio.get_running_loop().create_future()
-        self._lines = lines
+        self._open = among
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._transport: Any = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _GONE_MS)
-        self._lines.add(self)
+        self._open.add(self)
         self._settle()
 
     def data_received(self, data: bytes) -> None:
@@ -159,7 +161,7 @@ class _Line(asyncio.Protocol):
             self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._lines.discard(self)
+        self._open.discard(self)
         self.conversation.receive(b"")
         self._settle()
 

@@ -42,9 +42,8 @@ class Server(NamedTuple):
 
     def unanswered(self, outcome: Unanswered) -> Exception:
         """Return the error for a request without an answer."""
-        return unavailable(
-            self.address, outcome.reason if outcome.may_have_begun else f"failed to connect: {outcome.reason}"
-        )
+        doing = "" if outcome.may_have_begun else "failed to connect: "
+        return unavailable(self.address, f"{doing}{outcome.reason}")
 
 
 def handshake_told() -> telling[OSError]:

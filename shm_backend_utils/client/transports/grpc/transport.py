@@ -72,9 +72,8 @@ class _Grpc:
         try:
             return getattr(service_pb2, f"{procedure}Response").FromString(content)
         except DecodeError as error:
-            raise translated(
-                str(grpc.StatusCode.INTERNAL), f"the answer cannot be read: {error}", self.address
-            ) from None
+            text = f"the answer cannot be read: {error}"
+            raise translated(str(grpc.StatusCode.INTERNAL), text, self.address) from None
 
 
 class GrpcTransport(_Grpc, Transport):
