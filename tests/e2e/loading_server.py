@@ -25,6 +25,7 @@ from ..crash.server_options import installation_with
 __all__ = ["LoadingServer", "Sample", "models_named_by", "side_by_side"]
 
 MODELS: Final = Path(__file__).resolve().parents[1] / "models"
+OURS: Final = tuple(f"{Path(__file__).resolve().parents[2] / folder}/" for folder in ("tests", "scripts"))
 PREFIX: Final = "shm_backend_utils_"
 SAMPLE: Final = re.compile(rf"{PREFIX}(\w+)\{{(.*)\}} (\S+)")
 STRING: Final = re.compile(r'"[^"\n]*"')
@@ -98,15 +99,16 @@ def side_by_side(do: Callable[[str], None], models: Iterable[str]) -> None:
 
 
 def models_named_by(tests: ModuleType, repository: Path) -> Set[str]:
-    """Return the models whose names a module has in strings, or tests' modules of what it imports; or such models."""
+    """Return the models whose names a module has in strings, or modules of ours that it imports; or such models."""
     seen: set[ModuleType] = set()
     left = [tests]
     while left:
         module = left.pop()
-        if module not in seen and module.__name__.startswith("tests."):
+        if module not in seen and (getattr(module, "__file__", None) or "").startswith(OURS):
             seen.add(module)
             homes = {getattr(value, "__module__", None) for value in vars(module).values()}
             left += [sys.modules[home] for home in homes if home in sys.modules]
+            left += [value for value in vars(module).values() if isinstance(value, ModuleType)]
     models = {model.name for model in repository.iterdir()}
     found = models & words_in_strings(map(inspect.getsource, seen))
     programs = [repository / name / "1" / "model.py" for name in found]
