@@ -95,7 +95,7 @@ def test_an_interrupt_at_any_bytecode_of_a_call_loses_nothing_and_the_next_call_
         for step in steps(every):
             assert call(client), INTERRUPTS.where
             if not is_warm:
-                assert is_empty(client)
+                assert becomes_so(lambda: is_empty(client))
             INTERRUPTS.at(step, lambda: call(client))
             gc.collect()
             assert becomes_so(lambda: is_empty(client)), INTERRUPTS.where
