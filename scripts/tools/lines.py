@@ -29,7 +29,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 7_200,
     "scripts": 14_390,
     "scripts/tools/bench": 3_655,
-    "tests": 75_066,
+    "tests": 74_882,
     "docs": 4_650,
 }
 """By folder, or by pattern of files: the most lines."""

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shm_backend_utils.memory.cuda.access import CudaAccess
-from shm_backend_utils.model import ShmSession
+from shm_backend_utils.model import Call, ShmSession
 from tests.unit.emulated import log_lines, start_server
 
-__all__ = ["session_of", "tensor"]
+__all__ = ["double", "session_of", "tensor"]
 
 
 def tensor(name: str, dtype: str = "FP32", dims: Sequence[int] = (-1,), **more: Any) -> dict[str, Any]:
@@ -40,3 +41,9 @@ def session_of(
         yield session
     finally:
         session.close()
+
+
+def double(call: Call) -> None:
+    """Answer with twice of X."""
+    x = call.input("X")
+    np.multiply(x.numpy(), 2, out=call.output("Y", x.shape, x.dtype).numpy())

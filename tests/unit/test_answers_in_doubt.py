@@ -8,7 +8,7 @@ import gc
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,12 +27,6 @@ from tests.unit.fake_wires import async_client_of, client_of
 
 X = np.arange(6, dtype=np.float32)
 LONG_S = 10.0
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with FakeServer(config("m")) as server:
-        yield server
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])

@@ -32,7 +32,7 @@ from shm_backend_utils.protocol import results
 from shm_backend_utils.protocol.answers import check_output
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from shm_backend_utils.protocol.results import OutputPlace
-from tests.unit.fake_gpu import DRIVER, runtime_that_gives_all_back
+from tests.unit.fake_gpu import DRIVER
 from tests.unit.fake_server import FakeServer, config
 from tests.unit.fake_wires import client_of
 
@@ -58,12 +58,6 @@ class Response:
 def memory() -> npt.NDArray[np.uint8]:
     """A region whose bytes count from 0 to 255, again and again."""
     return np.arange(HOST_SIZE).astype(np.uint8)
-
-
-@pytest.fixture
-def cuda() -> Iterator[CudaRuntime]:
-    with runtime_that_gives_all_back() as cuda:
-        yield cuda
 
 
 @pytest.fixture

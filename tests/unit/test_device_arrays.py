@@ -31,7 +31,6 @@ from tests.unit.fake_gpu import (
     held_back,
     kernel,
     left_of,
-    runtime_that_gives_all_back,
     stream_on,
     wait_until,
 )
@@ -41,12 +40,6 @@ INT32 = dtypes.BY_NAME["INT32"]
 DEVICE = 1
 """The instance's GPU."""
 ILLEGAL = "CUDA_ERROR_ILLEGAL_ADDRESS"
-
-
-@pytest.fixture
-def cuda() -> Iterator[CudaRuntime]:
-    with runtime_that_gives_all_back() as cuda:
-        yield cuda
 
 
 @pytest.fixture

@@ -21,9 +21,10 @@ from shm_backend_utils.tensors.attributes import MemoryType
 from shm_backend_utils.testing import emulator
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.emulated import delivered, error_code, log_lines, message_of, outputs_of
-from tests.unit.sessions import session_of, tensor
+from tests.unit.sessions import double, session_of, tensor
 from tests.unit.table_client import Client
 
+SLOTS = 2
 MOST_FUNCTIONS = 20
 PACKAGE = f"{os.sep}shm_backend_utils{os.sep}"
 EMULATOR = str(Path(emulator.__file__).parent)
@@ -39,21 +40,9 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
         yield session
 
 
-@pytest.fixture
-def client() -> Iterator[Client]:
-    client = Client(slots=2)
-    yield client
-    client.close()
-
-
 def served(session: ShmSession, request: InferenceRequest, infer: Infer) -> Any:
     (response,) = session.serve([request], infer)
     return response
-
-
-def double(call: Call) -> None:
-    x = call.input("X")
-    np.multiply(x.numpy(), 2, out=call.output("Y", x.shape, x.dtype).numpy())
 
 
 # Where tensors are

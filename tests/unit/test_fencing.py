@@ -31,13 +31,6 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
         yield session
 
 
-@pytest.fixture
-def client() -> Iterator[Client]:
-    client = Client()
-    yield client
-    client.close()
-
-
 def request_of(client: Client, **parameters: Any) -> InferenceRequest:
     return client.request({"X": X}, {"Y": 16}, **parameters)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +14,13 @@ from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.mapping.resolver import Resolver
 from tests.unit.emulated import delivered, message_of
-from tests.unit.sessions import session_of, tensor
+from tests.unit.sessions import double, session_of, tensor
 from tests.unit.table_client import Client
 
+SLOTS = 2
 SHM = Path("/dev/shm")
 MANY = 128
 X = np.arange(4, dtype=np.float32)
-
-
-@pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
-    with session_of(monkeypatch, [tensor("X")], [tensor("Y")]) as session:
-        yield session
-
-
-@pytest.fixture
-def client() -> Iterator[Client]:
-    client = Client(slots=2)
-    yield client
-    client.close()
-
-
-def double(call: Call) -> None:
-    x = call.input("X")
-    np.multiply(x.numpy(), 2, out=call.output("Y", x.shape, x.dtype).numpy())
 
 
 def answer(session: ShmSession, client: Client, value: float = 1, slot: int = 0) -> str:

@@ -15,25 +15,20 @@ import pytest
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.registrations import Registration
-from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.model import ShmSession
 from shm_backend_utils.model.mapping import resolver
 from shm_backend_utils.model.mapping.resolver import Resolver
 from shm_backend_utils.protocol.layout import MAX_SLOT_COUNT
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.emulated import delivered, message_of
 from tests.unit.registered import say_registered
-from tests.unit.sessions import session_of, tensor
+from tests.unit.sessions import double, session_of, tensor
 from tests.unit.table_client import Client
 
+SLOTS = 2
 SHM: Final = Path("/dev/shm")
 MANY: Final = 100
 X: Final = np.arange(4, dtype=np.float32)
-
-
-@pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
-    with session_of(monkeypatch, [tensor("X")], [tensor("Y")]) as session:
-        yield session
 
 
 @pytest.fixture
@@ -48,24 +43,12 @@ def resolver_of(session: ShmSession) -> Resolver:
     return session._open_context().resolver
 
 
-def double(call: Call) -> None:
-    x = call.input("X")
-    np.multiply(x.numpy(), 2, out=call.output("Y", x.shape, x.dtype).numpy())
-
-
 def code_of(session: ShmSession, request: InferenceRequest) -> str:
     (response,) = session.serve([request], double)
     return message_of(response).partition(": ")[0]
 
 
 # Slots, by their addresses
-
-
-@pytest.fixture
-def client() -> Iterator[Client]:
-    client = Client(slots=2)
-    yield client
-    client.close()
 
 
 SPELLINGS: Final = ("{}0", "{}00", "0{}", "+{}", " {}", "{} ", "{}\n", "{}/", "{}.0", "0x{}", "\u0661", "-{}", "")

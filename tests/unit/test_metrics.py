@@ -22,9 +22,9 @@ from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.debug import MeasuredDebugCall
 from shm_backend_utils.model.metrics import _BUCKETS, _FAMILIES, _PREFIX, MeasuredCall, Metrics
 from tests.unit.emulated import delivered, error_code
-from tests.unit.fake_gpu import DRIVER, MODEL, runtime_that_gives_all_back
+from tests.unit.fake_gpu import DRIVER, MODEL
 from tests.unit.metrics_port import MetricsPort
-from tests.unit.sessions import session_of, tensor
+from tests.unit.sessions import double, session_of, tensor
 from tests.unit.table_client import Client
 
 PREFIX = "shm_backend_utils_"
@@ -232,12 +232,6 @@ class Told:
 
 
 @pytest.fixture
-def cuda() -> Iterator[CudaRuntime]:
-    with runtime_that_gives_all_back() as cuda:
-        yield cuda
-
-
-@pytest.fixture
 def metrics() -> Told:
     return Told()
 
@@ -248,18 +242,6 @@ def session(cuda: CudaRuntime, metrics: Any, monkeypatch: pytest.MonkeyPatch) ->
     with session_of(monkeypatch, [tensor("X"), tensor("W")], [tensor("Y"), tensor("Z")], cuda=access) as session:
         monkeypatch.setattr(session, "_new_call", lambda *arguments: MeasuredCall(metrics, *arguments))
         yield session
-
-
-@pytest.fixture
-def client() -> Iterator[Client]:
-    client = Client()
-    yield client
-    client.close()
-
-
-def double(call: Call) -> None:
-    x = call.input("X")
-    np.multiply(x.numpy(), 2, out=call.output("Y", x.shape, x.dtype).numpy())
 
 
 def test_what_is_copied_counts_as_such(session: ShmSession, metrics: Told, client: Client) -> None:

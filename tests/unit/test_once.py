@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, cast
@@ -158,12 +157,6 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Counting:
 
     monkeypatch.setattr(FakeTransport, "send", counted)
     return counting
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with FakeServer(config("m")) as server:
-        yield server
 
 
 def gone(_: Order) -> None:

@@ -32,6 +32,7 @@ from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
 from tests.unit.watched import Watched
 
+SLOTS = 2
 X = np.arange(4, dtype=np.float32)
 
 
@@ -40,12 +41,6 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
     outputs = [tensor("Y"), tensor("MAP", "UINT8", [-1, -1])]
     with session_of(monkeypatch, [tensor("X"), tensor("B", "UINT8")], outputs) as session:
         yield session
-
-
-@pytest.fixture
-def client() -> Iterator[Client]:
-    with contextlib.closing(Client(slots=2)) as client:
-        yield client
 
 
 def pass_on(call: Call) -> None:

@@ -46,12 +46,6 @@ def is_sealed(order: Order) -> bool:
 
 
 @pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with FakeServer(config("m")) as server:
-        yield server
-
-
-@pytest.fixture
 def blind() -> Iterator[BlindServer]:
     server = BlindServer(config("m"))
     with server:

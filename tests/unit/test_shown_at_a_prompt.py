@@ -18,28 +18,16 @@ from shm_backend_utils.client import (
     Explanation,
     PoolOptions,
     ShmClient,
-    aio,
-    client,
 )
 from shm_backend_utils.client.explanation import Tally, TextTable
 from shm_backend_utils.compat.attach import CudaRegion
 from shm_backend_utils.memory.pool.options import PoolStatus
 from shm_backend_utils.model import BatchCall, ShmSession, StreamCall
 from tests.unit.emulated import delivered
-from tests.unit.fake_server import FakeServer, config
-from tests.unit.fake_wires import AsyncFakeTransport, FakeTransport
 from tests.unit.sessions import session_of, tensor
 
+pytestmark = pytest.mark.usefixtures("server_of_every_client")
 X: Final = np.arange(6, dtype=np.float32)
-
-
-@pytest.fixture(autouse=True)
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
-    """The server of every client here."""
-    with FakeServer(config("m")) as server:
-        monkeypatch.setattr(client, "connect", lambda *_: FakeTransport(server, "grpc"))
-        monkeypatch.setattr(aio, "connect_async", lambda *_: AsyncFakeTransport(server, "grpc"))
-        yield server
 
 
 @pytest.mark.parametrize(
@@ -97,12 +85,6 @@ def test_a_prepared_call_shows_its_inputs_and_a_result_which_outputs_found_no_ro
         assert repr(second) == "<Result path=direct 'OUT0' float32 [6]>"
         second.release()
         assert repr(second) == "<Result path=direct released>"
-
-
-@pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
-    with session_of(monkeypatch, [tensor("X")], [tensor("Y")]) as session:
-        yield session
 
 
 def test_a_session_and_its_call_show_their_model_and_whether_they_are_open(session: ShmSession) -> None:

@@ -18,31 +18,23 @@ import gevent
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import AsyncShmClient, ShmClient, aio, client
+from shm_backend_utils.client import AsyncShmClient, ShmClient
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.model import ShmSession
 from shm_backend_utils.model.config import Config
 from shm_backend_utils.origin import Origin
 from shm_backend_utils.unclosed import Unclosed
-from tests.unit.fake_server import FakeServer, config
-from tests.unit.fake_wires import AsyncFakeTransport, FakeTransport
+from tests.unit.fake_server import FakeServer
+from tests.unit.fake_wires import FakeTransport
 from tests.unit.sessions import session_of, tensor
 
+pytestmark = pytest.mark.usefixtures("server_of_every_client")
 URL: Final = "localhost:8001"
 X: Final = np.arange(6, dtype=np.float32)
 INPUTS: Final[Any] = {"IN0": ((6,), np.float32)}
 AT_SERVER: Final = ": the server keeps the memory that it has registered there"
 SYNC: Final = "call close(), or use it in a with statement"
 ASYNC: Final = "await close(), or use it in an async with statement"
-
-
-@pytest.fixture(autouse=True)
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
-    """The server of every client here."""
-    with FakeServer(config("m")) as server:
-        monkeypatch.setattr(client, "connect", lambda *_: FakeTransport(server, "grpc"))
-        monkeypatch.setattr(aio, "connect_async", lambda *_: AsyncFakeTransport(server, "grpc"))
-        yield server
 
 
 def here() -> int:

@@ -7,14 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests.unit.forwarding.two_models import Models, config, two_models
-from tests.unit.table_client import Client
-
-
-@pytest.fixture
-def client() -> Iterator[Client]:
-    client = Client()
-    yield client
-    client.close()
 
 
 @pytest.fixture

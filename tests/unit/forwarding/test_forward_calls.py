@@ -18,8 +18,8 @@ from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAME
 from shm_backend_utils.protocol.probe import ALIVE_ADDRESS
 from shm_backend_utils.protocol.results import OutputForm
 from tests.unit.emulated import answered, delivered, message_of, outputs_of
-from tests.unit.forwarding.two_models import Models, X, config, double, two_models
-from tests.unit.sessions import tensor
+from tests.unit.forwarding.two_models import Models, X, config, two_models
+from tests.unit.sessions import double, tensor
 from tests.unit.table_client import Client
 
 

@@ -53,12 +53,6 @@ NUMBERS = [0, 1, 2, 3]
 
 
 @pytest.fixture
-def cuda() -> Iterator[CudaRuntime]:
-    with runtime_that_gives_all_back() as cuda:
-        yield cuda
-
-
-@pytest.fixture
 def arrays(cuda: CudaRuntime) -> Iterator[DeviceArrays]:
     arrays = DeviceArrays(CudaAccess(lambda: cuda), 0)
     yield arrays

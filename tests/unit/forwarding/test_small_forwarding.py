@@ -11,8 +11,8 @@ import pytest
 from shm_backend_utils.errors import TensorError
 from shm_backend_utils.model import Call
 from tests.unit.emulated import message_of
-from tests.unit.forwarding.two_models import Models, config, double, two_models
-from tests.unit.sessions import tensor
+from tests.unit.forwarding.two_models import Models, config, two_models
+from tests.unit.sessions import double, tensor
 from tests.unit.table_client import Client
 
 HALF = np.arange(8192, dtype=np.float32)

@@ -19,7 +19,7 @@ from shm_backend_utils.testing.emulator import NAME, TensorContent, sent_outputs
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from shm_backend_utils.testing.emulator.response import InferenceResponse
 from tests.unit.emulated import answered, arrived, message_of
-from tests.unit.sessions import tensor
+from tests.unit.sessions import double, tensor
 from tests.unit.table_client import Client
 
 X = np.arange(4, dtype=np.float32)
@@ -67,11 +67,6 @@ class Models:
         response = self.serve(client, infer)
         assert client.is_over()
         return message_of(response)
-
-
-def double(call: Call) -> None:
-    x = call.input("X")
-    np.multiply(x.numpy(), 2, out=call.output("Y", x.shape, x.dtype).numpy())
 
 
 def config(name: str, paths: str = "direct", **more: Any) -> dict[str, Any]:

@@ -23,24 +23,11 @@ from shm_backend_utils.protocol.table import encode
 from shm_backend_utils.testing.faults.memory import punch_hole, take_space_beyond
 from tests.unit.emulated import message_of
 from tests.unit.mapping.files import SHM, TOKEN, managed_file, new_key
-from tests.unit.modes.doubling import double
-from tests.unit.sessions import session_of, tensor
+from tests.unit.sessions import double
 from tests.unit.table_client import Client
 
 PAGE = 4096
 X = np.arange(4, dtype=np.float32)
-
-
-@pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
-    with session_of(monkeypatch, [tensor("X")], [tensor("Y")]) as session:
-        yield session
-
-
-@pytest.fixture
-def client() -> Iterator[Client]:
-    with contextlib.closing(Client()) as client:
-        yield client
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,11 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import CallerError, ClosedError, PoolOptions
-from tests.unit.fake_server import FakeServer, config
+from tests.unit.fake_server import FakeServer
 from tests.unit.fake_wires import async_client_of, client_of, connected
 
 X = np.ones(3, np.float32)
 DESCRIBED: Any = {"IN0": ((3,), np.float32)}
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with FakeServer(config("m")) as server:
-        yield server
 
 
 def test_a_result_that_is_released_and_arrays_that_were_kept(server: FakeServer) -> None:

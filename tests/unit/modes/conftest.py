@@ -36,8 +36,3 @@ def make_client() -> Iterator[MakeClient]:
             return client
 
         yield make_client
-
-
-@pytest.fixture
-def client(make_client: MakeClient) -> Client:
-    return make_client()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from shm_backend_utils.dtypes import BY_NAME
-from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.model import ShmSession
 from tests.unit.table_client import Client
 
 FP32 = BY_NAME["FP32"]
@@ -15,8 +15,3 @@ X = np.arange(4, dtype=np.float32)
 
 Open = Callable[..., ShmSession]
 MakeClient = Callable[..., Client]
-
-
-def double(call: Call) -> None:
-    x = call.input("X")
-    np.multiply(x.numpy(), 2, out=call.output("Y", x.shape, x.dtype).numpy())

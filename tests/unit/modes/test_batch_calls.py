@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +246,7 @@ def test_a_row_of_numpys_small_integers_has_as_many_bytes_as_its_shape_says(
     ] * 2  # 16 bytes are too few
 
 
+SLOTS = 3
 ROOM = 256
 LIES = {
     "a length beyond the end": b"\xff\xff\xff\x7f" + bytes(4),
@@ -258,13 +259,6 @@ LIES = {
 def session(open_session: Open) -> ShmSession:
     inputs = [tensor("TEXT", "STRING", [-1]), tensor("SHM", "UINT8")]
     return open_session(inputs, [tensor("WORDS", "STRING", [-1])], max_batch_size=8)
-
-
-@pytest.fixture
-def client() -> Iterator[Client]:
-    client = Client(slots=3)
-    yield client
-    client.close()
 
 
 def packed(*words: str) -> bytes:

@@ -16,9 +16,8 @@ from shm_backend_utils.model import BatchCall, Call, StreamCall
 from shm_backend_utils.protocol.spans import Ring
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.emulated import answers_to, message_of
-from tests.unit.fake_gpu import runtime_that_gives_all_back
-from tests.unit.modes.doubling import Open, X, double
-from tests.unit.sessions import tensor
+from tests.unit.modes.doubling import Open, X
+from tests.unit.sessions import double, tensor
 from tests.unit.table_client import Client
 
 SLOTS = 3
@@ -29,12 +28,6 @@ def client() -> Iterator[Client]:
     client = Client(slots=2 * SLOTS)  # a ring for each
     yield client
     client.close()
-
-
-@pytest.fixture
-def cuda() -> Iterator[CudaRuntime]:
-    with runtime_that_gives_all_back() as cuda:
-        yield cuda
 
 
 def requests_of(client: Client, **parameters: Any) -> list[InferenceRequest]:

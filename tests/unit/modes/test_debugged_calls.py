@@ -21,8 +21,8 @@ from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.emulated import answers_to, delivered, message_of, outputs_of
 from tests.unit.fake_gpu import kernel as launch
 from tests.unit.fake_gpu import runtime_that_gives_all_back, stream_on
-from tests.unit.modes.doubling import FP32, MakeClient, Open, X, double
-from tests.unit.sessions import tensor
+from tests.unit.modes.doubling import FP32, MakeClient, Open, X
+from tests.unit.sessions import double, tensor
 from tests.unit.table_client import Client
 
 SHM_DEBUG = {"SHM_DEBUG": "true"}

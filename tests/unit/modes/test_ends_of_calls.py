@@ -24,12 +24,7 @@ from tests.unit.modes.doubling import MakeClient, Open, X
 from tests.unit.sessions import tensor
 from tests.unit.table_client import Client
 
-
-@pytest.fixture
-def client() -> Iterator[Client]:
-    client = Client(slots=4)
-    yield client
-    client.close()
+SLOTS = 4
 
 
 def streaming(open_session: Open) -> ShmSession:

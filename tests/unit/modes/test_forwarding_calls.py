@@ -17,10 +17,11 @@ from shm_backend_utils.testing.emulator import sent_outputs
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from shm_backend_utils.testing.emulator.response import InferenceResponse
 from tests.unit.emulated import answered, arrived, message_of
-from tests.unit.modes.doubling import Open, X, double
-from tests.unit.sessions import session_of, tensor
+from tests.unit.modes.doubling import Open, X
+from tests.unit.sessions import double, session_of, tensor
 from tests.unit.table_client import Client
 
+SLOTS = 2
 KINDS = [asyncio.CancelledError, SystemExit, KeyboardInterrupt, GeneratorExit]
 OTHER = {
     "name": "other",
@@ -77,13 +78,6 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 @pytest.fixture
 def session(open_session: Open, server: Server) -> ShmSession:
     return open_session()
-
-
-@pytest.fixture
-def client() -> Iterator[Client]:
-    client = Client(slots=2)
-    yield client
-    client.close()
 
 
 def forward(call: Call) -> None:

@@ -18,7 +18,8 @@ from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.claims_of import claim_of_region
 from tests.unit.emulated import delivered, error_code, message_of
-from tests.unit.modes.doubling import FP32, MakeClient, Open, X, double
+from tests.unit.modes.doubling import FP32, MakeClient, Open, X
+from tests.unit.sessions import double
 from tests.unit.table_client import Client
 
 

@@ -14,8 +14,9 @@ import pytest
 
 from shm_backend_utils.memory.registrations import Registration
 from tests.unit.emulated import delivered, message_of, outputs_of
-from tests.unit.modes.doubling import Open, double
+from tests.unit.modes.doubling import Open
 from tests.unit.registered import say_registered
+from tests.unit.sessions import double
 
 SHM = Path("/dev/shm")
 

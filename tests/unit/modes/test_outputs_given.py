@@ -37,13 +37,6 @@ def place_after(open_session: Open, client: Client, infer: Infer, room: int = 16
     return client.places()["Y"]
 
 
-@pytest.fixture
-def client() -> Any:
-    client = Client()
-    yield client
-    client.close()
-
-
 def test_an_output_one_byte_larger_than_its_room_goes_back_through_triton(open_session: Open, client: Client) -> None:
     given = np.arange(16, dtype=np.uint8)
     for ways in (lambda call: call.put("Y", given), lambda call: call.output("Y", (16,), "u1").numpy().fill(1)):

@@ -13,8 +13,8 @@ from shm_backend_utils.model import Call
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from shm_backend_utils.testing.emulator.tensor import Tensor
 from tests.unit.emulated import delivered, message_of, outputs_of
-from tests.unit.modes.doubling import Open, X, double
-from tests.unit.sessions import tensor
+from tests.unit.modes.doubling import Open, X
+from tests.unit.sessions import double, tensor
 from tests.unit.table_client import Client
 
 

@@ -21,8 +21,7 @@ from shm_backend_utils.model.mapping.registry import Registry
 from shm_backend_utils.model.mapping.resolver import Resolver
 from shm_backend_utils.protocol.address import parse_address
 from shm_backend_utils.protocol.spans import Table
-from tests.unit.modes.doubling import double
-from tests.unit.sessions import session_of, tensor
+from tests.unit.sessions import double, session_of, tensor
 from tests.unit.table_client import Client
 from tests.unit.threads.conftest import Run
 
