@@ -28,7 +28,7 @@
         ├── NoSharedMemoryError  /dev/shm has no room for what is needed
         └── PoolExhaustedError no shared memory became free in time
 
-A message says what was looked at, what was found, what was expected and what to do. Messages reach remote callers,
+A message names the object, the value found, the value expected and the remedy. Messages reach remote callers,
 so none of them holds a shared-memory key, a token or a path. Each class has a ``code``, with which its text begins
 where it reaches a remote caller: both halves branch on that, never on prose.
 """
@@ -98,7 +98,7 @@ _LONGEST_NAME: Final = 64
 
 
 def shown(value: object) -> str:
-    """Return what a message says of a wrong value: in one line, short, without addresses or the elements of arrays."""
+    """Return a wrong value for a message: in one line, short, without addresses or the elements of arrays."""
     if not all(map(_is_literal, value if isinstance(value, tuple | list) else (value,))):
         return f"an object of type {type(value).__name__}"
     try:
@@ -121,13 +121,13 @@ def _restored(kind: type[ShmError], arguments: tuple[Any, ...], state: dict[str,
 
 
 class CallerError(ShmError):
-    """What was asked for cannot be done as asked. Asking again in the same way fails again."""
+    """The call is wrong: it cannot be done as asked. Asking again in the same way fails again."""
 
     code = "shm:caller"
 
 
 class TableError(CallerError, ValueError):
-    """What a request says of its slot and its tensors breaks the protocol, or contradicts itself.
+    """A request's description of its slot and its tensors breaks the protocol, or contradicts itself.
 
     You get it for a slot's table, a descriptor of named regions (``shm_io``), and the parameters ``shm_slot`` and
     ``shm_generation``. You do not get it for a valid table of memory that may not be opened
@@ -138,7 +138,7 @@ class TableError(CallerError, ValueError):
     field : str
         The offending field, for example ``inputs[0].offset``.
     found, expected : str
-        What stood there, in words that disclose no secret, and what should have.
+        The value found, in words that disclose no secret, and the value expected.
     """
 
     code = "shm:table"
@@ -203,7 +203,7 @@ class RegionRefusedError(CallerError, PermissionError):
     Parameters
     ----------
     field : str
-        What names the region, for example ``regions[1]``.
+        The field that names the region, for example ``regions[1]``.
     reason : str
         The rule that refused it. Holds no key, token or path.
     """
@@ -228,12 +228,12 @@ class ClosedError(CallerError, RuntimeError):
 
 
 class RequestRefusedError(CallerError):
-    """What ``model.py`` raises to refuse a request: the client gets its text and its status, and nothing else.
+    """``model.py`` raises it to refuse a request: the client gets its text and its status, and nothing else.
 
     Parameters
     ----------
     message : str
-        What the client is told.
+        The text for the client.
     status : str
         Triton's name of the kind of error, one of :attr:`STATUSES`. Over gRPC it is the status of the call.
     """
@@ -339,7 +339,7 @@ class MachineError(ShmError):
 
 
 class NoSharedMemoryError(MachineError):
-    """``/dev/shm`` has no room for what is needed. With ``path="auto"`` a call then goes another way, if it can."""
+    """``/dev/shm`` has too little room. With ``path="auto"`` a call then goes another way, if it can."""
 
 
 class PoolExhaustedError(MachineError, TimeoutError):

@@ -27,10 +27,10 @@ CEILINGS: Final = {
     "shm_backend_utils/server": 1_300,
     "shm_backend_utils/tensors": 2_200,
     "shm_backend_utils/testing": 7_200,
-    "scripts": 14_390,
+    "scripts": 14_464,
     "scripts/tools/bench": 3_655,
     "tests": 74_882,
-    "docs": 4_650,
+    "docs": 4_009,
 }
 """By folder, or by pattern of files: the most lines."""
 

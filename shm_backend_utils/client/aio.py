@@ -45,8 +45,8 @@ class AsyncShmClient(
     It connects at the first call, or when its ``async with`` block is entered, which also makes sure that there is a
     server.
 
-    What a method is said to return, the coroutine does that it returns, to be awaited once; a stream is for ``async
-    for``, and ends early by its ``aclose()``. Arguments that are none that can be sent raise at once, all else where it
+    Each method returns a coroutine of the documented value, to be awaited once. A stream is for ``async for``; its
+    ``aclose()`` ends it early. Arguments that are none that can be sent raise at once, all else where it
     is awaited. The time runs from the call, not from the first ``await``. Large copies are made in a thread, so that
     other tasks go on; inputs must not change before the answer.
 

@@ -44,7 +44,7 @@ Submitted = concurrent.futures.Future[Result]
 class SubmittedCalls:
     """The calls of one client that were submitted, and have not ended. Thread-safe.
 
-    Those for which there is no thread wait, but not beyond their deadline.
+    Calls without a free thread wait, at most until their deadline.
     """
 
     def __init__(self) -> None:
@@ -129,18 +129,18 @@ class ShmClient(
 ):
     """A client of one server. A context manager. May be used from several threads at once.
 
-    Making one removes what this user's clients and models have left in shared memory when they were killed.
+    Making one removes the regions that this user's killed clients and models left in shared memory.
 
     Parameters
     ----------
     url : str or Connectable
         ``HOST:PORT`` or ``grpc://HOST:PORT`` for gRPC, ``http://HOST:PORT`` for HTTP; ``grpcs://`` or
-        ``https://`` by TLS. Or what connects clients itself, such as a :class:`.ModelHarness`.
+        ``https://`` by TLS. Or an object that connects clients itself, such as a :class:`.ModelHarness`.
     timeout_s : float
-        How long a call may take, in seconds, where it does not say otherwise. It bounds the whole call: what is asked
-        about the model, the wait for memory, the copy of the inputs, and all requests together. The slack is what
-        cannot be broken off: a copy that has begun, the next 128 MiB of new memory, and the look-up of the server's
-        host name.
+        How long a call may take, in seconds, where it does not say otherwise. It bounds the whole call: questions
+        about the model, the wait for memory, the copy of the inputs, and all requests. Some steps cannot be
+        interrupted, and may add to it: a copy that has begun, the next 128 MiB of new memory, and the look-up of the
+        server's host name.
     path : str
         ``"auto"``: ``"direct"`` where the model declares it and the memory can be shared, else ``"triton-shm"``, else
         ``"inline"``. One of these by name: that, or an error.
@@ -154,8 +154,8 @@ class ShmClient(
         How long to wait for a server that is not up yet, or loads its models, in seconds; by default not at all.
     inline_bytes : int, optional
         Small tensors are faster in band: calls of ``path="auto"`` whose inputs and outputs take up to so many bytes
-        together, each rounded up to 256, go so, if all their sizes are known and the model has no strings. 0 for none;
-        by default what was measured, 16,384 over gRPC and 0 over HTTP.
+        together, each rounded up to 256, go so, if all their sizes are known and the model has no strings. 0 for
+        none. The defaults, 16,384 over gRPC and 0 over HTTP, were measured.
 
     Raises
     ------
@@ -185,19 +185,18 @@ class ShmClient(
         Parameters
         ----------
         model, inputs, outputs, timeout_s, path, stream, library, **options
-            As of :meth:`infer`; the time runs from here to the answer. There is no ``split``.
+            As of :meth:`infer`; the time runs from here to the answer. It takes no ``split``.
 
         Returns
         -------
         concurrent.futures.Future of Result
-            What the server refuses or fails, and what it does not answer, its ``result()`` raises, as :meth:`infer`
-            does. The result keeps its shared memory as long as the future lives; an error that nobody asks for is not
-            seen.
+            Its ``result()`` raises the errors of the server that :meth:`infer` raises. The result keeps its shared
+            memory as long as the future lives; an error stays unseen until you call ``result()``.
 
         Raises
         ------
         CallerError, TypeError, TensorError, PathUnavailableError, PoolExhaustedError, BudgetError, MachineError
-            As of :meth:`infer`: what is known before anything is sent.
+            As :meth:`infer`, for errors that are found before anything is sent.
         """
         core = self._open_core()
         settings = self._settings.of_call("submit", model, path, timeout_s, options, stream, library)
@@ -216,8 +215,8 @@ class ShmClient(
 
         It waits up to a second for streams that have not ended, whose users get a ClosedError.
 
-        What the path triton-shm has registered is unregistered here and nowhere else: the server keeps the memory of a
-        client that was not closed for as long as it runs. A ResourceWarning names the line that made such a client,
+        It unregisters the memory of the path triton-shm. If you do not close a client, the server keeps that memory
+        as long as it runs. A ResourceWarning names the line that made such a client,
         when it is garbage: to ask the server then might take long, which a finalizer must not.
         """
         core, self._core = self._core, None

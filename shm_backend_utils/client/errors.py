@@ -1,4 +1,4 @@
-"""What goes wrong between a client and its server; each is also an exception that users of ``tritonclient`` catch.
+"""Errors between a client and its server; each is also an exception that users of ``tritonclient`` catch.
 
 ::
 
@@ -67,7 +67,7 @@ _UNAVAILABLE: Final = "StatusCode.UNAVAILABLE"
 
 
 class InferenceError(InferenceServerException, PeerError):
-    """The server refused or failed the request. ``status()`` and ``message()`` tell what it said."""
+    """The server refused or failed the request. ``status()`` and ``message()`` quote it."""
 
     def __init__(self, message: str, status: str | None = None) -> None:
         InferenceServerException.__init__(self, message, status)
@@ -120,7 +120,7 @@ class TlsError(ServerUnavailableError):
 
 
 class PathUnavailableError(CallerError):
-    """A path was asked for by name, and something stands against it; the message says what, and what to do."""
+    """You asked for a path by name, and it is closed; the message gives the reason and the remedy."""
 
 
 class TimeoutValueError(CallerError, ValueError):
@@ -137,7 +137,7 @@ class ForkedError(ClosedError):
 
 
 def translated(status: str | None, message: str, address: str) -> ShmError:
-    """Return what a server, gRPC or HTTP reports as one of our errors.
+    """Return an error of a server, of gRPC or of HTTP as one of ours.
 
     ``status`` is gRPC's code, such as ``"StatusCode.UNAVAILABLE"``, or HTTP's number.
     """
@@ -160,7 +160,7 @@ def deadline_exceeded(address: str = "") -> DeadlineExceededError:
 
 
 def out_of_time(doing: str, unsent: str = "its request was") -> DeadlineExceededError:
-    """Return the error for a call whose time ran out before all was sent; ``doing`` says over what."""
+    """Return the error for a call whose time ran out before all was sent; ``doing`` names the step."""
     return DeadlineExceededError(f"the call's time ran out while {doing}; {unsent} not sent", _DEADLINE)
 
 

@@ -1,4 +1,4 @@
-"""What a client tells of itself, as tables for people: which path calls take, and why; and its figures."""
+"""Tables for people: the path that calls take and the reason, and a client's counters."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class Check:
     Attributes
     ----------
     name : str
-        What was asked.
+        The question.
     outcome : bool or None
         None if only a request can tell.
     detail : str
-        What was found, and what to do where that is not as it should be.
+        The finding, and the remedy for a fault.
     needed_by : tuple of str
         The paths that are closed if the outcome is False.
     is_passing : bool

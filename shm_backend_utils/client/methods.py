@@ -1,4 +1,4 @@
-"""What both clients offer: inference, and beside it, by tritonclient's names, the server's health and its models."""
+"""The methods of both clients: inference, and by tritonclient's names the server's health and its models."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _NO_FILES: Final[Mapping[str, bytes]] = {}
 
 
 class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, ExplanationT, BoolT, DictT, NoneT]):
-    """Either client. What a method is said to return, :class:`ShmClient` returns; others return a coroutine of it.
+    """Either client. :class:`ShmClient` returns the documented values; the others return coroutines of them.
 
-    The methods that ask the server, but for inference, take ``timeout_s``: how long the server may take, in seconds; by
-    default what the client says. What the server refuses is an InferenceError; where it does not answer, a
+    The methods that ask the server, but for inference, take ``timeout_s``: how long the server may take, in seconds;
+    by default the client's own. A refusal of the server is an InferenceError; a missing answer is a
     DeadlineExceededError or ServerUnavailableError. Answers are in JSON's types, and of the same shape over gRPC and
     HTTP.
     """
@@ -107,14 +107,14 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
             the first call, whose output comes back through Triton. ``"cuda:0"``, or ``(shape, dtype, "cuda:0")``, has
             the output on that GPU; all others come to the host, also if the inputs are on a GPU.
         timeout_s : float, optional
-            How long the whole call may take, in seconds, with the slack that :class:`ShmClient` names; by default what
-            the client says.
+            How long the whole call may take, in seconds, except for the steps that :class:`ShmClient` names; by
+            default the client's own.
         path : str, optional
             As for the client.
         split : bool
             Whether a batch may be larger than the model takes at once: it is sent as several requests, side by side.
         stream : object, optional
-            What the work of yours is on that writes inputs on GPUs, or still reads arrays of earlier results there: a
+            The streams of your work that writes inputs on GPUs, or still reads arrays of earlier results there: a
             stream of torch or CuPy, anything with ``__cuda_stream__``, a ``CUstream`` as a number; an event; or a
             sequence of these. The call waits for that alone, and outputs that the model's GPU is still writing are
             waited for on these streams. Not named, all that the call's GPUs do for this process is waited for.
@@ -177,8 +177,7 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
         outputs : iterable of str or mapping, optional
             As of :meth:`infer`.
         timeout_s : float, optional
-            How long this may take, and then each :meth:`PreparedCall.infer`, in seconds; by default what the client
-            says.
+            How long this may take, and then each :meth:`PreparedCall.infer`, in seconds; by default the client's own.
         path : str, optional
             As for the client.
         library : str, optional
@@ -237,7 +236,7 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
         model, inputs, outputs, path, stream, library, **options
             As of :meth:`infer`, though tensors on GPUs go over the host. An output's room is that of one response.
         timeout_s : float, optional
-            The longest wait for each response, in seconds; by default what the client says. The stream as a whole has
+            The longest wait for each response, in seconds; by default the client's own. The stream as a whole has
             no bound.
         frames : int, optional
             How many responses of a decoupled model may lie in shared memory at once, 1 to 64; by default 8, or 4
@@ -246,8 +245,8 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
         Returns
         -------
         iterator of Result
-            Nothing is sent before it is asked for the first. Each result's arrays are valid as long as they live. Who
-            stops early ends the stream by ``close()`` of the iterator, or by letting go of it.
+            Nothing is sent before it is asked for the first. Each result's arrays are valid as long as they live. To
+            stop early, ``close()`` the iterator, or drop it.
 
         Raises
         ------
@@ -288,7 +287,7 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
         return self._run(self._open_core().explain(model, model_version, self._settings.timeout_s))
 
     def stats(self) -> ClientStats:
-        """Return what this client has done so far.
+        """Return this client's counters.
 
         Returns
         -------
@@ -303,7 +302,7 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
         return self._open_core().stats()
 
     def is_server_live(self, *, timeout_s: float | None = None) -> BoolT:
-        """Return whether the server is up. Where nobody answers, it raises."""
+        """Return whether the server is up. If no server answers, it raises."""
         return self._ask(timeout_s, is_so, "server live")
 
     def is_server_ready(self, *, timeout_s: float | None = None) -> BoolT:
@@ -320,7 +319,7 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
         Raises
         ------
         DeadlineExceededError
-            The model was busy for longer than ``timeout_s``: what it is asked waits its turn.
+            The model was busy for longer than ``timeout_s``: the question waits for its turn.
         LivenessUnknownError
             A Python model gives no sign of life, on a server before 26.01 whose processes are not seen from here.
         """
@@ -363,7 +362,7 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
         files : mapping of str to bytes, optional
             Its files, instead of those in the repository: ``{"file:1/model.py": b"..."}``. Needs ``config``.
         timeout_s : float, optional
-            How long it may take, in seconds; by default what the client says.
+            How long it may take, in seconds; by default the client's own.
         """
         return self._ask(timeout_s, load, model, config, files)
 

@@ -1,4 +1,4 @@
-"""What a call may say beside its tensors, mostly in tritonclient's words; and how to reach a server by TLS."""
+"""The options of a call, mostly in tritonclient's words, and those of TLS."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class _Prepared(OfThisProcess, Generic[ResultT]):
         return self._call.path
 
     def infer(self, *, timeout_s: float | None = None, stream: Any = None) -> ResultT:
-        """Run the model on what is in :attr:`inputs` now. May be called again; arrays of the last result change then.
+        """Run the model on the contents of :attr:`inputs`; may be called again. Arrays of the last result change then.
 
         An output that found no room, as one of unknown size may, came back through Triton. Before the next request the
         call takes memory for as much, if there is some at once; its inputs stay where they are.
@@ -89,7 +89,7 @@ class _Prepared(OfThisProcess, Generic[ResultT]):
         Parameters
         ----------
         timeout_s : float, optional
-            How long to wait for the answer, in seconds; by default what was given to ``prepare``.
+            How long to wait for the answer, in seconds; by default the one given to ``prepare``.
         stream : object, optional
             As :meth:`inputs_ready` takes it. Outputs that the model's GPU is still writing are waited for there.
 
@@ -98,7 +98,7 @@ class _Prepared(OfThisProcess, Generic[ResultT]):
         Result
             Its arrays are views of this call's memory: the next :meth:`infer` writes over them, except for those that
             it takes other memory for. An output that the model passes on from an input lies where that input does, so
-            filling the input anew changes it. Copy what is to be kept, by :meth:`Result.copy` for example.
+            filling the input anew changes it. Copy the values that you keep, for example by :meth:`Result.copy`.
 
         Raises
         ------
@@ -116,12 +116,12 @@ class _Prepared(OfThisProcess, Generic[ResultT]):
         return self._driver.run(self._infer(timeout_s, stream), self._core.tally)
 
     def inputs_ready(self, stream: Any) -> None:
-        """Name what the next request comes behind on GPUs, in place of all that they do for this process.
+        """Name the work on GPUs that the next request waits for, in place of all of this process's work there.
 
         Parameters
         ----------
         stream : object
-            What the work of yours is on that writes the inputs, or still reads arrays of earlier results: a stream, an
+            The streams of your work that writes the inputs, or still reads arrays of earlier results: a stream, an
             event that was recorded behind that work, or a sequence of these, as ``stream`` of :meth:`ShmClient.infer`.
 
         Raises

@@ -1,4 +1,4 @@
-"""What a call gives back: outputs as views of the slot that the model wrote them to."""
+"""The result of a call: outputs as views of the slot that the model wrote them to."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class Result(Arrays):
     ``with`` block, gives up the result's own share.
 
     Outputs on GPUs are arrays of the library that the call names, or that its inputs there are of, or else of
-    :class:`DeviceArray`; a type checker takes them for NumPy's, unless they go to a name of type ``Any``. What is
-    released there, and still in use on a stream, is named by the next call's ``stream``.
+    :class:`DeviceArray`; a type checker takes them for NumPy's, unless they go to a name of type ``Any``. If a stream
+    still uses released memory there, name it in the next call's ``stream``.
 
     All arrays are C-contiguous, writable, and the client's own. Strings are arrays of ``bytes`` objects, which hold no
     shared memory.
@@ -79,8 +79,8 @@ class Result(Arrays):
     overflowed : mapping of str to int
         Outputs that found too little room in the slot and came back through Triton, with their sizes in bytes.
     in_response : tuple of str
-        Outputs that came with the response: on the path inline all of them; on triton-shm those whose size nobody could
-        tell beforehand; on the direct path those that overflowed.
+        Outputs that came with the response: on the path inline all of them; on triton-shm those of unknown size; on
+        the direct path those that overflowed.
     bytes_avoided : int
         Bytes of tensors that neither the request nor its response carried.
     read_response : callable
@@ -108,7 +108,7 @@ class Result(Arrays):
 
     @property
     def parameters(self) -> dict[str, str | bool | int | float]:
-        """What the model said beside its outputs, by ``call.response_parameters``; of a split call, its first part.
+        """The model's ``call.response_parameters``; of a split call, its first part.
 
         Empty where it said nothing; the Python backend of a Triton before 2.55 (25.02) cannot.
         """

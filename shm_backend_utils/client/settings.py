@@ -1,4 +1,4 @@
-"""What one call says beside its tensors, checked; and what its client says where the call does not."""
+"""The checked options of one call, with its client's defaults."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class ClientSettings:
         stream: Any = None,
         library: LibraryName | None = None,
     ) -> CallSettings:
-        """Check what a call says beside its tensors; CallerError or TypeError if it cannot be said so."""
+        """Check a call's options; raise CallerError or TypeError."""
         if not isinstance(model, str):
             raise CallerError(f"model is of type {type(model).__name__}; expected a str: the model's name comes first")
         checked = check_options(options) if options else _NO_OPTIONS

@@ -23,7 +23,7 @@ from tests.releases import calls_dead_models_ready, outlives_models
 from tests.unit.harness.folders import folder_of
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-WOKEN_FOR: Final = (ROOT / "docs/monitoring.md").read_text().partition("## What to be woken for")[2]
+WOKEN_FOR: Final = (ROOT / "docs/monitoring.md").read_text().partition("## Alerts")[2]
 ALERTS: Final = set(re.findall(r"rate\((\w+)", WOKEN_FOR)) - {"shm_backend_utils_calls_total"}
 CPU: Final = 'backend: "python"\ninstance_group [ { kind: KIND_CPU } ]\n'
 TENSORS: Final = """

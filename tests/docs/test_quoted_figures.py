@@ -69,12 +69,6 @@ HOWTO_STREAMS: Final[Quotes] = {
         "a client's first stream of 1,000 frames of 1 MB, whose size it is told"
     ]
 }
-COSTS: Final[Quotes] = {
-    "It had {:.0f} functions in `execute` and {:.0f} in `infer` then": [
-        "a warm request's way in execute",
-        "a warm request's way in infer",
-    ]
-}
 PAGES: Final = {
     "README.md": README,
     "docs/index.md": INDEX,
@@ -83,7 +77,6 @@ PAGES: Final = {
     "docs/howto/batches.md": HOWTO_BATCHES,
     "docs/howto/forward.md": HOWTO_FORWARD,
     "docs/howto/streams.md": HOWTO_STREAMS,
-    "docs/costs.md": COSTS,
 }
 
 

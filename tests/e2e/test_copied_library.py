@@ -1,4 +1,4 @@
-"""The library in a model's folder, put there as docs/vendoring.md says, on a server whose Python has none."""
+"""The library in a model's folder, put there as docs/deployment.md says, on a server whose Python has none."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def install(wheel: Path, version: Path) -> None:
     """Run the page's command for a version's folder, without asking an index."""
-    (command,) = re.findall(r"^pip install .*$", (ROOT / "docs" / "vendoring.md").read_text(), re.MULTILINE)
+    (command,) = re.findall(r"^pip install .*$", (ROOT / "docs" / "deployment.md").read_text(), re.MULTILINE)
     given = {"models/resize/1": str(version), "WHEEL": str(wheel)}
     words = [given.get(word, word) for word in shlex.split(command)]
     quietly = ["--no-index", "--quiet", "--disable-pip-version-check"]

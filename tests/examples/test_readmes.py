@@ -56,8 +56,8 @@ def test_its_speed_stands_beside_that_of_tritonclient_with_a_stock_model(recipe:
         assert ratio == pytest.approx(time / times[RECIPE][0], rel=0.05)
 
 
-def test_the_projects_readme_lists_every_recipe() -> None:
-    listed = re.findall(r"\]\(examples/(\w+)/README.md\)", (ROOT / "README.md").read_text())
+def test_the_index_lists_every_recipe() -> None:
+    listed = re.findall(r"\]\(\.\./examples/(\w+)/README.md\)", (ROOT / "docs" / "index.md").read_text())
     assert sorted(listed) == RECIPES
 
 

@@ -1,6 +1,6 @@
 """docs/protocol.md and docs/shm_protocol.h say the same as the code: every table, number and example.
 
-A C program prints what the compiler makes of the header. The descriptor of docs/perf_analyzer.md is one as it is sent.
+A C program prints what the compiler makes of the header. The page on plain clients has a descriptor as it is sent.
 """
 
 from __future__ import annotations
@@ -378,7 +378,7 @@ def test_the_descriptor_of_named_regions_is_one() -> None:
     assert [plain(row["field"]) for row in rows] == list(json.loads(text))
 
 
-PERF_ANALYZER: Final = (DOCS / "perf_analyzer.md").read_text()
+PERF_ANALYZER: Final = (DOCS / "howto" / "plain-clients.md").read_text()
 
 
 def test_the_descriptor_can_be_sent_as_shown(tmp_path: Path) -> None:

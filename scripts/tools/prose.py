@@ -1,0 +1,79 @@
+"""Count bad habits of English in documents and public docstrings; the exit status is 1 above today's count."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from . import ROOT
+
+
+class Habit(NamedTuple):
+    """A pattern in a sentence, or in a table's cell if it begins with a bar; its ceilings."""
+
+    pattern: str
+    most_in_documents: int
+    most_in_docstrings: int
+
+
+HABITS: Final = {
+    "'what' as a noun": Habit(r"\bwhat\b(?! to\b)(?![^.!?]*\?)", 27, 676),
+    "'who' for anybody": Habit(
+        r"(?:^|[.;:,|(] ?|\b(?:and|as|by|for|from|if|of|or|than|to) )who(?:ever)?\b(?![^.!?]*\?)", 1, 36
+    ),
+    "'there is none'": Habit(r"\bthere (?:is|are) (?:none|nobody|nothing|no)\b|\b(?:nobody|somebody)\b", 11, 187),
+    "a comma before 'that'": Habit(r"\w, that\b", 2, 7),
+    "'one's' and 'is told'": Habit(r"\bone's\b|\b(?:is|are|was) told\b|\bas ever\b|\blikewise\b", 0, 25),
+    "nicknames": Habit(r"\b(?:desk|office|annex|bury|buried|forsake|patience|trial)s?\b", 1, 9),
+    "a sentence over 35 words": Habit(r"(?:\S+ ){35}\S+", 7, 61),
+    "a table's cell over 60 words": Habit(r"^\|(?:\S+ ){60}\S+", 0, 0),
+}
+
+
+def of_documents() -> Iterator[str]:
+    """Yield each paragraph of the documents, and each cell of their tables behind a bar; code is one word."""
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/README.md")]:
+        if page.name not in ("CHANGELOG.md", "bench.md"):
+            text = re.sub(r"^ *(```+).*?^ *\1$|<!--.*?-->", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+            text = re.sub(r"\]\([^)]*\)", "", re.sub(r"`[^`\n]*`", "CODE", text))
+            for paragraph in re.split(r"\n\s*\n|\n(?=- |\||#|\d+\. )", text):
+                cells = paragraph.strip("| ").split(" | ") if paragraph.startswith("|") else [paragraph]
+                yield from (f"|{cell}" if len(cells) > 1 else cell for cell in cells)
+
+
+def of_docstrings() -> Iterator[str]:
+    """Yield each paragraph of the docstrings of names that do not begin with an underscore."""
+    for file in ROOT.glob("shm_backend_utils/**/*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
+                text = "" if getattr(node, "name", "").startswith("_") else ast.get_docstring(node) or ""
+                yield from re.split(r"\n\s*\n", re.sub(r"``[^`\n]*``", "CODE", text))
+
+
+def found_in(paragraphs: list[str], pattern: str) -> list[str]:
+    """Return the sentences, or cells, that have a pattern, each as often as it does."""
+    texts = [" ".join(paragraph.split()) for paragraph in paragraphs]
+    parts = texts if pattern.startswith("^") else [part for text in texts for part in re.split(r"(?<=[.!?]) ", text)]
+    return [part for part in parts for _ in re.findall(pattern, part, re.IGNORECASE)]
+
+
+def main() -> int:
+    """Run the program; return its exit status."""
+    parser = argparse.ArgumentParser(prog="scripts/prose", description=__doc__)
+    parser.add_argument("--show", action="store_true", help="print the sentences of the documents, too")
+    shows = parser.parse_args().show
+    documents, docstrings, is_over = [*of_documents()], [*of_docstrings()], False
+    for name, (pattern, *most) in HABITS.items():
+        here, there = found_in(documents, pattern), found_in(docstrings, pattern)
+        print(f"{name:30} documents {len(here):4} of {most[0]:4}  docstrings {len(there):4} of {most[1]:4}")
+        print("".join(f"    {sentence}\n" for sentence in here if shows), end="")
+        is_over = is_over or len(here) > most[0] or len(there) > most[1]
+    return int(is_over)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
