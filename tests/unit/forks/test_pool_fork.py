@@ -132,15 +132,15 @@ def stop(stopped_at):
 
 inventory = pool._inventory
 inventory.{} = lambda {}: stop({})
-ticket = pool.request(Need(2**17 - 2 * 4096), Origin.here("take"))
-threading.Thread(target=pool.redeem, args=[ticket]).start()
+need = Need(2**17 - 2 * 4096)
+threading.Thread(target=lambda: pool.redeem(pool.request(need, "take"))).start()
 reached.wait(30)
 """
 STATES = {
     "idle": "region = idle",
     "held": "region = held",
     "making room for another": MAKING.format("bury", "regions", "regions[0]"),
-    "just made": MAKING.format("add", "made, kind, promise", "made[0]"),
+    "just made": MAKING.format("add", "made, *_", "made[0]"),
 }
 
 
