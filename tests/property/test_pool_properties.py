@@ -14,11 +14,10 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from shm_backend_utils.errors import BudgetError, ClosedError, RegionGoneError
 from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.memory.pool.need import Need
+from shm_backend_utils.memory.pool.need import Need, Ticket
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
-from shm_backend_utils.memory.pool.tickets import Ticket
 from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
 from tests.opened import open_region
 

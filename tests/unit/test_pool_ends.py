@@ -205,23 +205,6 @@ def test_a_pool_that_has_ended_has_no_thread(end: Callable[[SlotPool], None]) ->
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("end", [SlotPool.close, SlotPool.abandon], ids=["closed", "abandoned"])
-def test_a_forked_childs_copy_of_a_pool_leaves_what_was_to_make_way_to_its_parent(
-    end: Callable[[SlotPool], None],
-) -> None:
-    with contextlib.closing(SlotPool(PoolOptions(max_bytes=REGION))) as pool:
-        region, memory = pool.redeem(pool.request(Need(1, group="other"), "taker"))
-        path = SHM / region.key
-        del region, memory
-        ticket = pool.request(Need(1), "taker")
-        assert ticket.granted.done()
-        pool.forsake()  # as in a child
-        end(pool)
-        assert path.exists()
-        pool.is_forked = False  # its thread, and the file, are of this process in truth
-    assert not path.exists()
-
-
 MEBIBYTE = 2**20
 MEMORY = Path(shm_backend_utils.__file__).parent / "memory"
 INTERRUPTS = Interrupts(MEMORY / "pool", MEMORY / "managed.py")
@@ -279,10 +262,12 @@ def test_an_interrupt_while_regions_make_way_leaves_none_of_them(monkeypatch: py
         for region in regions:
             region.is_registered = True
         del taken
-        ticket = pool.request(Need(3 * REGION - data_offset(1, PAGE_SIZE)), "taker")
+        need = Need(3 * REGION - data_offset(1, PAGE_SIZE))
         monkeypatch.setattr(SlotRegion, "destroy", interrupted_at_the_second)
         with pytest.raises(KeyboardInterrupt):
-            pool.redeem(ticket)
+            pool.request(need, "taker")
+        pool.drop_idle()
+        heal(pool, monkeypatch)
         assert pool.status.byte_size == 0
         assert not any((SHM / region.key).exists() for region in regions)
         assert sorted(pool.take_unregistered()) == sorted(region.key for region in regions)

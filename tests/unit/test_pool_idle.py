@@ -16,7 +16,7 @@ import pytest
 from shm_backend_utils.memory.access import PRIVATE
 from shm_backend_utils.memory.locks import SlotLease
 from shm_backend_utils.memory.pool.inventory import Inventory, Kind
-from shm_backend_utils.memory.pool.need import Need
+from shm_backend_utils.memory.pool.need import Need, Ticket
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
@@ -24,8 +24,12 @@ from shm_backend_utils.origin import Origin
 from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset, record_offset
 
 SHM = Path("/dev/shm")
-KIND: Kind = (1, PAGE_SIZE, "direct")
-OTHER: Kind = (1, PAGE_SIZE, "forward")
+KIND: Kind = Need(1)[1:]
+
+
+def asking(byte_size: int, group: str = "direct") -> Ticket:
+    """Return a ticket for a region that takes so much of the budget."""
+    return Ticket(Need(byte_size - data_offset(1, PAGE_SIZE), group=group), byte_size, "a test")
 
 
 @pytest.fixture
@@ -36,10 +40,11 @@ def inventory() -> Iterator[Inventory]:
     with contextlib.ExitStack() as at_end:
         at_end.callback(inventory.destroy_all)
         for region in (first, second):
-            promise = inventory.promise(region.byte_size, KIND)
-            assert promise is not None
-            assert promise.evicted == []
-            inventory.add([region], KIND, promise)
+            ticket = asking(region.byte_size)
+            assert inventory.grant(ticket)
+            assert ticket.idle is None
+            inventory.redeem(ticket)
+            inventory.add([region], ticket)
         for region in (first, second):
             inventory.put_back(region)
         yield inventory
@@ -72,7 +77,7 @@ def test_a_region_that_was_taken_and_has_no_holder_yet_makes_no_room_for_others(
     taken = inventory.take(1, KIND)
     assert taken is not None
     (other,) = [region for region in inventory.idle if region is not taken]
-    assert inventory.promise(inventory.max_bytes, OTHER) is None
+    assert not inventory.grant(asking(inventory.max_bytes, "forward"))
     assert is_there(taken)
     assert not is_there(other), "it had made room before that was seen"
     assert inventory.byte_size == taken.byte_size
@@ -81,13 +86,12 @@ def test_a_region_that_was_taken_and_has_no_holder_yet_makes_no_room_for_others(
 def test_of_another_kind_the_region_goes_that_was_idle_the_longest(inventory: Inventory) -> None:
     first, second = inventory.idle
     first.idle_since, second.idle_since = 20.0, 10.0
-    promise = inventory.promise(first.byte_size, OTHER)
-    assert promise is not None
-    assert promise.evicted == [second]
+    ticket = asking(first.byte_size, "forward")
+    assert inventory.grant(ticket)
+    assert (is_there(first), is_there(second)) == (True, False)
     assert inventory.byte_size == inventory.max_bytes
     for _ in range(2):
-        inventory.unpromise(promise)
-        assert (is_there(first), is_there(second)) == (True, False)
+        inventory.take_back(ticket)
         assert inventory.byte_size == first.byte_size
 
 

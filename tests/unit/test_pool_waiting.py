@@ -29,11 +29,10 @@ from shm_backend_utils.client.settings import CallSettings
 from shm_backend_utils.client.steps import AsyncioDriver
 from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.memory.cuda.access import CudaAccess
-from shm_backend_utils.memory.pool.need import Need
+from shm_backend_utils.memory.pool.need import Need, Ticket
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
-from shm_backend_utils.memory.pool.tickets import Ticket
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.origin import Origin
 from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset

@@ -11,11 +11,10 @@ from ...dtypes import BYTES
 from ...errors import BudgetError, MachineError, PoolExhaustedError
 from ...memory.cuda.bank import ShortOfMemoryError, rounded_up
 from ...memory.kinds import RegionKind
-from ...memory.pool.need import Need
+from ...memory.pool.need import Need, Ticket
 from ...memory.pool.pool import SlotPool
 from ...memory.pool.rows import Row
 from ...memory.pool.slot import SlotRegion
-from ...memory.pool.tickets import Ticket
 from ...protocol.call_layout import AnyInput, CallInput, CallLayout, rows_of
 from ...protocol.layout import data_offset
 from ..errors import out_of_time

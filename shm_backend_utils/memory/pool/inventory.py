@@ -8,16 +8,15 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from ...errors import BudgetError
-from .need import DIRECT, FAR_MORE, SMALL, Need, least_size, region_size
+from ...errors import ClosedError
+from .need import DIRECT, FAR_MORE, SMALL, Ticket
 from .options import PoolStatus
 from .slot import SlotRegion, Whole
 from .states import SPOILED
 
-__all__ = ["Inventory", "Kind", "Promise", "Shelf"]
+__all__ = ["Inventory", "Kind", "Shelf"]
 
 Kind = tuple[object, ...]
 """What regions must have in common to be exchanged: slots, records, group."""
@@ -36,14 +35,6 @@ class Shelf(NamedTuple):
     regions: deque[SlotRegion]
 
 
-@dataclass(eq=False)
-class Promise:
-    """Room for a new region: a part of the budget that the evicted regions have until they are destroyed, or more."""
-
-    byte_size: int
-    evicted: list[SlotRegion]
-
-
 class Inventory:
     """Regions up to a budget. Putting back, and taking from a shelf, need no lock; for all else a pool adds one."""
 
@@ -55,24 +46,42 @@ class Inventory:
         # The idle regions of each kind, smallest first; a tuple is replaced, never changed.
         self.shelves: dict[Kind, tuple[Shelf, ...]] = {}
         self.lost_since: dict[SlotRegion, float] = {}  # in nobody's hands at the last look, by time.monotonic()
-        self._promises: list[weakref.ref[Promise]] = []  # replaced, never changed
+        # What tickets have that are not redeemed, None for room; a ticket that an interrupt has taken gives it back.
+        self._granted: dict[weakref.ref[Ticket], SlotRegion | None] = {}
+        self._rooms: set[weakref.ref[Ticket]] = set()  # tickets whose regions are to be made, or are being made
         self._unregistered: deque[str] = deque()
 
-    def size_for(self, need: Need) -> int:
-        """Return the size of a region for a call, with room for similar calls where the budget has it.
+    def grant(self, ticket: Ticket) -> bool:
+        """Give a ticket an idle region, or room for a new one; return whether it has either."""
+        reference, need = weakref.ref(ticket), ticket.need
+        if reference in self._granted:  # whoever gave it was interrupted
+            return True
+        ticket.idle = self.take(need.byte_size, need[1:])
+        if ticket.idle is not None:
+            ticket.idle.holder = ticket.holder
+        elif not self._make_room(ticket):
+            return False
+        self._granted[reference] = ticket.idle
+        return True
 
-        BudgetError if it has not even enough for the call.
-        """
-        larger = region_size(need)
-        if larger <= self.max_bytes:
-            return larger
-        least = least_size(need)
-        if least > self.max_bytes:
-            raise BudgetError(
-                f"the call needs {least} bytes of shared memory, but the pool may have "
-                f"{self.max_bytes}; raise PoolOptions(max_bytes=...), or send less at once"
-            )
-        return least
+    def redeem(self, ticket: Ticket) -> None:
+        """Leave to its holder what a ticket was granted; ClosedError if that was taken back."""
+        reference = weakref.ref(ticket)
+        if reference not in self._granted:
+            raise ClosedError("this client")
+        del self._granted[reference]
+
+    def take_back(self, ticket: Ticket) -> None:
+        """Have back what a ticket was granted. Nothing happens if it was redeemed."""
+        self._take_back(weakref.ref(ticket))
+
+    def _take_back(self, reference: weakref.ref[Ticket]) -> None:
+        if reference in self._granted:
+            self._rooms.discard(reference)
+            region = self._granted.pop(reference)
+            if region is not None:
+                region.holder = None
+                self.returned.append(region)
 
     def take(self, byte_size: int, kind: Kind) -> SlotRegion | None:
         """Take the smallest idle region of a kind that has room, and not far too much; None if there is none."""
@@ -91,27 +100,20 @@ class Inventory:
         assert region.shelf is not None
         region.shelf.append(region)
 
-    def parts_for(self, need: Need, promise: Promise) -> int:
-        """Return how many parts to make of a promised region, two for each that is held; the promise grows with them.
-
-        So calls that come at once make few regions, and a lone call does not pay for others.
-        """
-        kind, size = need[1:], promise.byte_size
-        if need.group != DIRECT or need.slot_count > 1:
-            return 1
-        held = sum([region.holder is not None for region, its_kind in self._kinds.items() if its_kind == kind])
-        most_bytes = min(_MOST_BYTES_OF_PARTS, self.max_bytes // _PARTS_OF_THE_BUDGET, self.max_bytes - self.byte_size)
-        count = min(2 * held, _MOST_PARTS, most_bytes // size)
-        if count < _LEAST_PARTS:
-            return 1
-        promise.byte_size = count * size
-        return count
-
-    def add(self, regions: Sequence[SlotRegion], kind: Kind, promise: Promise) -> None:
-        """Add new regions, which are held. Their size is what was promised, and the promise is used up."""
+    def add(self, regions: Sequence[SlotRegion], ticket: Ticket) -> None:
+        """Add the new regions, which are held, that a ticket had room for."""
         for region in regions:
-            self._add(region, kind)
-        promise.byte_size = 0
+            self._add(region, ticket.need[1:])
+        self._rooms.discard(weakref.ref(ticket))
+
+    def undo(self, regions: Iterable[SlotRegion], ticket: Ticket) -> None:
+        """Destroy the regions that were made for a ticket, added or not, and have back its room."""
+        for region in regions:
+            if region in self._kinds:
+                self.destroy(region)
+            else:
+                self.bury([region])
+        self._rooms.discard(weakref.ref(ticket))
 
     def _add(self, region: SlotRegion, kind: Kind) -> None:
         shelf = next((shelf for shelf in self.shelves.get(kind, ()) if shelf.capacity == region.capacity), None)
@@ -122,48 +124,40 @@ class Inventory:
         region.shelf = shelf.regions
         self._kinds[region] = kind
 
-    def promise(self, byte_size: int, kind: Kind) -> Promise | None:
-        """Make room for a new region, for which others may have to be destroyed; None if there cannot be enough.
+    def _make_room(self, ticket: Ticket) -> bool:
+        """Have room for a ticket's new region, for which idle ones may have to go; return whether there is enough.
 
-        An idle one of the same kind, which was too small, makes room first: so calls that grow leave none behind.
+        An idle one of the same kind, which was too small, goes first: so calls that grow leave none behind.
         """
-        idle = self._unused()
-        free = self.max_bytes - self.byte_size
-        if free + sum(parts[0].byte_size for parts in idle) < byte_size:
-            return None
-        promise = Promise(0, [])
-        self._promises = [*filter(_is_alive, self._promises), weakref.ref(promise)]
+        kind, size, idle = ticket.need[1:], ticket.byte_size, self._unused()
+        if self.max_bytes - self.byte_size + sum(parts[0].byte_size for parts in idle) < size:
+            return False
+        has_made_way = False
         for parts in sorted(idle, key=lambda each: self._kinds[each[0]] != kind):
-            region = parts[0]
-            is_too_small_a_one = self._kinds[region] == kind and region.byte_size < byte_size and not promise.evicted
-            if byte_size <= free and not is_too_small_a_one:
+            is_too_small_a_one = self._kinds[parts[0]] == kind and parts[0].byte_size < size and not has_made_way
+            if self.byte_size + size <= self.max_bytes and not is_too_small_a_one:
                 break
-            taken = [each for each in parts if self._take_off(each)]
-            promise.evicted += taken
-            for each in taken:
-                self._forget(each)
-            if not region.whole.parts:
-                promise.byte_size += region.byte_size
-                free += region.byte_size
-        if byte_size > free:  # somebody has taken one meanwhile
-            self.bury(promise.evicted)
-            return None
-        promise.byte_size = max(byte_size, promise.byte_size)
-        return promise
-
-    def unpromise(self, promise: Promise) -> None:
-        """Take back a promise. Nothing happens if it was used up, or taken back before."""
-        self.bury(promise.evicted)
-        promise.byte_size = 0
-
-    def undo(self, regions: Iterable[SlotRegion], promise: Promise) -> None:
-        """Take back a promise, and the regions that were made of it, if some were."""
-        for region in regions:
-            if region in self._kinds:
+            for region in filter(self._take_off, parts):
                 self.destroy(region)
-            else:
-                self.bury([region])
-        self.unpromise(promise)
+                has_made_way = True
+        if self.byte_size + size > self.max_bytes:  # somebody has taken one meanwhile
+            return False
+        ticket.count = self._parts_for(ticket)
+        self._rooms = {weakref.ref(ticket), *[reference for reference in self._rooms if reference() is not None]}
+        return True
+
+    def _parts_for(self, ticket: Ticket) -> int:
+        """Return how many parts a ticket's new region should have, two for each that is held.
+
+        So calls that come at once make few regions, and a lone call does not pay for others.
+        """
+        kind, need = ticket.need[1:], ticket.need
+        if need.group != DIRECT or need.slot_count > 1:
+            return 1
+        held = sum([region.holder is not None for region, its_kind in self._kinds.items() if its_kind == kind])
+        most_bytes = min(_MOST_BYTES_OF_PARTS, self.max_bytes // _PARTS_OF_THE_BUDGET, self.max_bytes - self.byte_size)
+        count = min(2 * held, _MOST_PARTS, most_bytes // ticket.byte_size)
+        return 1 if count < _LEAST_PARTS else count
 
     def sort_returned(self) -> None:
         """Destroy, reclaim, or put into quarantine what was given back; look again at what is there."""
@@ -171,15 +165,15 @@ class Inventory:
             self._care_for(self.returned.popleft())
         for region in list(self.quarantined):
             self._retry(region)
+        for reference in list(self._granted):
+            if reference() is None:
+                self._take_back(reference)
 
     @property
     def byte_size(self) -> int:
-        """Of all regions; also those that are promised but not made yet, and those that make way until they are gone.
-
-        It is counted each time, and so forgets a promise that nobody has any more.
-        """
-        promises = [promise for reference in self._promises if (promise := reference()) is not None]
-        return self.made_bytes + sum([promise.byte_size for promise in promises])
+        """Of all regions, and of those that are to be made. It is counted each time, and so forgets lost tickets."""
+        tickets = [ticket for reference in list(self._rooms) if (ticket := reference()) is not None]
+        return self.made_bytes + sum([ticket.count * ticket.byte_size for ticket in tickets])
 
     @property
     def made_bytes(self) -> int:
@@ -212,7 +206,7 @@ class Inventory:
         They are so for a moment without one, too. So it takes seconds until one counts as lost.
         """
         now = time.monotonic()
-        kept = {*held, *self.returned, *self.quarantined}
+        kept = {*held, *self.returned, *self.quarantined, *self._granted.values()}
         for shelf in itertools.chain(*self.shelves.values()):
             kept.update(list(shelf.regions))
         lost = [region for region in self._kinds if region not in kept]
@@ -222,8 +216,10 @@ class Inventory:
                 self.destroy(region)
 
     def destroy_all(self) -> None:
-        """Destroy every region, and leave none on a shelf."""
+        """Destroy every region, and leave none on a shelf; have back what tickets were granted."""
         self.shelves = {}
+        self._granted.clear()
+        self._rooms.clear()
         for region in list(self._kinds):
             self.destroy(region)
 
@@ -315,7 +311,3 @@ class Inventory:
             for kind, shelves in self.shelves.items()
             if (kept := tuple([shelf for shelf in shelves if (kind, shelf.capacity) in used]))
         }
-
-
-def _is_alive(reference: weakref.ref[Promise]) -> bool:
-    return reference() is not None

@@ -1,14 +1,17 @@
-"""What a call needs of a region, and how large a region for it is."""
+"""What a call needs of a region, how large a region for it is, and its place among those that wait for one."""
 
 from __future__ import annotations
 
+import concurrent.futures
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from ...protocol.layout import PAGE_SIZE, data_offset
 from ..kinds import RegionKind
 from ..rounding import roomy, whole_pages
+from .slot import SlotRegion
 
-__all__ = ["DIRECT", "FAR_MORE", "SMALL", "Need", "least_size", "region_size"]
+__all__ = ["DIRECT", "FAR_MORE", "SMALL", "Need", "Ticket", "least_size", "region_size"]
 
 FAR_MORE: Final = 16
 """So many times what a call needs is left to idle, and to go in time, if it is more than ``SMALL``."""
@@ -38,3 +41,15 @@ def region_size(need: Need) -> int:
 def least_size(need: Need) -> int:
     """Return the size of the smallest region that meets a need."""
     return whole_pages(max(need.byte_size, 1) + data_offset(need.slot_count, need.record_byte_size))
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A request for a region, in the queue or granted: nobody else keeps it, so that it ends with its holder."""
+
+    need: Need
+    byte_size: int  # of the whole region, if one is made
+    holder: object  # who asks; its text names it to people
+    idle: SlotRegion | None = None  # what it was granted; None if one is to be made
+    count: int = 1  # of parts, if one is made
+    granted: concurrent.futures.Future[SlotRegion | None] = field(default_factory=concurrent.futures.Future)

@@ -1,16 +1,20 @@
-"""The slot pool: makes regions for calls that wait, and ends those that nobody uses any more."""
+"""The slot pool: regions in use, which come back by themselves, and who waits for one, first come, first served."""
 
 from __future__ import annotations
 
-import concurrent.futures
+import contextlib
 import functools
 import logging
 import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable
 from typing import Final
+
+import numpy as np
+import numpy.typing as npt
 
 from ...errors import BudgetError, ClosedError, MachineError, NoSharedMemoryError, PoolExhaustedError
 from ...forks import forsake_in_children
@@ -19,15 +23,13 @@ from ..kinds import RegionKind
 from ..machine_memory import MORE_MEMORY, memory_bytes
 from ..repeater import Repeater
 from ..shared_file import MORE_ROOM, total_bytes
-from .holding import HoldingPool, Memory
-from .inventory import Promise
-from .need import Need, least_size
+from .inventory import Inventory
+from .need import FAR_MORE, SMALL, Need, Ticket, least_size, region_size
 from .options import PoolOptions, PoolStatus
-from .parts import make_parts
-from .slot import SlotRegion
-from .tickets import Ticket
+from .slot import SlotRegion, make_parts
+from .states import FREE, SPOILED
 
-__all__ = ["SlotPool"]
+__all__ = ["Memory", "SlotPool"]
 
 _LOG: Final = logging.getLogger(__name__)
 _QUARANTINE_ROUND_S: Final = 0.05
@@ -35,22 +37,63 @@ _FINALIZERS_PATIENCE_S: Final = 1.0
 _PARTS_OF_THE_BUDGET: Final = 4
 _PARTS_UNLOOKED: Final = 64
 
+Memory = npt.NDArray[np.uint8]
 
-class SlotPool(HoldingPool):
+
+class SlotPool:
     """Keeps regions for reuse. Thread-safe, and first come, first served.
+
+    A region is given back by itself, when its memory and every array made from it are gone. That happens in finalizers,
+    which may run in any thread at any point, also inside a locked section of this class. So neither giving back nor
+    taking an idle region takes a lock: a deque's appends and pops are atomic. Where somebody waits, or a region needs
+    care, a finalizer hurries the housekeeper, a thread that may wait for the lock.
 
     A region that comes back in doubt goes into quarantine until it can be reclaimed. ``tend`` is called whenever
     regions may have been let go of, and returns whether it wants to be soon again.
     """
 
     def __init__(self, options: PoolOptions, tend: Callable[[], bool] | None = None) -> None:
-        super().__init__(options.budget_bytes(0))
         self.options = options
         self.is_forked = False  # a copy, in a forked child, of its parent's pool
         self.wait_count = 0  # how many calls had to wait
+        self._inventory = Inventory(options.budget_bytes(0))
         self._looked_at = 0  # how many bytes there were at the last look at the budget
         self._tend = tend
+        self._lock = threading.Lock()
+        self._waiting: deque[weakref.ref[Ticket]] = deque()  # whether there are any may be looked at without the lock
+        self._watched: dict[int, tuple[weakref.ref[Memory], SlotRegion]] = {}  # by the reference's id
+        self._closed = False
+        self._housekeeper: Repeater | None = None
         forsake_in_children(self)
+
+    def take_idle(self, need: Need, holder: object) -> tuple[SlotRegion, Memory] | None:
+        """Return a region that is free, and its memory; None if there is none, as in a closed pool, or others wait.
+
+        Takes no lock. :meth:`request` is for the others.
+        """
+        if self._waiting:
+            return None
+        least, most = need.byte_size, max(FAR_MORE * need.byte_size, SMALL)
+        for capacity, regions in self._inventory.shelves.get(need[1:], ()):
+            if least <= capacity <= most:
+                try:
+                    region = regions.pop()
+                except IndexError:
+                    continue
+                if region.slots[0].state == SPOILED:
+                    self._inventory.returned.append(region)
+                    return None
+                region.holder = holder  # what follows is :meth:`_hold`, on the way of every call
+                memory = np.frombuffer(region.buffer, np.uint8)
+                reference = weakref.ref(memory, self._give_back)
+                self._watched[id(reference)] = reference, region
+                return region, memory
+        return None
+
+    def held(self) -> list[tuple[SlotRegion, Memory]]:
+        """Return the regions that are in use, each with its memory."""
+        watched = [(region, reference()) for reference, region in list(self._watched.values())]
+        return [(region, memory) for region, memory in watched if memory is not None]
 
     def request(self, need: Need, holder: object) -> Ticket:
         """Ask for a region. The ticket may be granted at once, or wait its turn.
@@ -58,10 +101,10 @@ class SlotPool(HoldingPool):
         BudgetError if the pool may never have that much; NoSharedMemoryError if no pool may, or nobody has said how
         much this one may have: the machine has too little.
         """
-        ticket = Ticket(need, self._size_for(need), holder, concurrent.futures.Future())
-        if not self._is_granted(ticket):
+        ticket = self._queued(need, holder)
+        if not ticket.granted.done():
             with self._lock:
-                found = f"{self._inventory}, and {len(self._tickets.waiting)} calls wait"
+                found = f"{self._inventory}, and {len(self._waiting)} calls wait"
                 self.wait_count += 1
             _LOG.warning("the pool has run dry: %s", found)
             self._hurry()  # its next round may be half of idle_s away
@@ -69,20 +112,11 @@ class SlotPool(HoldingPool):
 
     def request_at_once(self, need: Need, holder: object) -> Ticket | None:
         """Ask for a region, and wait for none: the ticket is granted, or there is none; raises as :meth:`request`."""
-        ticket = Ticket(need, self._size_for(need), holder, concurrent.futures.Future())
-        if self._is_granted(ticket):
+        ticket = self._queued(need, holder)
+        if ticket.granted.done():
             return ticket
         self.withdraw(ticket)
         return None
-
-    def _is_granted(self, ticket: Ticket) -> bool:
-        """Have a ticket wait its turn; return whether that has come at once."""
-        with self._lock:
-            if self._closed:
-                raise ClosedError("this client")
-            self._tickets.waiting.append(weakref.ref(ticket))
-            self._serve()
-        return ticket.granted.done()
 
     def redeem(self, ticket: Ticket, deadline: float = math.inf) -> tuple[SlotRegion, Memory]:
         """Return the region of a granted ticket, which may have to be made, and its memory.
@@ -90,22 +124,24 @@ class SlotPool(HoldingPool):
         When the memory and every array made from it are gone, the region is given back. MachineError if the machine has
         not that much left; TimeoutError if it cannot be made by the deadline, of ``time.monotonic()``.
         """
-        grant = ticket.granted.result()
-        if isinstance(grant, Promise):
-            region = self._make(ticket, grant, deadline)
+        region = ticket.granted.result()
+        is_new = region is None
+        if region is None:
+            region = self._made(ticket, deadline)
         else:
-            region = grant
             with self._lock:
-                self._tickets.redeem(ticket)
+                self._inventory.redeem(ticket)
         memory = self._hold(region, ticket.holder)
-        if region is not grant and self.options.prefault:
+        if is_new and self.options.prefault:
             region.prefault(deadline)
         return region, memory
 
     def withdraw(self, ticket: Ticket) -> None:
         """Give up a ticket, granted or not; it cannot be redeemed then. Nothing happens if it was redeemed."""
         with self._lock:
-            self._tickets.withdraw(ticket)
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(weakref.ref(ticket))
+            self._inventory.take_back(ticket)
             self._serve()
 
     def exhausted(self, ticket: Ticket, waited_s: float) -> PoolExhaustedError:
@@ -156,6 +192,13 @@ class SlotPool(HoldingPool):
         if not self.is_forked:
             self._end(_FINALIZERS_PATIENCE_S)
 
+    def forsake(self) -> None:
+        """Forget every region, in a forked child. Arrays over them stay valid."""
+        self.is_forked = True
+        self._lock = threading.Lock()  # one of the parent's other threads may have held it, and does not run here
+        self._inventory.forsake()
+        self._waiting.clear()
+
     def _end(self, patience_s: float | None) -> None:
         """Have the housekeeper, whom no signal interrupts, remove all regions, and end."""
         self._closed = True
@@ -163,12 +206,85 @@ class SlotPool(HoldingPool):
             self._housekeeper.hurry()
             self._housekeeper.stop(patience_s)
 
-    def forsake(self) -> None:
-        """Forget every region, in a forked child. Arrays over them stay valid."""
-        self.is_forked = True
-        self._lock = threading.Lock()  # one of the parent's other threads may have held it, and does not run here
-        self._inventory.forsake()
-        self._tickets.waiting.clear()
+    def _clear(self) -> None:
+        self._inventory.destroy_all()
+        for reference in self._waiting:
+            ticket = reference()
+            if ticket is not None and ticket.granted.set_running_or_notify_cancel():
+                ticket.granted.set_exception(ClosedError("this client"))
+        self._waiting.clear()
+
+    def _hold(self, region: SlotRegion, holder: object) -> Memory:
+        region.holder = holder
+        memory = np.frombuffer(region.buffer, np.uint8)
+        reference = weakref.ref(memory, self._give_back)
+        self._watched[id(reference)] = reference, region
+        return memory
+
+    def _give_back(self, memory: weakref.ref[Memory]) -> None:
+        # Python swallows what is raised in here, an interrupt too. Until it lies in its place the region is watched, so
+        # that :meth:`_find_dropped` finds it; one line does both.
+        number = id(memory)
+        watched = self._watched.get(number)
+        if watched is None:
+            return  # its taker was interrupted before it was watched: the region is found as a lost one
+        if self._closed:
+            self._watched.pop(number, None)
+            return
+        region = watched[1]
+        region.holder = None
+        is_ready = not region.lent
+        for slot in region.slots:  # as its is_reusable tells, without two more functions on the way of every call
+            is_ready = is_ready and slot.state == FREE
+        place = region.shelf if is_ready else self._inventory.returned
+        assert place is not None
+        region.idle_since = time.monotonic()
+        try:
+            place.append(self._watched.pop(number)[1])
+        except KeyError:
+            return  # it was found before
+        if self._waiting or not is_ready:
+            self._hurry()
+
+    def _find_dropped(self) -> None:
+        """Have back what no finalizer has given back, as it was interrupted."""
+        for number, (reference, region) in self._watched.copy().items():  # a finalizer may change it
+            if reference() is None:
+                region.holder = None
+                with contextlib.suppress(KeyError):  # it was given back meanwhile
+                    self._inventory.returned.append(self._watched.pop(number)[1])
+
+    def _hurry(self) -> None:
+        if self._housekeeper is not None:
+            self._housekeeper.hurry()
+
+    def _queued(self, need: Need, holder: object) -> Ticket:
+        """Return a new ticket, which waits unless its turn has come at once."""
+        ticket = Ticket(need, self._size_for(need), holder)
+        with self._lock:
+            if self._closed:
+                raise ClosedError("this client")
+            self._waiting.append(weakref.ref(ticket))
+            self._serve()
+        return ticket
+
+    def _serve(self) -> None:
+        """Sort what was given back, then grant what can be granted, in order; clear a closed pool. Needs the lock."""
+        self._find_dropped()
+        self._inventory.sort_returned()
+        if self._closed:
+            self._clear()
+        while self._waiting:
+            ticket = self._waiting[0]()
+            if ticket is not None and not self._inventory.grant(ticket):
+                return
+            self._waiting.popleft()  # last: whatever is raised before, it can be taken back
+            if ticket is None:
+                continue
+            if ticket.granted.set_running_or_notify_cancel():
+                ticket.granted.set_result(ticket.idle)
+            else:
+                self._inventory.take_back(ticket)
 
     def _look_at_budget(self) -> None:
         """Have the budget follow what other processes leave of the machine's memory."""
@@ -176,36 +292,33 @@ class SlotPool(HoldingPool):
         self._inventory.max_bytes = self.options.budget_bytes(self._inventory.made_bytes)
 
     def _size_for(self, need: Need) -> int:
+        """Return the size of a region for a call, with room for similar calls where the budget has it."""
         more = abs(self._inventory.byte_size + need.byte_size - self._looked_at)
         if more > self._inventory.max_bytes // _PARTS_UNLOOKED:  # to look takes as long as to make a small region
             self._look_at_budget()
-        try:
-            return self._inventory.size_for(need)
-        except BudgetError:
-            is_system = need.kind is RegionKind.SYSTEM
-            least, total = least_size(need), total_bytes() if is_system else memory_bytes()
-            if least <= total and self.options.max_bytes is not None:
-                raise
-            larger_part = "raise PoolOptions(max_bytes=...), " if least <= total else ""
-            raise NoSharedMemoryError(
-                f"the call needs {least} bytes of shared memory, but {'/dev/shm' if is_system else 'the machine'} has "
-                f"{total}, of which the pool may have {self._inventory.max_bytes}; "
-                f"{MORE_ROOM if is_system else MORE_MEMORY}, {larger_part}or send less at once"
-            ) from None
+        most, larger, least = self._inventory.max_bytes, region_size(need), least_size(need)
+        if least <= most:
+            return larger if larger <= most else least
+        is_system = need.kind is RegionKind.SYSTEM
+        total = total_bytes() if is_system else memory_bytes()
+        if least <= total and self.options.max_bytes is not None:
+            raise BudgetError(
+                f"the call needs {least} bytes of shared memory, but the pool may have {most}; raise "
+                "PoolOptions(max_bytes=...), or send less at once"
+            )
+        larger_part = "raise PoolOptions(max_bytes=...), " if least <= total else ""
+        raise NoSharedMemoryError(
+            f"the call needs {least} bytes of shared memory, but {'/dev/shm' if is_system else 'the machine'} has "
+            f"{total}, of which the pool may have {most}; "
+            f"{MORE_ROOM if is_system else MORE_MEMORY}, {larger_part}or send less at once"
+        )
 
-    def _make(self, ticket: Ticket, promise: Promise, deadline: float) -> SlotRegion:
+    def _made(self, ticket: Ticket, deadline: float) -> SlotRegion:
         regions: list[SlotRegion] = []
         try:
             with self._lock:
-                self._tickets.redeem(ticket)  # in here: from then on nobody else takes the promise back
-            self._inventory.bury(promise.evicted)
-            if promise.byte_size > ticket.byte_size:  # others get the rest
-                with self._lock:
-                    promise.byte_size = ticket.byte_size
-                    self._serve()
-            with self._lock:
-                count = self._inventory.parts_for(ticket.need, promise)
-            regions = self._make_regions(ticket, count, deadline)
+                self._inventory.redeem(ticket)  # in here: from then on nobody else takes the room back
+            regions = self._make_regions(ticket, deadline)
             for region in regions:
                 region.holder = ticket.holder
             with self._lock:
@@ -214,31 +327,27 @@ class SlotPool(HoldingPool):
                 if self._closed:  # whoever closed the pool may not have seen this housekeeper
                     self._housekeeper.stop_some_time()
                     raise ClosedError("this client")
-                self._inventory.add(regions, ticket.need[1:], promise)
+                self._inventory.add(regions, ticket)
         except BaseException:
             with self._lock:
-                self._inventory.undo(regions, promise)
+                self._inventory.undo(regions, ticket)
                 self._serve()
             raise
-        if len(regions) > 1:
-            self._share(regions[1:])
-        return regions[0]
-
-    def _share(self, regions: Sequence[SlotRegion]) -> None:
-        """Let other calls have parts of a region that is there; an interrupt leaves some in nobody's hands."""
-        for region in regions:
+        for region in regions[1:]:  # others have these; an interrupt leaves some in nobody's hands
             region.holder = None
             self._inventory.put_back(region)
-        with self._lock:
-            self._serve()
+        if regions[1:]:
+            with self._lock:
+                self._serve()
+        return regions[0]
 
-    def _make_regions(self, ticket: Ticket, count: int, deadline: float) -> list[SlotRegion]:
+    def _make_regions(self, ticket: Ticket, deadline: float) -> list[SlotRegion]:
         need, access = ticket.need, self.options.access
         data_size = ticket.byte_size - data_offset(need.slot_count, need.record_byte_size)
         make = functools.partial(SlotRegion, data_size, need.slot_count, need.record_byte_size, access, deadline)
         try:
-            if count > 1:
-                return make_parts(count, data_size, need.record_byte_size, access, deadline, need.kind)
+            if ticket.count > 1:
+                return make_parts(ticket.count, data_size, need.record_byte_size, access, deadline, need.kind)
             return [make(need.kind)]
         except MachineError:  # somebody else has taken the room; what lies idle here may be enough
             self.drop_idle()
@@ -251,11 +360,10 @@ class SlotPool(HoldingPool):
         self._look_at_budget()
         with self._lock:
             self._inventory.destroy_idle(before=time.monotonic() - self.options.idle_s)
-            held = [region for _, region in list(self._watched.values())]
-            self._inventory.destroy_lost([*held, *self._tickets.granted.values()])
+            self._inventory.destroy_lost([region for _, region in list(self._watched.values())])
         is_urgent = self._tend is not None and self._tend()
         return _QUARANTINE_ROUND_S if is_urgent else self._patience()
 
     def _patience(self) -> float:
-        is_urgent = self._inventory.quarantined or self._inventory.lost_since or self._tickets.waiting
+        is_urgent = self._inventory.quarantined or self._inventory.lost_since or self._waiting
         return _QUARANTINE_ROUND_S if is_urgent else max(self.options.idle_s / 2, _QUARANTINE_ROUND_S)
