@@ -25,7 +25,7 @@ from ..messages import Codec
 from ..transport import AsyncTransport, Transport, is_cancelled
 from .address import GrpcAddress
 from .codec import GrpcCodec, GrpcMessage, Metadata
-from .http2 import Call, Reply
+from .http2 import Call
 from .streams import AsyncStreams, Streams
 
 __all__ = ["AsyncGrpcTransport", "GrpcTransport", "head_of"]
@@ -34,6 +34,7 @@ _ALWAYS_ENDED: Final = "triton_enable_empty_final_response"  # Triton tells of a
 _IS_LAST: Final = "triton_final_response"
 _ENDED: Final = "the stream has ended before its last response"
 _STATUS: Final = {status.value[0]: str(status) for status in grpc.StatusCode}
+_INTERNAL: Final = 13
 _MOST_BYTES: Final = 1 << 18
 """Larger requests are carried by grpcio, which is faster then."""
 
@@ -48,32 +49,8 @@ class _Grpc:
         self.codec.needs_grpcio = address.needs_grpcio()
         self.codec.wire = "grpcio" if self.codec.needs_grpcio else "sockets"
         self._grpc_address = address
-        self._heads: dict[str, bytes] = {}
+        self._way_of = functools.cache(functools.partial(_way_of, address.target))
         self._is_closed = False
-
-    def _call(self, message: GrpcMessage) -> Call | None:
-        """Return a message as it goes over a socket; None if it goes over gRPC's channel."""
-        procedure, request, metadata, compression = message
-        if metadata or compression:
-            return None
-        content = request.SerializeToString()
-        if len(content) > _MOST_BYTES:
-            return None
-        head = self._heads.get(procedure)
-        if head is None:
-            head = self._heads[procedure] = head_of(procedure, self._grpc_address.target)
-        return Call(head, content)
-
-    def _answer(self, procedure: str, reply: Reply) -> Any:
-        """Return the message in a reply, or raise its error."""
-        status, details, content = reply
-        if status:
-            raise translated(_STATUS.get(status), details, self.address)
-        try:
-            return getattr(service_pb2, f"{procedure}Response").FromString(content)
-        except DecodeError as error:
-            text = f"the answer cannot be read: {error}"
-            raise translated(str(grpc.StatusCode.INTERNAL), text, self.address) from None
 
 
 class GrpcTransport(_Grpc, Transport):
@@ -88,9 +65,18 @@ class GrpcTransport(_Grpc, Transport):
         self._streams = Streams()
 
     def send(self, message: GrpcMessage, timeout_s: float) -> Any:
-        if self._connections is not None and (call := self._call(message)) is not None:
-            return self._answer(message.procedure, self._connections.exchange(call, timeout_s))
         procedure, request, metadata, compression = message
+        if self._connections is not None and not (metadata or compression):
+            content = request.SerializeToString()
+            if len(content) <= _MOST_BYTES:
+                head, read = self._way_of(procedure)
+                status, details, answer = self._connections.exchange(Call(head, content), timeout_s)
+                try:
+                    if not status:
+                        return read(answer)
+                except DecodeError as error:
+                    status, details = _INTERNAL, f"the answer cannot be read: {error}"
+                raise translated(_STATUS.get(status), details, self.address)
         try:
             return getattr(self._service(), procedure)(
                 request, timeout=timeout_s, metadata=metadata, compression=compression
@@ -162,9 +148,18 @@ class AsyncGrpcTransport(_Grpc, AsyncTransport):
         self._streams = AsyncStreams()
 
     async def send(self, message: GrpcMessage, timeout_s: float) -> Any:
-        if self._connections is not None and (call := self._call(message)) is not None:
-            return self._answer(message.procedure, await self._connections.exchange(call, timeout_s))
         procedure, request, metadata, compression = message
+        if self._connections is not None and not (metadata or compression):
+            content = request.SerializeToString()
+            if len(content) <= _MOST_BYTES:
+                head, read = self._way_of(procedure)
+                status, details, answer = await self._connections.exchange(Call(head, content), timeout_s)
+                try:
+                    if not status:
+                        return read(answer)
+                except DecodeError as error:
+                    status, details = _INTERNAL, f"the answer cannot be read: {error}"
+                raise translated(_STATUS.get(status), details, self.address)
         try:
             return await getattr(self._service(), procedure)(
                 request, timeout=timeout_s, metadata=metadata, compression=compression
@@ -256,6 +251,11 @@ def _error(error: Any, address: str, is_closed: bool) -> BaseException:
     if is_closed and error.code() is grpc.StatusCode.CANCELLED:
         return ClosedError("this client")
     return translated(str(error.code()), error.details() or "", address)
+
+
+def _way_of(authority: str, procedure: str) -> tuple[bytes, Callable[[bytes], Any]]:
+    """Return the headers of a procedure's calls, and what reads its answers."""
+    return head_of(procedure, authority), getattr(service_pb2, f"{procedure}Response").FromString
 
 
 def head_of(procedure: str, authority: str) -> bytes:
