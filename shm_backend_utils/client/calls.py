@@ -223,12 +223,7 @@ def send(core: Core, call: Call, timeout_s: float, remedy: str = _REMEDY) -> Ste
 
 
 def repair(core: Core, call: Call, error: ShmError, number: int) -> Steps[KnownModel | None]:
-    """Return the model to try again, if the request had certainly not started and something is different now.
-
-    Memory that could not be opened, or not any more, is replaced; if the next one cannot be opened either, another
-    path is taken. Memory that a late request was just being refused in is replaced too. ``number`` is that of the
-    attempt that failed, from 0.
-    """
+    """Return the model to try again, if the request had certainly not started and something is different now."""
     if not is_answer(error):
         return None
     if isinstance(error, MemoryRefusedError):

@@ -179,10 +179,7 @@ class Core:
         return path
 
     def known_model(self, settings: CallSettings, since: float = -math.inf) -> Steps[KnownModel]:
-        """Return a call's model, with its paths, as the server has described it since a moment.
-
-        Of many calls that ask for the same, one finds it out, and the others wait.
-        """
+        """Return a call's model, with its paths, as of a moment or later; of many calls, one finds it out."""
         key = settings.model, settings.version
 
         def ask() -> Steps[KnownModel]:
@@ -199,10 +196,7 @@ class Core:
                 return known
 
     def renew(self, outdated: KnownModel, settings: CallSettings) -> Steps[KnownModel]:
-        """Return a model as it is after a call has failed: as another call has found it since, or as it is found now.
-
-        It is ``outdated`` itself if nothing has changed.
-        """
+        """Return a model as it is after a call has failed; ``outdated`` itself if nothing has changed."""
         known = self.catalog.known.get((settings.model, settings.version), outdated)
         return known if known is not outdated else (yield from self.known_model(settings, time.monotonic()))
 
@@ -213,10 +207,7 @@ _MOST_IN_A_MESSAGE: Final = 2**31 - 2**20
 
 
 def open_call(core: Core, path: str, plan: Plan, kind: type[DirectCall] = DirectCall) -> Steps[Call]:
-    """Take memory for a call; ``kind`` is its class on the direct path.
-
-    PoolExhaustedError: there is no shared memory now; BudgetError: never as much; MachineError: none on this machine.
-    """
+    """Take memory for a call; ``kind`` is its class on the direct path."""
     settings, known, layout, given, wanted, output_devices = plan
     if settings.options:
         check_sequence_id(known.spec, settings.options)

@@ -63,11 +63,7 @@ class KnownModel:
         is_one_request: bool = True,
         learned: Mapping[str, int] | None = None,
     ) -> CallLayout:
-        """Lay a call out in a region with so many slots; TensorError if the model does not take these tensors.
-
-        One request may have no more rows than the model takes at once. ``learned`` has the bytes per row of outputs
-        whose size nobody vouches for, by default those of :attr:`learned`.
-        """
+        """Lay a call out in a region with so many slots; TensorError if the model does not take these tensors."""
         return lay_out(
             self.spec,
             inputs,
@@ -109,10 +105,7 @@ class Catalog:
         return None if known is None or known.is_worth_another_look else known
 
     def look_up(self, model: str, version: str, timeout_s: float) -> Steps[KnownModel]:
-        """Ask the server for a model, and return it; the same object as before if nothing has changed.
-
-        PeerError if its description of the model is no configuration of it.
-        """
+        """Ask the server for a model, and return it; the same object as before if nothing has changed."""
         asked = time.monotonic()
         answer = yield Send(self.codec.ask("model config", model, version), timeout_s)
         spec = ModelSpec.of_server(model, self.codec.told(answer))
@@ -137,10 +130,7 @@ class Catalog:
                 self.known.pop(key, None)
 
     def forget_with(self, known: KnownModel) -> bool:
-        """Forget all models, if this one is among them, as the server may have others by now; return whether it is.
-
-        Else another call has done so, and some may have been looked up since.
-        """
+        """Forget all models, if this one is among them, as the server may have others by now; return whether it is."""
         is_there = known in self.known.values()
         if is_there:
             self.known.clear()

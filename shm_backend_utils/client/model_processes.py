@@ -31,10 +31,7 @@ def instances_of(config: Mapping[str, Any]) -> int:
 
 
 def living_processes(address: str, config: Mapping[str, Any], version: str) -> int | None:
-    """Return how many processes of a Python model live; None where this process cannot see the server's.
-
-    The version is empty where the model has but one.
-    """
+    """Return how many processes of a Python model live; None where this process cannot see the server's."""
     url = urllib.parse.urlsplit(address)
     port = url.port or _PORTS.get(url.scheme)
     if not url.hostname or port is None or not is_this_machine(url.hostname):

@@ -84,11 +84,7 @@ def is_so(codec: Codec, deadline: float, question: Question, model: str = "", ve
 
 
 def is_model_ready(codec: Codec, deadline: float, model: str, version: str) -> Steps[bool]:
-    """Return whether a model is loaded and alive; of an ensemble, whether its steps are.
-
-    A Triton before 26.01 calls a model ready whose processes are dead. So those are looked at, where this process sees
-    them, and a session is asked for a sign of life. LivenessUnknownError if neither tells.
-    """
+    """Return whether a model is loaded and alive; of an ensemble, whether its steps are."""
     if not (yield from is_so(codec, deadline, "model ready", model, version)):
         return False
     config = yield from ask(codec, deadline, "model config", model, version)
@@ -120,10 +116,7 @@ def notices_dead_models(codec: Codec, deadline: float) -> Steps[bool]:
 
 
 def living_in(codec: Codec, deadline: float, config: Mapping[str, Any], version: str) -> Steps[int | None]:
-    """Return how many processes of one version of a Python model live; None where this process does not see them.
-
-    Without a version, it is the latest, as for requests that name none.
-    """
+    """Return how many processes of one version of a Python model live; None where this process does not see them."""
     if not codec.address:
         return None
     told = yield from ask(codec, deadline, "model metadata", str(config["name"]))

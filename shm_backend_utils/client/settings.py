@@ -54,11 +54,7 @@ class CallSettings(NamedTuple):
 
 
 class ClientSettings:
-    """A client's settings; CallerError if they contradict each other, or cannot be.
-
-    Without ``wait_ready_s`` it waits for no server; up to ``inline_bytes`` of tensors go in band, by default as the
-    protocol's codec says.
-    """
+    """A client's settings; CallerError if they contradict each other, or cannot be."""
 
     def __init__(
         self,

@@ -77,10 +77,7 @@ class Pause(NamedTuple):
 
 
 class Offload(NamedTuple):
-    """Do work that takes long; what comes of it is what it returns, or a TimeoutError.
-
-    Where another thread does it, nobody waits longer than this for that thread and for the work, which may go on.
-    """
+    """Do work that takes long; what comes of it is what it returns, or a TimeoutError."""
 
     work: Callable[[], Any]
     timeout_s: float
@@ -298,10 +295,7 @@ def offloaded(work: Callable[[], T], timeout_s: float, doing: str) -> Steps[T]:
 
 
 def forget_locals(error: BaseException) -> None:
-    """Have an error keep nothing of what this package's functions, and those they called, had in hand.
-
-    So an error that is kept keeps no slot. Frames that still execute, and those of the package's callers, stay.
-    """
+    """Have an error keep nothing of what this package's functions, and those they called, had in hand."""
     errors: list[BaseException | None] = [error]
     seen = set()
     while errors:

@@ -16,11 +16,7 @@ _SUFFIX: Final = r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d+)"
 
 
 def prefix_of_pools() -> str:
-    """Return what the names of the backend's pools begin with.
-
-    The server's operator may have chosen it (``--backend-config=python,shm-region-prefix-name=…``). A stub is told its
-    own pool's name, by its command line; the other models' pools are called alike.
-    """
+    """Return what the names of the backend's pools begin with."""
     try:
         words = Path("/proc/self/cmdline").read_bytes().decode(errors="surrogateescape").split("\0")
     except OSError:
@@ -32,8 +28,5 @@ def prefix_of_pools() -> str:
 
 
 def is_pool(key: str, prefix: str) -> bool:
-    """Return whether an object of such a name, without a leading slash, is one of the backend's pools.
-
-    With ``prefix`` as of :func:`prefix_of_pools`.
-    """
+    """Return whether an object of such a name, without a leading slash, is one of the backend's pools."""
     return key.startswith(USUAL_PREFIX) or re.fullmatch(re.escape(prefix) + _SUFFIX, key) is not None

@@ -81,10 +81,7 @@ def failures_told(
     needed: str = "a shared-memory region takes two file descriptors",
     failed: str = "shared memory cannot be opened here: {}; see what `shm-backend-utils doctor` says",
 ) -> telling[OSError]:
-    """Turn OSError into NoSharedMemoryError where memory is made or opened: a context manager, or a decorator.
-
-    ``needed`` says what takes how many descriptors, for a process that has none left; ``failed`` what else went wrong.
-    """
+    """Turn OSError into NoSharedMemoryError where memory is made or opened: a context manager, or a decorator."""
 
     def meaning(error: OSError) -> NoSharedMemoryError | None:
         if error.errno in NO_DESCRIPTORS:

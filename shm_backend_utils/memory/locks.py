@@ -113,21 +113,14 @@ def has_users(fd: int) -> bool:
 
 
 def use(fd: int) -> SharedLease:
-    """Show the owner of device memory that it is mapped here, so that it must not be freed yet.
-
-    ``fd`` is of the region whose slots fence the memory.
-    """
+    """Show the owner of device memory that it is mapped here, so that it must not be freed yet."""
     lease = SharedLease.take(fd, _USERS_BYTE)
     assert lease is not None  # nobody takes that byte for himself alone
     return lease
 
 
 def borrow(fd: int, record: int) -> SharedLease | None:
-    """Show the client that a slot's memory is in use here too; None if the client is just taking it back.
-
-    For a model whose caller, another model, executes a request in that slot; whose client has given a prepared call
-    more room there, or has lent memory of its user's for a request. ``record`` is where its record begins.
-    """
+    """Show the client that a slot's memory is in use here too; None if the client is just taking it back."""
     return SharedLease.take(fd, record + _BORROWED)
 
 
@@ -160,11 +153,7 @@ class SharedLease:
 
 
 class SlotLease:
-    """The lease of one slot, as seen through one open description. One object per slot and process.
-
-    The descriptor, open for reading and writing, is not owned, and must stay open while the lease is held; ``record``
-    is where the slot's record begins in the region.
-    """
+    """The lease of one slot, through a descriptor that it does not own. One object per slot and process."""
 
     __slots__ = ("_fd", "_in_process", "_lock", "_lock_both", "_unlock")
 

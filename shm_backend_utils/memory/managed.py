@@ -53,13 +53,7 @@ class ManagedRegion:
         deadline: float = math.inf,
         kind: RegionKind = RegionKind.SYSTEM,
     ) -> ManagedRegion:
-        """Make a region under a new key, with a new token. The caller owns it and must unlink it.
-
-        All of its space is taken, and zero but for the header; data are rounded up to whole pages. The owner's lease is
-        held until the region is closed or this process dies. MachineError if the machine has not that much memory of
-        this kind left, TimeoutError after the deadline, by ``time.monotonic()``; ValueError if there cannot be that
-        many slots, or such records: whole pages.
-        """
+        """Make a region with all of its space taken, under a new key. The caller owns it and must unlink it."""
         if not 1 <= slot_count <= layout.MAX_SLOT_COUNT:
             raise ValueError(f"a region of {slot_count} slots was asked for; expected 1 to {layout.MAX_SLOT_COUNT}")
         if record_byte_size % layout.PAGE_SIZE or not 0 < record_byte_size <= layout.MAX_RECORD_BYTE_SIZE:
@@ -84,19 +78,13 @@ class ManagedRegion:
 
     @classmethod
     def open(cls, key: str, token: str, field: str) -> ManagedRegion:
-        """Map a region in ``/dev/shm`` that somebody else made, whoever that is; ``field`` names it in messages.
-
-        RegionRefusedError if it has no header of ours, another token, or holes; RegionGoneError if it does not exist.
-        """
+        """Map a region in ``/dev/shm`` that somebody else made, whoever that is; ``field`` names it in messages."""
         with SharedFile.open(key, field) as file:
             return cls.map(file, token)
 
     @classmethod
     def map(cls, file: SharedFile, token: str) -> ManagedRegion:
-        """Map a file whose header has this token, and take its descriptor. What is checked is read, not mapped.
-
-        RegionRefusedError if it has no header of ours, another token, or holes. All else was checked before.
-        """
+        """Map a file whose header has this token, and take its descriptor. What is checked is read, not mapped."""
         header = layout.parse_header(file.read(layout.HEADER_LENGTH), file.status.st_size)
         if header is None:
             raise RegionRefusedError(file.field, f"it has no header of a managed region of version {layout.VERSION}")
@@ -147,10 +135,7 @@ class ManagedRegion:
         return self.segment.is_closed or not locks.is_owner_alive(self.segment.fileno())
 
     def data(self) -> npt.NDArray[np.uint8]:
-        """Return the region's data as bytes, writable. The array, and every view of it, keeps the memory mapped.
-
-        Each call returns an array of its own: when it dies, all views made from it are gone.
-        """
+        """Return the region's data as bytes, writable. The array, and every view of it, keeps the memory mapped."""
         return self.bytes()[self.data_offset :]
 
     def buffer(self) -> memoryview:
@@ -180,10 +165,7 @@ class ManagedRegion:
 def array_at(
     memory: npt.NDArray[np.uint8], offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], byte_size: int
 ) -> npt.NDArray[Any] | None:
-    """Return a C-contiguous view of a span of memory, which it keeps; None if it would need more than the span's bytes.
-
-    TypeError for a dtype of objects: bytes that somebody else writes would be pointers here.
-    """
+    """Return a C-contiguous view of a span of memory, which it keeps; None if its bytes are too few."""
     if dtype.hasobject:
         raise TypeError(f"an array of {dtype} holds pointers; expected a type that shared memory can hold")
     if math.prod(shape) * dtype.itemsize > byte_size:

@@ -68,10 +68,7 @@ class MappedSegment(ABC):
     @classmethod
     @failures_told()
     def map(cls, file: SharedFile, byte_size: int) -> Self:
-        """Map the first bytes of what somebody else has made, and what was checked, and take the file's descriptor.
-
-        RegionRefusedError if it cannot be mapped.
-        """
+        """Map the first bytes of what somebody else has made, and what was checked, and take the file's descriptor."""
         try:
             return cls(file.key, file.detach(), byte_size)
         except OSError as error:
@@ -82,10 +79,7 @@ class MappedSegment(ABC):
 
     @abstractmethod
     def check(self, byte_size: int, field: str) -> None:
-        """Raise unless its owner still offers it, with as many bytes as claimed and as much memory as it had.
-
-        RegionGoneError if the owner has removed it, or it was closed here; RegionRefusedError for all else.
-        """
+        """Raise unless its owner still offers it, with as many bytes as claimed and as much memory as it had."""
 
     @property
     @abstractmethod
@@ -94,10 +88,7 @@ class MappedSegment(ABC):
 
     @abstractmethod
     def unlink(self) -> None:
-        """Let nobody new open it. Mappings of it stay valid. Twice is fine.
-
-        Nothing happens in a forked child of the process that has made it.
-        """
+        """Let nobody new open it, unless this is a forked child. Mappings of it stay valid. Twice is fine."""
 
     @property
     def is_closed(self) -> bool:

@@ -47,10 +47,7 @@ def scan() -> list[RegionReport]:
 
 
 def reap() -> list[RegionReport]:
-    """Remove this user's regions whose owner is dead, and return what they were.
-
-    Raises nothing: a region that cannot be removed stays.
-    """
+    """Remove this user's regions whose owner is dead, and return what they were. Raises nothing."""
     removed = []
     with contextlib.suppress(OSError):  # nobody can look through /dev/shm, without descriptors for example
         for fd, path in _managed_files(os.geteuid()):
@@ -74,10 +71,7 @@ def _remove(fd: int, path: Path) -> RegionReport | None:
 
 
 def _managed_files(user_id: int | None = None) -> Iterator[tuple[int, Path]]:
-    """Yield each file with our prefix that can be opened, open; it is closed when the next one is asked for.
-
-    With a user's id, only that user's files are opened: any other user may have made any number of them.
-    """
+    """Yield each file with our prefix that can be opened, open; it is closed when the next one is asked for."""
     for path in sorted(DEV_SHM.glob(f"{KEY_PREFIX}*")):
         with contextlib.suppress(OSError):
             if user_id in (None, path.lstat().st_uid):

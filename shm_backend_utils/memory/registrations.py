@@ -42,11 +42,7 @@ class StatusEndpoint:
         self._connections = KeptConnections(server_url, _TIMEOUT_S)
 
     def find(self, names: Sequence[str]) -> dict[str, Registration]:
-        """Ask what names stand for now, of all at once; those that stand for nothing are left out.
-
-        The caller waits for one round trip, usually 60 to 90 µs, and at most for some 10 s. MachineError if nobody
-        answers there, or not as a Triton server does.
-        """
+        """Ask what names stand for now, of all at once; those that stand for nothing are left out."""
         if len(names) <= _MOST_AT_ONCE and all(map(_SPELT_AS_IT_IS.fullmatch, names)):
             try:
                 return self._each(names)

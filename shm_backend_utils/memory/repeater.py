@@ -16,10 +16,7 @@ _AFTER_AN_ERROR_S: Final = 1.0
 
 
 class Repeater:
-    """Calls a function again and again, in a thread of its own, until it is stopped or garbage.
-
-    The function returns how many seconds to wait before the next time. Its errors are logged, and it is called again.
-    """
+    """Calls a function again and again, in a thread of its own; it returns the seconds to wait before the next time."""
 
     def __init__(self, work: Callable[[], float], first_wait_s: float, name: str) -> None:
         self._goes_on: queue.SimpleQueue[bool] = queue.SimpleQueue()  # unlike an event, finalizers may put into it

@@ -8,10 +8,7 @@ __all__ = ["roomy", "whole_pages"]
 
 
 def roomy(byte_size: int, granularity: int) -> int:
-    """Return a size that is up to an eighth larger, or up to the next multiple of ``granularity``.
-
-    So memory of one call fits the next ones like it.
-    """
+    """Return a size that is up to an eighth larger, or up to the next multiple of ``granularity``."""
     step = max(granularity, 1 << max(byte_size.bit_length() - 4, 0))
     return -(-byte_size // step) * step
 

@@ -47,12 +47,7 @@ class SealedSegment(MappedSegment):
         prepare: Callable[[MappedSegment], None],
         deadline: float = math.inf,
     ) -> SealedSegment:
-        """Make memory of whole pages, with all of its space taken, and offer it to whoever knows the token.
-
-        ``prepare`` is called with the segment before others can get it, and takes the owner's lease. MachineError if
-        there is not that much memory left, or this process has no file descriptors, or no thread; TimeoutError if
-        taking its space lasts beyond the deadline, by ``time.monotonic()``.
-        """
+        """Make memory of whole pages, with all of its space taken, and offer it once ``prepare`` was called."""
         descriptor = _filled(byte_size, access, deadline)
         key = OFFICE.new_key()
         try:

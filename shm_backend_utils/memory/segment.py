@@ -46,13 +46,7 @@ class SystemSegment(MappedSegment):
         prepare: Callable[[MappedSegment], None] = lambda segment: None,
         deadline: float = math.inf,
     ) -> SystemSegment:
-        """Make a new object of this size, with all of its space taken; its key has no leading slash.
-
-        It gets its name last, after ``prepare`` was called with the segment. So nobody sees it half made, and if this
-        process dies before, nothing is left. MachineError if the machine has not that much shared memory left, or none,
-        or this process no file descriptors; TimeoutError if taking its space lasts beyond the deadline, by
-        ``time.monotonic()``; FileExistsError if the key is taken.
-        """
+        """Make a new object with all of its space taken. It gets its name last, when ``prepare`` was called with it."""
         descriptor = Descriptor(os.open, DEV_SHM, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, access.mode)
         forsake_in_children(descriptor)  # other threads may fork meanwhile
         try:
@@ -74,12 +68,7 @@ class SystemSegment(MappedSegment):
 
     @classmethod
     def open(cls, key: str, byte_size: int, field: str) -> SystemSegment:
-        """Map an object that somebody else made, whoever that is, as a whole; its key has no slashes.
-
-        RegionGoneError if there is none; RegionRefusedError if it is not a regular file, may not be opened by this
-        user, is smaller than claimed, or cannot be mapped; MachineError if it has holes, and /dev/shm has no memory for
-        them, or this process has no file descriptors.
-        """
+        """Map an object that somebody else made, whoever that is, as a whole; its key has no slashes."""
         with SharedFile.open(key, field) as file:
             return cls.map_part(file, 0, byte_size)
 
@@ -119,10 +108,7 @@ class SystemSegment(MappedSegment):
         return self._map is None or os.fstat(self.fileno()).st_nlink == 0
 
     def unlink(self) -> None:
-        """Remove the object's name, if it is still this object's. Mappings of it stay valid.
-
-        Nothing happens in a forked child of the process that has made it.
-        """
+        """Remove the object's name, if it is still this object's, and this is no forked child of its maker."""
         if self._maker not in (0, os.getpid()):
             return
         path = DEV_SHM / self.key

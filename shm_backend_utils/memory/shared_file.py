@@ -63,11 +63,7 @@ class SharedFile:
     @classmethod
     @failures_told()
     def open(cls, key: str, field: str) -> SharedFile:
-        """Open a file that somebody else made, by its name without slashes.
-
-        RegionGoneError if there is none; RegionRefusedError if it is not a regular file, or may not be opened by this
-        user; NoDescriptorsError if this process has no file descriptors left.
-        """
+        """Open a file that somebody else made, by its name without slashes, if it is a regular one."""
         try:
             descriptor = open_by_name(key)
         except FileNotFoundError:
@@ -105,10 +101,7 @@ class SharedFile:
             )
 
     def take_space(self, offset: int, byte_size: int) -> None:
-        """Give memory to every byte of a part, so that a full /dev/shm is no SIGBUS later.
-
-        NoSharedMemoryError if there is no room; RegionRefusedError if it cannot be done for another reason.
-        """
+        """Give memory to every byte of a part, so that a full /dev/shm is no SIGBUS later."""
         if byte_size == 0:
             return
         try:

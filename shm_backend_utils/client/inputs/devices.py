@@ -171,11 +171,7 @@ class DeviceSource(Source):
 def device_source(
     gpus: Gpus, name: str, value: Any, found: Mapping[str, Source], lends: bool | None = None
 ) -> DeviceSource | None:
-    """Return an input that is on a GPU as a source; None for what is not on one.
-
-    ``found`` has the call's other inputs so far: those on one GPU share its stream. ``lends`` says whether it is used
-    where it is; by default where that is possible and pays.
-    """
+    """Return an input that is on a GPU as a source; None for what is not on one."""
     if type(value) is np.ndarray or not is_on_gpu(value):
         return None
     work = work_of(found.values()) or GpuWork(gpus)

@@ -77,10 +77,7 @@ _DEVICE: Final = re.compile(r"cuda(?::(\d{1,4}))?")
 
 
 def described_inputs(inputs: Mapping[str, InputDescription], elsewhere: Elsewhere | None = None) -> dict[str, AnyInput]:
-    """Return the inputs of a call as a user describes them; ``elsewhere`` takes those that are on GPUs already.
-
-    CallerError if they have no names; TensorError if one is no shape and dtype, or its dtype has no counterpart.
-    """
+    """Return the inputs of a call as a user describes them; ``elsewhere`` takes those that are on GPUs already."""
     found: dict[str, AnyInput] = {}
     on_gpus: dict[str, Source] = {}
     if not isinstance(inputs, Mapping):
@@ -129,11 +126,7 @@ ALL_OUTPUTS: Final = WantedOutputs(None, MappingProxyType({}))
 
 
 def wanted_outputs(outputs: Outputs | WantedOutputs) -> WantedOutputs:
-    """Return the outputs that a user wants, and what each hint says.
-
-    CallerError if there is none, or they are no names; TensorError if a hint is no size, no shape and dtype, and no
-    device.
-    """
+    """Return the outputs that a user wants, and what each hint says."""
     if outputs is None:
         return ALL_OUTPUTS
     if isinstance(outputs, WantedOutputs):
@@ -265,10 +258,7 @@ def _on_host(name: str, value: Any, found: Mapping[str, Source]) -> None:
 
 
 def sources(spec: ModelSpec, inputs: Mapping[str, Any], elsewhere: Elsewhere = _on_host) -> dict[str, Source]:
-    """Look at every input of a call: each what :func:`.parts_of` takes, or a source, which stays as it is.
-
-    CallerError if they have no names; TensorError if the model has no such input, or it cannot be made of this value.
-    """
+    """Look at every input of a call: each what :func:`.parts_of` takes, or a source, which stays as it is."""
     found: dict[str, Source] = {}
     try:
         named = inputs.items()

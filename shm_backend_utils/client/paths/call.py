@@ -67,10 +67,7 @@ class Buffer(Protocol):
 
 
 class RegionBuffer:
-    """A region of the client's pool that a request uses beside the one that its slot is in.
-
-    Its one slot no request names. It is given back when ``memory``, the whole region, and every array of that are gone.
-    """
+    """A region of the client's pool that a request uses beside the one that its slot is in."""
 
     def __init__(self, region: SlotRegion, memory: npt.NDArray[np.uint8]) -> None:
         self.region = region

@@ -44,10 +44,7 @@ _NO_MEMORY: Final[HostMemory] = np.empty(0, np.uint8)
 
 @dataclass(eq=False, repr=False)
 class DirectCall(InRegion, Call):
-    """A call whose tensors lie in a slot. Its generation fences one request from the next.
-
-    The slot is given back when ``memory``, which is its whole region, and every array made from it are gone.
-    """
+    """A call whose tensors lie in a slot, which it has as long as ``memory`` and every array made from it live."""
 
     region: SlotRegion
     slot: Slot
@@ -168,11 +165,7 @@ def result_of(
     bytes_avoided: int = 0,
     inputs_end: int = 0,
 ) -> Result:
-    """Return the outputs that lie in these places, which were checked against the configuration, or in the response.
-
-    What the model passes on of inputs before ``inputs_end`` is copied: those serve another response, too. PeerError if
-    the response lacks an output that came back through Triton, or has it otherwise.
-    """
+    """Return the outputs that lie in these places, which were checked against the configuration, or in the response."""
     arrays: dict[str, npt.NDArray[Any]] = {}
     overflowed: dict[str, int] = {}
     for name, dtype, shape, region, offset, byte_size, is_in_response in places:
@@ -206,11 +199,7 @@ def result_of(
 
 
 def _separate(places: Sequence[results.OutputPlace], arrays: dict[str, Any]) -> None:
-    """Copy outputs that lie in memory of others, as of a model that passes one input on twice.
-
-    Otherwise writing to one output would change another, which it does on no other path. Arrays on GPUs are left as
-    they are.
-    """
+    """Copy outputs that lie in memory of others: writing to one would change another, as on no other path."""
     ends: dict[int, int] = {}
     for place in sorted(places, key=_BY_PLACE):
         array = arrays[place.name]

@@ -70,10 +70,7 @@ def _until(is_done: Callable[[], bool], deadline: float, state: str) -> Steps[No
 
 
 def followed(work: GpuWork, named: Named, devices: Iterable[int], deadline: float) -> Steps[None]:
-    """Have a call's work on GPUs come behind what the user has named there, or behind all that these GPUs do.
-
-    DeadlineExceededError if the driver has to wait for that, and it takes longer; CudaError if there is no such stream.
-    """
+    """Have a call's work on GPUs come behind what the user has named there, or behind all that these GPUs do."""
     if not work.may_block(named):
         work.follow(named, devices)
     else:
@@ -100,10 +97,7 @@ def are_done(marks: list[Mark]) -> bool:
 
 
 def models_are_done(region: SlotRegion, allocations: Sequence[CudaAllocation], deadline: float) -> Steps[None]:
-    """Wait until models' GPUs have done what they were given to do in a region's memory.
-
-    LostMemoryError if no model has the memory any more, and a GPU has not said that it is done: the region is spoiled.
-    """
+    """Wait until models' GPUs have done what they were given to do in a region's memory."""
     left = list(allocations)
 
     def have_all() -> bool:
@@ -242,10 +236,7 @@ class CallOnGpus(OnGpus):
             raise LostMemoryError
 
     def reclaimed(self, slot: Slot, deadline: float) -> Steps[None]:
-        """Make sure that no GPU is at work for a request that got no answer, once the slot was reclaimed.
-
-        LostMemoryError if a model has begun with it and ended before it was through.
-        """
+        """Make sure that no GPU is at work for a request that got no answer, once the slot was reclaimed."""
         if slot.was_left:
             self._is_lost = True
             self._region.spoil("lost")
@@ -253,10 +244,7 @@ class CallOnGpus(OnGpus):
         yield from self._models_are_done(self._allocations, deadline)
 
     def outputs_are_ready(self, outputs: Sequence[OutputPlace], events: Sequence[int], deadline: float) -> Steps[None]:
-        """Wait until models' GPUs have done what a request's events stand for; or have the user's streams wait.
-
-        PeerError if there is no such event or an output is on the host; as LostMemoryError, if the model is dead.
-        """
+        """Wait until models' GPUs have done what a request's events stand for; or have the user's streams wait."""
         if max(events) > len(self._allocations):
             raise broken_results("an event of memory that has none")
         if not all(place.region for place in outputs):  # streams may wait for the events: nobody would for the host's
@@ -279,11 +267,7 @@ class CallOnGpus(OnGpus):
         return is_lent and locks.has_borrowers(self._region.fd, self._region.slots[0].record_offset)
 
     def _others_are_followed(self, work: GpuWork, deadline: float) -> Steps[None]:
-        """Come behind those who had the memory before, and may still read their results there, on other streams.
-
-        The user of this call need not know of them: they may be in another thread. Where they have not named lasting
-        streams, or this call names others, all that the GPUs do is waited for.
-        """
+        """Come behind those who had the memory before, and may still read their results there, on other streams."""
         others = self._region.worked_on
         if self.named and (None in others or others - self._lasting_streams):
             yield from followed(work, (), {each.device for each in self._allocations}, deadline)

@@ -46,11 +46,7 @@ class ProbeAnswer(NamedTuple):
 def asked(
     codec: Codec, spec: ModelSpec, slot: tuple[str, int], timeout_s: float, version: str = ""
 ) -> Steps[str | None]:
-    """Send a model a request without tensors, and return what was said to refuse it; None if it was executed.
-
-    A model with sequences gets a sequence by itself. CallerError if the model is decoupled and the connection HTTP,
-    which has no streams.
-    """
+    """Send a model a request without tensors, and return what was said to refuse it; None if it was executed."""
     options = RequestOptions(model_version=version)
     if spec.sequences:
         number = secrets.randbits(48) + 1
@@ -69,12 +65,7 @@ def asked(
 def probe_model(
     codec: Codec, spec: ModelSpec, kind: RegionKind, deadline: float, *, with_gpus: bool
 ) -> Steps[ProbeAnswer]:
-    """Have a model read a nonce in new memory, and write its report there. ``model.py`` does not see the request.
-
-    The model declares the direct path, and takes requests without tensors, so it is likely to have a session; one that
-    has none executes the request. CallerError if it is decoupled and the connection HTTP, which has no streams;
-    PeerError if what it has written is no report on this nonce; MachineError if there is no such memory here.
-    """
+    """Have a model read a nonce in new memory, and write its report there. ``model.py`` does not see the request."""
     region = SlotRegion(PAGE_SIZE + _REPORT_ROOM, 1, PAGE_SIZE, PRIVATE, kind=kind)
     try:
         nonce = os.urandom(NONCE_LENGTH)

@@ -35,12 +35,7 @@ _MAKING: Final = "its memory was being made"
 def take(
     pool: SlotPool, settings: CallSettings, known: KnownModel, end: int, slot_count: int, group: str
 ) -> Steps[tuple[SlotRegion, HostMemory]]:
-    """Take a region for a model's calls, whose last tensor ends at ``end``, until the deadline.
-
-    It is given back when the array, which is the whole region, and all arrays made from it are gone. Regions of
-    different groups are never exchanged. PoolExhaustedError if there is no memory now, BudgetError if there never
-    will be, MachineError if this machine has none.
-    """
+    """Take a region for a model's calls, whose last tensor ends at ``end``, until the deadline."""
     size = known.record_byte_size
     kind = RegionKind.SYSTEM if group == RegisteredCall.path else known.kind
     need = Need(end - data_offset(slot_count, size), slot_count, size, group, kind)
@@ -88,11 +83,7 @@ _MOST_CALLS: Final = 64
 
 
 def take_row(pool: SlotPool, once: Once, plan: Plan, *, is_expected: bool) -> Steps[Row[CallLayout] | None]:
-    """Take memory for a call beside others like it; None if it shall have a region by itself.
-
-    The layout is that in a region with one slot. A block is begun where others like the call are under way or will
-    come, ``is_expected``, or came the last time, and where there is room for it now.
-    """
+    """Take memory for a call beside others like it; None if it shall have a region by itself."""
     settings, known, layout, given, wanted, _ = plan
     blocks, table, batch_size = known.blocks, layout.table, layout.batch_size
     if batch_size is None or any(span.dtype is BYTES for span in table.inputs.values()):
@@ -140,10 +131,7 @@ _ROUND_S: Final = 0.05
 
 
 def take_with_devices(pool: SlotPool, gpus: Gpus, plan: Plan) -> Steps[tuple[SlotRegion, HostMemory]]:
-    """Take a region with one slot, and with what a call needs on GPUs; no model's GPU works there any more.
-
-    Raises as :func:`.take`, also of memory on GPUs.
-    """
+    """Take a region with one slot, and with what a call needs on GPUs; no model's GPU works there any more."""
     settings, layout = plan.settings, plan.layout
     sizes = [rounded_up(byte_size) for byte_size in layout.device_byte_sizes]
     where = [f"cuda:{device}={byte_size}" for device, byte_size in zip(layout.devices, sizes, strict=True)]
@@ -167,11 +155,7 @@ def take_with_devices(pool: SlotPool, gpus: Gpus, plan: Plan) -> Steps[tuple[Slo
 
 
 def _provide(pool: SlotPool, settings: CallSettings, provide: Callable[[], None], memory: HostMemory) -> Steps[None]:
-    """Let a region have memory on GPUs, until the deadline; idle regions go where there is too little.
-
-    To allocate some may take its time. PoolExhaustedError if none became free in time; BudgetError or MachineError if
-    there never will be so much.
-    """
+    """Let a region have memory on GPUs, until the deadline; idle regions go where there is too little."""
     kept: list[HostMemory] = []  # which keeps the region, if nobody waits for this any more
 
     def allocate() -> None:

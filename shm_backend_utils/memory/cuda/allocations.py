@@ -12,11 +12,7 @@ __all__ = ["CudaAllocation"]
 
 
 class CudaAllocation:
-    """Device memory of this process, with the handle by which others map it, and an event for what they do there.
-
-    It is freed when it was let go of *and* nothing keeps it any more here; others must have unmapped it. It takes whole
-    blocks, so that nobody who opens it sees anything else.
-    """
+    """Device memory for others to map, with an event for what they do there; freed when nothing keeps it here."""
 
     def __init__(self, runtime: CudaRuntime, byte_size: int, device: int) -> None:
         owned = _Owned(runtime, byte_size, device)

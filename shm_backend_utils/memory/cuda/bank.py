@@ -63,12 +63,7 @@ class DeviceBank:
         forsake_in_children(self)
 
     def provide(self, region: SlotRegion, devices: Iterable[int], byte_sizes: Iterable[int]) -> None:
-        """Let a region have so much memory on these devices, of sizes that :func:`rounded_up` gave, unless it has.
-
-        Its ``device_memory`` has a :class:`.CudaAllocation` for each device then; when the region is destroyed, they
-        are freed as soon as no model uses them. ShortOfMemoryError if there is not enough now, BudgetError if there
-        never will be.
-        """
+        """Let a region have so much memory on these devices, of sizes that :func:`rounded_up` gave, unless it has."""
         self.take_care_of(region)  # also of what it has if there is no more
         for device, byte_size in zip(devices, byte_sizes, strict=True):
             if device not in region.device_memory:

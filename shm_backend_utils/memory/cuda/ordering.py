@@ -16,10 +16,7 @@ __all__ = ["Mark", "OwnStreams", "order_after"]
 
 
 class OwnStreams:
-    """Streams of this package's own, for its copies. They and the default streams do not wait for each other.
-
-    Thread-safe. There are as many of a device as were in use at once. They go with this object.
-    """
+    """Streams of this package's own, for its copies. They and the default streams do not wait for each other."""
 
     _process = 0
 

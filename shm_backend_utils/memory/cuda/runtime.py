@@ -57,11 +57,7 @@ class PointerFacts(NamedTuple):
 
 
 class CudaRuntime:
-    """CUDA in this process. Thread-safe. Addresses, streams and events are integers.
-
-    Every method raises :class:`.CudaError`; making it raises MachineError if the bindings, the driver or a GPU are
-    missing. Streams and events belong to a device, which must be current where they are used: see :meth:`on`.
-    """
+    """CUDA in this process. Thread-safe. Addresses, streams and events are integers."""
 
     def __init__(self, driver: Any | None = None) -> None:
         self._driver = _imported_driver() if driver is None else driver
@@ -88,10 +84,7 @@ class CudaRuntime:
         return int(self._ask("counting the GPUs", "cuDeviceGetCount"))
 
     def device_uuid(self, device: int) -> str:
-        """Return a device's UUID: 32 lowercase hexadecimal digits (``cuDeviceGetUuid``, the second version of it).
-
-        Device numbers differ between processes, this not. With MIG it is the instance's.
-        """
+        """Return a device's UUID: 32 lowercase hexadecimal digits (``cuDeviceGetUuid``, the second version of it)."""
         uuid = self._uuids.get(device)
         if uuid is None:
             doing = f"asking for the UUID of GPU {device}"
@@ -137,10 +130,7 @@ class CudaRuntime:
             return _bytes_of(self._ask("exporting GPU memory", "cuIpcGetMemHandle", address))
 
     def open(self, handle: bytes, device: int) -> int:
-        """Map another process' allocation and return its address here (``cuIpcOpenMemHandle``).
-
-        Two of the same handle return the same address, and are closed twice.
-        """
+        """Map another process' allocation and return its address here (``cuIpcOpenMemHandle``)."""
         with self.on(device):
             found = self._filled("CUipcMemHandle", handle)
             return int(self._ask("opening another process' GPU memory", "cuIpcOpenMemHandle", found, _LAZY_PEER_ACCESS))
@@ -189,10 +179,7 @@ class CudaRuntime:
             self._ask("unpinning host memory", "cuMemHostUnregister", address)
 
     def copy(self, target: int, source: int, byte_size: int, stream: int) -> None:
-        """Copy between addresses of any device or of the host, on a stream (``cuMemcpyAsync``).
-
-        Host memory that is not pinned may be used again when the stream has been synchronized, as pinned memory may.
-        """
+        """Copy between addresses of any device or of the host, on a stream (``cuMemcpyAsync``)."""
         self._ask(f"copying {byte_size} bytes", "cuMemcpyAsync", target, source, byte_size, stream)
 
     def copy_rows(
@@ -258,10 +245,7 @@ class CudaRuntime:
         return self._create_event(device, _WITHOUT_TIMING | _BLOCKING_SYNC | _INTERPROCESS)
 
     def destroy_event(self, event: int, device: int) -> None:
-        """Undo the making or opening of an event (``cuEventDestroy``). What it stands for is not waited for.
-
-        A stream that waits for what it stood for goes on doing so.
-        """
+        """Undo the making or opening of an event (``cuEventDestroy``). What it stands for is not waited for."""
         with self.on(device):
             self._ask("destroying an event", "cuEventDestroy", event)
 

@@ -77,10 +77,7 @@ def named_stream(value: Any) -> NamedStream:
 
 
 def named(value: Any) -> tuple[NamedStream | NamedEvent, ...]:
-    """Return the streams and events that a user means by one value: a stream, an event, or a sequence of such.
-
-    CallerError if there is something else in it, or an event that was never recorded.
-    """
+    """Return the streams and events that a user means by one value: a stream, an event, or a sequence of such."""
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return tuple([_named(each) for each in value])
     return (_named(value),)

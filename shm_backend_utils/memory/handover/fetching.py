@@ -46,13 +46,7 @@ class Fetcher:
 
     @failures_told()
     def fetch(self, key: SealedKey, token: str, field: str, is_allowed: Callable[[int], bool]) -> SealedFile:
-        """Fetch a region from its client. The caller owns the file, and checks whose it is, its size and what it holds.
-
-        ``is_allowed`` says whether regions of the user of an id may be opened; others are asked for nothing.
-        RegionGoneError if nobody who can be reached from here hands it over any more, or its client hangs up;
-        RegionRefusedError if its client is not allowed, does not answer in time or as agreed on, or hands over
-        something else.
-        """
+        """Fetch a region from its client, if the id of its user is allowed. The caller owns the file, and checks it."""
         if self._is_closed:
             raise ClosedError("what fetches this session's regions")
         if self._closer.is_full:

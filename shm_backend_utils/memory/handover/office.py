@@ -38,11 +38,7 @@ class Office:
         self._issued: dict[int, weakref.ref[_DeskName]] = {}  # what was not offered yet, by number
 
     def new_key(self) -> SealedKey:
-        """Return a key that nobody else has ever had, and have a desk that listens there.
-
-        It lives as long as the returned object does; from :meth:`offer` on, until :meth:`withdraw`. MachineError if
-        this process has no file descriptors for the desk's socket, or no thread.
-        """
+        """Return a key that nobody else has ever had, as long as that object lives, and have a desk that listens."""
         with self._lock:
             desk = self._desk
             if desk is None:

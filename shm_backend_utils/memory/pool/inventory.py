@@ -147,10 +147,7 @@ class Inventory:
         return True
 
     def _parts_for(self, ticket: Ticket) -> int:
-        """Return how many parts a ticket's new region should have, two for each that is held.
-
-        So calls that come at once make few regions, and a lone call does not pay for others.
-        """
+        """Return how many parts a ticket's new region should have, two for each that is held."""
         kind, need = ticket.need[1:], ticket.need
         if need.group != DIRECT or need.slot_count > 1:
             return 1
@@ -201,10 +198,7 @@ class Inventory:
         return [parts for whole, parts in found.items() if len(parts) == len(whole.parts)]
 
     def destroy_lost(self, held: Iterable[object]) -> None:
-        """Destroy the regions that an interrupt has left in nobody's hands, on their way to or from a shelf.
-
-        They are so for a moment without one, too. So it takes seconds until one counts as lost.
-        """
+        """Destroy the regions that an interrupt has left in nobody's hands, for seconds: a moment of that is usual."""
         now = time.monotonic()
         kept = {*held, *self.returned, *self.quarantined, *self._granted.values()}
         for shelf in itertools.chain(*self.shelves.values()):

@@ -67,10 +67,7 @@ class SlotPool:
         forsake_in_children(self)
 
     def take_idle(self, need: Need, holder: object) -> tuple[SlotRegion, Memory] | None:
-        """Return a region that is free, and its memory; None if there is none, as in a closed pool, or others wait.
-
-        Takes no lock. :meth:`request` is for the others.
-        """
+        """Return a region that is free, and its memory, without a lock; None if there is none, or others wait."""
         if self._waiting:
             return None
         least, most = need.byte_size, max(FAR_MORE * need.byte_size, SMALL)
@@ -96,11 +93,7 @@ class SlotPool:
         return [(region, memory) for region, memory in watched if memory is not None]
 
     def request(self, need: Need, holder: object) -> Ticket:
-        """Ask for a region. The ticket may be granted at once, or wait its turn.
-
-        BudgetError if the pool may never have that much; NoSharedMemoryError if no pool may, or nobody has said how
-        much this one may have: the machine has too little.
-        """
+        """Ask for a region: granted at once, or in turn. BudgetError or NoSharedMemoryError if it never can be."""
         ticket = self._queued(need, holder)
         if not ticket.granted.done():
             with self._lock:
@@ -119,11 +112,7 @@ class SlotPool:
         return None
 
     def redeem(self, ticket: Ticket, deadline: float = math.inf) -> tuple[SlotRegion, Memory]:
-        """Return the region of a granted ticket, which may have to be made, and its memory.
-
-        When the memory and every array made from it are gone, the region is given back. MachineError if the machine has
-        not that much left; TimeoutError if it cannot be made by the deadline, of ``time.monotonic()``.
-        """
+        """Return a granted ticket's region, made if it must be, and its memory, with which the region is given back."""
         region = ticket.granted.result()
         is_new = region is None
         if region is None:
@@ -177,10 +166,7 @@ class SlotPool:
         return self._inventory.take_unregistered()
 
     def close(self) -> None:
-        """Remove all regions, and fail whoever waits. Arrays over them stay valid. Twice is fine.
-
-        In a forked child it does nothing: the regions are the parent's.
-        """
+        """Remove all regions, and fail whoever waits; nothing in a forked child. Arrays stay valid. Twice is fine."""
         if self.is_forked:
             return
         self._end(None)

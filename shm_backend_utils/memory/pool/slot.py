@@ -126,10 +126,7 @@ class Slot:
         self._record.generation = self.generation
 
     def release_frame(self, number: int) -> None:
-        """Let the model write here again; ``number`` is that of the frame that nobody reads any more.
-
-        Nothing happens once the region is destroyed, nor in a forked child: the frame is the parent's.
-        """
+        """Let the model write here again; ``number`` is that of the frame that nobody reads any more."""
         if self._record is not None:
             self._record.generation = number
 
