@@ -1,1 +1,1 @@
-"""What the field has today, call-compatible, on this library's memory."""
+"""Call-compatible replacements of other libraries, on this library's memory."""

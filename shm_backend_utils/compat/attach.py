@@ -27,7 +27,7 @@ class CudaRegion(NamedTuple):
     Attributes
     ----------
     raw_handle : bytes
-        The CUDA IPC handle in base64: what ``tritonclient.utils.cuda_shared_memory.get_raw_handle`` returns.
+        The CUDA IPC handle in base64, as ``tritonclient.utils.cuda_shared_memory.get_raw_handle`` returns it.
     device_id : int
         This process' number of the GPU.
     byte_size : int
@@ -53,9 +53,9 @@ class Attached(TypedDict):
     Attributes
     ----------
     inputs : list of InferInput
-        What still travels with the request.
+        Inputs that still travel with the request.
     outputs : list of InferRequestedOutput or None
-        What is wanted.
+        The wanted outputs.
     parameters : dict
         With the descriptor.
     """
@@ -78,9 +78,9 @@ def attach(
     """Turn a request for Triton's shared memory into one that the model maps the memory for itself.
 
     ``client.infer(model, **attach(model, inputs, outputs))`` instead of ``client.infer(model, inputs,
-    outputs=outputs)``: the same for ``async_infer``, streams, aio, gRPC and HTTP. What this returns may be used for any
-    number of requests, until regions are unregistered; nothing fences one from the next, so do not send the next one
-    before the last one was answered, nor use the memory of one that got no answer. The server lets a region be
+    outputs=outputs)``: the same for ``async_infer``, streams, aio, gRPC and HTTP. Use the return value for any number
+    of requests, until regions are unregistered. Nothing fences one request from the next: wait for each answer, and
+    do not use the memory of a request that got none. The server lets a region be
     unregistered while the model works in it; from Triton 24.12 on it keeps that until its requests have ended, and does
     not say so. So unregistering proves nothing: wait for the answer yourself.
 
@@ -89,9 +89,9 @@ def attach(
     model : str
         A model with a ``ShmSession``.
     inputs : sequence of InferInput
-        Those with ``set_shared_memory`` go on the direct path; the others travel with the request, as ever.
+        Those with ``set_shared_memory`` go on the direct path; the others travel with the request.
     outputs : sequence of InferRequestedOutput, optional
-        Likewise. The response does not have those on the direct path: read them from their regions.
+        The same for outputs. The response does not have those on the direct path: read them from their regions.
     batch_size : int, optional
         Of every input; needed if the model's ``max_batch_size`` is above 0.
     cuda_regions : mapping of str to CudaRegion, optional
@@ -161,7 +161,7 @@ class _Regions:
         return 1 + self._names.index(name)
 
     def inside(self, place: Place) -> Place:
-        """Return a place as it lies in what its region's handle opens."""
+        """Return a place within the memory that its region's handle opens."""
         region = self._cuda_regions.get(place.region)
         return place if region is None else place._replace(offset=region.offset + place.offset)
 

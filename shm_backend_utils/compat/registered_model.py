@@ -142,7 +142,7 @@ class RegisteredModel:
         return results
 
     def abandon(self) -> bool:
-        """Remove the memory, from a finalizer. What the server knows of it stays until :meth:`close`.
+        """Remove the memory, from a finalizer. The server's registration stays until :meth:`close`.
 
         Return whether there is such.
         """
@@ -151,7 +151,7 @@ class RegisteredModel:
         return not self._core.registrations.is_empty
 
     def close(self) -> None:
-        """Remove the memory, and unregister what the server knows of it. Twice is fine."""
+        """Remove the memory, and unregister it at the server. Twice is fine."""
         if not self._memory.pool.is_forked:
             self._driver.run(self._core.close())
             self._driver.close()
@@ -228,7 +228,7 @@ class Rows(Source):
         self._data = data
 
     def write_to(self, target: npt.NDArray[Any]) -> None:
-        """Assign the rows; raises what NumPy raises for values that cannot be cast."""
+        """Assign the rows; raises NumPy's error for values that cannot be cast."""
         if isinstance(self._data, np.ndarray):
             target[...] = self._data
         else:

@@ -38,7 +38,7 @@ class SharedMemoryManager:
     Parameters
     ----------
     max_mapped_bytes : int, optional
-        How much may be mapped at once. Regions that nobody uses make room, the longest unused first.
+        How much may be mapped at once. Unused regions make room, the longest unused first.
     cuda : CudaAccess, optional
         For memory of GPUs.
     """
@@ -160,7 +160,7 @@ class SharedMemoryManager:
         collect_all(self._cuda)
 
     def status(self, name: str = "") -> list[RegionStatus]:
-        """Return what is registered under a name, or under every name.
+        """Return the registrations of a name, or of every name.
 
         Parameters
         ----------

@@ -59,7 +59,7 @@ class ShmHandle(ABC):
         """
 
     def read(self, dtype: npt.DTypeLike, shape: int | Sequence[int]) -> npt.NDArray[Any]:
-        """Return what is at the beginning, as an array of its own: later writes do not change it.
+        """Return the beginning as a new array: later writes do not change it.
 
         Parameters
         ----------
@@ -73,7 +73,7 @@ class ShmHandle(ABC):
         TensorShapeError
             The region is smaller than such a tensor, or the shape is none.
         TensorError
-            What is there is no tensor of strings of this shape.
+            The bytes are no tensor of strings of this shape.
         TensorTypeError
             Triton has no such data type.
         ClosedError
@@ -140,7 +140,7 @@ class ShmHandle(ABC):
 
 
 class SystemShmHandle(ShmHandle):
-    """A region in ``/dev/shm``, under a key that nobody else has.
+    """A region in ``/dev/shm``, under a unique key.
 
     Parameters
     ----------
@@ -222,16 +222,16 @@ class CudaShmHandle(ShmHandle):
 
     @property
     def region(self) -> CudaRegion:
-        """What :func:`.attach.attach` wants to know of it."""
+        """Its description for :func:`.attach.attach`."""
         return CudaRegion(self._raw_handle.encode(), self.device_id, self.byte_size)
 
     def destroy_unless_needed(self) -> None:
-        """Free the memory unless the server may have it mapped: CUDA leaves undefined what comes of that."""
+        """Free the memory unless the server may have it mapped: CUDA leaves the effect undefined."""
         if not self._may_be_registered:
             self.destroy()
 
     def write(self, data: npt.NDArray[np.uint8] | DeviceArray | StridedArray) -> None:
-        """Fill the beginning, as the base class says, after all that the GPUs have to do: nobody names streams here."""
+        """Fill the beginning, as the base class says, after all work on the GPUs: streams cannot be named here."""
         target = self._array(data.dtype, data.shape)
         devices = {self.device_id} if isinstance(data, np.ndarray) else {self.device_id, data.device}
         for device in devices:

@@ -1,4 +1,4 @@
-"""The tensors of one inference in a test, as ``shm_util`` is told of them, checked before anything is made for them."""
+"""The tensors of one inference in a test, as given to ``shm_util``, checked before anything is made for them."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ _OWN_ARGUMENTS_TO_CLEAN_UP: Final = 3
 
 
 class ShmRegions(NamedTuple):
-    """What was made for one inference.
+    """The regions, inputs and outputs of one inference.
 
     Attributes
     ----------
@@ -98,7 +98,7 @@ def create_set_shm_regions(
 def create_set_shm_regions(*arguments: Any, **named: Any) -> Any:  # noqa: D417  # they are the overloads'
     """Make one region of system shared memory for each tensor, fill those of the inputs, and register them all.
 
-    With the nine arguments of the original in Triton's tests it does what that does, as in :mod:`.upstream_calls`.
+    With the nine arguments of the original in Triton's tests it does the same, as in :mod:`.upstream_calls`.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ def create_set_shm_regions(*arguments: Any, **named: Any) -> Any:  # noqa: D417 
     output_list : sequence of (str, int)
         Names, and how many bytes each output may have.
     shm_region_names : sequence of str or None
-        One for each tensor, inputs first: what the region is registered as. A name that is registered already is taken
+        One for each tensor, inputs first: the region's registered name. A name that is registered already is taken
         over. None for ``input0``, ``input1``, …, ``output0``, ….
     shm_region_byte_sizes : sequence of int or None
         In the same order; a region may be larger than its tensor. None for just as large.
@@ -202,12 +202,12 @@ def unregister_cleanup_shm_regions(
 def unregister_cleanup_shm_regions(*arguments: Any, **named: Any) -> None:  # noqa: D417  # they are the overloads'
     """Unregister each region by its name, and give its memory back. No request must be using them any more.
 
-    From Triton 24.12 on nothing tells whether one does. What fails does not keep the rest from being done. What is
-    unregistered or destroyed already, or not known to the server any more, is passed over; so it may be called again. A
+    From Triton 24.12 on nothing tells whether one does. A failure does not stop the rest. It skips regions that are
+    already unregistered, destroyed or unknown to the server, so it may be called again. A
     region on a GPU that cannot be unregistered keeps its memory, which the server may have mapped: call it again, or
     :func:`cleanup_shm_regions` when the server has ended.
 
-    With the six arguments of the original in Triton's tests it does what that does, as in :mod:`.upstream_calls`.
+    With the six arguments of the original in Triton's tests it does the same, as in :mod:`.upstream_calls`.
 
     Parameters
     ----------
@@ -230,8 +230,8 @@ def unregister_cleanup_shm_regions(*arguments: Any, **named: Any) -> None:  # no
 def cleanup_shm_regions(shm_handles: Iterable[ShmHandle | None]) -> None:
     """Give the memory of regions back, as :func:`unregister_cleanup_shm_regions` does, without asking the server.
 
-    What is registered there keeps its name, and system memory its bytes, until the server is told or ends. Regions on
-    GPUs must not be registered any more, or the server must have ended: what comes of it else, CUDA leaves undefined.
+    Registrations at the server stay, and system memory keeps its bytes, until they are unregistered or the server
+    ends. Unregister regions on GPUs before, or end the server: otherwise CUDA leaves the effect undefined.
     Raises as the other does.
     """
     _do_all([handle.destroy for handle in _those_made(shm_handles)])

@@ -1,6 +1,6 @@
 """For users of ``triton-shm-client``: the same class, on this library's memory.
 
-``docs/migrating.md`` lists what is different.
+``docs/migrating.md`` lists the differences.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SCHEME: Final = re.compile(r"^(dns|ipv4|ipv6):")
 class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
     """tritonclient's gRPC client, and inference over memory that is shared with the server.
 
-    Its constructor takes what tritonclient's takes. It works with every model on the server: those that have a
+    Its constructor takes the arguments of tritonclient's. It works with every model on the server: those that have a
     ``ShmSession`` read and write the memory themselves, for others the server copies.
 
     Attributes
@@ -107,7 +107,7 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
         max_batch_size : int
             Rows in one request.
         pool_size : int
-            Requests at once. Who calls when that many are under way waits.
+            Requests at once. Further calls wait.
 
         Raises
         ------
@@ -135,7 +135,7 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
             raise
 
     def unregister_shm_model(self, model_name: str) -> None:
-        """Give back a model's memory. Nothing happens, but for a warning in the log, if there is no such model."""
+        """Give back a model's memory. An unknown model only causes a warning in the log."""
         model = self.registered_models.pop(model_name, None)
         if model is None:
             _LOG.warning("model %r is not registered, and cannot be unregistered", model_name)
@@ -172,7 +172,7 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
             Rows, the same number for each input. They are cast to the dtypes, and repeated to the shapes, that were
             registered.
         client_timeout : float, optional
-            Seconds for each request; without it there is no limit.
+            Seconds for each request; by default without a limit.
         model_version, request_id, sequence_id, sequence_start, sequence_end, priority, timeout, headers
             As of tritonclient's ``infer``; ``timeout`` is in microseconds.
         compression_algorithm, parameters

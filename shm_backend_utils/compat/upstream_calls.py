@@ -93,7 +93,7 @@ def create_set_regions(
     ``input0``, ``input1``, ``output0``, ``output1``. Precreated handles, for the outputs, stay the caller's.
 
     There are four handles, None for an output that is not wanted; no name and none of them where neither kind of memory
-    is wanted. ValueError if both are. What tritonclient raises leaves nothing behind.
+    is wanted. ValueError if both are. An error of tritonclient leaves nothing behind.
     """
     memory = _memory(use_system_shared_memory, use_cuda_shared_memory)
     if memory is None:
@@ -155,8 +155,8 @@ def unregister_cleanup_regions(
 ) -> None:
     """Unregister and destroy regions but those made before: the original's ``unregister_cleanup_shm_regions``.
 
-    The server is the one whose HTTP port is 8000 on this machine, or what ``TRITONSERVER_IPADDR`` says: a host, or,
-    which the original does not know, ``HOST:PORT``. What fails does not keep the rest from being done.
+    The server is the one whose HTTP port is 8000 on this machine, or the one in ``TRITONSERVER_IPADDR``: a host, or
+    ``HOST:PORT``, which the original does not know. A failure does not stop the rest.
     """
     memory = _memory(use_system_shared_memory, use_cuda_shared_memory)
     if memory is None:
@@ -238,7 +238,7 @@ class ShmLeakDetector:
         self._prefix = prefix
 
     def Probe(self) -> ShmLeakProbe:  # noqa: N802  # the original's name
-        """Return a context manager that looks at what its block leaves."""
+        """Return a context manager that checks what its block leaves behind."""
         return ShmLeakProbe(self._prefix)
 
 

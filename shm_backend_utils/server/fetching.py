@@ -1,4 +1,4 @@
-"""Fetch wheels for what they carry beside Python code, and lay that out in a folder that is whole or not there."""
+"""Fetch wheels for the files that they carry beside Python code, and lay these out in a folder, whole or not at all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path:
-    """Return where this package keeps what it has fetched."""
+    """Return the folder of this package's downloads."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "shm-backend-utils"
 
@@ -28,7 +28,7 @@ def cache_folder() -> Path:
 def fetch_wheel(requirement: str, carried: str, folder: Path, digests: Collection[str] | None = None) -> Path:
     """Fetch a wheel, ``name==version``, with pip, without its dependencies, and return its path.
 
-    ``carried`` says in words, for the log and the error, what it is fetched for and how large it is. MachineError if it
+    ``carried`` describes, for the log and the error, its purpose and its size. MachineError if it
     cannot be fetched, or its SHA-256 is none of the digests, where these are given.
     """
     _LOG.info("fetching the wheel %s, which carries %s", requirement, carried)

@@ -1,4 +1,4 @@
-"""What CUDA says in the environment that this is run in, as one line of JSON on standard output.
+"""Print CUDA's answers in this process's environment, as one line of JSON.
 
 A program of its own, of the standard library alone: it is run by path, in another Python, as the server's stub is.
 """
@@ -27,7 +27,7 @@ _NAME_LENGTH: Final = 256
 
 
 def probe() -> dict[str, Any]:
-    """Return what was found; of what could not be asked for there is nothing."""
+    """Return the findings, without those that could not be asked for."""
     facts: dict[str, Any] = {
         "has_device_files": Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists(),
         "bindings": _bindings_version(),

@@ -30,7 +30,7 @@ _STUBS: Final = "pytriton/tritonserver/python_backend_stubs/"
 
 
 def default_folder(version: str | None = None) -> Path:
-    """Return where a server is installed unless somebody says otherwise: one folder per server and Python version.
+    """Return the default folder of a server: one for each server and Python version.
 
     Where a version is given, as to :func:`.find_release`, :data:`FOLDER_VARIABLE` does not count.
     """

@@ -99,7 +99,7 @@ class Installation:
         Raises
         ------
         MachineError
-            They do not; the text says what is missing.
+            They do not; the text names the missing part.
         """
         version, backend = self.triton, self.backends / "python"
         if missing := [name for name in _BACKEND if not (backend / name).is_file()]:
@@ -142,8 +142,8 @@ class Installation:
         """Return the environment to start the server in.
 
         The stub runs an isolated interpreter, which ignores ``PYTHONPATH`` and finds its packages through ``PATH``; it
-        needs the shared library of this interpreter. What is found through ``LD_LIBRARY_PATH`` here, such as CUDA's
-        libraries, is found there, too.
+        needs the shared library of this interpreter. Libraries in ``LD_LIBRARY_PATH`` here, such as CUDA's, are found
+        there, too.
 
         Parameters
         ----------

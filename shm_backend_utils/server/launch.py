@@ -80,7 +80,7 @@ class EmbeddedServer:
     log_file : pathlib.Path
         The server's output: the last 4 MiB of it, and the 4 MiB before in ``FILE.1``.
     shm_prefix : str
-        What the names of its Python backend's shared memory begin with.
+        The prefix of its Python backend's shared memory.
     environment : dict
         The environment variables of the server, and so of its stubs.
     """

@@ -43,7 +43,7 @@ class GpuFinding:
     has_driver : bool
         Whether there is a driver's library at all.
     is_ready : bool
-        Whether models can use memory of GPUs: there is one, and what this package needs to reach it.
+        Whether models can use GPU memory: a GPU is visible, with all that this package needs.
     text : str
         The same in words, and what to do; one line.
     """
@@ -67,7 +67,7 @@ def find_gpus(environment: Mapping[str, str], python: str = "python3") -> GpuFin
     Returns
     -------
     GpuFinding
-        What models see; where the process fails, why.
+        The GPUs that models see; if the process fails, the reason.
     """
     try:
         answer = subprocess.run(
@@ -89,7 +89,7 @@ def find_gpus(environment: Mapping[str, str], python: str = "python3") -> GpuFin
 
 
 def read_facts(facts: Mapping[str, Any], environment: Mapping[str, str]) -> GpuFinding:
-    """Return what the facts that a probe has printed mean."""
+    """Return the meaning of a probe's output."""
     if not facts["library"]:
         return _no_driver(_without_library(facts))
     of_driver = f"{facts['library']}{_release(facts)}"

@@ -36,7 +36,7 @@ class Release:
 
     @property
     def requirement(self) -> str:
-        """What pip is asked for."""
+        """The requirement for pip."""
         return f"nvidia-pytriton=={self.version}"
 
 
@@ -78,7 +78,7 @@ def find_release(version: str | None = None) -> Release:
     Parameters
     ----------
     version : str, optional
-        Of ``nvidia-pytriton``; what :data:`VERSION_VARIABLE` says, or else :data:`DEFAULT`, if not given.
+        Of ``nvidia-pytriton``; by default the one in :data:`VERSION_VARIABLE`, or else :data:`DEFAULT`.
 
     Raises
     ------

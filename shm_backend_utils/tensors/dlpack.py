@@ -1,8 +1,8 @@
 """DLPack capsules where NumPy's own support ends. The structures are those of ``dlpack.h``.
 
 NumPy makes the capsules, because their destructors must be compiled: one that is written in Python and runs while an
-exception is being raised loses that exception. This module adds what NumPy does not do: taking a capsule over as a
-*writable* array, and dealing with consumers that do not follow the protocol.
+exception is being raised loses that exception. This module does two things that NumPy does not: it takes a capsule
+over as a *writable* array, and it copes with consumers that break the protocol.
 
 A capsule named "dltensor" owns its tensor until a consumer renames it to "used_dltensor"; from then on the consumer
 owns the tensor, and calls its deleter when it is done.
@@ -114,7 +114,7 @@ class _Lender:
 
 
 def read(produce: Callable[[], object]) -> npt.NDArray[Any]:
-    """Return what an unversioned capsule of CPU memory has, as an array to be read, without a copy.
+    """Return the contents of an unversioned capsule of CPU memory as a read-only array, without a copy.
 
     ``produce`` returns the capsule, and may be called twice. TypeError as from :func:`consume`.
     """
@@ -122,7 +122,7 @@ def read(produce: Callable[[], object]) -> npt.NDArray[Any]:
 
 
 def array_of(value: Any) -> npt.NDArray[Any]:
-    """Return what has ``__dlpack__``, on the host, as an array without a copy: by NumPy, or where that knows no BF16.
+    """Return a host object with ``__dlpack__`` as an array without a copy: by NumPy, or for BF16 without it.
 
     BufferError, RuntimeError or TypeError if it does not give its memory away, or is of a data type without a
     counterpart.

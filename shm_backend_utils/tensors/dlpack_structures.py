@@ -118,14 +118,14 @@ class Consumed:
 
 
 def managed_tensor(capsule: object) -> ManagedTensor:
-    """Return what an unversioned capsule has, which stays the capsule's; TypeError if it is no such one, or used."""
+    """Return the structure of an unversioned capsule, which keeps it; TypeError if it is no such capsule, or used."""
     if type(capsule).__name__ != "PyCapsule" or not capsule_is_valid(capsule, NAME):
         raise TypeError(f"expected an unused DLPack capsule 'dltensor', found {capsule!r}")
     return ManagedTensor.from_address(capsule_pointer(capsule, NAME))
 
 
 def versioned_tensor(capsule: object) -> VersionedTensor | None:
-    """Return what a versioned capsule has, which stays the capsule's; None if it is none."""
+    """Return the structure of a versioned capsule, which keeps it; None if it is no such capsule."""
     if type(capsule).__name__ != "PyCapsule" or not capsule_is_valid(capsule, NAME_VERSIONED):
         return None
     return VersionedTensor.from_address(capsule_pointer(capsule, NAME_VERSIONED))

@@ -1,4 +1,4 @@
-"""Errors for somebody who takes a view for an array."""
+"""Errors for code that takes a view for an array."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["NoArray"]
 
 
 class NoArray:
-    """A base of views: if somebody uses one as an array, the error says how to make an array of it."""
+    """A base of views: if code uses one as an array, the error says how to make an array of it."""
 
     __slots__ = ()
 

@@ -1,7 +1,7 @@
 """Tensors of strings as bytes, in Triton's form: for each element its length, 32 bits little-endian, then its bytes.
 
 They come from a peer. Each length, and each element, is read once out of shared memory: copied, checked, and used from
-the copy. So what reading costs is what the elements are, however much room lies behind them.
+the copy. So the cost of reading depends on the elements, not on the room behind them.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class StringsView(TensorView):
         return self._strings.afresh()
 
     def numpy(self) -> npt.NDArray[Any]:
-        """Return the elements as an array of ``bytes`` objects: a copy, as there is no other way."""
+        """Return the elements as an array of ``bytes`` objects, which is always a copy."""
         return self.strings().numpy()
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:

@@ -1,4 +1,4 @@
-"""What users give as tensors, as arrays of NumPy's own kind on the host: one meaning for clients and models.
+"""Users' values as NumPy arrays on the host: one meaning for clients and models.
 
 Each value keeps its elements, or is refused: nothing is masked, negated or cut without a word.
 """
@@ -24,7 +24,7 @@ _PLAIN: Final = frozenset({bool, int, float, str, bytes})
 
 
 def parts_of(spec: ModelSpec, tensor: TensorSpec, value: Any) -> list[npt.NDArray[Any]]:
-    """Return what a user gives as a tensor of a model, as arrays that lie one after another along the first axis.
+    """Return a user's value for a tensor as arrays that follow one another along the first axis.
 
     The value is on the host: a NumPy array, or what has ``__dlpack__``, ``__array_interface__`` or ``__array__``; a
     list or tuple of such: rows, if each has one dimension less than the tensor; else parts of a batch; or Python
@@ -40,7 +40,7 @@ def parts_of(spec: ModelSpec, tensor: TensorSpec, value: Any) -> list[npt.NDArra
 
 
 def whole_array(spec: ModelSpec, tensor: TensorSpec, value: Any) -> npt.NDArray[Any]:
-    """Return what :func:`parts_of` does as one array, in native byte order."""
+    """Return the parts of :func:`parts_of` as one array, in native byte order."""
     parts = parts_of(spec, tensor, value)
     return _native(parts[0] if len(parts) == 1 else np.concatenate(parts))
 

@@ -33,7 +33,7 @@ class ShmLeakProbe:
 
     It counts this process' open descriptors and mappings of objects in ``/dev/shm`` and of sealed memory, the objects
     in ``/dev/shm`` that this package has made in this process, and the bytes of the Python backend's pools. A block
-    that raises is not looked at. Without a block, :meth:`growth` tells what has grown since the probe was made.
+    that raises is not looked at. Without a block, :meth:`growth` returns the growth since the probe was made.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class ShmLeakProbe:
             raise AssertionError(f"shared memory was left behind: {what}")
 
     def growth(self) -> Counter[str]:
-        """Return what has grown, in words, and by how much; empty if nothing has.
+        """Return a description of each growth and its amount; empty without growth.
 
         Pools of the Python backend grow by bytes, all else by pieces. Garbage counts as long as it is not collected.
         """

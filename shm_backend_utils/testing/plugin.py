@@ -1,7 +1,7 @@
 """The pytest plugin: models without a server, a real server, faults, and whether shared memory is left behind.
 
 Pytest finds it by its entry point, wherever this package is installed; see docs/testing.md. It is imported for every
-run of pytest, so it imports what its fixtures need when they are used.
+run of pytest, so its fixtures import their needs when they are used.
 """
 
 from __future__ import annotations
@@ -107,13 +107,13 @@ def triton_model(triton_repository: Path) -> Iterator[Models]:
 
 @pytest.fixture(scope="session")
 def triton_repository(pytestconfig: pytest.Config) -> Path:
-    """Return the folder of models: what the ini option ``triton_model_repository`` says. To be overridden at will."""
+    """Return the folder of models, from the ini option ``triton_model_repository``. To be overridden at will."""
     return pytestconfig.rootpath / str(pytestconfig.getini(_FOLDER))
 
 
 @pytest.fixture(scope="session")
 def triton_server_options() -> dict[str, Any]:
-    """Return what :meth:`.EmbeddedServer.start` is told besides. To be overridden at will."""
+    """Return further options of :meth:`.EmbeddedServer.start`. To be overridden at will."""
     return {}
 
 
@@ -151,7 +151,7 @@ def shm_leak_check(pytestconfig: pytest.Config) -> Iterator[ShmLeakProbe]:
 
 @pytest.fixture
 def faults() -> Iterator[Faults]:
-    """Make things go wrong: see :class:`.Faults`. What can be undone is undone when the test is over."""
+    """Make things go wrong: see :class:`.Faults`. The end of the test undoes them where possible."""
     from .faults.at_hand import Faults  # noqa: PLC0415
 
     with Faults() as made:

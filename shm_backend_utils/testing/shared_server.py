@@ -1,4 +1,4 @@
-"""The death of a server that many tests share: it costs at most the test that met it, and is told.
+"""The death of a server that many tests share: it costs at most one test, and is reported.
 
 Triton before 24.12 may crash by itself (its issue 7368). A test that fails as the server crashes proves nothing: it is
 run once more, at a new server, and fails only if it fails again. Where anything else has ended the server, the test

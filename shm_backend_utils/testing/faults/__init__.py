@@ -1,1 +1,1 @@
-"""What goes wrong in practice, made to happen: dead processes, memory that is gone, calls of the system that fail."""
+"""Faults of practice, on demand: dead processes, lost memory, failing system calls."""

@@ -26,7 +26,7 @@ _ZOMBIE: Final = "Z"
 
 
 class Faults:
-    """What can go wrong, as methods. A context manager; at its end all is undone that can be."""
+    """Faults as methods. A context manager; at its end all is undone that can be."""
 
     def __init__(self) -> None:
         self._undo = contextlib.ExitStack()
@@ -57,7 +57,7 @@ class Faults:
         return Failing(Fault(call, after, error))
 
     def interrupts(self, *places: Path) -> Interrupts:
-        """Return what interrupts code at any of its lines: see :class:`.Interrupts`."""
+        """Return an interrupter of code at any of its lines: see :class:`.Interrupts`."""
         return Interrupts(*places)
 
     def late(self, server: Connectable, seconds: float) -> Late:

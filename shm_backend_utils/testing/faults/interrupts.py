@@ -51,7 +51,7 @@ class Interrupts:
         Returns
         -------
         bool
-            Whether the work raised KeyboardInterrupt. What swallows that, as a finalizer does, was not interrupted.
+            Whether the work raised KeyboardInterrupt. If code swallows it, as finalizers do, this is False.
         """
         count = 0
         self.where = ""

@@ -15,9 +15,9 @@ __all__ = ["Late"]
 
 
 class Late:
-    """A server whose answers come late; what it is asked it does at once. Clients take it in place of a URL.
+    """A server that executes requests at once, and answers late. Clients take it in place of a URL.
 
-    A client that waits less long gets a DeadlineExceededError, for what the model has done.
+    A client with a shorter timeout gets a DeadlineExceededError, although the model has done the work.
 
     Parameters
     ----------

@@ -27,7 +27,7 @@ def truncate(key: str, byte_size: int) -> None:
     key : str
         The object's name, with a slash before it or without one.
     byte_size : int
-        What it has from now on.
+        The new size.
     """
     os.truncate(_path(key), byte_size)
 

@@ -42,7 +42,7 @@ class MortalServer:
         self.server = self._start()
 
     def kill(self) -> None:
-        """Kill it, and all that it has started (SIGKILL). What was registered at it is forgotten."""
+        """Kill it, and all that it has started (SIGKILL). Its registrations are lost."""
         if self.server.is_running:
             os.kill(self.server.pid, signal.SIGKILL)
         self.server.stop()

@@ -1,4 +1,4 @@
-"""System calls that fail: the n-th of a kind, whoever makes it."""
+"""System calls that fail: the n-th of a kind, in any code."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Fault(NamedTuple):
     times: int = 1
 
     def raised(self) -> BaseException:
-        """Return what the call raises."""
+        """Return the call's error."""
         if self.error == INTERRUPT:
             return KeyboardInterrupt()
         return OSError(self.error, os.strerror(self.error))
@@ -61,7 +61,7 @@ class Failing:
     Parameters
     ----------
     fault : Fault
-        What fails.
+        The call that fails, and how.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""A stub in a process of its own, as its server sees it: what is sent there, and what comes back."""
+"""A stub in a process of its own, as its server sees it: requests go there, and answers come back."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _EXIT_S: Final = 10.0
 class ChildInstance:
     """One instance of a model's code, in a child process. A child that has died stays dead.
 
-    The name is the model's, then the instance's, which errors tell. At ``server_url`` the server says what is
-    registered.
+    The name is the model's, then the instance's, which errors tell. ``server_url`` is the server's HTTP endpoint for
+    registrations.
     """
 
     def __init__(self, file: Path, name: str, calls: ServerCalls, server_url: str, faults: Faults) -> None:

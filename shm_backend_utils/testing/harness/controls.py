@@ -1,4 +1,4 @@
-"""What Triton adds to each request of a sequence, where a model's configuration asks for it by ``control_input``."""
+"""The inputs that Triton adds to each request of a sequence, if a model's configuration has ``control_input``."""
 
 from __future__ import annotations
 

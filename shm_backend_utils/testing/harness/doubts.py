@@ -1,4 +1,4 @@
-"""What a server sends without a word, and a test should not overlook: outputs that are not as config.pbtxt has them."""
+"""Warnings of outputs that differ from config.pbtxt, which a server sends without a word."""
 
 from __future__ import annotations
 

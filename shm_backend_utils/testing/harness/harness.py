@@ -47,7 +47,7 @@ class ModelHarness:
     Parameters
     ----------
     *folders : str or path
-        The models': that of the first is what :meth:`infer`, :meth:`stream` and :meth:`execute` call. The others are
+        The models'; :meth:`infer`, :meth:`stream` and :meth:`execute` call the first one. The others are
         for those that it calls.
     faults : Faults, optional
         Of real stubs, that it has.
@@ -57,7 +57,7 @@ class ModelHarness:
     Raises
     ------
     ModelError
-        A model does not load: what the server would say, and what to do.
+        A model does not load; the message quotes the server and says what to do.
     """
 
     _server: EmulatedServer | None = None
@@ -129,7 +129,7 @@ class ModelHarness:
         Returns
         -------
         dict of str to numpy.ndarray
-            What the model answered; strings are arrays of bytes objects.
+            The model's outputs; strings are arrays of bytes objects.
 
         Raises
         ------
@@ -254,7 +254,7 @@ class ModelHarness:
 
     @property
     def log(self) -> list[tuple[str, str]]:
-        """What the models have logged: level (``"WARNING"``) and message; also in Python's log."""
+        """The models' log: level (``"WARNING"``) and message; also in Python's log."""
         return list(self._open().log_lines)
 
     @property
