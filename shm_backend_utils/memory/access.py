@@ -1,4 +1,4 @@
-"""Who may open a region."""
+"""The users who may open a region."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["PRIVATE", "Access"]
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may open a region: permission bits, and the group that they speak of (None: this process' own)."""
+    """The users who may open a region: permission bits, and their group (None: this process' own)."""
 
     mode: int = 0o600
     group_id: int | None = None

@@ -30,20 +30,19 @@ class PoolOptions:
     Attributes
     ----------
     max_bytes : int or None
-        The budget, of all models together; None for as much as it leaves free: of the machine's memory, or its
-        container's, and for ``region="system"`` of ``/dev/shm``, too; a 64th of what is free it may always take.
-        The client looks again after each 64th of its budget that it takes or gives back. So of several clients each has
-        about what all together leave.
+        The budget for all models together. None: at most as much as it leaves free in the machine or container, and
+        for ``region="system"`` in ``/dev/shm``; but it may always take a 64th of the free memory. The client measures
+        again after each 64th of its budget.
     region : str
-        What memory is taken. ``"sealed"``: a memfd that cannot be truncated, has no name, is gone with its processes,
-        and needs no ``/dev/shm``; models fetch it by a socket, so they are in this process' network namespace, as
-        containers of one pod are. ``"system"``: POSIX shared memory. ``"auto"``: sealed where the model can fetch it,
+        The kind of memory. ``"sealed"``: a memfd, which cannot be truncated, has no name, ends with its processes,
+        and needs no ``/dev/shm``. Models fetch it by a socket, so they must share this process' network namespace, as
+        containers of one pod do. ``"system"``: POSIX shared memory. ``"auto"``: sealed where the model can fetch it,
         else system; a client's ``explain()`` tells. Triton's own shared memory (path ``triton-shm``) is always system.
     max_device_bytes : int or None
         The budget on each GPU; None for all that it has.
     lend_bytes : int
-        From how many bytes on an input on a GPU is used where it is, if CUDA can share its memory; smaller ones are
-        copied there, which takes less time than to open them in the model. 0 for all.
+        The smallest input on a GPU that is used in place, in bytes, if CUDA can share its memory. Smaller ones are
+        copied on the GPU, which is faster than opening them in the model. 0 for all.
     max_batch_bytes : int
         How much memory to take at once for calls that a model may serve as one batch, so that their rows follow one
         another; 0 for none. Only for models with a batcher, and calls that are made side by side.
@@ -52,7 +51,7 @@ class PoolOptions:
     head_room : float
         How much more room an output of unknown size gets than it ever needed.
     stream_guess_bytes : int
-        How much memory a stream takes, all its frames together, for outputs whose size nobody knows yet; 0 for none.
+        How much memory a stream takes, all its frames together, for outputs of unknown size; 0 for none.
         It is never more than a quarter of the budget. A frame that does not fit comes back through Triton, and the
         next stream has room for it.
     prefault : bool
@@ -104,7 +103,7 @@ class PoolOptions:
             raise CallerError(f"PoolOptions.head_room is {self.head_room}; expected a factor of 1 or more")
 
     def budget_bytes(self, held_bytes: int) -> int:
-        """Return the budget: ``max_bytes``, or else half of what is held and what is free, and always a little more."""
+        """Return the budget: ``max_bytes``, or else half of the held and free memory, and a little more."""
         if self.max_bytes is not None:
             return int(self.max_bytes)
         free = min(available_bytes(), free_bytes() if self.region == "system" else math.inf)
@@ -114,7 +113,7 @@ class PoolOptions:
 
 @dataclass(frozen=True)
 class PoolStatus:
-    """What a pool has now, in slots and bytes."""
+    """A pool's present slots and bytes."""
 
     held: int
     idle: int
