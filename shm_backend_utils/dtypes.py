@@ -98,7 +98,7 @@ def from_numpy(dtype: npt.DTypeLike, tensor: str) -> DType:
 
     Parameters
     ----------
-    dtype : numpy.dtype or what makes one
+    dtype : numpy.dtype or a value that makes one
         Must be in native byte order. Kinds ``S``, ``U`` and ``T`` are strings.
     tensor : str
         The tensor that has this dtype, for the message.

@@ -1,4 +1,4 @@
-"""What a model takes and gives: its configuration, read once and checked, the same for both halves. No I/O."""
+"""A model's inputs and outputs: its configuration, read once and checked, the same for both halves. No I/O."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class TensorSpec:
         )
 
     def reshaped(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return what Triton makes of a shape that fits: any size there is one of any size here, in their order."""
+        """Return the shape that Triton makes of a fitting one; sizes of dimensions that are open keep their order."""
         if self.reshape is None:
             return shape
         sizes = iter([size for size, want in zip(shape, self.shape, strict=True) if want == -1])
@@ -207,11 +207,11 @@ class ModelSpec:
         return replace(self, inputs=inputs, outputs=outputs)
 
     def obstacle_to_direct(self) -> str | None:
-        """Return what in the configuration stands against the direct path, with its remedy; None if nothing does."""
+        """Return the configuration's obstacle to the direct path, with its remedy; None without one."""
         return self.obstacle_in_paths() or self.obstacle_in_inputs()
 
     def obstacle_in_paths(self) -> str | None:
-        """Return what is wrong if the model does not declare the direct path, or cannot have it."""
+        """Return the obstacle if the model does not declare the direct path, or cannot have it."""
         if self.is_ensemble:
             return (
                 f"model {self.name!r} is an ensemble: Triton takes its tensors apart for the steps, whatever its "
@@ -226,7 +226,7 @@ class ModelSpec:
         )
 
     def obstacle_in_inputs(self) -> str | None:
-        """Return what is wrong if Triton would not pass on a request that carries no tensors."""
+        """Return the obstacle if Triton would not pass on a request without tensors."""
         required = [name for name, tensor in self.inputs.items() if not tensor.optional]
         if required:
             return (
@@ -251,7 +251,7 @@ class ModelSpec:
 
 
 def output_names(outputs: Any) -> list[str]:
-    """Return the names of the outputs that a call wants, each once; CallerError if there are none, or other things."""
+    """Return the names of the outputs that a call wants, each once; CallerError for none, or for other values."""
     if isinstance(outputs, str):
         raise TensorError(outputs, f"outputs is the string {outputs!r}; expected a list of names, or a mapping")
     try:

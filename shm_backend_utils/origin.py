@@ -1,4 +1,4 @@
-"""Which line of the user's code began a call, or made what is to be closed."""
+"""The line of the user's code that began a call, or made an object that must be closed."""
 
 from __future__ import annotations
 

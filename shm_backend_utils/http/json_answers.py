@@ -1,4 +1,4 @@
-"""What a server answers in JSON."""
+"""A server's answers in JSON."""
 
 from __future__ import annotations
 

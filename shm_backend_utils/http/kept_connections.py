@@ -1,6 +1,6 @@
-"""Short questions to one HTTP server, over connections that are kept: what questions cost is one round trip.
+"""Short questions to one HTTP server, over kept connections: a question costs one round trip.
 
-Only what such a server answers to short questions is understood: a status, a length and a body. ``http.client``
+They understand only a server's answers to short questions: a status, a length and a body. ``http.client``
 understands all of HTTP, and takes twice as long. The client's own connections are another thing: they carry tensors
 and users' certificates, and answer by the client's errors.
 """
@@ -31,7 +31,7 @@ _SCHEMES: Final = {"http": HTTPConnection, "https": HTTPSConnection}
 class KeptConnections:
     """Connections to one server, by no proxy. Any number of threads may ask, each over connections of its own.
 
-    What is wrong with the URL, the first question tells. Connecting and asking may each take ``timeout_s``.
+    The first question raises the faults of the URL. Connecting and asking may each take ``timeout_s``.
     """
 
     def __init__(self, url: str, timeout_s: float) -> None:
@@ -41,7 +41,7 @@ class KeptConnections:
         forsake_in_children(self)
 
     def forsake(self) -> None:
-        """Forget the parent's connections in a forked child: what was answered to one would be read by the other."""
+        """Forget the parent's connections in a forked child: one would read the other's answers."""
         self._idle = []
 
     def get(self, paths: Sequence[str]) -> list[tuple[int, bytes]]:
@@ -76,7 +76,7 @@ class KeptConnections:
         return answers
 
     def close(self) -> None:
-        """Close the connections that nobody uses now. Others may be opened afterwards."""
+        """Close the idle connections. Others may be opened afterwards."""
         while self._idle:
             self._idle.pop().close()
 
@@ -165,7 +165,7 @@ class _Connection:
 def connect(url: str, timeout_s: float) -> HTTPConnection:
     """Connect to the server of a URL, by no proxy: whatever ``http_proxy`` names must not speak for the server.
 
-    OSError, HTTPException or ValueError if it is no URL, or nobody is there.
+    OSError, HTTPException or ValueError if it is no URL, or no server answers.
     """
     place = urlsplit(url)
     kind = _SCHEMES.get(place.scheme)

@@ -1,4 +1,4 @@
-"""What a server answers to one question, as a whole, over a connection of its own."""
+"""A server's whole answer to one question, over a connection of its own."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def fetch(url: str, timeout_s: float, most_bytes: int = _MOST_BYTES) -> bytes:
     """Ask by GET, by no proxy, and return the answer's body.
 
     Connecting and the whole answer may each take ``timeout_s``; a body of more than ``most_bytes`` is not read to its
-    end. HTTPError if the server refuses; another OSError, HTTPException or ValueError if nobody answers there in time,
-    or not by HTTP, or with too much, or it is no URL.
+    end. HTTPError if the server refuses; another OSError, HTTPException or ValueError if no answer comes in time, or
+    not by HTTP, or too large, or it is no URL.
     """
     with contextlib.closing(connect(url, timeout_s)) as connection:
         deadline = time.monotonic() + timeout_s

@@ -12,7 +12,7 @@ __all__ = ["check_output", "missing_output"]
 def check_output(spec: ModelSpec, name: str, dtype: DType | None, shape: tuple[int, ...]) -> None:
     """Raise PeerError unless an output that an answer describes is one that the model's configuration has.
 
-    What a peer says never becomes a type or a size otherwise.
+    A peer's words become a type or a size nowhere else.
     """
     expected = spec.outputs.get(name)
     if expected is None or dtype is None:

@@ -1,7 +1,7 @@
 """Where the tensors of a call go in a slot: arithmetic on shapes, for all that make requests. Pure.
 
 Tensors lie one behind the other, each at a multiple of :data:`ALIGNMENT`: the inputs of a call on the host first, then
-room for its outputs; and likewise in the memory of each GPU.
+room for its outputs; and the same in the memory of each GPU.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LENT: Final = MAX_REGIONS + 1
 
 
 class AnyInput(Protocol):
-    """What has the attributes of a :class:`CallInput`."""
+    """Any object with the attributes of a :class:`CallInput`."""
 
     @property
     def dtype(self) -> DType: ...

@@ -13,7 +13,7 @@
    32  name         a key; the 64 bytes of a CUDA IPC handle, and as many of an event's; a registered name; then zeros
                     up to a multiple of 8
 
-A claim comes from a peer. What can be checked without opening anything is checked here.
+A claim comes from a peer. This module makes every check that needs no opened memory.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class CudaRegionClaim:
 class NamedRegionClaim:
     """A foreign region: one without a header, by the name under which it is registered at the server.
 
-    Offsets of spans count from the beginning of what is registered. Nothing fences it: it has no slots.
+    Offsets of spans count from the beginning of the registered part. Nothing fences it: it has no slots.
     """
 
     name: str
@@ -195,7 +195,7 @@ def _check_fence(field: str, fence: int, earlier: tuple[RegionClaim, ...]) -> No
 def check_are_different(claims: tuple[RegionClaim, ...], group: str = "regions", first: int = 1) -> None:
     """Raise :class:`TableError` if a region is named twice: spans that seem apart could then be the same bytes.
 
-    ``group`` and ``first`` are for the message: what the peer calls its regions, and from which number on.
+    ``group`` and ``first`` are for the message: the peer's name of its regions, and their first number.
     """
     seen: set[str | bytes] = set()
     for index, claim in enumerate(claims, first):

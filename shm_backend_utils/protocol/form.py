@@ -1,7 +1,7 @@
 """The form that the table of nearly every request of a model has. Pure.
 
-Such a table tells of all inputs, in the order of the configuration, and of outputs, in the slot's own region. What is
-known of the inputs beforehand is compared at once. Of every other table, right or wrong, the form says nothing: it is
+Such a table tells of all inputs, in the order of the configuration, and of outputs, in the slot's own region. The
+known part of the inputs is compared at once. Of every other table, right or wrong, the form says nothing: it is
 read by :func:`.table.decode`, and checked against the configuration then.
 """
 
@@ -63,7 +63,7 @@ class TableForm:
         return cls(spec) if all(t.dtype and t.dtype.itemsize and t.reshape is None for t in inputs) else None
 
     def decode(self, data: bytes, generation: int, data_begin: int, byte_size: int) -> Table | None:
-        """Return what :func:`.table.decode` does, for a table of this form and generation that fits the model.
+        """Return the same as :func:`.table.decode`, for a table of this form and generation that fits the model.
 
         None for any other. Tensors lie one behind the other, and at multiples of their elements' size: more is not to
         be checked, if the region begins at one, as every mapping does.

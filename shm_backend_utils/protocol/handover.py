@@ -63,7 +63,7 @@ class SealedKey(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What a model asks for: the number of a region, as its key says, and the region's token."""
+    """A model's question: the region's number, as in its key, and its token."""
 
     number: int
     token: bytes
@@ -81,7 +81,7 @@ def encode_question(question: Question) -> bytes:
 
 
 def decode_question(message: bytes) -> Question | None:
-    """Return what a message asks; None if it is no question of this version."""
+    """Return a message's question; None if it is no question of this version."""
     if len(message) != QUESTION_LENGTH:
         return None
     magic, version, zero, number, token = _QUESTION.unpack(message)
@@ -89,7 +89,7 @@ def decode_question(message: bytes) -> Question | None:
 
 
 def encode_answer(*, is_given: bool) -> bytes:
-    """Return the message that comes with a descriptor, or that says that there is none."""
+    """Return the message that comes with a descriptor, or without one."""
     return _ANSWER.pack(_MAGIC, _GIVEN if is_given else _REFUSED, 0)
 
 

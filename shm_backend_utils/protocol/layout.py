@@ -20,7 +20,7 @@
             record_byte_size │ data                                                 │
                    byte_size └──────────────────────────────────────────────────────┘
 
-Integers are little-endian. :mod:`.table` says what lies in a record's first half, :mod:`.results` what in the second.
+Integers are little-endian. :mod:`.table` describes a record's first half, :mod:`.results` its second.
 Generations and stamps are aligned, and read and written as native words: each is loaded and stored at once. The RPC
 orders the two sides: the client writes before it sends, the model writes before it answers.
 """
@@ -98,7 +98,7 @@ def write_header(buffer: memoryview, header: Header) -> None:
 def parse_header(data: bytes, byte_size: int) -> Header | None:
     """Return the header out of a region's first :data:`HEADER_LENGTH` bytes or more, which were copied.
 
-    None if there is no ready header of this version, or one that does not fit the size of the region's file.
+    None without a ready header of this version that fits the size of the region's file.
     """
     if len(data) < HEADER_LENGTH:
         return None
@@ -141,7 +141,7 @@ class SlotRecord:
         self.client_words[GENERATION] = value
 
     def begin(self, generation: int, table: bytes) -> None:
-        """Write what :func:`.table.encode` made, at most ``room`` bytes less a word, and then the generation."""
+        """Write a table of :func:`.table.encode`, at most ``room`` bytes less a word, and then the generation."""
         self.table[: len(table)] = table
         self.client_words[GENERATION] = generation
 

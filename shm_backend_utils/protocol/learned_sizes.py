@@ -31,7 +31,7 @@ class LearnedSizes:
         del self.needed[:-CALLS]  # of streams, which do not shrink them
 
     def shrink(self) -> bool:
-        """Forget what no call needed, once there were enough: none of its outputs is larger than all of them together.
+        """Forget unneeded room after enough calls: none of its outputs is larger than all of them together.
 
         Return whether calls have had less for a while: memory that none of them has is not needed then.
         """

@@ -1,8 +1,8 @@
 """Descriptors of named regions: the request parameter ``shm_io``, for tools that keep registered regions of their own.
 
 ``{"v": 1, "model": NAME, "regions": […], "inputs": {…}, "outputs": {…}}``, in JSON or in hexadecimal digits of it. It
-is read into the same checked value that a slot's table is. There is no slot: nothing fences such a request from the
-next one, and there are no results.
+is read into the same checked value that a slot's table is. Without a slot, nothing fences such a request from the
+next one, and the model writes no results.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Its table is like any other (:mod:`.table`), but for the word ``probe``, which is 1 or 2. It has one input, a nonce of
 UINT8, and room for one output, both in the slot's own region; their names mean nothing. The session writes its report
-there, a JSON object in UTF-8 whose ``digest`` is the SHA-256 of the nonce: so whoever reads that knows that the model
-has read this memory, and has written to it. ``model.py`` does not see the request, which is refused in the end
+there, a JSON object in UTF-8 whose ``digest`` is the SHA-256 of the nonce: it proves that the model has read this
+memory, and has written to it. ``model.py`` does not see the request, which is refused in the end
 (``shm:probed``), so that a request that is none of these pays nothing for it.
 """
 
@@ -48,7 +48,7 @@ class AskedForLifeError(ProbedError):
 
 
 class Probe(NamedTuple):
-    """What a probe says, checked. The nonce, and the room for the report, are in the slot's own region."""
+    """A probe, checked. The nonce, and the room for the report, are in the slot's own region."""
 
     generation: int  # the slot's
     nonce: InputSpan
@@ -57,7 +57,7 @@ class Probe(NamedTuple):
 
 
 def digest_of(nonce: bytes) -> str:
-    """Return what the report of a model says that has read the nonce: 64 hexadecimal digits."""
+    """Return the digest in the report of a model that has read the nonce: 64 hexadecimal digits."""
     return hashlib.sha256(nonce).hexdigest()
 
 
@@ -74,7 +74,7 @@ def is_probe(data: bytes) -> bool:
 
 
 def decode_probe(data: bytes, data_begin: int, byte_size: int) -> Probe:
-    """Check what :func:`is_probe` takes for one, in the client's half of a slot's record, copied as a whole.
+    """Check a probe of :func:`is_probe`, in the client's half of a slot's record, copied as a whole.
 
     ``data_begin`` and ``byte_size`` are where the data of the slot's own region begins, and how large that is.
     TableError, which names the field, if it breaks the protocol.

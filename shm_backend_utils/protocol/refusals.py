@@ -27,6 +27,6 @@ def refusal(error: ShmError) -> str:
 
 
 def code_in(text: str) -> str:
-    """Return the refusal code that an error's text begins with, for example ``"shm:stale"``; empty if there is none."""
+    """Return the refusal code that an error's text begins with, for example ``"shm:stale"``; else empty."""
     found = _CODE.match(text)
     return "" if found is None else found[1]

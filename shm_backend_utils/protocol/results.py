@@ -1,4 +1,4 @@
-"""The results of a request: what the model writes into the slot's record about its outputs. Pure: bytes in, bytes out.
+"""The results of a request: the model's description of its outputs, in the slot's record. Pure: bytes in, bytes out.
 
 ::
 
@@ -64,7 +64,7 @@ class OutputPlace(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What a model says of a request's outputs, checked."""
+    """A model's description of a request's outputs, checked."""
 
     outputs: tuple[OutputPlace, ...]  # empty if the model failed
     # Further regions, by their numbers from 1: their claims' events tell when what a GPU has still to do there is done.
@@ -73,7 +73,7 @@ class Results(NamedTuple):
 
 
 class OutputForm(NamedTuple):
-    """What results say alike of an output of one name, data type and rank."""
+    """The constant part of the results of an output of one name, data type and rank."""
 
     dtype: DType
     rank: int
@@ -197,7 +197,7 @@ def _events(data: bytes, begin: int, count: int, region_count: int) -> tuple[int
 
 
 def broken_results(found: object) -> PeerError:
-    """Return the error for results that are not what the protocol says."""
+    """Return the error for results that break the protocol."""
     return PeerError(f"the model's results break the protocol: {found}; is it of the same version?")
 
 

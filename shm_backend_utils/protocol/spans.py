@@ -1,4 +1,4 @@
-"""Spans: which bytes of which region a tensor has. What a table says, checked, is made of them. Pure."""
+"""Spans: which bytes of which region a tensor has. Checked tables are made of them. Pure."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ class OutputSpan(NamedTuple):
 class Ring:
     """A ring of frames: where the responses of a decoupled model go, one after another.
 
-    Frame n lies in place n modulo ``frames``. The outputs of place 0 lie where the table says, those of each further
-    place ``stride`` bytes behind the last one's. Places do not interlock: in every region, the outputs of one lie
+    Frame n lies in place n modulo ``frames``. The table places the outputs of place 0; those of each further place
+    lie ``stride`` bytes behind the last one's. Places do not interlock: in every region, the outputs of one lie
     within ``stride`` bytes. Each place has a slot record, by which the two sides take turns:
 
     - the model writes a frame, its results, and the frame's number as ``completed``;
-    - the client writes that number as ``generation`` when nobody reads the frame any more.
+    - the client writes that number as ``generation`` when it no longer reads the frame.
     """
 
     slot: int  # whose record is that of place 0; the further places have those that follow
@@ -79,7 +79,7 @@ def frame_number(generation: int, index: int) -> int:
 
 
 class Table(NamedTuple):
-    """What a client says of a request's tensors, checked."""
+    """A client's description of a request's tensors, checked."""
 
     inputs: dict[str, InputSpan]
     outputs: dict[str, OutputSpan]  # room for those that are wanted; with a ring, that of its first place

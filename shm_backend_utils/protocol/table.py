@@ -1,4 +1,4 @@
-"""The table of a request: what the client writes into the slot's record about its tensors. Pure: bytes in, bytes out.
+"""The table of a request: the client's description of its tensors, in the slot's record. Pure: bytes in, bytes out.
 
 ::
 
@@ -25,8 +25,8 @@ A tensor:
    24  shape          rank times u64
        name           UTF-8, then zeros up to a multiple of 8
 
-The model copies the record out once and decodes the copy, so that nothing in shared memory is read twice. What
-:func:`decode` returns needs no second look, but for what only the opened memory can tell: the further regions' sizes.
+The model copies the record out once and decodes the copy, so that nothing in shared memory is read twice. The tables
+of :func:`decode` need no second check, except for the further regions' sizes, which only the opened memory tells.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def check_element_count(field: str, dtype: DType, shape: tuple[int, ...], byte_s
 
 
 def check_shape(field: str, dtype: DType, shape: tuple[int, ...]) -> None:
-    """Raise :class:`TableError` if no array can have this shape: of some there is none, although it had no element."""
+    """Raise :class:`TableError` if no array can have this shape, even without elements."""
     if math.prod([size or 1 for size in shape]) * dtype.numpy.itemsize > _MAX_INT64:
         raise TableError(f"{field}.shape", "dimensions whose product has more than 63 bits", "smaller ones")
 

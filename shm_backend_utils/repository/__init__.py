@@ -1,1 +1,1 @@
-"""A model repository as it lies on the disk: its layout, its files, and what is wrong in a config.pbtxt."""
+"""A model repository on the disk: its layout, its files, and the faults of a config.pbtxt."""

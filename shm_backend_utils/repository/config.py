@@ -31,9 +31,9 @@ _NO_VALUE: Final = re.compile(r'Enum type "inference\.([\w.]+)" has no value nam
 
 
 def read_config(folder: Path) -> Any:
-    """Return the ``ModelConfig`` of a model's folder; an empty one if there is no file.
+    """Return the ``ModelConfig`` of a model's folder; an empty one without a file.
 
-    ModelError if it is none: the message has file, line and column, what protobuf says, and what to write. OSError if
+    ModelError if it is none: the message has file, line and column, protobuf's words, and the remedy. OSError if
     it cannot be read, or is no file.
     """
     file = folder / CONFIG_FILE

@@ -1,4 +1,4 @@
-"""Files of a folder that may hold anything: what is no file, or has no end, is not read."""
+"""Files of a folder that may hold anything: only files that end are read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NoSourceError(OSError):
 
 
 def read_source(file: Path) -> bytes:
-    """Return what a file holds. Waits for nobody: a pipe or a device is no source, whoever has put it there.
+    """Return a file's contents. It never waits: a pipe or a device is no source.
 
     NoSourceError if it is no regular file, or larger than :data:`MOST_BYTES`; OSError if it cannot be read.
     """
