@@ -15,11 +15,11 @@ from typing import Any, Final
 
 from ..errors import ClosedError, PeerError, PoolExhaustedError, ShmError, SlotInDoubtError, SlotInUseError, TensorError
 from ..memory.pool.need import Need
-from ..protocol.call_layout import NO_DEVICES, aligned, lay_out
+from ..protocol.call_layout import NO_DEVICES, lay_out
 from ..protocol.learned_sizes import CALLS
 from ..protocol.refusals import code_in
 from .core import Core, open_call
-from .errors import DeadlineExceededError, InferenceError, MemoryRefusedError, ServerUnavailableError, out_of_time
+from .errors import InferenceError, MemoryRefusedError, ServerUnavailableError, out_of_time
 from .inputs.devices import device_source
 from .inputs.sources import (
     ALL_OUTPUTS,
@@ -33,10 +33,10 @@ from .inputs.sources import (
     wanted_outputs,
 )
 from .known_model import KnownModel, tell_no_growth, tell_overflow
-from .paths.call import COPYING, LONG_COPY, Call, Plan, RegionBuffer, is_answer, write_inputs
+from .paths.call import COPYING, LONG_COPY, Call, Plan, is_answer, write_inputs
 from .paths.direct import DirectCall, PreparedDirectCall
 from .paths.on_gpus import brought_to_gpus
-from .paths.taking import take_at_once
+from .paths.taking import grow
 from .paths.triton_shm import InlineCall
 from .result import Result
 from .settings import LEAST_S, CallSettings, left_until
@@ -318,7 +318,9 @@ def _learned(core: Core, call: Call, result: Result, remedy: str, timeout_s: flo
     if result.overflowed:
         learned.learn(result.overflowed, rows)
         tell_overflow(call.known, result.overflowed, remedy, call.settings.origin)
-    elif learned.per_row and result.path == DirectCall.path:  # on others, no output uses what was learned
+    elif (  # else no output uses what was learned
+        learned.per_row and result.path == DirectCall.path and len(layout.certain) < len(layout.table.outputs)
+    ):
         inputs = sum(map(_BYTE_SIZE, layout.table.inputs.values()))
         learned.needed.append((result.bytes_avoided - inputs) / rows)
     if len(learned.needed) >= CALLS and learned.shrink():
@@ -331,18 +333,16 @@ def _learned(core: Core, call: Call, result: Result, remedy: str, timeout_s: flo
 
 def _grow(core: Core, call: PreparedDirectCall, settings: CallSettings) -> Steps[None]:
     """Give a prepared call room for the outputs that found none, if there is memory for that now."""
-    known = call.known
-    rooms = call.rooms(known.learned.per_row)
-    byte_size = sum(map(aligned, rooms.values()))
-    need = Need(byte_size, 1, known.record_byte_size, "direct, beside", known.kind)
-    try:
-        taken = yield from take_at_once(core.pool, settings, need)
-    except DeadlineExceededError:
-        taken = None
-    if taken is None:
-        tell_no_growth(known, rooms, settings.origin)
-    else:
-        call.extend(RegionBuffer(*taken), rooms)
+    layout, memory = call.with_room(call.known.learned.per_row), call.memory  # which keeps the region meanwhile
+    if (
+        memory.nbytes
+        and len(call.region.slots) == 1
+        and (yield from grow(core.pool, settings, call.region, layout.end))
+    ):
+        call.grow(layout)
+    elif not call.is_closed:
+        rooms = {name: layout.table.outputs[name].byte_size for name in call.lacking}
+        tell_no_growth(call.known, rooms, settings.origin)
 
 
 def _was_busy(call: Call, error: ShmError) -> bool:

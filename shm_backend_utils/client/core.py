@@ -18,7 +18,7 @@ from ..forks import forsake_in_children
 from ..memory import reaper
 from ..memory.cuda.access import CudaAccess
 from ..memory.cuda.bank import DeviceBank
-from ..memory.pool.need import Need
+from ..memory.pool.need import DIRECT, PREPARED, Need
 from ..memory.pool.options import PoolOptions
 from ..memory.pool.pool import SlotPool
 from ..protocol.call_layout import AnyInput, CallLayout
@@ -259,15 +259,16 @@ def inline_instead(core: Core, settings: CallSettings, known: KnownModel, error:
 def _direct(core: Core, plan: Plan, kind: type[DirectCall]) -> Steps[DirectCall]:
     """Take memory for a call of the direct path on the host: beside others like it, or by itself."""
     settings, known, layout, _, wanted, output_devices = plan
-    row = None
-    if known.spec.has_batcher:
+    is_prepared, row = kind is PreparedDirectCall, None
+    if known.spec.has_batcher and (not is_prepared or len(layout.certain) == len(layout.table.outputs)):
         last = known.last
-        is_expected = kind is PreparedDirectCall or (last is not None and last[0]() is not None and last[1] == layout)
+        is_expected = is_prepared or (last is not None and last[0]() is not None and last[1] == layout)
         row = yield from take_row(core.pool, core.once, plan, is_expected=is_expected)
     if row is not None:
         layout, region, slot, memory = row.layout, row.region, row.slot, row.memory
     else:
-        need = Need(layout.end - known.data_begin, 1, known.record_byte_size, kind=known.kind)
+        group = PREPARED if is_prepared else DIRECT
+        need = Need(layout.end - known.data_begin, 1, known.record_byte_size, group, known.kind)
         region, memory = core.pool.take_idle(need, settings.origin) or (yield from wait_for(core.pool, settings, need))
         slot = region.slots[0]
         if region.data_offset != known.data_begin:  # one of several calls that lie in one region

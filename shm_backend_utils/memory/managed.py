@@ -7,6 +7,7 @@ import math
 import os
 import re
 import secrets
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -94,9 +95,18 @@ class ManagedRegion:
         kind: type[MappedSegment] = SealedSegment if isinstance(file, SealedFile) else SystemSegment
         return cls(kind.map(file, header.byte_size), header)
 
-    def check(self, field: str) -> None:
-        """Raise unless its owner still offers it, with its size; see :meth:`.MappedSegment.check`."""
-        self.segment.check(self.header.byte_size, field)
+    def grow(self, byte_size: int, deadline: float = math.inf) -> None:
+        """Make a region of this process' own larger, under a new token: requests name it anew, and models map it anew.
+
+        Views of it, and what models have mapped, stay valid. Raises as :meth:`.MappedSegment.grow`.
+        """
+        self.segment.grow(whole_pages(byte_size), deadline)
+        token = secrets.token_bytes(layout.TOKEN_LENGTH)
+        self.header = replace(self.header, byte_size=self.segment.byte_size, token=token)
+        self._buffer, self._records = self.segment.buffer(), {}
+        layout.write_header(self._buffer, self.header)
+        if isinstance(self.segment, SealedSegment):
+            self.segment.renew(token)
 
     @property
     def data_offset(self) -> int:

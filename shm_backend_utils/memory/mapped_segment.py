@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from ..errors import ClosedError, RegionRefusedError
 from ..forks import forsake_in_children
 from .descriptors import NO_DESCRIPTORS, Descriptor, failures_told
-from .shared_file import BLOCK_SIZE, SharedFile
+from .shared_file import BLOCK_SIZE, SharedFile, allocate
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -31,6 +31,8 @@ class MappedSegment(ABC):
     The descriptor lives until :meth:`close`. The mapping lives until the last array over it is gone, whatever happens
     to the segment or its owner; its memory is freed by the kernel with the last mapping.
     """
+
+    _room: Callable[[], float]  # how many bytes there are for memory like this
 
     def __init__(self, key: str, descriptor: Descriptor, byte_size: int) -> None:
         """Map ``byte_size`` bytes of what is open, and close that."""
@@ -76,6 +78,16 @@ class MappedSegment(ABC):
                 raise
             reason = f"the server cannot map its {byte_size} bytes: {os.strerror(error.errno or 0)}"
             raise RegionRefusedError(file.field, reason) from None
+
+    def grow(self, byte_size: int, deadline: float = math.inf) -> None:
+        """Take space for more bytes of what this process has made, and map it anew; views of it stay valid.
+
+        OSError if there is no room, or it cannot grow; TimeoutError after the deadline, by ``time.monotonic()``.
+        """
+        allocate(self.fileno(), 0, byte_size, self._room(), deadline)
+        with contextlib.closing(self._descriptor.reopened()) as descriptor:  # as above: the mapping has its own
+            self._map = mmap.mmap(descriptor.fileno(), byte_size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        self.byte_size = self.space = byte_size
 
     @abstractmethod
     def check(self, byte_size: int, field: str) -> None:

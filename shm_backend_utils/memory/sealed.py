@@ -27,6 +27,7 @@ __all__ = ["LINK", "SealedSegment"]
 
 _MFD_NOEXEC_SEAL: Final = 0x0008  # Linux 6.3; the os module has no name for it
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_MOST_BYTES: Final = 2**40  # what it can grow to; of what has no space yet, nobody has to have any
 _NAME: Final = "shmbu"
 
 LINK: Final = f"/memfd:{_NAME} (deleted)"
@@ -59,7 +60,13 @@ class SealedSegment(MappedSegment):
             raise
         return segment
 
+    _room = staticmethod(available_bytes)
     _offered: SealedKey | None = None  # the key under which its maker hands it out
+
+    def renew(self, token: bytes) -> None:
+        """Hand it to those who know another token."""
+        if self._offered is not None:
+            OFFICE.renew(self._offered, token)
 
     def check(self, byte_size: int, field: str) -> None:
         """Raise unless its owner lives and has not removed it, and no holes were punched into it."""
@@ -93,12 +100,14 @@ class SealedSegment(MappedSegment):
 
 
 def _filled(byte_size: int, access: Access, deadline: float) -> Descriptor:
-    """Return a new memfd of this size, with all of its space, and sealed."""
+    """Return a new memfd, with space for so many bytes, and sealed. Its size leaves room to take more space."""
     descriptor: Descriptor | None = None
     try:
         descriptor = _memory()
         access.give_to(descriptor.fileno())
         allocate(descriptor.fileno(), 0, byte_size, available_bytes(), deadline)
+        with contextlib.suppress(OSError):  # where files have a limit, it does not grow
+            os.ftruncate(descriptor.fileno(), max(byte_size, _MOST_BYTES))
         fcntl.fcntl(descriptor.fileno(), fcntl.F_ADD_SEALS, _SEALS)
     except BaseException as error:
         if descriptor is not None:

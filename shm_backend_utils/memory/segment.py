@@ -33,6 +33,8 @@ __all__ = ["SystemSegment"]
 class SystemSegment(MappedSegment):
     """An object in /dev/shm. Its key is its name there, without a slash."""
 
+    _room = staticmethod(free_bytes)
+
     @classmethod
     @failures_told(
         failed="shared memory cannot be made in /dev/shm: {}; mount a tmpfs there that this user may write to"

@@ -5,8 +5,7 @@
     0  kind         u8    1 lent, 2 CUDA, 3 named
     1  flags        u8    of CUDA memory: 1 if it is lent for this request alone; else 0
     2  slot         u16   of a lent region: the slot that its lender executes in
-    4  fence        u16   the region whose slot fences it, 0 for the request's own; 0xffff for none, and for a lent
-                          region that its own slot fences
+    4  fence        u16   of CUDA memory: the region whose slot fences it, 0 for the request's own; 0xffff for none
     6  name_length  u16
     8  byte_size    u64   of the whole region; 0 for a named one
    16  secret       16 bytes  a lent region's token; a GPU's UUID
@@ -55,14 +54,12 @@ _KEY: Final = re.compile(r"shmbu-[0-9a-z-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class LentRegionClaim:
-    """A managed region lent to a request: by a model that calls another, or as more room for a prepared call."""
+    """A managed region of a client, lent by the model that executes its request to another one that it calls."""
 
     key: str  # in /dev/shm, without a slash
     byte_size: int  # of the whole region
     token: str  # the secret in its header: 32 lowercase hexadecimal digits
-    slot: int  # in which the lender executes, or one that no request names
-    # Which region's slot fences it, as of CUDA memory; None if it is to be borrowed by its own slot.
-    fence: int | None = None
+    slot: int  # in which the lender executes
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +107,7 @@ def encode_claim(claim: RegionClaim) -> bytes:
     """Return a claim in its binary form."""
     if isinstance(claim, LentRegionClaim):
         name, token = claim.key.encode(), bytes.fromhex(claim.token)
-        fence = _NO_FENCE if claim.fence is None else claim.fence
-        return _CLAIM.pack(_LENT, 0, claim.slot, fence, len(name), claim.byte_size, token) + padded(name)
+        return _CLAIM.pack(_LENT, 0, claim.slot, _NO_FENCE, len(name), claim.byte_size, token) + padded(name)
     if isinstance(claim, CudaRegionClaim):
         fence, uuid = _NO_FENCE if claim.fence is None else claim.fence, bytes.fromhex(claim.device_uuid)
         handles = claim.handle + claim.event
@@ -145,7 +141,7 @@ def decode_claims(data: bytes, begin: int, end: int, count: int) -> tuple[tuple[
     if count > 1:
         check_are_different(found)
     for index, claim in enumerate(found):
-        if not isinstance(claim, NamedRegionClaim) and claim.fence:
+        if isinstance(claim, CudaRegionClaim) and claim.fence:
             _check_fence(f"regions[{index + 1}].fence", claim.fence, found[:index])
     return found, begin
 
@@ -159,7 +155,6 @@ def _claim(
         raise TableError(f"{field}.kind", str(kind), f"{_LENT}, {_CUDA} or {_NAMED}")
     if not 1 <= byte_size <= _MAX_INT64:
         raise TableError(f"{field}.byte_size", str(byte_size), "a size from 1 to 2^63 - 1")
-    fenced_by = None if fence == _NO_FENCE else fence
     if kind == _CUDA:
         if len(name) not in (_HANDLE_LENGTH, 2 * _HANDLE_LENGTH):
             expected = f"{_HANDLE_LENGTH}, as a CUDA IPC handle has, or {2 * _HANDLE_LENGTH} with that of an event"
@@ -167,11 +162,12 @@ def _claim(
         if flags and fence == _NO_FENCE:
             raise TableError(f"{field}.fence", str(fence), "the slot that fences what is lent for this request alone")
         handle, event = name[:_HANDLE_LENGTH], name[_HANDLE_LENGTH:]
+        fenced_by = None if fence == _NO_FENCE else fence
         return CudaRegionClaim(handle, byte_size, secret.hex(), fenced_by, event, bool(flags))
     key = _text(field, name)
     if not _KEY.fullmatch(key):
         raise TableError(f"{field}.name", "other text", "the key of a managed region")
-    return LentRegionClaim(key, byte_size, secret.hex(), slot, fenced_by)
+    return LentRegionClaim(key, byte_size, secret.hex(), slot)
 
 
 def _text(field: str, name: bytes) -> str:
@@ -185,11 +181,8 @@ def _text(field: str, name: bytes) -> str:
 
 
 def _check_fence(field: str, fence: int, earlier: tuple[RegionClaim, ...]) -> None:
-    found = earlier[fence - 1] if fence <= len(earlier) else None
-    if not isinstance(found, LentRegionClaim) or found.fence is not None:
-        raise TableError(
-            field, str(fence), "0, or the number of an earlier region that is lent, and its own slot fences"
-        )
+    if fence > len(earlier) or not isinstance(earlier[fence - 1], LentRegionClaim):
+        raise TableError(field, str(fence), "0, or the number of an earlier region that is lent")
 
 
 def check_are_different(claims: tuple[RegionClaim, ...], group: str = "regions", first: int = 1) -> None:

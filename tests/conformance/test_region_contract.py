@@ -347,7 +347,7 @@ def test_a_removed_region_cannot_be_opened(kind: Kind, region: ManagedRegion) ->
 def test_the_peer_knows_that_the_region_was_removed(kind: Kind, region: ManagedRegion, peer: ManagedRegion) -> None:
     kind.remove(region)
     with pytest.raises(RegionGoneError):
-        peer.check(FIELD)
+        peer.segment.check(peer.header.byte_size, FIELD)
 
 
 def test_removing_twice_is_fine(kind: Kind, region: ManagedRegion) -> None:

@@ -14,7 +14,6 @@ from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.server import EmbeddedServer
 
 from .eventually import all_memory_comes_back
-from .own_regions import lose, own_regions
 
 pytestmark = pytest.mark.every_region
 
@@ -57,22 +56,6 @@ def test_rounds_of_late_requests_give_not_one_wrong_byte(triton_server: Embedded
             del result
         assert given_up > 30
         all_memory_comes_back(client)
-
-
-def shared_objects() -> set[str]:
-    return {region.key for region in own_regions()}
-
-
-def test_a_region_that_was_removed_is_done_without_and_replaced(grpc_client: ShmClient) -> None:
-    before = shared_objects()
-    with grpc_client.prepare("counting", INPUTS, outputs=["NUMBERS"]) as call:
-        own = shared_objects() - before
-        count_to(call, 1000).release()
-        count_to(call, 1000).release()
-        (overflow,) = [region for region in own_regions() if region.key not in before | own]
-        lose(overflow)
-        assert [bool(count_to(call, 1000).overflowed) for _ in range(3)] == [True, False, False]
-        assert count_to(call, 1000)["NUMBERS"].tolist() == numbers(1000)
 
 
 def test_another_model_writes_to_memory_that_the_call_has_grown_by(grpc_client: ShmClient) -> None:

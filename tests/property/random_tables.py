@@ -146,12 +146,12 @@ def _random_regions(rng: random.Random) -> tuple[RegionClaim, ...]:
     regions: list[RegionClaim] = []
     for number in range(rng.choice([0, 0, 0, 1, 2, 4])):
         kind = rng.choice(["lent", "cuda", "named"])
-        lent = [n for n, each in enumerate(regions, 1) if isinstance(each, LentRegionClaim) and each.fence is None]
+        lent = [n for n, each in enumerate(regions, 1) if isinstance(each, LentRegionClaim)]
         fence = rng.choice([None, 0, *lent])
         size = rng.choice([1, 4096, 2**20, 2**63 - 1])
         if kind == "lent":
             key = f"shmbu-{number}-{rng.randrange(2**63):x}"
-            regions.append(LentRegionClaim(key, size, rng.randbytes(16).hex(), rng.randrange(1024), fence))
+            regions.append(LentRegionClaim(key, size, rng.randbytes(16).hex(), rng.randrange(1024)))
         elif kind == "cuda":
             handle, uuid, event = (
                 bytes([number]) + rng.randbytes(63),

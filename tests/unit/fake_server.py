@@ -10,7 +10,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,6 @@ from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.protocol import layout, results, table
 from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address, parse_generation
-from shm_backend_utils.protocol.claims import LentRegionClaim
 from shm_backend_utils.protocol.handover import parse_sealed_key
 from shm_backend_utils.protocol.refusals import refusal
 from shm_backend_utils.protocol.results import NO_RESULTS, OutputPlace
@@ -117,7 +116,7 @@ class FakeServer:
         self.before: Callable[[Order], None] = lambda order: None
         self.after: Callable[[Order], None] = lambda order: None
         self.registered: dict[str, SystemSegment] = {}
-        self._mapped: dict[str, ManagedRegion] = {}
+        self._mapped: dict[tuple[str, str], ManagedRegion] = {}
         self._process = os.getpid()
         self._lock = threading.Lock()
         self.frame_limit_s = 5.0
@@ -195,7 +194,7 @@ class FakeServer:
                 if index >= ring.frames:
                     self._wait_for(frame, frame_number(generation, index - ring.frames))
                 rooms = ring.outputs(contents.outputs, place)
-                written, travelling = _written(self._with_further(region, contents), rooms, outputs)
+                written, travelling = _written(region, rooms, outputs)
                 frame.complete(frame_number(generation, index), results.encode(written))
                 yield travelling
         finally:
@@ -264,7 +263,7 @@ class FakeServer:
                 outputs = self.compute(order, self._inputs(region, contents))
                 rooms = contents.outputs
                 wanted = outputs if order.outputs is None else {name: outputs[name] for name in order.outputs}
-                written, travelling = _written(self._with_further(region, contents), rooms, wanted)
+                written, travelling = _written(region, rooms, wanted)
                 encoded = results.encode(written)
             finally:
                 record.complete(generation, encoded)
@@ -277,15 +276,9 @@ class FakeServer:
             for known, mapped in list(self._mapped.items()):
                 if mapped.segment.is_unlinked:
                     self._mapped.pop(known).close()
-            if key not in self._mapped:
-                self._mapped[key] = open_region(key, token, "region")
-            return self._mapped[key]
-
-    def _with_further(self, own: ManagedRegion, contents: Table) -> list[ManagedRegion]:
-        """Return all regions of a request, those that its table names included."""
-        lent = [claim for claim in contents.regions if isinstance(claim, LentRegionClaim)]
-        assert len(lent) == len(contents.regions)
-        return [own, *[self._region(claim.key, claim.token) for claim in lent]]
+            if (key, token) not in self._mapped:
+                self._mapped[key, token] = open_region(key, token, "region")
+            return self._mapped[key, token]
 
     def _inputs(self, region: ManagedRegion, contents: Table) -> Arrays:
         memory = region.bytes()
@@ -327,9 +320,7 @@ class FakeServer:
         return travelling
 
 
-def _written(
-    regions: Sequence[ManagedRegion], rooms: Mapping[str, OutputSpan], outputs: Arrays
-) -> tuple[list[OutputPlace], Arrays]:
+def _written(own: ManagedRegion, rooms: Mapping[str, OutputSpan], outputs: Arrays) -> tuple[list[OutputPlace], Arrays]:
     """Write outputs to their rooms; return where they are, and those that found none."""
     places, travelling = [], {}
     for name, array in outputs.items():
@@ -344,7 +335,7 @@ def _written(
             travelling[name] = data if dtype is BYTES else array
             places.append(OutputPlace(name, dtype, array.shape, 0, 0, 0, is_in_response=True))
             continue
-        regions[room.region].bytes()[room.offset : room.offset + data.nbytes] = data
+        own.bytes()[room.offset : room.offset + data.nbytes] = data
         places.append(
             OutputPlace(name, dtype, array.shape, room.region, room.offset, data.nbytes, is_in_response=False)
         )

@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterator
-from typing import Any
 
+import numpy as np
 import pytest
 
-from shm_backend_utils.client.paths.call import RegionBuffer
-from shm_backend_utils.errors import BudgetError, ClosedError
+from shm_backend_utils.errors import BudgetError, ClosedError, RegionGoneError, RegionRefusedError
+from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
-from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from tests.opened import open_region
 
@@ -27,44 +26,80 @@ def pool() -> Iterator[SlotPool]:
         yield pool
 
 
-def take_both(pool: SlotPool) -> tuple[SlotRegion, SlotRegion, list[Any]]:
-    """Take two regions, and send a request that uses one beside the other; return what keeps them, too."""
-    (own, memory), (overflow, beside) = (pool.redeem(pool.request(NEED, "a test")) for _ in range(2))
-    own.slots[0].kept = (RegionBuffer(overflow, beside),)
-    own.slots[0].begin(b"")
-    own.slots[1].kept = own.slots[:1]  # as where an interrupt came before the request
-    return own, overflow, [memory, beside]
-
-
-@pytest.mark.parametrize(("is_beside", "is_spoiled"), [(False, False), (True, False), (False, True)])
-def test_an_overflow_waits_while_a_model_is_at_work(pool: SlotPool, is_beside: bool, is_spoiled: bool) -> None:
-    own, overflow, memories = take_both(pool)
-    region = overflow if is_beside else own
+def test_what_a_request_uses_beside_its_slot_is_kept_until_the_slot_is_free(pool: SlotPool) -> None:
+    region, memory = pool.redeem(pool.request(NEED, "a test"))
+    kept = [weakref.ref(beside := np.empty(8))]
+    region.slots[0].kept = (beside,)
+    region.slots[0].begin(b"")
     model = open_region(region.key, region.token, "region")
     assert model.lease(0).take()
-    if is_spoiled:
-        own.spoil("refusal")
-    memories.clear()
-    assert (pool.status.held, pool.status.quarantined) == (1, 1)
+    del beside, memory
+    assert (pool.status.held, pool.status.quarantined, kept[0]() is None) == (0, 1, False)
     model.lease(0).give_back()
     model.close()
-    assert (pool.status.held, pool.status.quarantined, pool.status.idle) == (0, 0, 1 if is_spoiled else 2)
+    assert (pool.status.quarantined, pool.status.idle, kept[0]() is None) == (0, 1, True)
 
 
-def test_an_overflow_comes_back_when_its_request_is_stale(pool: SlotPool) -> None:
-    own, overflow, memories = take_both(pool)
-    memories.clear()
-    assert (pool.status.held, pool.status.quarantined, pool.status.idle) == (0, 0, 2)
-    assert (own.state, overflow.state, own.slots[0].kept) == ("free", "free", ())
-    assert own.slots[0].record.generation == 2
-
-
-def test_an_overflow_goes_with_the_pool(pool: SlotPool) -> None:
-    _, _, memories = take_both(pool)
-    kept = weakref.ref(memories.pop())
+def test_it_goes_with_the_pool(pool: SlotPool) -> None:
+    region, memory = pool.redeem(pool.request(NEED, "a test"))
+    kept = weakref.ref(beside := np.empty(8))
+    region.slots[0].kept = (beside,)
+    region.slots[0].begin(b"")
+    del beside, memory
     pool.close()
     assert kept() is None
-    assert pool.status.held == 0
+
+
+# Regions that grow
+
+
+@pytest.mark.parametrize("kind", RegionKind)
+def test_a_region_grows_with_what_lies_there(pool: SlotPool, kind: RegionKind) -> None:
+    region, memory = pool.redeem(pool.request(Need(PAGE_SIZE, kind=kind), "a test"))
+    memory[region.data_offset :] = 7
+    before, slot = (region.key, region.token, region.data_end), region.slots[0]
+    generation = slot.begin(b"")
+    model = open_region(*before[:2], "region")
+    assert pool.grow(region, region.data_end + 5 * PAGE_SIZE)
+    assert (region.key, region.data_end) == (before[0], before[2] + 5 * PAGE_SIZE)
+    assert region.token != before[1]
+    assert pool.status.byte_size == region.byte_size == region.data_end
+    with pytest.raises((RegionRefusedError, RegionGoneError), match="token"):
+        open_region(*before[:2], "region")
+    with contextlib.closing(open_region(region.key, region.token, "region")) as again:
+        assert again.header.byte_size == region.byte_size
+        again.bytes()[before[2]] = 9
+        assert (memory[-1], region.buffer[before[2] - 1], region.buffer[before[2]]) == (7, 7, 9)
+        assert again.record(0).generation == model.record(0).generation == slot.record.generation == generation
+    model.record(0).complete(generation, b"")
+    model.close()
+    assert slot.is_completed
+    slot.become_free("answer")
+    del memory
+    found = pool.take_idle(Need(5 * PAGE_SIZE, kind=kind), "another")
+    assert found is not None
+    assert found[0] is region
+
+
+def test_a_region_grows_at_once_or_not_at_all(pool: SlotPool) -> None:
+    region, memory = pool.redeem(pool.request(Need(PAGE_SIZE), "a test"))
+    token = region.token
+    assert not pool.grow(region, 2**16 + PAGE_SIZE)
+    assert pool.grow(region, region.data_end)
+    _, other = pool.redeem(pool.request(Need(2**15), "another"))
+    assert not pool.grow(region, region.data_end + 2**15)
+    assert (region.token, memory.nbytes) == (token, region.byte_size)
+    del other
+    assert pool.grow(region, region.data_end + 2**15)
+    pool.close()
+    with pytest.raises(ClosedError):
+        pool.grow(region, region.data_end + PAGE_SIZE)
+
+
+def test_a_region_that_others_share_does_not_grow(pool: SlotPool) -> None:
+    region, memory = pool.redeem(pool.request(NEED, "a test"))
+    assert not pool.grow(region, region.data_end + 1)
+    del memory
 
 
 # Regions at once, or not at all

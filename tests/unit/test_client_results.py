@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import itertools
 import math
-import struct
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,20 +14,16 @@ import pytest
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.client import ShmClient
-from shm_backend_utils.client.paths.call import GpuBuffer, RegionBuffer
+from shm_backend_utils.client.paths.call import GpuBuffer
 from shm_backend_utils.client.paths.direct import result_of
 from shm_backend_utils.client.result import Result
 from shm_backend_utils.dtypes import BY_NAME, BYTES
 from shm_backend_utils.errors import ClosedError, PeerError
 from shm_backend_utils.memory.cuda.allocations import CudaAllocation
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
-from shm_backend_utils.memory.pool.need import Need
-from shm_backend_utils.memory.pool.options import PoolOptions
-from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol import results
 from shm_backend_utils.protocol.answers import check_output
-from shm_backend_utils.protocol.layout import PAGE_SIZE
 from shm_backend_utils.protocol.results import OutputPlace
 from tests.unit.fake_gpu import DRIVER
 from tests.unit.fake_server import FakeServer, config
@@ -239,62 +232,6 @@ def test_an_array_on_a_gpu_holds_the_call_memory_until_it_dies(gpu: GpuBuffer) -
 
 
 # In a further region of the client's own
-
-
-@pytest.fixture
-def pool() -> Iterator[SlotPool]:
-    with contextlib.closing(SlotPool(PoolOptions(max_bytes=2**20))) as pool:
-        yield pool
-
-
-@pytest.fixture
-def further(pool: SlotPool) -> Iterator[RegionBuffer]:
-    further = RegionBuffer(*pool.redeem(pool.request(Need(PAGE_SIZE, 1, PAGE_SIZE), "a test")))
-    yield further
-    further.memory = further.memory[:0].copy()
-
-
-def read_further(memory: npt.NDArray[np.uint8], further: RegionBuffer, *places: OutputPlace) -> Result:
-    return result_of(places, memory, [further], lambda: None)
-
-
-def test_an_output_is_a_view_of_the_further_region(memory: npt.NDArray[np.uint8], further: RegionBuffer) -> None:
-    offset = further.region.data_offset
-    array = read_further(memory, further, OutputPlace("Y", FP32, (2, 3), 1, offset, 24, False))["Y"]
-    array[...] = np.arange(6).reshape(2, 3)
-    assert further.memory[offset : offset + 24].view(np.float32).tolist() == [0, 1, 2, 3, 4, 5]
-    assert array.flags.c_contiguous
-    assert array.flags.writeable
-    with pytest.raises(PeerError, match="break the protocol"):
-        read_further(memory, further, OutputPlace("Y", FP32, (1,), 1, further.memory.nbytes, 4, False))
-
-
-def test_strings_are_read_in_a_further_region_too(memory: npt.NDArray[np.uint8], further: RegionBuffer) -> None:
-    encoded = struct.pack("<I1sI3s", 1, b"a", 3, b"\0b\xff")
-    offset = further.region.data_offset
-    further.memory[offset : offset + len(encoded)] = np.frombuffer(encoded, np.uint8)
-    array = read_further(memory, further, OutputPlace("S", BYTES, (2,), 1, offset, len(encoded), False))["S"]
-    assert array.tolist() == [b"a", b"\0b\xff"]
-
-
-def test_an_array_keeps_both_regions_until_it_is_gone(pool: SlotPool, memory: npt.NDArray[np.uint8]) -> None:
-    further = RegionBuffer(*pool.redeem(pool.request(Need(PAGE_SIZE, 1, PAGE_SIZE), "a test")))
-    kept: list[weakref.ref[Any]] = [weakref.ref(further.memory), weakref.ref(owner := memory.view())]
-    array = read_further(owner, further, OutputPlace("Y", FP32, (1,), 1, PAGE_SIZE, 4, False))["Y"]
-    part = array.reshape(1, 1)
-    del further, owner, array
-    gc.collect()
-    assert [each() is None for each in kept] == [False, False]
-    assert pool.status.held == 1
-    del part
-    gc.collect()
-    assert [each() for each in kept] == [None, None]
-    assert pool.status.held == 0
-
-
-def test_a_table_names_it_by_its_secret(further: RegionBuffer) -> None:
-    claim, region = further.claim, further.region
-    assert (claim.key, claim.byte_size, claim.token, claim.slot) == (region.key, region.byte_size, region.token, 0)
 
 
 @pytest.mark.parametrize("dtype", [FP32, INT64])

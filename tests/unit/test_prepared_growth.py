@@ -1,7 +1,4 @@
-"""Room for outputs that found none: prepared calls get it in a second region, and streams' frames by a guess.
-
-The second region follows the first one's fate.
-"""
+"""Room for outputs that found none: regions of prepared calls grow, and streams' frames get some by a guess."""
 
 from __future__ import annotations
 
@@ -31,14 +28,12 @@ from shm_backend_utils.client.inputs.sources import described_inputs
 from shm_backend_utils.client.known_model import KnownModel
 from shm_backend_utils.client.paths import taking
 from shm_backend_utils.client.streams import guessed_rooms
-from shm_backend_utils.errors import CallerError, ClosedError, MachineError, RegionGoneError, ShmError, SlotInDoubtError
-from shm_backend_utils.memory.locks import borrow
+from shm_backend_utils.errors import CallerError, ClosedError, RegionGoneError
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.model_spec import ModelSpec
-from shm_backend_utils.protocol import table
 from shm_backend_utils.protocol.address import SLOT_PARAMETER, parse_address
 from shm_backend_utils.protocol.call_layout import ALIGNMENT, CallLayout
-from shm_backend_utils.protocol.claims import LentRegionClaim
+from shm_backend_utils.protocol.form import TableForm
 from shm_backend_utils.protocol.refusals import refusal
 from tests.opened import open_region
 from tests.unit.fake_server import Arrays, FakeServer, Order, config
@@ -79,23 +74,14 @@ def grown(client: ShmClient, count: int = 1000) -> PreparedCall:
     return call
 
 
-def lent_to(order: Order) -> list[LentRegionClaim]:
-    """Return the further regions of a request."""
+def has_the_form_of_most(order: Order) -> bool:
+    """Return whether the table of a request is one like those of calls whose sizes were told."""
     address = parse_address(order.parameters[SLOT_PARAMETER])
-    region = open_region(address.key, address.token, "region")
-    _, contents = table.decode(bytes(region.record(address.slot).request), region.data_offset, region.header.byte_size)
-    region.close()
-    return [claim for claim in contents.regions if isinstance(claim, LentRegionClaim)]
-
-
-def refuse_lent(error: ShmError) -> Any:
-    """Return what a server does before an order whose further region it cannot have."""
-
-    def before(order: Order) -> None:
-        if lent_to(order):
-            raise InferenceError(refusal(error))
-
-    return before
+    with contextlib.closing(open_region(address.key, address.token, "region")) as region:
+        record, form = region.record(address.slot), TableForm.of(ModelSpec.from_config(config("m")))
+        data = bytes(record.request)
+        assert form is not None
+        return form.decode(data, record.generation, region.data_offset, region.header.byte_size) is not None
 
 
 def lose(order: Order) -> None:
@@ -106,21 +92,21 @@ def test_a_call_grows_and_grows_again_and_stays(server: FakeServer, client: ShmC
     with client.prepare("m", INPUTS) as call:
         overflows = [bool(count_to(call, count).overflowed) for count in (10, 10, 12, 1000, 1000, 3, 10**6, 10**6, 0)]
         assert overflows == [True, False, False, True, False, False, True, False, False]
-        assert client.stats().slots_held == 2
-        assert len(lent_to(server.orders[-1])) == 1
+        assert client.stats().slots_held == 1
+        assert has_the_form_of_most(server.orders[-1])
         assert count_to(call, 1000).bytes_avoided == 4 + 4000
     assert client.stats().slots_held == 0
     with client.prepare("m", INPUTS, outputs={"OUT0": 4000}) as call:  # which never overflows
         for count in (1000, 1, 0):
             count_to(call, count).release()
-            assert lent_to(server.orders[-1]) == []
+            assert has_the_form_of_most(server.orders[-1])
         assert client.stats().slots_held == 1
 
 
 def test_the_array_of_an_earlier_result_stays_when_the_call_grows_and_when_it_is_closed(client: ShmClient) -> None:
     call = client.prepare("m", INPUTS)
     kept = [count_to(call, count)["OUT0"] for count in (10, 10, 1000, 1000, 10**5, 10**5)][1::2]
-    assert client.stats().slots_held == 4
+    assert client.stats().slots_held == 1
     call.close()
     assert [array.tolist() == list(range(array.size)) for array in kept] == [True] * 3
     kept.clear()
@@ -179,22 +165,6 @@ def test_a_call_grows_into_memory_that_lies_idle(client: ShmClient) -> None:
     assert len(sizes) == 1
 
 
-@pytest.mark.parametrize(
-    ("error", "after"),
-    [(RegionGoneError("regions[1]", "it does not exist"), False), (MachineError("too much is mapped already"), True)],
-    ids=["gone", "not mapped"],
-)
-def test_a_second_region_that_no_model_opens_is_done_without(
-    server: FakeServer, client: ShmClient, error: ShmError, after: bool
-) -> None:
-    with grown(client) as call:
-        server.before = refuse_lent(error)
-        assert count_to(call, 1000).overflowed
-        server.before = lambda order: None
-        assert [bool(count_to(call, 1000).overflowed) for _ in range(2)] == [after, after]
-    assert client.stats().slots_held == client.stats().quarantined == 0
-
-
 def test_a_call_whose_own_region_is_gone_is_lost_as_ever(server: FakeServer, client: ShmClient) -> None:
     def refuse(order: Order) -> None:
         raise InferenceError(refusal(RegionGoneError("shm_slot", "it does not exist")))
@@ -217,9 +187,7 @@ def without_an_answer(server: FakeServer, call: PreparedCall) -> Order:
     return server.orders[-1]
 
 
-def test_after_a_request_without_an_answer_the_call_goes_on_in_both_regions(
-    server: FakeServer, client: ShmClient
-) -> None:
+def test_after_a_request_without_an_answer_the_call_goes_on(server: FakeServer, client: ShmClient) -> None:
     def fail(_: Order, inputs: Arrays) -> Arrays:
         raise InferenceError("the model failed")
 
@@ -236,44 +204,22 @@ def test_after_a_request_without_an_answer_the_call_goes_on_in_both_regions(
     assert client.stats().slots_held == client.stats().quarantined == 0
 
 
-@contextlib.contextmanager
-def borrowed(server: FakeServer) -> Iterator[None]:
-    """Have a model borrow the second region of the last call."""
-    (claim,) = lent_to(server.orders[-1])
-    overflow = open_region(claim.key, claim.token, "overflow")
-    lease = borrow(overflow.segment.fileno(), overflow.record_offset(0))
-    assert lease is not None
-    yield
-    lease.give_back()
-    overflow.close()
-
-
-def test_a_call_waits_for_who_has_borrowed_the_second_region(server: FakeServer, client: ShmClient) -> None:
-    with grown(client) as call:
-        with borrowed(server):
-            without_an_answer(server, call)
-            for _ in range(2):
-                with pytest.raises(SlotInDoubtError):
-                    call.infer()
-        assert not count_to(call, 500).overflowed
-
-
 @pytest.mark.parametrize("way", ["closed", "garbage"])
-def test_the_second_region_of_a_call_in_doubt_is_nobodys_before_the_request_is_stale(
+def test_the_region_of_a_call_in_doubt_is_nobodys_before_the_request_is_stale(
     server: FakeServer, client: ShmClient, way: str
 ) -> None:
     call = grown(client)
-    (claim,) = lent_to(server.orders[-1])
-    mine = call.inputs["IN0"]  # keeps the first region: nobody can take it back
+    address = parse_address(server.orders[-1].parameters[SLOT_PARAMETER])
+    mine = call.inputs["IN0"]  # keeps the region: nobody can take it back
     late = without_an_answer(server, call)
     call.close()
     if way == "garbage":
         del call
         gc.collect()
-    assert client.stats().slots_held == 2
+    assert client.stats().slots_held == 1
     with client.prepare("m", INPUTS, outputs={"OUT0": 4000}) as other:
         before = count_to(other, 1000)["OUT0"]
-        assert claim.key not in str(server.orders[-1].parameters)
+        assert address.key not in str(server.orders[-1].parameters)
         server.infer(late)
         assert before.tolist() == list(range(1000))
     del mine, before
@@ -315,14 +261,14 @@ def test_a_call_that_is_closed_while_it_grows_gives_everything_back(
 ) -> None:
     call = client.prepare("m", INPUTS)
     assert count_to(call, 1000).overflowed
-    take_at_once = taking.take_at_once
+    grow = taking.grow
 
     def close_meanwhile(*arguments: Any) -> Any:
-        overflow = yield from take_at_once(*arguments)
+        has_room = yield from grow(*arguments)
         call.close()
-        return overflow
+        return has_room
 
-    monkeypatch.setattr("shm_backend_utils.client.calls.take_at_once", close_meanwhile)
+    monkeypatch.setattr("shm_backend_utils.client.calls.grow", close_meanwhile)
     with pytest.raises(ClosedError):
         call.infer()
     gc.collect()

@@ -354,6 +354,6 @@ def test_an_array_that_exceeds_its_span_is_none(region: ManagedRegion, shape: tu
 def test_what_is_open_is_not_changed_by_a_header_that_is_overwritten(region: ManagedRegion) -> None:
     peer = opened(region)
     region.bytes()[: layout.PAGE_SIZE] = 0xFF
-    peer.check(FIELD)
+    peer.segment.check(peer.header.byte_size, FIELD)
     assert (peer.header, peer.data_offset) == (region.header, region.data_offset)
     peer.close()

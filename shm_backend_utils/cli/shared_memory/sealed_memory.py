@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from ...memory import locks
 from ...memory.descriptors import Descriptor
 from ...memory.sealed import LINK
+from ...memory.shared_file import BLOCK_SIZE
 from ...protocol import layout
 from .processes import Holder, Identity, Processes, look_into_processes
 
@@ -100,7 +101,7 @@ def _report(link: str) -> tuple[Identity, SealedMemory] | None:
         records = [] if header is None else [layout.record_offset(slot, header.record_byte_size) for slot in slots]
         memory = SealedMemory(
             inode=status.st_ino,
-            byte_size=status.st_size,
+            byte_size=status.st_blocks * BLOCK_SIZE,
             uid=status.st_uid,
             is_owner_alive=locks.is_owner_alive(fd),
             slot_count=len(records),

@@ -15,12 +15,9 @@ from ...dtypes import BY_NAME, BYTES
 from ...errors import CallerError, ClosedError, PeerError
 from ...memory.cuda.runtime import CudaRuntime
 from ...memory.kinds import RegionKind
-from ...memory.managed import array_at
-from ...memory.pool.slot import SlotRegion
 from ...model_spec import ModelSpec
 from ...protocol.answers import check_output
 from ...protocol.call_layout import AnyInput, CallInput, CallLayout
-from ...protocol.claims import LentRegionClaim
 from ...tensors.cuda.device_array import DeviceArray
 from ...tensors.cuda.libraries import as_library
 from ..errors import DeadlineExceededError, InferenceError
@@ -44,7 +41,6 @@ __all__ = [
     "HostMemory",
     "InRegion",
     "Plan",
-    "RegionBuffer",
     "check_sequence_id",
     "checked_output",
     "is_answer",
@@ -61,35 +57,6 @@ class Buffer(Protocol):
 
     def array_at(self, owner: object, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
         """Return an array over the memory, which keeps ``owner``, too; ValueError if it would end beyond it."""
-
-    def fence(self) -> bool:
-        """As of :class:`.Fenced`."""
-
-
-class RegionBuffer:
-    """A region of the client's pool that a request uses beside the one that its slot is in."""
-
-    def __init__(self, region: SlotRegion, memory: npt.NDArray[np.uint8]) -> None:
-        self.region = region
-        self.memory = memory
-        self.byte_size = region.byte_size
-
-    @property
-    def claim(self) -> LentRegionClaim:
-        """What a table says of it."""
-        return LentRegionClaim(self.region.key, self.region.byte_size, self.region.token, 0, fence=0)
-
-    def array_at(self, owner: object, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
-        """As of :class:`Buffer`."""
-        size = self.memory.nbytes - offset
-        array = array_at(np.asarray(_Keeper(self.memory, owner)), offset, dtype, shape, size)
-        if array is None:
-            raise ValueError(f"a tensor of shape {shape} in {size} bytes")
-        return array
-
-    def fence(self) -> bool:
-        """As of :class:`.Fenced`: models of earlier releases borrow its own slot."""
-        return self.region.slots[0].fence()
 
 
 class GpuBuffer:
@@ -110,26 +77,12 @@ class GpuBuffer:
         array = self.plain_array_at(owner, offset, dtype, shape)
         return array if self._library is None else as_library(array, self._library)
 
-    def fence(self) -> bool:
-        """As of :class:`.Fenced`: models that use it borrow the call's slot."""
-        return True
-
     def plain_array_at(self, owner: object, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> DeviceArray:
         """As :meth:`array_at`, of no library."""
         size = self.byte_size - offset
         if math.prod(shape) * dtype.itemsize > size:
             raise ValueError(f"a tensor of shape {shape} in {size} bytes")
         return DeviceArray(self.runtime, self.address + offset, shape, dtype, self.device, (self._keeper, owner))
-
-
-class _Keeper:
-    """What NumPy makes an array of memory from, which keeps this, and so an owner as well."""
-
-    __slots__ = ("__array_interface__", "_owner")
-
-    def __init__(self, memory: npt.NDArray[np.uint8], owner: object) -> None:
-        self.__array_interface__ = memory.__array_interface__
-        self._owner = memory, owner
 
 
 LONG_COPY: Final = 4 * 2**20

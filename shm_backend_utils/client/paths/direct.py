@@ -19,7 +19,7 @@ from ...memory.pool.slot import Slot, SlotRegion
 from ...memory.pool.states import AFTER, FREE
 from ...protocol import results
 from ...protocol.answers import missing_output
-from ...protocol.call_layout import aligned
+from ...protocol.call_layout import CallLayout, aligned
 from ...protocol.refusals import NOT_OPENED, code_in
 from ...protocol.results import broken_results
 from ...protocol.spans import InputSpan, OutputSpan
@@ -28,9 +28,8 @@ from ...tensors.strings import Strings
 from ..errors import InferenceError, MemoryRefusedError
 from ..inputs.sources import Source
 from ..result import Result
-from ..settings import left_until
 from ..steps import Send, Steps
-from .call import Buffer, Call, HostMemory, InRegion, RegionBuffer, is_answer, output_in, source_of
+from .call import Buffer, Call, HostMemory, InRegion, is_answer, output_in, source_of
 from .on_gpus import CallOnGpus
 from .triton_shm import no_strings
 
@@ -179,11 +178,11 @@ def result_of(
                     array = _strings(name, array, shape)
                 elif (array.dtype, array.shape) != (dtype.numpy, shape):
                     raise broken_results(f"{name}, which came as {array.dtype} {list(array.shape)}")
-            elif dtype is BYTES and region:
-                array = _strings(name, buffers[region - 1].array_at(memory, offset, _BYTE, (byte_size,)), shape)
-            elif dtype is BYTES:
+            elif dtype is BYTES and not region:
                 array = _strings(name, memory[offset : offset + byte_size], shape)
             elif region:
+                if dtype is BYTES:
+                    raise broken_results(f"{name}, which are strings, on a GPU")
                 array = buffers[region - 1].array_at(memory, offset, dtype.numpy, shape)
             else:
                 array = np.ndarray(shape, dtype.numpy, memory, offset)
@@ -211,33 +210,29 @@ def _separate(places: Sequence[results.OutputPlace], arrays: dict[str, Any]) -> 
 
 
 def _strings(name: str, encoded: Any, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    if not isinstance(encoded, np.ndarray):
-        raise broken_results(f"{name}, which are strings, on a GPU")
     if encoded.dtype != _BYTE:
         raise broken_results(f"{name} as {encoded.dtype}")
     return Strings.encoded_as(name, encoded, shape).numpy()
 
 
-_GONE: Final = "shm:gone"
-_NOT_MAPPED: Final = frozenset({_GONE, "shm:refused", "shm:machine"})
+class _Kept:
+    """What NumPy makes an array of a grown region from: it keeps the former array, by which the region is in use."""
+
+    def __init__(self, memory: HostMemory, former: HostMemory) -> None:
+        self.__array_interface__ = memory.__array_interface__
+        self._kept = memory, former
 
 
 @dataclass(eq=False, repr=False)
 class PreparedDirectCall(DirectCall):
     """A call whose inputs the user fills. Strings are objects there, and become bytes with each request.
 
-    The user has arrays over the inputs, so they stay where they are. Outputs that found no room get some in a second
-    region, the overflow, which the call's slot fences, too.
+    The user has arrays over the inputs, so they stay where they are. Outputs that found no room get some behind all
+    others, for which the region grows: then this is a call like one whose sizes were told.
     """
 
     lacking: Mapping[str, int] = field(default_factory=dict, init=False)  # outputs without room, their bytes
     _filled: dict[str, Any] | None = field(default=None, init=False)
-    _overflow: RegionBuffer | None = field(default=None, init=False)
-    _rooms: Mapping[str, int] = field(default_factory=dict, init=False)  # of the overflow
-    _grows: bool = field(default=True, init=False)
-
-    def __post_init__(self) -> None:
-        self._first = self.layout, self.buffers
 
     def arrays(self) -> dict[str, Any]:
         if self._filled is None:
@@ -249,66 +244,38 @@ class PreparedDirectCall(DirectCall):
         for name, span in self.layout.table.inputs.items():
             if span.dtype is BYTES:
                 self._write_strings(name, span)
-        deadline = time.monotonic() + timeout_s
-        result: Result | None = None
-        try:
-            result = yield from super().send(left_until(deadline))
-        except InferenceError as error:
-            if not self._drops_overflow(error):
-                raise
-        if result is None:
-            result = yield from super().send(left_until(deadline))
-        if (result.overflowed or self.lacking) and self._grows:
-            rooms = self._first[0].table.outputs
-            on_host = {name for name, room in rooms.items() if not room.region}
-            self.lacking = {name: size for name, size in result.overflowed.items() if name in on_host}
+        result = yield from super().send(timeout_s)
+        if result.overflowed or self.lacking:
+            rooms = self.layout.table.outputs
+            self.lacking = {name: size for name, size in result.overflowed.items() if not rooms[name].region}
         return result
 
-    def rooms(self, learned: Mapping[str, int]) -> dict[str, int]:
-        """Return how many bytes of an overflow outputs should have; ``learned`` is what they need for each row."""
-        rows = self.layout.batch_size or 1
-        return {name: max(size, learned.get(name, 0) * rows) for name, size in {**self._rooms, **self.lacking}.items()}
+    def with_room(self, learned: Mapping[str, int]) -> CallLayout:
+        """Return the layout with room for all outputs on the host; ``learned`` is what they need for each row.
 
-    def extend(self, overflow: RegionBuffer, rooms: Mapping[str, int]) -> None:
-        """Have an overflow instead of the one before, with so many bytes for these outputs."""
-        self._use(overflow, rooms)
-        self.lacking = {}
-        if self.is_closed:  # meanwhile
-            self.close()
+        What had room keeps its place, and arrays of earlier results in the others what is there.
+        """
+        layout, outputs = self.layout, dict(self.layout.table.outputs)
+        end, rows = layout.end, layout.batch_size or 1
+        for name, size in self.lacking.items():
+            outputs[name] = OutputSpan(0, end, max(size, learned.get(name, 0) * rows))
+            end = aligned(end + outputs[name].byte_size)
+        in_order = {name: outputs[name] for name in sorted(outputs, key=lambda name: _BY_PLACE(outputs[name]))}
+        table = layout.table._replace(outputs=in_order)
+        return layout._replace(table=table, end=end, certain=layout.certain | self.lacking.keys())
+
+    def grow(self, layout: CallLayout) -> None:
+        """Have this layout, for which there is room, unless the call was closed meanwhile."""
+        if not self.is_closed:
+            memory = np.frombuffer(self.region.buffer, np.uint8)
+            if memory.nbytes > self.memory.nbytes:
+                self.memory = np.asarray(_Kept(memory, self.memory))
+            self.layout, self.lacking = layout, {}
 
     def close(self) -> None:
         super().close()
-        self._first = self.layout, ()
         self._filled = {}
         self.lacking = {}
-        self._overflow = None
-
-    def _drops_overflow(self, error: InferenceError) -> bool:
-        """Do without the overflow, if a request may have been refused as no model could map it; return whether so."""
-        code = code_in(str(error))
-        if self._overflow is None or code not in _NOT_MAPPED or not self.did_not_start(error):
-            return False
-        self._grows = code == _GONE
-        self._overflow.region.spoil("refusal")
-        self._use(None, {})
-        return True
-
-    def _check_memory_was_opened(self, error: InferenceError) -> None:
-        if self._overflow is None:  # else it goes out again without that: it may be the other memory
-            super()._check_memory_was_opened(error)
-
-    def _use(self, overflow: RegionBuffer | None, rooms: Mapping[str, int]) -> None:
-        """Lay the outputs out anew."""
-        layout, buffers = self._first
-        if overflow is not None:
-            table, outputs = layout.table, dict(layout.table.outputs)
-            buffers = (*buffers, overflow)
-            offset = overflow.region.data_offset
-            for name, byte_size in rooms.items():
-                outputs[name] = OutputSpan(len(buffers), offset, byte_size)
-                offset = aligned(offset + byte_size)
-            layout = layout._replace(table=table._replace(outputs=outputs, regions=(*table.regions, overflow.claim)))
-        self.layout, self.buffers, self._overflow, self._rooms = layout, buffers, overflow, rooms
 
     def _write_strings(self, name: str, span: InputSpan) -> None:
         encoded = Strings.of(name, self.arrays()[name]).encoded

@@ -17,7 +17,7 @@ from ...memory.pool.rows import Row
 from ...memory.pool.slot import SlotRegion
 from ...protocol.call_layout import AnyInput, CallInput, CallLayout, rows_of
 from ...protocol.layout import data_offset
-from ..errors import out_of_time
+from ..errors import DeadlineExceededError, out_of_time
 from ..inputs.devices import Gpus
 from ..known_model import KnownModel
 from ..once import Once
@@ -27,7 +27,7 @@ from .call import LONG_COPY, HostMemory, Plan
 from .on_gpus import LostMemoryError, models_are_done
 from .triton_shm import RegisteredCall
 
-__all__ = ["take", "take_at_once", "take_row", "take_with_devices", "wait_for"]
+__all__ = ["grow", "take", "take_at_once", "take_row", "take_with_devices", "wait_for"]
 
 _MAKING: Final = "its memory was being made"
 
@@ -40,6 +40,17 @@ def take(
     kind = RegionKind.SYSTEM if group == RegisteredCall.path else known.kind
     need = Need(end - data_offset(slot_count, size), slot_count, size, group, kind)
     return pool.take_idle(need, settings.origin) or (yield from wait_for(pool, settings, need))
+
+
+def grow(pool: SlotPool, settings: CallSettings, region: SlotRegion, end: int) -> Steps[bool]:
+    """Have a region's data reach an offset, if there is room for that now; return whether they do."""
+    work = functools.partial(pool.grow, region, end, settings.deadline)
+    if end - region.data_end < LONG_COPY:
+        return work()
+    try:
+        return (yield from offloaded(work, settings.left_s, _MAKING))
+    except DeadlineExceededError:
+        return False
 
 
 def take_at_once(pool: SlotPool, settings: CallSettings, need: Need) -> Steps[tuple[SlotRegion, HostMemory] | None]:

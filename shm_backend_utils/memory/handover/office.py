@@ -61,6 +61,10 @@ class Office:
         self._offers[key.number] = Offer(token, access, copy)
         self._issued.pop(key.number, None)
 
+    def renew(self, key: SealedKey, token: bytes) -> None:
+        """Hand a region over to those who know another token; KeyError if it was withdrawn."""
+        self._offers[key.number] = self._offers[key.number]._replace(token=token)
+
     def withdraw(self, key: SealedKey) -> None:
         """Hand a region over no longer. Twice is fine. Takes no lock, so that finalizers may call it."""
         self._forget(key.number)

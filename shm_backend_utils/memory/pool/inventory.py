@@ -11,14 +11,15 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from ...errors import ClosedError
-from .need import DIRECT, FAR_MORE, SMALL, Ticket
+from ..kinds import RegionKind
+from .need import DIRECT, FAR_MORE, SMALL, Need, Ticket
 from .options import PoolStatus
 from .slot import SlotRegion, Whole
 from .states import SPOILED
 
 __all__ = ["Inventory", "Kind", "Shelf"]
 
-Kind = tuple[object, ...]
+Kind = tuple[int, int, str, RegionKind]
 """What regions must have in common to be exchanged: slots, records, group."""
 
 _LEAST_PARTS: Final = 8  # from the fifth call on
@@ -123,6 +124,19 @@ class Inventory:
             self.shelves[kind] = tuple(sorted((*self.shelves.get(kind, ()), shelf), key=lambda each: each.capacity))
         region.shelf = shelf.regions
         self._kinds[region] = kind
+
+    def room_to_grow(self, region: SlotRegion, byte_size: int) -> Ticket | None:
+        """Return a ticket with room for more bytes of a region, until :meth:`have_grown`; None if there is none."""
+        ticket = Ticket(Need(byte_size, *self._kinds[region]), byte_size, region.holder)
+        return ticket if self._make_room(ticket) else None
+
+    def have_grown(self, region: SlotRegion, ticket: Ticket) -> None:
+        """Take note that a region has grown, or has not; it goes if the pool was closed meanwhile."""
+        self._rooms.discard(weakref.ref(ticket))
+        if region in self._kinds:
+            self._add(region, self._kinds[region])
+        else:
+            region.destroy()
 
     def _make_room(self, ticket: Ticket) -> bool:
         """Have room for a ticket's new region, for which idle ones may have to go; return whether there is enough.

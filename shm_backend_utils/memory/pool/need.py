@@ -11,7 +11,7 @@ from ..kinds import RegionKind
 from ..rounding import roomy, whole_pages
 from .slot import SlotRegion
 
-__all__ = ["DIRECT", "FAR_MORE", "SMALL", "Need", "Ticket", "least_size", "region_size"]
+__all__ = ["DIRECT", "FAR_MORE", "PREPARED", "SMALL", "Need", "Ticket", "least_size", "region_size"]
 
 FAR_MORE: Final = 16
 """So many times what a call needs is left to idle, and to go in time, if it is more than ``SMALL``."""
@@ -20,6 +20,9 @@ SMALL: Final = 2**20
 
 DIRECT: Final = "direct"
 """The group of regions for calls on the direct path that need nothing but memory on the host."""
+
+PREPARED: Final = "direct, prepared"
+"""The group of those for prepared calls, which have a region by themselves: it may grow."""
 
 
 class Need(NamedTuple):

@@ -22,6 +22,7 @@ from ...protocol.layout import data_offset
 from ..kinds import RegionKind
 from ..machine_memory import MORE_MEMORY, memory_bytes
 from ..repeater import Repeater
+from ..rounding import whole_pages
 from ..shared_file import MORE_ROOM, total_bytes
 from .inventory import Inventory
 from .need import FAR_MORE, SMALL, Need, Ticket, least_size, region_size
@@ -124,6 +125,30 @@ class SlotPool:
         if is_new and self.options.prefault:
             region.prefault(deadline)
         return region, memory
+
+    def grow(self, region: SlotRegion, end: int, deadline: float = math.inf) -> bool:
+        """Make a region that is held larger, if there is room at once; return whether its data reach ``end`` then."""
+        more = whole_pages(end) - region.byte_size
+        if more <= 0 or not region.can_grow:
+            return end <= region.data_end
+        self._look_at_budget()
+        with self._lock:
+            if self._closed:
+                raise ClosedError("this client")
+            ticket = None if self._waiting else self._inventory.room_to_grow(region, more)
+        if ticket is None:
+            return False
+        try:
+            region.grow(end, deadline)
+        except OSError:  # TimeoutError is one
+            return False
+        finally:
+            with self._lock:
+                self._inventory.have_grown(region, ticket)
+                self._serve()
+        if self.options.prefault:
+            region.prefault(deadline)
+        return True
 
     def withdraw(self, ticket: Ticket) -> None:
         """Give up a ticket, granted or not; it cannot be redeemed then. Nothing happens if it was redeemed."""

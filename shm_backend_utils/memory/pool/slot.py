@@ -6,7 +6,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from ...errors import ClosedError
 from ...protocol.address import SlotAddress
@@ -18,14 +18,7 @@ from ..kinds import RegionKind
 from ..managed import ManagedRegion
 from .states import AFTER, FREE, SENT, SPOILED, State
 
-__all__ = ["Fenced", "Slot", "SlotRegion", "Whole", "make_parts"]
-
-
-class Fenced(Protocol):
-    """Memory beside a slot's region, which the request there may use."""
-
-    def fence(self) -> bool:
-        """Make sure that no request which was ever sent will touch it, once those of the slot will not."""
+__all__ = ["Slot", "SlotRegion", "Whole", "make_parts"]
 
 
 class Slot:
@@ -35,15 +28,21 @@ class Slot:
 
     def __init__(self, region: ManagedRegion, index: int) -> None:
         self._region = region
-        self._record: SlotRecord | None = region.record(index)
+        self.index = index
+        self.bind()
+        self.generation = 0  # of the request that was sent last; 0 before the first
+        self.state: State = FREE
+        self.kept: Sequence[object] = ()  # other memory that the request may use, until this slot is free again
+
+    def bind(self) -> None:
+        """Take the record, and the address, of the region as it is now."""
+        self._record: SlotRecord | None = self._region.record(self.index)
         # The model's half of the record, to be copied out all at once; empty once the region is destroyed.
         self.results = self._record.results
         # The value of shm_slot, with %s for the model's name: nothing else in an address has a percent sign.
-        self.address_pattern = str(SlotAddress("%s", region.segment.key, region.header.token.hex(), index))
-        self.index = index
-        self.generation = 0  # of the request that was sent last; 0 before the first
-        self.state: State = FREE
-        self.kept: Sequence[Fenced] = ()  # other memory that the request may use, until this slot is free again
+        self.address_pattern = str(
+            SlotAddress("%s", self._region.segment.key, self._region.header.token.hex(), self.index)
+        )
 
     @property
     def record(self) -> SlotRecord:
@@ -84,10 +83,10 @@ class Slot:
         return self._record is not None and self._record.started != self._record.completed
 
     def fence(self) -> bool:
-        """Make sure that no request that was ever sent will touch the slot again, nor what is kept for it.
+        """Make sure that no request that was ever sent will touch the slot, nor what is kept for it; return whether.
 
-        Return whether that is so now. Holding the lease shows that no model executes here. The generation that is
-        raised meanwhile makes every request that is still on its way a stale one, which is refused when it arrives.
+        Holding the lease shows that no model executes here. The generation that is raised meanwhile makes every request
+        that is still on its way a stale one, which is refused when it arrives.
         """
         if self._record is None:
             return False
@@ -98,7 +97,7 @@ class Slot:
             self._raise_generation()
         finally:
             lease.give_back()
-        return all(each.fence() for each in self.kept)
+        return True
 
     def reclaim(self) -> bool:
         """Fence the slot, which is free then; return whether it is."""
@@ -207,6 +206,20 @@ class SlotRegion:
         self.holder: object = None  # None if nobody has it
         self.idle_since = 0.0  # by time.monotonic()
         self.shelf: deque[SlotRegion] | None = None  # where its pool keeps it while nobody has it
+
+    @property
+    def can_grow(self) -> bool:
+        """Whether all of it is the memory of one slot."""
+        return len(self.whole.slots) == 1
+
+    def grow(self, byte_size: int, deadline: float) -> None:
+        """Make it larger, with what lies there; raises as :meth:`.ManagedRegion.grow`."""
+        self._region.grow(byte_size, deadline)
+        self.byte_size = self.data_end = self._region.header.byte_size
+        self.capacity = self.data_end - self.data_offset
+        self.buffer = self._region.buffer()
+        for slot in self.slots:
+            slot.bind()
 
     @property
     def key(self) -> str:

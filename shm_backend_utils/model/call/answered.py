@@ -12,24 +12,27 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from ... import dtypes
 from ...dtypes import BY_NAME, BYTES, DType
 from ...errors import ModelError, ShmError, TableError, TensorError
+from ...model_spec import ModelSpec
 from ...protocol import results
 from ...protocol.claims import CudaRegionClaim
 from ...protocol.layout import COMPLETED, RESULTS
 from ...protocol.results import OutputForm
 from ...protocol.spans import OutputSpan
 from ...tensors.cuda.device_view import DeviceView
+from ...tensors.cuda.imported import is_on_gpu
 from ...tensors.strings import Strings
 from ...tensors.strings_view import StringsView
+from ...tensors.values import whole_array
 from ...tensors.view import DIRECT, TRITON, TensorView
 from ..delivered import DeliveredView, InputView
 from ..forward import check_all_are_over
 from ..mapping.memory import DeviceMemory, HostMemory, Memory
-from .outputs import Output, array_of, check_output, may_not_write, not_written
-from .received import ReceivedRequest
+from .received import Output, ReceivedRequest
 
-__all__ = ["AnsweredRequest"]
+__all__ = ["AnsweredRequest", "array_of", "check_output"]
 
 # What a named tuple's own constructor does, without the function around it.
 _output: Final[Callable[[type[Output], tuple[Any, ...]], Output]] = tuple.__new__
@@ -428,3 +431,41 @@ def _forget_locals(error: BaseException) -> None:
         seen.add(id(each))
         traceback.clear_frames(each.__traceback__)
         each = each.__cause__ or each.__context__
+
+
+def check_output(spec: ModelSpec, name: str, numpy_dtype: np.dtype[Any], shape: tuple[int, ...]) -> DType:
+    """Return the data type of an output that the model makes."""
+    try:
+        dtype = dtypes.from_numpy(numpy_dtype, name)
+        spec.output(name).check(dtype, shape)
+    except TensorError as error:
+        raise may_not_write(error) from None
+    return dtype
+
+
+def may_not_write(error: TensorError) -> ModelError:
+    """Return the error of a model whose output is not what its configuration says."""
+    return ModelError(f"model.py wrote an output that it may not: {error}")
+
+
+def not_written(spec: ModelSpec, name: str) -> ModelError:
+    """Return the error for a requested output that ``model.py`` has not written."""
+    ways = f"call.put({name!r}, array) or call.output({name!r}, shape, dtype)"
+    if spec.output(name).dtype is BYTES:
+        ways = f"call.put({name!r}, strings)"
+    return ModelError(
+        f"output {name!r} was requested, but model.py wrote none; write it by {ways}: what a function returns is not "
+        "sent"
+    )
+
+
+def array_of(spec: ModelSpec, name: str, value: Any, adopt: Callable[[Any], Any]) -> Any:
+    """Return what a user gives as output ``name`` as an array of NumPy, or, if it is on a GPU, as ``adopt`` has it."""
+    if type(value) is np.ndarray and value.dtype in dtypes.BY_NUMPY:
+        return value
+    if isinstance(value, TensorView):
+        return value.array
+    try:
+        return adopt(value) if is_on_gpu(value) else whole_array(spec, spec.output(name), value)
+    except TensorError as error:
+        raise may_not_write(error) from None

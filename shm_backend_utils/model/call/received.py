@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from json.scanner import make_scanner
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,16 +41,25 @@ from ..forward import Forwarding
 from ..mapping.mapped import ProbeFound, Slot, replayed, stale
 from ..mapping.memory import HostMemory, Memory
 from ..mapping.resolver import FurtherRegions
-from .outputs import Output
 from .probe import answer_probe
 
-__all__ = ["ReceivedRequest", "check_rows", "check_table"]
+__all__ = ["Output", "ReceivedRequest", "check_rows", "check_table"]
 
 _OURS: Final = "shm_"  # the parameters of this package begin so
 _NO_MEMORY: Final = HostMemory(np.empty(0, np.uint8))  # region 0 of a request without a slot; no span is in it
 
 # What json.loads does, without the functions around it.
 scan_json: Final[Callable[[str, int], tuple[dict[str, Any], int]]] = make_scanner(json.JSONDecoder())  # type: ignore[arg-type]
+
+
+class Output(NamedTuple):
+    """One output that the model has made."""
+
+    view: TensorView  # over its memory
+    encoded: bytes = b""  # as results have it; made at the end for what is in the response
+    region: int | None = None  # that it lies in; None if it goes back through Triton
+    source: Any = None  # a DeviceArray that the model fills instead; copied when the call ends
+    was_copied: bool = False  # to where it is
 
 
 class ReceivedRequest:

@@ -19,7 +19,7 @@ from ...protocol import results
 from ...protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
 from ...protocol.answers import missing_output
 from ...protocol.call_layout import CallInput, lay_out
-from ...protocol.claims import CudaRegionClaim, LentRegionClaim, NamedRegionClaim, RegionClaim
+from ...protocol.claims import CudaRegionClaim, LentRegionClaim, RegionClaim
 from ...protocol.layout import data_offset
 from ...protocol.refusals import NOT_OPENED, code_in
 from ...protocol.results import OutputPlace, broken_results
@@ -91,10 +91,9 @@ class Lending:
         lent = self._own[number]
         assert lent is not None
         claim = lent.claim
-        if not isinstance(claim, NamedRegionClaim) and claim.fence is not None:
-            claim = replace(claim, fence=self._lend_own(claim.fence))
         if isinstance(claim, CudaRegionClaim):
-            claim = replace(claim, event=b"")  # so that the other model waits: nobody here would
+            fence = None if claim.fence is None else self._lend_own(claim.fence)
+            claim = replace(claim, fence=fence, event=b"")  # so that the other model waits: nobody here would
         return self._lend(claim, lent.memory)
 
     def _lend(self, claim: RegionClaim, memory: Memory) -> int:

@@ -36,7 +36,7 @@ class FurtherRegions:
 
     memories: list[Memory]  # what spans of the table's further regions lie in, in its order
     mapped: list[MappedRegion]  # the same, as they are mapped
-    borrowed: list[SharedLease]  # those of lent slots that fence their own regions
+    borrowed: list[SharedLease]  # those of lent slots
     passing: list[CudaMapping]  # unmapped before the answer
     _registry: Registry
     _cuda: CudaAccess
@@ -47,9 +47,8 @@ class FurtherRegions:
         self.mapped.append(mapped)
         self.memories.append(memory)
         if isinstance(claim, LentRegionClaim):
-            if claim.fence is None:
-                assert mapped.managed is not None
-                self.borrowed.append(policy.Fence(mapped.managed, claim.slot).borrow())
+            assert mapped.managed is not None
+            self.borrowed.append(policy.Fence(mapped.managed, claim.slot).borrow())
         elif isinstance(claim, CudaRegionClaim) and _is_passing(claim):
             assert isinstance(mapped.segment, CudaMapping)
             self.passing.append(mapped.segment)
@@ -91,9 +90,9 @@ def check_lender(own: Slot | None) -> None:
 
 
 def fence_of(
-    table: Table, claim: CudaRegionClaim | LentRegionClaim, own: Slot | None, found: FurtherRegions
+    table: Table, claim: CudaRegionClaim, own: Slot | None, found: FurtherRegions
 ) -> tuple[MappedRegion, int] | None:
-    """Return the slot of another region that fences one, as that region and its number; None if there is none."""
+    """Return the slot that fences memory of a GPU, as its region and its number; None if there is none."""
     if claim.fence is None:
         return None
     if claim.fence:
@@ -179,7 +178,6 @@ class Resolver:
                 elif isinstance(claim, CudaRegionClaim):
                     mapped, memory = self._device(claim, fence_of(table, claim, own, found), field)
                 else:
-                    fence_of(table, claim, own, found)
                     mapped, memory = self._lent(claim, field)
                 first = seen.setdefault(mapped.segment.identity, number)
                 if first != number:

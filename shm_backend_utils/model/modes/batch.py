@@ -19,7 +19,7 @@ from ...tensors.strings import Strings
 from ...tensors.strings_view import StringsView
 from ...tensors.view import TRITON, TensorView
 from ..call import Call
-from ..call.outputs import array_of, check_output
+from ..call.answered import array_of, check_output
 from ..devices.arrays import DeviceArrays, DeviceUses, shared_by
 from ..mapping.memory import Memory, Pin, Pinning
 
