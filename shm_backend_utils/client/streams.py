@@ -36,17 +36,13 @@ from .steps import Steps, forget_locals
 from .transports.messages import Codec
 
 __all__ = [
-    "FEW_FRAMES",
-    "USUAL_FRAMES",
     "DirectStream",
     "OpenStream",
-    "check_frames",
     "guessed_rooms",
     "holding_told",
     "on_their_gpus",
     "open_stream",
     "responses_of",
-    "ring_end",
 ]
 
 USUAL_FRAMES: Final = 8
@@ -263,11 +259,10 @@ def _open_ring(
 def holding_told(stream: OpenStream) -> telling[DeadlineExceededError]:
     """Where no response came in time as the user holds all of a stream's memory, say so."""
 
-    def meaning(_: DeadlineExceededError) -> BaseException | None:
-        is_held = isinstance(stream.call, DirectStream) and stream.call.is_held
-        return stream_held(stream.known.spec.name) if is_held else None
+    def is_held(_: DeadlineExceededError) -> bool:
+        return isinstance(stream.call, DirectStream) and stream.call.is_held
 
-    return telling(DeadlineExceededError, meaning)
+    return telling(DeadlineExceededError, lambda error: stream_held(stream.known.spec.name) if is_held(error) else None)
 
 
 def responses_of(core: Core, stream: OpenStream, answer: Any) -> list[Result]:

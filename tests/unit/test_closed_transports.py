@@ -163,7 +163,7 @@ def test_what_grpc_had_not_quite_begun(server: HoldingServer) -> None:
         transport.close()
         raise ValueError("Cannot invoke RPC: Channel closed!")
 
-    transport._service = lambda: SimpleNamespace(ModelStreamInfer=begin)
+    transport._connections, transport._service = None, lambda: SimpleNamespace(ModelStreamInfer=begin)
     with CLOSED:
         next(stream(transport))
 
@@ -194,7 +194,7 @@ def test_what_fails_while_it_is_open_has_not_ended(server: HoldingServer) -> Non
     def fail(*_: Any, **__: Any) -> None:
         raise ValueError("metadata was invalid")
 
-    transport._service = lambda: SimpleNamespace(ModelStreamInfer=fail)
+    transport._connections, transport._service = None, lambda: SimpleNamespace(ModelStreamInfer=fail)
     with pytest.raises(ValueError, match="metadata was invalid"):
         next(stream(transport))
     transport.close()
@@ -222,7 +222,7 @@ class EndlessCall:
 @over_grpc
 def test_a_stream_is_read_no_further_than_a_little_ahead_of_its_user(server: HoldingServer) -> None:
     transport, call = cast(Any, connect(server.url, None)), EndlessCall()
-    transport._service = lambda: SimpleNamespace(ModelStreamInfer=lambda *_, **__: call)
+    transport._connections, transport._service = None, lambda: SimpleNamespace(ModelStreamInfer=lambda *_, **__: call)
     answers = stream(transport)
     for taken in range(1, 20):
         next(answers)

@@ -1,8 +1,7 @@
-"""A connection over gRPC keeps a stream whose request was answered for the next one, and not for long."""
+"""Streams over gRPC, on sockets and by grpcio: how they end, and which socket is kept for the next one."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,11 +28,13 @@ class Service(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mi
 
     def __init__(self) -> None:
         self.streams: list[list[str]] = []  # the ids of the requests of each stream so far
+        self.peers: list[str] = []  # whose they were
         self.open = 0  # how many streams there are now
 
-    def ModelStreamInfer(self, requests: Any, _: Any) -> Iterator[Any]:
+    def ModelStreamInfer(self, requests: Any, context: Any) -> Iterator[Any]:
         seen = list[str]()
         self.streams.append(seen)
+        self.peers.append(context.peer())
         self.open += 1
         for request in requests:
             seen.append(request.id)
@@ -57,8 +58,7 @@ def service() -> Service:
 
 
 @pytest.fixture
-def transport(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Transport]:
-    monkeypatch.setattr(streams, "KEPT_S", PATIENCE_S)  # however busy the machine is
+def transport(service: Service) -> Iterator[Transport]:
     with serving(service) as url:
         transport = connect(url, None)
         yield transport
@@ -83,28 +83,37 @@ def answers(transport: Transport, name: str, metadata: Any = None) -> Any:
     return transport.stream(message, PATIENCE_S)
 
 
-def test_one_stream_carries_the_requests_of_one_caller(transport: Transport, service: Service) -> None:
-    counts = [3, 0, 7, 1]
-    assert [len(list(answers(transport, str(count)))) for count in counts] == counts
-    assert service.streams == [["3", "0", "7", "1"]]
+@pytest.mark.parametrize("metadata", [None, [("name", "value")]], ids=["sockets", "grpcio"])
+def test_one_connection_carries_the_streams_of_one_caller(
+    transport: Transport, service: Service, metadata: Any
+) -> None:
+    for count in (3, 0, 7, 1):
+        assert len(list(answers(transport, str(count), metadata))) == count
+        wait_until(lambda: not cast(Any, transport)._streams.used)
+    assert service.streams == [["3"], ["0"], ["7"], ["1"]]
+    assert len({*service.peers}) == 1
+    assert len(cast(Any, transport)._idle) == (metadata is None)
 
 
-def test_callers_at_once_have_a_stream_each(transport: Transport, service: Service) -> None:
+def test_callers_at_once_have_a_connection_each(transport: Transport, service: Service) -> None:
     first, second = answers(transport, "2"), answers(transport, "3")
     assert [next(first).id, next(second).id] == ["2", "3"]
     assert [[each.id for each in rest] for rest in (first, second)] == [["2"], ["3", "3"]]
-    list(answers(transport, "1"))
-    assert sorted(map(len, service.streams)) == [1, 2]
+    wait_until(lambda: len(cast(Any, transport)._idle) == 2)
+    assert len({*service.peers}) == 2
 
 
-def test_requests_with_other_headers_are_sent_on_another_stream(transport: Transport, service: Service) -> None:
-    for value in ("a", "b", "a"):
-        list(answers(transport, "1", [("name", value)]))
-    assert sorted(map(len, service.streams)) == [1, 2]
+def test_a_stream_is_read_no_further_than_a_little_ahead_of_its_user(transport: Transport) -> None:
+    taken = answers(transport, "9")
+    next(taken)
+    time.sleep(SOON_S)
+    (reading,) = cast(Any, transport)._streams.used
+    assert reading.answers.qsize() == streams.AHEAD + 1
+    assert len(list(taken)) == 8
 
 
 @pytest.mark.parametrize("is_error", [False, True])
-def test_a_stream_is_not_kept_that_its_user_left_or_that_had_an_error(
+def test_a_stream_that_was_left_ends_and_an_error_ends_it(
     transport: Transport, service: Service, is_error: bool
 ) -> None:
     if is_error:
@@ -114,6 +123,7 @@ def test_a_stream_is_not_kept_that_its_user_left_or_that_had_an_error(
         left = answers(transport, "5")
         next(left)
         left.close()
+    wait_until(lambda: not cast(Any, transport)._streams.used)
     assert len(list(answers(transport, "2"))) == 2
     assert service.streams[1:] == [["2"]]
 
@@ -123,41 +133,11 @@ def test_a_stream_that_ends_before_its_last_response_is_an_error(transport: Tran
         list(answers(transport, ""))
 
 
-def test_an_idle_stream_ends_soon(transport: Transport, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "KEPT_S", SOON_S)
-    for opened in (1, 2):
-        list(answers(transport, "1"))
-        wait_until(
-            lambda: not service.open and "shm stream reader" not in [each.name for each in threading.enumerate()]
-        )
-        assert len(service.streams) == opened
-
-
-def test_a_stream_in_use_does_not_end(transport: Transport, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "KEPT_S", SOON_S)
-    used = answers(transport, "9")
-    next(used)
-    time.sleep(3 * SOON_S)
-    assert service.open == 1
-    assert len(list(used)) == 8
-
-
-def test_a_stream_that_an_interrupt_has_left_in_nobodys_hands_ends(
-    transport: Transport, service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(streams, "KEPT_S", SOON_S)
-    list(answers(transport, "1"))
-    cast(Any, transport)._streams.idle.pop()
-    wait_until(lambda: not service.open)
-
-
-def test_a_stream_that_broke_while_it_was_idle_is_not_used(service: Service) -> None:
+def test_a_connection_that_broke_while_it_was_idle_is_not_used(service: Service) -> None:
     with serving(service) as url:
         transport = connect(url, None)
         list(answers(transport, "1"))
-        (idle,) = cast(Any, transport)._streams.idle
-    idle.thread.join(PATIENCE_S)
-    with pytest.raises(ServerUnavailableError):
+    with pytest.raises(ServerUnavailableError, match="failed to connect"):
         list(answers(transport, "2"))
     assert service.streams == [["1"]]
     transport.close()

@@ -1,4 +1,4 @@
-"""Our framing of gRPC's unary calls against the ``h2`` library, however the bytes are cut, and against broken peers."""
+"""Our framing of gRPC's calls against the ``h2`` library, however the bytes are cut, and against broken peers."""
 
 from __future__ import annotations
 
@@ -117,12 +117,29 @@ def test_whatever_comes_every_call_ends_with_the_connection(frames: list[Any], s
     assert conversation.failure
 
 
-def begun(calls: int = 1) -> Http2:
+@given(answers=st.lists(st.binary(max_size=30_000), max_size=5), sizes=SPLITS)
+def test_answers_are_taken_one_by_one(answers: list[bytes], sizes: list[int]) -> None:
+    taken: list[bytes] = []
+    conversation, peer = Http2(), H2Peer(lambda peer, stream, _: peer.send(stream, b"".join(map(message, answers))))
+    conversation.begin(Call(HEAD, b"", taken.append), 1)
+    talk(conversation, peer, sizes)
+    assert (taken, conversation.ended) == (answers, {1: Reply(0, "", b"")})
+
+
+def test_answers_before_an_error_are_taken() -> None:
+    taken: list[bytes] = []
+    conversation = begun(take=taken.append)
+    conversation.receive(OK + frame(0, 0, 1, message(b"") + message(b"more")[:-1]) + END)
+    assert taken == [b"answer", b""]
+    assert conversation.ended == {1: Reply(13, "the message ends after 8 bytes", b"")}
+
+
+def begun(calls: int = 1, take: Callable[[bytes], object] | None = None) -> Http2:
     """Return a conversation with calls that are under way."""
     conversation = Http2()
     conversation.receive(SETTINGS)
     for _ in range(calls):
-        conversation.begin(Call(HEAD, b"?"), 1)
+        conversation.begin(Call(HEAD, b"?", take), 1)
     sent_by(conversation)
     return conversation
 

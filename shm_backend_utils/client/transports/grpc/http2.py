@@ -1,4 +1,4 @@
-"""Unary calls of gRPC over HTTP/2 without TLS: RFC 9113, and gRPC's own page ``PROTOCOL-HTTP2.md``. No I/O.
+"""Calls of gRPC with one request, over HTTP/2 without TLS: RFC 9113, and gRPC's ``PROTOCOL-HTTP2.md``. No I/O.
 
 grpcio does the same in twice the time. Headers that are those of an answer before are recognized; all others are read
 by ``hpack``.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable
 from typing import Final, NamedTuple
 from urllib.parse import unquote
 
@@ -52,10 +53,11 @@ class Call(NamedTuple):
 
     head: bytes  # in HPACK, without the timeout; by no table that both sides would keep
     message: bytes
+    take: Callable[[bytes], object] | None = None  # each answer as it comes, of a call that may have several
 
 
 class Reply(NamedTuple):
-    """An answer: gRPC's status, its text, and the message, which is empty unless the status is 0."""
+    """An answer: gRPC's status, its text, and the message, which is empty if the status is not 0, or it was taken."""
 
     status: int
     details: str
@@ -69,15 +71,16 @@ class _BrokenError(Exception):
 class _Stream:
     """A call that has no answer yet."""
 
-    __slots__ = ("data", "has_headers", "received", "refill", "unsent", "wanted", "window")
+    __slots__ = ("data", "has_headers", "received", "refill", "take", "unsent", "wanted", "window")
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, window: int, take: Callable[[bytes], object] | None) -> None:
+        self.take = take
         self.window = window  # what may be sent
         self.unsent = memoryview(b"")
         self.has_headers = False
         self.data: list[bytes] = []
         self.received = 0
-        self.wanted = _PREFIX.size - 1  # once more has come, the message's length is known
+        self.wanted = _PREFIX.size - 1  # once more has come, the message's length is known, or it is to be taken
         self.refill = 0
 
 
@@ -117,10 +120,10 @@ class Http2(Conversation):
         return not self._is_going and len(self._streams) < self._most_streams and self._next <= _MOST
 
     def begin(self, request: Call, timeout_s: float) -> int:
-        head, message = request
+        head, message, take = request
         number = self._next
         self._next = number + 2
-        stream = self._streams[number] = _Stream(self._first_window)
+        stream = self._streams[number] = _Stream(self._first_window, take)
         left = math.ceil(timeout_s * 1e6)
         told = b"%du" % left if left < 10**8 else b"%dS" % min(math.ceil(timeout_s), 10**8 - 1)
         head = b"%b%b%c%b" % (head, _TIMEOUT, len(told), told)
@@ -239,11 +242,20 @@ class Http2(Conversation):
                 stream.refill = 0
 
     def _look_at_length(self, number: int, stream: _Stream) -> None:
-        """Read the message's length, once it has come; more than that must not come."""
-        is_compressed, length = _PREFIX.unpack_from(b"".join(stream.data))
-        stream.wanted = _PREFIX.size + length
-        if is_compressed or stream.received > stream.wanted:
-            self._fail(number, "the message is compressed" if is_compressed else "the message is longer than it says")
+        """Read the message's length, once it has come; more must not come, unless answers are taken, as here."""
+        data, take = b"".join(stream.data), stream.take
+        while len(data) > stream.wanted:
+            is_compressed, length = _PREFIX.unpack_from(data)
+            end = stream.wanted = _PREFIX.size + length
+            if is_compressed or (take is None and len(data) > end):
+                self._fail(number, f"the message is {'compressed' if is_compressed else 'longer than it says'}")
+            if is_compressed or take is None:
+                return
+            stream.wanted = end - 1
+            if len(data) >= end:
+                take(data[_PREFIX.size : end])
+                data, stream.wanted = data[end:], _PREFIX.size - 1
+        stream.data, stream.received = [data], len(data)
 
     def _receive_headers(self, flags: int, number: int, fragment: bytes) -> None:
         assert self._block is not None
@@ -334,7 +346,8 @@ class Http2(Conversation):
 
     def _answer(self, number: int, stream: _Stream, status: int, details: str) -> None:
         message = b"".join(stream.data)  # no copy if it came in one frame
-        if status == _OK and not _PREFIX.size <= len(message) == stream.wanted:
+        is_whole = not message if stream.take else _PREFIX.size <= len(message) == stream.wanted
+        if status == _OK and not is_whole:
             self._fail(number, f"the message ends after {len(message)} bytes")
             return
         if stream.unsent:  # the server does not want the rest

@@ -1,4 +1,4 @@
-"""Connections over gRPC: unary calls over sockets of this package's, all else over a channel of gRPC's."""
+"""Connections over gRPC: calls over sockets of this package's, where these serve, else over a channel of gRPC's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import functools
 import os
 import queue
 import threading
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ from ..transport import AsyncTransport, Transport, is_cancelled
 from .address import GrpcAddress
 from .codec import GrpcCodec, GrpcMessage, Metadata
 from .http2 import Call
-from .streams import AsyncStreams, Streams
+from .streams import AsyncStreams, Reading, StreamCall, Streams, Take
 
 __all__ = ["AsyncGrpcTransport", "GrpcTransport", "head_of"]
 
@@ -35,6 +36,7 @@ _IS_LAST: Final = "triton_final_response"
 _ENDED: Final = "the stream has ended before its last response"
 _STATUS: Final = {status.value[0]: str(status) for status in grpc.StatusCode}
 _INTERNAL: Final = 13
+_NO_END_S: Final = 1e8
 _MOST_BYTES: Final = 1 << 18
 """Larger requests are carried by grpcio, which is faster then."""
 
@@ -63,6 +65,7 @@ class GrpcTransport(_Grpc, Transport):
         self._channel: grpc.Channel | None = None
         self._stub: Any = None
         self._streams = Streams()
+        self._idle: list[Connections] = []  # each of a stream that has ended
 
     def send(self, message: GrpcMessage, timeout_s: float) -> Any:
         procedure, request, metadata, compression = message
@@ -85,17 +88,14 @@ class GrpcTransport(_Grpc, Transport):
             raise _error(error, self.address, self._is_closed) from None
 
     def stream(self, message: GrpcMessage, patience_s: float) -> Generator[Any, None, None]:
-        _, request, metadata, compression = message
-        request.parameters[_ALWAYS_ENDED].bool_param = True
+        message.request.parameters[_ALWAYS_ENDED].bool_param = True
         owner, is_over = os.getpid(), False
         try:
-            infer = self._service().ModelStreamInfer
-            begin = functools.partial(infer, metadata=metadata, compression=compression)
-            reading = self._streams.reading(begin, (metadata, compression))
+            reading = Reading(self._stream_call(message), self._streams)
         except Exception as error:
             raise _error(error, self.address, self._is_closed) from None
         try:
-            self._streams.begin(reading, request)
+            self._streams.begin(reading)
             while not is_over:
                 try:
                     answer = reading.answers.get(timeout=patience_s)
@@ -111,8 +111,33 @@ class GrpcTransport(_Grpc, Transport):
                 if response.outputs or not is_over:
                     yield response
         finally:
-            if os.getpid() == owner:  # a forked child must not speak on its parent's connection
-                (self._streams.keep if is_over else self._streams.leave)(reading)
+            if not is_over and os.getpid() == owner:  # a forked child must not speak on its parent's connection
+                reading.leave()
+
+    def _stream_call(self, message: GrpcMessage) -> StreamCall:
+        _, request, metadata, compression = message
+        content = request.SerializeToString()
+        if self._connections is None or metadata or compression or len(content) > _MOST_BYTES:
+            answers = self._service().ModelStreamInfer(iter((request,)), metadata=metadata, compression=compression)
+            return StreamCall(lambda take: deque(map(take, answers), 0), answers.cancel, lambda: None)
+        if self._is_closed:
+            raise ClosedError("this client")
+        try:
+            connections = self._idle.pop()
+        except IndexError:
+            connections = Connections(self._grpc_address.server())
+        head, read_answer = self._way_of("ModelStreamInfer")
+
+        def read(take: Take) -> None:
+            call = Call(head, content, lambda answer: take(read_answer(answer)))
+            try:
+                status, details, _ = connections.exchange(call, _NO_END_S)
+            except DecodeError as error:
+                status, details = _INTERNAL, f"the answer cannot be read: {error}"
+            if status:
+                raise translated(_STATUS.get(status), details, self.address)
+
+        return StreamCall(read, connections.close, lambda: self._idle.append(connections))
 
     def close(self) -> None:
         self._is_closed = True
@@ -120,6 +145,8 @@ class GrpcTransport(_Grpc, Transport):
             if self._connections is not None:
                 self._connections.close()
             self._streams.close()
+            for connections in self._idle:
+                connections.close()
         finally:
             with self._lock:
                 if self._channel is not None:
