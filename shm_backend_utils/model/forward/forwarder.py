@@ -16,8 +16,10 @@ from ...http.json_answers import fetch_json
 from ...memory.pool.options import PoolOptions
 from ...memory.pool.pool import SlotPool
 from ...model_spec import ModelSpec, output_names
+from ...protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
 from ...protocol.call_layout import lay_out
 from ...protocol.learned_sizes import LearnedSizes
+from ...protocol.named import PARAMETER as DESCRIPTOR_PARAMETER
 from ...tensors.cuda.device_view import DeviceView
 from ...tensors.view import TensorView
 from ..devices.arrays import DeviceArrays
@@ -66,6 +68,7 @@ class ModelSpecs:
 _KEEPS_FAILING: Final = 3
 CALLERS_PARAMETER: Final = "shm_callers"
 """The request parameter that names the models on whose behalf a model is called, with slashes between them."""
+_OURS: Final = frozenset({SLOT_PARAMETER, GENERATION_PARAMETER, DESCRIPTOR_PARAMETER, CALLERS_PARAMETER})
 
 _HEAD_ROOM: Final = 1.125
 
@@ -104,6 +107,8 @@ class Forwarder:
         that one's regions by their numbers. ModelError if there is no such model, or it is decoupled, or it would wait
         for itself; TensorError if it does not take these tensors.
         """
+        if ours := _OURS & parameters.keys():
+            raise ModelError(f"parameter {min(ours)!r} is written by the session itself; leave it out")
         chain = [*(callers.split("/") if callers else ()), self._model]
         if model in chain:
             raise ModelError(

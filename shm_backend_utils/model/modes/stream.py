@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy.typing as npt
 
@@ -27,13 +27,6 @@ _LOOK_AT_CLIENT_S: Final = 0.02
 _NO_OUTPUTS: Final = results.assemble(())
 
 
-class Place(NamedTuple):
-    """One place of a ring: its record, and where the outputs of its frames go."""
-
-    record: SlotRecord
-    rooms: Mapping[str, OutputSpan]
-
-
 class StreamCall(Call):
     """One request of a decoupled model. A context manager: leaving it ends the stream.
 
@@ -50,7 +43,8 @@ class StreamCall(Call):
     def __init__(self, context: Context, request: Any) -> None:
         super().__init__(context, request)
         self._sender = context.backend.sender(request)
-        self._frames: list[Place] = []
+        self._frames: list[tuple[SlotRecord, Mapping[str, OutputSpan]]] = []  # the places, and their outputs
+        self._record: SlotRecord | None = None  # of the next response's place
         self._index = 0
         self._is_frame_open = False
         self._looked = time.monotonic()
@@ -74,12 +68,14 @@ class StreamCall(Call):
         It waits until the client has released the frame that was there before, and raises what :meth:`send` does. After
         :meth:`send` the memory is the client's until it is released.
         """
-        self._open_frame()
+        if not self._is_frame_open:
+            self._open_frame()
         return super().output(name, shape, dtype)
 
     def put(self, name: str, array: Any) -> None:
         """Give one output of the next response, as :meth:`Call.put` does. Waits for a place, as :meth:`output` does."""
-        self._open_frame()
+        if not self._is_frame_open:
+            self._open_frame()
         super().put(name, array)
 
     def send(self) -> None:
@@ -95,13 +91,13 @@ class StreamCall(Call):
         ShmError
             It has given up the stream.
         """
-        self._open_frame()
+        if not (self._is_frame_open and self._is_open):
+            self._open_frame()
         self.commit(needs_all=False)
         if self.devices:
             self.devices.wait()
-        if self._frames:
-            record = self._frames[self._index % len(self._frames)].record
-            record.complete(frame_number(self._generation, self._index), self._results)
+        if self._record is not None:
+            self._record.complete(frame_number(self._generation, self._index), self._results)
         self._context.backend.send(self._sender, self.response)
         self.outputs = {}
         self.response = None
@@ -164,26 +160,22 @@ class StreamCall(Call):
         for name in outputs:  # what the model does not have is not laid out for every place first
             self.spec.output(name)
         self._frames = [
-            Place(region.record(ring.slot + place), ring.outputs(outputs, place)) for place in range(ring.frames)
+            (region.record(ring.slot + place), ring.outputs(outputs, place)) for place in range(ring.frames)
         ]
 
     def _open_frame(self) -> None:
         """Wait until the place of the next response may be written to."""
         self._check_open()
-        if self._is_frame_open:
-            return
         if self._frames:
-            place = self._frames[self._index % len(self._frames)]
-            self._wait_until_released(place.record)
-            self._rooms = place.rooms
+            record, rooms = self._frames[self._index % len(self._frames)]
+            last = self._index - len(self._frames)
+            if last >= 0:
+                self._wait_until_released(record, frame_number(self._generation, last))
+            self._record, self._rooms = record, rooms
         self._is_frame_open = True
 
-    def _wait_until_released(self, record: SlotRecord) -> None:
-        """Wait until the client reads what is in this place no more."""
-        last = self._index - len(self._frames)
-        if last < 0:
-            return  # nothing of this stream is there
-        number = frame_number(self._generation, last)
+    def _wait_until_released(self, record: SlotRecord, number: int) -> None:
+        """Wait until the client reads a frame no more, which is in the place of this record."""
         begin = time.monotonic()
         waited_s, pause_s = 0.0, _SHORTEST_PAUSE_S
         while record.generation < number:

@@ -307,15 +307,23 @@ def test_a_model_of_which_nobody_tells_gets_an_ordinary_request(stock_models: Mo
     assert client.output("Y").tolist() == (X * 2).tolist()
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "refusal"),
+    [
+        ("ratio", 0.5, "is 0.5, which this Triton does not pass on from model to model"),
+        ("shm_slot", "other", "is written by the session itself; leave it out"),
+    ],
+)
 @pytest.mark.parametrize("serving", ["models", "stock_models"])
-def test_a_parameter_that_is_not_passed_on_fails(serving: str, client: Client, request: pytest.FixtureRequest) -> None:
+def test_a_parameter_that_is_not_passed_on_fails(
+    serving: str, name: str, value: Any, refusal: str, client: Client, request: pytest.FixtureRequest
+) -> None:
     models: Models = request.getfixturevalue(serving)
 
     def infer(call: Call) -> None:
-        call.forward("other", {"X": X}, ["Y"], parameters={"count": 2, "name": "x", "ratio": 0.5})
+        call.forward("other", {"X": X}, ["Y"], parameters={"count": 2, name: value})
 
-    refusal = models.refused(client, infer)
-    assert "parameter 'ratio' is 0.5, which this Triton does not pass on from model to model" in refusal
+    assert f"parameter {name!r} {refusal}" in models.refused(client, infer)
 
 
 def test_a_delivered_output_of_another_shape_than_its_memory_is_refused(stock_models: Models, client: Client) -> None:

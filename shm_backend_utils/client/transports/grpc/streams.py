@@ -47,22 +47,21 @@ class Reading:
         for _ in range(AHEAD):
             self.wanted.put(True)
         self.is_wanted = True
-        self._left = streams.left
+        self._streams = streams
         self._cancels = [call.cancel]  # a list's pop is atomic: nobody cancels what is kept
-        self.thread = threading.Thread(
-            target=self._read, args=(call, streams.used), name="shm stream reader", daemon=True
-        )
+        self.thread = threading.Thread(target=self._read, args=(call,), name="shm stream reader", daemon=True)
 
     def leave(self) -> None:
         """Want no more answers. Waits for nothing, and takes no lock: a finalizer may do it. Twice is fine."""
-        self._left.put(self)
+        self._streams.used.discard(self)
+        self._streams.left.put(self)
 
     def cancel(self) -> None:
         """End the call now, if it has not ended."""
         with contextlib.suppress(IndexError):
             self._cancels.pop()()
 
-    def _read(self, call: StreamCall, used: set[Reading]) -> None:
+    def _read(self, call: StreamCall) -> None:
         try:
             call.read(self._take)
             with contextlib.suppress(IndexError):
@@ -71,7 +70,7 @@ class Reading:
             self.answers.put(None)
         except Exception as error:  # whoever waits for the answers would wait in vain
             self.answers.put(error)
-        used.discard(self)
+        self._streams.used.discard(self)
 
     def _take(self, answer: Any) -> None:
         if self.is_wanted:

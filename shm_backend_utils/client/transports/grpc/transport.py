@@ -122,10 +122,8 @@ class GrpcTransport(_Grpc, Transport):
             return StreamCall(lambda take: deque(map(take, answers), 0), answers.cancel, lambda: None)
         if self._is_closed:
             raise ClosedError("this client")
-        try:
-            connections = self._idle.pop()
-        except IndexError:
-            connections = Connections(self._grpc_address.server())
+        with self._lock:
+            connections = self._idle.pop() if self._idle else Connections(self._grpc_address.server())
         head, read_answer = self._way_of("ModelStreamInfer")
 
         def read(take: Take) -> None:
