@@ -84,9 +84,7 @@ def answers(transport: Transport, name: str, metadata: Any = None) -> Any:
 
 
 @pytest.mark.parametrize("metadata", [None, [("name", "value")]], ids=["sockets", "grpcio"])
-def test_one_connection_carries_the_streams_of_one_caller(
-    transport: Transport, service: Service, metadata: Any
-) -> None:
+def test_one_caller_has_one_connection(transport: Transport, service: Service, metadata: Any) -> None:
     for count in (3, 0, 7, 1):
         assert len(list(answers(transport, str(count), metadata))) == count
         wait_until(lambda: not cast(Any, transport)._streams.used)

@@ -310,8 +310,8 @@ def test_a_model_of_which_nobody_tells_gets_an_ordinary_request(stock_models: Mo
 @pytest.mark.parametrize(
     ("name", "value", "refusal"),
     [
-        ("ratio", 0.5, "is 0.5, which this Triton does not pass on from model to model"),
-        ("shm_slot", "other", "is written by the session itself; leave it out"),
+        ("ratio", 0.5, "is 0.5, which this Triton does not pass on"),
+        ("shm_slot", "m", "is written by the session itself"),
     ],
 )
 @pytest.mark.parametrize("serving", ["models", "stock_models"])
