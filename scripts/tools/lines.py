@@ -30,7 +30,7 @@ CEILINGS: Final = {
     "scripts": 14_464,
     "scripts/tools/bench": 3_655,
     "tests": 74_741,
-    "docs": 4_011,
+    "docs": 3_952,
 }
 """By folder, or by pattern of files: the most lines."""
 

@@ -67,7 +67,8 @@ def declared() -> dict[str, tuple[str, set[str]]]:
 def documented() -> dict[str, tuple[str, set[str]]]:
     """Return the rows of the table that have a licence and a reason."""
     rows = {}
-    for line in (ROOT / "docs" / "installing.md").read_text().splitlines():
+    pages = (ROOT / "docs" / "installing.md", ROOT / "CONTRIBUTING.md")
+    for line in [line for page in pages for line in page.read_text().splitlines()]:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("| ") and len(cells) == 5 and cells[0] != "package":
             name, versions, extras, licence, reason = cells

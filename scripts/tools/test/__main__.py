@@ -1,6 +1,6 @@
 """Run the tests with NumPy 2, and those that NumPy can make a difference to with NumPy 1.26, in three processes.
 
-Whatever pytest takes may follow: then pytest runs once, with that, on NumPy 2. docs/versions.md tells of other servers.
+Whatever pytest takes may follow: then pytest runs once, with that, on NumPy 2. CONTRIBUTING.md tells of other servers.
 """
 
 from __future__ import annotations
