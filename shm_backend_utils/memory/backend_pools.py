@@ -1,4 +1,4 @@
-"""What the Python backend calls its own shared memory, which no request may reach by name."""
+"""The names of the Python backend's own shared memory, which no request may reach."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SUFFIX: Final = r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d+)"
 
 
 def prefix_of_pools() -> str:
-    """Return what the names of the backend's pools begin with."""
+    """Return the prefix of the names of the backend's pools."""
     try:
         words = Path("/proc/self/cmdline").read_bytes().decode(errors="surrogateescape").split("\0")
     except OSError:

@@ -1,4 +1,4 @@
-"""An open file descriptor that no interrupt loses, and what a process is told that can have none."""
+"""An open file descriptor that no interrupt loses, and the error of a process that can have none."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 class Descriptor:
-    """An open file descriptor, which is closed with its object at the latest, unless it is told to outlive that.
+    """An open file descriptor, which is closed with its object at the latest, unless it must outlive that.
 
     A forked child closes its copy at once: it would keep the parent's memory and locks alive.
 
-    A signal's handler may raise between any two steps of the interpreter. So what a system call has opened is kept in
+    A signal's handler may raise between any two steps of the interpreter. So a system call's descriptor is kept in
     the same step: ``list.extend`` and ``map`` come back to the interpreter with all done. So it is closed, too.
     ``open_it`` must therefore be a function in C, such as ``os.open``.
     """
@@ -44,7 +44,7 @@ class Descriptor:
     def reopened(self) -> Descriptor:
         """Return another open file description of the same file, to read and write it: locks belong to one of them.
 
-        Somebody else's lease on the file (fcntl(2)) fails this, where without O_NONBLOCK it would wait for 45 s.
+        Another process's lease on the file (fcntl(2)) fails this, where without O_NONBLOCK it would wait for 45 s.
         """
         return Descriptor(os.open, f"/proc/self/fd/{self.fileno()}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
 
@@ -53,7 +53,7 @@ class Descriptor:
         self.close()
 
     def outlive_object(self) -> None:
-        """Stay open if this object is lost, until the process ends: what others see by it may still be so."""
+        """Stay open until the process ends, even without this object: others may still rely on it."""
         self._outlives = True
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ class NoDescriptorsError(NoSharedMemoryError):
 
 
 def no_descriptors(needed: str) -> NoDescriptorsError:
-    """Return the error; ``needed`` says what takes how many."""
+    """Return the error; ``needed`` names their use and number."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return NoDescriptorsError(
         f"{needed}, and this process has none left of {most}; release results sooner, or raise the limit (ulimit -n)"

@@ -1,4 +1,4 @@
-"""What managed regions can be made of."""
+"""The kinds of managed regions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["RegionKind"]
 
 
 class RegionKind(enum.Enum):
-    """What a managed region is made of."""
+    """The kind of a managed region."""
 
     SYSTEM = "system"
     """POSIX shared memory: an object in ``/dev/shm``."""

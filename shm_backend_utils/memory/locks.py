@@ -1,7 +1,7 @@
-"""Leases: kernel locks on bytes of a region that show who lives and what is in use.
+"""Leases: kernel locks on bytes of a region that show live owners and used slots.
 
 An OFD lock (fcntl(2), ``F_OFD_SETLK``) belongs to an open file description. It goes when the last descriptor of it is
-closed, and so with its process, however that ends: nobody has to clean up after a crash. Which byte means what:
+closed, and so with its process, however that ends: a crash needs no cleaning up. The bytes:
 
 =====================================  =============================================================
 byte                                   held by
@@ -72,7 +72,7 @@ FREE: Final = _flock(fcntl.F_UNLCK, _OWNER_BYTE)[:2]
 
 
 def hold_owner_lease(fd: int) -> None:
-    """Take the owner's lease of a region that nobody else can know yet. It is held until the descriptor is closed."""
+    """Take the owner's lease of a region that is unknown to others, until the descriptor is closed."""
     if not _try_lock(fd, _flock(fcntl.F_WRLCK, _OWNER_BYTE)):
         raise AssertionError("somebody holds the lease of a region that has no name yet")
 
@@ -98,17 +98,17 @@ def is_slot_in_use(fd: int, record: int) -> bool:
 
 
 def has_borrowers(fd: int, record: int) -> bool:
-    """Return whether some description other than this one holds what :func:`borrow` takes. Takes nothing."""
+    """Return whether another description holds the lock of :func:`borrow`. Takes nothing."""
     return _is_locked(fd, record + _BORROWED)
 
 
 def is_slot_free(fd: int, record: int) -> bool:
-    """Return whether nobody executes in a slot, or has borrowed it, by another description than this one."""
+    """Return whether no other description executes in a slot or has borrowed it."""
     return not _is_locked(fd, record, 1 + _BORROWED)
 
 
 def has_users(fd: int) -> bool:
-    """Return whether some description other than this one holds what :func:`use` takes. Takes nothing."""
+    """Return whether another description holds the lock of :func:`use`. Takes nothing."""
     return _is_locked(fd, _USERS_BYTE)
 
 
@@ -139,7 +139,7 @@ class SharedLease:
     @classmethod
     @failures_told(f"{_LEASE} takes a file descriptor", f"{_LEASE} cannot be taken: {{}}")
     def take(cls, fd: int, byte: int) -> SharedLease | None:
-        """Take it; None if somebody has the byte for himself. MachineError if it cannot be had."""
+        """Take it; None if another description has the byte alone. MachineError if it cannot be had."""
         own = Descriptor(os.open, f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         if not _try_lock(own.fileno(), _flock(fcntl.F_RDLCK, byte)):
             own.close()
@@ -178,7 +178,7 @@ class SlotLease:
         return True
 
     def take_back(self) -> bool:
-        """As :meth:`take`, for the client: if besides nobody has borrowed the memory."""
+        """As :meth:`take`, for the client: only if the memory is not borrowed either."""
         if not self._in_process.acquire(False):
             return False
         try:

@@ -1,6 +1,6 @@
 """How much memory this process may have at all: the machine's, or its container's (cgroups(7)).
 
-Sealed memory counts to the container that touches it first. Who takes more than there is is killed; no call fails.
+Sealed memory counts to the container that touches it first. A process that takes too much is killed; no call fails.
 So it is looked at before.
 """
 

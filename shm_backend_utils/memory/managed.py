@@ -79,13 +79,13 @@ class ManagedRegion:
 
     @classmethod
     def open(cls, key: str, token: str, field: str) -> ManagedRegion:
-        """Map a region in ``/dev/shm`` that somebody else made, whoever that is; ``field`` names it in messages."""
+        """Map a region in ``/dev/shm`` that any other process made; ``field`` names it in messages."""
         with SharedFile.open(key, field) as file:
             return cls.map(file, token)
 
     @classmethod
     def map(cls, file: SharedFile, token: str) -> ManagedRegion:
-        """Map a file whose header has this token, and take its descriptor. What is checked is read, not mapped."""
+        """Map a file whose header has this token, and take its descriptor. The checks read it and do not map it."""
         header = layout.parse_header(file.read(layout.HEADER_LENGTH), file.status.st_size)
         if header is None:
             raise RegionRefusedError(file.field, f"it has no header of a managed region of version {layout.VERSION}")
@@ -98,7 +98,7 @@ class ManagedRegion:
     def grow(self, byte_size: int, deadline: float = math.inf) -> None:
         """Make a region of this process' own larger, under a new token: requests name it anew, and models map it anew.
 
-        Views of it, and what models have mapped, stay valid. Raises as :meth:`.MappedSegment.grow`.
+        Views of it, and models' mappings, stay valid. Raises as :meth:`.MappedSegment.grow`.
         """
         self.segment.grow(whole_pages(byte_size), deadline)
         token = secrets.token_bytes(layout.TOKEN_LENGTH)
@@ -114,7 +114,7 @@ class ManagedRegion:
         return layout.data_offset(self.header.slot_count, self.header.record_byte_size)
 
     def record(self, slot: int) -> SlotRecord:
-        """Return the record of a slot, which keeps the memory mapped; IndexError if there is no such slot."""
+        """Return the record of a slot, which keeps the memory mapped; IndexError for an unknown slot."""
         record = self._records.get(slot)
         if record is None:
             self._check_slot(slot)

@@ -70,7 +70,7 @@ class MappedSegment(ABC):
     @classmethod
     @failures_told()
     def map(cls, file: SharedFile, byte_size: int) -> Self:
-        """Map the first bytes of what somebody else has made, and what was checked, and take the file's descriptor."""
+        """Map the first bytes of another process's file that was checked, and take the file's descriptor."""
         try:
             return cls(file.key, file.detach(), byte_size)
         except OSError as error:
@@ -80,7 +80,7 @@ class MappedSegment(ABC):
             raise RegionRefusedError(file.field, reason) from None
 
     def grow(self, byte_size: int, deadline: float = math.inf) -> None:
-        """Take space for more bytes of what this process has made, and map it anew; views of it stay valid.
+        """Take space for more bytes of this process's object, and map it anew; views of it stay valid.
 
         OSError if there is no room, or it cannot grow; TimeoutError after the deadline, by ``time.monotonic()``.
         """
@@ -96,11 +96,11 @@ class MappedSegment(ABC):
     @property
     @abstractmethod
     def is_unlinked(self) -> bool:
-        """Whether nobody new can open it, as its owner has removed it, or it was closed here."""
+        """Whether it can no longer be opened, as its owner has removed it, or it was closed here."""
 
     @abstractmethod
     def unlink(self) -> None:
-        """Let nobody new open it, unless this is a forked child. Mappings of it stay valid. Twice is fine."""
+        """Keep others from opening it, unless this is a forked child. Mappings of it stay valid. Twice is fine."""
 
     @property
     def is_closed(self) -> bool:
@@ -134,7 +134,7 @@ class MappedSegment(ABC):
         return memoryview(self._map)
 
     def __del__(self) -> None:
-        """Remove what this process has made and then lost, by an interrupt before anybody could keep it or close it."""
+        """Remove this process's object that was lost by an interrupt, before it could be kept or closed."""
         if getattr(self, "_map", None) is not None:
             if self._maker:
                 self.unlink()

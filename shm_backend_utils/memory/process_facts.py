@@ -1,4 +1,4 @@
-"""What decides whether two processes can share memory: who they are, and where they run."""
+"""The facts that decide whether two processes can share memory: their users and namespaces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _VISIBLE: Final = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 
 
 def process_facts() -> dict[str, Any]:
-    """Return facts about this process, in JSON's types; None for what the system does not tell.
+    """Return facts about this process, in JSON's types; None for unknown ones.
 
     Two processes have the ``boot_id`` in common if one kernel runs both, and ``shm_device``, the number of
     ``/dev/shm``'s file system, if they share that; ``shm_bytes`` and ``shm_free_bytes`` are both 0 where it has no

@@ -1,10 +1,9 @@
 """Find managed regions, and remove those whose owner is proven dead.
 
-What is proven: a regular file with our prefix and a ready header, belonging to this user, whose owner's lease is free.
-An owner holds that lease from before its region has a name until it is dead or done, so a free lease means that nobody
-will ever write a generation there again. The reaper only asks for it: whoever asks meanwhile, too, must find it free.
-Whatever cannot be proven is left alone. Of a region that was truncated to nothing no header is asked, only a name of
-exactly the form of ours: there is nothing that could be lost.
+The proof: a regular file with our prefix and a ready header, of this user, whose owner's lease is free. An owner holds
+that lease from before its region has a name until it is dead or done, so no client will ever write a generation there
+again. The reaper only asks for it, so that others who ask meanwhile find it free, too. It leaves all other files alone.
+An empty file needs no header, only a name of exactly our form: nothing can be lost.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def scan() -> list[RegionReport]:
 
 
 def reap() -> list[RegionReport]:
-    """Remove this user's regions whose owner is dead, and return what they were. Raises nothing."""
+    """Remove this user's regions whose owner is dead, and return their descriptions. Raises nothing."""
     removed = []
     with contextlib.suppress(OSError):  # nobody can look through /dev/shm, without descriptors for example
         for fd, path in _managed_files(os.geteuid()):

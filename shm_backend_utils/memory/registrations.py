@@ -1,4 +1,4 @@
-"""What clients have registered at the server: the answer of its status endpoint, which is what gives names a meaning.
+"""The registrations of clients at the server: the answer of its status endpoint, which gives names a meaning.
 
 ``GET v2/systemsharedmemory/status``, and ``…/region/NAME/status``, are part of Triton's system shared memory extension
 (``extension_shared_memory.md``).
@@ -35,14 +35,14 @@ class Registration:
 
 
 class StatusEndpoint:
-    """Where one server says over HTTP what is registered, whenever it is asked. Nothing is remembered. Thread-safe."""
+    """One server's endpoint for registrations, over HTTP. Nothing is remembered. Thread-safe."""
 
     def __init__(self, server_url: str) -> None:
         self._server_url = server_url
         self._connections = KeptConnections(server_url, _TIMEOUT_S)
 
     def find(self, names: Sequence[str]) -> dict[str, Registration]:
-        """Ask what names stand for now, of all at once; those that stand for nothing are left out."""
+        """Ask for the present meaning of names, all at once; those without one are left out."""
         if len(names) <= _MOST_AT_ONCE and all(map(_SPELT_AS_IT_IS.fullmatch, names)):
             try:
                 return self._each(names)
@@ -64,7 +64,7 @@ class StatusEndpoint:
         return found
 
     def all(self) -> dict[str, Registration]:
-        """Ask what is registered, by name; raises as :meth:`find`."""
+        """Ask for all registrations, by name; raises as :meth:`find`."""
         return fetch_registrations(self._server_url)
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ class StatusEndpoint:
 
 
 def fetch_registrations(server_url: str) -> dict[str, Registration]:
-    """Ask the server what is registered, by name; MachineError if nobody answers, or not as a Triton server does."""
+    """Ask the server for all registrations by name; MachineError without a Triton server's answer."""
     try:
         return {
             region["name"]: _registration_of(region)

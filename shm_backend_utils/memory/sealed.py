@@ -87,14 +87,14 @@ class SealedSegment(MappedSegment):
         return not locks.is_owner_alive(self.fileno())
 
     def unlink(self) -> None:
-        """Hand it to nobody any more, and give back the owner's lease, by which models see that."""
+        """Hand it out no more, and give back the owner's lease, by which models see that."""
         if self._offered is not None and self._maker == os.getpid() and self._map is not None:
             OFFICE.withdraw(self._offered)
             locks.let_go_of_owner_lease(self.fileno())
             self._offered = None
 
     def close(self) -> None:
-        """As of every segment; what its maker closes is removed, too: nobody could find it again."""
+        """As of every segment; its maker removes it by closing, as it could not be found again."""
         self.unlink()
         super().close()
 

@@ -1,4 +1,4 @@
-"""A sealed memfd of somebody else, open and not mapped. It has no name; its client has handed it over."""
+"""Another process's sealed memfd, open and not mapped. It has no name; its client has handed it over."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["SealedFile"]
 class SealedFile(SharedFile):
     """A memfd (memfd_create(2)), to be used as any :class:`.SharedFile`, and checked as one.
 
-    Honest clients seal its size. Nobody checks that: a client that is allowed could name a file without seals instead.
+    Honest clients seal its size. That is not checked: an allowed client could name a file without seals instead.
     """
 
     @classmethod

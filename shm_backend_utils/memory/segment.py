@@ -70,7 +70,7 @@ class SystemSegment(MappedSegment):
 
     @classmethod
     def open(cls, key: str, byte_size: int, field: str) -> SystemSegment:
-        """Map an object that somebody else made, whoever that is, as a whole; its key has no slashes."""
+        """Map an object of any other process as a whole; its key has no slashes."""
         with SharedFile.open(key, field) as file:
             return cls.map_part(file, 0, byte_size)
 
@@ -106,7 +106,7 @@ class SystemSegment(MappedSegment):
 
     @property
     def is_unlinked(self) -> bool:
-        """Whether the object has lost its name, so that nobody new can open it, or was closed here."""
+        """Whether the object has lost its name, so that it can no longer be opened, or was closed here."""
         return self._map is None or os.fstat(self.fileno()).st_nlink == 0
 
     def unlink(self) -> None:

@@ -1,4 +1,4 @@
-"""Shared memory of somebody else, open and not mapped: what it is must be known before it is touched."""
+"""Another process's shared memory, open and not mapped: it must be checked before it is touched."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ _OBSTACLES: Final = {errno.ELOOP: "it is a symbolic link", errno.EXDEV: "somethi
 
 
 class SharedFile:
-    """A regular file in /dev/shm, or what a subclass says.
+    """A regular file in /dev/shm, or a subclass's file.
 
-    To be used in a ``with`` statement, which closes what was not mapped.
+    To be used in a ``with`` statement, which closes it unless it was mapped.
 
     Nothing here touches the file's memory: a file of a stranger, or one that shrinks meanwhile, can do no harm.
     """
@@ -63,7 +63,7 @@ class SharedFile:
     @classmethod
     @failures_told()
     def open(cls, key: str, field: str) -> SharedFile:
-        """Open a file that somebody else made, by its name without slashes, if it is a regular one."""
+        """Open another process's file, by its name without slashes, if it is a regular one."""
         try:
             descriptor = open_by_name(key)
         except FileNotFoundError:
@@ -92,7 +92,7 @@ class SharedFile:
             raise RegionRefusedError(self.field, f"it claims {byte_size} bytes, but {self.status.st_size} are there")
 
     def check_space(self, byte_size: int) -> None:
-        """Raise RegionRefusedError unless it has memory for so many bytes: who touches a hole may die."""
+        """Raise RegionRefusedError unless it has memory for so many bytes: touching a hole may kill."""
         space = self.status.st_blocks * BLOCK_SIZE
         if space < byte_size:
             raise RegionRefusedError(
@@ -175,7 +175,7 @@ def free_bytes() -> float:
 
 
 def total_bytes() -> int:
-    """Return how much room /dev/shm has; where it has no limit, what the machine has."""
+    """Return the room of /dev/shm, or without a limit the machine's."""
     try:
         space = os.statvfs(DEV_SHM)
     except OSError:
@@ -187,10 +187,10 @@ def allocate(fd: int, offset: int, byte_size: int, room: float, deadline: float 
     """Give memory to every byte of a part of a file: a full /dev/shm must fail here, not as a SIGBUS at first touch.
 
     Where there is a deadline, by ``time.monotonic()``, piece by piece, to look at the clock: the kernel clears half a
-    gigabyte to two in a second; TimeoutError once it is over. Else at once: then the kernel gives back what it has
-    taken, if it cannot take all. What there is no room for takes nothing from others meanwhile; ``room`` is how many
+    gigabyte to two in a second; TimeoutError once it is over. Else at once: then the kernel gives all back if it
+    cannot take all. What there is no room for takes nothing from others meanwhile; ``room`` is how many
     bytes there are at all. OSError if it cannot be done, as where ``byte_size`` is not more than 0; a number in
-    ``NO_SPACE`` says that there is no room.
+    ``NO_SPACE`` means too little room.
     """
     if byte_size - os.fstat(fd).st_blocks * BLOCK_SIZE > room:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

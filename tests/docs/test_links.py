@@ -44,9 +44,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_the_readme_leads_to_the_index_and_that_to_every_page() -> None:
     assert "(docs/index.md)" in (ROOT / "README.md").read_text()
-    index = ROOT / "docs" / "index.md"
-    pages = {*ROOT.glob("docs/howto/*.md"), *ROOT.glob("docs/*.md")} - {index}
-    assert [page for page in pages if f"({page.relative_to(index.parent)})" not in index.read_text()] == []
+    linked = (ROOT / "docs" / "index.md").read_text() + "(index.md)"
+    pages = {*ROOT.glob("docs/howto/*.md"), *ROOT.glob("docs/*.md")}
+    assert [page for page in pages if f"({page.relative_to(ROOT / 'docs')})" not in linked] == []
 
 
 @pytest.mark.parametrize("half", ["client", "model"])

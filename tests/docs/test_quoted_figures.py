@@ -54,29 +54,23 @@ MIGRATING: Final[Quotes] = {
         f"infer_shm, a model without a session, batch {batch}" for batch in BATCHES
     ],
 }
-HOWTO_BATCHES: Final[Quotes] = {
-    "8 calls at once of `[3, 1080, 1920]` are [{:.0f} times as fast](../bench.md)": [
-        "8 calls at once of [3, 1080, 1920], ×2, side by side"
-    ]
+FAST: Final = " [{:.0f} times as fast](../bench.md)"
+BATCHES_PAGE: Final[Quotes] = {
+    f"8 calls at once of `[3, 1080, 1920]` are{FAST}": ["8 calls at once of [3, 1080, 1920], ×2, side by side"]
 }
-HOWTO_FORWARD: Final[Quotes] = {
-    "An identity of 64 MiB by `call.forward` is [{:.0f} times as fast](../bench.md)": [
-        "BLS identity of 64 MiB by call.forward, in model.py"
-    ]
+FORWARD_PAGE: Final[Quotes] = {
+    f"An identity of 64 MiB by `call.forward` is{FAST}": ["BLS identity of 64 MiB by call.forward, in model.py"]
 }
-HOWTO_STREAMS: Final[Quotes] = {
-    "A client's first stream of 1,000 frames of 1 MB is [{:.0f} times as fast](../bench.md)": [
-        "a client's first stream of 1,000 frames of 1 MB, whose size it is told"
-    ]
-}
+FIRST_STREAM: Final = "a client's first stream of 1,000 frames of 1 MB, whose size it is told"
+STREAMS_PAGE: Final[Quotes] = {f"A client's first stream of 1,000 frames of 1 MB is{FAST}": [FIRST_STREAM]}
 PAGES: Final = {
     "README.md": README,
     "docs/index.md": INDEX,
     "docs/when-not-to-use.md": WHEN_NOT,
     "docs/migrating.md": MIGRATING,
-    "docs/howto/batches.md": HOWTO_BATCHES,
-    "docs/howto/forward.md": HOWTO_FORWARD,
-    "docs/howto/streams.md": HOWTO_STREAMS,
+    "docs/howto/batches.md": BATCHES_PAGE,
+    "docs/howto/forward.md": FORWARD_PAGE,
+    "docs/howto/streams.md": STREAMS_PAGE,
 }
 
 

@@ -67,13 +67,12 @@ def declared() -> dict[str, tuple[str, set[str]]]:
 def documented() -> dict[str, tuple[str, set[str]]]:
     """Return the rows of the table that have a licence and a reason."""
     rows = {}
-    pages = (ROOT / "docs" / "installing.md", ROOT / "CONTRIBUTING.md")
-    for line in [line for page in pages for line in page.read_text().splitlines()]:
+    text = (ROOT / "docs" / "installing.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
+    for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("| ") and len(cells) == 5 and cells[0] != "package":
             name, versions, extras, licence, reason = cells
-            assert licence, name
-            assert reason, name
+            assert all((licence, reason)), name
             rows[name] = (versions, {extra for extra in extras.split(", ") if extra})
     return rows
 

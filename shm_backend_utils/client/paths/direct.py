@@ -216,7 +216,7 @@ def _strings(name: str, encoded: Any, shape: tuple[int, ...]) -> npt.NDArray[Any
 
 
 class _Kept:
-    """What NumPy makes an array of a grown region from: it keeps the former array, by which the region is in use."""
+    """The source of NumPy's array of a grown region: it keeps the former array, by which the region is in use."""
 
     def __init__(self, memory: HostMemory, former: HostMemory) -> None:
         self.__array_interface__ = memory.__array_interface__
@@ -253,7 +253,7 @@ class PreparedDirectCall(DirectCall):
     def with_room(self, learned: Mapping[str, int]) -> CallLayout:
         """Return the layout with room for all outputs on the host; ``learned`` is what they need for each row.
 
-        What had room keeps its place, and arrays of earlier results in the others what is there.
+        Outputs with room keep their place, and arrays of earlier results in the others their contents.
         """
         layout, outputs = self.layout, dict(self.layout.table.outputs)
         end, rows = layout.end, layout.batch_size or 1

@@ -213,7 +213,7 @@ class SlotRegion:
         return len(self.whole.slots) == 1
 
     def grow(self, byte_size: int, deadline: float) -> None:
-        """Make it larger, with what lies there; raises as :meth:`.ManagedRegion.grow`."""
+        """Make it larger, with its contents; raises as :meth:`.ManagedRegion.grow`."""
         self._region.grow(byte_size, deadline)
         self.byte_size = self.data_end = self._region.header.byte_size
         self.capacity = self.data_end - self.data_offset
