@@ -62,10 +62,7 @@ def infer(  # noqa: PLR0912, PLR0915  # one function: each further one costs eve
     outputs: Outputs | WantedOutputs,
     elsewhere: Elsewhere | None = None,
 ) -> Steps[Result]:
-    """Make a call; ``elsewhere`` takes its inputs on GPUs, by default so that they may be lent.
-
-    What nearly every call needs is done here; further functions do the rest.
-    """
+    """Make a call; ``elsewhere`` takes its inputs on GPUs, by default so that they may be lent."""
     if type(outputs) is dict and {*map(type, outputs)} == {str} and {*map(type, outputs.values())} == {int}:
         wanted, devices = ({**outputs}, NO_DEVICES) if min(outputs.values()) >= 0 else wanted_outputs(outputs)
     else:

@@ -51,10 +51,7 @@ class ClientMemory:
         self.pool = SlotPool(options, self.bank.collect)
 
     def end_with(self, owner: object) -> None:
-        """Have it closed when its owner is garbage, or the interpreter exits; or sooner, in a finalizer, by abandon().
-
-        That waits for a second at most.
-        """
+        """Have it closed when its owner is garbage, or the interpreter exits; in a finalizer sooner, by abandon()."""
         self.abandon = weakref.finalize(owner, _abandon, self.pool, self.bank)
 
     def end(self) -> None:

@@ -1,23 +1,4 @@
-"""Errors between a client and its server; each is also an exception that users of ``tritonclient`` catch.
-
-::
-
-    InferenceError                 the server answered, with an error
-    ├── DeadlineExceededError      no answer in time; the model may still be running
-    ├── OutputRoomError            an output needs more bytes than its hint gave it
-    ├── InputMissingError          the model wants an input that the request does not have
-    └── MemoryRefusedError         the call's memory could not be opened, or not any more
-    LivenessUnknownError           a model is loaded, and may be dead
-    ServerUnavailableError         no server answers there
-    ├── ConnectionLostError        the connection broke; the model may have run, or be running
-    ├── UnknownHostError           the URL's host name means nothing to this machine
-    └── TlsError                   only one side speaks TLS, or a certificate is not trusted
-    PathUnavailableError           the path that was asked for by name is not open
-    PoolExhaustedError             no slot became free in time
-    BudgetError                    the call needs more shared memory than the pool may ever have
-    TimeoutValueError              a time to wait is not above 0
-    ForkedError                    the client was made by the parent of this process
-"""
+"""Errors between a client and its server; each is also an exception that users of ``tritonclient`` catch."""
 
 from __future__ import annotations
 

@@ -387,11 +387,7 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
     def _ask(self, timeout_s: float | None, call: Any, *named: Any) -> Any:
         """Make one call of :mod:`.server_calls`."""
         core, deadline = self._open_core(), time.monotonic() + self._settings.patience_s(timeout_s)
-
-        def asked() -> Steps[Any]:
-            return (yield from call(core.codec, deadline, *named))
-
-        return self._run(asked())
+        return self._run(call(core.codec, deadline, *named))
 
     def _open_core(self) -> Core:
         if self._core is None:

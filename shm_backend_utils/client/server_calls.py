@@ -130,12 +130,7 @@ def living_in(codec: Codec, deadline: float, config: Mapping[str, Any], version:
 
 
 def sign_of_life(codec: Codec, deadline: float, config: Mapping[str, Any], version: str) -> Steps[str | None]:
-    """Ask a model's session for a sign of life, in the process that the server gives the request to.
-
-    Return an empty text if it lives and lacks nothing, what is wrong if it does not, and None if nothing tells: the
-    server refuses the request, a model answers that has no session, other sequences have all slots, or HTTP has no
-    streams for a decoupled one.
-    """
+    """Return what is wrong with a model's session, empty if nothing is; None if nothing tells."""
     spec = ModelSpec.from_config(config)
     if spec.obstacle_in_paths() is not None or spec.obstacle_in_inputs() is not None:
         return None

@@ -29,11 +29,7 @@ __all__ = ["infer_split"]
 
 
 def infer_split(core: Core, settings: CallSettings, inputs: Mapping[str, Any], outputs: Outputs) -> Steps[Result]:
-    """Run the model on a batch of any size.
-
-    On the direct path all requests share one region, which the inputs are copied to once, and their outputs lie one
-    after another in it: the result is a view. On other paths each request's outputs are copied to where they belong.
-    """
+    """Run the model on a batch of any size; on the direct path its parts lie one after another in one region."""
     named = wanted, devices = wanted_outputs(outputs)
 
     def look(known: KnownModel) -> tuple[dict[str, Source], CallLayout]:

@@ -21,13 +21,12 @@ from .access import PRIVATE, Access
 from .kinds import RegionKind
 from .locks import SlotLease
 from .mapped_segment import MappedSegment
-from .rounding import whole_pages
 from .sealed import SealedSegment
 from .sealed_file import SealedFile
 from .segment import SystemSegment
 from .shared_file import SharedFile
 
-__all__ = ["KEY", "KEY_PREFIX", "ManagedRegion", "array_at"]
+__all__ = ["KEY", "KEY_PREFIX", "ManagedRegion", "array_at", "roomy", "whole_pages"]
 
 KEY_PREFIX: Final = "shmbu-"
 KEY: Final = re.compile(rf"{KEY_PREFIX}[0-9]+-[0-9a-f]{{16}}")
@@ -182,3 +181,14 @@ def array_at(
         return None
     view: npt.NDArray[Any] = np.ndarray(shape, dtype, buffer=memory, offset=offset)
     return view
+
+
+def roomy(byte_size: int, granularity: int) -> int:
+    """Return a size that is up to an eighth larger, or up to the next multiple of ``granularity``."""
+    step = max(granularity, 1 << max(byte_size.bit_length() - 4, 0))
+    return -(-byte_size // step) * step
+
+
+def whole_pages(byte_size: int) -> int:
+    """Return the least size of so many bytes at least that a region can have."""
+    return -(-byte_size // layout.PAGE_SIZE) * layout.PAGE_SIZE

@@ -76,11 +76,7 @@ class SystemSegment(MappedSegment):
 
     @classmethod
     def map_part(cls, file: SharedFile, offset: int, byte_size: int) -> SystemSegment:
-        """Map an object as a whole, after the part that will be used was given memory. It takes the file's descriptor.
-
-        RegionRefusedError if it is smaller, or cannot be mapped; MachineError if it has holes, and /dev/shm no memory
-        for them. All else was checked before.
-        """
+        """Map an object as a whole, when the part that will be used has memory. It takes the descriptor."""
         file.check_size(offset + byte_size)
         file.take_space(offset, byte_size)
         return cls.map(file, file.status.st_size)

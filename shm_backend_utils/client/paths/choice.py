@@ -41,12 +41,7 @@ _ANOTHER_MACHINE: Final = (
 
 
 class PathChooser:
-    """Knows what is possible between this process, one server and its models.
-
-    Whether client and server share memory is tried once, by registering a page at the server, whatever its address: in
-    another container it may share memory all the same. What a model then refuses nevertheless is remembered, until the
-    server or the model changes.
-    """
+    """What is possible between this process, one server and its models: tried once, then remembered."""
 
     def __init__(
         self, codec: Codec, host: str, registrations: Registrations, options: PoolOptions, inline_bytes: int
@@ -124,12 +119,7 @@ class PathChooser:
         )
 
     def refuse(self, model: KnownModel, path: str, reason: str, kind: RegionKind = RegionKind.SYSTEM) -> None:
-        """Take note that a path turned out to be closed for a model; or sealed memory, where other memory may do.
-
-        ``kind`` is that of the call's memory. Other calls may have gone over to another kind since.
-
-        What a call has sealed is its slot. So a refusal of another region, such as one on a GPU, does not speak of it.
-        """
+        """Take note that a path is closed for a model; or only sealed memory, if that is what the slot lay in."""
         may_choose = path == _DIRECT and self._options.region == "auto" and SLOT_PARAMETER in reason
         if may_choose and kind is RegionKind.SEALED:
             if model.kind is RegionKind.SEALED:

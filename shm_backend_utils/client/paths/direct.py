@@ -225,11 +225,7 @@ class _Kept:
 
 @dataclass(eq=False, repr=False)
 class PreparedDirectCall(DirectCall):
-    """A call whose inputs the user fills. Strings are objects there, and become bytes with each request.
-
-    The user has arrays over the inputs, so they stay where they are. Outputs that found no room get some behind all
-    others, for which the region grows: then this is a call like one whose sizes were told.
-    """
+    """A call whose inputs the user fills; its region grows for outputs that found no room, behind all others."""
 
     lacking: Mapping[str, int] = field(default_factory=dict, init=False)  # outputs without room, their bytes
     _filled: dict[str, Any] | None = field(default=None, init=False)

@@ -11,9 +11,9 @@ from ...errors import BudgetError, MachineError
 from ...forks import forsake_in_children
 from .. import locks
 from ..descriptors import Descriptor
+from ..managed import roomy
 from ..pool.slot import SlotRegion
 from ..repeater import Repeater
-from ..rounding import roomy
 from .access import CudaAccess
 from .allocations import CudaAllocation
 from .errors import CudaError
@@ -111,10 +111,7 @@ class DeviceBank:
             self._given_up.popleft().close()
 
     def _give_up(self, region: SlotRegion, descriptor: Descriptor) -> None:
-        """Take over what a region that was destroyed had on GPUs, to be freed when nobody uses it.
-
-        The descriptor is the region's, and is closed then. Waits for nothing: finalizers call this.
-        """
+        """Take over what a destroyed region had on GPUs until nobody uses it. Waits for nothing."""
         held, lent, kept = region.device_memory, region.lent, [slot.kept for slot in region.slots]
         records = [slot.record_offset for slot in region.slots if slot.kept]
 

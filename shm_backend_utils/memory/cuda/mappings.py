@@ -151,12 +151,7 @@ class CudaMappings:
         lease: SharedLease | None = None,
         event: bytes = b"",
     ) -> CudaMapping:
-        """Map an allocation of another process; RegionRefusedError if it cannot be mapped, or is smaller than claimed.
-
-        ``handle`` is its IPC handle, ``event`` that of its owner's event, empty if there is none. The lease is given
-        back when the memory is no longer mapped for this use, and never if the unmapping fails. ``field`` names the
-        memory in messages.
-        """
+        """Map an allocation of another process. The lease goes back when it is no longer mapped for this use."""
         try:
             _check_length(handle, field)
             if event:

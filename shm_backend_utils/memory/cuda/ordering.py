@@ -80,10 +80,7 @@ def order_after(runtime: CudaRuntime, first: Named, device: int, stream: int) ->
 
 
 class _Event:
-    """An event that is destroyed when it is closed, or was not and this object is gone: an interrupt may see to that.
-
-    CUDA keeps what a stream still waits for.
-    """
+    """An event that is destroyed with this object; CUDA keeps what a stream still waits for."""
 
     _process = 0
 

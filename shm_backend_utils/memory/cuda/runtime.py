@@ -218,10 +218,7 @@ class CudaRuntime:
             self._ask(doing, "cuCtxPopCurrent")
 
     def is_capturing(self, stream: int) -> bool:
-        """Return whether a stream of the current device is being captured into a graph (``cuStreamIsCapturing``).
-
-        The legacy default stream never is, and CUDA refuses the question while another one is.
-        """
+        """Return whether a stream is being captured into a graph (``cuStreamIsCapturing``); the legacy one never is."""
         if stream in (0, LEGACY_STREAM):
             return False
         return int(self._ask("looking at a stream", "cuStreamIsCapturing", stream)) != _NOT_CAPTURING

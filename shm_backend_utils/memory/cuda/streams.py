@@ -31,10 +31,7 @@ class NamedStream(NamedTuple):
         return self.handle == PER_THREAD_STREAM
 
     def device_on(self, runtime: CudaRuntime, meant: int) -> int:
-        """Return whose it is, ``meant`` for a default stream that does not say so; CallerError if there is none such.
-
-        CUDA finds that out only as far as it looks: what is destroyed may be undefined.
-        """
+        """Return whose it is, ``meant`` for a default stream that does not say so; CallerError if CUDA knows none."""
         if self.device is not None:
             return self.device
         try:
@@ -59,11 +56,7 @@ Named = Sequence[NamedStream | NamedEvent]
 
 
 def named_stream(value: Any) -> NamedStream:
-    """Return the stream that a user means; CallerError if it is none.
-
-    It is what has ``__cuda_stream__``; a ``torch.cuda.Stream``, a ``cupy.cuda.Stream``, a ``CUstream``, or its number:
-    0 and 1 are the legacy default stream, 2 the thread's own default stream.
-    """
+    """Return the stream that a user means by a stream of some library, or a number; CallerError if it is none."""
     handle = _handle_of(value)
     if handle is None:
         raise CallerError(

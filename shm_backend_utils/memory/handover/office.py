@@ -19,11 +19,7 @@ __all__ = ["OFFICE", "Office"]
 
 
 class Office:
-    """The sealed regions that this process hands over, and the desk where it does so, as long as there are any.
-
-    What finalizers call takes no lock: they may run in any thread at any point, also inside a locked section of this
-    class. A dictionary's changes are atomic.
-    """
+    """What this process hands over, and the desk for it. What finalizers call takes no lock."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)  # a forked child goes on where its parent is

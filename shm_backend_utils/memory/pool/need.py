@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from ...protocol.layout import PAGE_SIZE, data_offset
 from ..kinds import RegionKind
-from ..rounding import roomy, whole_pages
+from ..managed import roomy, whole_pages
 from .slot import SlotRegion
 
 __all__ = ["DIRECT", "FAR_MORE", "PREPARED", "SMALL", "Need", "Ticket", "least_size", "region_size"]

@@ -20,7 +20,8 @@ _REGIONS: Final = get_args(RegionName)
 _ALWAYS: Final = 64
 """Such a part of what is free a client may always take, however much it holds already."""
 
-_MAY_BE_NONE: Final = ("max_bytes", "max_device_bytes")
+_LEAST: Final = {"max_bytes": 1, "max_device_bytes": 1, "lend_bytes": 0, "max_batch_bytes": 0, "stream_guess_bytes": 0}
+"""Of the options that are bytes; those that are at least 1 may be None."""
 
 
 @dataclass(frozen=True)
@@ -78,27 +79,19 @@ class PoolOptions:
     def __post_init__(self, huge_pages: object) -> None:
         if huge_pages is not None:
             raise CallerError("PoolOptions.huge_pages went with 0.3: all memory has ordinary pages; leave it out")
-        for name in ("max_bytes", "max_device_bytes", "lend_bytes", "max_batch_bytes", "stream_guess_bytes"):
+        for name, least in _LEAST.items():
             value = getattr(self, name)
-            is_number = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-            if not is_number and not (value is None and name in _MAY_BE_NONE):
+            if value is None and least:
+                continue
+            if not isinstance(value, numbers.Integral) or isinstance(value, bool):
                 raise CallerError(f"PoolOptions.{name} is {value!r}; expected a whole number of bytes, such as 2**30")
+            if value < least:
+                expected = "a number of bytes above 0" if least else "bytes, 0 or more"
+                raise CallerError(f"PoolOptions.{name} is {value}; expected {expected}")
         if self.region not in _REGIONS:
             raise CallerError(f"PoolOptions.region is {self.region!r}; expected {', '.join(map(repr, _REGIONS))}")
-        if self.max_bytes is not None and self.max_bytes <= 0:
-            raise CallerError(f"PoolOptions.max_bytes is {self.max_bytes}; expected a number of bytes above 0")
-        if self.max_device_bytes is not None and self.max_device_bytes <= 0:
-            raise CallerError(
-                f"PoolOptions.max_device_bytes is {self.max_device_bytes}; expected a number of bytes above 0"
-            )
-        if self.lend_bytes < 0:
-            raise CallerError(f"PoolOptions.lend_bytes is {self.lend_bytes}; expected bytes, 0 or more")
-        if self.max_batch_bytes < 0:
-            raise CallerError(f"PoolOptions.max_batch_bytes is {self.max_batch_bytes}; expected bytes, 0 or more")
         if not self.idle_s >= 0:
             raise CallerError(f"PoolOptions.idle_s is {self.idle_s}; expected a number of seconds, 0 or more")
-        if self.stream_guess_bytes < 0:
-            raise CallerError(f"PoolOptions.stream_guess_bytes is {self.stream_guess_bytes}; expected bytes, 0 or more")
         if not self.head_room >= 1:
             raise CallerError(f"PoolOptions.head_room is {self.head_room}; expected a factor of 1 or more")
 

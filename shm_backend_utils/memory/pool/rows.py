@@ -26,9 +26,7 @@ Layout = TypeVar("Layout")
 
 @dataclass(frozen=True, slots=True)
 class Row(Generic[Layout]):
-    """One call's part of a block, in use while this very array of the whole region's memory, or one made from it,
-    lives.
-    """
+    """One call's part of a block, in use while this very array of its region's memory, or one made from it, lives."""
 
     region: SlotRegion
     slot: Slot
