@@ -83,7 +83,8 @@ class PoolOptions:
             value = getattr(self, name)
             if value is None and least:
                 continue
-            if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+            is_number = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+            if not is_number:
                 raise CallerError(f"PoolOptions.{name} is {value!r}; expected a whole number of bytes, such as 2**30")
             if value < least:
                 expected = "a number of bytes above 0" if least else "bytes, 0 or more"

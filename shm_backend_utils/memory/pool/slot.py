@@ -279,7 +279,11 @@ class SlotRegion:
         self._close()
 
     def destroy(self) -> None:
-        """Let nobody new open it. The memory goes with the last array, here or in a model. Twice is fine."""
+        """Let nobody new open it, if it is its last part. The memory goes with the last array. Twice is fine."""
+        self.whole.parts.discard(self.slots[0].index)
+        if self.whole.parts:
+            self._let_go()
+            return
         self._region.segment.unlink()
         if self.on_destroy is not None:
             self.on_destroy(self, Descriptor(os.dup, self._region.segment.fileno()))
@@ -296,29 +300,14 @@ class SlotRegion:
         self.buffer = memoryview(b"")
 
 
-class _RegionPart(SlotRegion):
-    """One slot of a region, and as much of its data as each has. The region goes with the last of its parts."""
-
-    __slots__ = ()
-
-    def __init__(self, region: ManagedRegion, kind: RegionKind, index: int, whole: Whole) -> None:
-        size = (region.header.byte_size - region.data_offset) // region.header.slot_count
-        begin = region.data_offset + index * size
-        self._take(region, kind, range(index, index + 1), begin, begin + size, whole)
-
-    def destroy(self) -> None:
-        """Let go of the part, and let nobody new open the region if it was the last one."""
-        self.whole.parts.discard(self.slots[0].index)
-        if self.whole.parts:
-            self._let_go()
-        else:
-            super().destroy()
-
-
 def make_parts(
     count: int, byte_size: int, record_byte_size: int, access: Access, deadline: float, kind: RegionKind
 ) -> list[SlotRegion]:
-    """Make a region of ``count`` parts, each with ``byte_size`` bytes; raises as :meth:`.ManagedRegion.create`."""
+    """Make a region for several calls that come at once, whose parts have one slot each; it goes with the last part."""
     region = ManagedRegion.create(count * byte_size, count, access, record_byte_size, deadline, kind)
-    whole = Whole()
-    return [_RegionPart(region, kind, index, whole) for index in range(count)]
+    whole, begin = Whole(), region.data_offset
+    size = (region.header.byte_size - begin) // count
+    parts = [SlotRegion.__new__(SlotRegion) for _ in range(count)]
+    for index, part in enumerate(parts):
+        part._take(region, kind, range(index, index + 1), begin + index * size, begin + (index + 1) * size, whole)
+    return parts
