@@ -21,8 +21,8 @@ from ...forks import forsake_in_children
 from ...protocol.layout import data_offset
 from ..kinds import RegionKind
 from ..machine_memory import MORE_MEMORY, memory_bytes
+from ..managed import whole_pages
 from ..repeater import Repeater
-from ..rounding import whole_pages
 from ..shared_file import MORE_ROOM, total_bytes
 from .inventory import Inventory
 from .need import FAR_MORE, SMALL, Need, Ticket, least_size, region_size
