@@ -15,8 +15,7 @@ from typing import Any, Final
 
 from ..errors import ClosedError, PeerError, PoolExhaustedError, ShmError, SlotInDoubtError, SlotInUseError, TensorError
 from ..memory.pool.need import Need
-from ..protocol.call_layout import NO_DEVICES, lay_out
-from ..protocol.learned_sizes import CALLS
+from ..protocol.call_layout import CALLS, NO_DEVICES, lay_out
 from ..protocol.refusals import code_in
 from .core import Core, open_call
 from .errors import InferenceError, MemoryRefusedError, ServerUnavailableError, out_of_time

@@ -14,9 +14,8 @@ from ..memory.kinds import RegionKind
 from ..memory.pool.rows import RowBlocks
 from ..model_spec import ModelSpec
 from ..origin import Origin
-from ..protocol.call_layout import NO_DEVICES, AnyInput, CallLayout, lay_out, record_byte_size
+from ..protocol.call_layout import NO_DEVICES, AnyInput, CallLayout, LearnedSizes, lay_out, record_byte_size
 from ..protocol.layout import data_offset
-from ..protocol.learned_sizes import LearnedSizes
 from .explanation import Check, Explanation
 from .steps import Send, Steps
 from .transports.messages import Codec

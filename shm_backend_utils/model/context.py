@@ -1,10 +1,10 @@
-"""What all calls of a session share, and what a request says beside tensors."""
+"""What all calls of a session share; the sequence of one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import NamedTuple
 
 from ..dtypes import BYTES
 from ..errors import ModelError
@@ -21,10 +21,7 @@ from .mapping.memory import Pinning
 from .mapping.resolver import Resolver
 from .triton import TritonBackend
 
-__all__ = ["Context", "SequencePart", "sequence_of"]
-
-_START: Final = 1  # TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
-_END: Final = 2  # TRITONSERVER_REQUEST_FLAG_SEQUENCE_END
+__all__ = ["Context", "SequencePart"]
 
 
 class SequencePart(NamedTuple):
@@ -100,12 +97,3 @@ class Context:
         self.resolver.close()
         self.arrays.close()
         self.forwarder.close()
-
-
-def sequence_of(request: Any) -> SequencePart | None:
-    """Return the sequence that an InferenceRequest is part of; None if it is none."""
-    correlation_id: int | str = request.correlation_id()
-    if not correlation_id:
-        return None
-    flags = request.flags()
-    return SequencePart(correlation_id, bool(flags & _START), bool(flags & _END))

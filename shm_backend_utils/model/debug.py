@@ -41,6 +41,13 @@ class Poison:
         self._data = data
         self._seed = fill_with_noise(data)
 
+    def fills(self, view: TensorView) -> bool:
+        """Return whether a view is of this very memory."""
+        return type(view) is TensorView and (view.array.__array_interface__["data"][0], view.array.nbytes) == (
+            self._data.__array_interface__["data"][0],
+            self._data.nbytes,
+        )
+
     def left(self, item_size: int) -> int:
         """Return how many elements of so many bytes are as they were filled; 0 if that may be by chance.
 
@@ -81,40 +88,12 @@ def _least_that_tells(expected: float) -> int:
     return least
 
 
-class FilledOutput:
-    """The memory of one output, filled with random bytes."""
-
-    def __init__(self, name: str, item_size: int, data: Bytes) -> None:
-        self._name = name
-        self._item_size = item_size
-        self._data = data
-        self._poison = Poison(data)
-
-    def is_of(self, view: TensorView) -> bool:
-        """Return whether a view is of this very memory."""
-        return type(view) is TensorView and (view.array.__array_interface__["data"][0], view.array.nbytes) == (
-            self._data.__array_interface__["data"][0],
-            self._data.nbytes,
-        )
-
-    def check_written(self) -> None:
-        """Raise ModelError if some of the memory is as it was handed out."""
-        left = self._poison.left(self._item_size)
-        if left:
-            raise ModelError(
-                f"model.py asked for output {self._name!r} and has not written {left} of its "
-                f"{self._data.nbytes // self._item_size} elements, where the client would find what was there before; "
-                "write into call.output(…).numpy() (y = call.output(…).numpy(); y[...] = x), or give an "
-                "array by call.put()"
-            )
-
-
 class DebugCall(Call):
     """A call that looks after the memory of its outputs."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._filled: dict[str, FilledOutput] = {}
+        self._filled: dict[str, Poison] = {}
         self._digests: dict[str, bytes] = {}
 
     def begin(self) -> None:
@@ -124,13 +103,13 @@ class DebugCall(Call):
     def output(self, name: str, shape: Sequence[int], dtype: npt.DTypeLike) -> TensorView:
         view = super().output(name, shape, dtype)
         if not isinstance(view, DeviceView):
-            self._filled[name] = FilledOutput(name, view.dtype.itemsize, view.array.reshape(-1).view(np.uint8))
+            self._filled[name] = Poison(view.array.reshape(-1).view(np.uint8))
         return view
 
     def put(self, name: str, array: Any) -> None:
         super().put(name, array)
         filled = self._filled.get(name)
-        if filled is not None and not filled.is_of(self.outputs[name].view):
+        if filled is not None and not filled.fills(self.outputs[name].view):
             del self._filled[name]  # what was handed out is not the output any more
 
     def commit(self, *, needs_all: bool = True) -> None:
@@ -143,8 +122,14 @@ class DebugCall(Call):
                 raise _input_changed(name)
         requested = self._request.requested_output_names()
         for name, filled in all_filled.items():
-            if name in requested and filled.is_of(self.outputs[name].view):
-                filled.check_written()
+            view = self.outputs[name].view
+            left = filled.left(view.dtype.itemsize) if name in requested and filled.fills(view) else 0
+            if left:
+                raise ModelError(
+                    f"model.py asked for output {name!r} and has not written {left} of its {view.array.size} elements, "
+                    "where the client would find what was there before; write into call.output(…).numpy() "
+                    "(y = call.output(…).numpy(); y[...] = x), or give an array by call.put()"
+                )
 
     def _input_bytes(self) -> Iterator[tuple[str, Bytes]]:
         """Yield the bytes of each input on the host. Triton delivers strings as copies, so these are left out."""

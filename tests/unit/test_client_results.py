@@ -23,8 +23,7 @@ from shm_backend_utils.memory.cuda.allocations import CudaAllocation
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol import results
-from shm_backend_utils.protocol.answers import check_output
-from shm_backend_utils.protocol.results import OutputPlace
+from shm_backend_utils.protocol.results import OutputPlace, check_output
 from tests.unit.fake_gpu import DRIVER
 from tests.unit.fake_server import FakeServer, config
 from tests.unit.fake_wires import client_of

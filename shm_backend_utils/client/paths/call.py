@@ -16,8 +16,8 @@ from ...errors import CallerError, ClosedError, PeerError
 from ...memory.cuda.runtime import CudaRuntime
 from ...memory.kinds import RegionKind
 from ...model_spec import ModelSpec
-from ...protocol.answers import check_output
 from ...protocol.call_layout import AnyInput, CallInput, CallLayout
+from ...protocol.results import check_output
 from ...tensors.cuda.device_array import DeviceArray
 from ...tensors.cuda.libraries import as_library
 from ..errors import DeadlineExceededError, InferenceError

@@ -18,10 +18,9 @@ from ...memory.kinds import RegionKind
 from ...memory.pool.slot import Slot, SlotRegion
 from ...memory.pool.states import AFTER, FREE
 from ...protocol import results
-from ...protocol.answers import missing_output
 from ...protocol.call_layout import CallLayout, aligned
 from ...protocol.refusals import NOT_OPENED, code_in
-from ...protocol.results import broken_results
+from ...protocol.results import broken_results, missing_output
 from ...protocol.spans import InputSpan, OutputSpan
 from ...protocol.table import encode
 from ...tensors.strings import Strings

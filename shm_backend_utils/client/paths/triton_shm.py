@@ -17,8 +17,8 @@ from ...dtypes import BYTES
 from ...errors import ClosedError, PeerError, ShmError, SlotInDoubtError
 from ...memory.managed import array_at
 from ...memory.pool.slot import SlotRegion
-from ...protocol.answers import check_output, missing_output
 from ...protocol.call_layout import CallLayout
+from ...protocol.results import check_output, missing_output
 from ...tensors.strings import Strings
 from ..errors import InferenceError, MemoryRefusedError, OutputRoomError
 from ..inputs.sources import SAME_VALUES, Source

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import numpy.typing as npt
 
@@ -14,13 +14,16 @@ from ...model_spec import ModelSpec
 from ...tensors.cuda.device_array import DeviceArray
 from ...tensors.cuda.device_view import DeviceView
 from ...tensors.view import DIRECT, TRITON, TensorView
-from ..context import SequencePart, sequence_of
+from ..context import SequencePart
 from ..devices.arrays import DeviceUses
 from ..forward import CALLERS_PARAMETER, Forwarding, ForwardOutputs, LentMemory, lendable
 from .answered import AnsweredRequest
 from .received import scan_json
 
 __all__ = ["Call"]
+
+_START: Final = 1  # TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
+_END: Final = 2  # TRITONSERVER_REQUEST_FLAG_SEQUENCE_END
 
 Self = TypeVar("Self", bound="Call")
 
@@ -143,7 +146,9 @@ class Call(AnsweredRequest):
     @property
     def sequence(self) -> SequencePart | None:
         """The sequence that the request is part of, for models with a sequence batcher; None if it is none."""
-        return sequence_of(self._request)
+        correlation_id = self._request.correlation_id()
+        flags = self._request.flags() if correlation_id else 0
+        return SequencePart(correlation_id, bool(flags & _START), bool(flags & _END)) if correlation_id else None
 
     @property
     def deadline(self) -> float | None:

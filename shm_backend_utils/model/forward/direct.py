@@ -17,12 +17,11 @@ from ...memory.pool.pool import SlotPool
 from ...model_spec import BATCH_CARRIER
 from ...protocol import results
 from ...protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
-from ...protocol.answers import missing_output
 from ...protocol.call_layout import CallInput, lay_out
 from ...protocol.claims import CudaRegionClaim, LentRegionClaim, RegionClaim
 from ...protocol.layout import data_offset
 from ...protocol.refusals import NOT_OPENED, code_in
-from ...protocol.results import OutputPlace, broken_results
+from ...protocol.results import OutputPlace, broken_results, missing_output
 from ...protocol.spans import InputSpan, OutputSpan, Table
 from ...protocol.table import encode
 from ...tensors.strings import Strings

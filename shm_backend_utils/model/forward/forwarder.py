@@ -17,8 +17,7 @@ from ...memory.pool.options import PoolOptions
 from ...memory.pool.pool import SlotPool
 from ...model_spec import ModelSpec, output_names
 from ...protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
-from ...protocol.call_layout import lay_out
-from ...protocol.learned_sizes import LearnedSizes
+from ...protocol.call_layout import LearnedSizes, lay_out
 from ...protocol.named import PARAMETER as DESCRIPTOR_PARAMETER
 from ...tensors.cuda.device_view import DeviceView
 from ...tensors.view import TensorView

@@ -14,8 +14,8 @@ from ... import dtypes
 from ...dtypes import BF16, BYTES
 from ...errors import ForwardError, ModelError, PeerError, ShmError
 from ...model_spec import ModelSpec
-from ...protocol.answers import check_output, missing_output
 from ...protocol.call_layout import obstacle_in_tensors, record_byte_size
+from ...protocol.results import check_output, missing_output
 from ...tensors.cuda.device_view import DeviceView
 from ...tensors.cuda.imported import is_on_gpu
 from ...tensors.strings import Strings

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -35,7 +36,7 @@ from ...protocol.layout import GENERATION, SlotRecord
 from ...protocol.probe import Probe, decode_probe, is_probe
 from ...protocol.spans import Table
 from ...tensors.attributes import MemoryType
-from .memory import DeviceMemory, HostMemory, Memory, Pin, Pinning
+from .memory import DeviceMemory, HostMemory, Memory, Pinning
 
 __all__ = ["MappedRegion", "ProbeFound", "Slot", "replayed", "stale"]
 
@@ -58,8 +59,8 @@ class MappedRegion:
     __slots__ = (
         "__weakref__",
         "_fence",
-        "_pin",
         "_pinning",
+        "_unpin",
         "addresses",
         "last_use",
         "managed",
@@ -75,7 +76,7 @@ class MappedRegion:
         fence: MappedRegion | None = None,
         pinning: Pinning | None = None,
     ) -> None:
-        self._pin: Pin | None = None
+        self._unpin: Callable[[], None] | None = None
         self._pinning = pinning
         self._fence = fence
         self.managed = opened if isinstance(opened, ManagedRegion) else None  # if it is one of ours
@@ -101,8 +102,8 @@ class MappedRegion:
     def keep(self) -> None:
         """Take note that this is to be the process' mapping of its memory, which may have been mapped before."""
         if self._pinning is not None and isinstance(self.memory, HostMemory):
-            self._pin = self._pinning.pin(self.memory.array)
-            if self._pin is not None:
+            self._unpin = self._pinning.pin(self.memory.array)
+            if self._unpin is not None:
                 self.memory.memory_type = MemoryType.CPU_PINNED
 
     def know_space_of(self, opened: MappedRegion) -> None:
@@ -117,8 +118,8 @@ class MappedRegion:
             self.segment.close_unused()
 
     def __del__(self) -> None:
-        if self._pin is not None:
-            self._pin.undo()
+        if self._unpin is not None:
+            self._unpin()
         opened = getattr(self, "managed", None) or getattr(self, "segment", None)
         if opened is not None:
             opened.close()

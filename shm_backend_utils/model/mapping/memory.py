@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ from ...dtypes import BYTES, DType
 from ...errors import MachineError
 from ...memory.cuda.access import CudaAccess
 from ...memory.cuda.mappings import CudaMapping
-from ...memory.cuda.runtime import CudaRuntime
 from ...memory.managed import array_at
 from ...tensors.attributes import BufferAttributes, MemoryType
 from ...tensors.cuda.device_array import DeviceArray
@@ -22,7 +22,7 @@ from ...tensors.strings import Strings
 from ...tensors.strings_view import StringsView
 from ...tensors.view import DIRECT, TensorView
 
-__all__ = ["DeviceMemory", "HostMemory", "Memory", "Pin", "Pinning"]
+__all__ = ["DeviceMemory", "HostMemory", "Memory", "Pinning"]
 
 
 class HostMemory:
@@ -140,24 +140,6 @@ class DeviceMemory:
 Memory = HostMemory | DeviceMemory
 
 
-class Pin:
-    """One registration of memory with CUDA, which keeps the memory until it is undone."""
-
-    def __init__(self, runtime: CudaRuntime, memory: npt.NDArray[np.uint8]) -> None:
-        self._runtime = runtime
-        self._memory = memory
-
-    def undo(self) -> None:
-        """Have the memory made pageable, and then let go of, with the next ``collect``. Waits for nothing.
-
-        The calls that have copied from there or to there are over, and their copies with them.
-        """
-        self._runtime.retired.add_idle(self._unpin)
-
-    def _unpin(self) -> None:
-        self._runtime.unpin(_address_of(self._memory))
-
-
 class Pinning:
     """Pins whole regions. What cannot be pinned stays as it is, which is slower and right; ``warn`` is told once why.
 
@@ -169,19 +151,19 @@ class Pinning:
         self._warn = warn
         self._has_warned = False
 
-    def pin(self, memory: npt.NDArray[np.uint8]) -> Pin | None:
-        """Pin a whole mapping; return None if that cannot be."""
+    def pin(self, memory: npt.NDArray[np.uint8]) -> Callable[[], None] | None:
+        """Pin a whole mapping; return what undoes that with the next ``collect``; None if that cannot be."""
+        address = memory.__array_interface__["data"][0]
         try:
             runtime = self._cuda.runtime
-            runtime.pin(_address_of(memory), memory.nbytes)
+            runtime.pin(address, memory.nbytes)
         except MachineError as error:
             if not self._has_warned:
                 self._has_warned = True
                 self._warn(f"SHM_PIN_HOST_MEMORY: memory stays pageable: {error}")
             return None
-        return Pin(runtime, memory)
 
+        def unpin(kept: npt.NDArray[np.uint8] = memory) -> None:
+            runtime.unpin(address)
 
-def _address_of(memory: npt.NDArray[np.uint8]) -> int:
-    address: int = memory.__array_interface__["data"][0]
-    return address
+        return partial(runtime.retired.add_idle, unpin)

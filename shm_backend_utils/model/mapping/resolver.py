@@ -1,20 +1,21 @@
-"""From what a request says of memory to what is mapped: slots by their addresses, further regions by their claims."""
+"""From what a request says of memory to what is mapped: slots by addresses, further regions by claims and by names."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ...errors import MachineError, StaleRequestError, TableError
+from ...errors import MachineError, RegionGoneError, StaleRequestError, TableError
 from ...memory.cuda.access import CudaAccess
 from ...memory.cuda.mappings import CudaMapping
 from ...memory.handover.fetching import Fetcher
 from ...memory.locks import SharedLease
 from ...memory.managed import ManagedRegion
-from ...memory.registrations import Registration
+from ...memory.registrations import Registration, StatusEndpoint
 from ...memory.repeater import Repeater
 from ...protocol.address import SLOT_PARAMETER, SlotAddress, parse_address
 from ...protocol.claims import CudaRegionClaim, LentRegionClaim, NamedRegionClaim, RegionClaim
@@ -24,10 +25,9 @@ from ..config import Config
 from . import policy
 from .mapped import MappedRegion, Slot
 from .memory import Memory, Pinning
-from .named_regions import NamedRegions
 from .registry import Registry
 
-__all__ = ["FurtherRegions", "Resolver", "check_lender", "check_parts_are_apart", "collect_all", "fence_of"]
+__all__ = ["FurtherRegions", "NamedRegions", "Resolver", "collect_all"]
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class FurtherRegions:
             lease.give_back()
 
 
-def check_lender(own: Slot | None) -> None:
+def _check_lender(own: Slot | None) -> None:
     """Raise StaleRequestError unless the request's own region, which is the lender's, has an owner that lives.
 
     To be asked after the memory was borrowed: a lender that lives then holds the slots until it has the answer, gives
@@ -89,7 +89,7 @@ def check_lender(own: Slot | None) -> None:
         raise StaleRequestError("the model that has lent its client's memory to this one is gone")
 
 
-def fence_of(
+def _fence_of(
     table: Table, claim: CudaRegionClaim, own: Slot | None, found: FurtherRegions
 ) -> tuple[MappedRegion, int] | None:
     """Return the slot that fences memory of a GPU, as its region and its number; None if there is none."""
@@ -104,7 +104,7 @@ def fence_of(
     return own.region, own.number
 
 
-def check_parts_are_apart(table: Table, found: FurtherRegions) -> None:
+def _check_parts_are_apart(table: Table, found: FurtherRegions) -> None:
     """Raise TableError if an output overlaps another tensor through regions that are parts of one object."""
     extents = [_extent(span, found, "") for span in table.inputs.values() if span.byte_size and span.region]
     extents += [_extent(span, found, name) for name, span in table.outputs.items() if span.byte_size and span.region]
@@ -116,6 +116,103 @@ def _extent(span: InputSpan | OutputSpan, found: FurtherRegions, output: str) ->
     segment, begin = found.mapped[span.region - 1].segment, found.memories[span.region - 1].begin + span.offset
     first = next(number for number, each in enumerate(found.mapped) if each.segment.identity == segment.identity)
     return first, begin, begin + span.byte_size, output
+
+
+_PREFIX: Final = "registered: "  # no managed region's key has a colon
+
+
+class NamedRegions:
+    """Finds, or maps, what registered names stand for. Thread-safe; no request waits for another one's mapping."""
+
+    def __init__(self, config: Config, registry: Registry, pinning: Pinning | None) -> None:
+        self._config = config
+        self._registry = registry
+        self._pinning = pinning
+        self._server = StatusEndpoint(config.server_url)
+        self._lock = threading.Lock()
+        self._registrations: dict[str, Registration] = {}
+
+    def find(self, names: Sequence[str], field: str) -> dict[str, Registration]:
+        """Return what the names of a request stand for; raises as :func:`.policy.ask`.
+
+        The server is asked for each request, over a kept connection, unless names are trusted: 60 to 90 µs. On an event
+        loop all requests wait for that.
+        """
+        if self._config.checks_registrations:
+            return policy.ask(names, self._server.find, self._config, field)
+        known = {name: found for name in names if (found := self._registrations.get(name)) is not None}
+        trusted = {name: found for name, found in known.items() if self._registry.live(_name_of(name, found), field)}
+        if len(trusted) == len(names):
+            return trusted
+        return policy.ask(names, self._server.find, self._config, field)
+
+    def open(
+        self, claim: NamedRegionClaim, found: Mapping[str, Registration], field: str
+    ) -> tuple[MappedRegion, Memory]:
+        """Return the mapping of what a name stands for, of what :meth:`find` has found, and the part that it names."""
+        try:
+            registration = policy.resolve(claim, found, self._config, field)
+        except RegionGoneError:
+            self._forget(claim.name)
+            raise
+
+        def open_it() -> MappedRegion:
+            segment = policy.open_registered(registration, self._config, field, self._registry.check_room)
+            return MappedRegion(segment, pinning=self._pinning)
+
+        with self._lock:
+            before = self._registrations.get(claim.name)
+            self._registrations[claim.name] = registration
+        if before is not None and before != registration:
+            self._registry.unregister(_name_of(claim.name, before))
+        offset, byte_size = registration.offset, registration.byte_size
+        try:
+            mapped = self._registry.obtain(_name_of(claim.name, registration), open_it, offset, byte_size, field)
+        except BaseException:
+            self._forget(claim.name)
+            raise
+        return mapped, mapped.memory.part(offset, byte_size)
+
+    def sweep(self) -> None:
+        """Unmap what is not registered any more, and all of it if the server does not say so."""
+        self._drop_late()
+        known = dict(self._registrations)
+        if not known:
+            return
+        current: Mapping[str, Registration] = {}  # who does not answer vouches for nothing
+        try:
+            current = self._server.all()
+        finally:
+            self._drop_changed(known, current)
+
+    def close(self) -> None:
+        """Forget all names, and hang up. Their mappings are the registry's."""
+        self._registrations.clear()
+        self._server.close()
+
+    def _drop_changed(self, known: Mapping[str, Registration], current: Mapping[str, Registration]) -> None:
+        for name, registration in known.items():
+            if current.get(name) != registration:
+                self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        with self._lock:
+            registration = self._registrations.pop(name, None)
+        if registration is not None:
+            self._registry.unregister(_name_of(name, registration))
+
+    def _drop_late(self) -> None:
+        """Unmap what was mapped by a request that was told what a name stood for before another one was told more."""
+        there = [status.name for status in self._registry.statuses() if status.name.startswith(_PREFIX)]
+        wanted = {_name_of(*each) for each in list(self._registrations.items())}
+        for name in there:
+            if name not in wanted:
+                self._registry.unregister(name)
+
+
+def _name_of(name: str, registration: Registration) -> str:
+    """Return what a mapping is called: by the whole of what it is, so that no name can get another one's memory."""
+    return f"{_PREFIX}{registration.key}/{registration.offset}/{registration.byte_size}/{name}"
 
 
 SWEEP_INTERVAL_S: Final = 5.0
@@ -176,7 +273,7 @@ class Resolver:
                         current = self._named.find(names, field)
                     mapped, memory = self._named.open(claim, current, field)
                 elif isinstance(claim, CudaRegionClaim):
-                    mapped, memory = self._device(claim, fence_of(table, claim, own, found), field)
+                    mapped, memory = self._device(claim, _fence_of(table, claim, own, found), field)
                 else:
                     mapped, memory = self._lent(claim, field)
                 first = seen.setdefault(mapped.segment.identity, number)
@@ -186,9 +283,9 @@ class Resolver:
                     same = True  # two names may stand for two parts of one object
                 found.take(claim, mapped, memory)
             if found.borrowed:
-                check_lender(own)
+                _check_lender(own)
             if same:
-                check_parts_are_apart(table, found)
+                _check_parts_are_apart(table, found)
         except BaseException:
             found.unmap_passing()
             found.release()

@@ -21,7 +21,7 @@ from ...tensors.view import TRITON, TensorView
 from ..call import Call
 from ..call.answered import array_of, check_output
 from ..devices.arrays import DeviceArrays, DeviceUses, shared_by
-from ..mapping.memory import Memory, Pin, Pinning
+from ..mapping.memory import Memory, Pinning
 
 __all__ = ["BatchCall", "Buffers", "Gathering", "batches_of", "with_rows"]
 
@@ -288,27 +288,27 @@ class Buffers:
 
     def __init__(self, pinning: Pinning | None) -> None:
         self._pinning = pinning
-        self._buffers: dict[str, tuple[npt.NDArray[np.uint8], Pin | None]] = {}
+        self._buffers: dict[str, tuple[npt.NDArray[np.uint8], Callable[[], None] | None]] = {}
 
     def get(self, name: str, byte_size: int) -> tuple[npt.NDArray[np.uint8], MemoryType]:
         """Return a tensor's buffer, writable, not cleared, and its kind of memory. It serves until the next such call.
 
         The former buffer of this name is let go of, if it is smaller than ``byte_size``.
         """
-        buffer, pin = self._buffers.get(name, (None, None))
+        buffer, unpin = self._buffers.get(name, (None, None))
         if buffer is None or buffer.nbytes < byte_size:
-            if pin is not None:
-                pin.undo()
+            if unpin is not None:
+                unpin()
             buffer = np.empty(byte_size + byte_size // 4, np.uint8)
-            pin = None if self._pinning is None else self._pinning.pin(buffer)
-            self._buffers[name] = buffer, pin
-        return buffer, MemoryType.CPU if pin is None else MemoryType.CPU_PINNED
+            unpin = None if self._pinning is None else self._pinning.pin(buffer)
+            self._buffers[name] = buffer, unpin
+        return buffer, MemoryType.CPU if unpin is None else MemoryType.CPU_PINNED
 
     def close(self) -> None:
         """Let go of all buffers."""
-        for _, pin in self._buffers.values():
-            if pin is not None:
-                pin.undo()
+        for _, unpin in self._buffers.values():
+            if unpin is not None:
+                unpin()
         self._buffers.clear()
 
 

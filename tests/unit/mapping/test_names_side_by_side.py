@@ -17,8 +17,8 @@ from shm_backend_utils.memory.registrations import Registration
 from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.mapping import policy
 from shm_backend_utils.model.mapping.memory import HostMemory, Memory
-from shm_backend_utils.model.mapping.named_regions import NamedRegions
 from shm_backend_utils.model.mapping.registry import Registry
+from shm_backend_utils.model.mapping.resolver import NamedRegions
 from shm_backend_utils.protocol.claims import NamedRegionClaim
 from shm_backend_utils.testing.faults.memory import punch_hole
 from tests.unit.registered import say_registered
