@@ -29,7 +29,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 7_200,
     "scripts": 14_464,
     "scripts/tools/bench": 3_655,
-    "tests": 74_734,
+    "tests": 73_822,
     "docs": 3_952,
 }
 """By folder, or by pattern of files: the most lines."""

@@ -1,7 +1,8 @@
-"""Registrations and files of a client vanish under it: it makes up for them, and minds nobody else's."""
+"""Registrations and files of a client vanish: it makes up for them. What a model has begun with is never sent again."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -156,3 +157,52 @@ def test_memory_that_lay_idle_goes_with_the_next_call(flavour: str, address: str
         client.infer("tally", {"X": X}, path="triton-shm").release()
         assert len(somebody_else.registered_by_this_process()) == 1
     assert not somebody_else.registered_by_this_process()
+
+
+PATHS: tuple[PathName, ...] = ("direct", "triton-shm", "inline")
+# What errors say that do lead to another attempt; here they are a model's own, say of another model that it called.
+MESSAGES = {
+    "plain": "the model gave up",
+    "unknown region": "Unable to find shared memory region: 'somebodys'",
+    "refused region": "shm:refused: shm_slot refused: the token is not the region's",
+    "refused request": "shm:stale: request parameter shm_generation is not the slot's",
+}
+
+
+@pytest.mark.parametrize(
+    ("message", "fail", "path"),
+    [
+        (message, fail, path)
+        for (message, fail), path in zip(
+            itertools.product(MESSAGES, ["half way", "at the end"]), itertools.cycle(PATHS), strict=False
+        )
+    ],
+)
+def test_a_model_that_fails_has_run_once(ours: EitherClient, path: PathName, message: str, fail: str) -> None:
+    before = counts(ours)
+    with pytest.raises(InferenceError) as failure:
+        ours.infer("tally", {"X": X}, path=path, parameters={"fail": fail, "message": MESSAGES[message]})
+    assert MESSAGES[message] in str(failure.value)
+    assert (counts(ours) - before).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_refusal_that_nothing_can_mend_is_not_repeated(ours: EitherClient, path: PathName) -> None:
+    before = counts(ours)
+    with pytest.raises(InferenceError, match="the model gave up"):
+        ours.infer("tally", {"X": X}, path=path, parameters={"fail": "before it begins"})
+    assert (counts(ours) - before).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["serves", "fails"])
+def test_a_request_whose_memory_was_lost_is_sent_again_and_begun_once(ours: EitherClient, fails: bool) -> None:
+    with losing_files():
+        ours.infer("tally", {"X": X}, path="direct").release()
+    before, retries = counts(ours), ours.stats().retries
+    if fails:
+        with pytest.raises(InferenceError, match="the model gave up"):
+            ours.infer("tally", {"X": X}, path="direct", parameters={"fail": "half way"})
+    else:
+        ours.infer("tally", {"X": X}, path="direct").release()
+    assert (counts(ours) - before).tolist() == [2, 1]
+    assert ours.stats().retries == retries + 1

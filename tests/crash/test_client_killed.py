@@ -1,4 +1,4 @@
-"""A client is killed: its memory goes, and nobody else notices."""
+"""A client is killed: its memory goes, sealed or not, and nobody else notices."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from scripts.tools.processes import open_files
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.memory import locks as lease
 from shm_backend_utils.memory.pool.options import RegionName
@@ -95,3 +97,54 @@ def test_its_memory_goes_and_others_are_served(victim: Victim, server: EmbeddedS
     assert stub_of(server, "crash_stages") == stub
     os.kill(server.pid, 0)
     del view
+
+
+SHM = Path("/dev/shm")
+SWEEP_S = 5.0
+A_BUSY_MACHINE_S = 10.0
+
+
+@pytest.fixture(params=["making", "reading"])
+def sealed_victim(request: pytest.FixtureRequest, server: EmbeddedServer) -> Iterator[subprocess.Popen[str]]:
+    """One that has called the model before it comes to where it is killed."""
+    victim_py = Path(__file__).with_name("victim.py")
+    command = [sys.executable, str(victim_py), server.grpc_url, request.param, "{}", "sealed"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as victim:
+        assert victim.stdout is not None
+        assert victim.stdout.readline() == "here\n"
+        yield victim
+        victim.kill()
+
+
+def named_of(pid: int) -> list[Path]:
+    return list(SHM.glob(f"shmbu-{pid}-*"))
+
+
+def desks_of(pid: int) -> set[str]:
+    """Return the names of the sockets at which a process hands its regions over."""
+    sockets = {name.removeprefix("socket:[").rstrip("]") for name in open_files(pid)}
+    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+    return {fields[7] for fields in lines if len(fields) > 7 and fields[6] in sockets}
+
+
+def test_nothing_is_left_of_sealed_memory_also_where_no_client_starts_again(
+    server: EmbeddedServer, client: ShmClient, sealed_victim: subprocess.Popen[str]
+) -> None:
+    stub = stub_of(server, "crash_stages")
+    assert stub is not None
+    regions = regions_of(sealed_victim.pid)
+    assert held_regions(stub, regions)
+    assert named_of(sealed_victim.pid) == []
+    (desk,) = desks_of(sealed_victim.pid)
+    sealed_victim.kill()
+    sealed_victim.wait()
+    begin = time.monotonic()
+    assert named_of(sealed_victim.pid) == []
+    assert desk not in Path("/proc/net/unix").read_text()
+    while held_regions(stub, regions):
+        assert time.monotonic() - begin < SWEEP_S + A_BUSY_MACHINE_S
+        time.sleep(0.05)
+    with client.infer("crash_stages", {"X": X}, outputs={"Y": X.nbytes}) as result:
+        np.testing.assert_array_equal(result["Y"], X + 1)
+    assert stub_of(server, "crash_stages") == stub
+    os.kill(server.pid, 0)

@@ -1,7 +1,8 @@
-"""Models that complete their configuration by auto_complete, with little in config.pbtxt, or with none."""
+"""Models that complete their configuration by auto_complete; and models that do not load, as a harness says it, too."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,6 +12,7 @@ from tritonclient.utils import InferenceServerException
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.client.options import PathName
 from tests.releases import gives_up_loading
+from tests.unit.harness.folders import BAD_CODE, folder_of
 
 from .loading_server import LoadingServer
 
@@ -106,3 +108,17 @@ def test_a_config_that_contradicts_keeps_the_model_from_loading_and_the_log_says
     assert not client.is_model_ready(model)
     log = loading_server.server.log_tail()
     assert all(complaint in log for complaint in complaints)
+
+
+@gives_up_loading
+@pytest.mark.parametrize("what", BAD_CODE)
+def test_a_server_says_so(loading_server: LoadingServer, what: str) -> None:
+    code, said, _ = BAD_CODE[what]
+    folder = folder_of(loading_server.models, code)
+    try:
+        with pytest.raises(InferenceServerException) as told:
+            loading_server.grpc.load_model("m")
+        expected = f"load failed for model 'm': version 1 is at UNAVAILABLE state: {said}"
+        assert told.value.message().startswith(expected)
+    finally:
+        shutil.rmtree(folder)

@@ -1,21 +1,38 @@
-"""Streams on the direct path: each response in the next place of a ring of frames, which the client gives back."""
+"""Streams on the direct path: each response in the next place of a ring, which the next stream makes large enough."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import os
+import queue
+import secrets
+import warnings
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tritonclient.utils import InferenceServerException
 
-from shm_backend_utils.client import InferenceError, PathUnavailableError, Result
+from shm_backend_utils.client import (
+    CopyWarning,
+    DeadlineExceededError,
+    InferenceError,
+    PathUnavailableError,
+    PoolOptions,
+    Result,
+    ShmClient,
+)
+from shm_backend_utils.client.unregistering import unregister_when_free
 from shm_backend_utils.memory.pool.options import RegionName
+from shm_backend_utils.protocol.spans import MAX_FRAMES
 from shm_backend_utils.server import EmbeddedServer
 
 from .eventually import all_memory_comes_back
 from .flavours import AnyClient, Flavour, url_of
+from .hand_made import STEP, Claim, HandMade, hand_made
 from .mapped import lies_in_shared_memory
 
 X = np.array([1, 2, 3, 4], np.float32)
@@ -168,3 +185,170 @@ def test_a_stream_that_fails_does_not_end_the_one_beside_it(pair: tuple[AnyClien
         with result:
             values.append(result["Y"][0, 0])
     assert values == [8, 9, 10, 11]
+
+
+@pytest.fixture(params=[False, True], ids=["blocking", "aio"])
+def unguessing(request: pytest.FixtureRequest, triton_server: EmbeddedServer) -> Iterator[AnyClient]:
+    """It has no room for outputs whose size nobody knows yet."""
+    grpc = Flavour(url_of(triton_server, "grpc"), request.param)
+    with grpc.client(pool=PoolOptions(stream_guess_bytes=0)) as client:
+        yield client
+
+
+def sized(client: AnyClient, lengths: Sequence[int], *, stalls: bool = False, **named: Any) -> Iterator[Result]:
+    parameters = {"way": "sized", "lengths": " ".join(map(str, lengths)), "stalls": stalls}
+    named = {"outputs": ["Y"], "timeout_s": 10, **named}
+    return client.stream("frames_of", {"X": np.ones(4, np.float32)}, parameters=parameters, **named)
+
+
+def is_whole(result: Result, index: int, length: int) -> bool:
+    y = result["Y"]
+    return y.shape == (length,) and bool((y == index).all())
+
+
+def overflows(results: Iterator[Result], lengths: Sequence[int]) -> list[int]:
+    """Return which responses came back through Triton. The others lie in shared memory; all are what they should be."""
+    found = []
+    come = 0
+    for result in results:
+        with result:
+            assert result.path == "direct"
+            assert is_whole(result, come, lengths[come])
+            assert lies_in_shared_memory(result["Y"]) is not bool(result.overflowed) or not lengths[come]
+            if result.overflowed:
+                found.append(come)
+        come += 1
+    assert come == len(lengths)
+    return found
+
+
+def test_frames_that_find_no_room_are_right_and_the_next_stream_has_room(unguessing: AnyClient) -> None:
+    lengths = [10, 1000, 5000]
+    assert overflows(sized(unguessing, lengths, frames=2), lengths) == [0, 1, 2]
+    assert overflows(sized(unguessing, lengths, frames=2), lengths) == []
+    all_memory_comes_back(unguessing)
+
+
+def test_strings_have_room_in_the_next_stream_too(unguessing: AnyClient) -> None:
+    parameters = {"way": "say", "count": 8}
+    for is_first in (True, False):
+        results = unguessing.stream("frames_of", {}, outputs=["WORDS"], parameters=parameters, frames=1, timeout_s=10)
+        for index, result in enumerate(results):
+            with result:
+                assert result["WORDS"].tolist() == [f"größer als {index}".encode(), b"x" * index]
+                assert bool(result.overflowed) is is_first
+            del result
+    all_memory_comes_back(unguessing)
+
+
+def test_a_response_that_does_not_come_in_time_leaves_no_memory_in_doubt_for_ever(unguessing: AnyClient) -> None:
+    results = sized(unguessing, [1000] * 2, frames=1, stalls=True, timeout_s=0.5)
+    assert overflows_of(results, 2) == [True, True]
+    with pytest.raises(DeadlineExceededError):
+        next(results)
+    all_memory_comes_back(unguessing)
+
+
+def overflows_of(results: Iterator[Result], count: int) -> list[bool]:
+    found = []
+    for _ in range(count):
+        with next(results) as result:
+            found.append(bool(result.overflowed))
+    return found
+
+
+def test_frames_that_come_through_triton_are_told_once(unguessing: AnyClient) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for result in sized(unguessing, [20_000] * 5, frames=1):
+            del result
+    (message,) = [str(each.message) for each in caught if each.category is CopyWarning]
+    assert "later streams have room for as much; say it beforehand" in message
+
+
+@pytest.fixture
+def by_hand(triton_server: EmbeddedServer) -> Iterator[HandMade]:
+    """A valid request with a ring of four frames."""
+    with hand_made(triton_server.grpc_url, "frames_of", {"X": X}, {"Y": X.nbytes}, slot_count=5) as request:
+        request.table.frame_count, request.table.frame_slot, request.table.frame_stride = 4, 1, STEP
+        yield request
+
+
+def last_error(request: HandMade) -> str:
+    """Send it, and return its error; empty if its stream ends well."""
+    answers: queue.Queue[tuple[Any, InferenceServerException | None]] = queue.Queue()
+    request.stream(lambda result, error: answers.put((result, error)))
+    while True:
+        result, error = answers.get(timeout=20)
+        if error is not None:
+            return str(error.message())
+        if result.get_response().parameters["triton_final_response"].bool_param:
+            return ""
+
+
+def test_a_ring_made_by_hand_works_as_long_as_nothing_breaks_it(by_hand: HandMade) -> None:
+    by_hand.parameters.update(count=3)
+    assert last_error(by_hand) == ""
+    begin, byte_size = by_hand.table["Y"].offset, by_hand.table["Y"].byte_size
+    frames = [by_hand.array(begin + place * STEP, byte_size, np.float32).tolist() for place in range(3)]
+    assert frames == [(X + index).tolist() for index in range(3)]
+    assert [by_hand.region.record(slot).completed for slot in range(1, 5)] == [(5 << 32) + n for n in (1, 2, 3)] + [0]
+    assert by_hand.region.record(0).completed == 5
+
+
+@pytest.mark.parametrize(
+    ("ring", "field"),
+    [
+        ({"frame_slot": 2}, "frame_slot"),
+        ({"frame_slot": 0}, "frame_slot"),
+        ({"frame_count": MAX_FRAMES + 1}, "frame_count"),
+        ({"frame_stride": (1 << 63) - 1}, "frame_stride"),
+        ({"frame_stride": X.nbytes - 1}, "frame_stride"),
+    ],
+    ids=str,
+)
+def test_a_hostile_ring_is_refused_and_its_field_named(by_hand: HandMade, ring: dict[str, Any], field: str) -> None:
+    for name, value in ring.items():
+        setattr(by_hand.table, name, value)
+    by_hand.parameters.update(count=3)
+    before = by_hand.content()
+    assert last_error(by_hand).startswith(f"shm:table: {field}")
+    assert by_hand.content() == before
+
+
+def test_a_ring_that_leaves_a_registered_region_is_refused(by_hand: HandMade) -> None:
+    """How large it is the model alone knows; behind what is registered, the object goes on."""
+    path = Path("/dev/shm") / f"foreign-{os.getpid()}-{secrets.token_hex(4)}"
+    path.write_bytes(bytes(8 * STEP))
+    client = by_hand.client(by_hand.url)
+    client.register_system_shared_memory(path.name, path.name, 3 * STEP)
+    try:
+        by_hand.table.regions = [Claim(3, path.name.encode())]
+        by_hand.table["Y"].region, by_hand.table["Y"].offset = 1, 0
+        by_hand.parameters.update(count=4)
+        assert last_error(by_hand).startswith("shm:table: outputs.Y: found 12304 bytes at offset 0")
+        assert not any(path.read_bytes())
+        client.stop_stream()
+        by_hand.table.frame_count = 3
+        by_hand.parameters.update(count=3)
+        by_hand.next()
+        assert last_error(by_hand) == ""
+        frames = [np.frombuffer(path.read_bytes(), np.float32, 4, place * STEP).tolist() for place in range(3)]
+        assert frames == [(X + index).tolist() for index in range(3)]
+    finally:
+        unregister_when_free(lambda: client.unregister_system_shared_memory(path.name))
+        path.unlink()
+
+
+def test_a_client_that_gives_back_what_it_has_not_got_breaks_its_own_frames_alone(by_hand: HandMade) -> None:
+    for slot in range(1, 5):
+        by_hand.region.record(slot).generation = (1 << 63) - 1
+    by_hand.parameters.update(count=20)
+    assert last_error(by_hand) == ""
+    the_next_stream_is_served(by_hand.url)
+
+
+def the_next_stream_is_served(url: str) -> None:
+    with ShmClient(url, timeout_s=20) as client:
+        results = client.stream("frames_of", {"X": X}, outputs={"Y": X.nbytes}, parameters={"count": 3})
+        assert [result.copy()["Y"].tolist() for result in results] == [(X + index).tolist() for index in range(3)]

@@ -1,9 +1,12 @@
-"""Memory of GPUs is open in the model as long as it is needed, and freed by the client when no model can use it."""
+"""Memory of GPUs is open and allocated as long as it is needed, also while a GPU still works on what was answered."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
+
+import pytest
 
 from shm_backend_utils.client import PoolOptions, Result
 from shm_backend_utils.server import EmbeddedServer
@@ -12,7 +15,7 @@ from tests.crash.gate import Gate
 from tests.crash.processes import stub_of
 
 from .eventually import eventually
-from .fake_gpus import Gpu, X, content_of, flavour_of, gpu_of, left_here
+from .fake_gpus import Gpu, X, ask, content_of, flavour_of, gpu_of, left_here
 from .loading_server import LoadingServer
 
 NOTHING = LiveCounts()
@@ -36,9 +39,6 @@ def test_memory_is_closed_and_freed_when_nobody_has_used_it_for_a_while(triton_s
         infer(gpu).release()
         eventually(lambda: gpu.told("sweep").open_now == before)
         eventually(lambda: left_here() == NOTHING)
-
-
-# In the client
 
 
 # While a model still writes
@@ -89,3 +89,61 @@ def test_a_model_that_is_unloaded_closes_everything_and_one_that_is_loaded_opens
         with infer(gpu) as result:
             assert is_doubled(result["Y"])
         assert (gpu.told().opens, gpu.allocations) == (1, 1)
+
+
+EVENTS = "fake_gpu_events"
+ON_THE_GPU = (X.shape, X.dtype, "cuda:0")
+
+
+def infer_with_events(gpu: Gpu, deed: str = "double", x: Any = X, where: Any = ON_THE_GPU, **options: Any) -> Result:
+    return gpu.infer(deed, gpu.kept_array(x), where, path="direct", **options)
+
+
+def content(array: Any) -> list[float]:
+    """Return what is in an array now, without waiting for anything."""
+    values: list[float] = content_of(array).tolist()
+    return values
+
+
+def content_in_order(gpu: Gpu, array: Any) -> list[float]:
+    """Return what is in an array when the user's stream, which the call was given, has come there."""
+    gpu.cuda.synchronize_stream(gpu.streams[0], 0)
+    return content(array)
+
+
+@pytest.fixture
+def gpu_with_events(triton_server: EmbeddedServer) -> Iterator[Gpu]:
+    """A client of a model that has events from its first call on a GPU on."""
+    with gpu_of(flavour_of(triton_server, "http aio"), EVENTS) as gpu:
+        with infer_with_events(gpu) as result:
+            content_in_order(gpu, result["Y"])
+        yield gpu
+
+
+def test_with_events_a_response_comes_while_the_gpu_still_works(gpu_with_events: Gpu, gate: Gate) -> None:
+    gate.close()
+    with infer_with_events(
+        gpu_with_events,
+        "launch_what_waits_at_the_gate",
+        X + 1,
+        deed_with=gate.parameters(""),
+        stream=gpu_with_events.streams[0],
+    ) as result:
+        y: Any = result["Y"]
+    gate.wait_for_model()
+    assert content(y) != ((X + 1) * 2).tolist()
+    gate.let_go()
+    assert content_in_order(gpu_with_events, y) == ((X + 1) * 2).tolist()
+
+
+def test_with_events_memory_serves_no_other_call_while_the_gpu_still_works(gpu_with_events: Gpu, gate: Gate) -> None:
+    gate.close()
+    gpu = gpu_with_events
+    infer_with_events(gpu, "copy_behind_the_gate", deed_with=gate.parameters(""), stream=gpu.streams[0]).release()
+    gate.wait_for_model()
+    with ThreadPoolExecutor(1) as thread:
+        another = thread.submit(lambda: infer_with_events(gpu, x=X + 1).release())
+        wait([another], timeout=0.5)  # it cannot have come to its end
+        gate.let_go()
+        another.result()
+    assert ask(EVENTS, gpu.url, "tell_what_was_kept") == X.tolist()

@@ -1,22 +1,28 @@
-"""The form of usual tables against the general way of reading them: they never differ."""
+"""What holds for the layout of every call; and the form of usual tables against the general way of reading them."""
 
 from __future__ import annotations
 
+import math
 import random
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shm_backend_utils import dtypes
+from shm_backend_utils.client.inputs.sources import described_inputs
+from shm_backend_utils.dtypes import BYTES, LENGTH_SIZE
 from shm_backend_utils.errors import ShmError
 from shm_backend_utils.model.call.received import check_table
 from shm_backend_utils.model.mapping.memory import HostMemory
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol import table
-from shm_backend_utils.protocol.call_layout import CallInput, CallLayout, lay_out
+from shm_backend_utils.protocol.call_layout import CallInput, CallLayout, lay_out, record_byte_size, rows_of
 from shm_backend_utils.protocol.form import TableForm
-from shm_backend_utils.protocol.spans import Table
+from shm_backend_utils.protocol.layout import data_offset
+from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 from tests.property.fuzz_tables import mutated
 
 BEGIN, BYTE_SIZE, RECORD = 4096, 2**16, 1024
@@ -100,3 +106,165 @@ def test_a_usual_table_has_the_form_and_what_changes_it_is_read_generally_or_ali
 def test_strings_have_no_form() -> None:
     strings = {"name": "s", "data_type": "TYPE_STRING", "dims": [-1]}
     assert TableForm.of(ModelSpec.from_config({"name": "m", "input": [strings], "output": [strings]})) is None
+
+
+sizes = st.lists(st.integers(0, 50), max_size=3)
+data_types = st.sampled_from(list(dtypes.BY_NAME.values()))
+NO_GPU: st.SearchStrategy[int | None] = st.none()
+
+
+class Call(NamedTuple):
+    """A call, and how it was laid out."""
+
+    spec: ModelSpec
+    inputs: Mapping[str, CallInput]
+    hints: Mapping[str, int | None] | None
+    begin: int
+    made: CallLayout
+
+
+@st.composite
+def calls(
+    draw: st.DrawFn, rows: st.SearchStrategy[int | None], devices: st.SearchStrategy[int | None] = NO_GPU
+) -> Call:
+    """Calls of any model, with hints for some outputs, some learned, and maybe tensors on GPUs."""
+    row_count = draw(rows)
+    batch = [] if row_count is None else [row_count]
+    config_inputs, config_outputs = [], []
+    given: dict[str, CallInput] = {}
+    for index in range(draw(st.integers(1, 4))):
+        dtype, dims = draw(data_types), draw(sizes)
+        config_inputs.append({"name": f"I{index}", "data_type": config_name(dtype), "dims": [-1] * len(dims)})
+        kind = f"S{draw(st.integers(1, 50))}" if dtype is BYTES else dtype.numpy
+        one = described_inputs({f"I{index}": ((*batch, *dims), np.dtype(kind))})[f"I{index}"]
+        assert isinstance(one, CallInput)
+        given[f"I{index}"] = one if dtype is BYTES else one._replace(device=draw(devices))
+    on_devices: dict[str, int] = {}
+    for index in range(draw(st.integers(0, 4))):
+        dims, dtype = [draw(st.sampled_from([size, -1])) for size in draw(sizes)], draw(data_types)
+        config_outputs.append({"name": f"O{index}", "data_type": config_name(dtype), "dims": dims})
+        device = draw(devices)
+        if device is not None and dtype is not BYTES:
+            on_devices[f"O{index}"] = device
+    spec = ModelSpec.from_config(
+        {
+            "name": "model",
+            "max_batch_size": 0 if row_count is None else 64,
+            "input": config_inputs,
+            "output": config_outputs,
+        }
+    )
+    names = list(spec.outputs)
+    hints = (
+        draw(st.none() | st.dictionaries(st.sampled_from(names), st.none() | st.integers(0, 5000))) if names else None
+    )
+    learned = draw(st.dictionaries(st.sampled_from(names), st.integers(0, 500))) if names else {}
+    begin = data_offset(draw(st.integers(1, 5)), record_byte_size(spec))
+    made = lay_out(spec, given, hints, begin, learned=learned, most_rows=64, output_devices=on_devices)
+    return Call(spec, given, hints, begin, made)
+
+
+def config_name(dtype: dtypes.DType) -> str:
+    return "TYPE_STRING" if dtype is BYTES else f"TYPE_{dtype.name}"
+
+
+def spans(of: CallLayout) -> list[InputSpan | OutputSpan]:
+    return [*of.table.inputs.values(), *of.table.outputs.values()]
+
+
+any_call = calls(st.none() | st.integers(1, 64), st.none() | st.integers(0, 2))
+on_the_host = calls(st.none() | st.integers(1, 64))
+
+
+@given(any_call)
+def test_no_two_tensors_overlap_and_all_are_inside(call: Call) -> None:
+    made = call.made
+    ends = {0: call.begin} | {1 + index: 0 for index in range(len(made.devices))}
+    for span in sorted(spans(made), key=lambda span: (span.region, span.offset, span.byte_size)):
+        assert span.offset >= ends[span.region]
+        assert span.byte_size >= 0
+        ends[span.region] = span.offset + span.byte_size
+    assert ends.pop(0) <= made.end
+    assert all(end <= room for end, room in zip(ends.values(), made.device_byte_sizes, strict=True))
+
+
+@given(any_call)
+def test_every_tensor_begins_at_a_multiple_of_256(call: Call) -> None:
+    assert [span.offset % 256 for span in spans(call.made)] == [0] * len(spans(call.made))
+
+
+@given(any_call)
+def test_less_than_256_bytes_per_tensor_are_lost(call: Call) -> None:
+    there = spans(call.made)
+    room = call.made.end - call.begin + sum(call.made.device_byte_sizes)
+    assert room < sum(span.byte_size for span in there) + 256 * (len(there) + 1 + len(call.made.devices))
+
+
+@given(any_call)
+def test_every_input_has_exactly_its_bytes(call: Call) -> None:
+    assert call.made.table.inputs.keys() == call.inputs.keys()
+    for name, span in call.made.table.inputs.items():
+        assert (span.dtype, span.shape, span.byte_size) == call.inputs[name][:3]
+        if span.dtype is not BYTES:
+            assert span.byte_size == math.prod(span.shape) * span.dtype.itemsize
+
+
+@given(any_call)
+def test_every_tensor_is_in_the_memory_of_its_device(call: Call) -> None:
+    made = call.made
+    for name, given_input in call.inputs.items():
+        region = made.table.inputs[name].region
+        assert (None if region == 0 else made.devices[region - 1]) == given_input.device
+
+
+@given(any_call)
+def test_strings_have_the_same_room_each(call: Call) -> None:
+    for span in call.made.table.inputs.values():
+        if span.dtype is BYTES:
+            count = math.prod(span.shape)
+            assert count == 0 or (span.byte_size % count == 0 and span.byte_size // count > LENGTH_SIZE)
+
+
+@given(any_call)
+def test_room_that_the_configuration_knows_is_exact_unless_hinted(call: Call) -> None:
+    hints = call.hints or {}
+    for name, span in call.made.table.outputs.items():
+        known = call.spec.output(name).row_byte_size
+        if hints.get(name) is None and known is not None:
+            assert span.byte_size == known * (call.made.batch_size or 1)
+            assert name in call.made.certain
+
+
+@given(on_the_host)
+def test_the_model_reads_what_was_laid_out(call: Call) -> None:
+    """Whatever a client lays out, the other side's checks let it pass."""
+    half = record_byte_size(call.spec) // 2
+    encoded = bytes(8) + table.encode(call.made.table)
+    assert len(encoded) <= half
+    assert table.decode(encoded.ljust(half, b"\0"), call.begin, call.made.end) == (0, call.made.table)
+
+
+@given(calls(st.integers(1, 64), st.none() | st.integers(0, 2)), st.integers(1, 64))
+def test_the_rows_of_a_call_cover_it_without_gap_or_overlap(call: Call, at_once: int) -> None:
+    whole = call.made
+    assert whole.batch_size is not None
+    begins = range(0, whole.batch_size, at_once)
+    parts = [rows_of(whole, call.spec, begin, min(begin + at_once, whole.batch_size)) for begin in begins]
+    assert sum(part.batch_size or 0 for part in parts) == whole.batch_size
+    for name, span in whole.table.inputs.items():
+        end = span.offset
+        for part in parts:
+            mine = part.table.inputs[name]
+            assert (mine.region, mine.offset) == (span.region, end)
+            assert mine.shape == (part.batch_size, *span.shape[1:])
+            assert mine.byte_size * whole.batch_size == span.byte_size * (part.batch_size or 0)
+            end += mine.byte_size
+        assert end == span.offset + span.byte_size
+    for name, room in whole.table.outputs.items():
+        end, dtype = room.offset, call.spec.output(name).dtype
+        element = 1 if dtype is None else dtype.itemsize or 1
+        for part in parts:
+            assert part.table.outputs[name].offset % element == 0
+            assert (part.table.outputs[name].region, part.table.outputs[name].offset) == (room.region, end)
+            end += part.table.outputs[name].byte_size
+        assert room.offset + room.byte_size - whole.batch_size * element < end <= room.offset + room.byte_size

@@ -9,8 +9,9 @@ import pytest
 from shm_backend_utils.client import aio
 from shm_backend_utils.client import client as client_module
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import ShmSession
-from tests.unit.fake_gpu import runtime_that_gives_all_back
+from tests.unit.fake_gpu import CLIENT, runtime_that_gives_all_back
 from tests.unit.fake_server import FakeServer, config
 from tests.unit.fake_wires import AsyncFakeTransport, FakeTransport
 from tests.unit.gpus import driver, gpu, peer
@@ -24,6 +25,13 @@ __all__ = ["driver", "gpu", "peer"]
 def cuda() -> Iterator[CudaRuntime]:
     """The CUDA of a model's process."""
     with runtime_that_gives_all_back() as cuda:
+        yield cuda
+
+
+@pytest.fixture
+def client_cuda() -> Iterator[CudaRuntime]:
+    """The CUDA of a client's process, whose memory it is."""
+    with runtime_that_gives_all_back(CLIENT) as cuda:
         yield cuda
 
 
@@ -54,3 +62,12 @@ def client(request: pytest.FixtureRequest) -> Iterator[Client]:
     client = Client(slots=getattr(request.module, "SLOTS", 1))
     yield client
     client.close()
+
+
+@pytest.fixture
+def region() -> Iterator[ManagedRegion]:
+    """A managed region of two slots, as its owner has it."""
+    region = ManagedRegion.create(100, slot_count=2)
+    yield region
+    region.segment.unlink()
+    region.close()

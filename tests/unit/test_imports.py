@@ -1,10 +1,11 @@
-"""What is imported, where, and what that needs: all that import-linter's contracts in pyproject.toml cannot say."""
+"""What is imported, where, and what that needs; what the package offers; old paths, which work until version 0.4."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,73 @@ def test_only_one_module_imports_tritons_backend() -> None:
 def test_only_these_parts_import_tritonclient() -> None:
     parts = {file.partition("/")[0] for file in files_that_import("tritonclient")}
     assert parts == {"cli", "client", "compat", "repository", "testing"}
+
+
+MOVED = {
+    "client.compat": "triton_shm_client",
+    "client": "attach",
+    "testing.shm_util": "shm_util",
+    "model": "shared_memory_manager",
+}
+OLD_NAMES = [
+    (old, new, name) for old, new in MOVED.items() for name in import_module(f"shm_backend_utils.compat.{new}").__all__
+]
+
+
+@pytest.mark.parametrize(("old", "new", "name"), OLD_NAMES, ids=[f"{old}.{name}" for old, _, name in OLD_NAMES])
+def test_an_old_path_warns_and_gives_the_very_same_object(old: str, new: str, name: str) -> None:
+    home = f"shm_backend_utils.compat.{new}"
+    names: dict[str, object] = {}
+    told = f"shm_backend_utils.{old}.{name} has moved: import it from {home}; the old path goes with version 0.4"
+    with pytest.warns(DeprecationWarning, match=f"^{told}$") as warned:
+        exec(compile(f"from shm_backend_utils.{old} import {name}", "model.py", "exec"), names)
+    assert names[name] is getattr(import_module(home), name)
+    assert {each.filename for each in warned} == {"model.py"}
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_another_name_is_no_attribute(old: str) -> None:
+    with pytest.raises(AttributeError, match=f"^module 'shm_backend_utils.{old}' has no attribute 'nonsense'$"):
+        _ = import_module(f"shm_backend_utils.{old}").nonsense
+
+
+@pytest.mark.parametrize("old", ["client.compat", "testing.shm_util"])
+def test_all_names_of_an_old_module_can_be_imported_at_once(old: str) -> None:
+    names: dict[str, object] = {}
+    with pytest.warns(DeprecationWarning, match="has moved"):
+        exec(f"from shm_backend_utils.{old} import *", names)
+    assert {*import_module(f"shm_backend_utils.compat.{MOVED[old]}").__all__} <= names.keys()
+
+
+def test_the_manager_needs_no_tritonclient_at_its_old_path() -> None:
+    program = "import sys; sys.modules['tritonclient'] = None; from shm_backend_utils.model import SharedMemoryManager"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+HALVES = ("client", "model", "errors", "tensors.view")
+
+
+def test_a_public_name_is_the_same_wherever_it_is_to_be_had() -> None:
+    for name in {*shm_backend_utils.__all__} - {"__version__"}:
+        known = getattr(shm_backend_utils, name)
+        homes = [vars(import_module(f"shm_backend_utils.{half}")).get(name) for half in HALVES]
+        assert {id(each) for each in homes if each is not None} == {id(known)}, name
+
+
+@pytest.mark.parametrize("name", ["", ".client", ".model"])
+def test_what_is_shown_is_what_is_public(name: str) -> None:
+    module = import_module(f"shm_backend_utils{name}")
+    assert dir(module) == sorted(module.__all__)
+
+
+@pytest.mark.parametrize("half", ["client", "model", "errors"])
+def test_every_public_name_of_a_half_is_there(half: str) -> None:
+    module = import_module(f"shm_backend_utils.{half}")
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
+    assert sorted(set(module.__all__)) == sorted(module.__all__)
+
+
+def test_names_of_the_model_half_need_no_client() -> None:
+    names = "ShmError, ShmSession, Call, TensorView"
+    program = f"import sys; sys.modules['tritonclient'] = None; from shm_backend_utils import {names}"
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 
 from shm_backend_utils.errors import MachineError, RegionGoneError, RegionRefusedError, TableError
+from shm_backend_utils.memory import descriptors, shared_file
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.handover.fetching import Fetcher
 from shm_backend_utils.memory.kinds import RegionKind
@@ -33,14 +36,6 @@ PAGE = layout.PAGE_SIZE
 FIELD = "regions[1]"
 NOBODY = 65534
 only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
-
-
-@pytest.fixture
-def region() -> Iterator[ManagedRegion]:
-    region = ManagedRegion.create(100, slot_count=2)
-    yield region
-    region.segment.unlink()
-    region.close()
 
 
 @pytest.fixture
@@ -261,3 +256,40 @@ def test_a_server_that_is_no_triton_is_the_machines_fault(
 def test_a_server_that_is_not_there_or_has_no_such_endpoint_is_the_machines_fault(config: Config, url: str) -> None:
     with pytest.raises(MachineError, match="SHM_SERVER_URL"):
         resolve("mine", Config(server_url=url.format(server=config.server_url)))
+
+
+PROGRAM = """
+import subprocess, sys
+from pathlib import Path
+from shm_backend_utils.errors import RegionRefusedError
+from shm_backend_utils.memory import reaper
+from shm_backend_utils.memory.shared_file import SharedFile
+
+name, other = Path("/dev/shm/shmbu-mounted"), Path(sys.argv[1])
+other.write_bytes(bytes(4096))
+name.write_bytes(bytes(4096))
+subprocess.run(["mount", "--bind", str(other), str(name)], check=True)
+try:
+    SharedFile.open(name.name, "the region")
+    sys.exit("it was opened")
+except RegionRefusedError as error:
+    assert "something is mounted there" in str(error), error
+assert name.name not in [report.key for report in reaper.scan()]
+subprocess.run(["umount", str(name)], check=True)
+SharedFile.open(name.name, "the region").close()
+name.unlink()
+"""
+
+
+def test_a_name_in_another_mount_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_file, "_mount_of", descriptors.Descriptor.fileno)  # another one for everything
+    with pytest.raises(RegionRefusedError, match="something is mounted there"):
+        shared_file.SharedFile.open(".", "the region")
+
+
+def test_what_is_mounted_on_a_name_is_not_opened(tmp_path: Path) -> None:
+    inside = ["unshare", "--mount", "--", sys.executable, "-c", PROGRAM, str(tmp_path / "other")]
+    if subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this user may not mount anything")
+    run = subprocess.run(inside, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr

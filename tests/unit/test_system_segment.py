@@ -295,14 +295,6 @@ def test_a_file_whose_space_cannot_be_taken_for_another_reason_is_refused(
         file.take_space(0, 2 * PAGE)
 
 
-@pytest.fixture
-def region() -> Iterator[ManagedRegion]:
-    region = ManagedRegion.create(100, slot_count=2)
-    yield region
-    region.segment.unlink()
-    region.close()
-
-
 def opened(region: ManagedRegion) -> ManagedRegion:
     """Open the region a second time, as its peer does."""
     return ManagedRegion.open(region.segment.key, region.header.token.hex(), FIELD)

@@ -1,21 +1,22 @@
-"""A table that breaks the protocol: one clear error by a code, the same over gRPC and HTTP.
-
-Nothing is written then, no secret is told, and the next request is served.
-"""
+"""A table that breaks the protocol: one clear error by a code, the same over gRPC and HTTP; at a limit it is served."""
 
 from __future__ import annotations
 
 import copy
 from typing import Any, Final
 
+import numpy as np
 import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.protocol.refusals import code_in
 from shm_backend_utils.server import EmbeddedServer
-from tests.releases import tells_404
+from tests.releases import has_ensembles_that_fail, tells_404
 
 from ..hand_made import DATATYPES, STEP, Claim, HandMade, Tensor
-from .breaks import REGION_SIZE, Break, is_served, one_more_input, refusals_of, tensor
+from ..hand_made import hand_made as made_for
+from .breaks import REGION_SIZE, Break, X, is_served, one_more_input, refusals_of, tensor, valid
 
 
 def head(**fields: Any) -> Break:
@@ -118,4 +119,39 @@ def test_a_lie_is_refused_by_code_and_field_and_the_truth_is_served(
     assert code_in(texts[0]) == code
     assert field in texts[0]
     made.address, made.table = honest
+    assert is_served(made)
+
+
+@has_ensembles_that_fail
+def test_a_lying_table_for_a_step_fails_the_ensemble_by_its_code(triton_server: EmbeddedServer) -> None:
+    x = tritonclient.grpc.InferInput("X", [4], "FP32")
+    x.set_data_from_numpy(X)
+    with made_for(triton_server.grpc_url, "two_steps", {"B": 10 * X}, {"SUM": 16}) as request:
+        request.address.model = "adder"
+        request.table["SUM"].offset = 0
+        request.write()
+        before = request.content()
+        with pytest.raises(InferenceServerException) as refusal:
+            request.send([x])
+        assert code_in(refusal.value.message()) == "shm:table"
+        assert "outputs[0]: found 16 bytes at offset 0" in refusal.value.message()
+        assert request.content() == before
+        request.table["SUM"].offset = 8192 + STEP
+        request.infer([x])
+        assert request.output("SUM", np.float32).tolist() == (11 * X).tolist()
+
+
+def test_the_longest_name_is_told_as_far_as_an_error_goes(triton_server: EmbeddedServer) -> None:
+    with valid(triton_server.grpc_url, record_byte_size=1 << 20) as request:
+        request.table["X"].name = "ß".encode() * 32_000
+        (status, text), (_, over_http) = refusals_of(request, triton_server)
+        assert status == "StatusCode.INVALID_ARGUMENT"
+        assert text == over_http
+        assert text.startswith("shm:tensor: model 'repeat' has no input 'ßßß")
+        assert text.endswith("ßß … (cut)")
+
+
+def test_a_generation_of_63_bits_is_served(made: HandMade) -> None:
+    made.recorded = 2**63 - 2
+    made.next()
     assert is_served(made)

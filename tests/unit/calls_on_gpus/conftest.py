@@ -9,20 +9,7 @@ import pytest
 from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.model import ShmSession
 from tests.unit.calls_on_gpus.device_calls import Client, session_on
-from tests.unit.fake_gpu import CLIENT, MODEL, runtime_that_gives_all_back, stream_on
-
-
-@pytest.fixture
-def client_cuda() -> Iterator[CudaRuntime]:
-    with runtime_that_gives_all_back(CLIENT) as runtime:
-        yield runtime
-
-
-@pytest.fixture
-def cuda(client_cuda: CudaRuntime) -> Iterator[CudaRuntime]:
-    """The CUDA of the model's process."""
-    with runtime_that_gives_all_back(MODEL) as runtime:
-        yield runtime
+from tests.unit.fake_gpu import stream_on
 
 
 @pytest.fixture

@@ -1,30 +1,41 @@
-"""Waiting for GPUs: it blocks no event loop, has the call's deadline, and ends when the model has died."""
+"""Waiting for GPUs blocks no event loop, has the call's deadline, and ends with the model; under stress, too."""
 
 from __future__ import annotations
 
 import asyncio
+import linecache
+import random
+import sys
+import threading
 from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
+import shm_backend_utils
 from shm_backend_utils.client import (
     AsyncShmClient,
     DeadlineExceededError,
     InferenceError,
     PoolOptions,
+    Result,
     ShmClient,
     SlotInDoubtError,
 )
 from shm_backend_utils.errors import PeerError
 from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.cuda.errors import CudaError
+from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from tests.unit.client_on_gpus.conftest import gpu_client, on_host, tensor_of, wait_until
 from tests.unit.client_on_gpus.gpu_server import PROCESS, GpuServer
 from tests.unit.fake_gpu import held_back, stream_on
 from tests.unit.fake_wires import async_client_of
+from tests.unit.gpus import switching_often
 
 X = np.arange(600, dtype=np.float32)
 ON_GPU = {"OUT0": (X.shape, X.dtype, "cuda:0")}
@@ -224,3 +235,166 @@ def test_an_error_that_is_kept_keeps_no_slot(client: ShmClient) -> None:
         client.infer("m", {"IN0": X}, outputs={"OUT0": (X.shape, X.dtype, "cuda:7")})
     wait_until(lambda: client.stats().slots_held == 0)
     assert caught.value
+
+
+THREADS = 4
+ANSWERS = 40
+"""Of each thread."""
+WORKS_S = (0, 0, 0.0002, 0.001)
+ON_HOST = {"OUT0": X.nbytes}
+
+
+class Stress:
+    """Threads with a stream and random calls each, of one client; what came in place of right answers is ``wrong``."""
+
+    def __init__(self, driver: FakeDriver, server: GpuServer, client: ShmClient) -> None:
+        self.wrong: list[object] = []
+        self._driver = driver
+        self._server = server
+        self._client = client
+        self._runtime: CudaRuntime = driver.runtime()
+
+    def run(self, answers: int) -> None:
+        """Have each thread get so many answers."""
+        threads = [threading.Thread(target=self._ask, args=(seed, answers)) for seed in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _ask(self, seed: int, answers: int) -> None:
+        rng = random.Random(seed)
+        try:
+            with stream_on(self._runtime) as stream:
+                left = answers
+                while left > 0:
+                    self._driver.delay(rng.choice(WORKS_S))
+                    self._server.work_s = rng.choice(WORKS_S)
+                    left -= self._ask_some(rng, stream)
+        except BaseException as error:
+            self.wrong.append(error)
+            raise
+
+    def _ask_some(self, rng: random.Random, stream: int) -> int:
+        """Have one input doubled in one way; return how many answers came."""
+        values = X + np.float32(rng.randrange(1, 1000))
+        kind = rng.choice(("host", "device", "device", "pool"))
+        outputs = rng.choice((ON_GPU, ON_GPU, ON_HOST))
+        way = rng.choice(("infer", "submit", "prepare") if kind == "device" else ("infer", "submit"))
+        x: Any = values
+        if kind != "host":
+            x = tensor_of(self._driver, np.zeros_like(X), rng.choice((0, 64)), kind=kind)
+            x.write(values, stream)
+            x.stream = None  # no library knows: that is what is named
+        named = rng.choice((stream, stream, None))
+        case = (way, kind, outputs is ON_GPU, named is None)
+        if way == "prepare":
+            with self._client.prepare("m", {"IN0": x}, outputs=outputs) as call:
+                for number in range(2):
+                    if number:
+                        values = values + 1
+                        x.write(values, stream)
+                        x.stream = None
+                    self._check(case, call.infer(stream=named), values, stream)
+            return 2
+        ask = getattr(self._client, way)("m", {"IN0": x}, outputs=outputs, stream=named)
+        self._check(case, ask if way == "infer" else ask.result(), values, stream)
+        return 1
+
+    def _check(self, case: object, result: Result, values: npt.NDArray[np.float32], stream: int) -> None:
+        found: Any = result["OUT0"]
+        if not isinstance(found, np.ndarray):
+            read: list[npt.NDArray[np.float32]] = []
+            address = found.address
+            self._driver.launch(stream, lambda: read.append(self._driver.memory(address, X.shape, X.dtype).copy()))
+            del found
+            result.release()  # it may be used again at once, behind what reads it on the stream
+            self._runtime.synchronize_stream(stream, 0)
+            (found,) = read
+        if not np.array_equal(found, 2 * values):
+            self.wrong.append((case, found[found != 2 * values][:3], 2 * values[found != 2 * values][:3]))
+
+
+@pytest.mark.parametrize("answers_early", [True, False], ids=["by event", "when it is done"])
+@pytest.mark.filterwarnings("ignore::shm_backend_utils.client.CopyWarning")
+def test_no_answer_is_wrong(driver: FakeDriver, server: GpuServer, client: ShmClient, answers_early: bool) -> None:
+    server.answers_early = answers_early
+    stress = Stress(driver, server, client)
+    with switching_often():
+        stress.run(ANSWERS)
+    assert stress.wrong == []
+
+
+PACKAGE = Path(shm_backend_utils.__file__).parent
+INTERRUPTED = tuple(
+    str(PACKAGE / each)
+    for each in (
+        *("client/paths/on_gpus.py", "client/paths/taking.py", "client/inputs/devices.py"),
+        *("memory/cuda/allocations.py", "memory/cuda/bank.py", "memory/cuda/ordering.py"),
+    )
+)
+TAKEN_OVER = {"_give_up", "keep_while", "<lambda>"}
+"""Where banks take memory over: an interrupt there may lose it; what it must not do is device_bank's to test."""
+
+
+def is_with(frame: FrameType) -> bool:
+    """Return whether the line is one of a `with`: no signal comes between its block and what ends it."""
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
+
+
+def interrupted_at(line: int, work: Callable[[], object]) -> str:
+    """Do work that is interrupted at the n-th line that it comes to, of the files above; return which that was."""
+    count, where = 0, ""
+
+    def look(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count, where
+        if not frame.f_code.co_filename.startswith(INTERRUPTED) or frame.f_code.co_name in TAKEN_OVER:
+            return None
+        if event == "line" and not is_with(frame):
+            count += 1
+            if count == line:
+                where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
+                raise KeyboardInterrupt
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        work()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return where
+
+
+@pytest.fixture
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is raised in a finalizer is swallowed by Python, and must not be kept, with all its frames, by others."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+
+
+@pytest.mark.usefixtures("_quiet")
+@pytest.mark.filterwarnings("ignore::shm_backend_utils.client.CopyWarning")
+@pytest.mark.parametrize("way", ["lent", "copied", "prepared"])
+def test_an_interrupt_at_any_line_leaves_nothing_and_the_next_call_is_right(
+    driver: FakeDriver, server: GpuServer, cuda: CudaAccess, way: str
+) -> None:
+    driver.delay(0)
+    x = tensor_of(driver, X, kind="pool" if way == "copied" else "device")
+
+    with gpu_client(server, cuda, lend_bytes=0) as client:
+
+        def work() -> None:
+            if way == "prepared":
+                with client.prepare("m", {"IN0": x}, outputs=ON_GPU) as call:
+                    on_host(call.infer())
+            else:
+                on_host(client.infer("m", {"IN0": x}, outputs=ON_GPU))
+
+        line, where = 1, "begin"
+        while where:
+            where = interrupted_at(line, work)
+            found = on_host(client.infer("m", {"IN0": x}, outputs=ON_GPU))
+            np.testing.assert_array_equal(found, 2 * X, err_msg=where)
+            line += 1

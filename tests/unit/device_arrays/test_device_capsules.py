@@ -1,18 +1,25 @@
-"""Capsules over GPU memory: what they say, who owns them, and what is taken over from others."""
+"""Capsules over GPU memory: what they say, and who owns them; what PyTorch and CuPy, as they are, make of arrays."""
 
 from __future__ import annotations
 
 import gc
 import operator
+import subprocess
 import sys
 import weakref
+from contextlib import nullcontext
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.dtypes import DType
+from shm_backend_utils.errors import MachineError
 from shm_backend_utils.tensors.cuda.capsules import CapsuleTensor, capsule_over, taken_over
+from shm_backend_utils.tensors.cuda.device_array import DeviceArray
+from shm_backend_utils.tensors.cuda.libraries import as_library, library_of
 from shm_backend_utils.tensors.dlpack_structures import NUMPY_MAKES_VERSIONED, c_strides
 from tests.unit.device_arrays.capsules import Content, content, name_of, onto_device, version_and_flags
 
@@ -186,3 +193,201 @@ def test_a_type_that_triton_does_not_have_is_refused() -> None:
     with pytest.raises(TypeError, match="has no counterpart in Triton"):
         taken_over(onto_device(capsule, CUDA))
     assert name_of(capsule) == b"dltensor"
+
+
+every_dtype = pytest.mark.parametrize("dtype", NUMBERS, ids=[dtype.name for dtype in NUMBERS])
+
+
+def without_cuda() -> Any:
+    return SimpleNamespace(on=lambda _: nullcontext())
+
+
+def array_of(
+    dtype: DType, shape: tuple[int, ...] = (2, 3), address: int = ADDRESS, owner: object = None
+) -> DeviceArray:
+    return DeviceArray(without_cuda(), address, shape, dtype.numpy, 0, owner)
+
+
+class OnTheHost(DeviceArray):
+    """An array in host memory that is asked as one of a GPU, and gives away capsules of the host."""
+
+    asked: dict[str, Any]
+
+    def __dlpack__(self, **asked: Any) -> Any:
+        self.asked = asked
+        return onto_device(super().__dlpack__(**asked), 1)
+
+
+# PyTorch
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0x7000))
+    return torch
+
+
+@every_dtype
+def test_pytorch_takes_arrays_of_every_type(torch: Any, dtype: DType) -> None:
+    host = np.arange(6 * dtype.itemsize, dtype=np.uint8) % 2
+    array = OnTheHost(without_cuda(), host.ctypes.data, (2, 3), dtype.numpy, 0, host)
+    tensor = as_library(array, "torch")
+    assert array.asked == {"max_version": (1, 0), "stream": 0x7000}
+    assert (tensor.data_ptr(), tuple(tensor.shape)) == (host.ctypes.data, (2, 3))
+    assert tensor.view(torch.uint8).numpy().tobytes() == host.tobytes()
+
+
+def test_pytorch_is_told_its_default_stream_by_number_and_keeps_the_owner(
+    torch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
+    host, owner = np.zeros(6, np.float32), Owner()
+    alive = weakref.ref(owner)
+    array = OnTheHost(without_cuda(), host.ctypes.data, (6,), host.dtype, 0, owner)
+    tensor = as_library(array, "torch")[2:]
+    assert array.asked["stream"] == 1
+    del owner, array
+    gc.collect()
+    assert alive() is not None
+    del tensor
+    assert alive() is None
+
+
+def test_a_pytorch_that_knows_no_bool_takes_it_as_bytes(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = np.array([True, False, True])
+    take = torch.utils.dlpack.from_dlpack
+
+    def older(array: Any) -> Any:
+        if content(array.__dlpack__()).data_type[0] == 6:
+            raise RuntimeError("Unsupported code 6")
+        return take(onto_device(array.__dlpack__(), 1))
+
+    monkeypatch.setattr(torch.utils.dlpack, "from_dlpack", older)
+    tensor = as_library(array_of(dtypes.BY_NAME["BOOL"], (3,), host.ctypes.data, host), "torch")
+    assert (tensor.dtype, tensor.tolist(), tensor.data_ptr()) == (torch.bool, [True, False, True], host.ctypes.data)
+
+
+@pytest.mark.parametrize("make", ["zeros", "Parameter"])
+def test_pytorchs_tensors_are_known(torch: Any, make: str) -> None:
+    tensor = torch.zeros(2)
+    assert library_of(torch.nn.Parameter(tensor) if make == "Parameter" else tensor) == "torch"
+
+
+# CuPy
+
+
+@every_dtype
+def test_cupy_takes_arrays_of_every_type(dtype: DType) -> None:
+    cupy = pytest.importorskip("cupy")
+    taken = as_library(array_of(dtype), "cupy")
+    assert isinstance(taken, cupy.ndarray)
+    assert (taken.data.ptr, taken.shape, taken.data.device_id) == (ADDRESS, (2, 3), 0)
+    assert taken.flags.c_contiguous
+    is_known = dtype is not dtypes.BF16 or (dtype.numpy.type is not np.void and int(cupy.__version__[:2]) >= 14)
+    assert taken.dtype == (dtype.numpy if is_known else np.uint16)
+
+
+def test_cupy_has_the_names_that_are_used() -> None:
+    cupy = pytest.importorskip("cupy")
+    assert cupy.cuda.UnownedMemory.__doc__.startswith(
+        "UnownedMemory(intptr_t ptr, size_t size, owner, int device_id=-1)"
+    )
+    assert cupy.cuda.get_current_stream.__doc__.startswith("get_current_stream(int device_id=-1)")
+    assert isinstance(cupy.cuda.Stream.null.ptr, int)
+    assert library_of(cupy.ndarray((0,), memptr=cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(0, 0, None, 0), 0)))
+
+
+@pytest.mark.parametrize(("version", "is_known"), [("13.6.0", False), ("14.0.0", True), ("14.2.0", True)])
+def test_bf16_is_what_the_version_of_cupy_knows(monkeypatch: pytest.MonkeyPatch, version: str, is_known: bool) -> None:
+    pytest.importorskip("ml_dtypes")
+    cupy = pytest.importorskip("cupy")
+    monkeypatch.setattr(cupy, "__version__", version)
+    assert array_of(dtypes.BF16).cupy().dtype == (dtypes.BF16.numpy if is_known else np.uint16)
+
+
+def test_without_cupy_an_array_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(MachineError, match="install cupy-cuda12x or cupy-cuda13x, or take the memory with another"):
+        array_of(dtypes.BF16).cupy()
+
+
+# Others
+
+
+@pytest.mark.parametrize(
+    ("module", "library"),
+    [
+        ("jaxlib._jax", "jax"),
+        ("jaxlib.xla_extension", "jax"),
+        ("numba.cuda.cudadrv.devicearray", "numba"),
+        ("cupy", "cupy"),
+        ("torch", "torch"),
+        ("numpy", None),
+        ("torchvision.tv_tensors", None),
+    ],
+)
+def test_a_library_is_known_by_where_its_type_is_from(module: str, library: str | None) -> None:
+    made = type("Array", (), {"__module__": module})
+    assert library_of(array_of(dtypes.BF16)) is None
+    assert library_of(made()) == library
+    assert library_of(type("Derived", (made,), {"__module__": "users_own"})()) == library
+
+
+def fake_library(monkeypatch: pytest.MonkeyPatch, package: str, module: str, function: str) -> list[Any]:
+    """Let a package be there whose one function returns what it gets; return what it got."""
+    got: list[Any] = []
+
+    def take(array: Any) -> Any:
+        got.append(array)
+        return array
+
+    inner = ModuleType(f"{package}.{module}")
+    setattr(inner, function, take)
+    outer = ModuleType(package)
+    setattr(outer, module, inner)
+    monkeypatch.setitem(sys.modules, package, outer)
+    monkeypatch.setitem(sys.modules, f"{package}.{module}", inner)
+    return got
+
+
+def test_jax_takes_arrays_by_dlpack(monkeypatch: pytest.MonkeyPatch) -> None:
+    got = fake_library(monkeypatch, "jax", "dlpack", "from_dlpack")
+    array = array_of(dtypes.BF16)
+    assert as_library(array, "jax") is array
+    assert got == [array]
+
+
+@pytest.mark.parametrize(("name", "typestr"), [("FP32", "<f4"), ("BF16", "<u2")])
+def test_numba_takes_arrays_by_cudas_interface_and_bf16_as_integers(
+    monkeypatch: pytest.MonkeyPatch, name: str, typestr: str
+) -> None:
+    fake_library(monkeypatch, "numba", "cuda", "as_cuda_array")
+    interface = as_library(array_of(dtypes.BY_NAME[name]), "numba").__cuda_array_interface__
+    assert (interface["data"], interface["typestr"]) == ((ADDRESS, False), typestr)
+
+
+def test_a_library_that_is_not_known_is_refused_with_those_that_are() -> None:
+    with pytest.raises(ValueError, match="'tensorflow' is known; expected one of 'torch', 'cupy', 'jax', 'numba'"):
+        as_library(array_of(dtypes.BF16), "tensorflow")
+
+
+WITHOUT_ML_DTYPES = """
+import sys
+sys.modules["ml_dtypes"] = None
+import numpy as np
+from shm_backend_utils import dtypes
+from tests.unit.device_arrays.capsules import content
+from tests.unit.device_arrays.test_device_capsules import array_of
+assert dtypes.BF16.numpy == np.dtype("V2")
+del sys.modules["ml_dtypes"]  # CuPy looks there, and stumbles over None
+array = array_of(dtypes.BF16)
+assert content(array.__dlpack__()).data_type == (4, 16, 1)  # which PyTorch knows
+assert array.__cuda_array_interface__["typestr"] == "<V2"
+assert array.cupy().dtype == np.uint16
+"""
+
+
+def test_bf16_goes_to_pytorch_and_cupy_without_ml_dtypes() -> None:
+    pytest.importorskip("cupy")
+    subprocess.run([sys.executable, "-c", WITHOUT_ML_DTYPES], check=True, timeout=100)

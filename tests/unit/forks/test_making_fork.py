@@ -1,11 +1,13 @@
-"""A fork while another thread makes a region, and one that has a harness: its child has nothing of either."""
+"""Forks while a region is made, of a process that has a harness, and of a model: the child has nothing of either."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from shm_backend_utils.forks import forsake_in_children, owners_of_kind
 from tests.unit.forks.programs import ENDINGS, run_program
 from tests.unit.harness.folders import folder_of
 
@@ -147,3 +149,129 @@ assert finalized.read_text() == "once "
 @pytest.mark.parametrize("make", ["ModelHarness", "ModelHarness.in_child"])
 def test_a_forked_child_leaves_its_parents_models_alone(tmp_path: Path, make: str, ending: str) -> None:
     run_program(ending, PROGRAM.format(folder=str(folder_of(tmp_path, CODE)), make=make))
+
+
+class Owned:
+    def forsake(self) -> None:
+        pass
+
+
+@pytest.mark.usefixtures("switching_often")
+def test_owners_are_found_while_others_come_and_go() -> None:
+    def come_and_go(_: int) -> None:
+        for _ in range(2000):
+            forsake_in_children(Owned())
+
+    kept = Owned()
+    forsake_in_children(kept)
+    with ThreadPoolExecutor(4) as threads:
+        coming = [threads.submit(come_and_go, number) for number in range(3)]
+        while not all(each.done() for each in coming):
+            assert kept in owners_of_kind(Owned)
+    for each in coming:
+        each.result()
+    assert owners_of_kind(Owned) == [kept]
+
+
+# What every program begins with: a client's region in this process, and a way to have processes wait.
+BEGIN = """
+import os, signal, traceback
+from shm_backend_utils.memory import locks
+from shm_backend_utils.memory.access import PRIVATE
+from shm_backend_utils.memory.descriptors import Descriptor
+from shm_backend_utils.memory.kinds import RegionKind
+from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.memory.pool.slot import SlotRegion
+from shm_backend_utils.memory.sealed_file import SealedFile
+from shm_backend_utils.memory.shared_file import SharedFile
+
+client = SlotRegion(4096, 1, 4096, PRIVATE, kind=RegionKind("{kind}"))
+slot = client.slots[0]
+slot.begin(b"")
+handed_over = os.dup(client.fd)
+
+def system():
+    return SharedFile.open(client.key, "the region")
+
+def sealed():
+    return SealedFile.take(client.key, Descriptor(os.dup, handed_over), "the region")
+
+def opened():
+    with {kind}() as file:
+        return ManagedRegion.map(file, client.token)
+
+alive, *lifeline = os.pipe()
+
+def wait():
+    os.read(alive, 1)  # ends when the test's process does
+
+def fork(work=wait):
+    is_ready, ready = os.pipe()
+    child = os.fork()
+    if child == 0:
+        while lifeline:
+            os.close(lifeline.pop())
+        os.write(ready, b"1")
+        try:
+            work()
+        finally:
+            traceback.print_exc()
+            os._exit(1)
+    os.read(is_ready, 1)
+    return child
+
+def end(child):
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+"""
+
+PARTS = {
+    "what was borrowed": """
+        model = opened()
+        lease = locks.borrow(model.segment.fileno(), model.record_offset(0))
+        worker = fork()
+        lease.give_back()
+        model.close()
+        slot.state = "sent"
+        assert slot.reclaim(), "the worker has the slot borrowed"
+        end(worker)
+    """,
+    "a slot of a model that dies": """
+        read, write = os.pipe()
+
+        def execute():
+            model = opened()
+            assert model.lease(0).take()
+            os.write(write, str(fork()).encode())
+            wait()
+
+        model = fork(execute)
+        worker = int(os.read(read, 99))
+        slot.state = "sent"
+        assert not slot.reclaim(), "the model is executing"
+        end(model)
+        assert slot.reclaim(), "the worker has the slot's lease"
+        os.kill(worker, signal.SIGKILL)
+    """,
+    "a slot that it gives back at its end": """
+        model = opened()
+        lease = model.lease(0)
+        assert lease.take()
+
+        def lose():
+            lease.give_back()
+
+        os.waitpid(fork(lose), 0)
+        slot.state = "sent"
+        assert not slot.reclaim(), "the worker gave back the lease of its model"
+        lease.give_back()
+        assert slot.reclaim()
+        model.close()
+    """,
+}
+
+
+@pytest.mark.parametrize("kind", ["system", "sealed"])
+@pytest.mark.parametrize("part", PARTS)
+def test_a_forked_worker_does_not_hold(part: str, kind: str) -> None:
+    run_program("os._exit", BEGIN.format(kind=kind), PARTS[part], "client.destroy()")

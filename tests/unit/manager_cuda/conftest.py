@@ -22,7 +22,7 @@ from shm_backend_utils.model.mapping.resolver import Resolver
 from shm_backend_utils.protocol.claims import CudaRegionClaim
 from shm_backend_utils.testing.fake_cuda.driver import LiveCounts
 from tests.unit.claims_of import Resolved, resolved, slot_of
-from tests.unit.fake_gpu import CLIENT, DRIVER, MODEL, SIZE, runtime_that_gives_all_back, wait_until
+from tests.unit.fake_gpu import DRIVER, MODEL, SIZE, wait_until
 
 DEVICE = 1
 NOTHING = LiveCounts()
@@ -81,33 +81,10 @@ def close_lease_on(region: ManagedRegion) -> None:
 
 
 @pytest.fixture
-def client() -> Iterator[CudaRuntime]:
-    """The CUDA of the process whose memory it is."""
-    with runtime_that_gives_all_back(CLIENT) as cuda:
-        yield cuda
-
-
-@pytest.fixture
-def cuda(client: CudaRuntime) -> Iterator[CudaRuntime]:
-    """The CUDA of the model's process."""
-    with runtime_that_gives_all_back(MODEL) as cuda:
-        yield cuda
-
-
-@pytest.fixture
-def allocation(client: CudaRuntime) -> Iterator[CudaAllocation]:
-    allocation = CudaAllocation(client, SIZE, DEVICE)
+def allocation(client_cuda: CudaRuntime) -> Iterator[CudaAllocation]:
+    allocation = CudaAllocation(client_cuda, SIZE, DEVICE)
     yield allocation
     allocation.free()
-
-
-@pytest.fixture
-def region() -> Iterator[ManagedRegion]:
-    """The region whose slot fences the device memory, as the client has it."""
-    region = ManagedRegion.create(100)
-    yield region
-    region.segment.unlink()
-    region.close()
 
 
 @pytest.fixture

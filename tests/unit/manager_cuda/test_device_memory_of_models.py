@@ -208,8 +208,8 @@ def test_a_name_is_given_once_whatever_the_kind(
         register(manager, allocation)
 
 
-def test_unused_memory_makes_room(client: CudaRuntime, cuda: CudaRuntime, allocation: CudaAllocation) -> None:
-    other = CudaAllocation(client, SIZE, DEVICE)
+def test_unused_memory_makes_room(client_cuda: CudaRuntime, cuda: CudaRuntime, allocation: CudaAllocation) -> None:
+    other = CudaAllocation(client_cuda, SIZE, DEVICE)
     manager = SharedMemoryManager(max_mapped_bytes=BLOCK, cuda=CudaAccess(lambda: cuda))
     register(manager, allocation, "old")
     register(manager, other, "new")

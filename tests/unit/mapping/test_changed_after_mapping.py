@@ -1,28 +1,42 @@
-"""A file that is changed after it was mapped: every request finds out before it touches anything."""
+"""Further regions of a request, and files that are changed after mapping: found out before they are touched."""
 
 from __future__ import annotations
 
 import contextlib
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from shm_backend_utils.errors import RegionGoneError, RegionRefusedError
+from shm_backend_utils.dtypes import BY_NAME
+from shm_backend_utils.errors import ClosedError, RegionGoneError, RegionRefusedError, StaleRequestError, TableError
+from shm_backend_utils.memory.cuda.access import CudaAccess
+from shm_backend_utils.memory.cuda.allocations import CudaAllocation
+from shm_backend_utils.memory.cuda.mappings import CudaMappings
+from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.kinds import RegionKind
+from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.mapped_segment import MappedSegment
+from shm_backend_utils.memory.registrations import Registration, StatusEndpoint
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.mapping.mapped import MappedRegion, Slot
-from shm_backend_utils.protocol.spans import Table
+from shm_backend_utils.model.mapping.memory import DeviceMemory
+from shm_backend_utils.model.mapping.resolver import FurtherRegions, Resolver
+from shm_backend_utils.protocol.claims import NamedRegionClaim, RegionClaim
+from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 from shm_backend_utils.protocol.table import encode
 from shm_backend_utils.testing.faults.memory import punch_hole, take_space_beyond
+from tests.unit.claims_of import claim_of_allocation, claim_of_region, resolved, slot_of
 from tests.unit.emulated import message_of
+from tests.unit.fake_gpu import BLOCK, SIZE, runtime_that_gives_all_back
 from tests.unit.mapping.files import SHM, TOKEN, managed_file, new_key
+from tests.unit.registered import say_registered
 from tests.unit.sessions import double
 from tests.unit.table_client import Client
 
@@ -157,3 +171,203 @@ def test_nobody_can_truncate_sealed_memory(session: ShmSession, sealed: Client) 
         with pytest.raises(PermissionError):
             os.ftruncate(sealed.region.segment.fileno(), size)
     assert answer(session, sealed) == ""
+
+
+FP32 = BY_NAME["FP32"]
+
+MakeRegion = Callable[[], ManagedRegion]
+
+
+@pytest.fixture
+def make_region() -> Iterator[MakeRegion]:
+    with contextlib.ExitStack() as at_end:
+
+        def make() -> ManagedRegion:
+            region = ManagedRegion.create(PAGE)
+            at_end.callback(region.close)
+            at_end.callback(region.segment.unlink)
+            return region
+
+        yield make
+
+
+@pytest.fixture
+def cuda(allocation: CudaAllocation) -> Iterator[CudaRuntime]:
+    """The CUDA of a model's process, which is over before the allocation is freed."""
+    assert allocation.address
+    with runtime_that_gives_all_back() as cuda:
+        yield cuda
+
+
+@pytest.fixture
+def allocation(client_cuda: CudaRuntime) -> Iterator[CudaAllocation]:
+    allocation = CudaAllocation(client_cuda, SIZE, 0)
+    yield allocation
+    allocation.free()
+
+
+@pytest.fixture
+def resolver(cuda: CudaRuntime) -> Iterator[Resolver]:
+    with contextlib.closing(Resolver(Config(), CudaAccess(lambda: cuda))) as resolver:
+        yield resolver
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Registration]]:
+    """Two names of two parts of one file."""
+    key = new_key()
+    (SHM / key).write_bytes(bytes(PAGE))
+    found = {"in": Registration(key, 0, 64), "out": Registration(key, 8, 64)}
+    say_registered(monkeypatch, lambda: found)
+    yield found
+    (SHM / key).unlink()
+
+
+IN, OUT = NamedRegionClaim("in"), NamedRegionClaim("out")
+
+
+def opened(resolver: Resolver, table: Table, own: ManagedRegion) -> FurtherRegions:
+    found = resolver.open_further(table, slot_of(resolver, own))
+    found.release()
+    return found
+
+
+def x(region: int, offset: int, byte_size: int = 16) -> dict[str, InputSpan]:
+    return {"X": InputSpan(FP32, (byte_size // 4,), region, offset, byte_size)}
+
+
+# Named beside others
+
+
+def test_the_requests_own_region_may_not_be_named_under_another_name_too(
+    resolver: Resolver, make_region: MakeRegion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hard link is a name that our prefix does not give away."""
+    own, link = make_region(), SHM / new_key()
+    os.link(SHM / own.segment.key, link)
+    say_registered(monkeypatch, lambda: {"in": Registration(link.name, 0, PAGE)})
+    try:
+        with pytest.raises(TableError, match="memory that the request names before"):
+            opened(resolver, Table({}, {}, (IN,)), own)
+    finally:
+        link.unlink()
+
+
+def test_a_lent_region_may_not_be_lent_twice(resolver: Resolver, make_region: MakeRegion) -> None:
+    own, lent = make_region(), make_region()
+    with pytest.raises(TableError, match=r"regions\[2\].*memory that the request names before"):
+        opened(resolver, Table({}, {}, (claim_of_region(lent), claim_of_region(lent))), own)
+    assert lent.lease(0).take_back()
+
+
+@pytest.mark.usefixtures("registered")
+def test_tensors_in_the_requests_own_region_are_in_no_other(resolver: Resolver, make_region: MakeRegion) -> None:
+    own = make_region()
+    spans = {**x(0, 0), "Z": InputSpan(FP32, (4,), 0, 16, 16)}
+    assert len(opened(resolver, Table(spans, {"Y": OutputSpan(1, 0, 24)}, (IN, OUT)), own).memories) == 2
+    assert len(opened(resolver, Table(x(1, 0), {"Y": OutputSpan(0, 0, 4096)}, (IN, OUT)), own).memories) == 2
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize(
+    ("inputs", "output"),
+    [(x(1, 0), OutputSpan(2, 8, 16)), (x(2, 8), OutputSpan(1, 0, 16)), (x(1, 12, 0), OutputSpan(2, 0, 16))],
+    ids=["behind", "before", "nothing in the middle"],
+)
+def test_parts_of_one_object_whose_tensors_are_apart_may_have_two_names(
+    resolver: Resolver, make_region: MakeRegion, inputs: dict[str, InputSpan], output: OutputSpan
+) -> None:
+    assert len(opened(resolver, Table(inputs, {"Y": output}, (IN, OUT)), make_region()).memories) == 2
+
+
+@pytest.mark.usefixtures("registered")
+def test_an_empty_output_in_the_midst_of_an_input_overlaps_nothing(resolver: Resolver, make_region: MakeRegion) -> None:
+    table = Table(x(1, 0), {"Y": OutputSpan(2, 0, 0)}, (IN, OUT))
+    assert len(opened(resolver, table, make_region()).memories) == 2
+
+
+@pytest.mark.usefixtures("registered")
+def test_an_output_that_overlaps_an_input_by_another_name_fails(resolver: Resolver, make_region: MakeRegion) -> None:
+    with pytest.raises(TableError, match=r"outputs\.Y"):
+        opened(resolver, Table(x(1, 0), {"Y": OutputSpan(2, 7, 16)}, (IN, OUT)), make_region())
+
+
+# Lenders
+
+
+def test_without_a_slot_of_its_own_a_request_borrows_nothing(resolver: Resolver, make_region: MakeRegion) -> None:
+    lent = make_region()
+    with pytest.raises(TableError, match="none: the request has no slot of its own"):
+        resolved(resolver, claim_of_region(lent))
+    assert lent.lease(0).take_back()
+
+
+def test_what_a_dead_lender_has_lent_is_given_back_at_once(resolver: Resolver, make_region: MakeRegion) -> None:
+    lender, lent = make_region(), make_region()
+    own = slot_of(resolver, lender)
+    lender.close()
+    with pytest.raises(StaleRequestError, match="the model that has lent its client's memory to this one is gone"):
+        resolver.open_further(Table({}, {}, (claim_of_region(lent),)), own)
+    assert lent.lease(0).take_back()
+
+
+# Memory of GPUs
+
+
+def test_without_a_slot_a_request_has_no_fence_for_a_gpu(resolver: Resolver, allocation: CudaAllocation) -> None:
+    with pytest.raises(TableError, match=r"regions\.fence.*none: the request has no slot of its own"):
+        resolved(resolver, claim_of_allocation(allocation, fence=0))
+
+
+def test_a_lent_region_fences_a_gpu(resolver: Resolver, make_region: MakeRegion, allocation: CudaAllocation) -> None:
+    own, lent = make_region(), make_region()
+    claims: tuple[RegionClaim, ...] = (claim_of_region(lent), claim_of_allocation(allocation, fence=1))
+    opened(resolver, Table({}, {}, claims), own)
+    assert has_users(lent.segment.fileno())
+    assert not has_users(own.segment.fileno())
+
+
+def test_more_of_mapped_device_memory_than_there_is_may_not_be_claimed(
+    resolver: Resolver, make_region: MakeRegion, allocation: CudaAllocation
+) -> None:
+    own = slot_of(resolver, make_region())
+    resolved(resolver, claim_of_allocation(allocation), own)
+    with pytest.raises(RegionRefusedError, match=rf"regions\[1\] refused: it claims {BLOCK + 1} bytes"):
+        resolved(resolver, claim_of_allocation(allocation, byte_size=BLOCK + 1), own)
+
+
+def test_mappings_of_one_allocation_follow(
+    client_cuda: CudaRuntime, cuda: CudaRuntime, allocation: CudaAllocation
+) -> None:
+    other, mappings = CudaAllocation(client_cuda, SIZE, 0), CudaMappings(cuda)
+    one, another, same = (
+        DeviceMemory(mappings.map(each.handle, SIZE, 0, "r"), 0, SIZE) for each in (allocation, other, allocation)
+    )
+    assert one.follows(same)
+    assert not one.follows(another)
+    del one, another, same, mappings
+    other.free()
+
+
+@pytest.mark.parametrize("writable", [False, True])
+def test_a_view_on_a_gpu_keeps_its_mapping(cuda: CudaRuntime, allocation: CudaAllocation, writable: bool) -> None:
+    mapping = CudaMappings(cuda).map(allocation.handle, SIZE, 0, "regions[1]")
+    device = DeviceMemory(mapping, 100, SIZE)
+    view = device.view("X", 8, 16, FP32, (2, 2), writable=writable)
+    assert view is not None
+    assert (view.array.address, view.shape, view.writable) == (mapping.address + 108, (2, 2), writable)
+    assert device.view("X", 0, 600, BY_NAME["BYTES"], (1,), writable=False) is None
+    mapping.close()
+    with pytest.raises(ClosedError):
+        device.view("X", 8, 16, FP32, (2, 2), writable=writable)
+    assert view.array.to_host().shape == (2, 2)
+
+
+# The end
+
+
+def test_a_resolver_that_is_closed_keeps_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[bool] = []
+    monkeypatch.setattr(StatusEndpoint, "close", lambda _: closed.append(True))
+    Resolver(Config(), CudaAccess()).close()
+    assert closed == [True]

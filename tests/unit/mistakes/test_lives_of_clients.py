@@ -1,4 +1,4 @@
-"""Clients, calls and results that are used too late, by others, or twice; and clients whose libraries are not there."""
+"""Clients, calls, results, arrays and streams that are used too late, by others, twice, or for what they are not."""
 
 from __future__ import annotations
 
@@ -8,14 +8,24 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import CallerError, ClosedError, PoolOptions
-from tests.unit.fake_server import FakeServer
+from shm_backend_utils.client import (
+    CallerError,
+    ClosedError,
+    DeadlineExceededError,
+    InferenceError,
+    PoolOptions,
+    ShmClient,
+    TensorError,
+)
+from shm_backend_utils.client.errors import deadline_exceeded
+from tests.unit.fake_server import Arrays, FakeServer, Order, config
 from tests.unit.fake_wires import async_client_of, client_of, connected
 
 X = np.ones(3, np.float32)
@@ -119,3 +129,173 @@ def test_without_what_one_protocol_needs(library: str, url: str) -> None:
     assert line.startswith("ModuleNotFoundError: shm_backend_utils.client lacks a library (")
     assert library in line
     assert line.endswith(f"); {ADVICE}")
+
+
+HELD = (
+    "[StatusCode.DEADLINE_EXCEEDED] model 'stream' has no place for its next response: this client holds as many "
+    "results of the stream as there are frames. Release them (leave their with blocks), keep copies (result.copy()), "
+    "or ask for more frames"
+)
+
+
+def ten(_: Order, inputs: Arrays) -> Any:
+    return ({"OUT0": inputs["IN0"] * factor} for factor in range(10))
+
+
+@pytest.fixture
+def streaming() -> Iterator[FakeServer]:
+    streams = config("stream", model_transaction_policy={"decoupled": True})
+    with FakeServer(streams, config("m"), compute=ten) as streaming:
+        streaming.frame_limit_s = 0.02
+        yield streaming
+
+
+def ask(client: ShmClient, **named: Any) -> Iterator[Any]:
+    return client.stream("stream", {"IN0": X}, outputs={"OUT0": X.nbytes}, **named)
+
+
+@pytest.mark.parametrize(("named", "count"), [({}, 8), ({"frames": 1}, 1), ({"frames": np.int64(3)}, 3)])
+@pytest.mark.parametrize("what", ["results", "arrays"])
+def test_who_holds_every_frame_is_told(streaming: FakeServer, named: dict[str, Any], count: int, what: str) -> None:
+    kept: list[Any] = []
+    with client_of(streaming) as client:
+        with pytest.raises(DeadlineExceededError) as error:
+            kept.extend(result if what == "results" else result["OUT0"] for result in ask(client, **named))
+        assert str(error.value) == HELD
+        assert len(kept) == count
+
+
+def test_so_is_a_task(streaming: FakeServer) -> None:
+    async def keep() -> list[Any]:
+        async with async_client_of(streaming) as client:
+            answers = client.stream("stream", {"IN0": X}, outputs={"OUT0": X.nbytes})
+            return [result async for result in answers]
+
+    with pytest.raises(DeadlineExceededError) as error:
+        asyncio.run(keep())
+    assert str(error.value) == HELD
+
+
+def test_who_holds_fewer_is_told_that_the_server_does_not_answer(streaming: FakeServer) -> None:
+    def three_and_no_more(_: Order, inputs: Arrays) -> Iterator[Arrays]:
+        yield from [{"OUT0": inputs["IN0"]}] * 3
+        raise deadline_exceeded()
+
+    streaming.compute = three_and_no_more
+    kept: list[Any] = []
+    with client_of(streaming) as client:
+        with pytest.raises(DeadlineExceededError, match="the server did not answer before the deadline"):
+            kept.extend(ask(client))
+        assert len(kept) == 3
+
+
+def test_frames_of_a_model_that_is_not_decoupled(streaming: FakeServer) -> None:
+    with client_of(streaming) as client, pytest.raises(CallerError) as error:
+        list(client.stream("m", {"IN0": X}, frames=8))
+    assert str(error.value) == (
+        "frames is 8, but model 'm' is not decoupled: its stream has one response; leave frames out, or use infer()"
+    )
+
+
+@pytest.mark.parametrize("frames", [0, 65, 2.5, "4"])
+def test_frames_that_are_no_number_of_them(streaming: FakeServer, frames: Any) -> None:
+    with client_of(streaming) as client, pytest.raises(CallerError) as error:
+        list(ask(client, frames=frames))
+    assert str(error.value) == f"frames is {frames!r}; expected a whole number, 1 to 64"
+
+
+@pytest.mark.parametrize(("protocol", "status"), [("grpc", "StatusCode.UNIMPLEMENTED"), ("http", "501")])
+def test_a_decoupled_model_is_not_asked_for_one_answer(protocol: Any, status: str) -> None:
+    def refuse(_: Order) -> None:
+        raise InferenceError("ModelInfer RPC doesn't support models with decoupled transaction policy", status)
+
+    decoupled = config("m", model_transaction_policy={"decoupled": True})
+    with FakeServer(decoupled, config("single")) as server, client_of(server, protocol) as client:
+        server.before = refuse
+        x = np.zeros(3, np.float32)
+        with pytest.raises(InferenceError, match=r"model 'm' is decoupled, .*: ask for them by stream\(\), over gRPC"):
+            client.infer("m", {"IN0": x})
+        with client.prepare("m", {"IN0": ((3,), np.float32)}) as call:
+            with pytest.raises(InferenceError, match=r"ask for them by stream\(\)") as error:
+                call.infer()
+            assert error.value.status() == status
+        with pytest.raises(InferenceError, match="^((?!by stream).)*$"):
+            client.infer("single", {"IN0": x})
+
+
+ROW = np.ones(3, np.float32)
+
+
+@pytest.fixture
+def client() -> Iterator[ShmClient]:
+    models = [
+        config("vector"),
+        config("triple", dims="3"),
+        config("image", dims="-1,-1,3"),
+        config("rows", dims="3", max_batch_size=4),
+    ]
+    with FakeServer(*models) as server, client_of(server) as client:
+        yield client
+
+
+def takes(dtype: str) -> str:
+    return f"but the model's configuration says {dtype}"
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "text"),
+    [
+        (
+            "vector",
+            np.array(3, np.float32),
+            f"tensor 'IN0' has shape [], {takes('[-1]')} (-1 is any size); give it its dimensions, by "
+            "array.reshape(...), or pass a plain number",
+        ),
+        ("triple", 3.0, f"tensor 'IN0' has shape [], {takes('[3]')}; give it its dimensions, by array.reshape(...)"),
+        ("triple", np.ones(4, np.float32), f"tensor 'IN0' has shape [4], {takes('[3]')}"),
+        (
+            "image",
+            5.0,
+            f"tensor 'IN0' has shape [], {takes('[-1, -1, 3]')} (-1 is any size); give it its dimensions, by "
+            "array.reshape(...)",
+        ),
+        (
+            "rows",
+            ROW,
+            f"tensor 'IN0' has shape [3], {takes('[-1, 3]')} (-1 is any size); the first dimension is the batch: one "
+            "row has shape [1, 3], as array[np.newaxis] has",
+        ),
+        (
+            "rows",
+            np.ones((9, 3), np.float32),
+            "tensor 'IN0' has a batch of 9, but model 'rows' takes 1 to 4; split=True sends several requests",
+        ),
+        ("rows", np.ones((0, 3), np.float32), "tensor 'IN0' has a batch of 0, but model 'rows' takes 1 to 4"),
+    ],
+)
+def test_an_array_that_the_model_does_not_take(client: ShmClient, model: str, given: Any, text: str) -> None:
+    with pytest.raises(TensorError) as error:
+        client.infer(model, {"IN0": given})
+    assert str(error.value) == text
+
+
+def test_an_input_that_is_misspelt(client: ShmClient) -> None:
+    with pytest.raises(TensorError) as error:
+        client.infer("vector", {"in0": ROW})
+    assert str(error.value) == "model 'vector' has no input 'in0'; it has IN0; did you mean 'IN0'?"
+
+
+@pytest.mark.parametrize("shape", [(np.int64(2), np.uint8(3)), np.array([2, 3]), [2, np.int32(3)]])
+def test_sizes_of_numpy_are_sizes(client: ShmClient, shape: Any) -> None:
+    hint: Any = {"OUT0": (tuple(shape), np.float32)}
+    with client.prepare("rows", {"IN0": (shape, np.float32)}, outputs=hint) as call:
+        assert call.inputs["IN0"].shape == (2, 3)
+    with client.infer("vector", {"IN0": ROW}, outputs={"OUT0": np.int64(100)}) as result:
+        assert result["OUT0"].tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("shape", [(2.0, 3), "23", (-1, 3), (None, 3)])
+def test_sizes_that_are_none(client: ShmClient, shape: Any) -> None:
+    with pytest.raises(TensorError) as error:
+        client.prepare("rows", {"IN0": (shape, np.float32)})
+    assert str(error.value) == f"tensor 'IN0' has shape {shape!r}; expected whole numbers, 0 or more"
