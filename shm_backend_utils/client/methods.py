@@ -373,7 +373,8 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
     def __repr__(self) -> str:
         core = self._core
         state = "closed" if core is None else core.state
-        wire = f" wire={core.codec.wire}" if core is not None and state == "open" and core.codec.wire else ""
+        needs_grpcio = core.codec.needs_grpcio if core is not None and state == "open" else None
+        wire = "" if needs_grpcio is None else f" wire={'grpcio' if needs_grpcio else 'sockets'}"
         return f"<{type(self).__name__} {vars(self).get('_settings', 'of no server')}{wire} {state}>"
 
     @abstractmethod

@@ -83,7 +83,7 @@ def http_wire(server: FakeServer, message: HttpMessage) -> Answer:
         for (output, array), data in zip(outputs.items(), tensors, strict=True)
     ]
     head = json.dumps({"model_name": name, "outputs": described}).encode()
-    return Answer(200, {"inference-header-content-length": str(len(head))}, b"".join((head, *tensors)))
+    return Answer(200, {b"Inference-Header-Content-Length": b"%d" % len(head)}, b"".join((head, *tensors)))
 
 
 def _http_order(name: str, message: HttpMessage) -> Order:

@@ -15,6 +15,7 @@ from typing import Any, cast
 import pytest
 from tritonclient.grpc import service_pb2
 
+from shm_backend_utils.client.options import Tls
 from shm_backend_utils.client.transports.connect import connect, connect_async
 from shm_backend_utils.client.transports.grpc.codec import GrpcMessage
 from shm_backend_utils.client.transports.transport import AsyncTransport, Transport
@@ -29,15 +30,15 @@ CLOSED = pytest.raises(ClosedError, match="this client is closed; make a new one
 class OnLoop(Transport):
     """A transport for tasks, used by threads: each call is a task of one event loop's."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, tls: Tls | None = None) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        self._inner = self._run(self._connect(url))
+        self._inner = self._run(self._connect(url, tls))
         self.codec, self.host, self.address = self._inner.codec, self._inner.host, self._inner.address
 
-    async def _connect(self, url: str) -> AsyncTransport:
-        return connect_async(url, None)
+    async def _connect(self, url: str, tls: Tls | None) -> AsyncTransport:
+        return connect_async(url, tls)
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)

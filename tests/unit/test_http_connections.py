@@ -5,26 +5,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import math
+import operator
 import os
 import socket
+import ssl
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pytest
 
 from shm_backend_utils.client import ConnectionLostError, DeadlineExceededError, InferenceError, ServerUnavailableError
+from shm_backend_utils.client.options import Tls
 from shm_backend_utils.client.transports import aio_connections
 from shm_backend_utils.client.transports.connect import connect, connect_async
 from shm_backend_utils.client.transports.http.codec import Answer, HttpMessage
 from shm_backend_utils.client.transports.http.http1 import Http1, Request
 from shm_backend_utils.client.transports.transport import Transport
 from shm_backend_utils.errors import ClosedError
+from tests.e2e.test_unreachable import make_certificate
 from tests.unit.test_closed_transports import OnLoop
 from tests.unit.wire.peers import Listener
 
@@ -103,26 +109,15 @@ def test_threads_share_connections_and_leave_nothing_behind() -> None:
         assert peer.accepted == 1
 
 
-def test_a_large_answer_comes_whole() -> None:
-    body = os.urandom(9 << 20)
-
-    def answer(stream: socket.socket) -> None:
-        stream.sendall(OK + b"Content-Length: %d\r\n\r\n" % len(body))
-        stream.sendall(body)
-
-    with connections_to(answer) as (peer, connections):
-        assert [get(connections).body == body for _ in range(2)] == [True, True]
-        assert peer.accepted == 1
-
-
 def test_an_answer_in_chunks_comes_whole() -> None:
-    def answer(stream: socket.socket) -> None:
-        stream.sendall(OK + b"Transfer-Encoding: chunked\r\n\r\n")
-        for piece in (b"6\r\nshared\r\n", b"7\r\n memory\r\n", b"0\r\n\r\n"):
+    def answer_in_chunks(stream: socket.socket) -> None:
+        stream.sendall(OK + b"X: 1\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for piece in (b"6\r\nshared\r\n", b"7\r\n memory\r\n", b"0\r\nX: 2\r\n\r\n"):
             stream.sendall(piece)
 
-    with connections_to(answer) as (peer, connections):
-        assert [get(connections).body for _ in range(2)] == [b"shared memory"] * 2
+    with connections_to(answer_in_chunks) as (peer, connections):
+        answer = Answer(200, {b"X": b"1", b"Transfer-Encoding": b"chunked"}, b"shared memory")
+        assert [get(connections) for _ in range(2)] == [answer] * 2, "trailers are no headers"
         assert peer.accepted == 1
 
 
@@ -235,9 +230,11 @@ def test_who_hangs_up_speaks_another_protocol_or_does_not_listen_is_told_apart()
     hang_up = connections_to(lambda stream: stream.shutdown(socket.SHUT_RDWR))
     with hang_up as (_, connections), pytest.raises(ConnectionLostError, match="may have run"):
         get(connections)
-    greet = connections_to(lambda stream: stream.sendall(b"220 smtp.example ready\r\n"))
-    with greet as (_, connections), pytest.raises(ServerUnavailableError):
-        get(connections)
+    change = b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n"
+    for words in (b"220 smtp.example ready\r\n", change):
+        greet = connections_to(operator.methodcaller("sendall", words))
+        with greet as (_, connections), pytest.raises(ServerUnavailableError):
+            get(connections)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
     with pytest.raises(ServerUnavailableError, match="no Triton server answers"):
@@ -248,7 +245,7 @@ def test_who_hangs_up_speaks_another_protocol_or_does_not_listen_is_told_apart()
 def test_who_speaks_unasked_is_told_from_who_speaks_another_protocol(count: int, reason: str) -> None:
     conversation = Http1()
     for _ in range(count):
-        conversation.begin(Request((b"GET / HTTP/1.1\r\n\r\n",), None), 1)
+        conversation.begin(Request((b"GET / HTTP/1.1\r\n\r\n",), math.inf), 1)
         conversation.receive(TEN)
     conversation.receive(b"\x00\x00\x12\x04")
     assert reason in conversation.failure
@@ -286,6 +283,35 @@ def test_a_connection_in_use_ends_and_what_had_come_is_no_answer(begin: bytes) -
         assert descriptors() <= before
 
 
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("connected", [connect, OnLoop], ids=["threads", "tasks"])
+def test_bodies_may_be_larger_than_a_socket_takes_at_once(
+    connected: Callable[[str, Tls], Any], scheme: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    key, certificate = make_certificate(tmp_path, "server")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    body = os.urandom(9 << 20)
+
+    def serve(connection: socket.socket) -> None:
+        with context.wrap_socket(connection, server_side=True) if scheme == "https" else connection as stream:
+            while request := stream.recv(1 << 16):
+                left = len(body) - len(request.partition(b"\r\n\r\n")[2])
+                while left > 0 and (received := stream.recv(1 << 20)):
+                    left -= len(received)
+                stream.sendall(b"%bContent-Length: %d\r\n\r\n%b" % (OK, len(body), body))
+
+    with Listener(serve) as listener, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(aio_connections, "_MOST_UNSENT", 1 << 20)
+        transport = connected(listener.url.replace("grpc", scheme), Tls(str(certificate)))
+        assert [transport.send(HttpMessage("POST", "/v2", (body,)), 10).body == body for _ in range(3)] == [True] * 3
+        assert listener.accepted == 1
+        getattr(transport, "end", gc.collect)()
+        del transport  # which nobody has closed, if it is for threads
+        gc.collect()
+    assert [str(each.message) for each in recwarn] == []
+
+
 # How many are kept
 
 
@@ -310,23 +336,6 @@ def test_calls_without_end_keep_as_many_connections_as_there_were_calls_at_once(
 
 
 # Tasks
-
-
-def test_a_task_may_send_more_than_the_socket_takes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aio_connections, "_MOST_UNSENT", 1 << 20)
-    body = bytes(16 << 20)
-
-    def answer(stream: socket.socket) -> None:
-        left = len(body) - len(peer.requests[0].partition(b"\r\n\r\n")[2])
-        while left > 0 and (received := stream.recv(1 << 20)):
-            left -= len(received)
-        answer_ten(stream)
-
-    peer = Peer(answer)
-    transport = OnLoop(f"http://{peer.address}")
-    assert transport.send(HttpMessage("POST", "/v2", (body,)), 10).status == 200
-    transport.end()
-    peer.__exit__()
 
 
 @pytest.mark.parametrize("moment", ["connect", "answer"])

@@ -88,8 +88,8 @@ class PathChooser:
         prefers_inline = self._inline_bytes > 0 and path == _DIRECT and unexplained.open(_INLINE) and not has_strings
         if prefers_inline:
             checks = (*checks, self._check_small(spec))
-        if self._codec.wire:
-            checks = (*checks, self._check_wire())
+        if self._codec.needs_grpcio is not None:
+            checks = (*checks, _check_wire(self._codec.needs_grpcio))
         explanation = Explanation(spec.name, path, reason or "nothing stands against it", checks)
         model.reason = explanation.reason
         if model.explanation != explanation:
@@ -110,13 +110,6 @@ class PathChooser:
             "faster then; inline_bytes=0 of the client has them go direct"
         )
         return Check("small calls?", True, detail, ())
-
-    def _check_wire(self) -> Check:
-        reason = self._codec.needs_grpcio
-        slower = f"requests are carried by grpcio, which takes longer, because of {reason}"
-        return Check(
-            "own sockets?", not reason, slower if reason else "requests are carried by sockets of the client", ()
-        )
 
     def refuse(self, model: KnownModel, path: str, reason: str, kind: RegionKind = RegionKind.SYSTEM) -> None:
         """Take note that a path is closed for a model; or only sealed memory, if that is what the slot lay in."""
@@ -226,3 +219,9 @@ def _check_user(spec: ModelSpec) -> Check:
     if words == ["any"] or me in words:
         return Check(name, True, f"{UIDS_PARAMETER} names user {me}", (_DIRECT,))
     return Check(name, False, f"add user {me} to the parameter {UIDS_PARAMETER} of model {spec.name!r}", (_DIRECT,))
+
+
+def _check_wire(needs_grpcio: str) -> Check:
+    slower = f"requests are carried by grpcio, which takes longer, because of {needs_grpcio}"
+    detail = slower if needs_grpcio else "requests are carried by sockets of the client"
+    return Check("own sockets?", not needs_grpcio, detail, ())

@@ -7,6 +7,7 @@ import select
 import socket
 import ssl
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 from ...errors import ClosedError
@@ -17,11 +18,11 @@ from .server import MOST_ATTEMPTS, Server, handshake_told
 
 __all__ = ["Connections"]
 
-_PIECE: Final = 1 << 18  # bytes that are received at once, or sent
+_PIECE: Final = 1 << 18  # bytes that are received at once, or sent together
 _MOST_NEWS: Final = 8  # pieces that a server sends unasked
 _LEAST_S: Final = 1e-3  # a timeout of 0 would be none
-_LOOK_S: Final = 1.0
-"""So long a socket waits before the time is looked at. To set its timeout for each request would take longer."""
+_MOST_WAIT_MS: Final = 1e9  # that poll takes
+_NOT_YET: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Connections:
@@ -32,6 +33,8 @@ class Connections:
         self._idle: list[_Connection] = []  # a list's pop and append are atomic
         self._in_use: set[_Connection] = set()
         self._is_closed = False
+        if server.tls is not None:
+            server.tls.sslsocket_class = _TlsSocket
         forsake_in_children(self)
 
     def exchange(self, request: Any, timeout_s: float) -> Any:
@@ -97,38 +100,42 @@ class Connections:
             raise ClosedError("this client") from None
 
     def _taken(self) -> _Connection:
-        while self._idle:
-            with contextlib.suppress(IndexError):  # another thread has taken it
+        try:
+            while True:
                 connection = self._idle.pop()
                 if not connection.has_news(0) or connection.is_fit():
                     return connection
                 connection.close()
-        return _Connection(self._server)
+        except IndexError:
+            return _Connection(self._server)
 
 
 class _Connection:
-    """One socket, and what is said over it."""
+    """One socket, which does not block, and what is said over it."""
 
     def __init__(self, server: Server) -> None:
         poll = select.poll()
         self.conversation = server.conversation()
         self.is_open = False
-        self.has_news = poll.poll
-        self._server = server
+        self.has_news: Callable[[float], Any] = poll.poll  # waits for so many milliseconds
+        self._poll = poll.poll
         self._watch = poll.register
+        self._server = server
         self._socket: Any = None
-        self._timeout_s = 0.0
 
     def open(self, deadline: float) -> None:
         """Connect, and wait until requests may begin."""
         host, port, _, _, tls = self._server
-        self._socket = _connected(host, port, deadline)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock = self._socket = _connected(host, port, deadline)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls is not None:
-            self._socket.settimeout(max(deadline - time.monotonic(), _LEAST_S))
+            sock.settimeout(max(deadline - time.monotonic(), _LEAST_S))
             with handshake_told():
-                self._socket = tls.wrap_socket(self._socket, server_hostname=host)
-        self._watch(self._socket, select.POLLIN)
+                sock = self._socket = tls.wrap_socket(sock, server_hostname=host)
+            pending, poll = sock.pending, self._poll
+            self.has_news = lambda wait_ms: pending() or poll(wait_ms)
+        sock.setblocking(False)
+        self._watch(sock, select.POLLIN)
         while not (self.conversation.is_ready or self.conversation.failure):
             self.take_turn(deadline)
         refusal = self._server.refusal(self.conversation)
@@ -138,40 +145,36 @@ class _Connection:
 
     def is_fit(self) -> bool:
         """Hear what the server has said since the last request, and return whether another one may be sent."""
-        self._timeout_s = 0.0
-        self._socket.settimeout(0)
         for _ in range(_MOST_NEWS):
-            if not self.has_news(0):
-                return self.conversation.has_room and not self.conversation.failure
             try:
                 self.conversation.receive(self._socket.recv(_PIECE))
-            except (BlockingIOError, ssl.SSLWantReadError):  # what came is TLS's own
-                continue
+            except _NOT_YET:  # what came is TLS's own
+                pass
             except OSError:
                 break
+            if not self.has_news(0):
+                return self.conversation.has_room and not self.conversation.failure
         return False
 
     def take_turn(self, deadline: float) -> None:
-        """Send what is to be sent, and receive what comes then."""
-        conversation, sock = self.conversation, self._socket
-        out = conversation.out
-        if len(out) > 1 and sum(map(len, out)) <= _PIECE:
-            out[:] = (b"".join(out),)
-        while True:
-            wait_s = min(deadline - time.monotonic(), _LOOK_S)
-            if wait_s <= 0:
-                raise TimeoutError
-            if wait_s != self._timeout_s:
-                sock.settimeout(wait_s)
-                self._timeout_s = wait_s
-            with contextlib.suppress(TimeoutError):
-                if out:
-                    sent = sock.send(out[0])
-                    out[:1] = (memoryview(out[0])[sent:],) if sent < len(out[0]) else ()
-                    if out:  # a server that reads slowly takes a little each time
-                        continue
-                conversation.receive(sock.recv(_PIECE))
-                return
+        """Send what is to be sent, or some of it, and receive what comes then."""
+        conversation, out = self.conversation, self.conversation.out
+        wait_ms = min((deadline - time.monotonic()) * 1e3, _MOST_WAIT_MS)
+        if wait_ms <= 0:
+            raise TimeoutError
+        try:
+            if out:
+                if len(out) > 1 and sum(map(len, out)) <= _PIECE:
+                    out[:] = (b"".join(out),)
+                sent = self._socket.send(out[0])
+                out[:1] = (memoryview(out[0])[sent:],) if sent < len(out[0]) else ()
+            if not out and self.has_news(wait_ms):
+                conversation.receive(self._socket.recv(_PIECE))
+        except _NOT_YET:
+            if out:
+                self._watch(self._socket, select.POLLOUT)
+                self._poll(wait_ms)
+                self._watch(self._socket, select.POLLIN)
 
     def hang_up(self) -> None:
         """End the connection, for the thread that uses it."""
@@ -188,9 +191,13 @@ class _Connection:
 class _Socket(socket.socket):
     """Closes with its last reference, and says nothing of it: the client tells its user who does not close it."""
 
-    def __del__(self) -> None:
+    def __del__(self: Any) -> None:
         if self.fileno() >= 0:
             self.close()
+
+
+class _TlsSocket(ssl.SSLSocket):
+    __del__ = _Socket.__del__
 
 
 def _connected(host: str, port: int, deadline: float) -> socket.socket:

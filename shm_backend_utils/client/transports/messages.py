@@ -52,10 +52,8 @@ class Codec(ABC):
 
     address: str = ""
     """The server's, with its scheme; empty for one that is no address, and whose processes nobody can look at."""
-    wire: str = ""
-    """What carries requests that have one answer: ``"sockets"`` of this client, or ``"grpcio"``; empty if nothing."""
-    needs_grpcio: str = ""
-    """Why it is grpcio, for people."""
+    needs_grpcio: str | None = None
+    """Why grpcio carries requests that have one answer; empty if this client's sockets do, None if nothing does."""
     inline_bytes: ClassVar[int]
     """Up to how many bytes of tensors a request in band is faster than one that names a slot; ``docs/bench.md``."""
 

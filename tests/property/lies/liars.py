@@ -214,9 +214,9 @@ def lying_http(chance: random.Random) -> Answer:
     if chance.random() < 0.02:
         text = mutated(chance, text, 0, len(text))
     size = len(text) if chance.random() > 0.03 else chance.choice((*_SIZES, len(text) - 1, len(text) + 9))
-    headers = {} if chance.random() < 0.02 else {"inference-header-content-length": str(size)}
+    headers = {} if chance.random() < 0.02 else {b"Inference-Header-Content-Length": b"%d" % size}
     if chance.random() < 0.02:
-        headers["content-encoding"] = chance.choice(("gzip", "deflate", "br", ""))
+        headers[b"Content-Encoding"] = chance.choice((b"gzip", b"deflate", b"br", b""))
     return Answer(200, headers, text + b"".join(contents))
 
 

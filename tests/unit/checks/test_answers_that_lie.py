@@ -83,7 +83,7 @@ def lying_http(lie: Lie) -> Callable[[FakeServer, Any], Any]:
         size = {"binary_data_size": len(lie.content)}
         output = {"name": lie.name, "datatype": lie.datatype, "shape": lie.shape, "parameters": size}
         head = json.dumps({"model_name": "m", "outputs": [output]}).encode()
-        return Answer(200, {"inference-header-content-length": str(len(head))}, head + lie.content)
+        return Answer(200, {b"Inference-Header-Content-Length": b"%d" % len(head)}, head + lie.content)
 
     return answer
 

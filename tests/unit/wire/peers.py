@@ -157,26 +157,15 @@ def answering(answer: Callable[[H2Peer, int, bytes], None]) -> Callable[[socket.
 
 def requests_of(connection: socket.socket) -> Callable[[], int]:
     """Return a function that waits for the next whole request and returns its stream's number."""
-    received = bytearray()
+    received = connection.makefile("rb")
+    received.read(PREFACE_BYTES)
 
     def next_request() -> int:
-        while True:
-            at = PREFACE_BYTES if received.startswith(b"PRI") else 0
-            while len(received) - at >= 9 and len(received) >= (
-                end := at + 9 + int.from_bytes(received[at : at + 3], "big")
-            ):
-                kind, flags, stream = (
-                    received[at + 3],
-                    received[at + 4],
-                    int.from_bytes(received[at + 5 : at + 9], "big"),
-                )
-                at = end
-                if kind == 0 and flags & END_STREAM:
-                    del received[:at]
-                    return stream
-            data = connection.recv(1 << 16)
-            if not data:
-                raise OSError
-            received.extend(data)
+        while head := received.read(9):
+            kind, flags, stream = struct.unpack(">BBL", head[3:])
+            received.read(int.from_bytes(head[:3], "big"))
+            if kind == 0 and flags & END_STREAM:
+                return int(stream)
+        raise OSError
 
     return next_request

@@ -274,7 +274,7 @@ def test_the_next_address_is_tried_if_the_machine_lacks_the_first_ones_family(
     lacked = (socket.AF_APPLETALK, socket.SOCK_STREAM, 0, "", ("::1", 1, 0, 0))
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: [lacked, *look_up(*args, **options)])
     with Listener(after_request(answer_to, stays=True)) as listener:
-        assert ask(connected(listener.url)) == service_pb2.ModelConfigResponse()
+        assert ask(connected(listener.url.replace("127.0.0.1", "localhost"))) == service_pb2.ModelConfigResponse()
 
 
 def test_the_next_address_is_tried_if_the_first_one_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,13 +210,14 @@ WRONG: dict[str, tuple[bytes, int, str]] = {
     "data before headers": (frame(0, 0, 1, b"x"), 13, "before the headers"),
     "headers twice": (OK + headers(*HEADERS, ("x", "y")), 13, "twice"),
     "an end without trailers": (headers(*HEADERS) + frame(0, END_STREAM, 1, message(b"a")), 13, "without a status"),
-    "a message longer than it says": (headers(*HEADERS) + frame(0, 0, 1, message(b"") + b"x"), 13, "longer"),
+    "a message longer than it says": (headers(*HEADERS) + frame(0, 0, 1, message(b"") + b"x") + END, 13, "after 6"),
+    "one without end": (headers(*HEADERS) + frame(0, 0, 1, message(bytes(9)) + bytes(9000)) * 2, 13, "longer"),
     "a message shorter than it says": (
         headers(*HEADERS) + frame(0, 0, 1, message(b"ab")[:-1]) + END,
         13,
         "ends after 6",
     ),
-    "a compressed message": (headers(*HEADERS) + frame(0, 0, 1, b"\x01" + message(b"a")[1:]), 13, "compressed"),
+    "a compressed message": (headers(*HEADERS) + frame(0, 0, 1, b"\x01" + message(b"a")[1:]) + END, 13, "compressed"),
     "a reset": (frame(3, 0, 1, bytes((0, 0, 0, 8))), 1, "RST_STREAM with error code 8"),
     "calm": (frame(3, 0, 1, bytes((0, 0, 0, 11))), 8, "RST_STREAM with error code 11"),
 }

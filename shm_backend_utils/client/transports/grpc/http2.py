@@ -1,7 +1,6 @@
 """Calls of gRPC with one request, over HTTP/2 without TLS: RFC 9113, and gRPC's ``PROTOCOL-HTTP2.md``. No I/O.
 
-grpcio does the same in twice the time. Headers that are those of an answer before are recognized; all others are read
-by ``hpack``.
+grpcio takes twice the time. Headers like those of the answer before are recognized; ``hpack`` reads all others.
 """
 
 from __future__ import annotations
@@ -22,28 +21,25 @@ __all__ = ["Call", "Http2", "Reply"]
 _DATA, _HEADERS, _, _RST_STREAM, _SETTINGS, _PUSH_PROMISE, _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = range(10)
 _OF_CONNECTIONS: Final = frozenset({_SETTINGS, _PING, _GOAWAY})
 _OF_STREAMS: Final = frozenset({_DATA, _HEADERS, _RST_STREAM, _CONTINUATION})
-_END_STREAM, _ACK, _END_HEADERS, _PADDED, _PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
+_END_STREAM, _ACK, _END_HEADERS, _LAST_HEADERS, _PADDED, _PRIORITY = 0x1, 0x1, 0x4, 0x5, 0x8, 0x20
 _HEADER_TABLE_SIZE, _ENABLE_PUSH, _MAX_CONCURRENT_STREAMS, _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE = range(1, 6)
 
 _FRAME: Final = struct.Struct(">LBL")  # its length and, in the last byte, kind; flags, stream
 _SETTING: Final = struct.Struct(">HL")
 _NUMBER: Final = struct.Struct(">L")
-_GOING: Final = struct.Struct(">LL")  # the last stream, an error's code
 _PREFIX: Final = struct.Struct(">BL")  # of a message: whether it is compressed, and its length
 
 _MOST: Final = 2**31 - 1  # of windows, and of stream numbers
 _FIRST_WINDOW: Final = 2**16 - 1
 _FRAME_BYTES: Final = 2**14  # of a frame, unless the receiver allows more
-_TOO_LONG: Final = (_FRAME_BYTES + 1) << 8
 _REFILL_BYTES: Final = 2**30  # after so many, the server is told that it may send as many more
 _HEADER_BYTES: Final = 2**16
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_TIMEOUT: Final = b"\x00\x0cgrpc-timeout"
 _TLS: Final = (b"\x15\x03", b"\x16\x03")  # how TLS's records begin: alerts, and handshakes
 
 # gRPC's status codes, and those for HTTP's status and for the code of RST_STREAM
 _OK, _UNKNOWN, _INTERNAL = 0, 2, 13
-_OF_HTTP: Final = {400: 13, 401: 16, 403: 7, 404: 12, 429: 14, 502: 14, 503: 14, 504: 14}
+_OF_HTTP: Final = {"400": 13, "401": 16, "403": 7, "404": 12, "429": 14, "502": 14, "503": 14, "504": 14}
 _REFUSED_STREAM, _CANCEL = 7, 8
 _OF_RESETS: Final = {_CANCEL: 1, 11: 8, 12: 7}
 
@@ -51,7 +47,7 @@ _OF_RESETS: Final = {_CANCEL: 1, 11: 8, 12: 7}
 class Call(NamedTuple):
     """A request."""
 
-    head: bytes  # in HPACK, without the timeout; by no table that both sides would keep
+    head: bytes  # in HPACK, up to the timeout's value; by no table that both sides would keep
     message: bytes
     take: Callable[[bytes], object] | None = None  # each answer as it comes, of a call that may have several
 
@@ -71,17 +67,15 @@ class _BrokenError(Exception):
 class _Stream:
     """A call that has no answer yet."""
 
-    __slots__ = ("data", "has_headers", "received", "refill", "take", "unsent", "wanted", "window")
+    unsent = memoryview(b"")
+    has_headers = False
+    received = refill = 0
 
     def __init__(self, window: int, take: Callable[[bytes], object] | None) -> None:
         self.take = take
         self.window = window  # what may be sent
-        self.unsent = memoryview(b"")
-        self.has_headers = False
         self.data: list[bytes] = []
-        self.received = 0
-        self.wanted = _PREFIX.size - 1  # once more has come, the message's length is known, or it is to be taken
-        self.refill = 0
+        self.wanted = _PREFIX.size - 1 if take else _FRAME_BYTES  # once more has come, a message's length is looked at
 
 
 class Http2(Conversation):
@@ -109,8 +103,7 @@ class Http2(Conversation):
         self._usual_headers: bytes | None = None  # those of an answer before
         self._usual_trailers: bytes | None = None
         self._refill = 0
-        self._window = _FIRST_WINDOW
-        self._first_window = _FIRST_WINDOW  # of each stream
+        self._window = self._first_window = _FIRST_WINDOW  # of the connection now, and of each stream at first
         self._frame_bytes = _FRAME_BYTES
         self._most_streams = _MOST
         self._has_unsent = False
@@ -126,14 +119,13 @@ class Http2(Conversation):
         stream = self._streams[number] = _Stream(self._first_window, take)
         left = math.ceil(timeout_s * 1e6)
         told = b"%du" % left if left < 10**8 else b"%dS" % min(math.ceil(timeout_s), 10**8 - 1)
-        head = b"%b%b%c%b" % (head, _TIMEOUT, len(told), told)
-        prefix = _PREFIX.pack(0, len(message))
-        size = len(prefix) + len(message)
+        head = b"%b%c%b" % (head, len(told), told)
         begin = _FRAME.pack(len(head) << 8 | _HEADERS, _END_HEADERS, number)
-        if size <= self._frame_bytes and size <= self._window and size <= stream.window:
+        prefix = _PREFIX.pack(0, len(message))
+        size = len(message) + _PREFIX.size
+        if size <= min(self._frame_bytes, self._window, self._first_window):
             self._window -= size
-            data = _FRAME.pack(size << 8, _END_STREAM, number)
-            self.out.append(b"".join((begin, head, data, prefix, message)))
+            self.out.append(b"".join((begin, head, _FRAME.pack(size << 8, _END_STREAM, number), prefix, message)))
         else:
             self.out += (begin, head)
             stream.unsent = memoryview(prefix + message)
@@ -151,47 +143,51 @@ class Http2(Conversation):
             return
         try:
             self._rest = self._receive_frames(self._rest + data)
+            if self._refill >= _REFILL_BYTES:
+                self._refill_windows()
         except (_BrokenError, struct.error, IndexError, ValueError, hpack.HPACKError) as error:
             is_tls = not self.is_ready and (self._rest + data).startswith(_TLS)
             self._end("failed to connect: it speaks TLS" if is_tls else f"Failed parsing HTTP/2: {error}")
 
     def _receive_frames(self, data: bytes) -> bytes:
         """Take all frames that have come whole, and return the rest."""
-        at, size = 0, len(data)
-        while at + _FRAME.size <= size:
-            word, flags, number = _FRAME.unpack_from(data, at)
-            begin = at + _FRAME.size
-            end = begin + (word >> 8)
-            if word >= _TOO_LONG:
-                raise _BrokenError(f"a frame of {word >> 8} bytes")
+        streams, read, head, at, size = self._streams, _FRAME.unpack_from, _FRAME.size, 0, len(data)
+        while (begin := at + head) <= size:
+            word, flags, number = read(data, at)
+            length = word >> 8
+            end = begin + length
+            if length > _FRAME_BYTES:
+                raise _BrokenError(f"a frame of {length} bytes")
             if end > size:
                 break
             payload = data[begin:end]
             at = end
             kind = word & 0xFF
-            stream = self._streams.get(number)
+            stream = streams.get(number)
             if stream is None:
                 self._receive_frame(kind, flags, number, payload)
-            elif kind == _HEADERS and payload == self._usual_trailers and flags == _END_HEADERS | _END_STREAM:
-                self._answer(number, stream, _OK, "")
-            elif kind == _HEADERS and payload == self._usual_headers and flags == _END_HEADERS:
+            elif kind == _DATA and not flags and stream.has_headers:
+                self._add(number, stream, payload)
+            elif flags == _END_HEADERS and payload == self._usual_headers and kind == _HEADERS:
                 stream.has_headers = True
-            elif kind == _DATA and not flags and stream.has_headers and self._refill < _REFILL_BYTES:
-                length = len(payload)
-                stream.data.append(payload)
-                stream.received += length
-                stream.refill += length
-                self._refill += length
-                if stream.received > stream.wanted:
-                    self._look_at_length(number, stream)
+            elif flags == _LAST_HEADERS and payload == self._usual_trailers and kind == _HEADERS:
+                self._answer(number, stream, _OK, "")
             else:
                 self._receive_frame(kind, flags, number, payload)
         return data[at:]
 
     def _receive_frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         """Take a frame of any kind, and of any stream."""
-        self._check_order(kind, flags, number)
-        if kind == _DATA:
+        if not self.is_ready and (kind != _SETTINGS or flags & _ACK):
+            raise _BrokenError("it does not begin as HTTP/2 does")
+        if (self._block is None) is (kind == _CONTINUATION):
+            raise _BrokenError("headers without an end or a beginning")
+        is_unknown = number >= self._next or (number and number % 2 == 0)
+        if is_unknown or kind in (_OF_CONNECTIONS if number else _OF_STREAMS) or kind == _PUSH_PROMISE:
+            raise _BrokenError(f"a frame of kind {kind} for stream {number}")
+        if kind == _WINDOW_UPDATE:
+            self._receive_window(number, *_NUMBER.unpack(payload))
+        elif kind == _DATA:
             self._receive_data(flags, number, payload)
         elif kind == _HEADERS:
             self._block = number, flags, b""
@@ -202,44 +198,31 @@ class Http2(Conversation):
             self._receive_settings(payload)
         elif kind == _PING and not flags & _ACK:
             self.out.append(_frame(_PING, _ACK, 0, payload))
-        elif kind == _WINDOW_UPDATE:
-            self._receive_window(number, *_NUMBER.unpack(payload))
         elif kind == _RST_STREAM:
             self._receive_reset(number, *_NUMBER.unpack(payload))
         elif kind == _GOAWAY:
-            self._receive_goodbye(*_GOING.unpack_from(payload))
-
-    def _check_order(self, kind: int, flags: int, number: int) -> None:
-        if not self.is_ready and (kind != _SETTINGS or flags & _ACK):
-            raise _BrokenError("it does not begin as HTTP/2 does")
-        if (self._block is None) is (kind == _CONTINUATION):
-            raise _BrokenError("headers without an end or a beginning")
-        is_unknown = number >= self._next or (number and number % 2 == 0)
-        if is_unknown or kind in (_OF_CONNECTIONS if number else _OF_STREAMS) or kind == _PUSH_PROMISE:
-            raise _BrokenError(f"a frame of kind {kind} for stream {number}")
+            self._receive_goodbye(*_NUMBER.unpack_from(payload))
 
     def _receive_data(self, flags: int, number: int, payload: bytes) -> None:
-        self._refill += len(payload)
         stream = self._streams.get(number)
-        if stream is not None:
-            stream.refill += len(payload)
-            payload = _unpadded(flags & ~_PRIORITY, payload)
-            stream.data.append(payload)
-            stream.received += len(payload)
-            if not stream.has_headers:
-                self._fail(number, "data came before the headers")
-            elif stream.received > stream.wanted:
-                self._look_at_length(number, stream)
-            if flags & _END_STREAM:
-                self._fail(number, "the answer ends without a status")
-        if self._refill >= _REFILL_BYTES:
-            refills = {0: self._refill, **{each: stream.refill for each, stream in self._streams.items()}}
-            self._refill = 0
-            for each, byte_size in refills.items():
-                if byte_size:
-                    self.out.append(_frame(_WINDOW_UPDATE, 0, each, _NUMBER.pack(byte_size)))
-            for stream in self._streams.values():
-                stream.refill = 0
+        content = _unpadded(flags & ~_PRIORITY, payload)
+        self._refill += len(payload) - len(content)
+        if stream is not None and stream.has_headers:
+            self._add(number, stream, content)
+        else:
+            self._refill += len(content)
+            self._fail(number, "data came before the headers")
+        if flags & _END_STREAM:
+            self._fail(number, "the answer ends without a status")
+
+    def _add(self, number: int, stream: _Stream, content: bytes) -> None:
+        size = len(content)
+        self._refill += size
+        stream.refill += size
+        stream.received += size
+        stream.data.append(content)
+        if stream.received > stream.wanted:
+            self._look_at_length(number, stream)
 
     def _look_at_length(self, number: int, stream: _Stream) -> None:
         """Read the message's length, once it has come; more must not come, unless answers are taken, as here."""
@@ -257,16 +240,23 @@ class Http2(Conversation):
                 data, stream.wanted = data[end:], _PREFIX.size - 1
         stream.data, stream.received = [data], len(data)
 
+    def _refill_windows(self) -> None:
+        self.out.append(_frame(_WINDOW_UPDATE, 0, 0, _NUMBER.pack(self._refill)))
+        self._refill = 0
+        for number, stream in self._streams.items():
+            if stream.refill:
+                self.out.append(_frame(_WINDOW_UPDATE, 0, number, _NUMBER.pack(stream.refill)))
+                stream.refill = 0
+
     def _receive_headers(self, flags: int, number: int, fragment: bytes) -> None:
         assert self._block is not None
         begun, first_flags, block = self._block
         block += fragment
         if begun != number or len(block) > _HEADER_BYTES:
             raise _BrokenError("headers of two streams" if begun != number else "headers without end")
-        if not flags & _END_HEADERS:
-            self._block = number, first_flags, block
+        self._block = None if flags & _END_HEADERS else (number, first_flags, block)
+        if self._block is not None:
             return
-        self._block = None
         headers = {str(name): str(value) for name, value in self._decoder.decode(block)}
         stream = self._streams.get(number)
         is_last = first_flags & _END_STREAM
@@ -274,8 +264,7 @@ class Http2(Conversation):
         if stream is None or (status.startswith("1") and not is_last):
             return
         if not stream.has_headers and status != "200":
-            code = _OF_HTTP.get(int(status), _UNKNOWN) if status.isdecimal() else _UNKNOWN
-            self._fail(number, f"Received http2 header with status: {status}", code)
+            self._fail(number, f"Received http2 header with status: {status}", _OF_HTTP.get(status, _UNKNOWN))
         elif not stream.has_headers and not kind.startswith("application/grpc"):
             self._fail(number, f"the answer is {kind[:50]!r}, and not application/grpc", _UNKNOWN)
         elif is_last:
@@ -317,7 +306,7 @@ class Http2(Conversation):
         if self._has_unsent:
             self._send_more()
 
-    def _receive_goodbye(self, last: int, _: int) -> None:
+    def _receive_goodbye(self, last: int) -> None:
         self._is_going = True
         for number in [number for number in self._streams if number > last]:
             del self._streams[number]
@@ -326,9 +315,8 @@ class Http2(Conversation):
     def _receive_reset(self, number: int, code: int) -> None:
         if self._streams.pop(number, None) is not None:
             text = f"Received RST_STREAM with error code {code}"
-            is_refused = code == _REFUSED_STREAM
-            status = _OF_RESETS.get(code, _INTERNAL)
-            self.ended[number] = Unanswered(text, may_have_begun=False) if is_refused else Reply(status, text, b"")
+            reply = Reply(_OF_RESETS.get(code, _INTERNAL), text, b"")
+            self.ended[number] = Unanswered(text, may_have_begun=False) if code == _REFUSED_STREAM else reply
 
     def _send_more(self) -> None:
         """Send what the windows allow of messages that have not been sent whole."""
@@ -345,13 +333,14 @@ class Http2(Conversation):
                 self.out.append(_frame(_DATA, 0 if stream.unsent else _END_STREAM, number, piece))
 
     def _answer(self, number: int, stream: _Stream, status: int, details: str) -> None:
-        message = b"".join(stream.data)  # no copy if it came in one frame
-        is_whole = not message if stream.take else _PREFIX.size <= len(message) == stream.wanted
-        if status == _OK and not is_whole:
-            self._fail(number, f"the message ends after {len(message)} bytes")
-            return
         if stream.unsent:  # the server does not want the rest
             self.cancel(number)
+        message = b"".join(stream.data)  # no copy if it came in one frame
+        size = len(message) - _PREFIX.size
+        is_whole = not message if stream.take else size >= 0 and message.startswith(_PREFIX.pack(0, size))
+        if status == _OK and not is_whole:
+            how = "is compressed" if message.startswith(b"\1") else f"ends after {len(message)} bytes"
+            status, details = _INTERNAL, f"the message {how}"
         self._streams.pop(number, None)
         self.ended[number] = Reply(status, details, b"") if status else Reply(_OK, "", message[_PREFIX.size :])
 

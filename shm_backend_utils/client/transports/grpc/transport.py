@@ -49,7 +49,6 @@ class _Grpc:
         self.host = address.host
         self.address = self.codec.address = str(address)
         self.codec.needs_grpcio = address.needs_grpcio()
-        self.codec.wire = "grpcio" if self.codec.needs_grpcio else "sockets"
         self._grpc_address = address
         self._way_of = functools.cache(functools.partial(_way_of, address.target))
         self._is_closed = False
@@ -284,7 +283,7 @@ def _way_of(authority: str, procedure: str) -> tuple[bytes, Callable[[bytes], An
 
 
 def head_of(procedure: str, authority: str) -> bytes:
-    """Return the headers of a call in HPACK, without its timeout. They use no table that both sides would keep."""
+    """Return a call's headers in HPACK, up to the timeout's value. They use no table that both sides would keep."""
     headers = (
         (":path", f"/inference.GRPCInferenceService/{procedure}"),
         (":authority", authority),
@@ -293,4 +292,4 @@ def head_of(procedure: str, authority: str) -> bytes:
     )
     encoder = hpack.Encoder()
     plain = [hpack.NeverIndexedHeaderTuple(name, value) for name, value in headers]
-    return b"\x83\x86" + encoder.encode(plain, huffman=False)
+    return b"\x83\x86%b\x00\x0cgrpc-timeout" % encoder.encode(plain, huffman=False)

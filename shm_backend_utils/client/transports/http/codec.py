@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import gzip
 import json
 import math
@@ -31,6 +32,7 @@ __all__ = ["Answer", "HttpCodec", "HttpMessage"]
 
 _JSON_SIZE: Final = "Inference-Header-Content-Length"
 _COMPRESS: Final[Mapping[str, Callable[[bytes], bytes]]] = {"gzip": gzip.compress, "deflate": zlib.compress}
+_IN_JSON: Final = json.JSONEncoder(separators=(",", ":")).encode
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 _MAX_INT64: Final = 2**63 - 1
 _MOST_TOLD: Final = 1 << 25  # bytes of an answer in JSON alone: the index of thousands of models
@@ -59,14 +61,14 @@ class HttpMessage(NamedTuple):
     path: str
     body: Sequence[bytes | memoryview] | None = None  # in parts
     headers: Mapping[str, str] = _NO_HEADERS
-    most_bytes: int | None = None  # of the answer's body; None where it carries tensors, which may have any size
+    most_bytes: float = math.inf  # of the answer's body: one with tensors may have any size
 
 
 class Answer(NamedTuple):
-    """What a server answers; the names of headers are in lower case."""
+    """What a server answers."""
 
     status: int
-    headers: Mapping[str, str]
+    headers: Mapping[bytes, bytes]
     body: bytes
 
     def json(self) -> Any:
@@ -99,6 +101,9 @@ class HttpCodec(Codec):
     """Makes the messages of one client."""
 
     inline_bytes = 0
+
+    def __init__(self) -> None:
+        self._path_of = functools.cache(_path_of)
 
     def infer(
         self,
@@ -133,14 +138,15 @@ class HttpCodec(Codec):
             parameters |= _scheduling(options)
         if parameters:
             head["parameters"] = parameters
-        text = json.dumps(head, separators=(",", ":")).encode()
-        headers = {**options.get("headers", {}), _JSON_SIZE: str(len(text))}
+        text = _IN_JSON(head).encode()
+        headers = {_JSON_SIZE: str(len(text))}
         body: Sequence[bytes | memoryview] = (text, *tensors)
-        compression = options.get("compression")
-        if compression is not None:
-            headers |= {"Content-Encoding": compression, "Accept-Encoding": compression}
-            body = (_COMPRESS[compression](b"".join(body)),)
-        path = f"{_path_of('models', model, options.get('model_version', ''))}/infer"
+        path = f"{self._path_of('models', model, options.get('model_version', ''))}/infer"
+        if options:
+            headers = {**options.get("headers", {}), **headers}
+            if compression := options.get("compression"):
+                headers |= {"Content-Encoding": compression, "Accept-Encoding": compression}
+                body = (_COMPRESS[compression](b"".join(body)),)
         return HttpMessage("POST", path, body, headers)
 
     def ask(self, question: Question, model: str = "", version: str = "") -> HttpMessage:
@@ -170,8 +176,8 @@ class HttpCodec(Codec):
         return HttpMessage("POST", f"{_path_of('systemsharedmemory/region', name)}/unregister", ())
 
     def result(self, answer: Answer) -> Any:
-        size = answer.headers.get(_JSON_SIZE.lower())
-        encoding = answer.headers.get("content-encoding")
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in answer.headers.items()}
+        size, encoding = headers.get(_JSON_SIZE.lower()), headers.get("content-encoding")
         try:
             length = None if size is None else int(size)
             return InferResult.from_response_body(answer.body, header_length=length, content_encoding=encoding)

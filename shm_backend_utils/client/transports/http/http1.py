@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Final, NamedTuple
 
-from httptools import HttpParserError, HttpResponseParser
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from ..conversation import Conversation, Unanswered
 from .codec import Answer
@@ -21,7 +21,7 @@ class Request(NamedTuple):
     """The bytes of a request, in parts."""
 
     parts: Sequence[bytes | memoryview]
-    most_bytes: int | None  # of the answer's body
+    most_bytes: float  # of the answer's body
 
 
 class Http1(Conversation):
@@ -36,15 +36,16 @@ class Http1(Conversation):
         self.failure = ""
         self._number = 0
         self._is_under_way = False
-        self._most_bytes: int | None = None
+        self._most_body: float = 0
+        self._most: float = 0  # bytes of an answer: of its headers, until they have come
         self._received = 0
-        self._has_head = False
-        self._headers: dict[bytes, bytes] = {}
+        self._read: dict[bytes, bytes] = {}  # headers, or trailers
+        self._headers: dict[bytes, bytes] | None = None  # once all have come
         self._body: list[bytes] = []
         self._parser = HttpResponseParser(
             SimpleNamespace(
                 on_message_begin=self._begin_answer,
-                on_header=self._headers.__setitem__,
+                on_header=self._read.__setitem__,
                 on_headers_complete=self._end_head,
                 on_body=self._body.append,
                 on_message_complete=self._end_answer,
@@ -56,29 +57,29 @@ class Http1(Conversation):
         return not self._is_under_way
 
     def begin(self, request: Request, timeout_s: float) -> int:
-        self.out += request.parts
-        self._most_bytes = request.most_bytes
+        parts, self._most_body = request
+        self.out += parts
         self._is_under_way = True
-        self._has_head = False
+        self._headers = None
         self._received = 0
+        self._most = _MOST_HEAD_BYTES
         self._number += 1
         return self._number
 
     def receive(self, data: bytes) -> None:
         if not data:
-            if self._is_under_way and self._has_head and self._body_ends_with_connection():
+            headers = self._headers
+            if headers is not None and not {b"content-length", b"transfer-encoding"} & {*map(bytes.lower, headers)}:
                 self._end_answer()
-            self._fail("IncompleteRead" if self._has_head else "Socket closed")
+            self._fail("Socket closed" if headers is None else "IncompleteRead")
             return
         self._received += len(data)
         try:
             self._parser.feed_data(data)
-        except HttpParserError as error:
-            self._fail(f"{type(error).__name__}: {error}" if self._has_head else f"BadStatusLine: {error}")
-        if not self._has_head and self._received > _MOST_HEAD_BYTES:
-            self._fail(f"an answer with headers of more than {_MOST_HEAD_BYTES} bytes")
-        if self._most_bytes is not None and self._received > self._most_bytes + _MOST_HEAD_BYTES:
-            self._fail(f"an answer of more than {self._most_bytes} bytes")
+        except (HttpParserError, HttpParserUpgrade) as error:
+            self._fail(f"{'BadStatusLine' if self._headers is None else type(error).__name__}: {error}")
+        if self._received > self._most:
+            self._fail(f"an answer of more than {self._most} bytes")
 
     def cancel(self, number: int) -> None:
         if number == self._number and self._is_under_way:
@@ -88,26 +89,23 @@ class Http1(Conversation):
     def _begin_answer(self) -> None:
         if not self._is_under_way:
             self._fail("more came than an answer" if self._number else "BadStatusLine: the server speaks first")
-        self._has_head = False
-        self._headers.clear()
+        self._headers = None
+        self._read.clear()
         self._body.clear()
 
     def _end_head(self) -> None:
-        self._has_head = True
+        self._headers = self._read.copy()
+        self._most = self._most_body + _MOST_HEAD_BYTES
 
     def _end_answer(self) -> None:
         status = self._parser.get_status_code()
         if status < _FIRST_FINAL_STATUS or not self._is_under_way:
             return
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in self._headers.items()}
-        self.ended[self._number] = Answer(status, headers, b"".join(self._body))
+        self.ended[self._number] = Answer(status, self._headers or {}, b"".join(self._body))
         self._body.clear()
         self._is_under_way = False
         if not self._parser.should_keep_alive():
             self._fail("the server keeps no connections")
-
-    def _body_ends_with_connection(self) -> bool:
-        return not {name.lower() for name in self._headers} & {b"content-length", b"transfer-encoding"}
 
     def _fail(self, reason: str) -> None:
         self.failure = self.failure or reason

@@ -32,22 +32,24 @@ class _Http:
         self.codec: Codec = HttpCodec()
         self.host = host
         self.address = self.codec.address = f"{'http' if tls is None else 'https'}://{address}"
-        self.codec.wire = "sockets"
+        self.codec.needs_grpcio = ""
         place = urllib.parse.urlsplit(self.address)
         port = place.port or _PORTS[place.scheme]
         self._server = Server(host, port, self.address, Http1, None if tls is None else _context(tls))
         self._base = place.path
-        self._host_header = place.netloc
+        self._first_lines = f" HTTP/1.1\r\nHost: {place.netloc}\r\n"
 
     def _request(self, message: HttpMessage) -> Request:
         method, path, body, headers, most_bytes = message
-        lines = [f"{method} {self._base}{path} HTTP/1.1", f"Host: {self._host_header}"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
-        if body is not None:
-            lines.append(f"Content-Length: {sum(map(len, body))}")
-        head = "\r\n".join((*lines, "\r\n")).encode()
+        head = f"{method} {self._base}{path}{self._first_lines}"
+        for name, value in headers.items():
+            head += f"{name}: {value}\r\n"
+        if body is None:
+            return Request((f"{head}\r\n".encode(),), most_bytes)
         # From Python 3.12 on, asyncio tries without end to send an empty part that is the last one.
-        return Request((head, *[part for part in body or () if part]), most_bytes)
+        return Request(
+            (f"{head}Content-Length: {sum(map(len, body))}\r\n\r\n".encode(), *filter(len, body)), most_bytes
+        )
 
     def _checked(self, answer: Answer) -> Answer:
         error = answer.error(self.address)
