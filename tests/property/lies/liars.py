@@ -214,7 +214,7 @@ def lying_http(chance: random.Random) -> Answer:
     if chance.random() < 0.02:
         text = mutated(chance, text, 0, len(text))
     size = len(text) if chance.random() > 0.03 else chance.choice((*_SIZES, len(text) - 1, len(text) + 9))
-    headers = {} if chance.random() < 0.02 else {b"Inference-Header-Content-Length": b"%d" % size}
+    headers = {} if chance.random() < 0.02 else {b"Inference-Header-Content-Length": str(size).encode()}
     if chance.random() < 0.02:
         headers[b"Content-Encoding"] = chance.choice((b"gzip", b"deflate", b"br", b""))
     return Answer(200, headers, text + b"".join(contents))
