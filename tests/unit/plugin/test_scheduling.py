@@ -9,7 +9,7 @@ from typing import Any
 from tests.scheduling import TwoServers, uses_the_server
 
 UNIT = ["tests/unit/test_view.py", "tests/unit/test_dtypes.py"]
-E2E = ["tests/e2e/test_split.py", "tests/crash/test_client_heals_once.py"]
+E2E = ["tests/e2e/test_split.py", "tests/crash/test_gpu_client_killed.py"]
 
 
 class Config:
