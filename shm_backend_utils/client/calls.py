@@ -329,12 +329,8 @@ def _learned(core: Core, call: Call, result: Result, remedy: str, timeout_s: flo
 
 def _grow(core: Core, call: PreparedDirectCall, settings: CallSettings) -> Steps[None]:
     """Give a prepared call room for the outputs that found none, if there is memory for that now."""
-    layout, memory = call.with_room(call.known.learned.per_row), call.memory  # which keeps the region meanwhile
-    if (
-        memory.nbytes
-        and len(call.region.slots) == 1
-        and (yield from grow(core.pool, settings, call.region, layout.end))
-    ):
+    layout = call.with_room(call.known.learned.per_row)
+    if len(call.region.slots) == 1 and (yield from grow(core.pool, settings, call.region, call.memory, layout.end)):
         call.grow(layout)
     elif not call.is_closed:
         rooms = {name: layout.table.outputs[name].byte_size for name in call.lacking}

@@ -82,11 +82,20 @@ class MappedSegment(ABC):
     def grow(self, byte_size: int, deadline: float = math.inf) -> None:
         """Take space for more bytes of this process's object, and map it anew; views of it stay valid.
 
-        OSError if there is no room, or it cannot grow; TimeoutError after the deadline, by ``time.monotonic()``.
+        OSError if there is no room, or it cannot grow; TimeoutError after the deadline, by ``time.monotonic()``. Either
+        gives back what was taken.
         """
-        allocate(self.fileno(), 0, byte_size, self._room(), deadline)
-        with contextlib.closing(self._descriptor.reopened()) as descriptor:  # as above: the mapping has its own
-            self._map = mmap.mmap(descriptor.fileno(), byte_size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        with contextlib.closing(self._descriptor.reopened()) as descriptor:  # stays open if this is closed
+            fd = descriptor.fileno()
+            try:
+                allocate(fd, 0, byte_size, self._room(), deadline)
+                grown = mmap.mmap(fd, byte_size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            except BaseException:
+                size = min(byte_size, os.fstat(fd).st_size)
+                if size > self.byte_size:
+                    mmap.mmap(fd, size).madvise(mmap.MADV_REMOVE, self.byte_size)
+                raise
+        self._map = grown
         self.byte_size = self.space = byte_size
 
     @abstractmethod

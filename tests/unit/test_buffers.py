@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import math
+import os
+import time
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from shm_backend_utils.client.paths import taking
+from shm_backend_utils.client.paths.call import LONG_COPY
 from shm_backend_utils.errors import BudgetError, ClosedError, RegionGoneError, RegionRefusedError
+from shm_backend_utils.memory import shared_file
 from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
@@ -18,6 +28,8 @@ from shm_backend_utils.protocol.layout import PAGE_SIZE
 from tests.opened import open_region
 
 NEED = Need(PAGE_SIZE, 2)
+LONG_S = 20.0
+SOON_S = 0.1
 
 
 @pytest.fixture
@@ -94,6 +106,79 @@ def test_a_region_grows_at_once_or_not_at_all(pool: SlotPool) -> None:
     pool.close()
     with pytest.raises(ClosedError):
         pool.grow(region, region.data_end + PAGE_SIZE)
+
+
+@pytest.mark.parametrize("kind", RegionKind)
+def test_what_finds_no_room_to_grow_gives_back_what_it_has_taken(
+    pool: SlotPool, kind: RegionKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    region, memory = pool.redeem(pool.request(Need(PAGE_SIZE, kind=kind), "a test"))
+    blocks, end, allocate = os.fstat(region.fd).st_blocks, region.data_end, os.posix_fallocate
+
+    def without_the_last_page(fd: int, offset: int, byte_size: int) -> None:
+        if offset == end + 7 * PAGE_SIZE:
+            raise OSError(errno.ENOSPC, "no room")
+        allocate(fd, offset, byte_size)
+
+    monkeypatch.setattr(shared_file, "_SPACE_PIECE", PAGE_SIZE)
+    monkeypatch.setattr(os, "posix_fallocate", without_the_last_page)
+    assert not pool.grow(region, end + 8 * PAGE_SIZE, time.monotonic() + LONG_S)
+    assert os.fstat(region.fd).st_blocks == blocks
+    monkeypatch.undo()
+    assert pool.grow(region, end + 8 * PAGE_SIZE)
+    assert memory.nbytes == end
+
+
+@pytest.mark.parametrize("kind", RegionKind)
+def test_a_pool_that_is_closed_while_a_region_grows_leaves_nothing_and_other_files_alone(
+    pool: SlotPool, kind: RegionKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    region, memory = pool.redeem(pool.request(Need(PAGE_SIZE, kind=kind), "a test"))
+    inode, allocate, found = os.fstat(region.fd).st_ino, os.posix_fallocate, list[int]()
+
+    def close_first(fd: int, offset: int, byte_size: int) -> None:
+        pool.close()
+        found.append(os.fstat(fd).st_ino)
+        allocate(fd, offset, byte_size)
+
+    monkeypatch.setattr(os, "posix_fallocate", close_first)
+    pool.grow(region, region.data_end + PAGE_SIZE)
+    assert found == [inode]
+    assert (pool.status.byte_size, len(region.buffer), memory[-1]) == (0, 0, 0)
+    with pytest.raises(ClosedError):
+        assert region.fd
+
+
+def test_a_region_grows_once_if_two_ask_for_it(pool: SlotPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    region, memory = pool.redeem(pool.request(Need(PAGE_SIZE), "a test"))
+    end, allocate = region.data_end + 8 * PAGE_SIZE, os.posix_fallocate
+    with ThreadPoolExecutor() as threads:
+        second = list[Future[bool]]()
+
+        def ask_again(*arguments: int) -> None:
+            second.append(threads.submit(pool.grow, region, end))
+            wait(second, SOON_S)
+            allocate(*arguments)
+
+        monkeypatch.setattr(os, "posix_fallocate", ask_again)
+        assert pool.grow(region, end)
+        token = region.token
+        assert second.pop().result(LONG_S)
+    assert (second, region.token, memory.nbytes < end) == ([], token, True)
+
+
+def test_a_region_that_grows_is_its_calls_until_then_even_if_that_was_cancelled() -> None:
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=4 * LONG_COPY))) as pool:
+        region, memory = pool.redeem(pool.request(NEED._replace(slot_count=1), "a test"))
+        settings: Any = SimpleNamespace(deadline=math.inf, left_s=LONG_S)
+        steps = taking.grow(pool, settings, region, memory, region.data_end + LONG_COPY)
+        growing: Any = next(steps)
+        steps.close()
+        del memory
+        assert pool.status.held == 1
+        assert growing.work()
+        del growing
+        assert pool.status.idle == 1
 
 
 def test_a_region_that_others_share_does_not_grow(pool: SlotPool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import sys
 import threading
@@ -10,15 +12,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 import shm_backend_utils
 from shm_backend_utils.client import PoolOptions, ShmClient
+from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.pool import inventory
+from shm_backend_utils.memory.pool.need import Need
+from shm_backend_utils.memory.pool.pool import SlotPool
+from shm_backend_utils.protocol.address import parse_address
 from shm_backend_utils.testing.faults.interrupts import Interrupts
 from shm_backend_utils.testing.harness import ModelHarness
 from shm_backend_utils.testing.leak_probe import ShmLeakProbe
 from tests.checked_calls import Call, infer, prepare, stream, submit
+from tests.opened import open_region
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(shm_backend_utils.__file__).parent
@@ -100,6 +108,31 @@ def test_an_interrupt_at_any_bytecode_of_a_call_loses_nothing_and_the_next_call_
             gc.collect()
             assert becomes_so(lambda: is_empty(client)), INTERRUPTS.where
             assert becomes_so(lambda: not probe.growth()), (INTERRUPTS.where, probe.growth())
+
+
+@pytest.mark.usefixtures("_healing_soon")
+@pytest.mark.parametrize("is_asked_again", [True, False])
+@pytest.mark.parametrize("kind", RegionKind)
+def test_an_interrupt_while_a_region_grows_leaves_one_that_a_model_can_open(
+    kind: RegionKind, is_asked_again: bool
+) -> None:
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=2**20))) as pool:
+        for step in steps(3):
+            region, memory = pool.redeem(pool.request(Need(2**12, kind=kind), INTERRUPTS.where))
+            address = parse_address(region.slots[0].address_pattern % "m")
+            with contextlib.closing(open_region(address.key, address.token, INTERRUPTS.where)) as opened:
+                assert opened.header.byte_size == region.byte_size == region.data_end
+            end = region.data_end + 2**12
+            INTERRUPTS.at(step, functools.partial(pool.grow, region, end))
+            if is_asked_again:
+                assert pool.grow(region, end)
+                assert np.frombuffer(region.buffer, np.uint8).nbytes == region.data_end == end
+            del region, memory
+            gc.collect()
+            if is_asked_again:
+                pool.drop_idle()
+        pool.drop_idle()
+        assert becomes_so(lambda: pool.status.byte_size == 0)
 
 
 @pytest.mark.usefixtures("_healing_soon")

@@ -17,7 +17,7 @@ from ...memory.pool.rows import Row
 from ...memory.pool.slot import SlotRegion
 from ...protocol.call_layout import AnyInput, CallInput, CallLayout, rows_of
 from ...protocol.layout import data_offset
-from ..errors import DeadlineExceededError, out_of_time
+from ..errors import out_of_time
 from ..inputs.devices import Gpus
 from ..known_model import KnownModel
 from ..once import Once
@@ -42,15 +42,15 @@ def take(
     return pool.take_idle(need, settings.origin) or (yield from wait_for(pool, settings, need))
 
 
-def grow(pool: SlotPool, settings: CallSettings, region: SlotRegion, end: int) -> Steps[bool]:
+def grow(pool: SlotPool, settings: CallSettings, region: SlotRegion, memory: HostMemory, end: int) -> Steps[bool]:
     """Have a region's data reach an offset, if there is room for that now; return whether they do."""
-    work = functools.partial(pool.grow, region, end, settings.deadline)
+
+    def work() -> bool:  # it keeps the memory, and so the region, even when nobody waits for it any more
+        return memory.nbytes > 0 and pool.grow(region, end, settings.deadline)
+
     if end - region.data_end < LONG_COPY:
         return work()
-    try:
-        return (yield from offloaded(work, settings.left_s, _MAKING))
-    except DeadlineExceededError:
-        return False
+    return (yield from offloaded(work, settings.left_s, _MAKING))
 
 
 def take_at_once(pool: SlotPool, settings: CallSettings, need: Need) -> Steps[tuple[SlotRegion, HostMemory] | None]:

@@ -128,24 +128,28 @@ class SlotPool:
 
     def grow(self, region: SlotRegion, end: int, deadline: float = math.inf) -> bool:
         """Make a region that is held larger, if there is room at once; return whether its data reach ``end`` then."""
-        more = whole_pages(end) - region.byte_size
-        if more <= 0 or not region.can_grow:
-            return end <= region.data_end
-        self._look_at_budget()
-        with self._lock:
-            if self._closed:
-                raise ClosedError("this client")
-            ticket = None if self._waiting else self._inventory.room_to_grow(region, more)
-        if ticket is None:
-            return False
-        try:
-            region.grow(end, deadline)
-        except OSError:  # TimeoutError is one
-            return False
-        finally:
+        with region.growing:
+            more = whole_pages(end) - region.byte_size
+            if more <= 0 or not region.can_grow:
+                return end <= region.data_end
+            self._look_at_budget()
             with self._lock:
-                self._inventory.have_grown(region, ticket)
-                self._serve()
+                if self._closed:
+                    raise ClosedError("this client")
+                ticket = None if self._waiting else self._inventory.room_to_grow(region, more)
+            if ticket is None:
+                return False
+            try:
+                region.grow(end, deadline)
+            except OSError:  # TimeoutError is one
+                return False
+            except BaseException:  # it may be known by two tokens now
+                region.spoil("lost")
+                raise
+            finally:
+                with self._lock:
+                    self._inventory.have_grown(region, ticket)
+                    self._serve()
         if self.options.prefault:
             region.prefault(deadline)
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -157,6 +158,7 @@ class SlotRegion:
         "data_end",
         "data_offset",
         "device_memory",
+        "growing",
         "holder",
         "idle_since",
         "is_registered",
@@ -204,6 +206,7 @@ class SlotRegion:
         # Takes the region, and another descriptor of it, which it then owns.
         self.on_destroy: Callable[[SlotRegion, Descriptor], None] | None = None
         self.holder: object = None  # None if nobody has it
+        self.growing = threading.Lock()  # a call that was cancelled may still be at it
         self.idle_since = 0.0  # by time.monotonic()
         self.shelf: deque[SlotRegion] | None = None  # where its pool keeps it while nobody has it
 
@@ -215,11 +218,12 @@ class SlotRegion:
     def grow(self, byte_size: int, deadline: float) -> None:
         """Make it larger, with its contents; raises as :meth:`.ManagedRegion.grow`."""
         self._region.grow(byte_size, deadline)
-        self.byte_size = self.data_end = self._region.header.byte_size
-        self.capacity = self.data_end - self.data_offset
         self.buffer = self._region.buffer()
         for slot in self.slots:
             slot.bind()
+        self.data_end = self._region.header.byte_size
+        self.capacity = self.data_end - self.data_offset
+        self.byte_size = self.data_end  # last: until then, it is to grow
 
     @property
     def key(self) -> str:
