@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any, cast
 
 import grpc
@@ -17,6 +18,7 @@ from shm_backend_utils.client.transports.connect import connect
 from shm_backend_utils.client.transports.grpc import streams
 from shm_backend_utils.client.transports.grpc.codec import GrpcMessage
 from shm_backend_utils.client.transports.transport import Transport
+from shm_backend_utils.protocol.address import SLOT_PARAMETER
 from tests.unit.fake_gpu import wait_until
 
 PATIENCE_S = 20.0
@@ -30,6 +32,7 @@ class Service(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mi
         self.streams: list[list[str]] = []  # the ids of the requests of each stream so far
         self.peers: list[str] = []  # whose they were
         self.open = 0  # how many streams there are now
+        self.content = b""  # of each response
 
     def ModelStreamInfer(self, requests: Any, context: Any) -> Iterator[Any]:
         seen = list[str]()
@@ -47,6 +50,7 @@ class Service(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mi
             for number in range(int(request.id) + 1):
                 answer = service_pb2.ModelStreamInferResponse()
                 answer.infer_response.id = request.id
+                answer.infer_response.raw_output_contents.append(self.content)
                 answer.infer_response.parameters["triton_final_response"].bool_param = number == int(request.id)
                 yield answer
         self.open -= 1
@@ -65,10 +69,10 @@ def transport(service: Service) -> Iterator[Transport]:
         transport.close()
 
 
-@contextmanager
-def serving(service: Service) -> Iterator[str]:
+@contextlib.contextmanager
+def serving(service: Service, *options: tuple[str, int]) -> Iterator[str]:
     with ThreadPoolExecutor(16) as threads:
-        server = grpc.server(threads)
+        server = grpc.server(threads, options=options)
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(service, server)
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
@@ -78,9 +82,11 @@ def serving(service: Service) -> Iterator[str]:
             server.stop(None).wait()
 
 
-def answers(transport: Transport, name: str, metadata: Any = None) -> Any:
-    message = GrpcMessage("ModelStreamInfer", service_pb2.ModelInferRequest(id=name), metadata)
-    return transport.stream(message, PATIENCE_S)
+def answers(transport: Transport, name: str, metadata: Any = None, slot: str = "slot") -> Any:
+    request = service_pb2.ModelInferRequest(id=name)
+    if slot:
+        request.parameters[SLOT_PARAMETER].string_param = slot
+    return transport.stream(GrpcMessage("ModelStreamInfer", request, metadata), PATIENCE_S)
 
 
 @pytest.mark.parametrize("metadata", [None, [("name", "value")]], ids=["sockets", "grpcio"])
@@ -102,12 +108,43 @@ def test_callers_at_once_have_a_connection_each(transport: Transport, service: S
 
 
 def test_a_stream_is_read_no_further_than_a_little_ahead_of_its_user(transport: Transport) -> None:
-    taken = answers(transport, "9")
+    taken = answers(transport, "9", slot="")
     next(taken)
     time.sleep(SOON_S)
     (reading,) = cast(Any, transport)._streams.used
     assert reading.answers.qsize() == streams.AHEAD + 1
     assert len(list(taken)) == 8
+
+
+@pytest.mark.parametrize("slot", ["", "slot"])
+def test_a_user_that_pauses_keeps_its_stream_of_large_answers(service: Service, slot: str) -> None:
+    service.content = bytes(2**20)
+    options = ("grpc.keepalive_time_ms", 7_200_000), ("grpc.keepalive_timeout_ms", 1000)  # Triton has these, and 20 s
+    with serving(service, *options) as url, contextlib.closing(connect(url, None)) as transport:
+        taken = answers(transport, "40", slot=slot)
+        next(taken)
+        time.sleep(4.0)
+        assert len(list(taken)) == 39
+
+
+def test_a_stream_whose_thread_starts_after_an_interrupt_ends_too(
+    transport: Transport, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    list(answers(transport, "1"))
+    starts = list[threading.Timer]()
+
+    def start_late(thread: threading.Thread) -> None:
+        monkeypatch.undo()
+        starts.append(threading.Timer(SOON_S, thread.start))
+        starts[0].start()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", start_late)
+    with pytest.raises(KeyboardInterrupt):
+        next(answers(transport, "99"))
+    starts[0].join()
+    wait_until(lambda: not service.open)
+    wait_until(lambda: not [each for each in threading.enumerate() if each.name == "shm stream reader"])
 
 
 @pytest.mark.parametrize("is_error", [False, True])

@@ -21,10 +21,10 @@ import grpc.aio
 
 from ....errors import ClosedError
 
-__all__ = ["AsyncReading", "AsyncStreams", "Reading", "StreamCall", "Streams", "Take"]
+__all__ = ["AHEAD", "AsyncReading", "AsyncStreams", "Reading", "StreamCall", "Streams", "Take"]
 
 AHEAD: Final = 2
-"""With one more answer than so many that its user has not taken, a reader waits. HTTP/2 has the server wait then."""
+"""With one more answer than so many that its user has not taken, a reader of grpcio's waits, and so does the server."""
 DRAIN_S: Final = 1.0
 
 Take = Callable[[Any], object]
@@ -33,6 +33,7 @@ Take = Callable[[Any], object]
 class StreamCall(NamedTuple):
     """A call with any number of answers. It is cancelled, or kept for the next one, or neither."""
 
+    ahead: int  # how many answers are read before they are wanted, and one more
     read: Callable[[Take], object]  # makes it, and hands on each answer
     cancel: Callable[[], object]  # while it is read
     keep: Callable[[], object]  # what it was made with, when it has ended well
@@ -44,7 +45,7 @@ class Reading:
     def __init__(self, call: StreamCall, streams: Streams) -> None:
         self.answers: queue.SimpleQueue[Any] = queue.SimpleQueue()  # None, or an error, once it has ended
         self.wanted: queue.SimpleQueue[bool] = queue.SimpleQueue()  # unlike a semaphore, safe from interrupts
-        for _ in range(AHEAD):
+        for _ in range(call.ahead):
             self.wanted.put(True)
         self.is_wanted = True
         self._streams = streams
@@ -117,12 +118,13 @@ def _drain(left: queue.SimpleQueue[Reading | None]) -> None:
         if reading is None:
             left.put(None)  # for another such thread: two first streams may have begun at once
             break
-        if reading.thread.is_alive():
+        if reading.thread.is_alive() or reading.thread.ident is None:  # an interrupt comes while it starts
             reading.wanted.put(False)
             draining.append((time.monotonic() + DRAIN_S, reading))
         del reading
     for deadline, reading in draining:
-        reading.thread.join(max(deadline - time.monotonic(), 0))
+        with contextlib.suppress(RuntimeError):  # it has not started
+            reading.thread.join(max(deadline - time.monotonic(), 0))
         reading.cancel()
 
 

@@ -19,6 +19,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from ....errors import CallerError, ClosedError
 from ....forks import forsake_in_children, never_destroy, owners_of_kind
+from ....protocol.address import SLOT_PARAMETER
+from ....protocol.spans import MAX_FRAMES
 from ...errors import deadline_exceeded, translated, unavailable
 from ..aio_connections import AsyncConnections
 from ..connections import Connections
@@ -27,7 +29,7 @@ from ..transport import AsyncTransport, Transport, is_cancelled
 from .address import GrpcAddress
 from .codec import GrpcCodec, GrpcMessage, Metadata
 from .http2 import Call
-from .streams import AsyncStreams, Reading, StreamCall, Streams, Take
+from .streams import AHEAD, AsyncStreams, Reading, StreamCall, Streams, Take
 
 __all__ = ["AsyncGrpcTransport", "GrpcTransport", "head_of"]
 
@@ -116,9 +118,10 @@ class GrpcTransport(_Grpc, Transport):
     def _stream_call(self, message: GrpcMessage) -> StreamCall:
         _, request, metadata, compression = message
         content = request.SerializeToString()
-        if self._connections is None or metadata or compression or len(content) > _MOST_BYTES:
+        is_in_ring = SLOT_PARAMETER in request.parameters  # else nothing but grpcio's windows bounds what comes unread
+        if self._connections is None or metadata or compression or len(content) > _MOST_BYTES or not is_in_ring:
             answers = self._service().ModelStreamInfer(iter((request,)), metadata=metadata, compression=compression)
-            return StreamCall(lambda take: deque(map(take, answers), 0), answers.cancel, lambda: None)
+            return StreamCall(AHEAD, lambda take: deque(map(take, answers), 0), answers.cancel, lambda: None)
         if self._is_closed:
             raise ClosedError("this client")
         with self._lock:
@@ -134,7 +137,7 @@ class GrpcTransport(_Grpc, Transport):
             if status:
                 raise translated(_STATUS.get(status), details, self.address)
 
-        return StreamCall(read, connections.close, lambda: self._idle.append(connections))
+        return StreamCall(MAX_FRAMES, read, connections.close, lambda: self._idle.append(connections))
 
     def close(self) -> None:
         self._is_closed = True
