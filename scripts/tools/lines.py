@@ -14,10 +14,10 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 40_246,
+    "shm_backend_utils": 40_248,
     "shm_backend_utils/*.py": 1_150,
     "shm_backend_utils/cli": 3_600,
-    "shm_backend_utils/client": 8_929,
+    "shm_backend_utils/client": 8_931,
     "shm_backend_utils/compat": 2_200,
     "shm_backend_utils/http": 300,
     "shm_backend_utils/memory": 5_096,
@@ -29,7 +29,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 7_200,
     "scripts": 14_464,
     "scripts/tools/bench": 3_655,
-    "tests": 73_979,
+    "tests": 73_986,
     "docs": 3_952,
 }
 """By folder, or by pattern of files: the most lines."""

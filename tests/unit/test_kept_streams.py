@@ -33,6 +33,7 @@ class Service(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mi
         self.peers: list[str] = []  # whose they were
         self.open = 0  # how many streams there are now
         self.content = b""  # of each response
+        self.further = 0  # so many responses come behind the last one
 
     def ModelStreamInfer(self, requests: Any, context: Any) -> Iterator[Any]:
         seen = list[str]()
@@ -52,6 +53,8 @@ class Service(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mi
                 answer.infer_response.id = request.id
                 answer.infer_response.raw_output_contents.append(self.content)
                 answer.infer_response.parameters["triton_final_response"].bool_param = number == int(request.id)
+                yield answer
+            for _ in range(self.further):
                 yield answer
         self.open -= 1
 
@@ -97,6 +100,12 @@ def test_one_caller_has_one_connection(transport: Transport, service: Service, m
     assert service.streams == [["3"], ["0"], ["7"], ["1"]]
     assert len({*service.peers}) == 1
     assert len(cast(Any, transport)._idle) == (metadata is None)
+
+
+def test_responses_behind_the_last_one_are_nobodys(transport: Transport, service: Service) -> None:
+    service.further = 200
+    assert len(list(answers(transport, "3"))) == 3
+    wait_until(lambda: not cast(Any, transport)._streams.used)
 
 
 def test_callers_at_once_have_a_connection_each(transport: Transport, service: Service) -> None:

@@ -112,7 +112,9 @@ class GrpcTransport(_Grpc, Transport):
                 if response.outputs or not is_over:
                     yield response
         finally:
-            if not is_over and os.getpid() == owner:  # a forked child must not speak on its parent's connection
+            if is_over:
+                reading.wanted.put(False)  # nobody takes what comes behind the last response
+            elif os.getpid() == owner:  # a forked child must not speak on its parent's connection
                 reading.leave()
 
     def _stream_call(self, message: GrpcMessage) -> StreamCall:
