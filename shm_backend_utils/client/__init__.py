@@ -27,11 +27,11 @@ from ..errors import (
     TensorShapeError,
     TensorTypeError,
 )
+from ..gpu.arrays.device_array import DeviceArray
+from ..gpu.errors import CudaError
 from ..memory.access import Access
-from ..memory.cuda.errors import CudaError
 from ..memory.pool.options import PoolOptions
 from ..moved import moved
-from ..tensors.cuda.device_array import DeviceArray
 from .aio import AsyncShmClient
 from .client import ShmClient
 from .errors import (

@@ -15,9 +15,9 @@ from typing import Final, TypeVar
 
 from ..errors import BudgetError, CallerError, NoSharedMemoryError, TensorError
 from ..forks import forsake_in_children
+from ..gpu.memory.access import CudaAccess
+from ..gpu.memory.bank import DeviceBank
 from ..memory import reaper
-from ..memory.cuda.access import CudaAccess
-from ..memory.cuda.bank import DeviceBank
 from ..memory.pool.need import DIRECT, PREPARED, Need
 from ..memory.pool.options import PoolOptions
 from ..memory.pool.pool import SlotPool

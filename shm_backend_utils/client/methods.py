@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, TypeVar
 
 from ..errors import ClosedError
-from ..memory.cuda.access import CudaAccess
+from ..gpu.memory.access import CudaAccess
 from ..memory.pool.options import PoolOptions
 from .calls import infer, prepare
 from .core import ClientMemory, Core

@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, NoReturn, TypeVar
 import numpy.typing as npt
 
 from ..errors import CallerError, ClosedError
-from ..memory.cuda.streams import Named, named
+from ..gpu.streams import Named, named
 from ..unclosed import Unclosed
 from .calls import infer_prepared
 from .core import Core

@@ -10,8 +10,8 @@ from typing import Any, Final, NoReturn
 import numpy.typing as npt
 
 from ..errors import ClosedError, names_told
-from ..tensors.cuda.device_array import DeviceArray
-from ..tensors.cuda.new_arrays import copy_of
+from ..gpu.arrays.copies import copy_of
+from ..gpu.arrays.device_array import DeviceArray
 
 __all__ = ["Arrays", "Result"]
 

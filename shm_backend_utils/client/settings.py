@@ -7,7 +7,7 @@ import time
 from typing import Any, Final, NamedTuple
 
 from ..errors import CallerError
-from ..memory.cuda.streams import Named, named
+from ..gpu.streams import Named, named
 from ..origin import NOT_THE_USERS, Origin
 from .options import (
     LibraryName,

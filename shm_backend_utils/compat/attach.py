@@ -12,7 +12,7 @@ import numpy as np
 from .. import dtypes
 from ..client.transports.messages import Place
 from ..errors import CallerError, TensorError, TensorTypeError
-from ..memory.cuda.access import CudaAccess
+from ..gpu.memory.access import CudaAccess
 from ..model_spec import BATCH_CARRIER
 from ..protocol.claims import CudaRegionClaim, NamedRegionClaim, RegionClaim
 from ..protocol.named import PARAMETER, encode_descriptor, parse_descriptor

@@ -27,7 +27,7 @@ from ..client.steps import BlockingDriver, Steps, Together, forget_locals
 from ..client.transports.transport import Transport
 from ..dtypes import BYTES
 from ..errors import PeerError, ShmError, TensorNameError, TensorShapeError, TensorTypeError
-from ..memory.cuda.access import CudaAccess
+from ..gpu.memory.access import CudaAccess
 from ..memory.pool.need import Need, region_size
 from ..memory.pool.options import PoolOptions
 from ..origin import Origin

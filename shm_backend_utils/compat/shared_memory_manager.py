@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..errors import CallerError, RegionGoneError, RegionRefusedError
-from ..memory.cuda.access import CudaAccess
+from ..gpu.memory.access import CudaAccess
 from ..memory.segment import SystemSegment
 from ..memory.shared_file import SharedFile
 from ..model.mapping.mapped import MappedRegion

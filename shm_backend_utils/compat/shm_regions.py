@@ -17,12 +17,11 @@ import numpy.typing as npt
 from .. import dtypes
 from ..client.unregistering import unregister_when_free
 from ..errors import ClosedError, TensorShapeError
-from ..memory.cuda.access import CudaAccess
-from ..memory.cuda.allocations import CudaAllocation
+from ..gpu.arrays.copies import copy
+from ..gpu.arrays.device_array import DeviceArray, StridedArray
+from ..gpu.memory.access import CudaAccess
+from ..gpu.memory.allocations import CudaAllocation
 from ..memory.segment import SystemSegment
-from ..tensors.cuda.copies import copy
-from ..tensors.cuda.device_array import DeviceArray
-from ..tensors.cuda.strided_array import StridedArray
 from ..tensors.strings import Strings
 from ..testing.leak_probe import UTIL_PREFIX
 from .attach import CudaRegion

@@ -11,11 +11,10 @@ import numpy.typing as npt
 
 from .. import dtypes
 from ..errors import TensorError, TensorShapeError, TensorTypeError
-from ..memory.cuda.access import CudaAccess
-from ..memory.cuda.default_streams import PER_THREAD_STREAM
-from ..tensors.cuda.device_array import DeviceArray
-from ..tensors.cuda.imported import imported, is_on_gpu
-from ..tensors.cuda.strided_array import StridedArray
+from ..gpu.arrays.device_array import DeviceArray, StridedArray
+from ..gpu.arrays.imported import imported, is_on_gpu
+from ..gpu.memory.access import CudaAccess
+from ..gpu.runtime import PER_THREAD_STREAM
 from ..tensors.strings import Strings
 from ..tensors.values import host_array
 

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple, overload
 import numpy as np
 from tritonclient.utils import triton_to_np_dtype
 
-from ..memory.cuda.access import CudaAccess
+from ..gpu.memory.access import CudaAccess
 from ..testing.leak_probe import ShmLeakProbe
 from . import upstream_calls
 from .shm_regions import CudaShmHandle, ShmHandle, SystemShmHandle

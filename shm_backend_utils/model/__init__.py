@@ -24,11 +24,11 @@ from ..errors import (
     TensorShapeError,
     TensorTypeError,
 )
-from ..memory.cuda.errors import CudaError
+from ..gpu.arrays.device_array import DeviceArray
+from ..gpu.arrays.device_view import DeviceView
+from ..gpu.errors import CudaError
 from ..moved import moved
 from ..tensors.attributes import BufferAttributes, MemoryType
-from ..tensors.cuda.device_array import DeviceArray
-from ..tensors.cuda.device_view import DeviceView
 from ..tensors.strings import Strings
 from ..tensors.strings_view import StringsView
 from ..tensors.view import TensorView

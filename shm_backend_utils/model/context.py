@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 from ..dtypes import BYTES
 from ..errors import ModelError
-from ..memory.cuda.access import CudaAccess
+from ..gpu.memory.access import CudaAccess
+from ..gpu.model import DeviceArrays
 from ..model_spec import ModelSpec
 from ..protocol.form import TableForm
 from ..protocol.results import OutputForm
 from ..tensors.view import DIRECT
 from .config import Config
-from .devices.arrays import DeviceArrays
 from .forward import Forwarder
 from .mapping.mapped import Slot
 from .mapping.memory import Pinning

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ModelError
-from ..tensors.cuda.device_view import DeviceView
+from ..gpu.arrays.device_view import DeviceView
 from ..tensors.view import TensorView
 from .call import Call
 from .delivered import DeliveredView

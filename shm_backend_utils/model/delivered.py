@@ -9,12 +9,12 @@ import numpy as np
 
 from .. import dtypes
 from ..dtypes import BYTES, DType
+from ..gpu.model import DeviceArrays
 from ..protocol.spans import Table
 from ..tensors.attributes import BufferAttributes, MemoryType
 from ..tensors.strings import Strings
 from ..tensors.strings_view import StringsView
 from ..tensors.view import TRITON, TensorView
-from .devices.arrays import DeviceArrays
 from .triton import TritonBackend
 
 __all__ = ["DeliveredView", "InputView", "view_of"]

@@ -13,8 +13,9 @@ from operator import attrgetter
 from typing import Any, Final
 
 from ..errors import ClosedError, MachineError, ModelError, ShmError
+from ..gpu.memory.access import CudaAccess
+from ..gpu.model import DeviceArrays
 from ..memory import reaper
-from ..memory.cuda.access import CudaAccess
 from ..model_spec import ModelSpec
 from ..origin import Origin
 from ..unclosed import Unclosed
@@ -22,7 +23,6 @@ from .call import Call
 from .config import Config, advice
 from .context import Context
 from .debug import DEBUGGED, PLAIN
-from .devices.arrays import DeviceArrays
 from .metrics import Metrics
 from .modes.batch import BatchCall, Buffers, batches_of
 from .modes.completion import check_has_run, complete, complete_by_events, serve_one

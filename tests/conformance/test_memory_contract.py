@@ -19,9 +19,10 @@ import pytest
 
 from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.errors import RegionGoneError, RegionRefusedError
-from shm_backend_utils.memory.cuda.access import CudaAccess
-from shm_backend_utils.memory.cuda.allocations import CudaAllocation
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.gpu.arrays.device_array import DeviceArray
+from shm_backend_utils.gpu.memory.access import CudaAccess
+from shm_backend_utils.gpu.memory.allocations import CudaAllocation
+from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.memory.managed import ManagedRegion
@@ -32,7 +33,6 @@ from shm_backend_utils.model.mapping.memory import HostMemory, Pinning
 from shm_backend_utils.model.mapping.resolver import Resolver
 from shm_backend_utils.protocol.claims import NamedRegionClaim, RegionClaim
 from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
-from shm_backend_utils.tensors.cuda.device_array import DeviceArray
 from tests.unit.claims_of import Resolved, claim_of_allocation, resolved, slot_of
 from tests.unit.fake_gpu import CLIENT, DRIVER, MODEL, array_on, content, left_of, wait_until
 from tests.unit.registered import say_registered

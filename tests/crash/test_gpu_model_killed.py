@@ -14,7 +14,7 @@ import pytest
 
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.errors import ShmError
-from shm_backend_utils.memory.cuda.access import CudaAccess
+from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.server import EmbeddedServer
 from tests.e2e.fake_gpus import DRIVER, X, left_here
 

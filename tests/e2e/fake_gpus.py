@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shm_backend_utils.client import PoolOptions, Result, ShmClient
-from shm_backend_utils.memory.cuda import bank as device_bank
-from shm_backend_utils.memory.cuda.access import CudaAccess
-from shm_backend_utils.memory.cuda.allocations import CudaAllocation
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.gpu.memory import bank as device_bank
+from shm_backend_utils.gpu.memory.access import CudaAccess
+from shm_backend_utils.gpu.memory.allocations import CudaAllocation
+from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver, LiveCounts
 from shm_backend_utils.testing.fake_cuda.tensor import Tensor

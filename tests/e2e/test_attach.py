@@ -25,7 +25,7 @@ from tritonclient.utils import InferenceServerException, serialize_byte_tensor, 
 from shm_backend_utils.client.unregistering import unregister_when_free
 from shm_backend_utils.compat.attach import Attached, CudaRegion, attach
 from shm_backend_utils.errors import CallerError, TableError, TensorError
-from shm_backend_utils.memory.cuda.access import CudaAccess
+from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.fake_cuda import FakeDriver
 

@@ -12,8 +12,8 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.client import InferenceError, Result
-from shm_backend_utils.memory.cuda.allocations import CudaAllocation
-from shm_backend_utils.memory.cuda.runtime import whole_blocks
+from shm_backend_utils.gpu.memory.allocations import CudaAllocation
+from shm_backend_utils.gpu.runtime import whole_blocks
 from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.server import EmbeddedServer
 

@@ -10,8 +10,8 @@ import pytest
 
 from shm_backend_utils.client import PoolOptions
 from shm_backend_utils.client.options import PathName
+from shm_backend_utils.gpu.arrays.device_array import DeviceArray
 from shm_backend_utils.server import EmbeddedServer
-from shm_backend_utils.tensors.cuda.device_array import DeviceArray
 
 from .conversation import conversed
 from .eventually import all_memory_comes_back

@@ -25,8 +25,8 @@ from scripts.tools.gpu_check.processes.checks import CHECKS
 from scripts.tools.gpu_check.processes.client import Check, Client, ModelProcess
 from scripts.tools.gpu_check.processes.figures import many_requests
 from scripts.tools.gpu_check.report import CheckFailedError, Figure, NotOnAFakeError, Report
-from shm_backend_utils.memory.cuda.errors import CudaError
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.gpu.errors import CudaError
+from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.server.install import FOLDER_VARIABLE
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "gpu_check"

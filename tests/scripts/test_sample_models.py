@@ -16,7 +16,7 @@ from shm_backend_utils.cli.common import sample_models
 from shm_backend_utils.cli.common.sample_models import REPOSITORY
 from shm_backend_utils.cli.common.server import temporary_server
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.memory.cuda.access import CudaAccess
+from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.server import EmbeddedServer
 
 OF_GPUS = {"gpu_multiply", "gpu_normalize"}

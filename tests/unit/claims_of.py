@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from shm_backend_utils.memory.cuda.allocations import CudaAllocation
+from shm_backend_utils.gpu.memory.allocations import CudaAllocation
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model.mapping.mapped import MappedRegion, Slot
 from shm_backend_utils.model.mapping.memory import Memory

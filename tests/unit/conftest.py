@@ -8,7 +8,7 @@ import pytest
 
 from shm_backend_utils.client import aio
 from shm_backend_utils.client import client as client_module
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import ShmSession
 from tests.unit.fake_gpu import CLIENT, runtime_that_gives_all_back

@@ -12,8 +12,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime, whole_blocks
-from shm_backend_utils.tensors.cuda.device_array import DeviceArray
+from shm_backend_utils.gpu.arrays.device_array import DeviceArray
+from shm_backend_utils.gpu.runtime import CudaRuntime, whole_blocks
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver, LiveCounts
 from tests.unit.gpus import PATIENCE_S, collect_all
 

@@ -20,9 +20,9 @@ from typing import Any, Final
 
 import pytest
 
-from shm_backend_utils.memory.cuda.access import CudaAccess
-from shm_backend_utils.memory.cuda.errors import CudaError
-from shm_backend_utils.memory.cuda.runtime import BLOCK_BYTES, CudaRuntime
+from shm_backend_utils.gpu.errors import CudaError
+from shm_backend_utils.gpu.memory.access import CudaAccess
+from shm_backend_utils.gpu.runtime import BLOCK_BYTES, CudaRuntime
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver, LiveCounts
 
 __all__ = [

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.memory.cuda.access import CudaAccess
+from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.model import Call, ShmSession
 from tests.unit.emulated import log_lines, start_server
 

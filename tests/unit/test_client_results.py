@@ -19,8 +19,8 @@ from shm_backend_utils.client.paths.direct import result_of
 from shm_backend_utils.client.result import Result
 from shm_backend_utils.dtypes import BY_NAME, BYTES
 from shm_backend_utils.errors import ClosedError, PeerError
-from shm_backend_utils.memory.cuda.allocations import CudaAllocation
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.gpu.memory.allocations import CudaAllocation
+from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol import results
 from shm_backend_utils.protocol.results import OutputPlace, check_output

@@ -12,15 +12,15 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils import dtypes
-from shm_backend_utils.memory.cuda.access import CudaAccess
-from shm_backend_utils.memory.cuda.errors import CudaError
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
-from shm_backend_utils.memory.cuda.streams import NamedStream
-from shm_backend_utils.model.devices.arrays import DeviceArrays, DeviceUses, shared_by
+from shm_backend_utils.gpu.arrays.device_view import DeviceView
+from shm_backend_utils.gpu.errors import CudaError
+from shm_backend_utils.gpu.memory.access import CudaAccess
+from shm_backend_utils.gpu.model import DeviceArrays, DeviceUses, shared_by
+from shm_backend_utils.gpu.runtime import CudaRuntime
+from shm_backend_utils.gpu.streams import NamedStream
 from shm_backend_utils.model.mapping.memory import Pinning
 from shm_backend_utils.model.modes.batch import Buffers, Gathering, with_rows
 from shm_backend_utils.tensors.attributes import MemoryType
-from shm_backend_utils.tensors.cuda.device_view import DeviceView
 from shm_backend_utils.tensors.view import TensorView
 from tests.unit.fake_gpu import (
     DRIVER,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.errors import ForwardError, ModelError, TensorError
-from shm_backend_utils.memory.cuda.access import CudaAccess
-from shm_backend_utils.model.devices.arrays import DeviceArrays
+from shm_backend_utils.gpu.memory.access import CudaAccess
+from shm_backend_utils.gpu.model import DeviceArrays
 from shm_backend_utils.model.forward import Forwarder, direct
 from shm_backend_utils.model.forward.direct import DirectForwarding
 from shm_backend_utils.model.forward.forwarder import ModelSpecs

@@ -16,8 +16,8 @@ import pytest
 
 from shm_backend_utils import cli, errors
 from shm_backend_utils.errors import MachineError, ModelError, ProbedError, ShmError, TableError, TensorShapeError
-from shm_backend_utils.memory.cuda.access import CudaAccess
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.gpu.memory.access import CudaAccess
+from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.debug import MeasuredDebugCall
 from shm_backend_utils.model.metrics import _BUCKETS, _FAMILIES, _PREFIX, MeasuredCall, Metrics

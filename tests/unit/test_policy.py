@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from shm_backend_utils.errors import MachineError, RegionGoneError, RegionRefusedError, TableError
+from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.memory import descriptors, shared_file
-from shm_backend_utils.memory.cuda.access import CudaAccess
 from shm_backend_utils.memory.handover.fetching import Fetcher
 from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.managed import ManagedRegion

@@ -143,7 +143,7 @@ import contextlib, faulthandler, gc, logging
 from shm_backend_utils.client import PoolOptions
 from shm_backend_utils.origin import Origin
 from shm_backend_utils.client.core import ClientMemory
-from shm_backend_utils.memory.cuda.access import CudaAccess
+from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.memory.pool import inventory as inventory_module
 from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.errors import ClosedError

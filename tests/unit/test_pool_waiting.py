@@ -28,7 +28,7 @@ from shm_backend_utils.client.paths.taking import take as take_region
 from shm_backend_utils.client.settings import CallSettings
 from shm_backend_utils.client.steps import AsyncioDriver
 from shm_backend_utils.errors import ClosedError
-from shm_backend_utils.memory.cuda.access import CudaAccess
+from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.memory.pool.need import Need, Ticket
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool

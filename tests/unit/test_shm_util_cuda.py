@@ -16,9 +16,9 @@ from shm_backend_utils import dtypes
 from shm_backend_utils.compat.attach import CudaRegion, attach
 from shm_backend_utils.compat.shm_util import ShmRegions, create_set_cuda_shm_regions, unregister_cleanup_shm_regions
 from shm_backend_utils.errors import CallerError, ClosedError, TableError, TensorShapeError
-from shm_backend_utils.memory.cuda.access import CudaAccess
-from shm_backend_utils.memory.cuda.errors import CudaError
-from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, CudaRuntime
+from shm_backend_utils.gpu.errors import CudaError
+from shm_backend_utils.gpu.memory.access import CudaAccess
+from shm_backend_utils.gpu.runtime import HANDLE_LENGTH, CudaRuntime
 from shm_backend_utils.protocol.claims import CudaRegionClaim
 from shm_backend_utils.protocol.named import PARAMETER, parse_descriptor
 from shm_backend_utils.protocol.spans import Table

@@ -12,8 +12,8 @@ import pytest
 from shm_backend_utils import dtypes
 from shm_backend_utils.client.inputs.sources import Source, described_inputs, sources
 from shm_backend_utils.errors import TensorError, TensorNameError, TensorShapeError, TensorTypeError
+from shm_backend_utils.gpu.arrays.imported import imported, is_on_gpu
 from shm_backend_utils.model_spec import ModelSpec
-from shm_backend_utils.tensors.cuda.imported import imported, is_on_gpu
 from shm_backend_utils.tensors.values import untyped_array
 
 Array = npt.NDArray[Any]

@@ -4,7 +4,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from shm_backend_utils.memory.cuda.access import CudaAccess
+from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.model import Call, ShmSession
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from shm_backend_utils.memory.cuda.access import CudaAccess
+from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.model import Call, ShmSession
 
 MEAN = (0.485, 0.456, 0.406)  # of ImageNet, per RGB channel, in units of 255

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from shm_backend_utils.memory.cuda.errors import CudaError
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
-from shm_backend_utils.tensors.cuda.device_array import DeviceArray
+from shm_backend_utils.gpu.arrays.device_array import DeviceArray
+from shm_backend_utils.gpu.errors import CudaError
+from shm_backend_utils.gpu.runtime import CudaRuntime
 
 __all__ = ["device_bytes", "device_name", "driver_version", "pool_memory", "used_bytes"]
 

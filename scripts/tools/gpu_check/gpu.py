@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.memory.cuda.access import CudaAccess
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
-from shm_backend_utils.tensors.cuda.device_array import DeviceArray
-from shm_backend_utils.tensors.cuda.imported import imported
+from shm_backend_utils.gpu.arrays.device_array import DeviceArray
+from shm_backend_utils.gpu.arrays.imported import imported
+from shm_backend_utils.gpu.memory.access import CudaAccess
+from shm_backend_utils.gpu.runtime import CudaRuntime
 
 from .driver import device_name
 from .kernels import Kernels, load_kernels

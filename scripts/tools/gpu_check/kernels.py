@@ -10,9 +10,9 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from shm_backend_utils.memory.cuda.allocations import CudaAllocation
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
-from shm_backend_utils.tensors.cuda.device_array import DeviceArray
+from shm_backend_utils.gpu.arrays.device_array import DeviceArray
+from shm_backend_utils.gpu.memory.allocations import CudaAllocation
+from shm_backend_utils.gpu.runtime import CudaRuntime
 
 __all__ = ["LATE_STEPS", "LIBRARIES", "Kernels", "load_kernels"]
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.gpu.runtime import CudaRuntime
 
 from .driver import device_bytes, device_name, driver_version
 

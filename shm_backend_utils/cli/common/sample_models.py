@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from ...errors import MachineError
-from ...memory.cuda.access import CudaAccess
+from ...gpu.memory.access import CudaAccess
 from ...repository.layout import CONFIG_FILE
 
 __all__ = ["OTHER_FOLDER", "REPOSITORY", "copy_models", "copy_sample_models", "models_in", "sample_models"]

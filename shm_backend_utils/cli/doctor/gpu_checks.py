@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ...errors import MachineError
-from ...memory.cuda.access import CudaAccess
+from ...gpu.memory.access import CudaAccess
 from ...memory.process_facts import visible_devices
 from .findings import Finding
 from .troubles.model import DRIVER_NOT_SEEN, GPU_NOT_SEEN, MIG, PID_NAMESPACE

@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ... import dtypes
-from ...memory.cuda.bank import DeviceBank
-from ...memory.cuda.ordering import Mark, OwnStreams, order_after
-from ...memory.cuda.runtime import BLOCK_BYTES, CudaRuntime, PointerFacts
-from ...memory.cuda.streams import Named
-from ...tensors.cuda.copies import copy
-from ...tensors.cuda.device_array import DeviceArray
-from ...tensors.cuda.imported import device_of, imported, is_on_gpu
-from ...tensors.cuda.libraries import library_of
+from ...gpu.arrays.copies import copy
+from ...gpu.arrays.device_array import DeviceArray
+from ...gpu.arrays.imported import device_of, imported, is_on_gpu
+from ...gpu.arrays.libraries import library_of
+from ...gpu.memory.bank import DeviceBank
+from ...gpu.ordering import Mark, OwnStreams, order_after
+from ...gpu.runtime import BLOCK_BYTES, CudaRuntime, PointerFacts
+from ...gpu.streams import Named
 from .sources import Source
 
 __all__ = [

@@ -13,13 +13,13 @@ import numpy.typing as npt
 
 from ...dtypes import BY_NAME, BYTES
 from ...errors import CallerError, ClosedError, PeerError
-from ...memory.cuda.runtime import CudaRuntime
+from ...gpu.arrays.device_array import DeviceArray
+from ...gpu.arrays.libraries import as_library
+from ...gpu.runtime import CudaRuntime
 from ...memory.kinds import RegionKind
 from ...model_spec import ModelSpec
 from ...protocol.call_layout import AnyInput, CallInput, CallLayout
 from ...protocol.results import check_output
-from ...tensors.cuda.device_array import DeviceArray
-from ...tensors.cuda.libraries import as_library
 from ..errors import DeadlineExceededError, InferenceError
 from ..inputs.sources import SAME_VALUES, Source, StringSource
 from ..known_model import KnownModel

@@ -11,19 +11,18 @@ from typing import Any, Final
 import numpy as np
 
 from ...errors import PeerError, TensorError
+from ...gpu.arrays.copies import copy, new_array
+from ...gpu.arrays.device_array import DeviceArray
+from ...gpu.arrays.libraries import as_library
+from ...gpu.errors import CudaError
+from ...gpu.memory.allocations import CudaAllocation
+from ...gpu.ordering import Mark
+from ...gpu.streams import Named, NamedStream
 from ...memory import locks
-from ...memory.cuda.allocations import CudaAllocation
-from ...memory.cuda.errors import CudaError
-from ...memory.cuda.ordering import Mark
-from ...memory.cuda.streams import Named, NamedStream
 from ...memory.pool.slot import Slot, SlotRegion
 from ...protocol.claims import CudaRegionClaim
 from ...protocol.results import OutputPlace, broken_results
 from ...protocol.spans import InputSpan, Table
-from ...tensors.cuda.copies import copy
-from ...tensors.cuda.device_array import DeviceArray
-from ...tensors.cuda.libraries import as_library
-from ...tensors.cuda.new_arrays import new_array
 from ..errors import out_of_time
 from ..inputs.devices import DeviceSource, Gpus, GpuWork, inputs_on_gpus, library_of_inputs, work_of
 from ..options import check_is_installed

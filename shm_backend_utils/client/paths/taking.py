@@ -9,7 +9,7 @@ from typing import Final
 
 from ...dtypes import BYTES
 from ...errors import BudgetError, MachineError, PoolExhaustedError
-from ...memory.cuda.bank import ShortOfMemoryError, rounded_up
+from ...gpu.memory.bank import ShortOfMemoryError, rounded_up
 from ...memory.kinds import RegionKind
 from ...memory.pool.need import Need, Ticket
 from ...memory.pool.pool import SlotPool

@@ -15,14 +15,14 @@ import numpy.typing as npt
 from ... import dtypes
 from ...dtypes import BY_NAME, BYTES, DType
 from ...errors import ModelError, ShmError, TableError, TensorError
+from ...gpu.arrays.device_view import DeviceView
+from ...gpu.arrays.imported import is_on_gpu
 from ...model_spec import ModelSpec
 from ...protocol import results
 from ...protocol.claims import CudaRegionClaim
 from ...protocol.layout import COMPLETED, RESULTS
 from ...protocol.results import OutputForm
 from ...protocol.spans import OutputSpan
-from ...tensors.cuda.device_view import DeviceView
-from ...tensors.cuda.imported import is_on_gpu
 from ...tensors.strings import Strings
 from ...tensors.strings_view import StringsView
 from ...tensors.values import whole_array

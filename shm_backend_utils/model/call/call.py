@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from ... import dtypes
 from ...errors import MissingTensorError, ModelError, shown
+from ...gpu.arrays.device_array import DeviceArray
+from ...gpu.arrays.device_view import DeviceView
+from ...gpu.model import DeviceUses
 from ...model_spec import ModelSpec
-from ...tensors.cuda.device_array import DeviceArray
-from ...tensors.cuda.device_view import DeviceView
 from ...tensors.view import DIRECT, TRITON, TensorView
 from ..context import SequencePart
-from ..devices.arrays import DeviceUses
 from ..forward import CALLERS_PARAMETER, Forwarding, ForwardOutputs, LentMemory, lendable
 from .answered import AnsweredRequest
 from .received import scan_json

@@ -22,6 +22,8 @@ from ...errors import (
     RegionGoneError,
     TableError,
 )
+from ...gpu.arrays.device_view import DeviceView
+from ...gpu.model import DeviceUses
 from ...model_spec import BATCH_CARRIER, PATHS_PARAMETER, ModelSpec
 from ...protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address, parse_generation
 from ...protocol.layout import STARTED
@@ -30,13 +32,11 @@ from ...protocol.named import parse_descriptor
 from ...protocol.probe import ALIVE_ADDRESS, AskedForLifeError
 from ...protocol.results import NO_RESULTS
 from ...protocol.spans import InputSpan, OutputSpan, Ring, Table
-from ...tensors.cuda.device_view import DeviceView
 from ...tensors.strings import Strings
 from ...tensors.strings_view import StringsView
 from ...tensors.view import DIRECT, TensorView
 from ..context import Context
 from ..delivered import DeliveredView, InputView, view_of
-from ..devices.arrays import DeviceUses
 from ..forward import Forwarding
 from ..mapping.mapped import ProbeFound, Slot, replayed, stale
 from ..mapping.memory import HostMemory, Memory

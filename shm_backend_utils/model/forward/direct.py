@@ -11,6 +11,7 @@ import numpy as np
 
 from ...dtypes import BYTES
 from ...errors import ClosedError
+from ...gpu.model import DeviceArrays
 from ...memory.managed import array_at
 from ...memory.pool.need import Need
 from ...memory.pool.pool import SlotPool
@@ -27,7 +28,6 @@ from ...protocol.table import encode
 from ...tensors.strings import Strings
 from ...tensors.strings_view import StringsView
 from ...tensors.view import TensorView
-from ..devices.arrays import DeviceArrays
 from ..mapping.memory import HostMemory, Memory
 from ..triton import TritonBackend
 from .ordinary import Asked, Forwarding, Given

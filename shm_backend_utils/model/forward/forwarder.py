@@ -12,6 +12,8 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from ...errors import BudgetError, CallerError, MachineError, ModelError, NoSharedMemoryError, PeerError, shown
+from ...gpu.arrays.device_view import DeviceView
+from ...gpu.model import DeviceArrays
 from ...http.json_answers import fetch_json
 from ...memory.pool.options import PoolOptions
 from ...memory.pool.pool import SlotPool
@@ -19,9 +21,7 @@ from ...model_spec import ModelSpec, output_names
 from ...protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
 from ...protocol.call_layout import LearnedSizes, lay_out
 from ...protocol.named import PARAMETER as DESCRIPTOR_PARAMETER
-from ...tensors.cuda.device_view import DeviceView
 from ...tensors.view import TensorView
-from ..devices.arrays import DeviceArrays
 from ..triton import TritonBackend
 from .direct import DirectForwarding, Lending, LentMemory, NoLending, hint_of
 from .ordinary import Asked, Forwarding, ForwardOutputs, Given, OrdinaryForwarding, OtherModel

@@ -13,17 +13,17 @@ import numpy.typing as npt
 from ... import dtypes
 from ...dtypes import BF16, BYTES
 from ...errors import ForwardError, ModelError, PeerError, ShmError
+from ...gpu.arrays.device_view import DeviceView
+from ...gpu.arrays.imported import is_on_gpu
+from ...gpu.model import DeviceArrays
 from ...model_spec import ModelSpec
 from ...protocol.call_layout import obstacle_in_tensors, record_byte_size
 from ...protocol.results import check_output, missing_output
-from ...tensors.cuda.device_view import DeviceView
-from ...tensors.cuda.imported import is_on_gpu
 from ...tensors.strings import Strings
 from ...tensors.strings_view import StringsView
 from ...tensors.values import untyped_array, whole_array
 from ...tensors.view import TRITON, TensorView
 from ..delivered import view_of
-from ..devices.arrays import DeviceArrays
 from ..triton import TritonBackend
 
 __all__ = ["Asked", "ForwardOutputs", "Forwarding", "Given", "OrdinaryForwarding", "OtherModel"]

@@ -23,7 +23,7 @@ from ...errors import (
     StaleRequestError,
     TableError,
 )
-from ...memory.cuda.mappings import CudaMapping
+from ...gpu.memory.mappings import CudaMapping
 from ...memory.locks import FREE, OWNERS
 from ...memory.managed import ManagedRegion
 from ...memory.mapped_segment import MappedSegment

@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 from ...dtypes import BYTES, DType
 from ...errors import MachineError
-from ...memory.cuda.access import CudaAccess
-from ...memory.cuda.mappings import CudaMapping
+from ...gpu.arrays.device_array import DeviceArray
+from ...gpu.arrays.device_view import DeviceView
+from ...gpu.memory.access import CudaAccess
+from ...gpu.memory.mappings import CudaMapping
 from ...memory.managed import array_at
 from ...tensors.attributes import BufferAttributes, MemoryType
-from ...tensors.cuda.device_array import DeviceArray
-from ...tensors.cuda.device_view import DeviceView
 from ...tensors.strings import Strings
 from ...tensors.strings_view import StringsView
 from ...tensors.view import DIRECT, TensorView

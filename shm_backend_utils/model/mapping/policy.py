@@ -24,9 +24,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ...errors import MachineError, RegionGoneError, RegionRefusedError, StaleRequestError, TableError
+from ...gpu.memory.access import CudaAccess
+from ...gpu.memory.mappings import CudaMapping, device_with
 from ...memory.backend_pools import is_pool
-from ...memory.cuda.access import CudaAccess
-from ...memory.cuda.mappings import CudaMapping, device_with
 from ...memory.handover.fetching import Fetcher
 from ...memory.locks import SharedLease, borrow, use
 from ...memory.managed import KEY_PREFIX, ManagedRegion

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...errors import MachineError, RegionGoneError, StaleRequestError, TableError
-from ...memory.cuda.access import CudaAccess
-from ...memory.cuda.mappings import CudaMapping
+from ...gpu.memory.access import CudaAccess
+from ...gpu.memory.mappings import CudaMapping
 from ...memory.handover.fetching import Fetcher
 from ...memory.locks import SharedLease
 from ...memory.managed import ManagedRegion

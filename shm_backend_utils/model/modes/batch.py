@@ -12,15 +12,15 @@ import numpy.typing as npt
 from ... import dtypes
 from ...dtypes import BYTES
 from ...errors import ModelError
+from ...gpu.arrays.device_view import DeviceView
+from ...gpu.model import DeviceArrays, DeviceUses, shared_by
 from ...memory.managed import array_at
 from ...tensors.attributes import MemoryType
-from ...tensors.cuda.device_view import DeviceView
 from ...tensors.strings import Strings
 from ...tensors.strings_view import StringsView
 from ...tensors.view import TRITON, TensorView
 from ..call import Call
 from ..call.answered import array_of, check_output
-from ..devices.arrays import DeviceArrays, DeviceUses, shared_by
 from ..mapping.memory import Memory, Pinning
 
 __all__ = ["BatchCall", "Buffers", "Gathering", "batches_of", "with_rows"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 
 from ...errors import ModelError
+from ...gpu.model import DeviceArrays
 from ..call import Call
-from ..devices.arrays import DeviceArrays
 
 __all__ = ["check_has_run", "complete", "complete_by_events", "serve_one"]
 

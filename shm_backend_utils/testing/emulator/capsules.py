@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import DType
+from ...gpu.arrays.capsules import CapsuleTensor, capsule_over
 from ...tensors import dlpack
-from ...tensors.cuda.capsules import CapsuleTensor, capsule_over
 from ...tensors.dlpack_structures import Consumed, ForeignMemory, c_strides, managed_tensor, rename_capsule
 from .datatypes import of_dlpack
 from .errors import StubDiesError, TritonModelException

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import MachineError
-from ...memory.cuda.runtime import CudaRuntime
+from ...gpu.runtime import CudaRuntime
 from .build import library
 from .tensor import Tensor, new_tensor
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.gpu.arrays.device_view import DeviceView
+from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.model import Call, ShmSession
-from shm_backend_utils.tensors.cuda.device_view import DeviceView
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 
 PATIENCE_S = 10

@@ -13,8 +13,8 @@ import pytest
 from scripts.tools.lone_emulator import LoneServer
 from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.errors import ModelError, TensorError
-from shm_backend_utils.memory.cuda.access import CudaAccess
-from shm_backend_utils.model.devices.arrays import DeviceArrays
+from shm_backend_utils.gpu.memory.access import CudaAccess
+from shm_backend_utils.gpu.model import DeviceArrays
 from shm_backend_utils.model.forward import Forwarder
 from shm_backend_utils.model.forward.ordinary import OtherModel
 from shm_backend_utils.model.triton import TritonBackend

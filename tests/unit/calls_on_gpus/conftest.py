@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.model import ShmSession
 from tests.unit.calls_on_gpus.device_calls import Client, session_on
 from tests.unit.fake_gpu import stream_on

@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils.dtypes import BY_NAME
-from shm_backend_utils.memory.cuda.access import CudaAccess
-from shm_backend_utils.memory.cuda.allocations import CudaAllocation
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.gpu.memory.access import CudaAccess
+from shm_backend_utils.gpu.memory.allocations import CudaAllocation
+from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.model import ShmSession
 from shm_backend_utils.model.config import Config
 from shm_backend_utils.model_spec import ModelSpec

@@ -10,12 +10,12 @@ import pytest
 
 from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.errors import MachineError, ModelError
-from shm_backend_utils.memory.cuda.access import CudaAccess
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.gpu.arrays.device_array import DeviceArray
+from shm_backend_utils.gpu.arrays.device_view import DeviceView
+from shm_backend_utils.gpu.memory.access import CudaAccess
+from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.model import BatchCall, Call, ShmSession, StreamCall
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
-from shm_backend_utils.tensors.cuda.device_array import DeviceArray
-from shm_backend_utils.tensors.cuda.device_view import DeviceView
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from shm_backend_utils.testing.emulator.tensor import Tensor
 from tests.unit.calls_on_gpus.device_calls import DEVICE, HOST, SLOTS, Client, session_on

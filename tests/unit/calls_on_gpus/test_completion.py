@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils.errors import ModelError
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.config import Config

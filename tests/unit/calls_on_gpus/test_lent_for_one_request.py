@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.errors import ModelError, TableError
-from shm_backend_utils.memory.cuda.allocations import CudaAllocation
-from shm_backend_utils.memory.cuda.errors import CudaError
-from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, CudaRuntime
+from shm_backend_utils.gpu.errors import CudaError
+from shm_backend_utils.gpu.memory.allocations import CudaAllocation
+from shm_backend_utils.gpu.runtime import HANDLE_LENGTH, CudaRuntime
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.mapping.resolver import collect_all
 from shm_backend_utils.protocol import table

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.model import Call, ShmSession, StreamCall
 from tests.unit.calls_on_gpus.device_calls import DEVICE, HOST, Client, session_on
 from tests.unit.emulated import answers_to, message_of

@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils.client import PoolOptions, Result, ShmClient
-from shm_backend_utils.memory.cuda.access import CudaAccess
-from shm_backend_utils.memory.cuda.runtime import BLOCK_BYTES
-from shm_backend_utils.tensors.cuda.device_array import DeviceArray
+from shm_backend_utils.gpu.arrays.device_array import DeviceArray
+from shm_backend_utils.gpu.memory.access import CudaAccess
+from shm_backend_utils.gpu.runtime import BLOCK_BYTES
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver, Tensor
 from tests.unit.client_on_gpus.gpu_server import GpuServer
 from tests.unit.fake_server import config

@@ -16,8 +16,8 @@ from shm_backend_utils import dtypes
 from shm_backend_utils.client import InferenceError, PoolOptions, ShmClient
 from shm_backend_utils.client.paths import call, on_gpus
 from shm_backend_utils.errors import CallerError, TensorError
-from shm_backend_utils.memory.cuda.access import CudaAccess
-from shm_backend_utils.tensors.cuda.device_array import DeviceArray
+from shm_backend_utils.gpu.arrays.device_array import DeviceArray
+from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from tests.unit.client_on_gpus.conftest import gpu_client, on_host, tensor_of, wait_until
 from tests.unit.client_on_gpus.gpu_server import GpuServer

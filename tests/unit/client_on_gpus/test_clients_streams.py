@@ -12,7 +12,7 @@ import pytest
 
 from shm_backend_utils.client import DeadlineExceededError, ShmClient
 from shm_backend_utils.errors import CallerError, ClosedError
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from tests.unit.client_on_gpus.conftest import on_host, tensor_of
 from tests.unit.client_on_gpus.gpu_server import PROCESS, GpuServer

@@ -16,7 +16,7 @@ import pytest
 
 from shm_backend_utils.client import CopyWarning, DeadlineExceededError, InferenceError, ShmClient
 from shm_backend_utils.errors import TensorError
-from shm_backend_utils.memory.cuda.access import CudaAccess
+from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver, Tensor
 from tests.unit.client_on_gpus.conftest import gpu_client, on_host, tensor_of, wait_until
 from tests.unit.client_on_gpus.gpu_server import GpuServer

@@ -27,9 +27,9 @@ from shm_backend_utils.client import (
     SlotInDoubtError,
 )
 from shm_backend_utils.errors import PeerError
-from shm_backend_utils.memory.cuda.access import CudaAccess
-from shm_backend_utils.memory.cuda.errors import CudaError
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.gpu.errors import CudaError
+from shm_backend_utils.gpu.memory.access import CudaAccess
+from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from tests.unit.client_on_gpus.conftest import gpu_client, on_host, tensor_of, wait_until
 from tests.unit.client_on_gpus.gpu_server import PROCESS, GpuServer
@@ -330,7 +330,7 @@ INTERRUPTED = tuple(
     str(PACKAGE / each)
     for each in (
         *("client/paths/on_gpus.py", "client/paths/taking.py", "client/inputs/devices.py"),
-        *("memory/cuda/allocations.py", "memory/cuda/bank.py", "memory/cuda/ordering.py"),
+        *("gpu/memory/allocations.py", "gpu/memory/bank.py", "gpu/ordering.py"),
     )
 )
 TAKEN_OVER = {"_give_up", "keep_while", "<lambda>"}

@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils.errors import RegionRefusedError
-from shm_backend_utils.memory.cuda.allocations import CudaAllocation
-from shm_backend_utils.memory.cuda.mappings import CudaMapping, CudaMappings
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.gpu.memory.allocations import CudaAllocation
+from shm_backend_utils.gpu.memory.mappings import CudaMapping, CudaMappings
+from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from tests.unit.gpus import BLOCK_BYTES, collect_all
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from shm_backend_utils.errors import RegionRefusedError
-from shm_backend_utils.memory.cuda.allocations import CudaAllocation
-from shm_backend_utils.memory.cuda.mappings import CudaMapping, CudaMappings
-from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, CudaRuntime
+from shm_backend_utils.gpu.memory.allocations import CudaAllocation
+from shm_backend_utils.gpu.memory.mappings import CudaMapping, CudaMappings
+from shm_backend_utils.gpu.runtime import HANDLE_LENGTH, CudaRuntime
 from shm_backend_utils.memory.locks import has_users, use
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver

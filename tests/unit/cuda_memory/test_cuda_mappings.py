@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.errors import ClosedError, MachineError, RegionRefusedError
-from shm_backend_utils.memory.cuda.access import CudaAccess
-from shm_backend_utils.memory.cuda.allocations import CudaAllocation
-from shm_backend_utils.memory.cuda.errors import CudaError
-from shm_backend_utils.memory.cuda.mappings import CudaMapping, CudaMappings, device_with
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.gpu.errors import CudaError
+from shm_backend_utils.gpu.memory.access import CudaAccess
+from shm_backend_utils.gpu.memory.allocations import CudaAllocation
+from shm_backend_utils.gpu.memory.mappings import CudaMapping, CudaMappings, device_with
+from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver, LiveCounts
 from tests.unit.cuda_memory.conftest import DEVICE, FIELD, SIZE, mapping_of, reason_against, whole
 from tests.unit.gpus import BLOCK_BYTES, NOTHING, collect_all, in_another_thread
@@ -94,7 +94,7 @@ def test_threads_that_map_and_let_go_leave_nothing(
 OWNER = f"""
 import sys
 import numpy as np
-from shm_backend_utils.memory.cuda.allocations import CudaAllocation
+from shm_backend_utils.gpu.memory.allocations import CudaAllocation
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 
 driver = FakeDriver.load()

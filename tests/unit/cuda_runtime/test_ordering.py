@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from shm_backend_utils.memory.cuda.errors import CudaError
-from shm_backend_utils.memory.cuda.ordering import Mark, OwnStreams, order_after
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
-from shm_backend_utils.memory.cuda.streams import NamedEvent, NamedStream
+from shm_backend_utils.gpu.errors import CudaError
+from shm_backend_utils.gpu.ordering import Mark, OwnStreams, order_after
+from shm_backend_utils.gpu.runtime import CudaRuntime
+from shm_backend_utils.gpu.streams import NamedEvent, NamedStream
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver, LiveCounts
 from tests.unit.gpus import NOTHING, PATIENCE_S, collect_all, fails_by, in_another_thread, switching_often
 

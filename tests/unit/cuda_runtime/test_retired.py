@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.errors import RegionRefusedError
-from shm_backend_utils.memory.cuda.allocations import CudaAllocation
-from shm_backend_utils.memory.cuda.errors import CudaError
-from shm_backend_utils.memory.cuda.mappings import CudaMappings
-from shm_backend_utils.memory.cuda.ordering import Mark, OwnStreams, order_after
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
-from shm_backend_utils.memory.cuda.streams import NamedEvent, NamedStream
+from shm_backend_utils.gpu.errors import CudaError
+from shm_backend_utils.gpu.memory.allocations import CudaAllocation
+from shm_backend_utils.gpu.memory.mappings import CudaMappings
+from shm_backend_utils.gpu.ordering import Mark, OwnStreams, order_after
+from shm_backend_utils.gpu.runtime import CudaRuntime
+from shm_backend_utils.gpu.streams import NamedEvent, NamedStream
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver, LiveCounts
 from tests.unit.gpus import NOTHING, PATIENCE_S, collect_all, in_another_thread, run_in_a_process, switching_often
 
@@ -201,10 +201,10 @@ def test_threads_that_let_go_and_collect_do_everything_once(gpu: CudaRuntime) ->
 
 FORKING = """
 import os, threading
-from shm_backend_utils.memory.cuda.errors import CudaError
-from shm_backend_utils.memory.cuda.allocations import CudaAllocation
-from shm_backend_utils.memory.cuda.mappings import CudaMappings
-from shm_backend_utils.memory.cuda.ordering import OwnStreams
+from shm_backend_utils.gpu.errors import CudaError
+from shm_backend_utils.gpu.memory.allocations import CudaAllocation
+from shm_backend_utils.gpu.memory.mappings import CudaMappings
+from shm_backend_utils.gpu.ordering import OwnStreams
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from tests.unit.gpus import in_forked_child
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.memory.cuda.errors import CudaError
-from shm_backend_utils.memory.cuda.runtime import BLOCK_BYTES, CudaRuntime, PointerFacts, whole_blocks
+from shm_backend_utils.gpu.errors import CudaError
+from shm_backend_utils.gpu.runtime import BLOCK_BYTES, CudaRuntime, PointerFacts, whole_blocks
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver, LiveCounts
 from tests.unit.gpus import fails_by, in_another_thread
 
@@ -97,7 +97,7 @@ def test_pinning_and_questions_make_no_context_of_a_gpu_that_is_not_used(driver:
 BEGIN = """
 import sys
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.gpu.runtime import CudaRuntime
 """
 
 
@@ -159,7 +159,7 @@ def test_an_error_has_cudas_name_and_advice(driver: FakeDriver, gpu: CudaRuntime
 
 
 def test_all_errors_with_advice_are_cudas(driver: FakeDriver) -> None:
-    from shm_backend_utils.memory.cuda import errors
+    from shm_backend_utils.gpu import errors
 
     known = driver.bindings().CUresult
     assert [name for name in {*errors._ADVICE, *errors._FINAL} if not hasattr(known, name)] == []

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.errors import CallerError
-from shm_backend_utils.memory.cuda.errors import CudaError
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
-from shm_backend_utils.memory.cuda.streams import NamedEvent, NamedStream, named, named_stream
+from shm_backend_utils.gpu.errors import CudaError
+from shm_backend_utils.gpu.runtime import CudaRuntime
+from shm_backend_utils.gpu.streams import NamedEvent, NamedStream, named, named_stream
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from tests.unit.gpus import PATIENCE_S, fails_by
 

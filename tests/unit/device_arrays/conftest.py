@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
-from shm_backend_utils.tensors.cuda.device_array import DeviceArray
-from shm_backend_utils.tensors.cuda.strided_array import StridedArray
+from shm_backend_utils.gpu.arrays.device_array import DeviceArray, StridedArray
+from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver, LiveCounts
 
 __all__ = ["Array", "Gpu", "OnGpu", "numbers"]

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.errors import DeviceMemoryError, ModelError
-from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH
+from shm_backend_utils.gpu.arrays.device_array import DeviceArray
+from shm_backend_utils.gpu.arrays.device_view import DeviceView
+from shm_backend_utils.gpu.runtime import HANDLE_LENGTH
 from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
-from shm_backend_utils.tensors.cuda.device_array import DeviceArray
-from shm_backend_utils.tensors.cuda.device_view import DeviceView
 from shm_backend_utils.tensors.view import TensorView
 from tests.unit.device_arrays.capsules import content
 

@@ -17,9 +17,9 @@ import pytest
 from shm_backend_utils import dtypes
 from shm_backend_utils.dtypes import DType
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.tensors.cuda.capsules import CapsuleTensor, capsule_over, taken_over
-from shm_backend_utils.tensors.cuda.device_array import DeviceArray
-from shm_backend_utils.tensors.cuda.libraries import as_library, library_of
+from shm_backend_utils.gpu.arrays.capsules import CapsuleTensor, capsule_over, taken_over
+from shm_backend_utils.gpu.arrays.device_array import DeviceArray
+from shm_backend_utils.gpu.arrays.libraries import as_library, library_of
 from shm_backend_utils.tensors.dlpack_structures import NUMPY_MAKES_VERSIONED, c_strides
 from tests.unit.device_arrays.capsules import Content, content, name_of, onto_device, version_and_flags
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shm_backend_utils.errors import TensorError
-from shm_backend_utils.memory.cuda.errors import CudaError
-from shm_backend_utils.tensors.cuda import device_array
-from shm_backend_utils.tensors.cuda.copies import MAX_PIECES, copy
-from shm_backend_utils.tensors.cuda.device_array import DeviceArray
-from shm_backend_utils.tensors.cuda.pieces import Plan, plan
+from shm_backend_utils.gpu.arrays import device_array
+from shm_backend_utils.gpu.arrays.copies import MAX_PIECES, copy
+from shm_backend_utils.gpu.arrays.device_array import DeviceArray
+from shm_backend_utils.gpu.arrays.pieces import Plan, plan
+from shm_backend_utils.gpu.errors import CudaError
 from tests.unit.device_arrays.conftest import Array, Gpu, numbers
 
 ORDERS: dict[str, Any] = {

@@ -12,11 +12,10 @@ import pytest
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.errors import TensorTypeError
-from shm_backend_utils.tensors.cuda.copies import copy
-from shm_backend_utils.tensors.cuda.device_array import DeviceArray
-from shm_backend_utils.tensors.cuda.device_view import DeviceView
-from shm_backend_utils.tensors.cuda.imported import imported, is_on_gpu
-from shm_backend_utils.tensors.cuda.strided_array import StridedArray
+from shm_backend_utils.gpu.arrays.copies import copy
+from shm_backend_utils.gpu.arrays.device_array import DeviceArray, StridedArray
+from shm_backend_utils.gpu.arrays.device_view import DeviceView
+from shm_backend_utils.gpu.arrays.imported import imported, is_on_gpu
 from shm_backend_utils.testing.fake_cuda.driver import LiveCounts, Tensor
 from tests.unit.device_arrays.conftest import KERNEL_S, Array, Gpu, numbers
 

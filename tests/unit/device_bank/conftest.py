@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shm_backend_utils.gpu.memory.access import CudaAccess
+from shm_backend_utils.gpu.memory.bank import DeviceBank
+from shm_backend_utils.gpu.memory.mappings import CudaMapping, CudaMappings
+from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.memory.access import PRIVATE
-from shm_backend_utils.memory.cuda.access import CudaAccess
-from shm_backend_utils.memory.cuda.bank import DeviceBank
-from shm_backend_utils.memory.cuda.mappings import CudaMapping, CudaMappings
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
 from shm_backend_utils.memory.locks import use
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.protocol.layout import PAGE_SIZE

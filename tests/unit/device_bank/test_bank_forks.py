@@ -11,8 +11,8 @@ from tests.unit.gpus import run_in_a_process
 FORKING = """
 import os, threading
 from pathlib import Path
-from shm_backend_utils.memory.cuda.bank import DeviceBank
-from shm_backend_utils.memory.cuda.access import CudaAccess
+from shm_backend_utils.gpu.memory.bank import DeviceBank
+from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.memory.locks import use
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.memory.access import PRIVATE

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shm_backend_utils.errors import BudgetError, MachineError
+from shm_backend_utils.gpu.memory.access import CudaAccess
+from shm_backend_utils.gpu.memory.bank import DeviceBank, ShortOfMemoryError, rounded_up
+from shm_backend_utils.gpu.runtime import BLOCK_BYTES, CudaRuntime
 from shm_backend_utils.memory.access import PRIVATE
-from shm_backend_utils.memory.cuda.access import CudaAccess
-from shm_backend_utils.memory.cuda.bank import DeviceBank, ShortOfMemoryError, rounded_up
-from shm_backend_utils.memory.cuda.runtime import BLOCK_BYTES, CudaRuntime
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver

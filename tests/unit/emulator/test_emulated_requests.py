@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from scripts.tools.lone_emulator import KeptAnswers, LoneServer, deliver_alone
-from shm_backend_utils.tensors.cuda.capsules import CapsuleTensor, capsule_over, taken_over
+from shm_backend_utils.gpu.arrays.capsules import CapsuleTensor, capsule_over, taken_over
 from shm_backend_utils.tensors.dlpack import CUDA
 from shm_backend_utils.tensors.dlpack_structures import managed_tensor
 from shm_backend_utils.testing.emulator import (

@@ -10,22 +10,22 @@ import pytest
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.errors import ModelError
-from shm_backend_utils.memory.cuda.access import CudaAccess
-from shm_backend_utils.memory.cuda.allocations import CudaAllocation
-from shm_backend_utils.memory.cuda.mappings import CudaMappings
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.gpu.arrays.device_array import DeviceArray
+from shm_backend_utils.gpu.memory.access import CudaAccess
+from shm_backend_utils.gpu.memory.allocations import CudaAllocation
+from shm_backend_utils.gpu.memory.mappings import CudaMappings
+from shm_backend_utils.gpu.model import DeviceArrays
+from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.config import Config
-from shm_backend_utils.model.devices.arrays import DeviceArrays
 from shm_backend_utils.model.forward.direct import Lending, LentMemory
 from shm_backend_utils.model.forward.ordinary import Asked, Given, OrdinaryForwarding
 from shm_backend_utils.model.mapping.memory import DeviceMemory, HostMemory
 from shm_backend_utils.model.triton import TritonBackend
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol.claims import CudaRegionClaim, LentRegionClaim
-from shm_backend_utils.tensors.cuda.device_array import DeviceArray
 from shm_backend_utils.tensors.view import TensorView
 from shm_backend_utils.testing.emulator.response import InferenceResponse
 from shm_backend_utils.testing.emulator.tensor import Tensor

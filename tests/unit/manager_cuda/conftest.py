@@ -12,9 +12,9 @@ import pytest
 
 from shm_backend_utils.compat.shared_memory_manager import SharedMemoryManager
 from shm_backend_utils.errors import MachineError, RegionRefusedError, ShmError
-from shm_backend_utils.memory.cuda.access import CudaAccess
-from shm_backend_utils.memory.cuda.allocations import CudaAllocation
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.gpu.memory.access import CudaAccess
+from shm_backend_utils.gpu.memory.allocations import CudaAllocation
+from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.mapping.mapped import MappedRegion

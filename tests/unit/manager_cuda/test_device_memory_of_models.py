@@ -9,9 +9,9 @@ import pytest
 
 from shm_backend_utils.compat.shared_memory_manager import RegionStatus, SharedMemoryManager
 from shm_backend_utils.errors import CallerError, MachineError, RegionRefusedError
-from shm_backend_utils.memory.cuda.access import CudaAccess
-from shm_backend_utils.memory.cuda.allocations import CudaAllocation
-from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH, CudaRuntime
+from shm_backend_utils.gpu.memory.access import CudaAccess
+from shm_backend_utils.gpu.memory.allocations import CudaAllocation
+from shm_backend_utils.gpu.runtime import HANDLE_LENGTH, CudaRuntime
 from shm_backend_utils.memory.locks import has_borrowers, has_users
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.protocol import layout

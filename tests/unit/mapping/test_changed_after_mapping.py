@@ -13,10 +13,10 @@ import pytest
 
 from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.errors import ClosedError, RegionGoneError, RegionRefusedError, StaleRequestError, TableError
-from shm_backend_utils.memory.cuda.access import CudaAccess
-from shm_backend_utils.memory.cuda.allocations import CudaAllocation
-from shm_backend_utils.memory.cuda.mappings import CudaMappings
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.gpu.memory.access import CudaAccess
+from shm_backend_utils.gpu.memory.allocations import CudaAllocation
+from shm_backend_utils.gpu.memory.mappings import CudaMappings
+from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.memory.managed import ManagedRegion

@@ -13,7 +13,7 @@ from shm_backend_utils.client.core import ClientMemory
 from shm_backend_utils.client.inputs.sources import described_inputs, wanted_outputs
 from shm_backend_utils.client.transports.messages import split_url
 from shm_backend_utils.errors import CallerError, ClosedError, TensorError, TensorShapeError, TensorTypeError
-from shm_backend_utils.memory.cuda.access import CudaAccess
+from shm_backend_utils.gpu.memory.access import CudaAccess
 from tests.unit.fake_server import FakeServer, config
 from tests.unit.fake_wires import client_of
 

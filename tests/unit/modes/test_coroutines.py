@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.memory.cuda.access import CudaAccess
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
+from shm_backend_utils.gpu.memory.access import CudaAccess
+from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.model import BatchCall, Call, StreamCall
 from shm_backend_utils.protocol.spans import Ring
 from shm_backend_utils.testing.emulator.request import InferenceRequest

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.errors import RegionGoneError
-from shm_backend_utils.memory.cuda.access import CudaAccess
+from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.memory.locks import SharedLease, SlotLease, borrow
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import ShmSession

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shm_backend_utils.memory.cuda.allocations import CudaAllocation
-from shm_backend_utils.memory.cuda.default_streams import LEGACY_STREAM
-from shm_backend_utils.memory.cuda.runtime import CudaRuntime
-from shm_backend_utils.tensors.cuda.device_array import DeviceArray
-from shm_backend_utils.tensors.cuda.imported import imported
+from shm_backend_utils.gpu.arrays.device_array import DeviceArray
+from shm_backend_utils.gpu.arrays.imported import imported
+from shm_backend_utils.gpu.memory.allocations import CudaAllocation
+from shm_backend_utils.gpu.runtime import LEGACY_STREAM, CudaRuntime
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 
 __all__ = ["FakeArray", "FakeLibrary", "FakeStream"]

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from shm_backend_utils.tensors.cuda.device_array import DeviceArray
+from shm_backend_utils.gpu.arrays.device_array import DeviceArray
 
 from ..gpu import Gpu, LoadGpu
 from ..report import CheckFailedError, require

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from shm_backend_utils.gpu.arrays.device_array import DeviceArray
+from shm_backend_utils.gpu.arrays.imported import imported
+from shm_backend_utils.gpu.arrays.libraries import as_library
 from shm_backend_utils.model import DeviceView
-from shm_backend_utils.tensors.cuda.device_array import DeviceArray
-from shm_backend_utils.tensors.cuda.imported import imported
-from shm_backend_utils.tensors.cuda.libraries import as_library
 
 from ..gpu import Gpu
 

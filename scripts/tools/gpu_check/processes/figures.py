@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from shm_backend_utils.memory.cuda.streams import named_stream
+from shm_backend_utils.gpu.streams import named_stream
 
 from ..driver import used_bytes
 from ..measuring import Amounts, identity_figures, kernel_figure, medians_ms, name_of

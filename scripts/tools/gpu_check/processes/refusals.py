@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 
 from shm_backend_utils.errors import RegionRefusedError
-from shm_backend_utils.memory.cuda.errors import CudaError
-from shm_backend_utils.memory.cuda.mappings import CudaMappings
-from shm_backend_utils.memory.cuda.runtime import HANDLE_LENGTH
+from shm_backend_utils.gpu.errors import CudaError
+from shm_backend_utils.gpu.memory.mappings import CudaMappings
+from shm_backend_utils.gpu.runtime import HANDLE_LENGTH
 
 from ..report import CheckFailedError, require
 from .client import Check, Client

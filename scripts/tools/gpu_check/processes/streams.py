@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from shm_backend_utils.memory.cuda.ordering import Mark
+from shm_backend_utils.gpu.ordering import Mark
 
 from ..gpu import WAITS
 from ..kernels import LATE_STEPS

@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from shm_backend_utils.client import CopyWarning, PreparedCall, ShmError
 from shm_backend_utils.dtypes import BY_NAME
-from shm_backend_utils.memory.cuda.streams import named_stream
-from shm_backend_utils.tensors.cuda.device_array import DeviceArray
-from shm_backend_utils.tensors.cuda.imported import imported
-from shm_backend_utils.tensors.cuda.libraries import as_library
+from shm_backend_utils.gpu.arrays.device_array import DeviceArray
+from shm_backend_utils.gpu.arrays.imported import imported
+from shm_backend_utils.gpu.arrays.libraries import as_library
+from shm_backend_utils.gpu.streams import named_stream
 
 from .. import photographs
 from ..driver import pool_memory

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from shm_backend_utils.memory.cuda.access import CudaAccess
+from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.model import BatchCall, DeviceView, ShmSession
 
 

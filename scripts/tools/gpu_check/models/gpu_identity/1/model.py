@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shm_backend_utils.memory.cuda.access import CudaAccess
+from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.model import Call, ShmSession
 
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from scripts.tools.gpu_check.kernels import load_kernels
-from shm_backend_utils.memory.cuda.access import CudaAccess
+from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.model import Call, ShmSession
 
 

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import Any, Final, NamedTuple
 
-from ...errors import CallerError, shown
-from .default_streams import DEFAULT_STREAMS, LEGACY_STREAM, PER_THREAD_STREAM
+from ..errors import CallerError, shown
 from .errors import CudaError
-from .runtime import CudaRuntime
+from .runtime import DEFAULT_STREAMS, LEGACY_STREAM, PER_THREAD_STREAM, CudaRuntime
 
 __all__ = ["Named", "NamedEvent", "NamedStream", "named", "named_stream"]
 

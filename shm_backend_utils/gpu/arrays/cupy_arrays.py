@@ -9,7 +9,7 @@ import numpy as np
 
 from ... import dtypes
 from ...errors import MachineError
-from ...memory.cuda.default_streams import LEGACY_STREAM
+from ..runtime import LEGACY_STREAM
 
 __all__ = ["cupy_array", "cupy_stream"]
 

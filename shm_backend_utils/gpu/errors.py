@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ...errors import MachineError
+from ..errors import MachineError
 
 __all__ = ["CudaError"]
 

@@ -8,8 +8,8 @@ import numpy.typing as npt
 
 from ...dtypes import DType
 from ...errors import DeviceMemoryError
-from ..attributes import BufferAttributes, MemoryType
-from ..view import TensorView
+from ...tensors.attributes import BufferAttributes, MemoryType
+from ...tensors.view import TensorView
 from .device_array import DeviceArray
 
 __all__ = ["DeviceView"]

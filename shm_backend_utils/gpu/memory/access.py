@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from ..runtime import CudaRuntime
 from .mappings import CudaMappings
-from .runtime import CudaRuntime
 
 __all__ = ["CudaAccess"]
 

@@ -9,15 +9,15 @@ from typing import Final, NamedTuple
 
 from ...errors import BudgetError, MachineError
 from ...forks import forsake_in_children
-from .. import locks
-from ..descriptors import Descriptor
-from ..managed import roomy
-from ..pool.slot import SlotRegion
-from ..repeater import Repeater
+from ...memory import locks
+from ...memory.descriptors import Descriptor
+from ...memory.managed import roomy
+from ...memory.pool.slot import SlotRegion
+from ...memory.repeater import Repeater
+from ..errors import CudaError
+from ..runtime import BLOCK_BYTES, whole_blocks
 from .access import CudaAccess
 from .allocations import CudaAllocation
-from .errors import CudaError
-from .runtime import BLOCK_BYTES, whole_blocks
 
 __all__ = ["DeviceBank", "ShortOfMemoryError", "rounded_up"]
 

@@ -6,7 +6,7 @@ import functools
 import os
 
 from ...errors import ClosedError
-from .runtime import CudaRuntime, whole_blocks
+from ..runtime import CudaRuntime, whole_blocks
 
 __all__ = ["CudaAllocation"]
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...forks import forsake_in_children
+from ..forks import forsake_in_children
 from .errors import CudaError
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from ... import dtypes
-from .. import dlpack
-from ..dlpack_structures import (
+from ...tensors import dlpack
+from ...tensors.dlpack_structures import (
     NAME_USED,
     NAME_USED_VERSIONED,
     NUMPY_MAKES_VERSIONED,

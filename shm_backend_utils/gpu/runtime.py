@@ -12,19 +12,37 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Final, Literal, NamedTuple
 
-from ...errors import MachineError
-from ...forks import forsake_in_children
-from .default_streams import DEFAULT_STREAMS, LEGACY_STREAM
+from ..errors import MachineError
+from ..forks import forsake_in_children
 from .errors import CudaError
 from .retired import Retired
 
-__all__ = ["BLOCK_BYTES", "HANDLE_LENGTH", "CudaRuntime", "PointerFacts", "whole_blocks"]
+__all__ = [
+    "BLOCK_BYTES",
+    "DEFAULT_STREAMS",
+    "HANDLE_LENGTH",
+    "LEGACY_STREAM",
+    "PER_THREAD_STREAM",
+    "CudaRuntime",
+    "PointerFacts",
+    "whole_blocks",
+]
 
 HANDLE_LENGTH: Final = 64
 """Bytes of ``CUipcMemHandle`` and of ``CUipcEventHandle`` (``CU_IPC_HANDLE_SIZE``)."""
 
 BLOCK_BYTES: Final = 2 * 2**20
 """CUDA allocates in such blocks, and an IPC handle opens whole ones. So what is shared should fill them."""
+
+# CUDA's default streams have numbers, and belong to whatever device is current. Array libraries say 0 for the legacy
+# one, but the driver may read 0 as the thread's own. So a library's stream is read as `stream or LEGACY_STREAM`.
+LEGACY_STREAM: Final = 1
+"""The one that streams which are not "non-blocking" wait for, and it for them (``CU_STREAM_LEGACY``)."""
+
+PER_THREAD_STREAM: Final = 2
+"""The thread's own. It waits for the legacy one alone (``CU_STREAM_PER_THREAD``)."""
+
+DEFAULT_STREAMS: Final = frozenset({0, LEGACY_STREAM, PER_THREAD_STREAM})
 
 _NOT_READY: Final = "CUDA_ERROR_NOT_READY"
 _INVALID_VALUE: Final = "CUDA_ERROR_INVALID_VALUE"

@@ -1,26 +1,26 @@
-"""DeviceArray: C-contiguous elements on a GPU, for any array library."""
+"""Elements on a GPU: DeviceArray is C-contiguous and serves any array library; StridedArray only describes them."""
 
 from __future__ import annotations
 
 import math
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from ... import dtypes
-from ...memory.cuda.default_streams import LEGACY_STREAM, PER_THREAD_STREAM
-from ...memory.cuda.ordering import order_after
-from ...memory.cuda.runtime import CudaRuntime
-from ...memory.cuda.streams import NamedStream
-from .. import dlpack
-from ..dlpack_structures import c_strides
+from ...tensors import dlpack
+from ...tensors.dlpack_structures import c_strides
+from ..ordering import order_after
+from ..runtime import LEGACY_STREAM, PER_THREAD_STREAM, CudaRuntime
+from ..streams import NamedStream
 from .capsules import CapsuleTensor, capsule_over
 from .cupy_arrays import cupy_array, cupy_stream
 
-__all__ = ["DeviceArray", "viewed"]
+__all__ = ["DeviceArray", "StridedArray", "viewed"]
 
 
 _COMPUTES_NOTHING: Final = (
@@ -336,3 +336,35 @@ def viewed(
         is_read_only=array.is_read_only if is_read_only is None else is_read_only,
         written_on=array.written_on,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class StridedArray:
+    """Elements on a GPU, in any order: of another library's array."""
+
+    runtime: CudaRuntime
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # in bytes; 0 or less, too
+    dtype: np.dtype[Any]
+    device: int  # this process' number of the GPU
+    owner: object  # keeps the memory
+    is_read_only: bool = False
+
+    @property
+    def size(self) -> int:
+        """How many elements there are."""
+        return math.prod(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        """How many dimensions there are."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the elements have, without what lies between them."""
+        return self.size * self.dtype.itemsize
+
+    def __repr__(self) -> str:
+        return f"<StridedArray {self.dtype} {list(self.shape)} strides {list(self.strides)} GPU {self.device}>"

@@ -14,10 +14,10 @@ import weakref
 from typing import Final
 
 from ...errors import ClosedError, RegionRefusedError
+from ...memory.locks import SharedLease
 from ...telling import telling
-from ..locks import SharedLease
-from .errors import CudaError
-from .runtime import HANDLE_LENGTH, CudaRuntime
+from ..errors import CudaError
+from ..runtime import HANDLE_LENGTH, CudaRuntime
 
 __all__ = ["CudaMapping", "CudaMappings", "device_with"]
 

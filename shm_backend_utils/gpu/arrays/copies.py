@@ -1,19 +1,20 @@
-"""Copies between arrays on GPUs, and between them and the host, on a stream."""
+"""Copies between arrays on GPUs, and between them and the host, on a stream; and new arrays for them."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from ...errors import TensorError
-from ...memory.cuda.runtime import CudaRuntime
-from .device_array import DeviceArray
+from ..memory.allocations import CudaAllocation
+from ..runtime import CudaRuntime
+from .device_array import DeviceArray, StridedArray
 from .pieces import plan
-from .strided_array import StridedArray
 
-__all__ = ["MAX_PIECES", "Array", "copy"]
+__all__ = ["MAX_PIECES", "Array", "copy", "copy_of", "new_array"]
 
 MAX_PIECES: Final = 4096
 """As many copies one after the other take some 10 ms."""
@@ -45,6 +46,27 @@ def copy(runtime: CudaRuntime, target: Array, source: Array, stream: int, *, ten
         _upload(runtime, target, source, stream, tensor)
     else:
         _put_on(runtime, target, source, stream, target.device, tensor)
+
+
+def new_array(runtime: CudaRuntime, shape: tuple[int, ...], dtype: np.dtype[Any], device: int) -> DeviceArray:
+    """Return an array that is not cleared, and whose memory goes with it; CudaError if there is none."""
+    byte_size = math.prod(shape) * dtype.itemsize
+    allocation = CudaAllocation(runtime, max(byte_size, 1), device)
+    return DeviceArray(runtime, allocation.address, shape, dtype, device, allocation.keeper)
+
+
+def copy_of(array: DeviceArray) -> DeviceArray:
+    """Return a copy with memory of its own, made after all that the GPU has to do now. Waits for that."""
+    runtime, device = array.runtime, array.device
+    made = new_array(runtime, array.shape, array.dtype, device)
+    runtime.synchronize_device(device)
+    stream = runtime.create_stream(device)
+    try:
+        copy(runtime, made, array, stream)
+        runtime.synchronize_stream(stream, device)
+    finally:
+        runtime.destroy_stream(stream, device)
+    return made
 
 
 def _upload(runtime: CudaRuntime, target: OnGpu, source: npt.NDArray[Any], stream: int, tensor: str) -> None:

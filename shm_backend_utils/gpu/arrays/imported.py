@@ -10,16 +10,14 @@ import numpy as np
 
 from ... import dtypes
 from ...errors import TensorTypeError
-from ...memory.cuda.default_streams import LEGACY_STREAM
-from ...memory.cuda.ordering import order_after
-from ...memory.cuda.runtime import CudaRuntime
-from ...memory.cuda.streams import NamedStream
-from .. import dlpack
-from ..dlpack_structures import VERSION, c_strides
+from ...tensors import dlpack
+from ...tensors.dlpack_structures import VERSION, c_strides
+from ..ordering import order_after
+from ..runtime import LEGACY_STREAM, CudaRuntime
+from ..streams import NamedStream
 from .capsules import taken_over
-from .device_array import DeviceArray
+from .device_array import DeviceArray, StridedArray
 from .device_view import DeviceView
-from .strided_array import StridedArray
 
 __all__ = ["device_of", "imported", "is_on_gpu"]
 

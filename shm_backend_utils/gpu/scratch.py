@@ -1,0 +1,104 @@
+"""A session's own memory on GPUs, used again and again."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from .arrays.device_array import DeviceArray
+from .errors import CudaError
+from .ordering import OwnStreams
+from .runtime import CudaRuntime, whole_blocks
+
+__all__ = ["Scratch"]
+
+
+class Scratch:
+    """A session's own memory on GPUs. Thread-safe.
+
+    An array's memory is free again when the array is gone *and* its GPU has done all that it had to do then. What is
+    free serves the next array that fits. When none does, all that is free on that GPU goes back to CUDA: so there is as
+    much as calls had at once.
+    """
+
+    def __init__(self, runtime: CudaRuntime) -> None:
+        self._runtime = runtime
+        self._lock = threading.Lock()
+        self._free: dict[int, list[tuple[int, int]]] = {}  # sizes and addresses, by GPU
+        self._is_closed = False
+
+    def array(
+        self,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        device: int,
+        *,
+        written_on: int | None = None,
+        streams: OwnStreams | None = None,
+    ) -> DeviceArray:
+        """Return a new array, C-contiguous and writable, not cleared. Nothing that was there before is still at work.
+
+        Who reads it on another stream waits for ``written_on``, one of ``streams``, which the array keeps.
+        """
+        taken = _Taken(self, self._runtime, *self._take(math.prod(shape) * dtype.itemsize, device), device)
+        taken.streams = streams
+        return DeviceArray(self._runtime, taken.address, shape, dtype, device, taken, written_on=written_on)
+
+    def put_back(self, byte_size: int, address: int, device: int) -> None:
+        """Take note that memory is free again. To be called when its GPU has finished with it."""
+        with self._lock:
+            if not self._is_closed:
+                self._free.setdefault(device, []).append((byte_size, address))
+                return
+        self._runtime.free(address, device)
+
+    def close(self) -> None:
+        """Give what is free back to CUDA, now; and what is in use, when it is free. Twice is fine."""
+        with self._lock:
+            self._is_closed = True
+            free, self._free = self._free, {}
+        for device, blocks in free.items():
+            for _, address in blocks:
+                with contextlib.suppress(CudaError):  # what CUDA does not free stays as it is, and keeps no other
+                    self._runtime.free(address, device)
+
+    def _take(self, byte_size: int, device: int) -> tuple[int, int]:
+        """Return memory of at least so many bytes: its size, and where it is."""
+        self._runtime.retired.collect()
+        with self._lock:
+            free = self._free.get(device, [])
+            fitting = [block for block in free if block[0] >= byte_size]
+            if fitting:
+                block = min(fitting)
+                free.remove(block)
+                return block
+            self._free[device] = []
+        for _, address in free:
+            with contextlib.suppress(CudaError):
+                self._runtime.free(address, device)
+        byte_size = whole_blocks(max(byte_size, 1))
+        return byte_size, self._runtime.allocate(byte_size, device)
+
+
+class _Taken:
+    """Memory that one array has. Its finalizer waits for nothing, and asks CUDA for nothing."""
+
+    def __init__(self, scratch: Scratch, runtime: CudaRuntime, byte_size: int, address: int, device: int) -> None:
+        self.address = address
+        self._scratch = scratch
+        self._runtime = runtime
+        self._byte_size = byte_size
+        self._device = device
+        self._process = os.getpid()
+        self.streams: OwnStreams | None = None
+
+    def __del__(self) -> None:
+        if self._process == os.getpid():  # in a forked child it is not ours
+            back = partial(self._scratch.put_back, self._byte_size, self.address, self._device)
+            self._runtime.retired.add(self._device, back)
