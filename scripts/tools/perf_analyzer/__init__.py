@@ -1,1 +1,0 @@
-"""Have perf_analyzer measure the direct path next to what it knows itself."""
