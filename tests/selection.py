@@ -1,7 +1,7 @@
 """Which tests run: with ``--all`` every one; without, what is long is left out, and other flavours of one test are.
 
 A flavour is a kind of client: over gRPC or HTTP, blocking or on asyncio. Tests that are marked ``every_flavour`` ask
-all four for what they share. Each other test of ``FOLDERS`` runs on one of its flavours. Its name decides which one, so
+all four for what they share. Each other test of ``OF_ONE_FLAVOUR`` runs on one of its flavours. Its name decides which one, so
 that it is always the same, and all tests together are spread evenly.
 """
 
@@ -16,7 +16,7 @@ import pytest
 
 __all__ = ["left_out"]
 
-FOLDERS: Final = ("tests/crash/", "tests/e2e/", "tests/harness/")
+OF_ONE_FLAVOUR: Final = ("tests/crash/", "tests/e2e/", "tests/harness/")
 _FLAVOURS: Final = {"grpc", "http", "grpc aio", "http aio", "blocking", "aio"}
 
 
@@ -31,7 +31,7 @@ def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
 
 
 def _has_one_flavour(item: pytest.Item) -> bool:
-    return item.nodeid.startswith(FOLDERS) and item.get_closest_marker("every_flavour") is None
+    return item.nodeid.startswith(OF_ONE_FLAVOUR) and item.get_closest_marker("every_flavour") is None
 
 
 def _is_another_flavour(item: pytest.Item, flavours: dict[str, set[tuple[str, ...]]]) -> bool:

@@ -10,15 +10,11 @@ import sys
 import zipfile
 from pathlib import Path
 
-import pytest
-
 from tests.wheels import build_wheel
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "docs" / "deploy" / "docker" / "Dockerfile"
 HADOLINT = Path(sys.executable).with_name("hadolint")
-
-pytestmark = pytest.mark.long
 
 
 def copied_from_the_checkout() -> list[tuple[list[str], str]]:

@@ -23,7 +23,7 @@ from shm_backend_utils.server.stub_numpy import is_there_another
 from tests.wheels import build_wheel
 
 # The first test waits for pip, and for a server that unpacks archives.
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 ROOT = Path(__file__).parents[2]
 PACK = ROOT / "docs" / "deploy" / "execution_env" / "pack"

@@ -26,8 +26,6 @@ SERVERS_OWN_BYTES: Final = 2**30
 """What docs/deployment.md reckons for the server and the processes of two small models."""
 CLIENTS_OWN_BYTES: Final = 2**29
 
-pytestmark = pytest.mark.long
-
 
 @pytest.fixture(scope="module")
 def schemas() -> Iterator[Schemas]:

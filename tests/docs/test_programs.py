@@ -15,7 +15,7 @@ from .server import PagesServer
 BY_OTHERS = ("run by", "not run")
 
 # A page has up to five programs, and each begins with what the earlier ones did.
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 def programs(page: Path) -> list[Block]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from scripts.tools import ROOT
-from scripts.tools.test.__main__ import ALL_ON_NEWEST, FOLDERS, OF_SERVERS, ON_NEWEST, ON_OLDEST_PYTHON, WITH_NUMPY_1
+from scripts.tools.test.__main__ import ALL_ON_NEWEST, OF_SERVERS, ON_NEWEST, ON_OLDEST_PYTHON, SUITE, WITH_NUMPY_1
 
 HEADING = re.compile(r"=== (\d+) flaky: .* ===")
 PASSES = "def test_it():\n    pass\n"
@@ -78,7 +78,7 @@ def checkout(tmp_path: Path) -> Path:
     write(made, "tests/on_newest", "tests/e2e/test_e*.py\ntests/crash\n")
     for file in ON_OLDEST_PYTHON:
         write(made, file, PASSES)
-    for folder in (*FOLDERS, "docs"):
+    for folder in (*SUITE, "docs"):
         write(made, f"tests/{folder}/test_{folder}.py", PASSES)
     return made
 
@@ -136,6 +136,17 @@ def test_three_flakes_fail_the_run(checkout: Path) -> None:
     assert (done.status, HEADING.findall(done.printed)) == (1, ["3"]), done.printed
 
 
+def test_a_run_that_is_killed_has_failed(checkout: Path) -> None:
+    write(checkout, "tests/unit/test_killed.py", "import os\n\n\ndef test_it():\n    os.kill(os.getpid(), 9)\n")
+    assert run(checkout, "--numpy1").status != 0
+
+
+def test_an_environment_that_cannot_be_made_is_told_before_any_test(checkout: Path) -> None:
+    write(checkout, "scripts/setup", '#!/bin/sh\n[ -z "$*" ] || { echo no NumPy; exit 3; }\n')
+    done = run(checkout)
+    assert (done.status, done.environments, done.printed) == (3, [], "no NumPy\n")
+
+
 @pytest.mark.long
 def test_what_fails_again_is_no_flake(checkout: Path) -> None:
     done = run(checkout, numpy2=(3, 2))
@@ -149,8 +160,8 @@ def test_where_many_fail_none_is_run_again(checkout: Path) -> None:
 
 
 RUNS = {
-    "": ([".venv", ".venv-numpy1"], [len(FOLDERS) + 3, 2]),
-    "--all": ([".venv", ".venv-numpy1", ".venv-py3.10"], [len(FOLDERS) + 4, 2, 2]),
+    "": ([".venv", ".venv-numpy1"], [len(SUITE) + 3, 2]),
+    "--all": ([".venv", ".venv-numpy1", ".venv-py3.10"], [len(SUITE) + 4, 2, 2]),
     "--python=3.12 --numpy1 --server=0.5.0": ([".venv-py3.12-numpy1 0.5.0"], [len(OF_SERVERS) + 1]),
     "--server 0.5.0 tests/e2e -q": ([".venv 0.5.0"], [2]),
 }
@@ -168,7 +179,7 @@ ON_NEWEST_RUNS = {
     "--newest": ([".venv  triton-2.99"], [2]),
     "--newest --all": ([".venv  triton-2.99"], [len(ALL_ON_NEWEST) + 1]),
     "--newest tests/e2e -q": ([".venv  triton-2.99"], [2]),
-    "--all": ([".venv", ".venv-numpy1", ".venv-py3.10", ".venv  triton-2.99"], [len(FOLDERS) + 4, 2, 2, 4]),
+    "--all": ([".venv", ".venv-numpy1", ".venv-py3.10", ".venv  triton-2.99"], [len(SUITE) + 4, 2, 2, 4]),
     "--server ../shared/servers/triton-2.99": ([".venv  triton-2.99"], [len(OF_SERVERS) + 1]),
 }
 

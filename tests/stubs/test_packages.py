@@ -28,8 +28,6 @@ reveal_type(pb_utils.Tensor.is_cpu)
 reveal_type(shm_backend_utils.Call.put)
 """
 
-pytestmark = pytest.mark.long
-
 
 def run(*command: str, cwd: Path) -> str:
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)

@@ -28,7 +28,7 @@ from .trial import Verdict, try_mutant
 
 SHM_BYTES: Final = 512 << 20
 SLOWER: Final = 3  # than when the tests were recorded: the machine may be busy
-FOLDERS: Final = (
+FILES: Final = (
     "shm_backend_utils/http/*.py",
     "shm_backend_utils/protocol/*.py",
     "shm_backend_utils/memory/*.py",
@@ -45,7 +45,7 @@ EQUIVALENT: Final = Path(__file__).with_name("equivalent.json")
 
 def mutants_of(only: Sequence[str]) -> list[Mutant]:
     """Return the mutants of the files, or of those that a pattern names."""
-    files = sorted(str(path.relative_to(ROOT)) for pattern in FOLDERS for path in ROOT.glob(pattern))
+    files = sorted(str(path.relative_to(ROOT)) for pattern in FILES for path in ROOT.glob(pattern))
     wanted = [file for file in files if not only or any(fnmatch(file, f"*{pattern}") for pattern in only)]
     return [mutant for file in wanted for mutant in find(file, (ROOT / file).read_text())]
 

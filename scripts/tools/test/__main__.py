@@ -24,10 +24,10 @@ from .. import ROOT
 from .newest import VARIABLE, WHERE, find_newest
 from .runs import Environment, Tally, passed_to_pytest
 
-FOLDERS: Final = ("conformance", "crash", "e2e", "harness", "property", "scripts", "server", "unit")
-"""Under ``tests``. The others are about documents, deployment, examples, stubs, releases: ``--all`` runs them."""
+SUITE: Final = ("conformance", "crash", "e2e", "harness", "property", "scripts", "server", "unit")
+"""Folders under ``tests``. The others run with ``--all``."""
 OF_SERVERS: Final = ("conformance", "crash", "e2e", "server")
-"""Which of them start a server."""
+"""Those that are about a server."""
 WITH_NUMPY_1: Final = ROOT / "tests" / "with_numpy1"
 """Lists the tests that NumPy 1.26 can make a difference to, as patterns of paths."""
 ON_NEWEST: Final = ROOT / "tests" / "on_newest"
@@ -47,7 +47,7 @@ def parsed() -> tuple[argparse.Namespace, list[str]]:
     servers.add_argument(
         "--server",
         metavar="VERSION|DIR",
-        help="of nvidia-pytriton, as 0.5.0, or the folder of a server: the tests that start a server",
+        help="of nvidia-pytriton, as 0.5.0, or the folder of a server: the tests about a server",
     )
     servers.add_argument(
         "--newest", action="store_true", help=f"some tests on the newest server that no wheel carries: {VARIABLE}=DIR"
@@ -118,26 +118,29 @@ def run(chosen: argparse.Namespace, for_pytest: list[str]) -> int:
     if chosen.server or chosen.newest:
         os.environ.pop(FOLDER_VARIABLE, None)  # the folder of some server
     amount = ["--all"] if chosen.all else []
-    environment: Environment | None = replace(set_up(chosen.python, numpy1=chosen.numpy1), server=folder)
-    if environment and chosen.newest:
-        environment = on_newest(environment, chosen.python)
-    if environment is None:
+    environment = replace(set_up(chosen.python, numpy1=chosen.numpy1), server=folder)
+    newest = on_newest(environment, chosen.python) if chosen.newest else None
+    if chosen.newest and newest is None:
         return 0
     if for_pytest:
-        return passed_to_pytest(environment, [*amount, *for_pytest])
+        return passed_to_pytest(newest or environment, [*amount, *for_pytest])
+    # All environments first: you hear of one that cannot be made before minutes of tests.
+    runs: list[tuple[Environment, list[str]]]
+    if newest is not None:
+        runs = [(newest, [*amount, *(ALL_ON_NEWEST if chosen.all else listed(ON_NEWEST))])]
+    else:
+        folders = OF_SERVERS if chosen.server else SUITE
+        paths = ["tests"] if chosen.all and not chosen.server else [f"tests/{folder}" for folder in folders]
+        runs = [(environment, [*amount, *paths])]
+        if not (chosen.server or chosen.python or chosen.numpy1):
+            runs.append((set_up(None, numpy1=True), [*amount, *listed(WITH_NUMPY_1)]))
+            if chosen.all:
+                runs.append((set_up(OLDEST_PYTHON, numpy1=False), [*ON_OLDEST_PYTHON]))
+                if (newest := on_newest(environment, None)) is not None:
+                    runs.append((newest, [*amount, "--grpcio", *ALL_ON_NEWEST]))  # else our own sockets do
     tally = Tally()
-    if chosen.newest:
-        tally.run(environment, [*amount, *(ALL_ON_NEWEST if chosen.all else listed(ON_NEWEST))])
-        return tally.finish()
-    folders = OF_SERVERS if chosen.server else FOLDERS
-    paths = ["tests"] if chosen.all and not chosen.server else [f"tests/{folder}" for folder in folders]
-    tally.run(environment, [*amount, *paths])
-    if not (chosen.server or chosen.python or chosen.numpy1):
-        tally.run(set_up(None, numpy1=True), [*amount, *listed(WITH_NUMPY_1)])
-        if chosen.all:
-            tally.run(set_up(OLDEST_PYTHON, numpy1=False), ON_OLDEST_PYTHON)
-            if (newest := on_newest(environment, None)) is not None:
-                tally.run(newest, [*amount, "--grpcio", *ALL_ON_NEWEST])  # else our own sockets do
+    for each, arguments in runs:
+        tally.run(each, arguments)
     return tally.finish()
 
 

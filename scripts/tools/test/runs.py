@@ -90,7 +90,7 @@ class Tally:
             again = [each for each in arguments if each.startswith("-")]
             status = _run(environment, [*again, *sorted(failed)])
             self.flakes += [f"{environment.label}: {test}" for test in sorted(failed - environment.failed())]
-        self.status = max(self.status, status)
+        self.status = self.status or status  # which is negative where a signal has ended pytest
 
     def finish(self) -> int:
         """Name the flakes, and return the exit status."""
