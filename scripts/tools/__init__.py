@@ -1,4 +1,4 @@
-"""What the commands in ``scripts`` start: a package or a module for each; ``figures``, ``processes`` and ``lone_emulator`` are shared.
+"""What the commands in ``scripts`` start: a package or module for each, over what they share (see pyproject.toml).
 
 What users run, too, is in :mod:`shm_backend_utils.cli`; its ``common`` serves the tools as well. Run from the root of
 the checkout, ``python -m scripts.tools.NAME`` starts a tool without setting anything up.
