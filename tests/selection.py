@@ -1,8 +1,8 @@
 """Which tests run: with ``--all`` every one; without, what is long is left out, and other flavours of one test are.
 
 A flavour is a kind of client: over gRPC or HTTP, blocking or on asyncio. Tests that are marked ``every_flavour`` ask
-all four for what they share. Each other test of ``OF_ONE_FLAVOUR`` runs on one of its flavours. Its name decides which one, so
-that it is always the same, and all tests together are spread evenly.
+all four for what they share. Each other test of ``OF_ONE_FLAVOUR`` runs on one of its flavours. Its name decides which
+one, so that it is always the same, and all tests together are spread evenly.
 """
 
 from __future__ import annotations
