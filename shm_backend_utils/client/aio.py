@@ -19,7 +19,7 @@ from .prepared import AsyncPreparedCall
 from .result import Result
 from .server_calls import start
 from .steps import AsyncioDriver, Steps
-from .streams import OpenStream, holding_told, on_their_gpus, responses_of
+from .streams import OpenStream
 from .transports.connect import connect_async
 
 __all__ = ["AsyncShmClient"]
@@ -68,22 +68,9 @@ class AsyncShmClient(
     _loop: asyncio.AbstractEventLoop | None = None
 
     def submit(self, model: str, inputs: Mapping[str, Any], **named: Any) -> asyncio.Task[Result]:
-        """As :meth:`infer`, in a task of its own.
+        """As :meth:`infer`, in a task of its own, which has started. Keep it: the event loop alone does not.
 
-        Parameters
-        ----------
-        model, inputs, **named
-            As of :meth:`infer`.
-
-        Returns
-        -------
-        asyncio.Task of Result
-            Started already. Keep it: the event loop alone does not.
-
-        Raises
-        ------
-        CallerError, TypeError
-            At once: an argument is none that can be sent.
+        An argument that cannot be sent is a CallerError or TypeError at once.
         """
         return asyncio.ensure_future(self.infer(model, inputs, **named))
 
@@ -120,20 +107,15 @@ class AsyncShmClient(
 
     async def _responses(self, core: Core, opening: Steps[OpenStream]) -> AsyncGenerator[Result, None]:
         driver, _ = self._open()
-        with core.tally.failures():
-            stream = await driver.run(opening)
-            with contextlib.closing(stream.call), holding_told(stream):
-                answers = driver.transport.stream(stream.call.message(), stream.patience_s)
-                async with contextlib.aclosing(answers):
-                    async for answer in answers:
-                        results = responses_of(core, stream, answer)
-                        if stream.output_devices:
-                            await driver.run(on_their_gpus(core, stream, results))
-                        while results:
-                            yield results.pop()  # held by nobody here: its frame is free when the user lets go of it
-                        if core.is_forked:
-                            raise ForkedError("this stream")
-        core.tally.succeeded(stream.call.path, stream.bytes_avoided)
+        with await driver.run(opening, core.tally) as stream:
+            answers = driver.transport.stream(stream.call.message(), stream.patience_s)
+            async with contextlib.aclosing(answers):
+                async for answer in answers:
+                    results = await driver.run(stream.results(answer))
+                    while results:
+                        yield results.pop()  # held by nobody here: its frame is free when the user lets go of it
+                    if core.is_forked:
+                        raise ForkedError("this stream")
 
     def _open(self) -> tuple[AsyncioDriver, Core]:
         core, loop = self._open_core(), asyncio.get_running_loop()

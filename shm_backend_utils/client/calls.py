@@ -1,7 +1,4 @@
-"""Calls: each takes memory, copies its inputs there, and sends a request; again, where that is certain to be right.
-
-Each operation is a generator of :mod:`.steps`, for both clients.
-"""
+"""Calls: each takes memory, copies its inputs there, and sends a request; again, where that is certain to be right."""
 
 from __future__ import annotations
 
@@ -26,20 +23,19 @@ from .inputs.sources import (
     InputDescription,
     Outputs,
     Source,
-    WantedOutputs,
     described_inputs,
     sources,
     wanted_outputs,
 )
-from .known_model import KnownModel, tell_no_growth, tell_overflow
+from .known_model import KnownModel
 from .paths.call import COPYING, LONG_COPY, Call, Plan, is_answer, write_inputs
 from .paths.direct import DirectCall, PreparedDirectCall
 from .paths.on_gpus import brought_to_gpus
 from .paths.taking import grow
 from .paths.triton_shm import InlineCall
 from .result import Result
-from .settings import LEAST_S, CallSettings, left_until
-from .steps import COPIED, Offload, Pause, Steps, forget_locals
+from .settings import CallSettings
+from .steps import COPIED, LEAST_S, Offload, Pause, Steps, forget_locals, left_until
 
 __all__ = ["infer", "infer_prepared", "prepare", "repair", "send"]
 
@@ -58,7 +54,7 @@ def infer(  # noqa: PLR0912, PLR0915  # one function: each further one costs eve
     core: Core,
     settings: CallSettings,
     inputs: Mapping[str, Any],
-    outputs: Outputs | WantedOutputs,
+    outputs: Outputs,
     elsewhere: Elsewhere | None = None,
 ) -> Steps[Result]:
     """Make a call; ``elsewhere`` takes its inputs on GPUs, by default so that they may be lent."""
@@ -66,7 +62,7 @@ def infer(  # noqa: PLR0912, PLR0915  # one function: each further one costs eve
         wanted, devices = ({**outputs}, NO_DEVICES) if min(outputs.values()) >= 0 else wanted_outputs(outputs)
     else:
         wanted, devices = ALL_OUTPUTS if outputs is None else wanted_outputs(outputs)
-    known = core.catalog.known.get((settings.model, settings.version))
+    known = core.known.get((settings.model, settings.version))
     if known is None or (known.path != DirectCall.path and known.is_worth_another_look):
         known = yield from core.known_model(settings)
     while True:
@@ -170,10 +166,7 @@ def prepare(
 
 
 def infer_prepared(core: Core, call: Call, timeout_s: float) -> Steps[Result]:
-    """Make one request of a call that the user has filled; again, in the same memory, where its slot was in use.
-
-    A late request holds the slot for a moment, while it is refused: no model is at work.
-    """
+    """Make one request of a call that the user has filled; again where a late one held its slot, to be refused."""
     deadline = time.monotonic() + timeout_s
     if isinstance(call, PreparedDirectCall) and call.lacking:
         yield from _grow(core, call, call.settings._replace(deadline=deadline))
@@ -182,7 +175,7 @@ def infer_prepared(core: Core, call: Call, timeout_s: float) -> Steps[Result]:
         for number in range(1, _MOST_ATTEMPTS + 1):
             try:
                 if call.gpus is not None:
-                    yield from call.gpus.write_filled(call, deadline)
+                    yield from call.gpus.write(call, call.gpus.filled, deadline)
                 return (yield from send(core, call, left_until(deadline), _REMEDY_OF_PREPARED))
             except SlotInDoubtError:
                 if refusal is None:
@@ -293,7 +286,7 @@ def _fill(call: Call, given: Mapping[str, Source]) -> Steps[None]:
 def _meaning(core: Core, call: Call, error: ShmError) -> ShmError:
     """Return what to tell the user of a failed request, and take note of what it says about server and model."""
     if isinstance(error, ServerUnavailableError):
-        if core.catalog.forget_with(call.known):
+        if core.forget_with(call.known):
             core.paths.forget_server()  # when it is back, it may have other flags, too
     elif isinstance(error, InferenceError):
         if call.known.spec.is_decoupled and error.status() in _NOT_DONE:
@@ -303,7 +296,7 @@ def _meaning(core: Core, call: Call, error: ShmError) -> ShmError:
                 error.status(),
             )
     elif isinstance(error, PeerError) and not isinstance(error, SlotInDoubtError):
-        core.catalog.drop(call.known)  # it is not the model that was known: the next call asks what it is like
+        core.drop(call.known)  # it is not the model that was known: the next call asks what it is like
     return error
 
 
@@ -313,7 +306,7 @@ def _learned(core: Core, call: Call, result: Result, remedy: str, timeout_s: flo
     rows = layout.batch_size or 1
     if result.overflowed:
         learned.learn(result.overflowed, rows)
-        tell_overflow(call.known, result.overflowed, remedy, call.settings.origin)
+        call.known.warn_of_overflow(result.overflowed, remedy, call.settings.origin)
     elif (  # else no output uses what was learned
         learned.per_row and result.path == DirectCall.path and len(layout.certain) < len(layout.table.outputs)
     ):
@@ -322,7 +315,7 @@ def _learned(core: Core, call: Call, result: Result, remedy: str, timeout_s: flo
     if len(learned.needed) >= CALLS and learned.shrink():
         core.pool.drop_idle()
     if call.output_devices:
-        library = call.library or call.settings.library
+        library = call.settings.library if call.gpus is None else call.gpus.library
         result = yield from brought_to_gpus(core.gpus, result, call.output_devices, library, timeout_s)
     return result
 
@@ -334,7 +327,13 @@ def _grow(core: Core, call: PreparedDirectCall, settings: CallSettings) -> Steps
         call.grow(layout)
     elif not call.is_closed:
         rooms = {name: layout.table.outputs[name].byte_size for name in call.lacking}
-        tell_no_growth(call.known, rooms, settings.origin)
+        byte_size = sum(rooms.values())
+        message = (
+            f"a prepared call of model {call.known.spec.name!r} has too little room for {', '.join(map(repr, rooms))}, "
+            f"and the pool has no {byte_size} bytes now, so they come back through Triton, which copies them, until it "
+            f"has; release results sooner, raise PoolOptions(max_bytes=...), or say beforehand: outputs={rooms}"
+        )
+        call.known.warn("no memory to grow", message, settings.origin, byte_size)
 
 
 def _was_busy(call: Call, error: ShmError) -> bool:

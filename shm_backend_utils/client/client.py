@@ -27,7 +27,7 @@ from .prepared import CLOSE_OR_WITH, PreparedCall
 from .result import Result
 from .server_calls import start
 from .steps import BlockingDriver, Steps, until_copied
-from .streams import OpenStream, holding_told, on_their_gpus, responses_of
+from .streams import OpenStream
 from .transports.connect import connect
 
 if TYPE_CHECKING:
@@ -42,10 +42,7 @@ Submitted = concurrent.futures.Future[Result]
 
 
 class SubmittedCalls:
-    """The calls of one client that were submitted, and have not ended. Thread-safe.
-
-    Calls without a free thread wait, at most until their deadline.
-    """
+    """The calls of one client that were submitted: without a free thread, they wait until their deadline."""
 
     def __init__(self) -> None:
         self._threads = concurrent.futures.ThreadPoolExecutor(_MOST_AT_ONCE, "shm submit")
@@ -74,7 +71,9 @@ class SubmittedCalls:
             self._under_way.discard(future)
             raise
         if len(self._with_threads) > _MOST_AT_ONCE:
-            self._watch_the_waiting()
+            with self._lock:
+                if self._watch is None:
+                    self._watch = Repeater(self._end_the_late, _ROUND_S, "shm submit deadlines")
         return future
 
     def close(self) -> None:
@@ -106,11 +105,6 @@ class SubmittedCalls:
             del call, future  # whoever keeps the error keeps this frame
         else:
             future.set_result(result)
-
-    def _watch_the_waiting(self) -> None:
-        with self._lock:
-            if self._watch is None:
-                self._watch = Repeater(self._end_the_late, _ROUND_S, "shm submit deadlines")
 
     def _end_the_late(self) -> float:
         now = time.monotonic()
@@ -180,12 +174,8 @@ class ShmClient(
     ) -> concurrent.futures.Future[Result]:
         """As :meth:`infer`, without waiting for the answer. All inputs have been copied when this returns.
 
-        It waits for memory: a caller that submits faster than the model answers is slowed down to its pace.
-
-        Parameters
-        ----------
-        model, inputs, outputs, timeout_s, path, stream, library, **options
-            As of :meth:`infer`; the time runs from here to the answer. It takes no ``split``.
+        It waits for memory: a caller that submits faster than the model answers is slowed down to its pace. The time
+        runs from here to the answer. There is no ``split``.
 
         Returns
         -------
@@ -248,22 +238,17 @@ class ShmClient(
             raise
 
     def _responses(self, core: Core, opening: Steps[OpenStream]) -> Generator[Result, None, None]:
-        with core.tally.failures():
-            stream = self._driver.run(opening)
-            with (
-                contextlib.closing(stream.call),
-                holding_told(stream),
-                contextlib.closing(self._driver.transport.stream(stream.call.message(), stream.patience_s)) as answers,
-            ):
-                for answer in answers:
-                    results = responses_of(core, stream, answer)
-                    if stream.output_devices:
-                        self._driver.run(on_their_gpus(core, stream, results))
-                    while results:
-                        yield results.pop()  # held by nobody here: its frame is free when the user lets go of it
-                    if core.is_forked:
-                        raise ForkedError("this stream")
-        core.tally.succeeded(stream.call.path, stream.bytes_avoided)
+        driver = self._driver
+        with (
+            driver.run(opening, core.tally) as stream,
+            contextlib.closing(driver.transport.stream(stream.call.message(), stream.patience_s)) as answers,
+        ):
+            for answer in answers:
+                results = driver.run(stream.results(answer))
+                while results:
+                    yield results.pop()  # held by nobody here: its frame is free when the user lets go of it
+                if core.is_forked:
+                    raise ForkedError("this stream")
 
 
 def _give_up(call: Steps[Result]) -> None:

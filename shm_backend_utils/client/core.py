@@ -1,7 +1,4 @@
-"""What a client knows and has: models and their paths, memory, which its calls take here, GPUs, registrations.
-
-Each operation is a generator of :mod:`.steps`, for both clients.
-"""
+"""What a client knows and has: models and their paths, memory, which its calls take here, GPUs, registrations."""
 
 from __future__ import annotations
 
@@ -18,23 +15,23 @@ from ..forks import forsake_in_children
 from ..gpu.memory.access import CudaAccess
 from ..gpu.memory.bank import DeviceBank
 from ..memory import reaper
-from ..memory.pool.need import DIRECT, PREPARED, Need
+from ..memory.pool.need import DIRECT, PREPARED
 from ..memory.pool.options import PoolOptions
 from ..memory.pool.pool import SlotPool
+from ..model_spec import ModelSpec
 from ..protocol.call_layout import AnyInput, CallLayout
 from .errors import InferenceError, PathUnavailableError
 from .explanation import ClientStats, Explanation, Tally
 from .inputs.devices import Gpus, device_source, inputs_on_gpus
-from .known_model import Catalog, KnownModel, tell_gpu_copy, tell_path
-from .once import Once
+from .known_model import KnownModel
 from .paths.call import Call, Plan, check_sequence_id, is_answer
 from .paths.choice import PathChooser
 from .paths.direct import DirectCall, PreparedDirectCall
 from .paths.on_gpus import CallOnGpus, StagedOnGpus
-from .paths.taking import take, take_row, take_with_devices, wait_for
+from .paths.taking import take, take_row, take_with_devices
 from .paths.triton_shm import InlineCall, RegisteredCall, Registrations
 from .settings import CallSettings
-from .steps import Pause, Send, Steps
+from .steps import Once, Pause, Send, Steps
 from .transports.messages import Codec
 from .transports.transport import AsyncTransport, Transport
 
@@ -81,7 +78,7 @@ class Core:
 
     def __init__(self, memory: ClientMemory) -> None:
         options = memory.pool.options
-        self.catalog = Catalog(options.head_room)
+        self.known: dict[tuple[str, str], KnownModel] = {}  # the models that it has called, and their versions
         self.tally = Tally()
         self.pool = memory.pool
         self.gpus = Gpus(memory.bank, options.lend_bytes)
@@ -94,7 +91,7 @@ class Core:
 
     def connect(self, transport: Transport | AsyncTransport, inline_bytes: int | None) -> None:
         """Take note of the connection, before anything is asked by it."""
-        codec = self.codec = self.catalog.codec = transport.codec
+        codec = self.codec = transport.codec
         self.registrations = Registrations(codec)
         inline_bytes = codec.inline_bytes if inline_bytes is None else inline_bytes
         self.paths = PathChooser(codec, transport.host, self.registrations, self.pool.options, inline_bytes)
@@ -129,7 +126,7 @@ class Core:
 
     def fitting(self, settings: CallSettings, look: Callable[[KnownModel], T]) -> Steps[tuple[KnownModel, T]]:
         """Return a call's model and what ``look`` makes of it; if its tensors do not fit, of the model as it is now."""
-        known = self.catalog.recall(settings.model, settings.version) or (yield from self.known_model(settings))
+        known = self._recall(settings.model, settings.version) or (yield from self.known_model(settings))
         while True:
             try:
                 return known, look(known)
@@ -143,14 +140,16 @@ class Core:
         """Check everything anew and tell which path a model's calls take, and why."""
         deadline = time.monotonic() + timeout_s
         self.paths.forget_server()
-        known = yield from self.catalog.look_up(model, version, timeout_s)
+        known = yield from self.look_up(model, version, timeout_s)
         known.refusals.clear()
         known.sealed = None
         return (yield from self.paths.explain(known, deadline))
 
     def stats(self) -> ClientStats:
         """Return the figures so far."""
-        return self.tally.stats(self.catalog.reasons, self.pool.wait_count, self.pool.status)
+        found = [(known.spec.name, known.explanation) for known in list(self.known.values())]
+        reasons = {name: f"{why.path}: {why.reason}" for name, why in found if why is not None}
+        return self.tally.stats(reasons, self.pool.wait_count, self.pool.status)
 
     def close(self) -> Steps[None]:
         """Remove the memory, and unregister what is registered.
@@ -172,7 +171,7 @@ class Core:
         path = yield from self.paths.choose(known, settings.path, settings.deadline)
         if settings.path == "auto" and path != DirectCall.path:
             size = math.inf if layout.lent else layout.end + sum(layout.device_byte_sizes)
-            tell_path(known, path, known.reason, size, settings.origin)
+            known.warn_of_path(path, known.reason, size, settings.origin)
         return path
 
     def known_model(self, settings: CallSettings, since: float = -math.inf) -> Steps[KnownModel]:
@@ -180,9 +179,9 @@ class Core:
         key = settings.model, settings.version
 
         def ask() -> Steps[KnownModel]:
-            known = self.catalog.recall(*key)
+            known = self._recall(*key)
             if known is None or known.seen < since:
-                known = yield from self.catalog.look_up(*key, settings.left_s)
+                known = yield from self.look_up(*key, settings.left_s)
             if known.explanation is None:
                 yield from self.paths.explain(known, settings.deadline)
             return known
@@ -194,8 +193,39 @@ class Core:
 
     def renew(self, outdated: KnownModel, settings: CallSettings) -> Steps[KnownModel]:
         """Return a model as it is after a call has failed; ``outdated`` itself if nothing has changed."""
-        known = self.catalog.known.get((settings.model, settings.version), outdated)
+        known = self.known.get((settings.model, settings.version), outdated)
         return known if known is not outdated else (yield from self.known_model(settings, time.monotonic()))
+
+    def _recall(self, model: str, version: str) -> KnownModel | None:
+        """Return a model that was looked up before, unless it is time to look again."""
+        known = self.known.get((model, version))
+        return None if known is None or known.is_worth_another_look else known
+
+    def look_up(self, model: str, version: str, timeout_s: float) -> Steps[KnownModel]:
+        """Ask the server for a model, and return it; the same object as before if nothing has changed."""
+        asked = time.monotonic()
+        answer = yield Send(self.codec.ask("model config", model, version), timeout_s)
+        spec = ModelSpec.of_server(model, self.codec.told(answer))
+        known = self.known.get((model, version))
+        if known is None or known.spec != spec:
+            if known is not None:
+                _LOG.info("model %r has another configuration now", model)
+            known = self.known[model, version] = KnownModel(spec, self.pool.options.head_room, version)
+        known.seen = asked
+        return known
+
+    def drop(self, known: KnownModel) -> None:
+        """Forget one model, which has turned out to be another than it was."""
+        for key, each in list(self.known.items()):
+            if each is known:
+                self.known.pop(key, None)
+
+    def forget_with(self, known: KnownModel) -> bool:
+        """Forget all models, if this one is among them, as the server may have others by now; return whether it is."""
+        is_there = known in self.known.values()
+        if is_there:
+            self.known.clear()
+        return is_there
 
 
 _LOG: Final = logging.getLogger(__name__)
@@ -265,8 +295,7 @@ def _direct(core: Core, plan: Plan, kind: type[DirectCall]) -> Steps[DirectCall]
         layout, region, slot, memory = row.layout, row.region, row.slot, row.memory
     else:
         group = PREPARED if is_prepared else DIRECT
-        need = Need(layout.end - known.data_begin, 1, known.record_byte_size, group, known.kind)
-        region, memory = core.pool.take_idle(need, settings.origin) or (yield from wait_for(core.pool, settings, need))
+        region, memory = yield from take(core.pool, settings, known, layout.end, 1, group)
         slot = region.slots[0]
         if region.data_offset != known.data_begin:  # one of several calls that lie in one region
             layout = layout.moved(region.data_offset - known.data_begin)
@@ -279,7 +308,6 @@ def _staged(core: Core, call: Call, given: Mapping[str, AnyInput]) -> Call:
     """Return a call that takes inputs on GPUs, too, where there are such."""
     if any(each.device is not None for each in given.values()):
         call.gpus = StagedOnGpus(core.gpus, given, call.settings)
-        call.library = call.gpus.library
     return call
 
 
@@ -289,8 +317,9 @@ def _on_gpus(core: Core, plan: Plan, kind: type[DirectCall]) -> Steps[DirectCall
     gpus = CallOnGpus(core.gpus, region, plan, is_prepared=kind is PreparedDirectCall)
     for name, source in inputs_on_gpus(given).items():
         if source.byte_size >= max(core.gpus.lend_bytes, 1) and source.obstacle:
-            tell_gpu_copy(known, name, source.obstacle, settings.origin)
+            message = f"input {name!r} of model {known.spec.name!r} is copied on its GPU: {source.obstacle}"
+            known.warn(f"input {name}: {source.obstacle}", message, settings.origin)
     layout, slot = layout._replace(table=gpus.table), region.slots[0]
     call = kind(core.codec, settings, known, layout, wanted, output_devices, region, slot, memory, gpus.buffers)
-    call.gpus, call.library = gpus, gpus.library
+    call.gpus = gpus
     return call

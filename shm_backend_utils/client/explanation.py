@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import html
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -95,33 +94,11 @@ class Explanation:
     checks: tuple[Check, ...]
 
     def open(self, path: str) -> bool:
-        """Return whether nothing is known to stand against a path.
-
-        Parameters
-        ----------
-        path : str
-            ``"direct"``, ``"triton-shm"`` or ``"inline"``.
-
-        Returns
-        -------
-        bool
-            True also where something could not be checked.
-        """
+        """Return whether nothing is known to stand against a path; True also where something could not be checked."""
         return not self.obstacles(path)
 
     def obstacles(self, path: str) -> list[Check]:
-        """Return the checks that close a path.
-
-        Parameters
-        ----------
-        path : str
-            As of :meth:`open`.
-
-        Returns
-        -------
-        list of Check
-            Those that were made and failed; empty if the path is open.
-        """
+        """Return the checks that close a path: those that were made and failed; empty if it is open."""
         return [check for check in self.checks if check.outcome is False and path in check.needed_by]
 
     def __repr__(self) -> str:
@@ -235,15 +212,6 @@ class Tally:
         with self.lock:
             self.paths[path] += 1
             self.bytes_avoided += bytes_avoided
-
-    @contextlib.contextmanager
-    def failures(self) -> Iterator[None]:
-        """Count the call in this block if it raises."""
-        try:
-            yield
-        except BaseException:
-            self.failed()
-            raise
 
     def retried(self) -> None:
         """Count a request that was sent again."""

@@ -166,24 +166,18 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
 
         Parameters
         ----------
-        model : str
-            Its name.
+        model, outputs, path, **options
+            As of :meth:`infer`; the options are those of every request.
         inputs : mapping
             Name to ``(shape, dtype)``, or ``(shape, dtype, "cuda:0")`` for memory of a GPU. The shape has the batch
             dimension, where the model has one, and whole numbers alone. Strings are of dtype ``"S20"``: room for 20
             bytes each, on average. Or to a tensor on a GPU, which then is the input's memory as long as the call lives:
             C-contiguous, and of a kind that CUDA IPC can share, if the path is direct. Models see the whole allocation
             that it is part of.
-        outputs : iterable of str or mapping, optional
-            As of :meth:`infer`.
         timeout_s : float, optional
             How long this may take, and then each :meth:`PreparedCall.infer`, in seconds; by default the client's own.
-        path : str, optional
-            As for the client.
         library : str, optional
             Whose arrays inputs on GPUs that are to be filled are, and outputs there; as of :meth:`infer`.
-        **options
-            See :class:`RequestOptions`; of every request.
 
         Returns
         -------
@@ -193,11 +187,7 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
 
         Raises
         ------
-        CallerError, TypeError
-            An argument is none that can be sent.
-        TensorError
-            The model does not take such tensors.
-        PathUnavailableError, PoolExhaustedError, BudgetError, MachineError
+        CallerError, TypeError, TensorError, PathUnavailableError, PoolExhaustedError, BudgetError, MachineError
             As of :meth:`infer`.
         """
         core, timeout_s = self._open_core(), self._settings.patience_s(timeout_s)
@@ -251,11 +241,9 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
         Raises
         ------
         CallerError, TypeError
-            An argument is none that can be sent. All other errors of :meth:`infer` come from the iterator, and these:
-        CallerError
-            The client speaks HTTP.
-        DeadlineExceededError
-            No response came in time; maybe because the model waits for results to be released.
+            An argument is none that can be sent. All other errors of :meth:`infer` come from the iterator; a
+            CallerError, too, if the client speaks HTTP, and a DeadlineExceededError if no response came in time, maybe
+            because the model waits for results to be released.
         """
         core = self._open_core()
         settings = self._settings.of_call("stream", model, path, timeout_s, options, stream, library)
@@ -265,40 +253,13 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
     def explain(self, model: str, *, model_version: str = "") -> ExplanationT:
         """Check anew which path calls of a model take, and why.
 
-        Parameters
-        ----------
-        model : str
-            Its name.
-        model_version : str, optional
-            By default the server chooses.
-
-        Returns
-        -------
-        Explanation
-            Printed, it is a table: a line for each condition, with what to do.
-
-        Raises
-        ------
-        InferenceError
-            The server has no such model.
-        DeadlineExceededError, ServerUnavailableError
-            It did not answer.
+        Printed, the answer is a table: a line for each condition, with what to do. By default the server chooses the
+        version. It is an InferenceError if the server has no such model.
         """
         return self._run(self._open_core().explain(model, model_version, self._settings.timeout_s))
 
     def stats(self) -> ClientStats:
-        """Return this client's counters.
-
-        Returns
-        -------
-        ClientStats
-            Figures of this moment; they do not change afterwards.
-
-        Raises
-        ------
-        ClosedError
-            The client was closed.
-        """
+        """Return this client's counters: figures of this moment, which do not change afterwards."""
         return self._open_core().stats()
 
     def is_server_live(self, *, timeout_s: float | None = None) -> BoolT:
@@ -353,16 +314,8 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
     ) -> NoneT:
         """Have a model loaded, or loaded anew, by a server with ``--model-control-mode=explicit``.
 
-        Parameters
-        ----------
-        model : str
-            Its name.
-        config : str, optional
-            Its configuration as JSON, instead of that in the repository.
-        files : mapping of str to bytes, optional
-            Its files, instead of those in the repository: ``{"file:1/model.py": b"..."}``. Needs ``config``.
-        timeout_s : float, optional
-            How long it may take, in seconds; by default the client's own.
+        ``config`` is its configuration as JSON, instead of that in the repository; ``files``, which need it, are its
+        files instead of those there: ``{"file:1/model.py": b"..."}``.
         """
         return self._ask(timeout_s, load, model, config, files)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.util
 import numbers
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Final, Literal, TypedDict, get_args
+from typing import Any, Final, Literal, TypedDict, cast, get_args
 
 import numpy as np
 
@@ -44,17 +44,23 @@ _OURS: Final = frozenset({SLOT_PARAMETER, GENERATION_PARAMETER, PARAMETER})
 _PATHS: Final = get_args(PathName)
 _LIBRARIES: Final = get_args(LibraryName)
 _COMPRESSIONS: Final = ("gzip", "deflate")
-_KINDS: Final[Mapping[str, tuple[Any, str]]] = {
-    "model_version": (str, "a str that UTF-8 can encode"),
-    "request_id": (str, "a str that UTF-8 can encode"),
-    "sequence_id": ((numbers.Integral, str), "an integer, or a str that UTF-8 can encode"),
-    "priority": (numbers.Integral, "an integer"),
-    "timeout": (numbers.Integral, "an integer: microseconds"),
-    "headers": (Mapping, "a mapping"),
-    "parameters": (Mapping, "a mapping"),
+_KINDS: Final[Mapping[str, tuple[Any, str, Callable[[Any], Any]]]] = {
+    "model_version": (str, "a str that UTF-8 can encode", str),
+    "request_id": (str, "a str that UTF-8 can encode", str),
+    "sequence_id": (
+        (numbers.Integral, str),
+        "an integer, or a str that UTF-8 can encode",
+        lambda value: value if isinstance(value, str) else int(value),
+    ),
+    "sequence_start": (object, "a bool", bool),
+    "sequence_end": (object, "a bool", bool),
+    "priority": (numbers.Integral, "an integer", int),
+    "timeout": (numbers.Integral, "an integer: microseconds", int),
+    "headers": (Mapping, "a mapping", dict),
+    "parameters": (Mapping, "a mapping", dict),
 }
+"""What an option may be, in words, too, and what is kept of it: the user's own may change, and JSON has no NumPy."""
 _DASHES: Final = str.maketrans("", "", "-_.")
-_PLAIN: Final = {"priority": int, "timeout": int, "sequence_start": bool, "sequence_end": bool}
 _LIMITS: Final = {"priority": 2**64, "timeout": 2**63}
 
 
@@ -93,7 +99,7 @@ class RequestOptions(TypedDict, total=False):
 
 
 _NAMES: Final = frozenset(RequestOptions.__annotations__)
-_OF_METHODS: Final = ("inputs", "library", "model", "outputs", "path", "stream", "timeout_s")
+_OF_CALLS: Final = (*sorted(_NAMES), "inputs", "library", "model", "outputs", "path", "stream", "timeout_s")
 # What tritonclient, or another method, calls what is said in another way here.
 _REMEDIES: Final = {
     "client_timeout": "use timeout_s, in seconds",  # ``timeout`` is another thing
@@ -141,34 +147,36 @@ _REMEDIES_OF_CLIENTS: Final = {
 def check_keywords(client: str, unknown: Mapping[str, object]) -> None:
     """Raise TypeError for a keyword argument that a client is not made with, and say what to write instead."""
     for name in unknown:
-        remedy = _REMEDIES_OF_CLIENTS.get(name) or f"expected some of {names_told(name, _OF_CLIENTS)}"
+        remedy = _remedy(name, _REMEDIES_OF_CLIENTS, _OF_CLIENTS)
         raise TypeError(f"{client}() has no keyword argument {name!r}; {remedy}")
 
 
 def check_options(options: RequestOptions) -> RequestOptions:
     """Return a copy of the options that say something; TypeError for an unknown one, CallerError for a wrong value."""
     for name in sorted(options.keys() - _NAMES):
-        raise TypeError(f"there is no keyword argument {name!r}; {_remedy(name)}")
-    options = RequestOptions(**{name: value for name, value in options.items() if value is not None})  # type: ignore[typeddict-item]
-    _check_kinds(options)
-    for name in options.keys() & _PLAIN.keys():  # JSON knows no numbers of NumPy
-        options[name] = _PLAIN[name](options[name])  # type: ignore[literal-required]
-    if isinstance(options.get("sequence_id"), numbers.Integral):
-        options["sequence_id"] = int(options["sequence_id"])
-    _check_parameters(options.get("parameters", {}))
-    for name, value in options.get("headers", {}).items():
-        if not (_is_printable(name) and name.translate(_DASHES).isalnum() and _is_header_value(value)):
+        raise TypeError(f"there is no keyword argument {name!r}; {_remedy(name, _REMEDIES, _OF_CALLS)}")
+    checked: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    for name in _KINDS.keys() & checked.keys():
+        value, (kind, what, kept) = checked[name], _KINDS[name]
+        if not isinstance(value, kind) or (isinstance(value, str) and not _is_text(value)):
+            raise CallerError(f"{name} is {value!r}; expected {what}")
+        checked[name] = kept(value)
+    for name, limit in _LIMITS.items():
+        if not 0 <= checked.get(name, 0) < limit:
+            raise CallerError(f"{name} is {checked[name]}; expected 0 or more, and less than {limit}")
+    _check_parameters(checked.get("parameters", {}))
+    for name, value in checked.get("headers", {}).items():
+        # gRPC has bytes under names that end in "-bin".
+        is_value = isinstance(value, bytes) or _is_printable(value)
+        if not (is_value and _is_printable(name) and name.translate(_DASHES).isalnum()):
             raise CallerError(
                 f"header {shown(name)} cannot be sent; expected a str of printable ASCII, under a name of letters, "
                 "digits, '-', '_' and '.'; encode other text, by urllib.parse.quote for example"
             )
-    for name in ("parameters", "headers"):
-        if name in options:
-            options[name] = dict(options[name])  # type: ignore[literal-required]  # the user's own may change
-    compression = options.get("compression")
+    compression = checked.get("compression")
     if compression is not None and compression not in _COMPRESSIONS:
         raise CallerError(f"compression is {compression!r}; expected {' or '.join(map(repr, _COMPRESSIONS))}")
-    return options
+    return cast(RequestOptions, checked)
 
 
 def _check_parameters(parameters: Mapping[str, Any]) -> None:
@@ -198,14 +206,8 @@ def _is_printable(text: object) -> bool:
     return isinstance(text, str) and text.isascii() and text.isprintable()
 
 
-def _is_header_value(value: object) -> bool:
-    return isinstance(value, bytes) or _is_printable(value)  # gRPC has bytes under names that end in "-bin"
-
-
-def _remedy(name: str) -> str:
-    if name in _REMEDIES:
-        return _REMEDIES[name]
-    return f"expected some of {names_told(name, (*sorted(_NAMES), *_OF_METHODS))}"
+def _remedy(name: str, remedies: Mapping[str, str], known: Sequence[str]) -> str:
+    return remedies.get(name) or f"expected some of {names_told(name, known)}"
 
 
 def check_path(path: str) -> str:
@@ -232,16 +234,6 @@ def check_is_installed(library: str | None) -> None:
         raise CallerError(
             "library is 'torch', which is built without CUDA here; install one for CUDA, or leave library out"
         )
-
-
-def _check_kinds(options: Mapping[str, Any]) -> None:
-    for name, (kind, what) in _KINDS.items():
-        value = options.get(name)
-        if name in options and not (isinstance(value, kind) and (not isinstance(value, str) or _is_text(value))):
-            raise CallerError(f"{name} is {value!r}; expected {what}")
-    for name, limit in _LIMITS.items():
-        if not 0 <= options.get(name, 0) < limit:
-            raise CallerError(f"{name} is {options[name]}; expected 0 or more, and less than {limit}")
 
 
 def check_tls(tls: Tls) -> None:

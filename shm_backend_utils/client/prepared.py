@@ -64,12 +64,8 @@ class _Prepared(OfThisProcess, Generic[ResultT]):
         ``prepare``; strings are arrays of objects. Fill them by ``call.inputs["X"][...] = array``. Those on GPUs are of
         the ``library`` that ``prepare`` was given, to be filled in its way, or else of :class:`DeviceArray`, over which
         a library makes its own: ``torch.from_dlpack(call.inputs["X"])``. They serve until the call is closed, and stay
-        valid after that, though no request reads them any more.
-
-        Raises
-        ------
-        ClosedError
-            An input is asked for after the call was closed, or in a forked child, whose parent has the memory.
+        valid after that, though no request reads them any more. To ask for one then is a ClosedError, as in a forked
+        child, whose parent has the memory.
         """
         if self._core.is_forked:
             raise ForkedError("this call")
@@ -91,7 +87,7 @@ class _Prepared(OfThisProcess, Generic[ResultT]):
         timeout_s : float, optional
             How long to wait for the answer, in seconds; by default the one given to ``prepare``.
         stream : object, optional
-            As :meth:`inputs_ready` takes it. Outputs that the model's GPU is still writing are waited for there.
+            As of :meth:`inputs_ready`. Outputs that the model's GPU is still writing are waited for there.
 
         Returns
         -------
@@ -118,18 +114,8 @@ class _Prepared(OfThisProcess, Generic[ResultT]):
     def inputs_ready(self, stream: Any) -> None:
         """Name the work on GPUs that the next request waits for, in place of all of this process's work there.
 
-        Parameters
-        ----------
-        stream : object
-            The streams of your work that writes the inputs, or still reads arrays of earlier results: a stream, an
-            event that was recorded behind that work, or a sequence of these, as ``stream`` of :meth:`ShmClient.infer`.
-
-        Raises
-        ------
-        CallerError
-            It is neither.
-        ClosedError
-            The call was closed.
+        ``stream`` has the streams of your work that writes the inputs, or still reads arrays of earlier results: a
+        stream, an event that was recorded behind that work, or a sequence of these, as that of :meth:`ShmClient.infer`.
         """
         if self._call.is_closed:
             raise ClosedError("this call")

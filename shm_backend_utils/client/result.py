@@ -126,17 +126,9 @@ class Result(Arrays):
         self._arrays = None
 
     def copy(self) -> dict[str, npt.NDArray[Any]]:
-        """Return all outputs as arrays of their own, which hold no shared memory.
+        """Return all outputs as writable arrays of their own, which hold no shared memory.
 
-        Returns
-        -------
-        dict of str to numpy.ndarray
-            Writable. An output on a GPU is copied there, by its own library, and of that.
-
-        Raises
-        ------
-        ClosedError
-            The result was released.
+        An output on a GPU is copied there, by its own library, and of that. ClosedError if the result was released.
         """
         return {name: _copied(array) for name, array in self._held().items()}
 

@@ -21,18 +21,13 @@ from .options import (
     check_timeout,
     check_tls,
 )
+from .steps import left_until
 from .transports.connect import Connectable
 from .transports.messages import split_url
 
-__all__ = ["LEAST_S", "CallSettings", "ClientSettings", "left_until"]
+__all__ = ["CallSettings", "ClientSettings"]
 
-LEAST_S: Final = 1e-3
 _NO_OPTIONS: Final = RequestOptions()
-
-
-def left_until(deadline: float) -> float:
-    """Return the seconds until a moment, by ``time.monotonic()``; always a little, so that what is ready is taken."""
-    return max(deadline - time.monotonic(), LEAST_S)
 
 
 class CallSettings(NamedTuple):

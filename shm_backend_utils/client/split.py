@@ -18,19 +18,19 @@ from .core import Core
 from .errors import out_of_time
 from .inputs.sources import Outputs, Source, StringSource, sources, wanted_outputs
 from .known_model import KnownModel
-from .paths.call import COPYING, Call
+from .paths.call import Call, Plan, write_inputs
 from .paths.direct import DirectCall
 from .paths.taking import take
 from .result import Result
 from .settings import CallSettings
-from .steps import Steps, Together, forget_locals, offloaded
+from .steps import Steps, Together, forget_locals
 
 __all__ = ["infer_split"]
 
 
 def infer_split(core: Core, settings: CallSettings, inputs: Mapping[str, Any], outputs: Outputs) -> Steps[Result]:
     """Run the model on a batch of any size; on the direct path its parts lie one after another in one region."""
-    named = wanted, devices = wanted_outputs(outputs)
+    wanted, devices = wanted_outputs(outputs)
 
     def look(known: KnownModel) -> tuple[dict[str, Source], CallLayout]:
         given = sources(known.spec, inputs, core.on_gpus)
@@ -41,31 +41,26 @@ def infer_split(core: Core, settings: CallSettings, inputs: Mapping[str, Any], o
         raise CallerError("split=True takes tensors on the host alone; call the model once for each batch")
     ranges = _ranges(whole.batch_size, known.spec.max_batch_size)
     if len(ranges) <= 1:
-        return (yield from infer(core, settings, given, named))
+        return (yield from infer(core, settings, given, wanted))
     if known.spec.sequences:
         raise CallerError(f"model {known.spec.name!r} takes sequences, one request after another; leave split out")
     path = yield from core.path_of(known, settings, whole)
     has_strings = any(isinstance(source, StringSource) for source in given.values())
     if path == DirectCall.path and not has_strings and len(ranges) <= MAX_SLOT_COUNT:
         layout = known.lay_out(given, wanted, slot_count=len(ranges), is_one_request=False)
-        result = yield from _in_one_region(core, settings, known, given, wanted, layout, ranges)
+        result = yield from _in_one_region(core, Plan(settings, known, layout, given, wanted, {}), given, ranges)
         if result is not None:
             return result
-        known = core.catalog.known.get((settings.model, settings.version), known)  # it may be another one by now
+        known = core.known.get((settings.model, settings.version), known)  # it may be another one by now
         ranges = _ranges(whole.batch_size, max(known.spec.max_batch_size, 1))
     return (yield from _one_by_one(core, settings, given, ranges, wanted))
 
 
 def _in_one_region(
-    core: Core,
-    settings: CallSettings,
-    known: KnownModel,
-    given: Mapping[str, Source],
-    wanted: Mapping[str, int | None] | None,
-    layout: CallLayout,
-    ranges: Sequence[range],
+    core: Core, plan: Plan, given: Mapping[str, Source], ranges: Sequence[range]
 ) -> Steps[Result | None]:
     """Return the result; None if no part of it has run, and another way may do."""
+    settings, known, layout, _, wanted, nowhere = plan
     try:
         region, memory = yield from take(core.pool, settings, known, layout.end, len(ranges), "direct, split")
     except NoSharedMemoryError:
@@ -74,14 +69,14 @@ def _in_one_region(
         return None  # each part needs less, and may go inline
     of_all = core.codec, settings, known
     calls = [
-        DirectCall(*of_all, rows_of(layout, known.spec, rows.start, rows.stop), wanted, {}, region, slot, memory)
+        DirectCall(*of_all, rows_of(layout, known.spec, rows.start, rows.stop), wanted, nowhere, region, slot, memory)
         for rows, slot in zip(ranges, region.slots, strict=True)
     ]
-    whole = DirectCall(*of_all, layout, wanted, {}, region, region.slots[0], memory)
+    whole = DirectCall(*of_all, layout, wanted, nowhere, region, region.slots[0], memory)
     with contextlib.ExitStack() as at_end:
         for call in (whole, *calls):
             at_end.callback(call.close)
-        yield from offloaded(lambda: whole.write(given), settings.left_s, COPYING)
+        yield from write_inputs(whole, given, settings)
         outcomes = yield from _together([_outcome(core, call) for call in calls], settings)
         failed = [(call, error) for call, error in zip(calls, outcomes, strict=True) if isinstance(error, ShmError)]
         if failed:
@@ -154,10 +149,10 @@ def _joined(name: str, parts: Sequence[npt.NDArray[Any]], memory: npt.NDArray[np
     """Return the parts as one array: a view where they lie one after another in the region, else a copy."""
     for part in parts:
         _check_is_alike(name, part, parts[0])
-    addresses = [_address(part) for part in parts]
+    begin, *addresses = [array.__array_interface__["data"][0] for array in (memory, *parts)]
     ends = [address + part.nbytes for address, part in zip(addresses, parts, strict=True)]
-    first = addresses[0] - _address(memory)
-    if ends[:-1] == addresses[1:] and first >= 0 and ends[-1] <= _address(memory) + memory.nbytes:
+    first = addresses[0] - begin
+    if ends[:-1] == addresses[1:] and first >= 0 and ends[-1] <= begin + memory.nbytes:
         shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
         view = array_at(memory, first, parts[0].dtype, shape, memory.nbytes - first)
         assert view is not None
@@ -171,8 +166,3 @@ def _check_is_alike(name: str, part: npt.NDArray[Any], other: npt.NDArray[Any]) 
             f"parts of a split call gave output {name!r} the shapes {list(part.shape)} and {list(other.shape)}, "
             "which cannot be put together; call the model once for each batch"
         )
-
-
-def _address(array: npt.NDArray[Any]) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, Final, SupportsIndex
 
 import numpy as np
@@ -19,12 +20,11 @@ from ..protocol import results
 from ..protocol.call_layout import ALIGNMENT, AnyInput, CallInput, CallLayout
 from ..protocol.spans import MAX_FRAMES, Ring, frame_number
 from ..protocol.table import encode
-from ..telling import telling
 from .core import Core, inline_instead
 from .errors import DeadlineExceededError, ForkedError, PathUnavailableError, stream_held
 from .inputs.devices import inputs_on_gpus, library_of_inputs
 from .inputs.sources import Outputs, sources, wanted_outputs
-from .known_model import KnownModel, tell_overflow, tell_path
+from .known_model import KnownModel
 from .paths.call import HostMemory, InRegion, check_sequence_id, write_inputs
 from .paths.direct import result_of
 from .paths.on_gpus import brought_to_gpus, can_be_downloaded
@@ -32,18 +32,10 @@ from .paths.taking import take
 from .paths.triton_shm import InlineCall
 from .result import Result
 from .settings import CallSettings
-from .steps import Steps, forget_locals
+from .steps import Steps
 from .transports.messages import Codec
 
-__all__ = [
-    "DirectStream",
-    "OpenStream",
-    "guessed_rooms",
-    "holding_told",
-    "on_their_gpus",
-    "open_stream",
-    "responses_of",
-]
+__all__ = ["DirectStream", "OpenStream", "guessed_rooms", "open_stream"]
 
 USUAL_FRAMES: Final = 8
 FEW_FRAMES: Final = 4
@@ -74,10 +66,7 @@ def ring_end(layout: CallLayout, frames: int) -> int:
 
 
 def guessed_rooms(layout: CallLayout, frames: int, most_bytes: int) -> dict[str, int]:
-    """Return bytes per row for those outputs of a stream that have no room yet, as nobody knows their size.
-
-    Without a guess, the first frames of a client's first stream would come back through Triton.
-    """
+    """Return bytes per row for those outputs of a stream that would have no room, as nobody knows their size yet."""
     unknown = [name for name, room in layout.table.outputs.items() if not room.byte_size and name not in layout.certain]
     if not unknown:
         return {}
@@ -120,10 +109,7 @@ class DirectStream(InRegion):
         )
 
     def result(self, answer: Any) -> Result:
-        """Return the outputs of the next response.
-
-        PeerError if the model has not written its frame, or by another protocol, or not by its configuration.
-        """
+        """Return the outputs of the next response; PeerError if the model has not written its frame as it must."""
         place = self._index % len(self._frames)
         number = frame_number(self._slot.generation, self._index)
         frame = self._frames[place]
@@ -165,15 +151,53 @@ _ONE_RESPONSE: Final = "a stream needs a decoupled model on the direct path; ask
 
 @dataclass(slots=True, eq=False)
 class OpenStream:
-    """A stream that has its memory."""
+    """A stream that has its memory. A context manager, which gives the memory back, and counts the call."""
 
-    settings: CallSettings
+    core: Core
     patience_s: float  # how long to wait for a response
-    known: KnownModel
     call: DirectStream | InlineCall
     output_devices: Mapping[str, int]
-    library: str | None = None  # whose arrays outputs on GPUs are
+    library: str | None  # whose arrays outputs on GPUs are
     bytes_avoided: int = 0  # so far
+
+    def results(self, answer: Any) -> Steps[list[Result]]:
+        """Return the results of the next answer, one or none. The caller alone holds what is in the list.
+
+        The client learns how large outputs were that found too little room: its next stream has as much.
+        """
+        call, known = self.call, self.call.known
+        try:
+            result = call.result(answer)
+        except PeerError:
+            self.core.drop(known)
+            raise
+        if result.overflowed:
+            known.learned.learn(result.overflowed, call.layout.batch_size or 1)
+            known.warn_of_overflow(result.overflowed, _REMEDY, call.settings.origin)
+        self.bytes_avoided += result.bytes_avoided
+        if self.output_devices:
+            result = yield from brought_to_gpus(
+                self.core.gpus, result, self.output_devices, self.library, self.patience_s
+            )
+        # Triton ends some streams by a response without outputs.
+        return [result] if call.path != InlineCall.path or result else []
+
+    def __enter__(self) -> OpenStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        call = self.call
+        is_held = isinstance(error, DeadlineExceededError) and isinstance(call, DirectStream) and call.is_held
+        del error, trace  # what is raised here keeps this frame
+        call.close()
+        if kind is None:
+            self.core.tally.succeeded(call.path, self.bytes_avoided)
+        else:
+            self.core.tally.failed()
+        if is_held:  # that is why no response came in time
+            raise stream_held(call.known.spec.name) from None
 
 
 def open_stream(
@@ -184,10 +208,7 @@ def open_stream(
     frames: int | None,
     patience_s: float,
 ) -> Steps[OpenStream]:
-    """Take memory for a request to a decoupled model, and for its responses; copy the inputs there.
-
-    Triton's own shared memory has no room for more than one response.
-    """
+    """Take memory for a request to a decoupled model, and for its responses; copy the inputs there."""
     if core.is_forked:
         raise ForkedError("this stream")
     settings = settings._replace(deadline=time.monotonic() + patience_s)
@@ -219,7 +240,7 @@ def open_stream(
         if settings.path == "auto" and not needs_ring:  # else it was told that there is no memory
             why = _ONE_RESPONSE if path == DirectStream.path else known.reason
             byte_size = sum(source.byte_size for source in given.values())
-            tell_path(known, InlineCall.path, why, byte_size, settings.origin)
+            known.warn_of_path(InlineCall.path, why, byte_size, settings.origin)
         call = InlineCall(core.codec, settings, known, known.lay_out(on_host, wanted), wanted, devices)
     try:
         on_gpus = inputs_on_gpus(given)
@@ -229,7 +250,7 @@ def open_stream(
         call.close()
         raise
     library = settings.library or library_of_inputs(on_gpus)
-    return OpenStream(settings, patience_s, known, call, devices, library)
+    return OpenStream(core, patience_s, call, devices, library)
 
 
 def _open_ring(
@@ -254,41 +275,3 @@ def _open_ring(
         core.pool, settings, known, ring_end(layout, count), 1 + count, f"a stream of {count}"
     )
     return DirectStream(core.codec, settings, known, layout, region, memory)
-
-
-def holding_told(stream: OpenStream) -> telling[DeadlineExceededError]:
-    """Where no response came in time as the user holds all of a stream's memory, say so."""
-
-    def is_held(_: DeadlineExceededError) -> bool:
-        return isinstance(stream.call, DirectStream) and stream.call.is_held
-
-    return telling(DeadlineExceededError, lambda error: stream_held(stream.known.spec.name) if is_held(error) else None)
-
-
-def responses_of(core: Core, stream: OpenStream, answer: Any) -> list[Result]:
-    """Return the results of a stream's next answer, one or none. The caller alone holds what is in the list.
-
-    The client learns how large outputs were that found too little room: its next stream has as much.
-    """
-    try:
-        result = stream.call.result(answer)
-    except BaseException as error:
-        if isinstance(error, PeerError):
-            core.catalog.drop(stream.known)
-        forget_locals(error)
-        raise
-    if result.overflowed:
-        known = stream.known
-        known.learned.learn(result.overflowed, stream.call.layout.batch_size or 1)
-        tell_overflow(known, result.overflowed, _REMEDY, stream.settings.origin)
-    stream.bytes_avoided += result.bytes_avoided
-    # Triton ends some streams by a response without outputs.
-    return [result] if stream.call.path != InlineCall.path or result else []
-
-
-def on_their_gpus(core: Core, stream: OpenStream, results: list[Result]) -> Steps[None]:
-    """Bring a stream's results to the GPUs that their outputs are wanted on, in the list, which alone holds them."""
-    for index in range(len(results)):
-        results[index] = yield from brought_to_gpus(
-            core.gpus, results[index], stream.output_devices, stream.library, stream.patience_s
-        )

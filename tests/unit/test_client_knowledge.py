@@ -64,7 +64,7 @@ def test_one_large_output_does_not_tax_the_thousand_calls_after_it(client: ShmCl
     for _ in range(1000):
         assert infer(6).overflowed == {}
     assert client.stats().pool_bytes <= 4 * before
-    assert core_of(client).catalog.known["m", ""].learned.per_row == {"OUT0": 30}  # of 24, without the input's
+    assert core_of(client).known["m", ""].learned.per_row == {"OUT0": 30}  # of 24, without the input's
 
 
 @pytest.mark.parametrize("path", ["direct", "auto"])
@@ -262,16 +262,16 @@ def test_models_that_there_are_not_are_not_kept(client: ShmClient) -> None:
     for number in range(MANY):
         with pytest.raises(InferenceError):
             client.infer(f"nobody's {number}", {"IN0": X})
-    assert core_of(client).catalog.known == {}
+    assert core_of(client).known == {}
 
 
 def test_calls_that_do_not_fit_keep_nothing(client: ShmClient) -> None:
     client.infer("m", {"IN0": X})
-    (known,) = core_of(client).catalog.known.values()
+    (known,) = core_of(client).known.values()
     for number in range(MANY):
         with pytest.raises(TensorError):
             client.infer("m", {f"IN{number + 1}": X}, outputs={f"OUT{number}": 4})
-    assert list(core_of(client).catalog.known.values()) == [known]
+    assert list(core_of(client).known.values()) == [known]
     assert set(known.learned.per_row) <= {"OUT0"}
 
 
@@ -288,7 +288,7 @@ def test_one_refusal_is_kept_for_each_path_until_the_next_look(client: ShmClient
     for _ in range(20):
         with contextlib.suppress(InferenceError, PathUnavailableError):
             client.infer("m", {"IN0": X}, path="direct")
-    (known,) = core_of(client).catalog.known.values()
+    (known,) = core_of(client).known.values()
     assert known.refusals.keys() == {"direct"}
     assert client.infer("m", {"IN0": X}).path != "direct"
     server.before = lambda _: None

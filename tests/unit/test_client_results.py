@@ -14,8 +14,8 @@ import pytest
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.client import ShmClient
-from shm_backend_utils.client.paths.call import GpuBuffer
 from shm_backend_utils.client.paths.direct import result_of
+from shm_backend_utils.client.paths.on_gpus import GpuBuffer
 from shm_backend_utils.client.result import Result
 from shm_backend_utils.dtypes import BY_NAME, BYTES
 from shm_backend_utils.errors import ClosedError, PeerError

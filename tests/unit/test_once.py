@@ -18,13 +18,12 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import DeadlineExceededError, InferenceError, ServerUnavailableError
-from shm_backend_utils.client import once as once_module
+from shm_backend_utils.client import steps as once_module
 from shm_backend_utils.client.errors import out_of_time
 from shm_backend_utils.client.known_model import KnownModel
-from shm_backend_utils.client.once import Once
 from shm_backend_utils.client.paths.choice import PathChooser
 from shm_backend_utils.client.paths.triton_shm import Registrations
-from shm_backend_utils.client.steps import Pause, Steps, Wait
+from shm_backend_utils.client.steps import Once, Pause, Steps, Wait
 from shm_backend_utils.client.transports.grpc.codec import GrpcCodec
 from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.pool.options import PoolOptions
@@ -247,11 +246,11 @@ def test_a_call_that_fails_late_forgets_nothing_that_was_found_out_since(server:
     with client_of(server) as client:
         core = cast(Any, client._core)
         client.infer("m", {"IN0": X})
-        (before,) = core.catalog.known.values()
-        assert core.catalog.forget_with(before)
+        (before,) = core.known.values()
+        assert core.forget_with(before)
         client.infer("m", {"IN0": X})
-        assert not core.catalog.forget_with(before)
-        assert core.catalog.known
+        assert not core.forget_with(before)
+        assert core.known
 
 
 def test_who_is_refused_sealed_memory_late_does_not_close_the_path_for_those_who_take_other_memory() -> None:

@@ -160,7 +160,7 @@ def test_a_call_grows_into_memory_that_lies_idle(client: ShmClient) -> None:
     sizes = set()
     for _ in range(2):
         grown(client).close()
-        core.catalog.known["m", ""].learned.per_row.clear()
+        core.known["m", ""].learned.per_row.clear()
         sizes.add(client.stats().pool_bytes)
     assert len(sizes) == 1
 

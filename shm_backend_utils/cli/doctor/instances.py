@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ...client import server_calls
-from ...client.model_processes import instances_of
 from ...client.steps import BlockingDriver
 from .checkup import Checkup
 from .findings import Finding
@@ -29,7 +28,7 @@ def examine_processes(
     """
     codec, name, tries = driver.transport.codec, str(config["name"]), 0
     for version in versions:
-        count = instances_of(config)
+        count = server_calls.instances_of(config)
         living = driver.run(server_calls.living_in(codec, checkup.until(_ANSWER_S), config, version))
         asked = min(count, _MOST_ASKED) if living is None else min(living, 1)
         signs = [

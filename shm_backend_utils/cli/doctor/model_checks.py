@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from ...client import server_calls
 from ...client.errors import DeadlineExceededError, InferenceError
-from ...client.paths.probe import ProbeAnswer, probe_model
+from ...client.paths.choice import ProbeAnswer, probe_model
 from ...client.steps import BlockingDriver
 from ...errors import CallerError, MachineError, PeerError, ShmError
 from ...memory.kinds import RegionKind

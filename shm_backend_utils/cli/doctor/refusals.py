@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from ...client.paths.probe import ProbeAnswer
+from ...client.paths.choice import ProbeAnswer
 from ...client.server_calls import is_of_dead_process
 from ...client.transports.this_machine import is_this_machine
 from ...errors import MachineError, RegionGoneError, VersionError

@@ -62,50 +62,32 @@ class Gpus:
 class GpuWork:
     """What one call has GPUs do: all on one stream for each of them. Give the streams back by :meth:`close`."""
 
-    _lender: OwnStreams | None = None
-
     def __init__(self, gpus: Gpus) -> None:
-        self._gpus = gpus
+        self.gpus = gpus
         self._streams: dict[int, int] = {}
+        self._lender = gpus.streams
 
     def stream_on(self, device: int) -> int:
         """Return the call's stream of a GPU."""
         stream = self._streams.get(device)
         if stream is None:
-            if self._lender is None:
-                self._lender = self._gpus.streams
             stream = self._streams[device] = self._lender.borrow(device)
         return stream
 
     def follow(self, named: Named, devices: Iterable[int]) -> None:
         """Have what comes later here wait for what the user has named; if that is nothing, for all of these GPUs."""
         for device in {*devices, *self._streams}:
-            order_after(self._gpus.runtime, named, device, self.stream_on(device))
-
-    def may_block(self, named: Named) -> bool:
-        """Return whether :meth:`follow` waits for GPUs, as the driver cannot let a stream do so."""
-        return not named and not self._gpus.runtime.records_devices
+            order_after(self.gpus.runtime, named, device, self.stream_on(device))
 
     def marks(self) -> list[Mark]:
-        """Return marks of what the GPUs have to do for the call until here; to be closed."""
-        marks: list[Mark] = []
-        try:
-            for device, stream in self._streams.items():
-                marks.append(Mark(self._gpus.runtime, stream, device))
-        except BaseException:
-            for mark in marks:
-                mark.close()
-            raise
-        return marks
+        """Return marks of what the GPUs have to do for the call until here."""
+        return [Mark(self.gpus.runtime, stream, device) for device, stream in self._streams.items()]
 
     def close(self) -> None:
         """Give the streams back; what is still to be done there is done first. Twice is fine."""
-        lender = self._lender
-        if lender is not None:
-            streams, self._streams = self._streams, {}
-            self._lender = None
-            for device, stream in streams.items():
-                lender.give_back(stream, device)
+        streams, self._streams = self._streams, {}
+        for device, stream in streams.items():
+            self._lender.give_back(stream, device)
 
     def __del__(self) -> None:
         self.close()

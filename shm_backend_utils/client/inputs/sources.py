@@ -7,7 +7,6 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol, SupportsIndex
 
 import numpy as np
@@ -17,7 +16,7 @@ from ... import dtypes
 from ...dtypes import BYTES, LENGTH_SIZE, DType
 from ...errors import CallerError, TensorError, TensorShapeError, TensorTypeError, shown
 from ...model_spec import ModelSpec, TensorSpec, output_names
-from ...protocol.call_layout import AnyInput, CallInput
+from ...protocol.call_layout import NO_DEVICES, AnyInput, CallInput
 from ...tensors.strings import Strings
 from ...tensors.values import parts_of
 
@@ -76,38 +75,36 @@ _USUAL_STRING: Final = 60
 _DEVICE: Final = re.compile(r"cuda(?::(\d{1,4}))?")
 
 
-def described_inputs(inputs: Mapping[str, InputDescription], elsewhere: Elsewhere | None = None) -> dict[str, AnyInput]:
+Elsewhere = Callable[[str, Any, Mapping[str, "Source"]], "Source | None"]
+"""Takes name and value of an input, and the inputs found before; returns a source if it is not on the host."""
+
+
+def _on_host(name: str, value: Any, found: Mapping[str, Source]) -> None:
+    return None
+
+
+def described_inputs(inputs: Mapping[str, InputDescription], elsewhere: Elsewhere = _on_host) -> dict[str, AnyInput]:
     """Return the inputs of a call as a user describes them; ``elsewhere`` takes those that are on GPUs already."""
     found: dict[str, AnyInput] = {}
     on_gpus: dict[str, Source] = {}
     if not isinstance(inputs, Mapping):
-        raise nameless(inputs, "(shape, dtype)")
+        raise _nameless(inputs, "(shape, dtype)")
     for name, description in inputs.items():
-        source = None if elsewhere is None else elsewhere(name, description, on_gpus)
+        source = elsewhere(name, description, on_gpus)
         if source is not None:
             found[name] = on_gpus[name] = source
-            continue
-        if not isinstance(description, tuple | list) or not 2 <= len(description) <= 3:
+        elif isinstance(description, tuple | list) and len(description) in (2, 3):
+            found[name] = _described(name, *description)
+        else:
             raise TensorShapeError(
                 name,
                 f"input {name!r} is described by {shown(description)}; expected (shape, dtype), for example ((1, 3), "
                 "'float32'), to be filled by inputs[...], or a tensor on a GPU",
             )
-        found[name] = _described(name, *description)
     return found
 
 
-def is_description(value: object) -> bool:
-    """Return whether a value describes an input by its shape and dtype, as ``prepare()`` takes it, and is no array."""
-    return (
-        isinstance(value, tuple)
-        and len(value) in (2, 3)
-        and isinstance(value[0], tuple | list)
-        and isinstance(value[1], str | type | np.dtype)
-    )
-
-
-def nameless(inputs: object, what: str) -> CallerError:
+def _nameless(inputs: object, what: str) -> CallerError:
     """Return the error for inputs that have no names; ``what`` says what they should be."""
     return CallerError(
         f"inputs is of type {type(inputs).__name__}; expected a mapping of input names to {what}, for example "
@@ -122,24 +119,19 @@ class WantedOutputs(NamedTuple):
     devices: Mapping[str, int]  # of those that are wanted on a GPU
 
 
-ALL_OUTPUTS: Final = WantedOutputs(None, MappingProxyType({}))
+ALL_OUTPUTS: Final = WantedOutputs(None, NO_DEVICES)
 
 
-def wanted_outputs(outputs: Outputs | WantedOutputs) -> WantedOutputs:
+def wanted_outputs(outputs: Outputs) -> WantedOutputs:
     """Return the outputs that a user wants, and what each hint says."""
     if outputs is None:
         return ALL_OUTPUTS
-    if isinstance(outputs, WantedOutputs):
-        return outputs
     names = output_names(outputs)
-    if type(outputs) is not dict and not isinstance(outputs, Mapping):
-        return WantedOutputs(dict.fromkeys(names), ALL_OUTPUTS.devices)
+    if not isinstance(outputs, Mapping):
+        return WantedOutputs(dict.fromkeys(names), NO_DEVICES)
     byte_sizes: dict[str, int | None] = {}
     devices: dict[str, int] = {}
     for name, hint in outputs.items():
-        if type(hint) is int and hint >= 0:
-            byte_sizes[name] = hint
-            continue
         byte_sizes[name], device = _hinted(name, hint)
         if device is not None:
             devices[name] = device
@@ -249,21 +241,13 @@ class StringSource(Source):
             target[: self.encoded.nbytes] = self.encoded
 
 
-Elsewhere = Callable[[str, Any, Mapping[str, Source]], Source | None]
-"""Takes name and value of an input, and the inputs found before; returns a source if it is not on the host."""
-
-
-def _on_host(name: str, value: Any, found: Mapping[str, Source]) -> None:
-    return None
-
-
 def sources(spec: ModelSpec, inputs: Mapping[str, Any], elsewhere: Elsewhere = _on_host) -> dict[str, Source]:
     """Look at every input of a call: each what :func:`.parts_of` takes, or a source, which stays as it is."""
     found: dict[str, Source] = {}
     try:
         named = inputs.items()
     except AttributeError:
-        raise nameless(inputs, "array") from None
+        raise _nameless(inputs, "array") from None
     for name, value in named:
         dtype = dtypes.BY_NUMPY.get(value.dtype) if type(value) is np.ndarray else None
         if dtype is not None and dtype is not BYTES:
@@ -276,7 +260,8 @@ def sources(spec: ModelSpec, inputs: Mapping[str, Any], elsewhere: Elsewhere = _
 
 
 def _source(spec: ModelSpec, tensor: TensorSpec, value: Any) -> Source:
-    if is_description(value):
+    is_pair = isinstance(value, tuple) and len(value) in (2, 3) and isinstance(value[0], tuple | list)
+    if is_pair and isinstance(value[1], str | type | np.dtype):
         raise TensorTypeError(
             tensor.name,
             f"input {tensor.name!r} is {shown(value)}: shape and dtype, which prepare() takes; give the array itself",

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import BY_NAME, BYTES
 from ...errors import CallerError, ClosedError, PeerError
-from ...gpu.arrays.device_array import DeviceArray
-from ...gpu.arrays.libraries import as_library
-from ...gpu.runtime import CudaRuntime
 from ...memory.kinds import RegionKind
 from ...model_spec import ModelSpec
 from ...protocol.call_layout import AnyInput, CallInput, CallLayout
@@ -35,9 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "COPYING",
     "LONG_COPY",
-    "Buffer",
     "Call",
-    "GpuBuffer",
     "HostMemory",
     "InRegion",
     "Plan",
@@ -48,41 +42,6 @@ __all__ = [
     "source_of",
     "write_inputs",
 ]
-
-
-class Buffer(Protocol):
-    """One of a table's further regions, as the client has it that made the table."""
-
-    byte_size: int
-
-    def array_at(self, owner: object, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
-        """Return an array over the memory, which keeps ``owner``, too; ValueError if it would end beyond it."""
-
-
-class GpuBuffer:
-    """Memory of a GPU: the slot's own, or a user's. ``keeper`` keeps it; without a library, arrays are DeviceArrays."""
-
-    def __init__(
-        self, runtime: CudaRuntime, address: int, byte_size: int, device: int, keeper: object, library: str | None
-    ) -> None:
-        self.runtime = runtime
-        self.address = address
-        self.byte_size = byte_size
-        self.device = device
-        self._keeper = keeper
-        self._library = library
-
-    def array_at(self, owner: object, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
-        """As of :class:`Buffer`."""
-        array = self.plain_array_at(owner, offset, dtype, shape)
-        return array if self._library is None else as_library(array, self._library)
-
-    def plain_array_at(self, owner: object, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> DeviceArray:
-        """As :meth:`array_at`, of no library."""
-        size = self.byte_size - offset
-        if math.prod(shape) * dtype.itemsize > size:
-            raise ValueError(f"a tensor of shape {shape} in {size} bytes")
-        return DeviceArray(self.runtime, self.address + offset, shape, dtype, self.device, (self._keeper, owner))
 
 
 LONG_COPY: Final = 4 * 2**20
@@ -126,7 +85,6 @@ class Call(ABC):
     output_devices: Mapping[str, int]
 
     is_closed: bool = field(default=False, init=False)
-    library: str | None = field(default=None, init=False)  # whose arrays its outputs on GPUs are; None for no library's
     gpus: OnGpus | None = field(default=None, init=False)  # None if no input is on a GPU, and no room for outputs
 
     path = ""
@@ -207,7 +165,7 @@ def source_of(name: str, array: npt.NDArray[Any]) -> Source:
     return StringSource(name, source) if source.dtype is BYTES else source
 
 
-def is_answer(error: BaseException) -> bool:
+def is_answer(error: BaseException) -> TypeGuard[InferenceError]:
     """Return whether this is what a server answered, so that nothing of the request is under way any more."""
     return isinstance(error, InferenceError) and not isinstance(error, DeadlineExceededError)
 
@@ -233,11 +191,7 @@ def checked_output(codec: Codec, response: Any, spec: ModelSpec, name: str) -> n
 
 
 def output_in(response: Any, name: str) -> npt.NDArray[Any] | None:
-    """Return an output of a response, writable; None if it is not there. PeerError if it cannot be read.
-
-    What is in shared memory is writable, and sizes decide what is there: they should not decide whether a line of the
-    caller's fails.
-    """
+    """Return an output of a response, writable as on all paths; None if it is not there, PeerError if it is broken."""
     try:
         array: npt.NDArray[Any] | None = response.as_numpy(name)
     except Exception as error:  # tritonclient's, for bytes that are not what is said of them

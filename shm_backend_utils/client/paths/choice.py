@@ -1,14 +1,18 @@
-"""Which way a model's tensors go, and why: every check by name, with its outcome and what to do about it."""
+"""Which way a model's tensors go, and why: every check by name; and what a session says of itself when it is asked."""
 
 from __future__ import annotations
 
+import functools
+import json
 import logging
 import os
+import secrets
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final, NamedTuple
 
-from ...dtypes import BYTES
-from ...errors import MachineError
+from ...dtypes import BY_NAME, BYTES
+from ...errors import CallerError, MachineError, PeerError, ProbedError, StaleRequestError
+from ...memory.access import PRIVATE
 from ...memory.kinds import RegionKind
 from ...memory.pool.options import PoolOptions
 from ...memory.pool.slot import SlotRegion
@@ -16,25 +20,29 @@ from ...model_spec import PATHS_PARAMETER, UIDS_PARAMETER, ModelSpec
 from ...protocol.address import SLOT_PARAMETER
 from ...protocol.call_layout import obstacle_in_tensors
 from ...protocol.layout import PAGE_SIZE
-from ..errors import MemoryRefusedError, PathUnavailableError
+from ...protocol.probe import NONCE_LENGTH, digest_of, encode_probe
+from ...protocol.refusals import NOT_OPENED, code_in
+from ...protocol.spans import InputSpan, OutputSpan
+from ..errors import InferenceError, MemoryRefusedError, PathUnavailableError
 from ..explanation import Check, Explanation
 from ..known_model import KnownModel
-from ..settings import left_until
-from ..steps import Steps, offloaded
+from ..options import RequestOptions
+from ..steps import Send, SendForStream, Steps, left_until, offloaded
 from ..transports.messages import Codec
 from ..transports.this_machine import is_this_machine
+from .call import is_answer
 from .direct import DirectCall
-from .probe import SEALED, try_sealed
 from .triton_shm import InlineCall, RegisteredCall, Registrations
 
-__all__ = ["PathChooser"]
+__all__ = ["PathChooser", "ProbeAnswer", "asked", "probe_model"]
 
 _LOG: Final = logging.getLogger(__name__)
 _DIRECT: Final = DirectCall.path
 _TRITON_SHM: Final = RegisteredCall.path
 _INLINE: Final = InlineCall.path
 _BY_PREFERENCE: Final = (_DIRECT, _TRITON_SHM, _INLINE)
-_PROBE_BYTES: Final = 4096
+_SEALED: Final = "sealed memory?"
+_NEVER_BEGUN: Final = 1
 _ANOTHER_MACHINE: Final = (
     "another machine, which shares no memory with this one (containers: --ipc=host, or one shared volume)"
 )
@@ -73,9 +81,15 @@ class PathChooser:
             Check(f"tried {each}?", False, f"it was tried: {why}", (each,)) for each, why in model.refusals.items()
         ]
         of_model = (*_check_model(spec), *refused)
-        sealed = yield from self._check_sealed(model, of_server, of_model, deadline)
+        sealed: Check | None = None  # where it is not wanted, or would not be used
+        if self._options.region != "system" and Explanation(spec.name, None, "", of_model).open(_DIRECT):
+            sealed = model.sealed or (yield from self._try_sealed(model, of_server[0].outcome is not False, deadline))
+            model.sealed = None if sealed.is_passing else sealed
         is_sealed = sealed is not None and sealed.outcome is not False
-        of_shm = map(_without_direct, of_server) if is_sealed else of_server
+        of_shm = [
+            replace(check, needed_by=tuple({*check.needed_by} - {_DIRECT}), is_passing=False) if is_sealed else check
+            for check in of_server
+        ]
         checks = (*of_shm, *of_model, *(() if sealed is None else (sealed,)))
         unexplained = Explanation(spec.name, None, "", checks)
         path = next((path for path in _BY_PREFERENCE if unexplained.open(path)), None)
@@ -88,8 +102,11 @@ class PathChooser:
         prefers_inline = self._inline_bytes > 0 and path == _DIRECT and unexplained.open(_INLINE) and not has_strings
         if prefers_inline:
             checks = (*checks, self._check_small(spec))
-        if self._codec.needs_grpcio is not None:
-            checks = (*checks, _check_wire(self._codec.needs_grpcio))
+        needs_grpcio = self._codec.needs_grpcio
+        if needs_grpcio is not None:
+            slower = f"requests are carried by grpcio, which takes longer, because of {needs_grpcio}"
+            detail = slower if needs_grpcio else "requests are carried by sockets of the client"
+            checks = (*checks, Check("own sockets?", not needs_grpcio, detail, ()))
         explanation = Explanation(spec.name, path, reason or "nothing stands against it", checks)
         model.reason = explanation.reason
         if model.explanation != explanation:
@@ -117,7 +134,7 @@ class PathChooser:
         if may_choose and kind is RegionKind.SEALED:
             if model.kind is RegionKind.SEALED:
                 _LOG.warning("calls of model %r take memory in /dev/shm from now on: %s", model.spec.name, reason)
-            model.sealed = Check(SEALED, False, f"it was tried: {reason}", ())
+            model.sealed = Check(_SEALED, False, f"it was tried: {reason}", ())
         else:
             model.refusals[path] = reason
         model.explanation = model.path = None
@@ -127,22 +144,37 @@ class PathChooser:
         """Forget what was found out about the server: it may be another one by now."""
         self._of_server = None
 
-    def _check_sealed(
-        self, model: KnownModel, of_server: tuple[Check, ...], of_model: tuple[Check, ...], deadline: float
-    ) -> Steps[Check | None]:
-        """Find out whether a model can fetch sealed memory; None where it is not wanted, or would not be used."""
-        if self._options.region == "system" or not Explanation(model.spec.name, None, "", of_model).open(_DIRECT):
-            return None
-        sealed = model.sealed
-        if sealed is None:
-            if of_server[0].outcome is False:
-                sealed = Check(SEALED, False, "it is fetched by a socket of this machine alone", ())
-            else:
-                sealed = yield from try_sealed(self._codec, model, self._options.access, deadline)
-            model.sealed = None if sealed.is_passing else sealed
-        if self._options.region == "sealed" and sealed.outcome is False:
-            return replace(sealed, needed_by=(_DIRECT,))
-        return sealed
+    def _try_sealed(self, model: KnownModel, is_here: bool, deadline: float) -> Steps[Check]:
+        """Have a model that declares the direct path open sealed memory, and return what came of it.
+
+        The request names a slot in which none was ever begun. So a model that has opened the memory refuses it as
+        stale, before ``model.py`` sees it. The outcome is None if it has said nothing of the memory.
+        """
+        needed_by = (_DIRECT,) if self._options.region == "sealed" else ()
+        found = functools.partial(Check, _SEALED, needed_by=needed_by)
+        if not is_here:
+            return found(False, "it is fetched by a socket of this machine alone")
+        if model.spec.sequences:  # a trial would wait for the end of another sequence, which may be this client's
+            return found(None, "the model takes sequences, so that only a call can tell")
+        try:
+            region = SlotRegion(PAGE_SIZE, 1, PAGE_SIZE, self._options.access, kind=RegionKind.SEALED)
+        except MachineError as error:
+            return found(False, str(error), is_passing=True)
+        try:
+            slot = region.slots[0].address_pattern % model.spec.name, _NEVER_BEGUN
+            said = yield from asked(self._codec, model.spec, slot, left_until(deadline), model.version)
+        except CallerError as error:  # over HTTP, which has no streams
+            return found(None, str(error))
+        finally:
+            region.destroy()
+        code, outcome, told = code_in(said or ""), None, f"only a call can tell whether the model can fetch it: {said}"
+        if said is None:
+            told = "the model has answered, and said nothing of it; a call will tell"
+        elif code == StaleRequestError.code:
+            outcome, told = True, "the model has fetched some by a socket; it cannot be truncated, nor left behind"
+        elif code in NOT_OPENED:
+            outcome, told = False, f"the model could not fetch it: {said}"
+        return found(outcome, told)
 
     def _check_server(self, deadline: float) -> Steps[tuple[Check, ...]]:
         shared = (_DIRECT, _TRITON_SHM)
@@ -154,7 +186,7 @@ class PathChooser:
             is_here = yield from offloaded(
                 lambda: is_this_machine(host), left_until(deadline), "the server's host name was being looked up"
             )
-            probe = SlotRegion(_PROBE_BYTES, 1, PAGE_SIZE, self._options.access)
+            probe = SlotRegion(PAGE_SIZE, 1, PAGE_SIZE, self._options.access)
         except MachineError as error:
             obstacle = Check("memory to share?", False, str(error), shared, is_passing=True)
             return (here, obstacle) if is_here else (elsewhere,)
@@ -170,12 +202,6 @@ class PathChooser:
             Check("region registered?", True, "the server has opened memory of this process", shared),
             Check("server flag?", True, "the server registers clients' memory", (_TRITON_SHM,)),
         )
-
-
-def _without_direct(check: Check) -> Check:
-    """Return what was checked of /dev/shm, for a model whose direct path needs none."""
-    needed_by = tuple([path for path in check.needed_by if path != _DIRECT])
-    return replace(check, needed_by=needed_by, is_passing=False)
 
 
 def _refused_registration(message: str) -> tuple[Check, ...]:
@@ -221,7 +247,69 @@ def _check_user(spec: ModelSpec) -> Check:
     return Check(name, False, f"add user {me} to the parameter {UIDS_PARAMETER} of model {spec.name!r}", (_DIRECT,))
 
 
-def _check_wire(needs_grpcio: str) -> Check:
-    slower = f"requests are carried by grpcio, which takes longer, because of {needs_grpcio}"
-    detail = slower if needs_grpcio else "requests are carried by sockets of the client"
-    return Check("own sockets?", not needs_grpcio, detail, ())
+_REPORT_ROOM: Final = 4 * PAGE_SIZE
+
+
+class ProbeAnswer(NamedTuple):
+    """What came of a probe."""
+
+    report: dict[str, Any] | None  # what ``docs/protocol.md`` lists, in JSON's types; None if there is none
+    refusal: str  # what the model or the server said instead; empty if it was executed as no probe
+
+    @property
+    def code(self) -> str:
+        """The refusal's code, such as ``shm:gone``; empty if it has none of this package's."""
+        return code_in(self.refusal) or ""
+
+
+def asked(
+    codec: Codec, spec: ModelSpec, slot: tuple[str, int], timeout_s: float, version: str = ""
+) -> Steps[str | None]:
+    """Send a model a request without tensors, and return what was said to refuse it; None if it was executed."""
+    options = RequestOptions(model_version=version)
+    if spec.sequences:
+        number = secrets.randbits(48) + 1
+        options["sequence_id"] = str(number) if spec.names_sequences else number
+        options["sequence_start"] = options["sequence_end"] = True
+    message = codec.infer(spec.name, options, batch_size=1 if spec.max_batch_size else None, slot=slot)
+    try:
+        yield SendForStream(message, timeout_s) if spec.is_decoupled else Send(message, timeout_s)
+    except InferenceError as error:
+        if not is_answer(error):
+            raise
+        return str(error.message())
+    return None
+
+
+def probe_model(
+    codec: Codec, spec: ModelSpec, kind: RegionKind, deadline: float, *, with_gpus: bool
+) -> Steps[ProbeAnswer]:
+    """Have a model read a nonce in new memory, and write its report there. ``model.py`` does not see the request."""
+    region = SlotRegion(PAGE_SIZE + _REPORT_ROOM, 1, PAGE_SIZE, PRIVATE, kind=kind)
+    try:
+        nonce = os.urandom(NONCE_LENGTH)
+        begin, slot = region.data_offset, region.slots[0]
+        report = begin + PAGE_SIZE
+        room = region.byte_size - report
+        region.buffer[begin : begin + NONCE_LENGTH] = nonce
+        place = InputSpan(BY_NAME["UINT8"], (NONCE_LENGTH,), 0, begin, NONCE_LENGTH)
+        generation = slot.begin(encode_probe(place, OutputSpan(0, report, room), with_gpus=with_gpus))
+        address = slot.address_pattern % spec.name, generation
+        answer = ProbeAnswer(None, (yield from asked(codec, spec, address, left_until(deadline))) or "")
+        if answer.code != ProbedError.code:
+            return answer
+        if not slot.is_completed:
+            raise PeerError(f"model {spec.name!r} says that it has answered a probe, and has not written to its memory")
+        return ProbeAnswer(_read(bytes(region.buffer[report : report + room]), nonce, spec.name), answer.refusal)
+    finally:
+        region.destroy()
+
+
+def _read(data: bytes, nonce: bytes, model: str) -> dict[str, Any]:
+    try:
+        said: Any = json.loads(data.partition(b"\0")[0])
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict) or said.get("digest") != digest_of(nonce):
+        raise PeerError(f"model {model!r} has answered a probe with something that is no report on its nonce")
+    return said

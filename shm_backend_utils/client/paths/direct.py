@@ -24,12 +24,12 @@ from ...protocol.results import broken_results, missing_output
 from ...protocol.spans import InputSpan, OutputSpan
 from ...protocol.table import encode
 from ...tensors.strings import Strings
-from ..errors import InferenceError, MemoryRefusedError
+from ..errors import MemoryRefusedError
 from ..inputs.sources import Source
 from ..result import Result
 from ..steps import Send, Steps
-from .call import Buffer, Call, HostMemory, InRegion, is_answer, output_in, source_of
-from .on_gpus import CallOnGpus
+from .call import Call, HostMemory, InRegion, is_answer, output_in, source_of
+from .on_gpus import CallOnGpus, GpuBuffer, LostMemoryError
 from .triton_shm import no_strings
 
 __all__ = ["DirectCall", "PreparedDirectCall", "result_of"]
@@ -48,7 +48,7 @@ class DirectCall(InRegion, Call):
     slot: Slot
     memory: HostMemory
     gpus: CallOnGpus | None = field(default=None, init=False)
-    buffers: Sequence[Buffer] = ()
+    buffers: Sequence[GpuBuffer] = ()
     """What the table names beside the slot's own region, from number 1 on."""
 
     path = "direct"
@@ -66,26 +66,25 @@ class DirectCall(InRegion, Call):
         memory = self.memory
         found: dict[str, Source] = {} if self.gpus is None else {**self.gpus.sources(memory)}
         for name, span in self.layout.table.inputs.items():
-            if span.region:
-                continue
-            array = self._input(memory, span)
-            if span.dtype is BYTES:
-                array = Strings.encoded_as(name, array, span.shape).numpy()
-            found[name] = source_of(name, array)
+            if not span.region:
+                array = self._input(memory, span)
+                is_text = span.dtype is BYTES
+                found[name] = source_of(name, _strings(name, array, span.shape) if is_text else array)
         return found
 
     def did_not_start(self, error: BaseException) -> bool:
         """Return whether the server refused the request, and the model has not begun with it."""
         return is_answer(error) and not self.slot.is_started
 
-    def send(self, timeout_s: float) -> Steps[Result]:
+    def send(self, timeout_s: float) -> Steps[Result]:  # noqa: PLR0912  # one function, as it is on each call's way
         memory, buffers = self.memory, self.buffers  # first: they keep the slot, if the call is closed meanwhile
         if self.is_closed:
             raise ClosedError("this call")
         slot, spec, layout, region, gpus = self.slot, self.known.spec, self.layout, self.region, self.gpus
         if gpus is not None:
             deadline = time.monotonic() + timeout_s
-            gpus.check_is_not_lost()
+            if gpus.is_lost:
+                raise LostMemoryError
         if slot.state != FREE:
             yield from self._take_back(time.monotonic() + timeout_s)
         slot.kept = buffers
@@ -118,8 +117,10 @@ class DirectCall(InRegion, Call):
             # A model that has completed the slot may have left the rest to a GPU: its events were not looked at.
             if gpus is None and slot.is_completed:
                 slot.become_free("answer")
-            if isinstance(error, InferenceError) and self.did_not_start(error):
-                self._check_memory_was_opened(error)
+            if is_answer(error) and code_in(str(error)) in NOT_OPENED and not slot.is_started:
+                region.spoil("refusal")
+                message = f"{error.message()}; this call's memory is lost: prepare another call"
+                raise MemoryRefusedError(message, error.status()) from None
             raise
         if gpus is None or not gpus.are_lent_in_use:
             slot.state, slot.kept = AFTER["answer"][slot.state], ()
@@ -144,21 +145,14 @@ class DirectCall(InRegion, Call):
                 "again later, or prepare another call"
             )
         if self.gpus is not None:  # a model that has ended may have left the rest to its GPU
-            yield from self.gpus.reclaimed(self.slot, deadline)
+            yield from self.gpus.models_are_done(deadline)
         self.slot.become_free("reclaim")
-
-    def _check_memory_was_opened(self, error: InferenceError) -> None:
-        """Raise MemoryRefusedError if an answer says that the model could not open the memory, or not any more."""
-        if code_in(str(error)) in NOT_OPENED:
-            self.region.spoil("refusal")
-            message = f"{error.message()}; this call's memory is lost: prepare another call"
-            raise MemoryRefusedError(message, error.status()) from None
 
 
 def result_of(
     places: Sequence[results.OutputPlace],
     memory: HostMemory,
-    buffers: Sequence[Buffer],
+    buffers: Sequence[GpuBuffer],
     response: Callable[[], Any],
     bytes_avoided: int = 0,
     inputs_end: int = 0,
@@ -246,10 +240,7 @@ class PreparedDirectCall(DirectCall):
         return result
 
     def with_room(self, learned: Mapping[str, int]) -> CallLayout:
-        """Return the layout with room for all outputs on the host; ``learned`` is what they need for each row.
-
-        Outputs with room keep their place, and arrays of earlier results in the others their contents.
-        """
+        """Return the layout with room for all outputs on the host, behind all; ``learned`` is what a row needs."""
         layout, outputs = self.layout, dict(self.layout.table.outputs)
         end, rows = layout.end, layout.batch_size or 1
         for name, size in self.lacking.items():

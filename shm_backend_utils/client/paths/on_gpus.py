@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -17,9 +20,10 @@ from ...gpu.arrays.libraries import as_library
 from ...gpu.errors import CudaError
 from ...gpu.memory.allocations import CudaAllocation
 from ...gpu.ordering import Mark
+from ...gpu.runtime import CudaRuntime
 from ...gpu.streams import Named, NamedStream
 from ...memory import locks
-from ...memory.pool.slot import Slot, SlotRegion
+from ...memory.pool.slot import SlotRegion
 from ...protocol.claims import CudaRegionClaim
 from ...protocol.results import OutputPlace, broken_results
 from ...protocol.spans import InputSpan, Table
@@ -27,20 +31,18 @@ from ..errors import out_of_time
 from ..inputs.devices import DeviceSource, Gpus, GpuWork, inputs_on_gpus, library_of_inputs, work_of
 from ..options import check_is_installed
 from ..result import Result
-from ..settings import CallSettings, left_until
-from ..steps import Pause, Steps, offloaded
-from .call import COPYING, GpuBuffer, HostMemory, Plan
+from ..settings import CallSettings
+from ..steps import Pause, Steps, left_until, offloaded
+from .call import COPYING, HostMemory, Plan
 
 __all__ = [
     "CallOnGpus",
+    "GpuBuffer",
     "LostMemoryError",
     "StagedOnGpus",
-    "are_done",
     "brought_to_gpus",
     "can_be_downloaded",
-    "followed",
     "models_are_done",
-    "worked_off",
 ]
 
 _FIRST_PAUSE_S: Final = 20e-6
@@ -68,47 +70,39 @@ def _until(is_done: Callable[[], bool], deadline: float, state: str) -> Steps[No
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-def followed(work: GpuWork, named: Named, devices: Iterable[int], deadline: float) -> Steps[None]:
+def _followed(work: GpuWork, named: Named, devices: Iterable[int], deadline: float) -> Steps[None]:
     """Have a call's work on GPUs come behind what the user has named there, or behind all that these GPUs do."""
-    if not work.may_block(named):
+    if named or work.gpus.runtime.records_devices:
         work.follow(named, devices)
-    else:
+    else:  # the host waits
         yield from offloaded(lambda: work.follow(named, devices), left_until(deadline), _COMES_BEFORE)
 
 
-def worked_off(work: GpuWork, deadline: float) -> Steps[None]:
+def _worked_off(work: GpuWork, deadline: float) -> Steps[None]:
     """Wait until a call's work on GPUs is done as far as it is there now, and the user's that it comes behind."""
     marks = work.marks()
-    try:
-        yield from _until(lambda: are_done(marks), deadline, _COMES_BEFORE)
-    finally:
-        for mark in marks:
-            mark.close()
+    yield from _until(lambda: _are_done(marks), deadline, _COMES_BEFORE)
 
 
-def are_done(marks: list[Mark]) -> bool:
+def _are_done(marks: list[Mark]) -> bool:
     """Return whether all of them are done; those that are, are closed and taken out."""
-    while marks:
-        if not marks[-1].is_done():
-            return False
+    while marks and marks[-1].is_done():
         marks.pop().close()
-    return True
+    return not marks
 
 
 def models_are_done(region: SlotRegion, allocations: Sequence[CudaAllocation], deadline: float) -> Steps[None]:
-    """Wait until models' GPUs have done what they were given to do in a region's memory."""
+    """Wait until models' GPUs have done what they were given to do in a region's memory; else it is lost."""
     left = list(allocations)
 
     def have_all() -> bool:
         had_users = region.has_users  # looked at first: a model that lets go of memory has waited for its GPU
         while left:
-            allocation = left[-1]
-            with allocation.runtime.on(allocation.device):
-                is_done = allocation.runtime.is_event_done(allocation.event)
-            if not is_done:
-                break
+            with left[-1].runtime.on(left[-1].device):
+                if not left[-1].runtime.is_event_done(left[-1].event):
+                    break
             left.pop()
-        if left and not had_users:
+        if region.slots[0].was_left or (left and not had_users):
             region.spoil("lost")
             raise LostMemoryError
         return not left
@@ -116,14 +110,37 @@ def models_are_done(region: SlotRegion, allocations: Sequence[CudaAllocation], d
     yield from _until(have_all, deadline, "a model's GPU was still at work in its memory")
 
 
+class GpuBuffer:
+    """Memory of a GPU: the slot's own, or a user's. ``keeper`` keeps it; without a library, arrays are DeviceArrays."""
+
+    def __init__(
+        self, runtime: CudaRuntime, address: int, byte_size: int, device: int, keeper: object, library: str | None
+    ) -> None:
+        self.address, self.byte_size = address, byte_size
+        self._runtime, self._device = runtime, device
+        self._keeper, self._library = keeper, library
+
+    def array_at(self, owner: object, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+        """Return an array over the memory, which keeps ``owner``, too; ValueError if it would end beyond it."""
+        return _in_library(self.plain_array_at(owner, offset, dtype, shape), self._library)
+
+    def plain_array_at(self, owner: object, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> DeviceArray:
+        """As :meth:`array_at`, of no library."""
+        size = self.byte_size - offset
+        if math.prod(shape) * dtype.itemsize > size:
+            raise ValueError(f"a tensor of shape {shape} in {size} bytes")
+        return DeviceArray(self._runtime, self.address + offset, shape, dtype, self._device, (self._keeper, owner))
+
+
 class OnGpus(ABC):
     """What a call has on GPUs, and how its requests are ordered with the work there."""
 
-    def __init__(self, gpus: Gpus, given: Mapping[str, Any], settings: CallSettings) -> None:
+    filled: Mapping[str, DeviceSource] = MappingProxyType({})  # by the user: to be written for each request
+
+    def __init__(self, gpus: Gpus, given: Mapping[str, DeviceSource], settings: CallSettings) -> None:
         self._gpus = gpus
-        self._sources = inputs_on_gpus(given)
         self.named = settings.named  # what the next request comes behind; if it is empty, all that the GPUs do
-        self.library = settings.library or library_of_inputs(self._sources)  # of outputs, and of inputs to be filled
+        self.library = settings.library or library_of_inputs(given)  # of outputs, and of inputs to be filled
         check_is_installed(self.library)
 
     @abstractmethod
@@ -134,23 +151,19 @@ class OnGpus(ABC):
     def write(self, call: Any, given: Mapping[str, Any], deadline: float) -> Steps[None]:
         """Copy inputs on GPUs to where they belong, unless they are lent, and wait for all that comes before that."""
 
-    @abstractmethod
-    def write_filled(self, call: Any, deadline: float) -> Steps[None]:
-        """As :meth:`write`, of what the user has filled."""
-
 
 class CallOnGpus(OnGpus):
     """A call's half on GPUs, in a region that has the memory there which the layout asks for."""
 
     def __init__(self, gpus: Gpus, region: SlotRegion, plan: Plan, *, is_prepared: bool) -> None:
-        super().__init__(gpus, plan.given, plan.settings)
+        sources = inputs_on_gpus(plan.given)
+        super().__init__(gpus, sources, plan.settings)
         runtime, layout = gpus.runtime, plan.layout
         self._region = region
         self._is_prepared = is_prepared
         self._allocations: Sequence[CudaAllocation] = [region.device_memory[device] for device in layout.devices]
-        self._lent = {name: self._sources[name] for name in layout.lent}
-        self._sources = {}
-        self._is_lost = False
+        self._lent = {name: sources[name] for name in layout.lent}
+        self.is_lost = False  # a model ended while its GPU was at work here
         self._has_waited_for_others = False
         claims = [
             CudaRegionClaim(each.handle, each.byte_size, each.device_uuid, 0, each.event_handle)
@@ -163,8 +176,13 @@ class CallOnGpus(OnGpus):
         inputs, numbers = dict(layout.table.inputs), dict[int, int]()
         for name, source in self._lent.items():
             base, byte_size, device = source.facts.base, source.facts.byte_size, source.facts.device
-            if is_prepared:
-                _check_can_be_lent(name, source)
+            if is_prepared and source.obstacle:
+                described = f"({source.shape}, {str(source.array.dtype)!r}, 'cuda:{source.device}')"
+                raise TensorError(
+                    name,
+                    f"input {name!r} cannot be a prepared call's memory: {source.obstacle}; or describe it, as "
+                    f"{described}, and fill inputs[{name!r}]",
+                )
             if base not in numbers:
                 handle, uuid = runtime.export(base), runtime.device_uuid(device)
                 claims.append(CudaRegionClaim(handle, byte_size, uuid, 0, b"", not is_prepared))
@@ -185,26 +203,30 @@ class CallOnGpus(OnGpus):
         sources = inputs_on_gpus(given)
         work = work_of(sources.values()) or GpuWork(self._gpus)
         with contextlib.closing(work):
-            yield from followed(work, self.named, self._devices, deadline)
-            if not self._has_waited_for_others:
-                yield from self._others_are_followed(work, deadline)
-            streams = self._lasting_streams
+            devices = {each.device for each in self._allocations}
+            lent = {each.facts.device for each in self._lent.values()}
+            yield from _followed(work, self.named, devices | lent, deadline)
+            # The streams that were named, and None if there are others: an event, say, tells of no later reader.
+            streams = {
+                each if isinstance(each, NamedStream) and not each.is_the_threads else None
+                for each in self.named or (None,)
+            }
+            others = self._region.worked_on  # may still read their results here, on other streams
+            if self.named and not self._has_waited_for_others and (None in others or others - streams):
+                yield from _followed(work, (), devices, deadline)
             self._region.worked_on |= streams  # replaced when all that is waited for
             if any(source.is_strided for source in sources.values()):
-                yield from worked_off(work, deadline)  # a stream has no room for very many copies that have to wait
+                yield from _worked_off(work, deadline)  # a stream has no room for very many copies that have to wait
             try:
                 for name, source in sources.items():
                     if name not in self._lent:
                         source.put(self._plain_array(self.table.inputs[name], memory))
-                yield from worked_off(work, deadline)
+                yield from _worked_off(work, deadline)
             except BaseException:
                 self._keep_while_working(work, (sources, memory))
                 raise
         self._has_waited_for_others = True
         self._region.worked_on = streams
-
-    def write_filled(self, call: Any, deadline: float) -> Steps[None]:
-        yield from self.write(call, {}, deadline)
 
     def arrays(self, call: Any) -> dict[str, Any]:
         memory = call.memory
@@ -229,18 +251,13 @@ class CallOnGpus(OnGpus):
         """Return an input's array, of no library."""
         return self.buffers[span.region - 1].plain_array_at(memory, span.offset, span.dtype.numpy, span.shape)
 
-    def check_is_not_lost(self) -> None:
-        """Raise LostMemoryError if a model ended while its GPU was at work in this memory."""
-        if self._is_lost:
-            raise LostMemoryError
-
-    def reclaimed(self, slot: Slot, deadline: float) -> Steps[None]:
-        """Make sure that no GPU is at work for a request that got no answer, once the slot was reclaimed."""
-        if slot.was_left:
-            self._is_lost = True
-            self._region.spoil("lost")
-            raise LostMemoryError
-        yield from self._models_are_done(self._allocations, deadline)
+    def models_are_done(self, deadline: float, where: Sequence[CudaAllocation] | None = None) -> Steps[None]:
+        """Wait until no model's GPU is at work in this memory, or in some of it; LostMemoryError if it is lost."""
+        try:
+            yield from models_are_done(self._region, self._allocations if where is None else where, deadline)
+        except LostMemoryError:
+            self.is_lost = True
+            raise
 
     def outputs_are_ready(self, outputs: Sequence[OutputPlace], events: Sequence[int], deadline: float) -> Steps[None]:
         """Wait until models' GPUs have done what a request's events stand for; or have the user's streams wait."""
@@ -251,7 +268,7 @@ class CallOnGpus(OnGpus):
         waiting = [self._allocations[number - 1] for number in events]
         streams = [each for each in self.named if isinstance(each, NamedStream)]
         if not streams or any(each.is_the_threads for each in streams):  # what is submitted goes on in another thread
-            yield from self._models_are_done(waiting, deadline)
+            yield from self.models_are_done(deadline, waiting)
             return
         runtime = self._gpus.runtime
         for each in waiting:
@@ -265,80 +282,41 @@ class CallOnGpus(OnGpus):
         is_lent = bool(self._lent) and not self._is_prepared
         return is_lent and locks.has_borrowers(self._region.fd, self._region.slots[0].record_offset)
 
-    def _others_are_followed(self, work: GpuWork, deadline: float) -> Steps[None]:
-        """Come behind those who had the memory before, and may still read their results there, on other streams."""
-        others = self._region.worked_on
-        if self.named and (None in others or others - self._lasting_streams):
-            yield from followed(work, (), {each.device for each in self._allocations}, deadline)
-
-    @property
-    def _lasting_streams(self) -> set[NamedStream | None]:
-        """The streams that were named, and None if there are others: an event, say, tells of no later reader."""
-        return {each if isinstance(each, NamedStream) and not each.is_the_threads else None for each in self.named} or {
-            None
-        }
-
-    @property
-    def _devices(self) -> set[int]:
-        return {each.device for each in self._allocations} | {each.facts.device for each in self._lent.values()}
-
     def _keep_while_working(self, work: GpuWork, what: object) -> None:
         """Keep what GPUs may be copying from, or to, until they are done."""
         marks = work.marks()
 
         def are_at_work() -> bool:
             try:
-                return not are_done(marks)
+                return not _are_done(marks)
             except CudaError:
                 return True  # nobody knows any more what they do
 
         self._gpus.bank.keep_while(are_at_work, what)
-
-    def _models_are_done(self, allocations: Sequence[CudaAllocation], deadline: float) -> Steps[None]:
-        try:
-            yield from models_are_done(self._region, allocations, deadline)
-        except LostMemoryError:
-            self._is_lost = True
-            raise
-
-
-def _check_can_be_lent(name: str, source: DeviceSource) -> None:
-    """Raise TensorError unless a user's tensor can be the memory of a prepared call."""
-    if source.obstacle:
-        raise TensorError(
-            name,
-            f"input {name!r} cannot be a prepared call's memory: {source.obstacle}; or describe it, as "
-            f"({source.shape}, {str(source.array.dtype)!r}, 'cuda:{source.device}'), and fill inputs[{name!r}]",
-        )
 
 
 class StagedOnGpus(OnGpus):
     """Inputs on GPUs of a call that has all tensors on the host: each request copies them there."""
 
     def __init__(self, gpus: Gpus, given: Mapping[str, Any], settings: CallSettings) -> None:
-        super().__init__(gpus, given, settings)
+        sources = inputs_on_gpus(given)
+        super().__init__(gpus, sources, settings)
         self._devices = {name: each.device for name, each in given.items() if each.device is not None}
-        self._kept = {name: each for name, each in self._sources.items() if each.is_lent}
-        self._sources = {}
-        self._filled: dict[str, DeviceSource] = {}
+        self._lent = {name: each for name, each in sources.items() if each.is_lent}
 
     def arrays(self, call: Any) -> dict[str, Any]:
-        arrays, work = call.arrays(), GpuWork(self._gpus)
+        arrays, work, filled = call.arrays(), GpuWork(self._gpus), dict(self._lent)
         for name, device in self._devices.items():
-            source = self._kept.get(name)
-            if source is None:
+            if name not in filled:
                 empty = new_array(self._gpus.runtime, arrays[name].shape, arrays[name].dtype, device)
-                source = DeviceSource(name, _in_library(empty, self.library), work, self._gpus, device)
-            self._filled[name] = source
-        return {name: source.value for name, source in self._filled.items()}
+                filled[name] = DeviceSource(name, _in_library(empty, self.library), work, self._gpus, device)
+        self.filled = filled
+        return {name: source.value for name, source in filled.items()}
 
     def write(self, call: Any, given: Mapping[str, Any], deadline: float) -> Steps[None]:
         sources = inputs_on_gpus(given)
         yield from can_be_downloaded(sources, self.named, deadline)
         yield from offloaded(lambda: call.write(sources), left_until(deadline), COPYING)
-
-    def write_filled(self, call: Any, deadline: float) -> Steps[None]:
-        yield from self.write(call, self._filled, deadline)
 
 
 def can_be_downloaded(sources: Mapping[str, DeviceSource], named: Named, deadline: float) -> Steps[None]:
@@ -346,8 +324,8 @@ def can_be_downloaded(sources: Mapping[str, DeviceSource], named: Named, deadlin
     work = work_of(sources.values())
     if work is not None:
         with contextlib.closing(work):
-            yield from followed(work, named, {source.array.device for source in sources.values()}, deadline)
-            yield from worked_off(work, deadline)
+            yield from _followed(work, named, {source.array.device for source in sources.values()}, deadline)
+            yield from _worked_off(work, deadline)
 
 
 def brought_to_gpus(
@@ -368,9 +346,7 @@ def brought_to_gpus(
             arrays[name] = _in_library(target, library)
 
     yield from offloaded(upload, timeout_s, "its outputs were being copied to a GPU")
-    return Result(
-        arrays, result.path, result.read_response, result.overflowed, result.bytes_avoided, result.in_response
-    )
+    return dataclasses.replace(result, _arrays=arrays)
 
 
 def _in_library(array: DeviceArray, library: str | None) -> Any:

@@ -15,19 +15,18 @@ from ...memory.pool.need import Need, Ticket
 from ...memory.pool.pool import SlotPool
 from ...memory.pool.rows import Row
 from ...memory.pool.slot import SlotRegion
-from ...protocol.call_layout import AnyInput, CallInput, CallLayout, rows_of
+from ...protocol.call_layout import CallInput, CallLayout, rows_of
 from ...protocol.layout import data_offset
 from ..errors import out_of_time
 from ..inputs.devices import Gpus
 from ..known_model import KnownModel
-from ..once import Once
 from ..settings import CallSettings
-from ..steps import Pause, Steps, Wait, offloaded
+from ..steps import Once, Pause, Steps, Wait, offloaded
 from .call import LONG_COPY, HostMemory, Plan
 from .on_gpus import LostMemoryError, models_are_done
 from .triton_shm import RegisteredCall
 
-__all__ = ["grow", "take", "take_at_once", "take_row", "take_with_devices", "wait_for"]
+__all__ = ["grow", "take", "take_row", "take_with_devices"]
 
 _MAKING: Final = "its memory was being made"
 
@@ -36,10 +35,15 @@ def take(
     pool: SlotPool, settings: CallSettings, known: KnownModel, end: int, slot_count: int, group: str
 ) -> Steps[tuple[SlotRegion, HostMemory]]:
     """Take a region for a model's calls, whose last tensor ends at ``end``, until the deadline."""
-    size = known.record_byte_size
     kind = RegionKind.SYSTEM if group == RegisteredCall.path else known.kind
-    need = Need(end - data_offset(slot_count, size), slot_count, size, group, kind)
-    return pool.take_idle(need, settings.origin) or (yield from wait_for(pool, settings, need))
+    need = _need(known, end, slot_count, group, kind)
+    taken = pool.take_idle(need, settings.origin)
+    return taken or (yield from _redeem(pool, settings, pool.request(need, settings.origin)))
+
+
+def _need(known: KnownModel, end: int, slot_count: int, group: str, kind: RegionKind) -> Need:
+    size = known.record_byte_size
+    return Need(end - data_offset(slot_count, size), slot_count, size, group, kind)
 
 
 def grow(pool: SlotPool, settings: CallSettings, region: SlotRegion, memory: HostMemory, end: int) -> Steps[bool]:
@@ -51,23 +55,6 @@ def grow(pool: SlotPool, settings: CallSettings, region: SlotRegion, memory: Hos
     if end - region.data_end < LONG_COPY:
         return work()
     return (yield from offloaded(work, settings.left_s, _MAKING))
-
-
-def take_at_once(pool: SlotPool, settings: CallSettings, need: Need) -> Steps[tuple[SlotRegion, HostMemory] | None]:
-    """Take a region if there is room for it now; else return None."""
-    taken = pool.take_idle(need, settings.origin)
-    if taken is not None:
-        return taken
-    try:
-        ticket = pool.request_at_once(need, settings.origin)
-        return None if ticket is None else (yield from _redeem(pool, settings, ticket))
-    except (BudgetError, MachineError):
-        return None
-
-
-def wait_for(pool: SlotPool, settings: CallSettings, need: Need) -> Steps[tuple[SlotRegion, HostMemory]]:
-    """Wait in the pool's order for a region, as none lies idle. Returns and raises as :func:`take`."""
-    return (yield from _redeem(pool, settings, pool.request(need, settings.origin)))
 
 
 def _redeem(pool: SlotPool, settings: CallSettings, ticket: Ticket) -> Steps[tuple[SlotRegion, HostMemory]]:
@@ -108,14 +95,21 @@ def take_row(pool: SlotPool, once: Once, plan: Plan, *, is_expected: bool) -> St
     def begin() -> Steps[HostMemory | None]:
         """Make a block, which goes with its memory; return that, or None if there is no room for it."""
         whole = known.lay_out(
-            {name: _times(each, count) for name, each in given.items()},
+            {
+                name: CallInput(each.dtype, (each.shape[0] * count, *each.shape[1:]), each.byte_size * count)
+                for name, each in given.items()
+            },
             wanted and {name: None if size is None else size * count for name, size in wanted.items()},
             slot_count=count,
             is_one_request=False,
         )
-        size = known.record_byte_size
-        need = Need(whole.end - data_offset(count, size), count, size, "direct, side by side", known.kind)
-        taken = yield from take_at_once(pool, settings, need)
+        need = _need(known, whole.end, count, "direct, side by side", known.kind)
+        taken = pool.take_idle(need, settings.origin)
+        try:
+            ticket = pool.request_at_once(need, settings.origin) if taken is None else None
+            taken = taken if ticket is None else (yield from _redeem(pool, settings, ticket))
+        except (BudgetError, MachineError):
+            return None
         if taken is None:
             return None
         begins = range(0, count * batch_size, batch_size)
@@ -134,10 +128,6 @@ def take_row(pool: SlotPool, once: Once, plan: Plan, *, is_expected: bool) -> St
     return row
 
 
-def _times(each: AnyInput, count: int) -> CallInput:
-    return CallInput(each.dtype, (each.shape[0] * count, *each.shape[1:]), each.byte_size * count, each.device)
-
-
 _ROUND_S: Final = 0.05
 
 
@@ -153,8 +143,6 @@ def take_with_devices(pool: SlotPool, gpus: Gpus, plan: Plan) -> Steps[tuple[Slo
             if not region.device_memory.keys() >= set(layout.devices):
                 provide = functools.partial(gpus.bank.provide, region, layout.devices, sizes)
                 yield from _provide(pool, settings, provide, memory)
-            if region.slots[0].was_left:
-                raise LostMemoryError  # a model ended in the middle of an earlier request
             yield from models_are_done(region, list(region.device_memory.values()), settings.deadline)
         except BaseException as error:
             region.spoil("lost")

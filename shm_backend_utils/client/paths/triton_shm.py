@@ -23,8 +23,7 @@ from ...tensors.strings import Strings
 from ..errors import InferenceError, MemoryRefusedError, OutputRoomError
 from ..inputs.sources import SAME_VALUES, Source
 from ..result import Result
-from ..settings import left_until
-from ..steps import Send, Steps
+from ..steps import Send, Steps, left_until
 from ..transports.messages import Codec, InputTensor, Place
 from ..unregistering import IN_USE
 from .call import Call, HostMemory, InRegion, checked_output, is_answer
@@ -226,19 +225,24 @@ class RegisteredCall(InRegion, Call):
             )
         deadline = time.monotonic() + timeout_s
         memory = self.memory  # keeps the region until there is an answer, even if the call is closed meanwhile
-        message = self._message()
-        yield from self.registrations.add(self.region, deadline)
-        try:
-            answer = yield from self._ask(message, deadline)
-        except BaseException as error:
-            if not is_answer(error):
-                self.region.spoil("unfenced")
-            elif _TOO_SMALL in str(error):
-                raise OutputRoomError(
-                    f"an output of model {self.known.spec.name!r} needs more bytes than its hint gave it, and on the "
-                    f"path triton-shm it cannot come back another way: {error}; give a larger hint, or none",
-                ) from None
-            raise
+        message, is_first, answer = self._message(), True, None
+        while answer is None:
+            yield from self.registrations.add(self.region, deadline)
+            try:
+                answer = yield Send(message, left_until(deadline))
+            except BaseException as error:
+                if not is_answer(error):
+                    self.region.spoil("unfenced")
+                elif _TOO_SMALL in str(error):
+                    raise OutputRoomError(
+                        f"an output of model {self.known.spec.name!r} needs more bytes than its hint gave it, and on "
+                        f"the path triton-shm it cannot come back another way: {error}; give a larger hint, or none",
+                    ) from None
+                elif is_first and self._is_unknown(str(error.message())):  # the server looks for it before all else
+                    is_first = False
+                    self.registrations.forget(self.region)
+                    continue
+                raise
         response = self.codec.result(answer)
         arrays = {name: self._output(name, response, memory) for name in self._wanted}
         placed = sum(arrays[name].nbytes for name in self._placed)
@@ -254,23 +258,10 @@ class RegisteredCall(InRegion, Call):
         self.memory = np.empty(0, np.uint8)
         self._strings = {}
 
-    def _ask(self, message: Any, deadline: float) -> Steps[Any]:
-        try:
-            return (yield Send(message, left_until(deadline)))
-        except InferenceError as error:
-            if not self._does_not_know_the_region(error):
-                raise
-        self.registrations.forget(self.region)
-        yield from self.registrations.add(self.region, deadline)
-        return (yield Send(message, left_until(deadline)))
-
-    def _does_not_know_the_region(self, error: InferenceError) -> bool:
-        """Return whether the server has no such region, which it looks for before anything else runs.
-
-        A model may say the same of regions of its own: only the server says it of this one, and nothing else.
-        """
+    def _is_unknown(self, said: str) -> bool:
+        """Return whether it was the server that does not know this region: a model says it of others, or says more."""
         pattern = rf"(\[request id: [^]]*\] )?{_UNKNOWN_REGION}: '{re.escape(self.region.key)}'"
-        return re.fullmatch(pattern, str(error.message())) is not None
+        return re.fullmatch(pattern, said) is not None
 
     def _message(self) -> Any:
         layout, arrays = self.layout, self.arrays()

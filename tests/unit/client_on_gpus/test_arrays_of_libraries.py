@@ -14,7 +14,7 @@ import pytest
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.client import InferenceError, PoolOptions, ShmClient
-from shm_backend_utils.client.paths import call, on_gpus
+from shm_backend_utils.client.paths import on_gpus
 from shm_backend_utils.errors import CallerError, TensorError
 from shm_backend_utils.gpu.arrays.device_array import DeviceArray
 from shm_backend_utils.gpu.memory.access import CudaAccess
@@ -39,8 +39,7 @@ class Wrapped:
 @pytest.fixture
 def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every library is there, and its arrays are :class:`Wrapped`."""
-    for module in (call, on_gpus):
-        monkeypatch.setattr(module, "as_library", Wrapped)
+    monkeypatch.setattr(on_gpus, "as_library", Wrapped)
     monkeypatch.setattr(on_gpus, "check_is_installed", lambda _: None)
 
 
@@ -142,7 +141,7 @@ def test_what_was_learned_and_finds_no_room_is_given_up_beside_outputs_on_gpus(
     with gpu_client(server, cuda, max_bytes=2**22) as client:
         core: Any = client._core
         client.explain("two")
-        core.catalog.known["two", ""].learned.learn({"OUT1": 2**23}, rows=1)
+        core.known["two", ""].learned.learn({"OUT1": 2**23}, rows=1)
         result = client.infer("two", {"IN0": X, "IN1": X[:0]}, outputs={**ON_GPU, "OUT1": None})
         np.testing.assert_array_equal(on_host(result), 2 * X)
         assert len(server.seen.claims) == 1

@@ -34,7 +34,7 @@ def answers(client):
     client._driver.run(client._core.check_server_answers(10))
 
 def held(client):
-    client._driver.run(client._core.catalog.look_up("held", "", 30))
+    client._driver.run(client._core.look_up("held", "", 30))
 
 async def answers_async(client):
     driver, core = client._open()
@@ -42,7 +42,7 @@ async def answers_async(client):
 
 async def held_async(client):
     driver, core = client._open()
-    await driver.run(core.catalog.look_up("held", "", 30))
+    await driver.run(core.look_up("held", "", 30))
 
 def outcome(call):
     try:

@@ -178,7 +178,7 @@ class Connection:
     def has_sealed_memory(self, model: str) -> bool:
         """Return whether calls of a model take sealed memory."""
         core = self.client._core
-        known = core and core.catalog.known.get((model, ""))
+        known = core and core.known.get((model, ""))
         return bool(known and known.kind is RegionKind.SEALED)
 
     def quarantined(self) -> int:
