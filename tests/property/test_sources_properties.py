@@ -154,20 +154,16 @@ def read(data: bytes, shape: tuple[int, ...]) -> Strings:
 
 
 @given(tensors(), st.binary(max_size=8))
-def test_strings_are_the_same_after_having_been_bytes(array: npt.NDArray[Any], room: bytes) -> None:
-    encoded = Strings.of("TEXT", array).encoded.tobytes()
-    expected = [as_bytes(word) for word in array.ravel()]
-    strings = read(encoded + room, array.shape)
-    assert list(strings) == expected
-    assert strings.numpy().shape == array.shape
-    assert strings.numpy().ravel().tolist() == expected
-
-
-@given(tensors())
-def test_bytes_are_the_lengths_and_the_strings_and_nothing_else(array: npt.NDArray[Any]) -> None:
-    encoded = Strings.of("TEXT", array).encoded
-    expected = [as_bytes(word) for word in array.ravel()]
-    assert encoded.tobytes() == b"".join(len(word).to_bytes(LENGTH_SIZE, "little") + word for word in expected)
+def test_strings_are_lengths_and_bytes_and_the_same_after_having_been_that(
+    array: npt.NDArray[Any], room: bytes
+) -> None:
+    given, expected = Strings.of("TEXT", array), [as_bytes(word) for word in array.ravel()]
+    encoded = given.encoded.tobytes()
+    assert encoded == b"".join(len(word).to_bytes(LENGTH_SIZE, "little") + word for word in expected)
+    for strings in (given, read(encoded + room, array.shape)):
+        assert list(strings) == expected
+        assert strings.numpy().shape == array.shape
+        assert strings.numpy().ravel().tolist() == expected
 
 
 @given(hostile, shapes)
@@ -190,12 +186,3 @@ def begins_with_strings(data: bytes, count: int) -> bool:
             return False
         data = data[4 + length :]
     return True
-
-
-@given(st.lists(words, max_size=20))
-def test_strings_that_came_as_objects_are_those_that_come_as_bytes(given_words: list[str | bytes]) -> None:
-    array = np.empty(len(given_words), object)
-    array[:] = given_words
-    strings = Strings.of("TEXT", array)
-    assert list(strings) == list(read(strings.encoded.tobytes(), strings.shape))
-    assert strings.numpy().tolist() == [as_bytes(word) for word in given_words]

@@ -16,19 +16,6 @@ from shm_backend_utils.testing.emulator.errors import TritonError
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from shm_backend_utils.testing.emulator.response import InferenceResponse
 
-__all__ = [
-    "answered",
-    "answers_to",
-    "arrived",
-    "delivered",
-    "emulated_server",
-    "error_code",
-    "log_lines",
-    "message_of",
-    "outputs_of",
-    "start_server",
-]
-
 
 def start_server(monkeypatch: pytest.MonkeyPatch) -> LoneServer:
     """Put the module of a new server into the place of the real one, and return the server."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,6 @@ from shm_backend_utils.model.mapping.mapped import MappedRegion, Slot
 from shm_backend_utils.protocol import table
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from shm_backend_utils.protocol.spans import Table
-from tests.unit.emulated import message_of
-from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
 from tests.unit.watched import Watched
 
@@ -135,22 +131,6 @@ def truncate(client: Client, byte_size: int) -> None:
         file.truncate(byte_size)
 
 
-def test_a_region_that_was_truncated_between_two_requests_is_refused(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    executed: list[object] = []
-    with session_of(monkeypatch, [tensor("X")], [tensor("Y")]) as session:
-        (response,) = session.serve([client.request({"X": X}, {})], executed.append)
-        assert response.error() is None
-        request = client.request({"X": X}, {})  # all that it names is still there, and its record too
-        truncate(client, client.region.header.byte_size - PAGE_SIZE)
-        (response,) = session.serve([request], executed.append)
-        assert message_of(response).startswith("shm:refused: the request's region refused: its ")
-        assert len(executed) == 1
-        assert client.region.record(0).started == 1
-        assert client.is_free()
-
-
 def test_the_size_is_looked_at_before_anything_is_touched(client: Client) -> None:
     slot = slot_of(client)
     client.begin(client.laid_out({"X": X}, {"Y": 16}))
@@ -160,35 +140,3 @@ def test_the_size_is_looked_at_before_anything_is_touched(client: Client) -> Non
         slot.claim(1)
     assert reads == []
     assert client.is_free()
-
-
-PROGRAM = """
-import os, sys
-import numpy as np
-from shm_backend_utils.errors import RegionRefusedError
-from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.model.mapping.mapped import MappedRegion, Slot
-from tests.unit.table_client import Client
-
-client = Client()
-token = client.region.header.token.hex()
-slot = Slot(MappedRegion(ManagedRegion.open(client.region.segment.key, token, "region")), 0)
-client.begin(client.laid_out({"X": np.ones(4, np.float32)}, {"Y": 16}))
-slot.claim(1)
-slot.lease.give_back()
-path = f"/dev/shm/{client.region.segment.key}"
-os.truncate(path, 0)
-try:
-    slot.claim(1)
-except RegionRefusedError:
-    print("refused", flush=True)
-client.close()
-"""
-
-
-def test_a_region_that_was_truncated_to_nothing_does_not_kill_the_model() -> None:
-    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) as running:
-        said, _ = running.communicate()
-    for left in Path("/dev/shm").glob(f"shmbu-{running.pid}-*"):
-        left.unlink(missing_ok=True)
-    assert (running.returncode, said) == (0, "refused\n")

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from shm_backend_utils.dtypes import BY_NAME, BYTES
+from shm_backend_utils.errors import BatchSizeError, ShmError, TableError
+from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.locks import SlotLease
 from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.model.call.received import check_rows, check_table
+from shm_backend_utils.model.mapping.memory import HostMemory, Memory
+from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol import table
+from shm_backend_utils.protocol.address import SlotAddress
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.emulated import delivered, error_code, log_lines, message_of
@@ -167,28 +174,18 @@ def test_the_generation_is_looked_at_again_when_the_lease_is_held_or_not_to_be_h
 # Addresses
 
 
-@pytest.mark.parametrize(
-    ("change", "code", "triton"),
-    [
-        (lambda address: address.replace("2/", "1/", 1), "shm:version", "INVALID_ARG"),
-        (lambda address: address.replace("2/", "99/", 1), "shm:version", "INVALID_ARG"),
-        (lambda address: "", "shm:version", "INVALID_ARG"),
-        (lambda address: address + "0", "shm:table", "INVALID_ARG"),
-        (lambda address: address + "9999", "shm:table", "INVALID_ARG"),
-        (lambda address: address.replace("shmbu-", "shmbu-../"), "shm:table", "INVALID_ARG"),
-        (lambda address: address.replace("shmbu-", "shmbu-0-"), "shm:gone", "NOT_FOUND"),
-        (lambda address: "/".join([*address.split("/")[:3], "0" * 32, "0"]), "shm:refused", "INVALID_ARG"),
-        (lambda address: 7, "shm:table", "INVALID_ARG"),
-        (lambda address: True, "shm:table", "INVALID_ARG"),
-    ],
-)
-def test_an_address_that_leads_nowhere_is_refused(
-    session: ShmSession, client: Client, change: Callable[[str], object], code: str, triton: str
-) -> None:
-    parameters = client.begin(client.laid_out({"X": X}, {"Y": 16}))
-    found, text = answer(session, delivered({**parameters, "shm_slot": change(client.address())}, ["Y"]))
-    assert (found, text.partition(": ")[0]) == (triton, code)
-    assert client.region.segment.key not in text
+@pytest.mark.parametrize("kind", [RegionKind.SYSTEM, RegionKind.SEALED])
+def test_a_wrong_token_is_refused_where_there_is_a_file_and_else_gone(session: ShmSession, kind: RegionKind) -> None:
+    with contextlib.closing(Client(kind=kind)) as client:
+        key = client.region.segment.key
+        parameters = client.begin(client.laid_out({"X": X}, {"Y": 16}))
+        refused, gone = ("INVALID_ARG", "shm:refused"), ("NOT_FOUND", "shm:gone")
+        for named, told in ((key, refused if kind is RegionKind.SYSTEM else gone), ("shmbu-none", gone)):
+            address = str(SlotAddress("m", named, "0" * 32, 0))
+            code, text = answer(session, delivered({**parameters, "shm_slot": address}, ["Y"]))
+            assert (code, text.partition(": ")[0]) == told
+            assert key not in text
+        assert client.region.record(0).started == 0
 
 
 def test_a_slot_of_another_model_is_none_of_this_ones(session: ShmSession) -> None:
@@ -199,14 +196,6 @@ def test_a_slot_of_another_model_is_none_of_this_ones(session: ShmSession) -> No
     )
     assert other.region.record(0).started == 0
     other.close()
-
-
-def test_a_client_of_version_1_is_told_both_versions(session: ShmSession) -> None:
-    region = {"kind": "system", "key": "shmbu-1-00", "byte_size": 8192, "token": "0" * 32, "slot": 0}
-    said = json.dumps({"v": 1, "model": "m", "regions": [region], "inputs": {}, "outputs": {}})
-    code, text = answer(session, delivered({"shm_io": said, "shm_generation": 1}, ["Y"]))
-    assert (code, text.partition(": ")[0]) == ("INVALID_ARG", "shm:version")
-    assert "found 1, expected 2" in text
 
 
 @pytest.mark.parametrize(("count", "complaint"), [(512, "has no output 'O0'"), (10_000, "expected at most 512")])
@@ -231,11 +220,7 @@ AT = 8192
             for odd in (1, 2, 3)
         ],
         *[({}, {"Y": OutputSpan(0, AT + odd, 16)}, "shm:table: outputs.Y.offset: found ") for odd in (1, 2, 3)],
-        *[
-            ({"CUBE": InputSpan(BY_NAME["UINT8"], shape, 0, AT, 0)}, {}, r"shm:table: inputs\[0\]")
-            for shape in [(0, 2**62, 2**62), (2**62, 0, 2**62), (2**63, 0, 0), (2**64 - 1, 2**64 - 1, 0)]
-        ],
-        ({"CUBE": InputSpan(BY_NAME["UINT8"], (2**32, 2**32, 1), 0, AT, 0)}, {}, r"shm:table: inputs\[0\]"),
+        ({"CUBE": InputSpan(BY_NAME["UINT8"], (0, 2**62, 2**62), 0, AT, 0)}, {}, r"shm:table: inputs\[0\]"),
         ({"X": InputSpan(BY_NAME["INT32"], (4,), 0, AT, 16)}, {}, ".* is INT32, but the model's .* says TYPE_FP32"),
         ({"X": InputSpan(FP32, (2, 2), 0, AT, 16)}, {}, r".*has shape \[2, 2\]"),
         ({"X": InputSpan(FP32, (), 0, AT, 4)}, {}, r".*has shape \[\]"),
@@ -257,70 +242,11 @@ def test_a_table_of_tensors_that_cannot_be_is_refused(
     assert re.match(complaint, refused(session, client, Table(inputs, outputs)))
 
 
-def test_strings_and_bytes_may_lie_anywhere_and_a_shape_without_elements_be_large(
-    session: ShmSession, client: Client
-) -> None:
-    shape = (0, 2**31, 2**31)
-    said = Table(
-        {
-            "TEXT": InputSpan(BYTES, (1,), 0, client.data + 1, 9),
-            "CUBE": InputSpan(BY_NAME["UINT8"], shape, 0, client.data, 0),
-        },
-        {"WORDS": OutputSpan(0, client.data + 101, 9), "B": OutputSpan(0, client.data + 203, 9)},
-    )
-    shapes: list[tuple[int, ...]] = []
-
-    def infer(call: Call) -> None:
-        shapes.append(call.input("CUBE").numpy().shape)
-        call.put("WORDS", ["a"])
-        call.put("B", np.ones(3, np.uint8))
-
-    assert answer(session, delivered(client.begin(said), ["WORDS", "B"]), infer) == ("", "")
-    assert shapes == [shape]
-
-
-def test_a_ring_for_a_model_that_has_no_streams_is_refused(session: ShmSession, client: Client) -> None:
-    said = Table({}, {"Y": OutputSpan(0, client.data, 16)}, ring=Ring(1, 2, 256))
-    assert refused(session, client, said).startswith("shm:table: frame_count: found 2, expected 0: model 'm' answers")
-
-
 def test_a_slot_and_a_descriptor_are_one_too_many(session: ShmSession, client: Client) -> None:
     said = '{"v": 1, "model": "m", "regions": [], "inputs": {}, "outputs": {}}'
     code, text = answer(session, request_of(client, shm_io=said))
     assert (code, text.partition(": ")[0]) == ("INVALID_ARG", "shm:table")
     assert client.is_free()
-
-
-def test_memory_may_end_with_the_region_and_not_one_byte_later(session: ShmSession, client: Client) -> None:
-    end = client.region.header.byte_size
-
-    def tables(at: int) -> dict[str, Table]:
-        x, y = InputSpan(FP32, (4,), 0, at, 16), OutputSpan(0, at, 16)
-        return {"inputs[0]": Table({"X": x}, {}), "outputs[0]": Table({}, {"Y": y})}
-
-    for field, said in tables(end - 15).items():
-        found = f"shm:table: {field}: found 16 bytes at offset {end - 15}, expected bytes from 8192 to {end}"
-        assert refused(session, client, said).startswith(found)
-    for last in tables(end - 16).values():
-        assert answer(session, delivered(client.begin(last)), lambda call: None) == ("", "")
-
-
-def test_a_table_that_is_none_is_refused(session: ShmSession, client: Client) -> None:
-    for length in (0, 8, 23, 24):
-        assert refused(session, client, b"\xff" * length + bytes(24 - length)).startswith("shm:table: ")
-
-
-def test_random_tables_are_refused_or_served_and_nothing_else(session: ShmSession, client: Client) -> None:
-    dice = np.random.default_rng(1)
-    good = bytearray(table.encode(client.laid_out({"X": X}, {"Y": 16})))
-    for _ in range(3000):
-        bad = bytearray(good)
-        for _ in range(dice.integers(1, 4)):
-            bad[dice.integers(len(bad))] = dice.integers(256)
-        code, text = answer(session, delivered(client.begin(bytes(bad)), []), lambda call: call.inputs)
-        assert (code, text[:4]) in {("", ""), ("INVALID_ARG", "shm:"), ("NOT_FOUND", "shm:"), ("UNAVAILABLE", "shm:")}
-        assert client.is_free()
-    assert log_lines() == []
 
 
 def test_a_slot_is_given_back_when_its_results_are_written_and_not_before(
@@ -336,3 +262,73 @@ def test_a_slot_is_given_back_when_its_results_are_written_and_not_before(
     monkeypatch.setattr(SlotLease, "give_back", looked_at)
     assert answer(session, request_of(client)) == ("", "")
     assert seen == [(client.generations[0], True)]
+
+
+# Tables against the configuration, and against the memory of further regions, to the byte
+
+
+UINT8 = BY_NAME["UINT8"]
+BEGIN, SIZE = 4096, 8192
+
+
+def spec(dtype: str = "UINT8", dims: list[int] | None = None, **config: Any) -> ModelSpec:
+    """Return a model of input X and output Y."""
+    tensors = {"input": [tensor("X", dtype, dims or [-1])], "output": [tensor("Y", dtype)]}
+    return ModelSpec.from_config({"name": "m", **tensors, **config})
+
+
+def memories() -> list[Memory]:
+    """Return the slot's own memory, and a further region of `SIZE` bytes whose first `BEGIN` bytes are no data."""
+    array = np.zeros(SIZE + 64, np.uint8)
+    array = array[-array.__array_interface__["data"][0] % 64 :]
+    return [HostMemory(array), HostMemory(array, byte_size=SIZE, data_begin=BEGIN)]
+
+
+def output(offset: int, byte_size: int, ring: Ring | None = None) -> Table:
+    return Table({}, {"Y": OutputSpan(1, offset, byte_size)}, ring=ring)
+
+
+def lying_input(offset: int, byte_size: int) -> Table:
+    return Table({"X": InputSpan(UINT8, (byte_size,), 1, offset, byte_size)}, {})
+
+
+@pytest.mark.parametrize("table_of", [output, lying_input])
+def test_tensors_may_have_all_data_of_a_further_region_and_no_byte_more(table_of: Any) -> None:
+    check_table(spec(), table_of(BEGIN, SIZE - BEGIN), memories())
+    check_table(spec(), table_of(SIZE - 1, 1), memories())
+    for offset, byte_size in ((BEGIN, SIZE - BEGIN + 1), (BEGIN - 1, 1), (SIZE, 1), (SIZE + 1, 0)):
+        with pytest.raises(TableError, match="its region's data"):
+            check_table(spec(), table_of(offset, byte_size), memories())
+
+
+def test_the_last_place_of_a_ring_ends_with_its_further_region_and_one_of_one_frame_has_no_stride() -> None:
+    check_table(spec(), output(SIZE - 24, 8, Ring(0, 3, 8)), memories())
+    with pytest.raises(TableError, match="outputs.Y: found 25 bytes"):
+        check_table(spec(), output(SIZE - 24, 9, Ring(0, 3, 8)), memories())
+    check_table(spec("FP32"), output(BEGIN, 16, Ring(0, 1, 3)), memories())
+    with pytest.raises(TableError, match="frame_stride: found 3"):
+        check_table(spec("FP32"), output(BEGIN, 16, Ring(0, 2, 3)), memories())
+
+
+def test_strings_lie_on_the_host_alone() -> None:
+    on_gpu = cast(Memory, SimpleNamespace(device=0, address=0, data_begin=0, byte_size=SIZE))
+    table = Table({"X": InputSpan(BYTES, (1,), 1, 0, 5)}, {})
+    with pytest.raises(TableError, match="inputs.X: found strings in memory of a GPU"):
+        check_table(spec("STRING"), table, [memories()[0], on_gpu])
+    check_table(spec("STRING"), table, [memories()[0], HostMemory(np.zeros(8, np.uint8))])
+    check_table(spec(), Table({"X": InputSpan(UINT8, (5,), 1, 0, 5)}, {}), [memories()[0], on_gpu])
+
+
+def test_room_for_strings_and_for_an_output_of_unknown_type_may_begin_anywhere() -> None:
+    check_table(spec("STRING"), output(BEGIN + 1, 16, Ring(0, 2, 17)), memories())
+    check_table(spec("UNHEARD_OF"), output(BEGIN + 1, 16), memories())
+
+
+def test_an_input_of_a_fixed_size_must_have_it() -> None:
+    with pytest.raises(ShmError, match="tensor 'X' has shape"):
+        check_table(spec(dims=[4]), lying_input(BEGIN, 5), memories())
+
+
+def test_a_batch_whose_input_has_no_dimension_is_refused() -> None:
+    with pytest.raises(BatchSizeError, match="tensor 'X' has no dimension; its first one is the batch"):
+        check_rows(Table({"X": InputSpan(UINT8, (), 0, BEGIN, 1)}, {}), 1)

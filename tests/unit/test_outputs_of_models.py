@@ -16,18 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.memory.access import PRIVATE
 from shm_backend_utils.memory.pool.slot import SlotRegion
-from shm_backend_utils.memory.registrations import Registration
 from shm_backend_utils.model import Call, ShmSession, StreamCall
 from shm_backend_utils.protocol import results
-from shm_backend_utils.protocol.claims import NamedRegionClaim
 from shm_backend_utils.protocol.layout import PAGE_SIZE, SlotRecord
-from shm_backend_utils.protocol.named import encode_descriptor
-from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table, frame_number
+from shm_backend_utils.protocol.spans import Ring, frame_number
 from tests.unit.emulated import delivered, error_code, log_lines, message_of, outputs_of
-from tests.unit.registered import say_registered
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
 from tests.unit.watched import Watched
@@ -65,28 +60,6 @@ def test_bytes_of_an_input_that_are_read_as_larger_elements_are_copied_to_where_
     (response,) = session.serve([client.request({"B": given}, {"Y": 16})], infer)
     assert response.error() is None
     np.testing.assert_array_equal(client.output("Y").view(np.uint8), given[1:17])
-
-
-def test_an_object_that_is_registered_under_another_name_still_has_its_slots(
-    monkeypatch: pytest.MonkeyPatch, session: ShmSession, client: Client
-) -> None:
-    key, size = client.region.segment.key, client.region.header.byte_size
-    name = f"other-name-{os.getpid()}"
-    say_registered(monkeypatch, lambda: {"named": Registration(f"/{name}", 0, size)})
-    at = client.data
-    said = Table(
-        {"X": InputSpan(BY_NAME["FP32"], (4,), 1, at, 16)},
-        {"Y": OutputSpan(1, at + 256, 16)},
-        (NamedRegionClaim("named"),),
-    )
-    Path(f"/dev/shm/{name}").hardlink_to(f"/dev/shm/{key}")
-    try:
-        (first,) = session.serve([delivered({"shm_io": encode_descriptor("m", said)}, ["Y"])], pass_on)
-        (second,) = session.serve([client.request({"X": X}, {"Y": 16})], pass_on)
-    finally:
-        Path(f"/dev/shm/{name}").unlink()
-    assert (first.error(), second.error()) == (None, None)
-    np.testing.assert_array_equal(client.output("Y"), X)
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.int8, np.int16])
@@ -195,14 +168,6 @@ def test_a_client_writes_the_table_and_then_the_generation() -> None:
         assert slot.record.generation == 2
     finally:
         region.destroy()
-
-
-def test_a_record_is_begun_by_its_table_and_then_its_generation(client: Client) -> None:
-    record = client.region.record(0)
-    record.begin(1, BEFORE)
-    written = watch_the_client(record)
-    record.begin(2, TABLE)
-    assert written == [("table", 1, BEFORE), ("generation", 1, TABLE)]
 
 
 class WatchedModel:

@@ -10,6 +10,7 @@ import pytest
 from shm_backend_utils import dtypes
 from shm_backend_utils.errors import PeerError
 from shm_backend_utils.protocol import results
+from shm_backend_utils.protocol.claims import MAX_REGIONS
 from shm_backend_utils.protocol.results import OutputPlace, Results
 from shm_backend_utils.protocol.spans import MAX_TENSORS
 
@@ -141,6 +142,21 @@ def test_counts_and_lengths_that_are_wrong_are_the_peers_fault(changes: dict[str
 def test_an_output_that_is_there_twice_is_the_peers_fault() -> None:
     assert "there twice" in broken(record(output(), output()))
     assert "8192" in broken(record(output(), output(name=b"Z", offset=REGION))), "one that is broken spoils all"
+
+
+@pytest.mark.parametrize(("outputs", "events"), [(MAX_TENSORS + 1, 0), (1, MAX_REGIONS + 1)])
+def test_there_are_as_many_outputs_and_events_as_may_be_and_no_more(outputs: int, events: int) -> None:
+    def half(outputs: int, events: int) -> bytes:
+        places = [
+            OutputPlace(f"Y{number}", dtypes.BY_NAME["UINT8"], (1,), 0, number, 1, False) for number in range(outputs)
+        ]
+        return (bytes(16) + results.encode(places, range(1, events + 1))).ljust(1 << 17, b"\0")
+
+    sizes = [REGION, *[0] * (MAX_REGIONS + 1)]
+    found = results.decode(half(min(outputs, MAX_TENSORS), min(events, MAX_REGIONS)), sizes)
+    assert (len(found.outputs), len(found.events)) == (min(outputs, MAX_TENSORS), min(events, MAX_REGIONS))
+    with pytest.raises(PeerError, match=f"results break the protocol: {outputs} outputs and {events} events"):
+        results.decode(half(outputs, events), sizes)
 
 
 def test_results_that_break_off_are_the_peers_fault() -> None:

@@ -96,6 +96,7 @@ def test_a_table_is_read_in_full_and_written_as_it_is_drawn() -> None:
 
 def test_there_may_be_nothing_and_an_input_may_also_be_an_output() -> None:
     assert decoded(record([], [])) == Table({}, {})
+    assert decoded(record([tensor(b"X", BEGIN, 0, 2, (0, 2**63 - 1))], [])).inputs["X"].byte_size == 0
     assert decoded(record([IMAGE], [tensor(b"IMAGE", BEGIN + 256, 4)])).outputs["IMAGE"].byte_size == 4
 
 
@@ -261,7 +262,7 @@ def test_a_name_that_is_there_twice_is_refused() -> None:
         ({"frame_stride": 999}, "frame_stride"),  # shorter than Y
         ({"frame_stride": 2048}, "frame_stride"),  # the second Y would be where the first Z is
         ({"frame_stride": 3548}, "frame_stride"),
-        ({"frame_stride": 4000}, "frame_stride"),  # the last place would end behind the region
+        ({"frame_stride": 3550}, "frame_stride"),  # the last place would end behind the region
         ({"frame_stride": 2**63 - 1}, "frame_stride"),
         ({"frame_stride": 2**64 - 1}, "frame_stride"),
         ({"generation": 2**32}, "generation"),
@@ -270,10 +271,11 @@ def test_a_name_that_is_there_twice_is_refused() -> None:
 )
 def test_a_ring_that_does_not_fit_is_refused(changes: dict[str, int], field: str) -> None:
     outputs = [tensor(b"Y", BEGIN, 1000), tensor(b"Z", BEGIN + 2049, 1500)]
-    fields = {"frame_count": 2, "frame_slot": 1, "frame_stride": 3549}
-    assert decoded(record([], outputs, None, **fields)).ring == Ring(1, 2, 3549)
+    fields = {"generation": MAX_FRAMED_GENERATION, "frame_count": 2, "frame_slot": 1, "frame_stride": 3549}
+    end = BEGIN + 2049 + 1500 + 3549
+    assert table.decode(record([], outputs, None, **fields), BEGIN, end)[1].ring == Ring(1, 2, 3549)
     with pytest.raises(TableError) as caught:
-        table.decode(record([], outputs, None, **{**fields, **changes}), BEGIN, BEGIN + 7500)
+        table.decode(record([], outputs, None, **{**fields, **changes}), BEGIN, end)
     assert caught.value.field == field
 
 

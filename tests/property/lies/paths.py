@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from .forwarded import Forwarded, InBand
-from .ways import Compat, Described, Path, Prepared, Stream, Way, Whole
+from .ways import Path, Prepared, Stream, Way, Whole
 
 __all__ = ["PATHS"]
 
@@ -16,12 +16,12 @@ Make = Callable[[random.Random], Way]
 
 
 def _over_both(path: Path) -> list[Make]:
-    kinds = (Prepared, Whole, Described)
+    kinds = (Prepared, Whole)
     return [partial(kind, path=path, protocol=protocol) for kind in kinds for protocol in ("grpc", "http")]
 
 
 PATHS: Final[Mapping[str, Sequence[Make]]] = {
-    "direct": [*_over_both("direct"), partial(Stream, path="direct", protocol="grpc"), Compat],
+    "direct": [*_over_both("direct"), partial(Stream, path="direct", protocol="grpc")],
     "triton-shm": _over_both("triton-shm"),
     "inline": [*_over_both("inline"), partial(Stream, path="inline", protocol="grpc")],
     "forward": [Forwarded, InBand],

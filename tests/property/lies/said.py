@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 import struct
 from collections.abc import Sequence
@@ -13,19 +12,6 @@ import numpy as np
 
 from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.model_spec import ModelSpec
-
-__all__ = [
-    "CONFIGS",
-    "HINTS",
-    "OF_JSON",
-    "SPEC",
-    "TRUTHS",
-    "Said",
-    "check_array",
-    "lies",
-    "lying_config",
-    "random_text",
-]
 
 
 def _config(name: str, **more: Any) -> dict[str, Any]:
@@ -72,7 +58,6 @@ TRUTHS: Final = (
 )
 _NAMES: Final = (*SPEC.outputs, "X", "SHM", "", "OUT9", "NUMBERS\0", "\U0001f4a5", "N" * 3000)
 _DATATYPES: Final = (*BY_NAME, "", "FP128", "BYTES ", "bytes", "TYPE_FP32", "O", "object", "float32")
-_CONFIG_DATATYPES: Final = ("TYPE_STRING", "TYPE_BF16", "TYPE_INVALID", "TYPE_FP64")
 _SIZES: Final = (*range(-2, 6), 24, 255, 2**31 - 1, 2**31, 2**32, 2**61, 2**62, 2**63 - 1, -(2**31), -(2**63))
 OF_JSON: Final[tuple[Any, ...]] = (
     *(None, True, 0, -1, 4.5, 1e300, float("nan"), 10**30),
@@ -135,26 +120,6 @@ def _content(chance: random.Random, content: bytes) -> bytes:
         return chance.randbytes(chance.randrange(65))
     lengths = [chance.choice(_PREFIXES) for _ in range(chance.randint(1, 3))]
     return b"".join(struct.pack("<I", length) + chance.randbytes(chance.randrange(6)) for length in lengths)
-
-
-def lying_config(chance: random.Random) -> Any:
-    """Return a configuration of which parts are something else, or not there."""
-    told = copy.deepcopy(CONFIGS[0])
-    for _ in range(chance.choice((1, 1, 2, 3))):
-        place: Any = told
-        while True:
-            keys = list(place) if isinstance(place, dict) else list(range(len(place)))
-            key = chance.choice(keys)
-            if not isinstance(place[key], dict | list) or not place[key] or chance.random() < 0.2:
-                break
-            place = place[key]
-        if chance.random() < 0.15:
-            del place[key]
-        else:
-            place[key] = chance.choice((*OF_JSON, *_SIZES, *_DATATYPES, *_NAMES, *_CONFIG_DATATYPES))
-        if not told:
-            break
-    return told if chance.random() > 0.01 else chance.choice(OF_JSON)
 
 
 def random_text(chance: random.Random, texts: Sequence[str]) -> str:

@@ -10,18 +10,15 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import pytest
-from google.protobuf import json_format
-from tritonclient.grpc import model_config_pb2
 
 from shm_backend_utils.client import PoolOptions, ShmClient, client
 from shm_backend_utils.client.errors import InferenceError
-from shm_backend_utils.compat.registered_model import RegisteredModel, TensorDeclaration
-from shm_backend_utils.errors import ShmError, SlotInDoubtError
+from shm_backend_utils.errors import SlotInDoubtError
 
 from .liars import LyingTransport
-from .said import CONFIGS, HINTS, check_array, lying_config
+from .said import HINTS, check_array
 
-__all__ = ["Compat", "Described", "Path", "Prepared", "Stream", "Way", "Whole", "X"]
+__all__ = ["Path", "Prepared", "Stream", "Way", "Whole", "X"]
 
 X: Final = np.arange(4, dtype=np.float32).reshape(4, 1)
 _AGAIN: Final = 200  # lies until what was prepared is prepared anew
@@ -55,7 +52,6 @@ class _OfClient(Way):
     def __init__(self, chance: random.Random, path: Path, protocol: str) -> None:
         super().__init__(chance)
         self._path = path
-        self._is_grpc = protocol == "grpc"
         self._transport = LyingTransport(protocol, chance)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(client, "connect", lambda *_: self._transport)
@@ -152,59 +148,6 @@ class Stream(_OfClient):
     def close(self) -> None:
         self._end_stream()
         super().close()
-
-
-class Described(_OfClient):
-    """Models that the server describes otherwise than they are, or not as models at all."""
-
-    share = 2.0
-
-    def tell(self) -> str:
-        server, told = self._transport.server, lying_config(self._chance)
-        if self._is_grpc:
-            try:
-                json_format.ParseDict(told, model_config_pb2.ModelConfig())
-            except (json_format.ParseError, TypeError):
-                return "what gRPC cannot say"
-        server.configs["m"] = told
-        try:
-            self._client.explain("m")
-            with self._lying():
-                self._client.infer("m", {"X": X}, path=self._path)
-        except ShmError as error:
-            return f"{type(error).__name__} of a description"
-        finally:
-            server.configs["m"] = CONFIGS[0]
-        return "right"
-
-
-class Compat(Way):
-    """``TritonSHMClient.infer_shm``, whose outputs were declared beforehand."""
-
-    share = 2.0
-
-    def __init__(self, chance: random.Random) -> None:
-        super().__init__(chance)
-        self._transport = LyingTransport("grpc", chance)
-        outputs: list[TensorDeclaration] = [("NUMBERS", [1], np.float32), ("GRID", [3], np.int64)]
-        self._model = RegisteredModel(self._transport, "m", [("X", [1], np.float32)], outputs, 4, 2)
-
-    def tell(self) -> str:
-        self._transport.is_lying = True
-        try:
-            found = self._model.infer({"X": X}, None, {})
-        finally:
-            self._transport.is_lying = False
-            self._transport.server.orders.clear()
-        assert {name: (array.shape, array.dtype.name) for name, array in found.items()} == {
-            "NUMBERS": ((4, 1), "float32"),
-            "GRID": ((4, 3), "int64"),
-        }
-        return "right"
-
-    def close(self) -> None:
-        self._model.close()
-        self._transport.server.close()
 
 
 def checked(result: Mapping[str, Any]) -> str:

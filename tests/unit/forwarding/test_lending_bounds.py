@@ -204,15 +204,6 @@ def test_none_go_in_band_if_the_configuration_says_so(models: Models, client: Cl
     assert paths_of(models, client, HALF[:1], {"Y": 4}) == [IN_MEMORY]
 
 
-def test_an_output_is_written_where_it_is_wanted(models: Models, client: Client) -> None:
-    def infer(call: Call) -> None:
-        y = call.output("Y", (4,), np.float32)
-        assert call.forward("other", {"X": call.input("X")}, {"Y": y})["Y"] is y
-
-    assert models.serve(client, infer).error() is None
-    assert client.output("Y").tolist() == [0, 2, 4, 6]
-
-
 @pytest.mark.parametrize("inline_bytes", [0, 2**16])
 @pytest.mark.parametrize(
     "given",

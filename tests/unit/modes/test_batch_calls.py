@@ -1,7 +1,8 @@
-"""Requests that are served as one batch; those whose strings cannot be read are answered before there is one."""
+"""Requests that are served as one batch; strings that cannot be read; and the buffers in which rows are gathered."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,23 +12,14 @@ import pytest
 
 from shm_backend_utils.dtypes import BYTES
 from shm_backend_utils.model import BatchCall, ShmSession
+from shm_backend_utils.model.modes.batch import Buffers
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
-from shm_backend_utils.tensors import strings
 from shm_backend_utils.tensors.strings import Strings
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.emulated import delivered, error_code, message_of, outputs_of
-from tests.unit.modes.doubling import FP32, MakeClient, Open
+from tests.unit.modes.doubling import FP32, MakeClient, Open, batched, carrier_of
 from tests.unit.sessions import tensor
 from tests.unit.table_client import Client
-
-
-def batched(open_session: Open, **more: Any) -> ShmSession:
-    carrier = tensor("SHM", "UINT8")
-    return open_session([tensor("X", dims=[-1]), carrier], [tensor("Y", dims=[-1])], max_batch_size=8, **more)
-
-
-def carrier_of(rows: int) -> dict[str, Any]:
-    return {"SHM": np.empty((rows, 0), np.uint8)}
 
 
 def rows_side_by_side(client: Client, counts: list[int], width: int = 4) -> list[InferenceRequest]:
@@ -57,22 +49,16 @@ def double_batch(seen: list[Any]) -> Callable[[BatchCall], None]:
     return infer
 
 
-def test_rows_that_follow_one_another_are_one_view(open_session: Open, make_client: MakeClient) -> None:
+@pytest.mark.parametrize("step", [1, -1], ids=["in order", "backwards"])
+def test_rows_that_follow_one_another_are_one_view(open_session: Open, make_client: MakeClient, step: int) -> None:
     client, seen = make_client(slots=3), []  # type: ignore[var-annotated]
-    responses = batched(open_session).serve_batch(rows_side_by_side(client, [1, 2, 3]), double_batch(seen))
+    requests = rows_side_by_side(client, [1, 2, 3])[::step]
+    responses = batched(open_session).serve_batch(requests, double_batch(seen))
     assert [response.error() for response in responses] == [None] * 3
     assert seen == [(6, 0, "direct", "direct")]
     for slot in range(3):
         assert client.output("Y", slot).tolist() == [[2 * slot + 2] * 4] * (slot + 1)
         assert client.is_over(slot)
-
-
-def test_rows_are_sorted_by_where_they_lie(open_session: Open, make_client: MakeClient) -> None:
-    client, seen = make_client(slots=3), []  # type: ignore[var-annotated]
-    requests = rows_side_by_side(client, [1, 2, 3])
-    responses = batched(open_session).serve_batch(requests[::-1], double_batch(seen))
-    assert [response.error() for response in responses] == [None] * 3
-    assert seen == [(6, 0, "direct", "direct")]
 
 
 def test_rows_that_lie_apart_are_copied_once(open_session: Open, make_client: MakeClient) -> None:
@@ -126,45 +112,18 @@ def test_nothing_of_a_batch_is_kept(open_session: Open) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_plain_requests_and_others_make_one_batch(open_session: Open, make_client: MakeClient) -> None:
-    client, seen = make_client(), []  # type: ignore[var-annotated]
-    direct = client.request({"X": np.ones((1, 4), np.float32)}, {"Y": 16}, delivered=carrier_of(1))
-    plain = delivered({}, ["Y"], {"X": np.full((2, 4), 3, np.float32)})
-    first, second = batched(open_session).serve_batch([plain, direct], double_batch(seen))
-    assert outputs_of(first)["Y"].tolist() == [[6] * 4] * 2
-    assert second.error() is None
-    assert client.output("Y").tolist() == [[2] * 4]
-    assert seen[0][0] == 3
-
-
-@pytest.mark.parametrize("carried", [1, 3, None])
-def test_a_batch_size_that_triton_was_not_told_fails(open_session: Open, carried: int | None, client: Client) -> None:
-    delivered = {} if carried is None else carrier_of(carried)
-    request = client.request({"X": np.ones((2, 4), np.float32)}, {"Y": 32}, delivered=delivered)
-    (response,) = batched(open_session).serve_batch([request], lambda batch: None)
-    assert "tensor 'X' has a batch of 2, but the request has" in message_of(response)
-    assert client.is_free()
-
-
-def test_a_request_without_inputs_fails_alone(open_session: Open, make_client: MakeClient) -> None:
-    client, seen = make_client(slots=2), []  # type: ignore[var-annotated]
-    good = client.request({"X": np.ones((1, 4), np.float32)}, {"Y": 16}, delivered=carrier_of(1))
-    empty = client.request({}, {"Y": 16}, 1)
-    first, second = batched(open_session).serve_batch([empty, good], double_batch(seen))
-    assert message_of(first).startswith("shm:missing: ")
-    assert second.error() is None
-    assert client.is_over(1)
-
-
-def test_a_request_that_lacks_one_of_two_inputs_fails_alone(open_session: Open, make_client: MakeClient) -> None:
+def test_a_request_that_lacks_one_of_two_inputs_or_has_none_fails_alone(
+    open_session: Open, make_client: MakeClient
+) -> None:
     inputs = [tensor("X", dims=[-1]), tensor("W", dims=[-1]), tensor("SHM", "UINT8")]
     session = open_session(inputs, [tensor("Y", dims=[-1])], max_batch_size=8)
-    client = make_client(slots=3)
+    client = make_client(slots=4)
     sizes: list[int] = []
     both = {"X": np.ones((1, 4), np.float32), "W": np.full((1, 4), 2, np.float32)}
+    given = [both, {"X": both["X"]}, both, {}]
     requests = [
-        client.request({"X": both["X"]} if slot == 1 else both, {"Y": 16}, slot, delivered=carrier_of(1))
-        for slot in range(3)
+        client.request(each, {"Y": 16}, slot, delivered=carrier_of(1) if each else None)
+        for slot, each in enumerate(given)
     ]
 
     def add(batch: BatchCall) -> None:
@@ -174,9 +133,10 @@ def test_a_request_that_lacks_one_of_two_inputs_fails_alone(open_session: Open, 
     responses = session.serve_batch(requests, add)
     assert sorted(sizes) == [1, 2]
     assert message_of(responses[1]).startswith("shm:missing: the request has no input 'W'")
+    assert message_of(responses[3]).startswith("shm:missing: ")
     assert [responses[slot].error() for slot in (0, 2)] == [None, None]
     assert [client.output("Y", slot).tolist() for slot in (0, 2)] == [[[3] * 4]] * 2
-    assert all(client.is_over(slot) for slot in range(3))
+    assert all(client.is_over(slot) for slot in range(4))
 
 
 def rows_apart(client: Client) -> list[InferenceRequest]:
@@ -223,29 +183,6 @@ def test_what_is_put_after_memory_was_asked_for_is_the_output_of_a_batch(
     assert [client.output("Y", slot).tolist() for slot in range(2)] == [[[2] * 4], [[4] * 4]]
 
 
-@pytest.mark.parametrize("requests_of", [rows_apart, lambda client: rows_side_by_side(client, [1, 1])])
-def test_a_row_of_numpys_small_integers_has_as_many_bytes_as_its_shape_says(
-    open_session: Open, requests_of: Callable[[Client], list[InferenceRequest]], make_client: MakeClient
-) -> None:
-    """16 times 16 is 0 in 8 bits."""
-    client = make_client(slots=2)
-    inputs = [tensor("X", dims=[-1]), tensor("SHM", "UINT8")]
-    session = open_session(inputs, [tensor("Y", dims=[-1, -1])], max_batch_size=8)
-    found: list[tuple[int, ...]] = []
-
-    def infer(batch: BatchCall) -> None:
-        y = batch.output("Y", (np.uint8(16), np.uint8(16)), np.float32)
-        found.append(y.shape)
-        y.numpy()[...] = 7
-
-    responses = session.serve_batch(requests_of(client), infer)
-    assert [response.error() for response in responses] == [None, None]
-    assert found == [(2, 16, 16)]
-    assert [outputs_of(response)["Y"].tolist() for response in responses] == [
-        [[[7] * 16] * 16]
-    ] * 2  # 16 bytes are too few
-
-
 SLOTS = 3
 ROOM = 256
 LIES = {
@@ -277,7 +214,7 @@ def request_of(client: Client, slot: int, data: bytes, count: int = 2) -> Infere
     at = write(client, slot, data)
     size = max(len(data), 4 * count)
     said = Table({"TEXT": InputSpan(BYTES, (1, count), 0, at, size)}, {"WORDS": OutputSpan(0, at + ROOM, ROOM)})
-    return delivered(client.begin(said, slot), ["WORDS"], {"SHM": np.empty((1, 0), np.uint8)})
+    return delivered(client.begin(said, slot), ["WORDS"], carrier_of(1))
 
 
 def words_of(client: Client, slot: int) -> list[bytes]:
@@ -311,20 +248,6 @@ def test_lying_strings_fail_their_own_request(session: ShmSession, client: Clien
     assert all(client.is_over(slot) for slot in range(3))
 
 
-def test_strings_are_decoded_once(session: ShmSession, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoded: list[int] = []
-    decode = strings._decode
-
-    def noting(name: str, encoded: Any, count: int) -> list[bytes]:
-        decoded.append(count)
-        return decode(name, encoded, count)
-
-    monkeypatch.setattr(strings, "_decode", noting)
-    responses = session.serve_batch([request_of(client, slot, packed("a", "bc")) for slot in range(3)], shout)
-    assert [response.error() for response in responses] == [None] * 3
-    assert decoded == [2, 2, 2]
-
-
 @pytest.mark.parametrize("count", [1, 3])
 def test_strings_that_change_meanwhile_change_nothing(session: ShmSession, client: Client, count: int) -> None:
     def infer(batch: BatchCall) -> None:
@@ -345,7 +268,7 @@ def test_strings_that_lie_side_by_side_are_those_that_were_checked(session: ShmS
         at = slot * len(data)
         memory[at : at + len(data)] = np.frombuffer(data, np.uint8)
         said = Table({"TEXT": InputSpan(BYTES, (1, 2), 0, client.data + at, len(data))}, {})
-        requests.append(delivered(client.begin(said, slot), ["WORDS"], {"SHM": np.empty((1, 0), np.uint8)}))
+        requests.append(delivered(client.begin(said, slot), ["WORDS"], carrier_of(1)))
     found: list[Any] = []
 
     def infer(batch: BatchCall) -> None:
@@ -355,3 +278,80 @@ def test_strings_that_lie_side_by_side_are_those_that_were_checked(session: ShmS
 
     assert [response.error() for response in session.serve_batch(requests, infer)] == [None, None]
     assert found == [[b"a", b"bc"]] * 2
+
+
+# The buffers in which rows are gathered
+
+
+@pytest.fixture
+def gathering(open_session: Open) -> ShmSession:
+    inputs = [tensor("X", dims=[-1]), tensor("N", "INT64", dims=[-1]), tensor("SHM", "UINT8")]
+    return open_session(inputs, [tensor("Y", dims=[-1]), tensor("M", "INT64", dims=[-1])], max_batch_size=8)
+
+
+def plain_requests(
+    rng: random.Random, count: int, most_columns: int
+) -> list[tuple[InferenceRequest, np.ndarray[Any, Any]]]:
+    """Return plain requests, whose rows must be gathered, and what each has in X."""
+    found = []
+    for _ in range(count):
+        shape = rng.randint(1, 3), rng.randint(1, most_columns)
+        x = np.full(shape, rng.random(), np.float32)
+        found.append((delivered({}, ["Y", "M"], {"X": x, "N": x.astype(np.int64)}), x))
+    return found
+
+
+def double(batch: BatchCall) -> None:
+    x, n = batch.input("X"), batch.input("N")
+    np.multiply(x.numpy(), 2, out=batch.output("Y", x.shape[1:], x.dtype).numpy())
+    batch.output("M", n.shape[1:], n.dtype).numpy()[...] = n.numpy()
+
+
+def kept(gathering: ShmSession) -> dict[str, int]:
+    return {name: buffer.nbytes for name, (buffer, _) in gathering._buffers._buffers.items()}
+
+
+def test_rows_that_a_batch_passes_on_are_not_overwritten_by_the_next_batch(gathering: ShmSession) -> None:
+    given = [np.full((1, width), value, np.float32) for value, width in enumerate((4, 4, 5, 5))]
+    responses = gathering.serve_batch(
+        [delivered({}, ["Y"], {"X": x}) for x in given], lambda batch: batch.put("Y", batch.input("X"))
+    )
+    assert [outputs_of(response)["Y"].tolist() for response in responses] == [x.tolist() for x in given]
+
+
+@pytest.mark.parametrize("most_columns", [5, 100])
+def test_batches_without_end_get_their_own_rows_and_leave_a_buffer_for_each_tensor_of_each_batch_of_one_execute(
+    gathering: ShmSession, most_columns: int
+) -> None:
+    rng, most_requests = random.Random(1), 5
+    for _ in range(200):
+        asked = plain_requests(rng, rng.randint(2, most_requests), most_columns)
+        responses = gathering.serve_batch([request for request, _ in asked], double)
+        for (_, x), response in zip(asked, responses, strict=True):
+            assert response.error() is None
+            assert outputs_of(response)["Y"].tolist() == (2 * x).tolist()
+    largest = 3 * most_requests * most_columns * 8
+    assert len(kept(gathering)) <= 4 * most_requests
+    assert max(kept(gathering).values()) <= largest + largest // 4
+
+
+def test_a_buffer_is_used_again_by_what_fits_until_the_session_closes(gathering: ShmSession) -> None:
+    same = [request for request, _ in plain_requests(random.Random(1), 1, 50)] * 3
+    gathering.serve_batch(same, double)
+    before = [id(buffer) for buffer, _ in gathering._buffers._buffers.values()]
+    for _ in range(20):
+        gathering.serve_batch(same, double)
+    assert before
+    assert [id(buffer) for buffer, _ in gathering._buffers._buffers.values()] == before
+    gathering.close()
+    assert kept(gathering) == {}
+
+
+def test_a_buffer_that_is_replaced_is_not_written_to_by_the_next() -> None:
+    """Who keeps an array of a batch keeps its memory, although a larger one has taken its place."""
+    buffers = Buffers(None)
+    small, _ = buffers.get("0 input X", 8)
+    small[:] = 1
+    large, _ = buffers.get("0 input X", 4096)
+    large[:] = 2
+    assert set(small.tolist()) == {1}

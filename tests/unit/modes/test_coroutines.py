@@ -16,8 +16,8 @@ from shm_backend_utils.model import BatchCall, Call, StreamCall
 from shm_backend_utils.protocol.spans import Ring
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.emulated import answers_to, message_of
-from tests.unit.modes.doubling import Open, X
-from tests.unit.sessions import double, tensor
+from tests.unit.modes.doubling import Open, X, batched, carrier_of, streaming
+from tests.unit.sessions import double
 from tests.unit.table_client import Client
 
 SLOTS = 3
@@ -187,8 +187,6 @@ def test_by_hand(open_session: Open, client: Client, kind: type[BaseException]) 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("failing", range(SLOTS))
 def test_in_batches_of_two_kinds(open_session: Open, client: Client, kind: type[BaseException], failing: int) -> None:
-    session = open_session([tensor("X", dims=[-1]), tensor("SHM", "UINT8")], [tensor("Y", dims=[-1])], max_batch_size=8)
-
     def infer(batch: BatchCall) -> None:
         x = batch.input("X")
         np.multiply(x.numpy(), 2, out=batch.output("Y", x.shape[1:], x.dtype).numpy())
@@ -197,14 +195,11 @@ def test_in_batches_of_two_kinds(open_session: Open, client: Client, kind: type[
 
     requests = [
         client.request(
-            {"X": np.ones((1, 5 if slot == failing else 4), np.float32)},
-            {"Y": 20},
-            slot,
-            delivered={"SHM": np.empty((1, 0), np.uint8)},
+            {"X": np.ones((1, 5 if slot == failing else 4), np.float32)}, {"Y": 20}, slot, delivered=carrier_of(1)
         )
         for slot in range(SLOTS)
     ]
-    responses = session.serve_batch(requests, infer)
+    responses = batched(open_session).serve_batch(requests, infer)
     for slot, response in enumerate(responses):
         assert (kind.__name__ in message_of(response)) == (slot == failing)
         assert client.is_over(slot)
@@ -241,8 +236,7 @@ def test_in_streams_side_by_side(
         )
         for slot in range(count)
     ]
-    session = open_session(model_transaction_policy={"decoupled": True})
-    session.serve_streams(requests, generator if is_generator else plain)
+    streaming(open_session).serve_streams(requests, generator if is_generator else plain)
     for slot, request in enumerate(requests):
         frame, last = answers_to(request).sent
         assert frame is not None
@@ -257,18 +251,6 @@ def test_in_streams_side_by_side(
         assert client.is_over(slot)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_in_a_stream_that_is_served_by_hand(open_session: Open, client: Client, kind: type[BaseException]) -> None:
-    request = client.request({"X": X}, {"Y": 16})
-    session = open_session(model_transaction_policy={"decoupled": True})
-    with pytest.raises(kind), session.stream(request):
-        raise kind("no")
-    (sent,) = answers_to(request).sent
-    assert sent is not None
-    assert kind.__name__ in message_of(sent)
-    assert client.is_over()
-
-
 def test_when_a_generator_raises_something_else_as_it_is_closed(open_session: Open, client: Client) -> None:
     def answer(call: StreamCall) -> Iterator[None]:
         try:
@@ -278,7 +260,7 @@ def test_when_a_generator_raises_something_else_as_it_is_closed(open_session: Op
             raise SystemExit("while it is closed")
 
     requests = [client.request({"X": X}, {"Y": 16}, slot) for slot in range(2)]
-    open_session(model_transaction_policy={"decoupled": True}).serve_streams(requests, answer)
+    streaming(open_session).serve_streams(requests, answer)
     for slot, request in enumerate(requests):
         assert "SystemExit: while it is closed" in message_of(answers_to(request).sent[-1])
         assert client.is_over(slot)

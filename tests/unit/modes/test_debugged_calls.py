@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import re
 import time
@@ -10,18 +9,21 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.model import BatchCall, Call, ShmSession, StreamCall
+from shm_backend_utils.model.debug import Poison, _least_that_tells
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table
 from shm_backend_utils.tensors.view import TensorView
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.emulated import answers_to, delivered, message_of, outputs_of
 from tests.unit.fake_gpu import kernel as launch
 from tests.unit.fake_gpu import runtime_that_gives_all_back, stream_on
-from tests.unit.modes.doubling import FP32, MakeClient, Open, X
+from tests.unit.modes.doubling import FP32, MakeClient, Open, X, batched, carrier_of, streaming
 from tests.unit.sessions import double, tensor
 from tests.unit.table_client import Client
 
@@ -66,57 +68,28 @@ def test_so_it_is_where_the_output_goes_back_through_triton(session: ShmSession,
     assert outputs_of(response)["Y"].tolist() == [0, 2, 4, 6]
 
 
-def every_other(y: npt.NDArray[Any]) -> None:
-    y.reshape(-1)[::2] = 0
-
-
-def all_but_the_last_column(y: npt.NDArray[Any]) -> None:
-    y[..., :-1] = 0
-
-
-def all_but_the_last(y: npt.NDArray[Any]) -> None:
-    y.reshape(-1)[:-1] = 0
-
-
-def nothing(y: npt.NDArray[Any]) -> None:
-    pass
-
-
 @pytest.mark.parametrize(
-    ("shape", "dtype", "write", "left"),
+    ("shape", "name", "written", "left"),
     [
-        ((100,), np.float32, every_other, 50),
-        ((16, 16, 3), np.uint8, all_but_the_last_column, 256),
-        ((4, 4), np.float32, all_but_the_last_column, 4),
-        ((3,), np.float32, all_but_the_last, 1),
-        ((7, 1), np.float32, all_but_the_last, 1),
-        ((50, 3), np.float16, all_but_the_last_column, 50),
-        ((1,), np.float32, nothing, 1),
-        ((1,), np.float64, nothing, 1),
-        ((4,), np.uint8, nothing, 4),
+        ((100,), "FP32", np.s_[::2], 50),
+        ((16, 16, 3), "UINT8", np.s_[..., :-1], 256),
+        ((7, 1), "FP32", np.s_[:-1], 1),
+        ((50, 3), "FP16", np.s_[..., :-1], 50),
+        ((1,), "FP64", np.s_[:0], 1),
+        ((4,), "UINT8", np.s_[:0], 4),
     ],
 )
 def test_a_part_that_was_not_written_is_found_wherever_it_is(
-    open_session: Open, shape: tuple[int, ...], dtype: Any, write: Callable[[npt.NDArray[Any]], None], left: int
+    open_session: Open, shape: tuple[int, ...], name: str, written: Any, left: int
 ) -> None:
-    name = {np.float16: "FP16", np.float32: "FP32", np.float64: "FP64", np.uint8: "UINT8"}[dtype]
+    def infer(call: Call) -> None:
+        call.output("Y", shape, BY_NAME[name].numpy).numpy()[written] = 0
+
     session = open_session(None, [tensor("Y", name, [-1] * len(shape))], parameters=SHM_DEBUG)
-    (response,) = session.serve(
-        [delivered({}, ["Y"], {"X": X})], lambda call: write(call.output("Y", shape, dtype).numpy())
-    )
+    (response,) = session.serve([delivered({}, ["Y"], {"X": X})], infer)
     found = re.search(r"has not written (\d+) of its", message_of(response))
     assert found is not None
     assert left <= int(found[1]) <= left + 20, "those that are equal by chance are counted, too"
-
-
-def test_an_output_that_nobody_wants_is_not_judged(open_session: Open, client: Client) -> None:
-    session = open_session(None, [tensor("Y"), tensor("Z")], parameters=SHM_DEBUG)
-
-    def infer(call: Call) -> None:
-        double(call)
-        call.output("Z", (4,), np.float32)
-
-    assert answered(session, client.request({"X": X}, {"Y": 16}), infer) == ""
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 5, 1000])
@@ -159,11 +132,6 @@ def test_putting_an_output_back_that_was_not_written_does_not_write_it(session: 
 # The ways to serve
 
 
-def batched(open_session: Open, **more: Any) -> ShmSession:
-    inputs = [tensor("X", dims=[-1]), tensor("SHM", "UINT8")]
-    return open_session(inputs, [tensor("Y", dims=[-1])], max_batch_size=8, parameters=SHM_DEBUG, **more)
-
-
 def rows(client: Client, *, side_by_side: bool) -> list[InferenceRequest]:
     """Return two requests of one row each."""
     requests = []
@@ -171,7 +139,7 @@ def rows(client: Client, *, side_by_side: bool) -> list[InferenceRequest]:
         at = client.data + slot * (16 if side_by_side else 512)
         np.ndarray((1, 4), np.float32, client.region.bytes(), at)[...] = slot + 1
         said = Table({"X": InputSpan(FP32, (1, 4), 0, at, 16)}, {"Y": OutputSpan(0, at + 1024, 16)})
-        requests.append(delivered(client.begin(said, slot), ["Y"], {"SHM": np.empty((1, 0), np.uint8)}))
+        requests.append(delivered(client.begin(said, slot), ["Y"], carrier_of(1)))
     return requests
 
 
@@ -184,7 +152,7 @@ def test_unwritten_rows_fail(open_session: Open, side_by_side: bool, written: in
         x = batch.input("X").numpy()
         np.multiply(x[:written], 2, out=batch.output("Y", (4,), np.float32).numpy()[:written])
 
-    responses = batched(open_session).serve_batch(rows(client, side_by_side=side_by_side), infer)
+    responses = batched(open_session, parameters=SHM_DEBUG).serve_batch(rows(client, side_by_side=side_by_side), infer)
     for slot, response in enumerate(responses):
         if slot < written:
             assert response.error() is None
@@ -192,19 +160,6 @@ def test_unwritten_rows_fail(open_session: Open, side_by_side: bool, written: in
         else:
             assert message_of(response).startswith(f"{UNWRITTEN}4 of its 4 elements")
         assert client.is_over(slot)
-
-
-def test_on_an_event_loop_an_unwritten_output_fails_one_request(session: ShmSession, make_client: MakeClient) -> None:
-    client = make_client(slots=2)
-
-    async def infer(call: Call) -> None:
-        await asyncio.sleep(0)
-        forget(call) if call.parameters.get("forget") else double(call)
-
-    requests = [client.request({"X": X}, {"Y": 16}, slot, forget=slot == 0) for slot in range(2)]
-    first, second = asyncio.run(session.serve_async(requests, infer))
-    assert message_of(first).startswith(UNWRITTEN)
-    assert second.error() is None
 
 
 @pytest.mark.parametrize("ring", [None, Ring(1, 3, 256)], ids=["without a ring", "with a ring"])
@@ -219,20 +174,10 @@ def test_in_a_stream_the_frame_is_found(open_session: Open, ring: Ring | None, m
         forget(call)
         yield
 
-    open_session(model_transaction_policy={"decoupled": True}, parameters=SHM_DEBUG).serve_streams([request], answer)
+    streaming(open_session, parameters=SHM_DEBUG).serve_streams([request], answer)
     *frames, last = answers_to(request).sent
     assert [None if frame is None else frame.error() for frame in frames] == [None, None]
     assert message_of(last).startswith(UNWRITTEN)
-    assert client.is_over()
-
-
-def test_by_hand(session: ShmSession, client: Client) -> None:
-    def serve() -> None:
-        with session.open(client.request({"X": X}, {"Y": 16})) as call:
-            forget(call)
-
-    with pytest.raises(Exception, match="has not written 4 of its 4 elements"):
-        serve()
     assert client.is_over()
 
 
@@ -290,3 +235,43 @@ def test_an_input_that_model_py_changes_is_an_error_wherever_it_came_from(sessio
 def test_without_shm_debug_no_digest_is_made(open_session: Open, client: Client) -> None:
     session = open_session()
     assert answered(session, client.request({"X": X}, {"Y": 16}), change_and_answer) == ""
+
+
+# Poison: which memory still is as it was, and what is chance
+
+
+ITEM_SIZES = (1, 2, 4, 8)
+
+
+@pytest.mark.parametrize("item_size", ITEM_SIZES)
+@pytest.mark.parametrize("count", [0, 40, 3_000_001])
+def test_all_that_was_not_written_is_left(item_size: int, count: int) -> None:
+    data = np.zeros(item_size * count, np.uint8)
+    poison = Poison(data)
+    assert poison.left(item_size) == count
+
+
+@pytest.mark.parametrize("item_size", ITEM_SIZES)
+def test_nothing_is_left_of_what_was_written_whatever_with(item_size: int) -> None:
+    data, other = np.zeros((2, item_size * 3_000_000), np.uint8)
+    Poison(other)  # two poisons are two
+    for value in (0, 1, 255, np.random.default_rng(1).integers(0, 256, len(data), np.uint8), other):
+        poison = Poison(data)
+        data[:] = value
+        assert poison.left(item_size) == 0
+
+
+@given(st.sampled_from((4, 8)), st.integers(1, 1000), st.data())
+def test_one_element_of_four_bytes_and_more_is_found(item_size: int, count: int, data: st.DataObject) -> None:
+    memory = np.zeros(item_size * count, np.uint8)
+    poison = Poison(memory)
+    at = data.draw(st.integers(0, count - 1)) * item_size
+    before = memory[at : at + item_size].copy()
+    memory[:] = ~memory
+    memory[at : at + item_size] = before
+    assert poison.left(item_size) == 1
+
+
+@pytest.mark.parametrize(("expected", "least"), [(1e-9, 1), (4 / 256, 4), (10 / 256, 4), (100_000 / 256, 500)])
+def test_how_many_are_no_chance(expected: float, least: int) -> None:
+    assert _least_that_tells(expected) == least
