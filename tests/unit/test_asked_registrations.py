@@ -125,16 +125,6 @@ def test_many_names_are_looked_for_in_the_list(server: Server, endpoint: StatusE
     assert endpoint.find(["nobody", "3"]) == {"3": expected["3"]}
 
 
-def test_a_name_means_what_the_server_says_now(server: Server, endpoint: StatusEndpoint) -> None:
-    assert find(endpoint, "mine") == MINE
-    server.registered["mine"] = Registration("/two", 4, 12)
-    assert find(endpoint, "mine") == Registration("/two", 4, 12)
-    del server.registered["mine"]
-    assert find(endpoint, "mine") is None
-    server.registered["mine"] = MINE
-    assert find(endpoint, "mine") == MINE
-
-
 @pytest.mark.parametrize("name", ["a b", "a/b", "a%62", "b?c", "b#c", "ä", "", "a\r\nX: y"], ids=ascii)
 def test_a_name_that_a_url_spells_otherwise_is_looked_for_in_the_list(
     server: Server, endpoint: StatusEndpoint, name: str
@@ -199,41 +189,3 @@ def test_what_is_not_understood_is_looked_up_in_the_list(
     server.spoil = spoil
     assert find(endpoint, "mine") == MINE
     assert server.asked == [ONE, LIST]
-
-
-def test_many_threads_ask_side_by_side(server: Server, endpoint: StatusEndpoint) -> None:
-    wrong: list[object] = []
-    server.registered = {f"name{number}": Registration(f"/{number}", number, 1) for number in range(8)}
-
-    def ask(number: int) -> None:
-        for _ in range(50):
-            found = find(endpoint, f"name{number}")
-            if found != server.registered[f"name{number}"]:
-                wrong.append(found)
-
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-    assert len(set(server.clients)) <= 8
-    assert all(path != LIST for path in server.asked)
-
-
-@pytest.mark.parametrize(
-    "url", ["127.0.0.1:8000", "localhost", "http://", "ftp://localhost:1", "http://[", "http://a:b"]
-)
-def test_what_is_no_url_of_a_server_is_the_machines_fault(url: str) -> None:
-    with contextlib.closing(StatusEndpoint(url)) as asked, pytest.raises(MachineError, match="does not answer"):
-        find(asked, "mine")
-
-
-def test_a_proxy_of_the_environment_is_not_asked(
-    server: Server, endpoint: StatusEndpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    assert find(endpoint, "mine") == MINE
-    assert find(endpoint, "nobody") is None
-    assert server.asked == [ONE, ONE.replace("mine", "nobody"), LIST]

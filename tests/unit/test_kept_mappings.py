@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -87,40 +85,6 @@ def test_a_token_that_is_not_the_regions_is_refused(session: ShmSession, client:
     (SHM / client.region.segment.key).unlink()
 
 
-def test_a_region_that_was_removed_is_gone(session: ShmSession, client: Client) -> None:
-    assert answer(session, client) == ""
-    client.region.segment.unlink()
-    assert answer(session, client) == "shm:gone"
-    assert mapped(session) == 0
-
-
-def test_a_region_that_was_truncated_is_refused_before_it_is_touched(session: ShmSession) -> None:
-    client = Client()
-    assert answer(session, client) == ""
-    path = SHM / client.region.segment.key
-    request = client.request({"X": X}, {"Y": 16})
-    size = path.stat().st_size
-    os.truncate(path, size - 4096)
-    (response,) = session.serve([request], double)
-    assert message_of(response).startswith("shm:refused: ")
-    os.truncate(path, size)
-    assert answer(session, client) == "shm:refused", "it is as large as it was, with a hole"
-    with path.open("r+b") as file:
-        os.posix_fallocate(file.fileno(), 0, size)
-    assert answer(session, client) == ""
-    client.close()
-
-
-def test_a_region_that_has_grown_is_what_its_header_says(session: ShmSession, client: Client) -> None:
-    assert answer(session, client) == ""
-    path = SHM / client.region.segment.key
-    os.truncate(path, path.stat().st_size + (1 << 20))
-    assert answer(session, client) == ""
-    said = client.laid_out({}, {"Y": 1 << 18})
-    (response,) = session.serve([delivered(client.begin(said), ["Y"])], double)
-    assert message_of(response).startswith("shm:table: ")
-
-
 def test_slots_of_one_region_are_not_taken_for_each_other(session: ShmSession, client: Client) -> None:
     for value in range(10):
         assert answer(session, client, value, value % 2) == ""
@@ -128,27 +92,6 @@ def test_slots_of_one_region_are_not_taken_for_each_other(session: ShmSession, c
 
 
 # The end
-
-
-def test_a_session_that_closes_unmaps_everything(session: ShmSession, client: Client) -> None:
-    assert answer(session, client) == ""
-    session.close()
-    assert mapped_keys(client) == 1  # the client's own
-
-
-def mapped_keys(client: Client) -> int:
-    """Return how many mappings of a client's region this process has."""
-    inode = str((SHM / client.region.segment.key).stat().st_ino)
-    return sum(line.split()[4] == inode for line in Path("/proc/self/maps").read_text().splitlines())
-
-
-def test_a_region_whose_owner_has_left_is_unmapped_by_the_sweeper(session: ShmSession, client: Client) -> None:
-    before = descriptors()
-    assert answer(session, client) == ""
-    client.region.segment.unlink()
-    resolver_of(session).sweep()
-    assert mapped(session) == 0
-    assert descriptors() == before
 
 
 def test_a_region_that_is_swept_during_a_call_goes_after_it(session: ShmSession, client: Client) -> None:
@@ -165,15 +108,6 @@ def test_a_region_that_is_swept_during_a_call_goes_after_it(session: ShmSession,
     assert response.error() is None
     assert client.output("Y").tolist() == [0, 2, 4, 6]
     assert (seen, mapped(session), descriptors()) == ([1], 0, before)
-
-
-def test_arrays_that_are_kept_stay_valid_and_keep_no_descriptor(session: ShmSession, client: Client) -> None:
-    before = descriptors()
-    kept: list[Any] = []
-    session.serve([client.request({"X": X}, {"Y": 16})], lambda call: kept.append(call.input("X").numpy()))
-    session.close()
-    assert kept[0].tolist() == X.tolist()
-    assert descriptors() <= before + 1  # that of the mapping itself
 
 
 def test_many_regions_are_mapped_and_go_with_their_owners(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,10 +135,3 @@ def test_many_regions_that_live_stay_within_the_limit(monkeypatch: pytest.Monkey
                 assert answer(session, client) == ""
                 assert mapped(session) <= 10
             assert len(resolver_of(session).registry.slots) == 10
-
-
-def test_addresses_of_other_models_are_not_remembered(session: ShmSession) -> None:
-    for number in range(20):
-        parameters = {"shm_slot": f"2/other{number}/shmbu-1-00/{'0' * 32}/0", "shm_generation": 1}
-        session.serve([delivered(parameters, ["Y"])], double)
-    assert len(resolver_of(session).registry.slots) == 0

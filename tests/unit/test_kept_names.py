@@ -13,12 +13,10 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.registrations import Registration
 from shm_backend_utils.model import ShmSession
 from shm_backend_utils.model.mapping import resolver
 from shm_backend_utils.model.mapping.resolver import Resolver
-from shm_backend_utils.protocol.layout import MAX_SLOT_COUNT
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.emulated import delivered, message_of
 from tests.unit.registered import say_registered
@@ -51,41 +49,14 @@ def code_of(session: ShmSession, request: InferenceRequest) -> str:
 # Slots, by their addresses
 
 
-SPELLINGS: Final = ("{}0", "{}00", "0{}", "+{}", " {}", "{} ", "{}\n", "{}/", "{}.0", "0x{}", "\u0661", "-{}", "")
-
-
-@pytest.mark.parametrize("spelling", SPELLINGS, ids=ascii)
-def test_a_slot_has_one_address_and_no_other_spelling_is_kept(
-    session: ShmSession, client: Client, spelling: str
-) -> None:
-    assert code_of(session, client.request({"X": X}, {"Y": 16}, 1)) == ""
-    address = client.address(1).rpartition("/")[0] + "/" + spelling.format(1)
-    parameters = {"shm_slot": address, "shm_generation": 2}
-    assert code_of(session, delivered(parameters, ["Y"])) == "shm:table"
-    assert list(resolver_of(session).registry.slots) == [client.address(1)]
-
-
-def test_a_region_of_the_most_slots_is_one_mapping_with_as_many_addresses(session: ShmSession) -> None:
-    region = ManagedRegion.create(4096, MAX_SLOT_COUNT)
-    address = f"2/m/{region.segment.key}/{region.header.token.hex()}/"
-    for _ in range(2):
-        for slot in range(MAX_SLOT_COUNT):
-            code_of(session, delivered({"shm_slot": f"{address}{slot}", "shm_generation": 1}, ["Y"]))
-    code_of(session, delivered({"shm_slot": f"{address}{MAX_SLOT_COUNT}", "shm_generation": 1}, ["Y"]))
-    registry = resolver_of(session).registry
-    assert (len(registry.slots), registry.mapped()[1]) == (MAX_SLOT_COUNT, 1)
-    region.segment.unlink()
-    region.close()
-    resolver_of(session).sweep()
-    assert (len(registry.slots), registry.mapped()[1]) == (0, 0)
-
-
 def test_addresses_that_are_refused_are_not_kept(session: ShmSession, client: Client) -> None:
     for number in range(MANY):
         wrong = f"2/m/shmbu-{number}-00/{number:032x}/0"
         assert code_of(session, delivered({"shm_slot": wrong, "shm_generation": 1}, ["Y"])) == "shm:gone"
         wrong = client.address().replace(client.region.header.token.hex(), f"{number:032x}")
         assert code_of(session, delivered({"shm_slot": wrong, "shm_generation": 1}, ["Y"])) == "shm:refused"
+        other = f"2/other{number}/shmbu-1-00/{'0' * 32}/0"
+        assert code_of(session, delivered({"shm_slot": other, "shm_generation": 1}, ["Y"])) == "shm:missing"
     registry = resolver_of(session).registry
     assert (dict(registry.slots), registry.statuses(), registry.mapped()[1]) == ({}, [], 0)
 
@@ -151,19 +122,6 @@ def test_a_name_is_asked_for_by_every_request_unless_it_is_trusted(
         assert kept(each) == (1, 1, 1)
 
 
-def test_a_name_that_stands_for_more_than_may_be_mapped_has_nothing_given_memory(
-    monkeypatch: pytest.MonkeyPatch, server: Server
-) -> None:
-    key = f"foreign-{os.getpid()}-{secrets.token_hex(8)}"
-    (SHM / key).touch()
-    os.truncate(SHM / key, 8192)
-    server.registered["holes"] = Registration(key, 0, 8192)
-    limit = {"SHM_MAX_MAPPED_BYTES": "4096"}
-    with session_of(monkeypatch, [tensor("X")], [tensor("Y")], parameters=limit) as session:
-        assert code_of(session, named("holes")) == "shm:machine"
-    assert (SHM / key).stat().st_blocks == 0
-
-
 def test_a_name_that_stands_for_another_file_does_so_at_once_or_if_trusted_after_the_next_sweep(
     session: ShmSession, trusting: ShmSession, server: Server
 ) -> None:
@@ -183,25 +141,6 @@ def test_a_name_that_stands_for_another_file_does_so_at_once_or_if_trusted_after
             resolver_of(each).sweep()
         assert code_of(each, named("mine")) == "shm:gone"
         assert kept(each) == (0, 0, 0)
-
-
-@pytest.mark.parametrize("part", [(512, 1024), (512, 3584)], ids=["part", "rest"])
-def test_a_name_that_stands_for_another_part_does_so_at_once_or_if_trusted_after_the_next_sweep(
-    session: ShmSession, trusting: ShmSession, server: Server, part: tuple[int, int]
-) -> None:
-    for each in (session, trusting):
-        key = server.register("mine", 3)
-        assert code_of(each, named("mine")) == ""
-        np.memmap(SHM / key, np.float32, "r+")[128:132] = 7
-        server.registered["mine"] = Registration(key, *part)
-        if each is trusting:
-            resolver_of(each).sweep()
-        assert code_of(each, named("mine")) == ""
-        assert float(np.memmap(SHM / key, np.float32, "r")[128 + 64]) == 14
-    server.registered["mine"] = Registration(key, 0, 256)
-    before = (SHM / key).read_bytes()
-    assert code_of(session, named("mine")) == "shm:table", "the output lies beyond what is registered now"
-    assert (SHM / key).read_bytes() == before
 
 
 def test_a_trusted_name_is_trusted_no_more_when_the_server_does_not_answer(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,21 +14,14 @@ from shm_backend_utils.errors import MachineError, ModelError
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.memory.registrations import Registration
 from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.mapping.memory import HostMemory, Pinning
 from shm_backend_utils.model.mapping.resolver import Resolver
-from shm_backend_utils.protocol.claims import NamedRegionClaim
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
-from tests.unit.claims_of import Resolved, resolved, slot_of
+from tests.unit.claims_of import Resolved, slot_of
 from tests.unit.fake_gpu import DRIVER, MODEL, left_of, runtime_that_gives_all_back, wait_until
 from tests.unit.gpus import that_nobody_loads
-from tests.unit.registered import say_registered
-
-SHM = Path("/dev/shm")
-
-Register = Callable[..., NamedRegionClaim]
 
 
 class PinningCuda(CudaRuntime):
@@ -88,26 +79,6 @@ def region() -> Iterator[ManagedRegion]:
         yield regions[0]
 
 
-@pytest.fixture
-def register(monkeypatch: pytest.MonkeyPatch) -> Iterator[Register]:
-    """Register a part of a new foreign file, or of one that is registered already, as the server tells."""
-    registered: dict[str, Registration] = {}
-    keys: set[str] = set()
-    say_registered(monkeypatch, lambda: registered)
-
-    def register(name: str, offset: int, byte_size: int, like: str = "") -> NamedRegionClaim:
-        key = registered[like].key if like else f"foreign-{os.getpid()}-{secrets.token_hex(8)}"
-        if not like:
-            (SHM / key).write_bytes(bytes(3 * PAGE_SIZE))
-        keys.add(key)
-        registered[name] = Registration(key, offset, byte_size)
-        return NamedRegionClaim(name)
-
-    yield register
-    for key in keys:
-        (SHM / key).unlink()
-
-
 def mapped(model: Resolver, region: ManagedRegion, slot: int = 0) -> Resolved:
     found = slot_of(model, region, slot)
     return Resolved(found.region, found.memory)
@@ -150,14 +121,6 @@ def test_a_managed_region_is_pinned_once_and_as_a_whole(
     assert cuda.pins == [place_of(first)]
     assert cuda.pins[0][1] == region.header.byte_size
     assert cuda.pins[0][0] % PAGE_SIZE == 0
-
-
-def test_a_foreign_region_of_which_a_part_is_registered_is_pinned_as_a_whole(
-    cuda: PinningCuda, model: Resolver, register: Register
-) -> None:
-    found = resolved(model, register("mine", PAGE_SIZE, 100))
-    assert cuda.pins == [place_of(found)]
-    assert cuda.pins[0][1] == 3 * PAGE_SIZE
 
 
 # Undone

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,21 +11,18 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.dtypes import BY_NAME
-from shm_backend_utils.errors import ClosedError, RegionGoneError, RegionRefusedError, StaleRequestError, TableError
+from shm_backend_utils.errors import RegionRefusedError, StaleRequestError, TableError
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.gpu.memory.allocations import CudaAllocation
-from shm_backend_utils.gpu.memory.mappings import CudaMappings
 from shm_backend_utils.gpu.runtime import CudaRuntime
-from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.mapped_segment import MappedSegment
 from shm_backend_utils.memory.registrations import Registration, StatusEndpoint
 from shm_backend_utils.memory.segment import SystemSegment
-from shm_backend_utils.model import Call, ShmSession
+from shm_backend_utils.model import ShmSession
 from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.mapping.mapped import MappedRegion, Slot
-from shm_backend_utils.model.mapping.memory import DeviceMemory
 from shm_backend_utils.model.mapping.resolver import FurtherRegions, Resolver
 from shm_backend_utils.protocol.claims import NamedRegionClaim, RegionClaim
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
@@ -108,17 +104,6 @@ def test_a_segment_with_a_hole_that_it_had_not_fails_its_check(segment: SystemSe
         segment.check(PAGE, "regions[0]")
 
 
-def test_a_segment_whose_key_went_to_another_file_is_gone_though_it_has_another_name(segment: SystemSegment) -> None:
-    path = path_of(segment)
-    kept = path.rename(SHM / new_key("kept"))
-    path.write_bytes(bytes(4 * PAGE))
-    try:
-        with pytest.raises(RegionGoneError, match=r"regions\[0\] was replaced by its owner"):
-            segment.check(PAGE, "regions[0]")
-    finally:
-        kept.unlink()
-
-
 def test_a_slot_of_a_region_truncated_with_space_beyond_its_end_is_refused(session: ShmSession, client: Client) -> None:
     assert answer(session, client) == ""
     path = path_of(client.region.segment)
@@ -130,47 +115,6 @@ def test_a_slot_of_a_region_truncated_with_space_beyond_its_end_is_refused(sessi
 
 
 # Sealed memory: seals forbid no holes
-
-
-@pytest.fixture
-def sealed() -> Iterator[Client]:
-    with contextlib.closing(Client(kind=RegionKind.SEALED)) as client:
-        yield client
-
-
-def punch_sealed(client: Client, offset: int) -> None:
-    """Give a page of the region back, as madvise(2) lets everybody who has it mapped."""
-    fd = os.open(f"/proc/self/fd/{client.region.segment.fileno()}", os.O_RDWR | os.O_CLOEXEC)
-    with mmap.mmap(fd, 0) as mapped:
-        mapped.madvise(mmap.MADV_REMOVE, offset, PAGE)
-    os.close(fd)
-
-
-def test_a_request_after_a_hole_in_sealed_memory_is_refused(session: ShmSession, sealed: Client) -> None:
-    assert answer(session, sealed) == ""
-    punch_sealed(sealed, sealed.region.header.byte_size - PAGE)
-    said = answer(session, sealed)
-    assert said.startswith("shm:refused: ")
-    assert "holes" in said
-    assert sealed.is_free()
-
-
-def test_during_a_request_the_model_reads_zeros_in_a_hole_and_goes_on(session: ShmSession, sealed: Client) -> None:
-    def punch_and_double(call: Call) -> None:
-        call.input("X")
-        punch_sealed(sealed, sealed.data)
-        double(call)
-
-    (response,) = session.serve([sealed.request({"X": X + 1}, {"Y": X.nbytes})], punch_and_double)
-    assert not response.has_error()
-    assert not sealed.output("Y").any()
-
-
-def test_nobody_can_truncate_sealed_memory(session: ShmSession, sealed: Client) -> None:
-    for size in (0, PAGE, sealed.region.header.byte_size + PAGE):
-        with pytest.raises(PermissionError):
-            os.ftruncate(sealed.region.segment.fileno(), size)
-    assert answer(session, sealed) == ""
 
 
 FP32 = BY_NAME["FP32"]
@@ -281,12 +225,6 @@ def test_parts_of_one_object_whose_tensors_are_apart_may_have_two_names(
 
 
 @pytest.mark.usefixtures("registered")
-def test_an_empty_output_in_the_midst_of_an_input_overlaps_nothing(resolver: Resolver, make_region: MakeRegion) -> None:
-    table = Table(x(1, 0), {"Y": OutputSpan(2, 0, 0)}, (IN, OUT))
-    assert len(opened(resolver, table, make_region()).memories) == 2
-
-
-@pytest.mark.usefixtures("registered")
 def test_an_output_that_overlaps_an_input_by_another_name_fails(resolver: Resolver, make_region: MakeRegion) -> None:
     with pytest.raises(TableError, match=r"outputs\.Y"):
         opened(resolver, Table(x(1, 0), {"Y": OutputSpan(2, 7, 16)}, (IN, OUT)), make_region())
@@ -334,33 +272,6 @@ def test_more_of_mapped_device_memory_than_there_is_may_not_be_claimed(
     resolved(resolver, claim_of_allocation(allocation), own)
     with pytest.raises(RegionRefusedError, match=rf"regions\[1\] refused: it claims {BLOCK + 1} bytes"):
         resolved(resolver, claim_of_allocation(allocation, byte_size=BLOCK + 1), own)
-
-
-def test_mappings_of_one_allocation_follow(
-    client_cuda: CudaRuntime, cuda: CudaRuntime, allocation: CudaAllocation
-) -> None:
-    other, mappings = CudaAllocation(client_cuda, SIZE, 0), CudaMappings(cuda)
-    one, another, same = (
-        DeviceMemory(mappings.map(each.handle, SIZE, 0, "r"), 0, SIZE) for each in (allocation, other, allocation)
-    )
-    assert one.follows(same)
-    assert not one.follows(another)
-    del one, another, same, mappings
-    other.free()
-
-
-@pytest.mark.parametrize("writable", [False, True])
-def test_a_view_on_a_gpu_keeps_its_mapping(cuda: CudaRuntime, allocation: CudaAllocation, writable: bool) -> None:
-    mapping = CudaMappings(cuda).map(allocation.handle, SIZE, 0, "regions[1]")
-    device = DeviceMemory(mapping, 100, SIZE)
-    view = device.view("X", 8, 16, FP32, (2, 2), writable=writable)
-    assert view is not None
-    assert (view.array.address, view.shape, view.writable) == (mapping.address + 108, (2, 2), writable)
-    assert device.view("X", 0, 600, BY_NAME["BYTES"], (1,), writable=False) is None
-    mapping.close()
-    with pytest.raises(ClosedError):
-        device.view("X", 8, 16, FP32, (2, 2), writable=writable)
-    assert view.array.to_host().shape == (2, 2)
 
 
 # The end

@@ -154,25 +154,6 @@ def test_holes_in_a_part_that_was_mapped_later_than_another_one_are_noticed(
     assert path.stat().st_blocks * 512 == 2 * PAGE, "it has its memory again"
 
 
-def test_one_who_maps_what_is_not_registered_any_more_leaves_it_to_the_next_sweep(
-    registered: dict[str, Registration],
-    regions: NamedRegions,
-    objects: Callable[[int], str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    open_registered = policy.open_registered
-
-    def be_swept(*arguments: Any) -> Any:
-        regions.sweep()
-        return open_registered(*arguments)
-
-    monkeypatch.setattr(policy, "open_registered", be_swept)
-    opened_with(regions, Registration(objects(1), 0, PAGE))
-    assert regions._registry.mapped()[1] == 1
-    regions.sweep()
-    assert regions._registry.mapped()[1] == 0
-
-
 def test_a_name_whose_object_cannot_be_mapped_goes(registered: dict[str, Registration], regions: NamedRegions) -> None:
     with pytest.raises(RegionGoneError):
         opened_with(regions, Registration("/beside-nobody", 0, PAGE))

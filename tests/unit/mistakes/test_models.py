@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shm_backend_utils.model import Call, ClosedError, ShmSession
-from tests.unit.emulated import delivered, log_lines, message_of, start_server
+from shm_backend_utils.model import Call, ShmSession
+from tests.unit.emulated import delivered, message_of
 from tests.unit.sessions import session_of, tensor
 
 X = np.arange(4, dtype=np.float32)
@@ -142,28 +141,3 @@ def test_an_input_that_is_written_to(session: ShmSession) -> None:
 
     said = answered(session, write)
     assert "ValueError: assignment destination is read-only" in said
-
-
-def test_a_call_that_is_kept(session: ShmSession) -> None:
-    kept: list[Call] = []
-
-    def infer(call: Call) -> None:
-        kept.append(call)
-        call.put("Y", X)
-
-    assert answered(session, infer) == ""
-    with pytest.raises(ClosedError) as error:
-        kept[0].input("X")
-    assert str(error.value) == (
-        "this call is closed; copy what is to be kept before it ends, by np.array(view) for example"
-    )
-
-
-def test_no_paths(monkeypatch: pytest.MonkeyPatch) -> None:
-    start_server(monkeypatch)
-    config = {"name": "m", "input": [tensor("X")], "output": [tensor("Y")]}
-    ShmSession.from_args({"model_config": json.dumps(config)}).close()
-    assert log_lines() == [
-        "no client shares memory with model 'm', though it makes a ShmSession: add to its config.pbtxt: parameters "
-        '{ key: "SHM_PATHS" value: { string_value: "direct,triton-shm,inline" } }'
-    ]

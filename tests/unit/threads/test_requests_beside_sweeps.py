@@ -13,7 +13,7 @@ import pytest
 
 from shm_backend_utils.errors import RegionGoneError
 from shm_backend_utils.gpu.memory.access import CudaAccess
-from shm_backend_utils.memory.locks import SharedLease, SlotLease, borrow
+from shm_backend_utils.memory.locks import SlotLease
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import ShmSession
 from shm_backend_utils.model.config import Config
@@ -154,45 +154,3 @@ def test_one_thread_of_one_process_has_a_slot_at_a_time(regions: list[ManagedReg
     for lease in leases:
         assert lease.take_back()
         lease.give_back()
-
-
-def test_the_client_takes_back_only_slots_that_nobody_borrows(regions: list[ManagedRegion], side_by_side: Run) -> None:
-    owner, *models = regions
-    lease, record = owner.lease(0), owner.record_offset(0)
-    borrowers, lock = [0], threading.Lock()
-
-    def change(by: int) -> None:
-        with lock:
-            borrowers[0] += by
-
-    def work(model: ManagedRegion) -> None:
-        for _ in range(ROUNDS):
-            borrowed: SharedLease | None = borrow(model.segment.fileno(), record)
-            if borrowed is not None:
-                change(1)
-                change(-1)
-                borrowed.give_back()
-
-    def take_back() -> None:
-        for _ in range(ROUNDS):
-            if lease.take_back():
-                assert borrowers[0] == 0, "a borrower is at work"
-                lease.give_back()
-
-    side_by_side(take_back, *[lambda model=model: work(model) for model in models * 2])
-    assert lease.take_back()
-    lease.give_back()
-
-
-def test_a_region_gives_all_threads_the_same_lease_and_record(side_by_side: Run) -> None:
-    region = ManagedRegion.create(4096, slot_count=64)
-    seen: list[tuple[int, int, int]] = []
-
-    def work() -> None:
-        for slot in range(64):
-            seen.append((slot, id(region.lease(slot)), id(region.record(slot))))
-
-    side_by_side(*[work] * 8)
-    assert len(set(seen)) == 64
-    region.segment.unlink()
-    region.close()
