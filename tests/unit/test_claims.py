@@ -13,7 +13,6 @@ from shm_backend_utils.protocol.claims import (
     LentRegionClaim,
     NamedRegionClaim,
     RegionClaim,
-    claimed_size,
     decode_claims,
     encode_claim,
 )
@@ -63,20 +62,6 @@ def refusal(data: bytes, count: int = 1) -> TableError:
     return caught.value
 
 
-@pytest.mark.parametrize(
-    "claims",
-    [
-        (),
-        (NamedRegionClaim(KEY), LENT, UNFENCED, CUDA),
-        (FOR_ONE_REQUEST, WITH_EVENT),
-        (LENT, *(CudaRegionClaim(bytes([number]) * 64, 4096, UUID, 1, b"", number == 2) for number in range(3))),
-    ],
-    ids=str,
-)
-def test_what_is_written_is_read(claims: tuple[RegionClaim, ...]) -> None:
-    assert decoded(encoded(*claims), len(claims)) == claims
-
-
 def test_regions_lie_byte_by_byte_as_they_are_drawn() -> None:
     assert encode_claim(LENT) == claim(1, KEY.encode(), slot=2, size=12288)
     assert encode_claim(CUDA) == claim(2, HANDLE, fence=0, size=4096).replace(bytes.fromhex(TOKEN), bytes.fromhex(UUID))
@@ -85,10 +70,6 @@ def test_regions_lie_byte_by_byte_as_they_are_drawn() -> None:
     lent = claim(2, FOR_ONE_REQUEST.handle, flags=1, fence=0, size=4096)
     assert encode_claim(FOR_ONE_REQUEST) == lent.replace(bytes.fromhex(TOKEN), bytes.fromhex(UUID))
     assert encode_claim(NAMED) == claim(3, NAMED.name.encode(), size=0).replace(bytes.fromhex(TOKEN), bytes(16))
-
-
-def test_a_claim_tells_its_size_if_it_knows_it() -> None:
-    assert [claimed_size(each) for each in (LENT, CUDA, NAMED)] == [12288, 4096, 2**63 - 1]
 
 
 def test_there_may_be_64_regions_and_no_more() -> None:

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import mmap
 import os
 import secrets
-import signal
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 
-from shm_backend_utils.errors import ClosedError, MachineError, RegionRefusedError
+from shm_backend_utils.errors import ClosedError, RegionRefusedError
+from shm_backend_utils.memory import descriptors as descriptors_module
 from shm_backend_utils.memory import segment as segment_module
-from shm_backend_utils.memory.access import Access
-from shm_backend_utils.memory.descriptors import Descriptor, NoDescriptorsError
-from shm_backend_utils.memory.locks import SharedLease, SlotLease, has_users, use
+from shm_backend_utils.memory.descriptors import Descriptor
+from shm_backend_utils.memory.locks import has_users, use
 from shm_backend_utils.memory.mapped_segment import MappedSegment
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.memory.shared_file import SharedFile
+from shm_backend_utils.testing.faults.interrupts import Interrupts
 
 
 def descriptors() -> set[str]:
@@ -73,59 +69,19 @@ def test_it_is_open_without_its_object_where_it_is_to_be(is_closed: bool) -> Non
         os.close(number)
 
 
-def test_what_cannot_be_opened_is_the_error_of_the_call() -> None:
-    with pytest.raises(FileNotFoundError):
-        Descriptor(os.open, "/nowhere", os.O_RDONLY)
+def test_an_interrupt_at_any_line_leaves_none_open() -> None:
+    def work() -> None:
+        kept.append(Descriptor(os.dup, 0))
+        kept[-1].close()
 
-
-class Interrupt(BaseException):
-    """Of a signal's handler."""
-
-
-def test_no_interrupt_leaves_one_open() -> None:
-    mine = {test_no_interrupt_leaves_one_open.__code__, Descriptor.__init__.__code__, Descriptor.close.__code__}
-
-    def handle(_: int, frame: FrameType | None) -> None:
-        if frame is not None and frame.f_code in mine:  # what a finalizer raises, nobody would see
-            raise Interrupt
-
-    before = len(descriptors())
-    stopped = threading.Event()
-    main = threading.main_thread().ident
-    assert main is not None
-
-    def interrupt() -> None:
-        while not stopped.is_set():
-            signal.pthread_kill(main, signal.SIGUSR1)
-            time.sleep(1e-5)
-
-    old = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    interrupted = 0
-    try:
-        signal.signal(signal.SIGUSR1, handle)
-        while interrupted < 500:
-            try:
-                descriptor = Descriptor(os.dup, 0)
-                descriptor.close()
-                del descriptor
-            except Interrupt:
-                interrupted += 1
-    except Interrupt:
-        interrupted += 1
-    finally:
-        while True:  # an interrupt may come in here, too
-            try:
-                signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-                break
-            except Interrupt:
-                continue
-        stopped.set()
-        thread.join()
-        signal.signal(signal.SIGUSR1, old)
-    assert interrupted
-    assert len(descriptors()) == before
+    kept: list[Descriptor] = []  # as nobody would see what a finalizer raises
+    before, was_interrupted, line = descriptors(), True, 1
+    while was_interrupted:
+        was_interrupted = Interrupts(Path(descriptors_module.__file__)).at(line, work)
+        kept.clear()
+        assert descriptors() == before, f"one is open after an interrupt at line {line}"
+        line += 1
+    assert line > 3
 
 
 # What could not be opened, made, mapped or taken
@@ -177,28 +133,6 @@ def failing(number: int) -> Callable[..., Any]:
     return fail
 
 
-either_failure = pytest.mark.parametrize(
-    ("number", "error"), [(errno.EIO, (OSError, MachineError)), (0, KeyboardInterrupt)], ids=["error", "interrupt"]
-)
-
-
-def test_a_file_that_is_not_to_be_mapped_is_closed(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    os.mkfifo(SHM / key)
-    with no_more_descriptors(), pytest.raises(RegionRefusedError, match="not a regular") as _kept:
-        SharedFile.open(key, FIELD)
-    (SHM / key).unlink()
-    (SHM / key).write_bytes(bytes(PAGE))
-    with no_more_descriptors(), SharedFile.open(key, FIELD) as file:
-        file.check_size(PAGE)
-    with no_more_descriptors(), monkeypatch.context() as patch:
-        patch.setattr(os, "fstat", failing(errno.EIO))
-        with pytest.raises(MachineError, match="Input/output error"):
-            SharedFile.open(key, FIELD)
-    monkeypatch.setattr(os, "open", failing(errno.EACCES))
-    with pytest.raises(RegionRefusedError, match="the server cannot open it: Permission denied"):
-        SharedFile.open(key, FIELD)
-
-
 @pytest.mark.usefixtures("zero")
 def test_a_descriptor_may_be_0_and_another_owners(file_key: str) -> None:
     lowest = Descriptor(os.open, SHM / file_key, os.O_RDWR)
@@ -211,17 +145,6 @@ def test_a_descriptor_may_be_0_and_another_owners(file_key: str) -> None:
     descriptor.close()
 
 
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE], ids=errno.errorcode.get)
-@pytest.mark.parametrize("what", [(os, "open"), (mmap, "mmap")], ids=["open", "map"])
-def test_a_lack_of_descriptors_is_the_machines_fault_and_not_the_files(
-    file_key: str, monkeypatch: pytest.MonkeyPatch, what: tuple[Any, str], number: int
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(*what, failing(number))
-        with pytest.raises(NoDescriptorsError, match="a shared-memory region takes two file descriptors"):
-            SystemSegment.open(file_key, PAGE, FIELD)
-
-
 def test_a_file_that_cannot_be_mapped_is_closed_and_its_owners_fault(
     file_key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,17 +155,6 @@ def test_a_file_that_cannot_be_mapped_is_closed_and_its_owners_fault(
     os.truncate(SHM / file_key, 2**62)
     with no_more_descriptors(), pytest.raises(RegionRefusedError, match="Cannot allocate memory"):
         SystemSegment.open(file_key, PAGE, FIELD)
-
-
-@pytest.mark.parametrize("what", ["fchmod", "fchown", "posix_fallocate"])
-@either_failure
-def test_a_segment_that_cannot_be_made_keeps_nothing_open(
-    key: str, monkeypatch: pytest.MonkeyPatch, what: str, number: int, error: type[BaseException]
-) -> None:
-    with no_more_descriptors(), monkeypatch.context() as patch:
-        patch.setattr(os, what, failing(number))
-        with pytest.raises(error):
-            SystemSegment.create(key, PAGE, access=Access(group_id=os.getgid()))
 
 
 def test_a_segment_whose_preparation_fails_is_gone_while_its_error_lives(key: str) -> None:
@@ -325,16 +237,6 @@ def fd() -> Iterator[int]:
     os.close(fd)
 
 
-@either_failure
-def test_a_shared_lease_that_cannot_be_taken_keeps_no_descriptor(
-    fd: int, monkeypatch: pytest.MonkeyPatch, number: int, error: type[BaseException]
-) -> None:
-    with no_more_descriptors(), monkeypatch.context() as patch:
-        patch.setattr(fcntl, "fcntl", failing(number))
-        with pytest.raises(error):
-            SharedLease.take(fd, 1)
-
-
 def test_a_shared_lease_that_is_lost_stays_held(fd: int) -> None:
     """What it protects may still be mapped. Its descriptor stays open until this process, or here the test, ends."""
     before = descriptors()
@@ -343,26 +245,3 @@ def test_a_shared_lease_that_is_lost_stays_held(fd: int) -> None:
     assert has_users(fd)
     os.close(int(lost))
     assert not has_users(fd)
-
-
-def test_a_shared_lease_whose_descriptor_is_0_is_given_back(fd: int, request: pytest.FixtureRequest) -> None:
-    request.getfixturevalue("zero")  # behind the other, which would take it
-    before = descriptors()
-    lease = use(fd)
-    assert "0" in descriptors()
-    lease.give_back()
-    assert descriptors() == before
-
-
-@pytest.mark.parametrize("take", [SlotLease.take, SlotLease.take_back], ids=["take", "take_back"])
-@either_failure
-def test_a_slots_lease_that_cannot_be_taken_is_free_afterwards(
-    fd: int, monkeypatch: pytest.MonkeyPatch, take: Callable[[SlotLease], bool], number: int, error: type[BaseException]
-) -> None:
-    lease = SlotLease(fd, PAGE)
-    with monkeypatch.context() as patch:
-        patch.setattr(fcntl, "fcntl", failing(number))
-        with pytest.raises(error):
-            take(lease)
-    assert not lease.is_taken_here
-    assert take(lease)

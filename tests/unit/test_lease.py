@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.memory.descriptors import NoDescriptorsError
 from shm_backend_utils.memory.locks import (
     SharedLease,
     SlotLease,
@@ -25,13 +21,7 @@ from shm_backend_utils.memory.locks import (
     is_slot_in_use,
     use,
 )
-from shm_backend_utils.protocol.claims import LentRegionClaim
 from shm_backend_utils.protocol.layout import PAGE_SIZE, record_offset
-from shm_backend_utils.protocol.spans import InputSpan, Table
-from tests.unit.emulated import delivered, error_code, log_lines, message_of
-from tests.unit.modes.doubling import FP32, X
-from tests.unit.sessions import session_of, tensor
-from tests.unit.table_client import Client
 
 RECORDS = [record_offset(slot, PAGE_SIZE) for slot in range(3)]
 """Where the records of a region's slots begin: the bytes of their leases."""
@@ -113,36 +103,6 @@ def test_one_reaper_excludes_the_next_until_it_is_done_and_is_no_owner(fd: int, 
     assert is_owner_alive(other)
 
 
-def test_a_duplicate_keeps_the_owners_lease_until_it_is_closed_too(fd: int) -> None:
-    owner = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
-    hold_owner_lease(owner)
-    duplicate = os.dup(owner)
-    os.close(owner)
-    assert is_owner_alive(fd)
-    os.close(duplicate)
-    assert not is_owner_alive(fd)
-
-
-def test_a_slots_lease_is_taken_once_seen_by_others_and_of_that_slot_alone(fd: int, other: int) -> None:
-    mine = SlotLease(fd, SLOT)
-    assert not is_slot_in_use(other, SLOT)
-    assert mine.take()
-    assert not mine.take()
-    assert (is_slot_in_use(fd, SLOT), is_slot_in_use(other, SLOT)) == (False, True)
-    assert not is_slot_in_use(other, RECORDS[2])
-    assert not is_owner_alive(other)
-    assert SlotLease(other, RECORDS[0]).take()
-
-
-def test_a_failed_attempt_leaves_the_lease_free(fd: int) -> None:
-    closed = os.dup(fd)
-    os.close(closed)
-    lease = SlotLease(closed, RECORDS[0])
-    for _ in range(2):
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            lease.take()
-
-
 @pytest.mark.parametrize("is_killed", [False, True], ids=["exit", "kill"])
 def test_leases_and_loans_of_another_process_go_with_it(
     fd: int, holder: subprocess.Popen[bytes], is_killed: bool
@@ -158,39 +118,6 @@ def test_leases_and_loans_of_another_process_go_with_it(
     assert not is_owner_alive(fd)
     assert lease.take()
     assert lent.take_back()
-
-
-def test_a_forked_child_keeps_its_parents_lease_alive(fd: int, other: int) -> None:
-    """The child has the parent's description: as long as it runs, an owner seems alive, and nothing is removed."""
-    owner = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
-    hold_owner_lease(owner)
-    stay, go = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(go)
-        os.read(stay, 1)
-        os._exit(0)
-    os.close(stay)
-    os.close(owner)
-    seen = is_owner_alive(other)
-    os.close(go)
-    os.waitpid(child, 0)
-    assert seen
-    assert not is_owner_alive(other)
-
-
-def test_a_program_that_the_owner_starts_does_not_inherit_its_lease(fd: int) -> None:
-    owner = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
-    hold_owner_lease(owner)
-    with subprocess.Popen(
-        ["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, close_fds=False
-    ) as program:
-        assert program.stdin is not None
-        assert program.stdout is not None
-        program.stdin.write(b"x")
-        assert program.stdout.read(1) == b"x"  # only now is it sure to have replaced its copy of this process
-        os.close(owner)
-        assert not is_owner_alive(fd)
 
 
 # Memory that a model lends to another one
@@ -245,68 +172,6 @@ def test_giving_back_twice_gives_back_once(fd: int, third: int) -> None:
 # Without descriptors
 
 
-@contextlib.contextmanager
-def no_descriptors() -> Iterator[int]:
-    """Have none left, of as many as there are said to be."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken: list[int] = []
-    lowest_free = os.open("/dev/null", os.O_RDONLY)
-    os.close(lowest_free)
-    most = lowest_free + 64
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
-    try:
-        with contextlib.suppress(OSError):
-            while True:
-                taken.append(os.open("/dev/null", os.O_RDONLY))
-        yield most
-    finally:
-        for descriptor in taken:
-            os.close(descriptor)
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
-@pytest.mark.parametrize("take", [use, lambda fd: borrow(fd, PAGE_SIZE)], ids=["use", "borrow"])
-def test_no_descriptor_for_a_lease_is_an_error_of_the_machine(
-    fd: int, take: Callable[[int], SharedLease | None]
-) -> None:
-    with no_descriptors() as most, pytest.raises(MachineError) as raised:
-        take(fd)
-    assert isinstance(raised.value, NoDescriptorsError)
-    assert f"none left of {most}" in str(raised.value)
-    lease = take(fd)
-    assert lease is not None
-    lease.give_back()
-
-
 def test_another_failure_than_that_is_not_said_to_be_one() -> None:
     with pytest.raises(MachineError, match="cannot be taken: No such file or directory$"):
         use(-1)
-
-
-def test_a_model_that_cannot_borrow_for_lack_of_descriptors_refuses_the_request(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with (
-        contextlib.closing(Client()) as lender,
-        contextlib.closing(Client()) as client,
-        session_of(monkeypatch, [tensor("X")], [tensor("Y")]) as session,
-    ):
-        header, at = client.region.header, client.data
-        np.ndarray((4,), np.float32, client.region.bytes(), at)[...] = X
-        claim = LentRegionClaim(client.region.segment.key, header.byte_size, header.token.hex(), 0)
-        said = Table({"X": InputSpan(FP32, (4,), 1, at, 16)}, {}, (claim,))
-        (response,) = session.serve(
-            [delivered(lender.begin(said))], lambda call: call.input("X")
-        )  # from here on all is mapped
-        assert response.error() is None
-        request = delivered(lender.begin(said))
-        with no_descriptors():
-            (response,) = session.serve([request], lambda call: call.input("X"))
-        assert response.error() is not None
-        assert (error_code(response), message_of(response).partition(": ")[0]) == ("UNAVAILABLE", "shm:machine")
-        assert log_lines() == []
-        assert lender.region.record(0).started == 1
-        assert lender.is_free()
-        assert client.is_free()
-        (response,) = session.serve([request], lambda call: call.input("X"))
-        assert response.error() is None

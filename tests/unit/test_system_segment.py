@@ -5,11 +5,11 @@ What holds of all memory and of all regions is in tests/conformance.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import math
 import mmap
 import os
+import re
 import secrets
 import stat
 import time
@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.errors import ClosedError, MachineError, RegionGoneError, RegionRefusedError
-from shm_backend_utils.memory import mapped_segment as module
+from shm_backend_utils.errors import MachineError, RegionGoneError, RegionRefusedError
 from shm_backend_utils.memory.access import Access
 from shm_backend_utils.memory.managed import ManagedRegion, array_at
 from shm_backend_utils.memory.segment import SystemSegment
@@ -78,16 +77,14 @@ def test_a_key_that_is_taken_is_left_alone(segment: SystemSegment) -> None:
     assert not segment.is_unlinked, "it stays its owner's"
 
 
-@pytest.mark.parametrize("byte_size", [PEBIBYTE, 2**63 - 1], ids=["1 PiB", "most"])
-def test_more_than_the_machine_has_is_an_error_that_says_how_much_there_is(key: str, byte_size: int) -> None:
-    with pytest.raises(MachineError, match=rf"{byte_size} bytes was asked for, but /dev/shm has \d+ free"):
+@pytest.mark.parametrize("byte_size", [PEBIBYTE, 2**63 - 1, 0, -1])
+def test_a_segment_that_cannot_be_made_leaves_nothing_and_more_than_there_is_says_how_much(
+    key: str, byte_size: int
+) -> None:
+    with pytest.raises((MachineError, OSError)) as caught:
         SystemSegment.create(key, byte_size)
-
-
-@pytest.mark.parametrize("byte_size", [PEBIBYTE, 0, -1])
-def test_a_segment_that_cannot_be_made_leaves_nothing_behind(key: str, byte_size: int) -> None:
-    with pytest.raises((MachineError, OSError)):
-        SystemSegment.create(key, byte_size)
+    if byte_size > 0:
+        assert re.search(rf"{byte_size} bytes was asked for, but /dev/shm has \d+ free", str(caught.value))
     assert not path_of(key).exists()
 
 
@@ -104,12 +101,6 @@ def test_other_users_are_let_in_by_mode_and_group(key: str) -> None:
     assert stat.S_IMODE(status.st_mode) == 0o660
     assert status.st_gid == os.getgid()
     segment.close()
-
-
-def test_prefaulting_changes_no_byte(segment: SystemSegment) -> None:
-    segment.buffer()[5] = 7
-    segment.prefault()
-    assert bytes(segment.buffer()[:8]) == b"\0\0\0\0\0\7\0\0"
 
 
 def test_a_key_that_names_nothing_is_gone(key: str) -> None:
@@ -168,15 +159,6 @@ def test_unlink_leaves_a_symbolic_link_under_the_same_key_alone(segment: SystemS
     moved.unlink()
 
 
-def test_a_closed_segment_says_so(segment: SystemSegment) -> None:
-    segment.close()
-    with pytest.raises(ClosedError, match="this shared-memory segment is closed"):
-        segment.buffer()
-    with pytest.raises(RegionGoneError, match=r"regions\[0\] was unmapped"):
-        segment.check(PAGE, "regions[0]")
-    assert segment.is_unlinked
-
-
 SHM = Path("/dev/shm")
 FIELD = "regions[1]"
 
@@ -215,18 +197,16 @@ def test_what_there_is_no_room_for_takes_nothing_from_others_meanwhile(
     assert taken == []
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ENOMEM, errno.EFBIG], ids=errno.errorcode.get)
+LACKS = (errno.ENOSPC, errno.ENOMEM, errno.EFBIG)
+
+
+@pytest.mark.parametrize("number", [*LACKS, errno.EIO], ids=errno.errorcode.get)
 def test_space_that_somebody_else_has_taken_meanwhile_is_an_error_of_the_machine(
     key: str, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     monkeypatch.setattr(os, "posix_fallocate", failing(number))
-    with pytest.raises(MachineError, match=r"4096 bytes was asked for, but /dev/shm has \d+ free"):
-        make(key)
-
-
-def test_another_failure_than_a_lack_of_space_is_not_said_to_be_one(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "posix_fallocate", failing(errno.EIO))
-    with pytest.raises(MachineError, match="cannot be made in /dev/shm: Input/output error; mount a tmpfs"):
+    lack, other = r"4096 bytes was asked for, but /dev/shm has \d+ free", "made in /dev/shm: Input/output error; mount"
+    with pytest.raises(MachineError, match=lack if number in LACKS else other):
         make(key)
 
 
@@ -234,22 +214,6 @@ def test_space_that_cannot_be_taken_in_time_is_not_taken(key: str) -> None:
     with pytest.raises(TimeoutError, match="4096 bytes of shared memory could not be made in time"):
         make(key, deadline=time.monotonic() - 1)
     assert not (SHM / key).exists()
-
-
-def test_a_segment_is_prefaulted_until_a_moment_and_not_longer(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PREFAULT_PIECE", PAGE)
-    advised: list[int] = []
-
-    class Mapping(mmap.mmap):
-        def madvise(self, option: int, start: int = 0, length: int = 0) -> None:
-            advised.append(start)
-
-    monkeypatch.setattr(mmap, "mmap", Mapping)
-    with contextlib.closing(SystemSegment.create(key, 3 * PAGE)) as segment:
-        segment.prefault(time.monotonic() - 1)
-        assert advised == []
-        segment.prefault(time.monotonic() + 60)
-        assert advised == [0, PAGE, 2 * PAGE]
 
 
 # Of files that somebody else made
@@ -278,49 +242,20 @@ def test_of_no_bytes_no_space_is_taken(file: SharedFile, monkeypatch: pytest.Mon
     file.take_space(PAGE, 0)
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ENOMEM, errno.EFBIG], ids=errno.errorcode.get)
-def test_holes_that_cannot_be_filled_are_an_error_of_the_machine(
+@pytest.mark.parametrize("number", [*LACKS, errno.EOPNOTSUPP], ids=errno.errorcode.get)
+def test_holes_that_cannot_be_filled_are_an_error_of_the_machine_or_else_the_file_is_refused(
     file: SharedFile, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     monkeypatch.setattr(os, "posix_fallocate", failing(number))
-    with pytest.raises(MachineError, match=r"has holes, and /dev/shm has \d+ bytes free for its 8192; give"):
-        file.take_space(0, 2 * PAGE)
-
-
-def test_a_file_whose_space_cannot_be_taken_for_another_reason_is_refused(
-    file: SharedFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "posix_fallocate", failing(errno.EOPNOTSUPP))
-    with pytest.raises(RegionRefusedError, match="the server cannot take its space: Operation not supported"):
+    lack = r"has holes, and /dev/shm has \d+ bytes free for its 8192; give"
+    other = "the server cannot take its space: Operation not supported"
+    with pytest.raises((MachineError, RegionRefusedError), match=lack if number in LACKS else other):
         file.take_space(0, 2 * PAGE)
 
 
 def opened(region: ManagedRegion) -> ManagedRegion:
     """Open the region a second time, as its peer does."""
     return ManagedRegion.open(region.segment.key, region.header.token.hex(), FIELD)
-
-
-def test_a_new_region_has_whole_pages_of_data_behind_its_records(region: ManagedRegion) -> None:
-    assert region.data_offset == 3 * layout.PAGE_SIZE
-    path = path_of(region.segment.key)
-    assert path.stat().st_size == region.header.byte_size == region.data_offset + layout.PAGE_SIZE
-    assert path.name.startswith(f"shmbu-{os.getpid()}-")
-    region.data()[0] = 7
-    assert region.bytes()[region.data_offset] == 7
-    assert len(region.bytes()) == region.header.byte_size == region.data_offset + len(region.data())
-
-
-def test_records_may_be_of_several_pages() -> None:
-    region = ManagedRegion.create(1, slot_count=2, record_byte_size=3 * layout.PAGE_SIZE)
-    try:
-        assert region.data_offset == 7 * layout.PAGE_SIZE
-        assert [region.record_offset(slot) // layout.PAGE_SIZE for slot in (0, 1)] == [1, 4]
-        peer = opened(region)
-        assert peer.data_offset == region.data_offset
-        peer.close()
-    finally:
-        region.segment.unlink()
-        region.close()
 
 
 def test_an_array_at_an_offset_is_a_view(region: ManagedRegion) -> None:
@@ -334,13 +269,8 @@ def test_an_array_at_an_offset_is_a_view(region: ManagedRegion) -> None:
     read_only = array_at(memory, 0, np.dtype(np.float32), (2,), 8)
     assert read_only is not None
     assert not read_only.flags.writeable
-
-
-@pytest.mark.parametrize(
-    ("shape", "fits"), [((2, 3), True), ((0, 9), True), ((), True), ((7,), False), ((3, 3), False)]
-)
-def test_an_array_that_exceeds_its_span_is_none(region: ManagedRegion, shape: tuple[int, ...], fits: bool) -> None:
-    assert (array_at(region.data(), 0, np.dtype(np.float32), shape, 24) is not None) is fits
+    with pytest.raises(TypeError, match="holds pointers"):
+        array_at(memory, 0, np.dtype(object), (4,), 64)
 
 
 def test_what_is_open_is_not_changed_by_a_header_that_is_overwritten(region: ManagedRegion) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shm_backend_utils.errors import RegionGoneError, RegionRefusedError
+from shm_backend_utils.errors import RegionRefusedError
 from shm_backend_utils.memory.descriptors import Descriptor
 from shm_backend_utils.memory.handover import closing, peers
 from shm_backend_utils.memory.handover.closing import Closer
@@ -61,16 +61,6 @@ def test_nobody_is_charged_for_another_who_hangs(hasty: Fetcher) -> None:
         for _ in range(2):
             refused(hasty, hanging.key, TOO_LATE)
         fetch(hasty, honest.key)
-
-
-def test_messages_do_not_prolong_the_time(hasty: Fetcher) -> None:
-    def drip(connection: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                connection.send(b".", socket.MSG_NOSIGNAL)
-
-    with ScriptedDesk(drip) as desk:
-        refused(hasty, desk.key, "is no answer of this version")
 
 
 # Where too many wait to be accepted
@@ -124,14 +114,6 @@ class FullCloser(Closer):
 def test_while_too_much_waits_to_be_closed_nothing_is_fetched() -> None:
     with ScriptedDesk(give()) as desk:
         refused(Fetcher(BOUND_S, FullCloser()), desk.key, f"still closes {closing.MOST_WAITING} things")
-
-
-def test_the_thread_that_closes_ends(fetcher: Fetcher) -> None:
-    before = threading.active_count()
-    with ScriptedDesk(give(memfd())) as desk:
-        fetch(fetcher, desk.key)
-    while threading.active_count() > before:  # which the tests' timeout bounds
-        time.sleep(0.01)
 
 
 # Of whom nothing is asked
@@ -234,8 +216,3 @@ def test_another_user_is_known_by_his_id(fetcher: Fetcher) -> None:
             fetcher.fetch(key, TOKEN, FIELD, is_allowed)
     assert asked == [NOBODY]
     assert child.returncode == 0  # it has heard nothing
-
-
-def test_a_number_of_before_is_gone(fetcher: Fetcher) -> None:
-    with ScriptedDesk(give(answer=encode_answer(is_given=False))) as desk, pytest.raises(RegionGoneError):
-        fetch(fetcher, desk.key._replace(number=999))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import gc
@@ -11,24 +10,27 @@ import resource
 import secrets
 import signal
 import socket
-import struct
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shm_backend_utils.errors import ClosedError, RegionGoneError, RegionRefusedError
+from shm_backend_utils.memory import sealed_file
 from shm_backend_utils.memory.descriptors import Descriptor, NoDescriptorsError
+from shm_backend_utils.memory.handover import fetching
 from shm_backend_utils.memory.handover.closing import Closer
 from shm_backend_utils.memory.handover.fetching import Fetcher
 from shm_backend_utils.memory.sealed import SealedSegment
 from shm_backend_utils.memory.sealed_file import SealedFile
 from shm_backend_utils.protocol.handover import QUESTION_LENGTH, Question, SealedKey, decode_question, encode_answer
+from shm_backend_utils.testing.faults.interrupts import Interrupts
 from tests.unit.fetching.conftest import ENOUGH_S
 from tests.unit.fetching.scripted_desk import FIELD, PAGE, SEALS, TOKEN, Script, ScriptedDesk, give, memfd
-
-ENDLESS_S = 600  # longer than any test
+from tests.unit.handover.asking import a_lingering_socket
 
 
 def refused(fetcher: Fetcher, match: str, *handed_over: Descriptor) -> None:
@@ -93,12 +95,6 @@ def test_a_memfd_that_may_not_be_opened_is_refused_with_a_remedy(monkeypatch: py
         SealedFile.take("key", received, FIELD)
 
 
-def test_what_was_received_is_closed_once_it_is_verified() -> None:
-    received = memfd()
-    with SealedFile.take("key", received, FIELD):
-        assert received.fileno() == -1
-
-
 @pytest.fixture
 def _no_signals_of_leases() -> Iterator[None]:
     old = signal.signal(signal.SIGIO, signal.SIG_IGN)
@@ -126,12 +122,6 @@ def test_holes_are_told(fetcher: Fetcher) -> None:
             file.check_space(3 * PAGE)
 
 
-def test_parts_of_pages_are_refused() -> None:
-    refusal = pytest.raises(RegionRefusedError, match=f"claims 1 bytes; expected whole pages of {PAGE}")
-    with SealedFile.take("key", memfd(SEALS), FIELD) as file, refusal:
-        file.check_space(1)
-
-
 def test_huge_pages_are_refused_as_a_hole_in_them_may_end_the_model() -> None:
     huge = Descriptor(os.memfd_create, "huge", os.MFD_HUGETLB | os.MFD_ALLOW_SEALING)  # takes no huge page yet
     page = os.fstatvfs(huge.fileno()).f_bsize
@@ -149,19 +139,11 @@ def test_huge_pages_are_refused_as_a_hole_in_them_may_end_the_model() -> None:
 
 @pytest.fixture
 def lingering() -> Iterator[Descriptor]:
-    """A TCP socket that waits, when it is closed, until its peer has read everything, which he never does."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        client = socket.create_connection(server.getsockname())
-        peer, _ = server.accept()
-    with client:
-        client.setblocking(False)
-        with contextlib.suppress(BlockingIOError):
-            while client.send(bytes(1 << 20)):
-                pass
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, ENDLESS_S))
-        kept = Descriptor(os.dup, client.fileno())
-    yield kept
-    with peer:  # who closes it before he has read everything ends the waiting
+    with a_lingering_socket() as (slow, peer):
+        kept = Descriptor(os.dup, slow.fileno())
+        slow.close()
+        yield kept
+        peer.close()  # before it has read everything, which ends the waiting
         assert kept.fileno() == -1
 
 
@@ -186,22 +168,6 @@ def slow(lingering: Descriptor) -> Fetcher:
 
 def test_what_lingers_is_closed_by_somebody_else(slow: Fetcher, lingering: Descriptor) -> None:
     refused(slow, "is no memfd", lingering)
-
-
-def test_what_lingers_behind_an_honest_one_is_not_closed_here_either(slow: Fetcher, lingering: Descriptor) -> None:
-    refused(slow, "more than one descriptor", memfd(), lingering)
-
-
-def test_what_lingers_in_a_second_message_is_not_closed_here_either(slow: Fetcher, lingering: Descriptor) -> None:
-    answer = give(memfd())
-
-    def script(connection: socket.socket) -> None:
-        answer(connection)
-        socket.send_fds(connection, [b"behind the answer"], [lingering.fileno()])
-        lingering.close()
-
-    with ScriptedDesk(script) as desk, slow.fetch(desk.key, TOKEN, FIELD, lambda uid: True) as file:
-        file.check_size(PAGE)
 
 
 REFUSED = encode_answer(is_given=False)
@@ -328,13 +294,6 @@ def leave(count: int) -> None:
 
 
 @pytest.mark.usefixtures("kept_limit")
-def test_a_process_without_descriptors_to_connect_says_so(fetcher: Fetcher) -> None:
-    leave(0)
-    with pytest.raises(NoDescriptorsError, match="a shared-memory region takes two file descriptors"):
-        fetcher.fetch(SealedKey(secrets.token_hex(16), 1), TOKEN, FIELD, anybody)
-
-
-@pytest.mark.usefixtures("kept_limit")
 @pytest.mark.parametrize("left", [0, 1], ids=["to receive", "to reopen"])
 def test_a_process_without_descriptors_says_so(fetcher: Fetcher, left: int) -> None:
     region = memfd()
@@ -349,44 +308,14 @@ def test_a_process_without_descriptors_says_so(fetcher: Fetcher, left: int) -> N
         fetcher.fetch(desk.key, TOKEN, FIELD, anybody)
 
 
-STEPS = 300
-STEP_S = 1e-5  # to 3 ms, which a fetching takes most often
-
-
-class Interrupt(BaseException):
-    """Of a signal's handler."""
-
-
-@pytest.fixture
-def alarm() -> Iterator[None]:
-    """Have SIGALRM raise."""
-
-    def handle(*_: object) -> None:
-        raise Interrupt
-
-    old = signal.signal(signal.SIGALRM, handle)
-    yield
-    signal.signal(signal.SIGALRM, old)
-
-
-def is_interrupted(fetcher: Fetcher, after_s: float) -> bool:
-    """Fetch a region, and return whether the timer came before it was there."""
-    with ScriptedDesk(give(memfd())) as desk:
-        try:
-            signal.setitimer(signal.ITIMER_REAL, after_s)
-            file = fetcher.fetch(desk.key, TOKEN, FIELD, lambda uid: True)
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        except Interrupt:
-            return True
-        file.close()
-    return False
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it may come in a finalizer
-@pytest.mark.usefixtures("alarm")
 def test_wherever_an_interrupt_comes_nothing_stays_open(fetcher: Fetcher) -> None:
     """The fixture of every test here counts descriptors."""
-    interrupted = 0
-    for step in range(STEPS):
-        interrupted += is_interrupted(fetcher, (step + 1) * STEP_S)
-    assert 0 < interrupted < STEPS
+    interrupts = Interrupts(Path(fetching.__file__).parent, Path(sealed_file.__file__))
+    number, was_interrupted = 1, True
+    while was_interrupted:
+        with ScriptedDesk(give(memfd())) as desk:
+            fetch = partial(fetcher.fetch, desk.key, TOKEN, FIELD, anybody)
+            was_interrupted = interrupts.at(number, lambda: fetch().close())  # noqa: B023
+        number += 3
+    assert number > 100

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from shm_backend_utils.memory.access import PRIVATE, Access
 from shm_backend_utils.memory.descriptors import Descriptor
 from shm_backend_utils.memory.handover.office import Office
 from shm_backend_utils.protocol.handover import Question, SealedKey, decode_answer, encode_question
-
-__all__ = ["CONTENT", "LONG_S", "TOKEN", "Region", "ask", "connect", "count_open", "desks", "reply_to", "settles"]
 
 LONG_S = 30.0
 TOKEN = b"a region's token"
@@ -98,3 +97,19 @@ def settles(condition: Callable[[], bool]) -> bool:
             return False
         time.sleep(0.002)
     return True
+
+
+@contextlib.contextmanager
+def a_lingering_socket() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Yield a TCP socket that is not closed before the other one is, and that one."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        slow = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+    with slow, other:
+        slow.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                slow.send(bytes(2**16))
+        slow.setblocking(True)
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
+        yield slow, other

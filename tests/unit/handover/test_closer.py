@@ -50,12 +50,6 @@ def close(closer: Closer, what: Any) -> None:
     closer.close(what)
 
 
-def test_it_is_closed_soon() -> None:
-    closer, what = Closer(), an_open_one()
-    closer.close(what)
-    assert settles(lambda: what.fileno() == -1)
-
-
 def hang(closer: Closer, count: int) -> list[Slow]:
     """Have as many threads of a closer hang."""
     slow = [Slow() for _ in range(count)]
@@ -73,18 +67,6 @@ def test_slow_ones_keep_nobody_waiting_as_long_as_they_are_few() -> None:
         assert settles(lambda: what.fileno() == -1)  # noqa: B023
     assert settles(lambda: closer.waiting == len(slow))
     assert not closer.is_full
-    for each in slow:
-        each.may_end.set()
-    assert settles(lambda: closer.waiting == 0)
-
-
-def test_of_many_slow_ones_the_others_wait_for_the_first_that_is_closed() -> None:
-    closer, what = Closer(), an_open_one()
-    slow = hang(closer, MOST_THREADS)
-    closer.close(what)
-    assert (closer.waiting, what.fileno() >= 0) == (MOST_THREADS + 1, True)
-    slow[0].may_end.set()
-    assert settles(lambda: what.fileno() == -1)
     for each in slow:
         each.may_end.set()
     assert settles(lambda: closer.waiting == 0)
@@ -141,25 +123,6 @@ def test_an_interrupt_at_any_line_loses_no_descriptor() -> None:
         was_interrupted = Interrupts(FILE).at(line, lambda: closer.close(an_open_one()))  # noqa: B023
         assert settles(lambda: count_open() == before), f"it is left open after an interrupt at line {line}"
         line += 1
-
-
-@pytest.mark.usefixtures("switching_often")
-def test_many_threads_close_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, closer, failed = count_open(), Closer(), list[object]()
-    monkeypatch.setattr(threading, "excepthook", failed.append)
-
-    def work() -> None:
-        for _ in range(300):
-            closer.close(an_open_one())
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    # Fewer, if the test before had left some that were just being closed.
-    assert settles(lambda: closer.waiting == 0 and count_open() <= before)
-    assert failed == []
 
 
 def test_a_forked_child_has_nothing_of_it_and_can_close() -> None:

@@ -1,4 +1,4 @@
-"""What a desk answers: a descriptor to whom asks rightly and may have it, and nothing to anybody else."""
+"""What a desk answers: a descriptor to whom asks rightly and may have it, and nothing to others, nor to crowds."""
 
 from __future__ import annotations
 
@@ -10,36 +10,37 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 
 import pytest
 
 from shm_backend_utils.memory.access import PRIVATE, Access
 from shm_backend_utils.memory.descriptors import Descriptor, no_descriptors
-from shm_backend_utils.memory.handover import peers
+from shm_backend_utils.memory.handover import desk, peers
 from shm_backend_utils.memory.handover.office import Office
 from shm_backend_utils.memory.handover.peers import Peer
 from shm_backend_utils.memory.locks import hold_owner_lease, is_owner_alive
-from shm_backend_utils.protocol.handover import Question, SealedKey, decode_answer, encode_answer, encode_question
-from tests.unit.handover.asking import CONTENT, LONG_S, TOKEN, Region, ask, connect, count_open, reply_to, settles
+from shm_backend_utils.protocol.handover import (
+    Question,
+    SealedKey,
+    decode_answer,
+    encode_answer,
+    encode_question,
+    parse_sealed_key,
+)
+from tests.unit.handover.asking import (
+    CONTENT,
+    LONG_S,
+    TOKEN,
+    Region,
+    a_lingering_socket,
+    ask,
+    connect,
+    count_open,
+    reply_to,
+    settles,
+)
 
 REFUSED = encode_answer(is_given=False)
-
-
-@contextlib.contextmanager
-def a_lingering_socket() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Yield a TCP socket that is not closed before the other one is, and that one."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        slow = socket.create_connection(server.getsockname())
-        other, _ = server.accept()
-    with slow, other:
-        slow.setblocking(False)
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                slow.send(bytes(2**16))
-        slow.setblocking(True)
-        slow.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
-        yield slow, other
 
 
 def test_who_asks_rightly_is_given_the_region(office: Office) -> None:
@@ -55,11 +56,6 @@ def test_what_is_given_has_none_of_our_locks(office: Office) -> None:
     assert given is not None
     fcntl.fcntl(given.fileno(), fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
     assert is_owner_alive(given.fileno())
-
-
-def test_each_region_is_given_under_its_own_number(office: Office) -> None:
-    regions = [Region(office) for _ in range(3)]
-    assert [region.is_given() for region in regions] == [True] * 3
 
 
 @pytest.mark.parametrize(
@@ -135,17 +131,6 @@ def test_only_the_first_of_two_questions_is_answered(office: Office) -> None:
         assert reply_to(region.key, right(kept.key), right(region.key)) in (None, encode_answer(is_given=True))
     assert kept.is_given()
     assert settles(lambda: count_open() == before)
-
-
-def test_descriptors_sent_along_are_not_taken(office: Office) -> None:
-    region = Region(office)
-    with connect(region.key) as connection:
-        try:
-            socket.send_fds(connection, [right(region.key)], [0])
-        except PermissionError:  # Linux 6.16 lets nobody send any
-            return
-        with contextlib.suppress(ConnectionError):
-            assert connection.recv(4096) == REFUSED
 
 
 @pytest.fixture
@@ -285,3 +270,80 @@ def test_who_may_open_what(peer: Peer, access: Access, may: bool) -> None:
 )
 def test_what_is_no_answer_is_none(message: bytes) -> None:
     assert decode_answer(message) is None
+
+
+# Crowds, and no descriptors for them
+
+
+CROWD, LARGE_CROWD = 1_500, 10_000
+NEVER_S = 1e6
+
+
+def is_broken_off(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+
+
+def test_who_says_nothing_is_waited_for_a_while_and_others_are_served(office: Office) -> None:
+    region = Region(office)
+    with connect(region.key) as silent:
+        assert region.is_given()
+        assert silent.recv(1) == b""
+
+
+def test_the_oldest_of_many_silent_ones_make_way(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "_SILENCE_S", NEVER_S)
+    region = Region(office)
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(connect(region.key)) for _ in range(desk._MOST_SILENT + 5)]
+        assert region.is_given()  # they have been accepted before
+        assert [is_broken_off(each) for each in silent] == [True] * 5 + [False] * desk._MOST_SILENT
+
+
+@pytest.mark.parametrize("speaks", [True, False], ids=["garbage", "silent"])
+def test_a_crowd_holds_nobody_up_for_long(speaks: bool, office: Office, request: pytest.FixtureRequest) -> None:
+    region = Region(office)
+    before = count_open()
+    for number in range(LARGE_CROWD if request.config.getoption("--all") else CROWD):
+        with connect(region.key) as connection:
+            if speaks:
+                with contextlib.suppress(ConnectionError):
+                    connection.send(b"garbage")
+        if number % 500 == 0:
+            assert region.is_given()
+    assert region.is_given()
+    assert settles(lambda: count_open() <= before)
+
+
+# A process with hardly any descriptors, which offers a region until its input ends.
+SHORT = """
+import resource, sys
+from tests.unit.handover.asking import Region, count_open
+from shm_backend_utils.memory.handover.office import Office
+
+office = Office()
+region = Region(office)
+resource.setrlimit(resource.RLIMIT_NOFILE, (count_open() + 2, 4096))
+print(region.key, flush=True)
+sys.stdin.read()
+resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))  # glibc opens a library for a thread that ends with Python
+office.withdraw(region.key)
+"""
+
+
+def test_a_process_without_descriptors_waits_and_serves_when_it_has_some() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", SHORT], stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout
+        key = parse_sealed_key(process.stdout.readline().strip())
+        assert key is not None
+        silent = [connect(key) for _ in range(20)]
+        assert silent[0].recv(1) == b""  # they make way
+        for each in silent:
+            each.close()
+        assert settles(lambda: ask(key) is not None)
+        process.communicate(timeout=LONG_S)
+    assert process.returncode == 0

@@ -29,15 +29,13 @@ def is_there(key: SealedKey) -> bool:
     return True
 
 
-def test_no_number_is_used_twice_and_keys_can_be_read(office: Office) -> None:
-    keys = [office.new_key() for _ in range(10)]
+def test_all_regions_of_a_process_are_at_one_desk_under_numbers_of_their_own(office: Office) -> None:
+    regions = [Region(office) for _ in range(10)]
+    keys = [region.key for region in regions]
+    assert (len({key.desk for key in keys}), desks()) == (1, 1)
+    assert all(region.is_given() for region in regions)
     assert len({key.number for key in keys}) == len(keys)
     assert [parse_sealed_key(str(key)) for key in keys] == keys
-
-
-def test_all_regions_of_a_process_are_at_one_desk(office: Office) -> None:
-    regions = [Region(office) for _ in range(10)]
-    assert (len({region.key.desk for region in regions}), desks()) == (1, 1)
 
 
 def test_the_desk_ends_with_its_last_key_and_the_next_one_has_another_name(office: Office) -> None:
@@ -218,33 +216,5 @@ def test_a_forked_child_has_a_desk_of_its_own_and_the_parents_goes_on(ending: st
         assert settles(lambda: desks() == 0)
         assert silent.recv(1) == b""
         assert settles(lambda: count_open() == before + own)
-        """,
-    )
-
-
-def test_the_parents_desk_ends_while_its_child_lives() -> None:
-    run_program(
-        "os._exit",
-        FORKED,
-        """
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(writing)
-            os.read(reading, 1)
-            os._exit(0)
-        OFFICE.withdraw(region.key)
-        OFFICE.withdraw(issued)
-        assert settles(lambda: desks() == 0)
-        assert silent.recv(1) == b""
-        try:
-            connect(region.key)
-        except ConnectionRefusedError:
-            pass
-        else:
-            sys.exit("somebody listens")
-        os.close(writing)
-        os.waitpid(child, 0)
-        silent.close()
         """,
     )
