@@ -198,10 +198,10 @@ def test_every_tensor_has_its_bytes_in_the_memory_of_its_device(call: Call) -> N
             assert span.byte_size == count * span.dtype.itemsize
         else:
             assert count == 0 or (span.byte_size % count == 0 and span.byte_size // count > LENGTH_SIZE)
-    for name, span in made.table.outputs.items():
+    for name, room in made.table.outputs.items():
         known = call.spec.output(name).row_byte_size
         if hints.get(name) is None and known is not None:
-            assert span.byte_size == known * (call.made.batch_size or 1)
+            assert room.byte_size == known * (call.made.batch_size or 1)
             assert name in made.certain
 
 

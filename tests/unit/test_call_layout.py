@@ -22,16 +22,8 @@ from shm_backend_utils.errors import (
 )
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol import layout, results, table
-from shm_backend_utils.protocol.call_layout import (
-    CallLayout,
-    aligned,
-    lay_out,
-    obstacle_in_tensors,
-    record_byte_size,
-    rows_of,
-)
+from shm_backend_utils.protocol.call_layout import CallLayout, lay_out, obstacle_in_tensors, record_byte_size
 from shm_backend_utils.protocol.results import OutputPlace
-from shm_backend_utils.protocol.spans import InputSpan, OutputSpan
 
 FP32 = np.dtype(np.float32)
 BF16 = dtypes.BF16.numpy
@@ -83,16 +75,6 @@ def open_room(known: KnownModel) -> int:
     return rooms(known.lay_out(described_inputs({"X": ((4, 3), FP32)}), None))["OPEN"]
 
 
-def test_tensors_follow_each_other_at_multiples_of_256() -> None:
-    made = laid_out(BATCHED, [("X", (5, 3), FP32), ("W", (5, 2), np.uint8)], {"FIXED": None, "OPEN": 300})
-    spans: list[InputSpan | OutputSpan] = [*made.table.inputs.values(), *made.table.outputs.values()]
-    assert [(span.offset - BEGIN, span.byte_size) for span in spans] == [(0, 60), (256, 10), (512, 80), (768, 300)]
-    x = made.table.inputs["X"]
-    assert (x.region, x.shape, x.dtype.name) == (0, (5, 3), "FP32")
-    assert made.end == BEGIN + 1280
-    assert [aligned(offset) for offset in (0, 1, 255, 256, 257)] == [0, 256, 256, 256, 512]
-
-
 @pytest.mark.parametrize(
     ("given", "requested", "names"),
     [(None, None, ["Y", "Z"]), (["Z"], ("Z",), ["Z"]), (["Z", "Y"], ("Y", "Z"), ["Z", "Y"])],
@@ -141,13 +123,6 @@ def test_a_model_that_learned_gives_head_room_at_its_next_call_and_does_not_unle
         assert open_room(known) == 600
 
 
-def test_a_call_of_a_known_model_begins_behind_the_records_of_its_slots() -> None:
-    known = KnownModel(SIMPLE, head_room=1)
-    given = described_inputs({"X": ((1,), FP32)})
-    begins = [known.lay_out(given, None, slot_count=count).table.inputs["X"].offset for count in (1, 2, 7)]
-    assert begins == [layout.data_offset(count, known.record_byte_size) for count in (1, 2, 7)]
-
-
 def model_of(name_length: int, count: int, rank: int = 1) -> ModelSpec:
     """Return a model with so many inputs and outputs, whose names are so long."""
     tensors = [tensor(f"{index:03}".rjust(name_length, "n"), dims=[-1] * rank) for index in range(count)]
@@ -169,13 +144,6 @@ def test_records_have_room_for_any_call_of_a_model(name_length: int, count: int,
     assert 16 + len(results.encode(written)) <= size // 2
 
 
-def test_records_are_a_page_or_a_power_of_two_of_them() -> None:
-    assert record_byte_size(SIMPLE) == layout.PAGE_SIZE
-    sizes = {record_byte_size(model_of(30, count)) for count in range(1, 256, 10)}
-    assert len(sizes) > 3
-    assert all(size % layout.PAGE_SIZE == 0 and size & (size - 1) == 0 for size in sizes)
-
-
 @pytest.mark.parametrize(
     ("spec", "obstacle"),
     [
@@ -194,12 +162,6 @@ def test_a_model_whose_tensors_no_slot_can_tell_of_is_told_before_a_call(spec: M
     assert record_byte_size(spec) <= layout.MAX_RECORD_BYTE_SIZE
 
 
-def test_strings_and_bf16_lie_beside_the_others() -> None:
-    made = laid_out(STRINGS, [("TEXT", (2,), "S20"), ("X", (1,), FP32), ("B", (3,), BF16)])
-    spans = {name: (span.offset - BEGIN, span.byte_size, span.dtype.name) for name, span in made.table.inputs.items()}
-    assert spans == {"TEXT": (0, 48, "BYTES"), "X": (256, 4, "FP32"), "B": (512, 6, "BF16")}
-
-
 @pytest.mark.parametrize(
     ("dtype", "room"),
     [
@@ -214,24 +176,6 @@ def test_a_string_has_room_for_its_length_and_as_many_bytes_as_it_may_have(dtype
     assert described_inputs({"TEXT": ((2,), dtype)})["TEXT"].dtype is dtypes.BYTES
     found = laid_out(STRINGS, [("TEXT", (5,), dtype)]).table.inputs["TEXT"].byte_size
     assert found >= 5 * 4 if room is None else found == 5 * room
-
-
-@pytest.mark.parametrize(
-    ("inputs", "outputs"),
-    [({"TEXT": ((2,), "S20", "cuda:0")}, None), ({}, {"WORDS": "cuda:0"}), ({}, {"WORDS": ((2,), object, "cuda:1")})],
-    ids=["input", "output", "output of known size"],
-)
-def test_strings_cannot_lie_in_memory_of_a_gpu(inputs: Any, outputs: Any) -> None:
-    with pytest.raises(TensorError, match="'TEXT'|'WORDS'"):
-        lay_out(
-            STRINGS,
-            described_inputs(inputs),
-            wanted_outputs(outputs).byte_sizes,
-            BEGIN,
-            learned={},
-            most_rows=0,
-            output_devices=wanted_outputs(outputs).devices,
-        )
 
 
 def test_the_batch_size_is_that_of_the_inputs() -> None:
@@ -292,20 +236,3 @@ def test_a_hint_that_is_no_size_is_refused(hint: Any) -> None:
     with pytest.raises(TensorError) as caught:
         laid_out(SIMPLE, [("X", (1,), FP32)], {"Y": hint})
     assert caught.value.tensor == "Y"
-
-
-def test_rows_of_a_call_lie_where_they_lie_in_the_whole() -> None:
-    whole = laid_out(BATCHED, [("X", (6, 3), FP32)], {"FIXED": None, "OPEN": 61})
-    part = rows_of(whole, BATCHED, 2, 5)
-    x = part.table.inputs["X"]
-    assert part.batch_size == 3
-    assert (x.region, x.offset - BEGIN, x.byte_size, x.shape) == (0, 24, 36, (3, 3))
-    outputs = {name: (span.offset - BEGIN, span.byte_size) for name, span in part.table.outputs.items()}
-    assert outputs == {"FIXED": (256 + 32, 48), "OPEN": (512 + 16, 24)}
-
-
-def test_rows_of_an_output_begin_where_an_element_may_begin_whatever_room_was_learned_or_hinted_at() -> None:
-    given = [("X", (6, 3), FP32)]
-    for whole in (laid_out(BATCHED, given, learned={"OPEN": 5005}), laid_out(BATCHED, given, {"OPEN": 61})):
-        for row in range(6):
-            assert rows_of(whole, BATCHED, row, row + 1).table.outputs["OPEN"].offset % 4 == 0

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import re
-import shlex
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,61 +10,88 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils import cli, errors
+from scripts.tools.lone_emulator import LoneServer
+from shm_backend_utils import errors
 from shm_backend_utils.errors import MachineError, ModelError, ProbedError, ShmError, TableError, TensorShapeError
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.debug import MeasuredDebugCall
 from shm_backend_utils.model.metrics import _BUCKETS, _FAMILIES, _PREFIX, MeasuredCall, Metrics
-from tests.unit.emulated import delivered, error_code
+from shm_backend_utils.model.triton import TritonBackend
+from shm_backend_utils.testing.emulator.metrics_registry import MetricsRegistry, Series
+from tests.e2e.eventually import eventually
+from tests.unit.emulated import delivered, error_code, start_server
 from tests.unit.fake_gpu import DRIVER, MODEL
-from tests.unit.metrics_port import MetricsPort
 from tests.unit.sessions import double, session_of, tensor
 from tests.unit.table_client import Client
 
-PREFIX = "shm_backend_utils_"
-
 
 class Counted:
-    """Metrics, the port that they are on, and what is mapped."""
+    """Metrics at an emulated server, and what is mapped."""
 
-    def __init__(self, port: Any) -> None:
-        self.port = port
+    def __init__(self, server: LoneServer) -> None:
         self.mapped = (0, 0)
-        self.metrics = Metrics(port, "resize", "3", lambda: self.mapped)
+        self.metrics = Metrics(TritonBackend(), "resize", "3", lambda: self.mapped)
+        self._registry = server.metrics
+
+    def series(self, *names: str) -> list[tuple[str, dict[str, str], float]]:
+        """Return families' series as the server has them: the family, labels and value."""
+        return [
+            (name, dict(labels), series.value)
+            for name in names or _FAMILIES
+            for labels, series in self._registry.series(_PREFIX + name).items()
+        ]
 
     def published(self, own_label: str = "") -> dict[str, float]:
+        """Publish; return values that are not 0 by name and the value of this label; other series are left out."""
         self.metrics.publish()
-        values = self.port.values(own_label)
-        return {name.removeprefix(PREFIX): value for name, value in values.items() if value}
+        found = {}
+        for name, labels, value in self.series():
+            if value and (own_label in labels or (not own_label and len(labels) == 3)):
+                found[f"{name} {labels[own_label]}" if own_label else name] = value
+        return found
 
 
 @pytest.fixture
-def port() -> MetricsPort:
-    return MetricsPort()
+def server(monkeypatch: pytest.MonkeyPatch) -> LoneServer:
+    return start_server(monkeypatch)
 
 
 @pytest.fixture
-def counted(port: MetricsPort, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
+def counted(server: LoneServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
     monkeypatch.setattr("shm_backend_utils.model.metrics._INTERVAL_S", 3600.0)  # the tests publish by themselves
-    counted = Counted(port)
+    counted = Counted(server)
     yield counted
     counted.metrics.close()
 
 
-def test_answers_are_counted_by_path_and_growth_adds_up(counted: Counted, port: MetricsPort) -> None:
+@pytest.fixture
+def changes(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What was added at the server so far; at no time does a bucket exceed a wider one there."""
+    made: list[float] = []
+    increment = MetricsRegistry.increment
+
+    def noting(registry: MetricsRegistry, series: Series, value: float) -> None:
+        made.append(value)
+        increment(registry, series, value)
+        buckets = {float(labels["le"]): value for _, labels, value in counted.series("own_seconds_bucket")}
+        assert [buckets[bound] for bound in sorted(buckets)] == sorted(buckets.values())
+
+    monkeypatch.setattr(MetricsRegistry, "increment", noting)
+    return made
+
+
+def test_answers_are_counted_by_path_and_growth_adds_up(counted: Counted, changes: list[float]) -> None:
     for path in ("direct", "triton", "direct"):
         counted.metrics.answered(path, 0, 0)
         counted.metrics.took(1e-5)
         counted.metrics.publish()
-    port.changes.clear()
-    counted.metrics.publish()
-    assert port.changes == [], "where nothing has happened, nothing is sent"
+    changes.clear()
     assert counted.published("path") == {"calls_total direct": 2, "calls_total triton": 1}
+    assert changes == [], "where nothing has happened, nothing is sent"
     assert counted.published("le")["own_seconds_bucket +Inf"] == 3
-    labels = [dict(labels) for _, labels in port.series()]
-    assert {(found["model"], found["version"]) for found in labels} == {("resize", "3")}
+    assert {(labels["model"], labels["version"]) for _, labels, _ in counted.series()} == {("resize", "3")}
 
 
 def test_refusals_are_counted_by_the_errors_class(counted: Counted) -> None:
@@ -92,7 +115,7 @@ def test_other_errors_are_no_refusals(counted: Counted, error: BaseException) ->
     assert counted.published("reason") == {}
 
 
-def test_own_time_is_a_cumulative_histogram(counted: Counted) -> None:
+def test_own_time_is_a_cumulative_histogram(counted: Counted, changes: list[float]) -> None:
     for seconds in (1e-6, 2e-5, 3e-5, 4e-4, 2.0):  # the second is a bucket's bound, and belongs to it
         counted.metrics.took(seconds)
     buckets = counted.published("le")
@@ -110,15 +133,7 @@ def test_own_time_is_a_cumulative_histogram(counted: Counted) -> None:
         "own_seconds_bucket +Inf": 5,
     }
     assert counted.published() == {"own_seconds_count": 5, "own_seconds_sum": pytest.approx(2.000451)}
-
-
-def test_at_no_time_does_a_bucket_exceed_a_wider_one(counted: Counted, port: MetricsPort) -> None:
-    counted.metrics.took(1e-6)
-    counted.metrics.publish()
-    changes = [change.split() for change in port.changes]
-    bounds = [float(label) for name, *label_and_amount in changes if "bucket" in name for label in label_and_amount[:1]]
-    assert len(bounds) == 11
-    assert bounds == sorted(bounds, reverse=True)
+    assert len(changes) == 2 + 11
 
 
 def test_what_is_mapped_is_told_as_it_is(counted: Counted) -> None:
@@ -130,85 +145,56 @@ def test_what_is_mapped_is_told_as_it_is(counted: Counted) -> None:
     assert counted.published() == {}
 
 
-def test_many_calls_cost_as_many_round_trips_as_one(counted: Counted, port: MetricsPort) -> None:
+def test_many_calls_cost_as_many_round_trips_as_one(counted: Counted, changes: list[float]) -> None:
     for _ in range(1000):
         counted.metrics.answered("direct", 2, 1)
-    assert port.changes == [], "calls reach the server only when they are published"
-    counted.metrics.publish()
-    assert sorted(port.changes) == [
-        f"{PREFIX}calls_total direct 1000",
-        f"{PREFIX}copied_bytes_total 1000",
-        f"{PREFIX}zero_copy_bytes_total 2000",
-    ]
-
-
-def test_threads_count_without_loss(counted: Counted) -> None:
-    def count() -> None:
-        for _ in range(2000):
-            counted.metrics.answered("direct", 1, 0)
-
-    threads = [threading.Thread(target=count) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        counted.metrics.publish()
-    assert counted.published("path") == {"calls_total direct": 8000}
-
-
-def test_sessions_of_one_model_share_no_series(counted: Counted, port: MetricsPort) -> None:
-    other = Counted(port)  # the port complains if they did
-    counted.metrics.answered("direct", 1, 1)
-    counted.metrics.publish()
-    other.metrics.close()
-    del other
-    assert counted.published("path") == {"calls_total direct": 1}
-
-
-def test_a_closed_session_has_no_series(counted: Counted, port: MetricsPort) -> None:
-    assert port.series()
-    counted.metrics.close()
-    assert port.series() == {}
-    counted.metrics.close()
+    assert changes == [], "calls reach the server only when they are published"
+    assert counted.published() == {"copied_bytes_total": 1000, "zero_copy_bytes_total": 2000}
+    assert sorted(changes) == [1000, 1000, 2000]
 
 
 def test_sums_are_published_from_time_to_time_until_the_server_does_not_take_them(
-    port: MetricsPort, monkeypatch: pytest.MonkeyPatch
+    server: LoneServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def gone(*_: object) -> None:
+        raise RuntimeError("the server has gone")
+
     monkeypatch.setattr("shm_backend_utils.model.metrics._INTERVAL_S", 0.001)
-    counted = Counted(port)
+    counted = Counted(server)
     counted.metrics.answered("direct", 1, 1)
-    assert port.was_changed.wait(20)
-    port.failure = RuntimeError("the server has gone")
-    counted.metrics.answered("direct", 1, 1)
-    assert port.was_warned.wait(20)
-    counted.metrics.answered("direct", 1, 1)
-    counted.metrics.close()
-    assert port.warnings == ["model 'resize' publishes its metrics no longer: the server has gone"]
+    eventually(lambda: sum(value for *_, value in counted.series("calls_total")) == 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(MetricsRegistry, "increment", gone)
+        counted.metrics.answered("direct", 1, 1)
+        eventually(lambda: server.lines)
+        counted.metrics.answered("direct", 1, 1)
+        counted.metrics.close()
+    assert server.lines == ["model 'resize' publishes its metrics no longer: the server has gone"]
 
 
-def test_a_server_without_metrics_gets_a_warning_and_the_session_goes_without() -> None:
-    port: Any = MetricsPort(has_metrics=False)
-    assert Metrics.start_or_warn(port, "resize", "3", lambda: (0, 0)) is None
-    assert port.warnings == ["model 'resize' publishes no metrics, though SHM_METRICS is true: no metrics here"]
-
-
-def test_every_class_of_refusals_has_a_series_however_many_refusals_there_are(
-    counted: Counted, port: MetricsPort
+def test_a_server_without_metrics_gets_a_warning_and_the_session_goes_without(
+    server: LoneServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delattr(server.backend, "MetricFamily")
+    assert Metrics.start_or_warn(TritonBackend(), "resize", "3", lambda: (0, 0)) is None
+    (line,) = server.lines
+    assert line.startswith("model 'resize' publishes no metrics, though SHM_METRICS is true: this server's Python back")
+
+
+def test_every_class_of_refusals_has_a_series_however_many_refusals_there_are(counted: Counted) -> None:
     """A probe's answer is no refusal."""
     counted.metrics.publish()
-    before = len(port.series())
+    before = len(counted.series())
     for number in range(1000):
         counted.metrics.refused(TableError(f"inputs[{number}]", str(number), "another"))
         counted.metrics.publish()
-    assert len(port.series()) == before + 1
+    assert len(counted.series()) == before + 1
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, ShmError)]
     for kind in kinds:
         counted.metrics.refused(kind.__new__(kind))
     counted.metrics.publish()
-    assert len(port.series()) == before + len(
-        {kind.__name__ for kind in kinds} - {"ProbedError", "RequestRefusedError"}
-    )
+    names = {kind.__name__ for kind in kinds} - {"ProbedError", "RequestRefusedError"}
+    assert len(counted.series()) == before + len(names)
 
 
 X = np.arange(4, dtype=np.float32)
@@ -301,7 +287,6 @@ def test_a_call_outside_of_serve_is_counted_once_with_shm_debug_too(
 TEXT = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 QUERIES = [code for language, code in BLOCKS if language == "promql"]
-COMMANDS = sorted(set(re.findall(r"^shm-backend-utils .*", TEXT, re.MULTILINE)))
 
 
 def test_the_table_has_every_metric_and_its_label() -> None:
@@ -327,19 +312,3 @@ def test_a_query_has_the_labels_of_its_metrics(query: str) -> None:
             assert path in _FAMILIES["calls_total"].values
     assert ("histogram_quantile" in query) == ("_bucket" in query) == ("le)" in query)
     assert _BUCKETS[-1] == "+Inf"  # without which there is no quantile
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_takes_these_arguments(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What they do is tested elsewhere: here is neither a server, nor is anything removed."""
-    _, name, *arguments = shlex.split(command.partition(" | ")[0])
-    ran: list[argparse.Namespace] = []
-
-    def run(parsed: argparse.Namespace) -> int:
-        ran.append(parsed)
-        return 0
-
-    module = importlib.import_module(f"shm_backend_utils.cli.{name}")
-    monkeypatch.setattr(module, "run", run)
-    assert cli.main([name, *arguments]) == 0
-    assert ran

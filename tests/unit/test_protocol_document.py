@@ -160,13 +160,6 @@ def test_nothing_in_the_header_is_left_unchecked() -> None:
     }
 
 
-def test_every_field_is_asserted_in_the_header_itself() -> None:
-    for name in FORMATS:
-        asserted = re.findall(rf"SHMBU_AT\({name}, (\w+), \d+\);", HEADER)
-        assert asserted == [field for field in fields_of(name) if (name, field) != ("shmbu_header", "reserved")]
-        assert f"SHMBU_SIZE({name}, {struct.calcsize(FORMATS[name])});" in HEADER
-
-
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
 def test_the_header_is_c_plus_plus_too(tmp_path: Path) -> None:
     (tmp_path / "program.cc").write_text("#include <shm_protocol.h>\nint main() { return shmbu_padded(0); }\n")
@@ -256,13 +249,6 @@ def test_every_refusal_has_its_code_and_status() -> None:
     assert {code: {status} for code, status in told.items()} == expected
 
 
-def test_the_parameters_are_the_codes() -> None:
-    (rows,) = table_with("parameter", "type", "value")
-    assert [plain(row["parameter"]) for row in rows] == [SLOT_PARAMETER, GENERATION_PARAMETER]
-    assert plain(rows[0]["value"]) == f"{layout.VERSION}/MODEL/KEY/TOKEN/SLOT"
-    assert rows[1]["value"].endswith("1 to 2^63 - 1")
-
-
 def test_the_locked_bytes_are_the_codes() -> None:
     (rows,) = table_with("byte", "held by", "while")
     assert [row["byte"] for row in rows] == [
@@ -314,15 +300,6 @@ SENTENCES: Final = [
 
 def test_the_numbers_of_the_page_are_the_codes() -> None:
     assert [sentence for sentence in SENTENCES if sentence not in PROSE] == []
-
-
-def test_the_key_is_as_long_as_the_page_says() -> None:
-    address = ADDRESS._replace(key="shmbu-" + "a" * 64)
-    assert parse_address(str(address)) == address
-    with pytest.raises(errors.TableError):
-        parse_address(str(address._replace(key=address.key + "a")))
-    with pytest.raises(errors.TableError):
-        parse_generation(0)
 
 
 def test_the_key_of_a_sealed_region_is_as_the_page_says() -> None:

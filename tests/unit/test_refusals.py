@@ -209,28 +209,6 @@ def test_a_log_that_takes_nothing_does_not_matter(monkeypatch: pytest.MonkeyPatc
         check(session.serve(requests, infer), clients, ValueError)
 
 
-def test_a_batch_and_a_stream_end_by_an_error_without_words(
-    monkeypatch: pytest.MonkeyPatch, clients: list[Client]
-) -> None:
-    def fail(call: Any) -> None:
-        raise WithoutTextError
-
-    with session_of(monkeypatch, [tensor("X")], [tensor("Y")], model_transaction_policy={"decoupled": True}) as session:
-        request = clients[0].request({"X": X}, {"Y": 16})
-        session.serve_streams([request], fail)
-        assert answers_to(request).is_over
-        assert clients[0].is_over()
-    carrier = tensor("SHM", "UINT8")
-    with session_of(monkeypatch, [tensor("X"), carrier], [tensor("Y")], max_batch_size=4) as batches:
-        answers = batches.serve_batch([rows_of(clients[1])], fail)
-        assert "WithoutTextError" in message_of(answers[0])
-        assert clients[1].is_over()
-
-
-def rows_of(client: Client) -> Any:
-    return client.request({"X": X.reshape(1, 4)}, {"Y": 16}, delivered={"SHM": np.empty((1, 0), np.uint8)})
-
-
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_closed_session_ends_every_stream(monkeypatch: pytest.MonkeyPatch, clients: list[Client], count: int) -> None:
     with session_of(monkeypatch, [tensor("X")], [tensor("Y")], model_transaction_policy={"decoupled": True}) as session:

@@ -62,22 +62,6 @@ def test_integers_may_be_strings_as_in_protobufs_json() -> None:
     assert (spec.max_batch_size, spec.input("X").shape) == (8, (-1, 3, -1))
 
 
-def test_fields_that_protobufs_json_leaves_out_have_their_defaults() -> None:
-    spec = ModelSpec.from_config({"name": "empty"})
-    assert spec == ModelSpec(
-        "empty",
-        0,
-        {},
-        {},
-        None,
-        has_batch_carrier=False,
-        has_batcher=False,
-        is_decoupled=False,
-        is_ensemble=False,
-        allowed_uids=None,
-    )
-
-
 @pytest.mark.parametrize("change", [{"data_type": "TYPE_FP32"}, {"optional": False}])
 def test_an_input_that_only_has_the_carriers_name_carries_and_declares_nothing(change: dict[str, Any]) -> None:
     for model in (batched(input=[CARRIER | change]), config(input=[CARRIER])):
@@ -210,7 +194,3 @@ def test_the_size_of_a_tensor_is_known_where_no_dimension_is_open(dims: list[int
 def test_what_a_server_says_is_a_configuration_of_this_model_or_the_servers_error(told: Any) -> None:
     with pytest.raises(PeerError, match="description of model 'resize' is not a configuration of it"):
         ModelSpec.of_server("resize", told)
-
-
-def test_a_server_is_believed_what_may_be_so() -> None:
-    assert ModelSpec.of_server("resize", config()) == ModelSpec.from_config(config())

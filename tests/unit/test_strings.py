@@ -177,13 +177,6 @@ def test_lengths_that_change_while_they_are_read_lead_nowhere(at_the_end: Callab
         peer.join()
 
 
-def test_where_strings_lie_is_known_of_those_that_lie_somewhere() -> None:
-    assert given(*WORDS).memory is None
-    memory = encoded().memory
-    assert memory is not None
-    assert memory.tobytes() == ENCODED
-
-
 @pytest.mark.parametrize("reading", READINGS)
 def test_what_was_read_once_stays_so_whatever_is_written_there_next(reading: str) -> None:
     memory = np.frombuffer(bytearray(ENCODED), np.uint8)

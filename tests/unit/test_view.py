@@ -20,7 +20,6 @@ from shm_backend_utils.tensors.strings_view import StringsView
 from shm_backend_utils.tensors.view import TensorView
 
 NUMPY_SPEAKS_VERSIONS = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
-NUMBERS = [dtype for dtype in dtypes.BY_NAME.values() if dtype is not dtypes.BYTES]
 every_dtype = pytest.mark.parametrize("dtype", dtypes.BY_NAME.values(), ids=list(dtypes.BY_NAME))
 needs_versions = pytest.mark.skipif(not NUMPY_SPEAKS_VERSIONS, reason="NumPy knows versioned capsules since 2.1")
 
@@ -54,10 +53,6 @@ def test_a_view_knows_where_its_bytes_lie_and_how_many_they_are(shape: tuple[int
     assert view_of(np.zeros(shape, np.float32)).attributes == BufferAttributes(MemoryType.CPU, 0, nbytes, None)
 
 
-def test_the_memory_types_have_tritons_numbers() -> None:
-    assert [(kind.name, kind.value) for kind in MemoryType] == [("CPU", 0), ("CPU_PINNED", 1), ("GPU", 2)]
-
-
 def test_a_view_does_not_change_with_one_of_its_arrays() -> None:
     view = view_of(floats())
     view.numpy().flags.writeable = False
@@ -77,16 +72,6 @@ def test_an_array_made_from_a_view_outlives_it(take: Any) -> None:
     assert alive() is not None
     del taken
     assert alive() is None
-
-
-@pytest.mark.parametrize("shape", [(2, 3), (), (0,), (2, 0, 3)], ids=str)
-@pytest.mark.parametrize("dtype", NUMBERS, ids=[dtype.name for dtype in NUMBERS])
-def test_another_library_takes_a_view_without_a_copy(dtype: DType, shape: tuple[int, ...]) -> None:
-    array = np.ones(shape, dtype.numpy)
-    view = view_of(array)
-    taken = dlpack.consume(view.__dlpack__()) if dtype is dtypes.BF16 else numpy_takes(view)
-    assert (taken.dtype, taken.shape) == (dtype.numpy, shape)
-    assert taken.ctypes.data == array.ctypes.data or not array.size
 
 
 def test_only_a_view_of_strings_has_strings() -> None:
@@ -173,23 +158,6 @@ def test_a_view_without_what_arrays_have_says_how_to_make_one(kind: str) -> None
     assert not hasattr(view, "__cuda_array_interface__")
     with pytest.raises(AttributeError):  # and does not ask itself for ever
         print(TensorView.__new__(TensorView).name)
-
-
-def test_numpy_calculates_with_a_view_on_the_right() -> None:
-    assert (np.float32(2) * view_of(floats())).tolist() == (2 * floats()).tolist()
-    assert (floats() * view_of(floats())).tolist() == (floats() * floats()).tolist()
-
-
-def test_numpy_copies_a_view_where_it_is_told_to() -> None:
-    array = floats()
-    made = np.array(view_of(array, writable=False))
-    assert (made.dtype, made.shape, made.flags.writeable) == (array.dtype, (2, 3), True)
-    assert made.ctypes.data != array.ctypes.data
-
-
-def test_numpy_converts_a_view() -> None:
-    assert np.asarray(view_of(floats()), np.int64).tolist() == floats().astype(np.int64).tolist()
-    assert np.array(view_of(floats()), np.int64).dtype == np.int64
 
 
 def test_another_type_without_a_copy_there_is_not() -> None:
