@@ -48,14 +48,7 @@ PLACE: Final = 1024
 
 
 class Kind(ABC):
-    """Memory of a client, and how a model's descriptor names it. Everything else is the same for all.
-
-    Attributes
-    ----------
-    memory_type : MemoryType
-    pins : bool
-        Whether the model pins what it maps.
-    """
+    """Memory of a client, and how a model's descriptor names it. Everything else is the same for all."""
 
     memory_type = MemoryType.CPU
     pins = False
@@ -289,14 +282,6 @@ def test_a_view_is_its_own_bytes_and_no_others(kind: Kind, model: Model) -> None
     assert np.flatnonzero(kind.data() == 0).tolist() == list(range(PLACE, PLACE + 24))
 
 
-def test_a_view_may_reach_to_the_last_byte(kind: Kind, model: Model) -> None:
-    memory = model.map().memory
-    last = memory.view("X", memory.byte_size - 4, 4, INT32, (), writable=True)
-    assert last is not None
-    on_host(last.array)[...] = -1
-    assert kind.data()[-5:].tolist()[1:] == [255] * 4
-
-
 def test_attributes_agree_with_the_memory(kind: Kind, model: Model) -> None:
     found = model.map()
     device = DEVICE if kind.memory_type is MemoryType.GPU else 0
@@ -305,12 +290,6 @@ def test_attributes_agree_with_the_memory(kind: Kind, model: Model) -> None:
     assert view.attributes == BufferAttributes(kind.memory_type, device, view.array.nbytes, kind.handle)
     part = whole.part(100, 200)
     assert part.attributes() == BufferAttributes(kind.memory_type, device, part.bytes().nbytes, kind.handle)
-
-
-@pytest.mark.parametrize("writable", [True, False])
-def test_a_view_says_whether_it_may_be_written_to(model: Model, writable: bool) -> None:
-    view = numbers(model.map(), writable=writable)
-    assert view.writable is writable
 
 
 def test_memory_knows_its_own_arrays_by_their_place(kind: Kind, model: Model) -> None:
@@ -374,16 +353,6 @@ def test_closing_twice_is_fine(kind: Kind, model: Model) -> None:
     assert mappings_of(kind) == 0
 
 
-def test_memory_that_was_unmapped_is_mapped_anew(kind: Kind, model: Model) -> None:
-    first = model.map().mapped
-    model.registry.unregister_all()
-    second = model.map()
-    assert second.mapped is not first
-    del first
-    assert mappings_of(kind) == 1
-    numbers(second)
-
-
 @pytest.mark.parametrize("more", [1, 4096, 2**62])
 def test_more_than_there_is_is_refused_before_anything_is_viewed(kind: Kind, model: Model, more: int) -> None:
     if kind.claim() is None:
@@ -419,9 +388,3 @@ def test_memory_whose_owner_has_gone_is_refused_although_it_is_mapped(kind: Kind
     with pytest.raises((RegionGoneError, RegionRefusedError)):
         model.map()
     del use
-
-
-def test_memory_of_a_living_owner_stays_mapped(kind: Kind, model: Model) -> None:
-    model.map()
-    model.registry.drop_abandoned()
-    assert mappings_of(kind) == 1

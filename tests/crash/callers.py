@@ -12,7 +12,7 @@ import numpy as np
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import ShmError
 
-from .either_client import EitherClient
+from ..e2e.flavours import AnyClient
 
 __all__ = ["Caller", "busy"]
 
@@ -23,7 +23,7 @@ LENGTH = 2000
 class Caller:
     """A thread that calls `identity` again and again, each time with other values, and keeps what came of it."""
 
-    def __init__(self, client: EitherClient, path: PathName, number: int) -> None:
+    def __init__(self, client: AnyClient, path: PathName, number: int) -> None:
         self.answered = 0
         self.failed = 0
         self.wrong: list[str] = []
@@ -80,7 +80,7 @@ class Caller:
 
 
 @contextlib.contextmanager
-def busy(client: EitherClient, paths: Sequence[PathName], count: int) -> Iterator[list[Caller]]:
+def busy(client: AnyClient, paths: Sequence[PathName], count: int) -> Iterator[list[Caller]]:
     """Keep so many callers busy, on these paths in turn, until the block ends."""
     callers = [Caller(client, paths[number % len(paths)], number) for number in range(count)]
     try:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +19,44 @@ from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import BatchSizeError, TensorShapeError, TensorTypeError
 from tests.releases import outlives_models
 
-from .either_client import FLAVOURS, TWO_FLAVOURS, EitherCall, EitherClient, open_client, url_of
-from .mirror import Mirror
+from ..e2e.flavours import FLAVOURS, TWO_FLAVOURS, AnyCall, AnyClient, client_of, url_of
+from ..e2e.loading_server import LoadingServer, side_by_side
 from .processes import stub_of
 from .server_options import ONCE
 
 Case = tuple[str, PathName]
 PATHS: tuple[PathName, ...] = ("direct", "triton-shm", "inline")
+
+
+class Mirror(LoadingServer):
+    """A server, and models that it may load. Each passes X on as Y."""
+
+    def configure(
+        self,
+        name: str,
+        *,
+        dims: tuple[int, ...] = (-1,),
+        dtype: str = "FP32",
+        max_batch_size: int = 0,
+        paths: str = ",".join(PATHS),
+    ) -> None:
+        """Load a model with this configuration, anew if it was loaded."""
+        tensor = {"data_type": f"TYPE_{dtype}", "dims": dims}
+        carrier = {"name": "SHM", "data_type": "TYPE_UINT8", "dims": [-1], "optional": True}
+        config = {
+            "backend": "python",
+            "max_batch_size": max_batch_size,
+            "input": [{"name": "X", "optional": True, **tensor}, *([carrier] if max_batch_size else [])],
+            "output": [{"name": "Y", **tensor}],
+            "parameters": {"SHM_PATHS": {"string_value": paths}},
+            "instance_group": [{"kind": "KIND_CPU"}],
+        }
+        self.copy(name, "direct_only")
+        self.grpc.load_model(name, config=json.dumps(config))
+
+    def configure_all(self, configs: Mapping[str, Mapping[str, Any]]) -> None:
+        """Load models side by side, as each load is spent in waiting."""
+        side_by_side(lambda name: self.configure(name, **configs[name]), configs)
 
 
 @dataclass(frozen=True)
@@ -44,7 +76,6 @@ def numbers(*shape: int) -> npt.NDArray[Any]:
 
 CHANGES = {
     "larger": Change({"dims": (4,)}, {"dims": (800,)}, numbers(4), numbers(800), TensorShapeError),
-    "smaller": Change({"dims": (800,)}, {"dims": (4,)}, numbers(800), numbers(4), TensorShapeError),
     "smaller-batches": Change(
         {"dims": (4,), "max_batch_size": 4},
         {"dims": (4,), "max_batch_size": 2},
@@ -53,18 +84,13 @@ CHANGES = {
         BatchSizeError,
     ),
     "batches": Change({"dims": (4,)}, {"dims": (4,), "max_batch_size": 4}, numbers(4), numbers(3, 4), TensorShapeError),
-    "no-batches": Change(
-        {"dims": (4,), "max_batch_size": 4}, {"dims": (4,)}, numbers(3, 4), numbers(4), TensorShapeError
-    ),
     "dtype": Change({}, {"dtype": "INT32"}, numbers(5), numbers(5).astype(np.int32), TensorTypeError),
 }
 
 # The models of tests that reload one each, as they are at first.
 AT_FIRST: dict[str, dict[str, Any]] = {
-    "small_batches": {"dims": (4,), "max_batch_size": 2},
     "direct_and_more": {},
     "all_but_direct": {"paths": "triton-shm,inline"},
-    "not_yet_direct": {"paths": "triton-shm,inline"},
     "prepared": {"dims": (4,)},
     "here_and_gone": {},
     "killed": {},
@@ -80,18 +106,18 @@ def mirror(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mirror]:
 
 
 @contextlib.contextmanager
-def every_client(mirror: Mirror) -> Iterator[dict[str, EitherClient]]:
+def every_client(mirror: Mirror) -> Iterator[dict[str, AnyClient]]:
     """Make one client of each flavour."""
     with contextlib.ExitStack() as stack:
         yield {
             flavour: stack.enter_context(
-                open_client(flavour, url_of(mirror.server, flavour), timeout_s=20, inline_bytes=0)
+                client_of(flavour, url_of(mirror.server, flavour), timeout_s=20, inline_bytes=0)
             )
             for flavour in FLAVOURS
         }
 
 
-def outcome(client: EitherClient, model: str, x: npt.NDArray[Any], path: PathName = "auto") -> str | Exception:
+def outcome(client: AnyClient, model: str, x: npt.NDArray[Any], path: PathName = "auto") -> str | Exception:
     """Return the path of a call that gave what it should, or else what it raised."""
     try:
         with client.infer(model, {"X": x}, path=path) as result:
@@ -104,7 +130,7 @@ def outcome(client: EitherClient, model: str, x: npt.NDArray[Any], path: PathNam
 class Story:
     """What became of calls after a change, for each flavour and path."""
 
-    def __init__(self, name: str, unaware: dict[Case, EitherClient], aware: dict[Case, EitherClient]) -> None:
+    def __init__(self, name: str, unaware: dict[Case, AnyClient], aware: dict[Case, AnyClient]) -> None:
         self.change = CHANGES[name]
         old, new = self.change.old, self.change.new
         self.of_old = {case: outcome(client, name, old, case[1]) for case, client in unaware.items()}
@@ -113,11 +139,11 @@ class Story:
 
 
 @contextlib.contextmanager
-def client_of_every_case(mirror: Mirror) -> Iterator[dict[Case, EitherClient]]:
+def client_of_every_case(mirror: Mirror) -> Iterator[dict[Case, AnyClient]]:
     """Make one client of each flavour for each path: none learns of a change by what another path was told."""
     with contextlib.ExitStack() as stack:
         yield {
-            (flavour, path): stack.enter_context(open_client(flavour, url_of(mirror.server, flavour), timeout_s=20))
+            (flavour, path): stack.enter_context(client_of(flavour, url_of(mirror.server, flavour), timeout_s=20))
             for flavour in TWO_FLAVOURS
             for path in PATHS
         }
@@ -147,15 +173,6 @@ def test_what_the_model_takes_now_goes_through_and_the_rest_is_refused_for_what_
         assert found == {case: case[1] for case in found}
 
 
-def test_larger_batches_are_taken_at_once(mirror: Mirror) -> None:
-    with every_client(mirror) as clients:
-        for client in clients.values():
-            assert type(outcome(client, "small_batches", numbers(4, 4))) is BatchSizeError
-        mirror.configure("small_batches", dims=(4,), max_batch_size=4)
-        for client in clients.values():
-            assert outcome(client, "small_batches", numbers(4, 4)) == "direct"
-
-
 @pytest.mark.parametrize(
     ("model", "before", "paths", "after"),
     [
@@ -174,23 +191,12 @@ def test_an_undeclared_path_is_left(mirror: Mirror, model: str, before: PathName
             assert type(outcome(client, model, x, before)) is PathUnavailableError
 
 
-def test_a_better_path_that_is_declared_is_taken_once_the_client_was_told_to_look(mirror: Mirror) -> None:
-    x = numbers(6)
-    with every_client(mirror) as clients:
-        for client in clients.values():
-            assert outcome(client, "not_yet_direct", x) == "triton-shm"
-        mirror.configure("not_yet_direct")
-        for client in clients.values():
-            client.explain("not_yet_direct")
-            assert outcome(client, "not_yet_direct", x) == "direct"
-
-
 def test_a_prepared_call_whose_model_changed_is_refused_and_a_new_one_is_right(mirror: Mirror) -> None:
-    calls: list[EitherCall] = []
+    calls: list[AnyCall] = []
     with every_client(mirror) as clients, contextlib.ExitStack() as stack:
         for client in clients.values():
             for path in PATHS:
-                call: EitherCall = client.prepare("prepared", {"X": ((4,), np.float32)}, path=path)
+                call: AnyCall = client.prepare("prepared", {"X": ((4,), np.float32)}, path=path)
                 stack.callback(call.close)
                 call.inputs["X"][:] = numbers(4)
                 call.infer().release()
@@ -201,7 +207,7 @@ def test_a_prepared_call_whose_model_changed_is_refused_and_a_new_one_is_right(m
                 call.infer()
         for client in clients.values():
             for path in PATHS:
-                another: EitherCall = client.prepare("prepared", {"X": ((8,), np.float32)}, path=path)
+                another: AnyCall = client.prepare("prepared", {"X": ((8,), np.float32)}, path=path)
                 stack.callback(another.close)
                 another.inputs["X"][:] = numbers(8)
                 with another.infer() as result:

@@ -18,8 +18,8 @@ from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import TensorError
 from shm_backend_utils.testing.faults.servers import MortalServer
 
+from ..e2e.flavours import FLAVOURS, AnyClient, client_of, url_of
 from .callers import busy
-from .either_client import FLAVOURS, EitherClient, open_client, url_of
 from .processes import eventually
 from .registered import SomebodyElse
 
@@ -39,9 +39,9 @@ class Story:
     def __init__(self, mortal: MortalServer) -> None:
         with contextlib.ExitStack() as stack:
 
-            def client_of_each() -> dict[str, EitherClient]:
+            def client_of_each() -> dict[str, AnyClient]:
                 return {
-                    flavour: stack.enter_context(open_client(flavour, url_of(mortal.server, flavour), timeout_s=20))
+                    flavour: stack.enter_context(client_of(flavour, url_of(mortal.server, flavour), timeout_s=20))
                     for flavour in FLAVOURS
                 }
 
@@ -73,12 +73,12 @@ class Story:
             self.left_registered = somebody.registered_by_this_process()
 
 
-def errors_of(clients: dict[str, EitherClient]) -> dict[tuple[str, PathName], Exception | None]:
+def errors_of(clients: dict[str, AnyClient]) -> dict[tuple[str, PathName], Exception | None]:
     """Return what a call raises, for each flavour and path."""
     return {(flavour, path): error_of(client, path) for flavour, client in clients.items() for path in SHARED_PATHS}
 
 
-def error_of(client: EitherClient, path: PathName) -> Exception | None:
+def error_of(client: AnyClient, path: PathName) -> Exception | None:
     """Return what a call raises; None if it gives what it should."""
     try:
         with client.infer("identity", {"INPUT0": X}, outputs=HINTS, path=path) as result:
@@ -124,7 +124,7 @@ def test_a_server_that_dies_and_comes_back_is_called_again(mortal: MortalServer)
 
 @pytest.mark.parametrize("path", SHARED_PATHS)
 def test_a_server_too_slow_to_say_what_it_shares_is_asked(mortal: MortalServer, flavour: str, path: PathName) -> None:
-    with open_client(flavour, url_of(mortal.server, flavour), timeout_s=20) as client:
+    with client_of(flavour, url_of(mortal.server, flavour), timeout_s=20) as client:
         with pytest.raises(TensorError):  # the model is known now, but not yet which paths are open
             client.infer("identity", {"WRONG": X})
         with stopped(mortal), pytest.raises(DeadlineExceededError):
@@ -135,7 +135,7 @@ def test_a_server_too_slow_to_say_what_it_shares_is_asked(mortal: MortalServer, 
 def test_the_page_that_such_a_server_was_asked_with_is_not_left_registered(mortal: MortalServer, flavour: str) -> None:
     with SomebodyElse.at(mortal.server) as somebody:
         before = somebody.registered_by_this_process()
-        with open_client(flavour, url_of(mortal.server, flavour), timeout_s=20) as client:
+        with client_of(flavour, url_of(mortal.server, flavour), timeout_s=20) as client:
             with pytest.raises(TensorError):
                 client.infer("identity", {"WRONG": X})
             with stopped(mortal), pytest.raises(DeadlineExceededError):
@@ -147,7 +147,7 @@ def test_the_page_that_such_a_server_was_asked_with_is_not_left_registered(morta
 def test_a_registration_that_got_no_answer_is_undone_when_the_client_closes(mortal: MortalServer, flavour: str) -> None:
     with SomebodyElse.at(mortal.server) as somebody:
         before = somebody.registered_by_this_process()
-        with open_client(flavour, url_of(mortal.server, flavour), timeout_s=20) as client:
+        with client_of(flavour, url_of(mortal.server, flavour), timeout_s=20) as client:
             client.infer("identity", {"INPUT0": X}, path="inline").release()  # all that is asked before is known
             with stopped(mortal), pytest.raises(DeadlineExceededError):
                 client.infer("identity", {"INPUT0": X}, path="triton-shm", timeout_s=0.2)
@@ -158,7 +158,7 @@ def test_a_registration_that_got_no_answer_is_undone_when_the_client_closes(mort
 def test_memory_whose_unregistration_got_no_answer_does_not_stay_registered(mortal: MortalServer, flavour: str) -> None:
     with SomebodyElse.at(mortal.server) as somebody:
         before = somebody.registered_by_this_process()
-        with open_client(flavour, url_of(mortal.server, flavour), timeout_s=20) as client:
+        with client_of(flavour, url_of(mortal.server, flavour), timeout_s=20) as client:
             client.infer("identity", {"INPUT0": X}, path="triton-shm").release()
             larger = np.tile(X, 50)  # its memory takes the place of the other, which is unregistered
             with stopped(mortal), pytest.raises(DeadlineExceededError):

@@ -14,7 +14,7 @@ from shm_backend_utils.client import InferenceError, PoolOptions
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.server import EmbeddedServer
 
-from .either_client import FLAVOURS, TWO_FLAVOURS, EitherClient, open_client, url_of
+from ..e2e.flavours import FLAVOURS, TWO_FLAVOURS, AnyClient, client_of, url_of
 from .processes import eventually
 from .registered import SomebodyElse, files_of_this_process, losing_files
 
@@ -38,9 +38,9 @@ def address(flavour: str, triton_server: EmbeddedServer) -> str:
 
 
 @pytest.fixture
-def ours(flavour: str, address: str) -> Iterator[EitherClient]:
+def ours(flavour: str, address: str) -> Iterator[AnyClient]:
     pool = PoolOptions(region="system")  # whose files tests take away
-    with open_client(flavour, address, timeout_s=30, pool=pool) as client:
+    with client_of(flavour, address, timeout_s=30, pool=pool) as client:
         yield client
 
 
@@ -55,7 +55,7 @@ def deed(request: pytest.FixtureRequest) -> Callable[[SomebodyElse], None]:
     return DEEDS[request.param]
 
 
-def counts(client: EitherClient) -> Any:
+def counts(client: AnyClient) -> Any:
     """Return how many requests came to the model, and with how many it began."""
     with client.infer("tally", {"X": X}, outputs=["COUNTS"], path="inline", parameters={"ask": 1}) as result:
         return result["COUNTS"].copy()
@@ -63,7 +63,7 @@ def counts(client: EitherClient) -> Any:
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_a_region_that_somebody_unregistered_is_registered_again(
-    ours: EitherClient, somebody_else: SomebodyElse, deed: Callable[[SomebodyElse], None]
+    ours: AnyClient, somebody_else: SomebodyElse, deed: Callable[[SomebodyElse], None]
 ) -> None:
     ours.infer("tally", {"X": X}, path="triton-shm").release()
     before = counts(ours)
@@ -75,7 +75,7 @@ def test_a_region_that_somebody_unregistered_is_registered_again(
 
 
 def test_so_is_that_of_a_prepared_call(
-    ours: EitherClient, somebody_else: SomebodyElse, deed: Callable[[SomebodyElse], None]
+    ours: AnyClient, somebody_else: SomebodyElse, deed: Callable[[SomebodyElse], None]
 ) -> None:
     with ours.prepare("tally", {"X": (X.shape, X.dtype)}, path="triton-shm") as call:
         call.infer().release()
@@ -88,7 +88,7 @@ def test_so_is_that_of_a_prepared_call(
 
 
 @pytest.mark.parametrize("path", SHARED_PATHS)
-def test_memory_whose_file_somebody_removed_is_replaced(ours: EitherClient, path: PathName) -> None:
+def test_memory_whose_file_somebody_removed_is_replaced(ours: AnyClient, path: PathName) -> None:
     with losing_files():
         ours.infer("tally", {"X": X}, path=path).release()
     runs = counts(ours)
@@ -98,24 +98,7 @@ def test_memory_whose_file_somebody_removed_is_replaced(ours: EitherClient, path
     assert (counts(ours) - runs)[1] == 1
 
 
-def test_memory_that_lost_file_and_registration_is_replaced(ours: EitherClient, somebody_else: SomebodyElse) -> None:
-    with losing_files():
-        ours.infer("tally", {"X": X}, path="triton-shm").release()
-    somebody_else.unregister_those_of_this_process()
-    for _ in range(2):
-        with ours.infer("tally", {"X": 2 * X}, path="triton-shm") as result:
-            np.testing.assert_array_equal(result["Y"], 2 * X)
-
-
-def test_a_split_batch_whose_memory_lost_its_file_gets_other_memory(ours: EitherClient) -> None:
-    with losing_files():
-        rows = np.arange(40, dtype=np.float32).reshape(10, 4)
-        ours.infer("batch_witness", {"X": rows}, split=True, path="direct").release()
-    with ours.infer("batch_witness", {"X": 2 * rows}, split=True, path="direct") as result:
-        np.testing.assert_array_equal(result["Y"], 2 * rows + 1)
-
-
-def test_a_prepared_call_that_lost_its_file_says_so(ours: EitherClient) -> None:
+def test_a_prepared_call_that_lost_its_file_says_so(ours: AnyClient) -> None:
     before = files_of_this_process()
     with ours.prepare("tally", {"X": (X.shape, X.dtype)}, path="direct") as call:
         call.infer().release()
@@ -131,7 +114,7 @@ def test_a_client_that_closes_leaves_what_is_others(flavour: str, address: str, 
     strangers = shared_memory.create_shared_memory_region("a strangers", "/strangers", 64)
     try:
         somebody_else.grpc.register_system_shared_memory("a strangers", "/strangers", 64)
-        with open_client(flavour, address) as client:
+        with client_of(flavour, address) as client:
             for path in SHARED_PATHS:
                 client.infer("tally", {"X": X}, path=path).release()
             assert somebody_else.registered_by_this_process()
@@ -142,7 +125,7 @@ def test_a_client_that_closes_leaves_what_is_others(flavour: str, address: str, 
 
 
 def test_memory_that_made_room_is_unregistered(flavour: str, address: str, somebody_else: SomebodyElse) -> None:
-    with open_client(flavour, address, pool=PoolOptions(max_bytes=1 << 18)) as client:
+    with client_of(flavour, address, pool=PoolOptions(max_bytes=1 << 18)) as client:
         for length in (1000, 10_000, 50_000):
             client.infer("identity", {"INPUT0": np.zeros(length, np.float32)}, path="triton-shm").release()
             assert len(somebody_else.registered_by_this_process()) == 1
@@ -150,7 +133,7 @@ def test_memory_that_made_room_is_unregistered(flavour: str, address: str, someb
 
 
 def test_memory_that_lay_idle_goes_with_the_next_call(flavour: str, address: str, somebody_else: SomebodyElse) -> None:
-    with open_client(flavour, address, pool=PoolOptions(idle_s=0.05)) as client:
+    with client_of(flavour, address, pool=PoolOptions(idle_s=0.05)) as client:
         before = files_of_this_process()
         client.infer("tally", {"X": X}, path="triton-shm").release()
         eventually(lambda: files_of_this_process() == before)
@@ -178,7 +161,7 @@ MESSAGES = {
         )
     ],
 )
-def test_a_model_that_fails_has_run_once(ours: EitherClient, path: PathName, message: str, fail: str) -> None:
+def test_a_model_that_fails_has_run_once(ours: AnyClient, path: PathName, message: str, fail: str) -> None:
     before = counts(ours)
     with pytest.raises(InferenceError) as failure:
         ours.infer("tally", {"X": X}, path=path, parameters={"fail": fail, "message": MESSAGES[message]})
@@ -187,7 +170,7 @@ def test_a_model_that_fails_has_run_once(ours: EitherClient, path: PathName, mes
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_refusal_that_nothing_can_mend_is_not_repeated(ours: EitherClient, path: PathName) -> None:
+def test_a_refusal_that_nothing_can_mend_is_not_repeated(ours: AnyClient, path: PathName) -> None:
     before = counts(ours)
     with pytest.raises(InferenceError, match="the model gave up"):
         ours.infer("tally", {"X": X}, path=path, parameters={"fail": "before it begins"})
@@ -195,7 +178,7 @@ def test_a_refusal_that_nothing_can_mend_is_not_repeated(ours: EitherClient, pat
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["serves", "fails"])
-def test_a_request_whose_memory_was_lost_is_sent_again_and_begun_once(ours: EitherClient, fails: bool) -> None:
+def test_a_request_whose_memory_was_lost_is_sent_again_and_begun_once(ours: AnyClient, fails: bool) -> None:
     with losing_files():
         ours.infer("tally", {"X": X}, path="direct").release()
     before, retries = counts(ours), ours.stats().retries

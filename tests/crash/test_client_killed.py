@@ -20,7 +20,7 @@ from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.protocol.layout import PAGE_SIZE, record_offset
 from shm_backend_utils.server import EmbeddedServer
 
-from .either_client import url_of
+from ..e2e.flavours import url_of
 from .gate import Gate
 from .processes import eventually, held_regions, open_region_of, region_of, regions_of, stub_of
 

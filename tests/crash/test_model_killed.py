@@ -19,8 +19,8 @@ from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.protocol.layout import PAGE_SIZE, record_offset
 from shm_backend_utils.testing.faults.servers import MortalServer
 
+from ..e2e.flavours import url_of
 from ..e2e.own_regions import own_regions
-from .either_client import url_of
 from .gate import Gate
 from .processes import eventually, held_regions, infer_until_answered, regions_of, stub_of
 

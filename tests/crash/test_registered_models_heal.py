@@ -67,15 +67,6 @@ def test_registered_models_outlive_the_server(mortal: MortalServer) -> None:
         eventually(lambda: is_answered(idle))
 
 
-def test_a_client_ends_without_a_server(mortal: MortalServer) -> None:
-    client = TritonSHMClient(mortal.server.grpc_url)
-    register(client)
-    infer(client)
-    mortal.kill()
-    client.close()
-    mortal.come_back()
-
-
 def test_what_somebody_else_unregisters_is_registered_again(mortal: MortalServer) -> None:
     """The original's model fails from then on."""
     with (

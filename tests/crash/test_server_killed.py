@@ -12,8 +12,8 @@ from shm_backend_utils.client import PoolOptions, ServerUnavailableError, ShmCli
 from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.testing.faults.servers import MortalServer
 
+from ..e2e.flavours import url_of
 from ..e2e.own_regions import own_regions
-from .either_client import url_of
 from .gate import Gate
 from .processes import infer_until_answered, stub_of
 

@@ -18,7 +18,7 @@ from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.server import EmbeddedServer
 from tests.checked_calls import IMAGE, stream
-from tests.e2e.flavours import Flavour, LoopedClient
+from tests.e2e.flavours import AwaitedClient, Flavour
 
 from .conftest import ROOT
 from .own_server import serving
@@ -45,7 +45,7 @@ def test_the_server_lives(server: EmbeddedServer, path: PathName, is_aio: bool) 
             for _ in range(number % 3):
                 next(results)
             results.close()  # type: ignore[attr-defined]  # it is a generator
-        assert isinstance(client, LoopedClient) or stream(client)
+        assert isinstance(client, AwaitedClient) or stream(client)
     assert server.is_running
 
 

@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import venv
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -146,36 +145,6 @@ def test_without_it_the_same_server_has_none_of_the_packages(bare_server: BareSe
     add_model(tmp_path / "models", "forgotten", None)
     with pytest.raises(MachineError, match="No module named"):
         started(bare_server, tmp_path / "models", tmp_path / "server.log")
-
-
-def test_a_folder_without_an_activate_script_is_refused(bare_server: BareServer, tmp_path: Path) -> None:
-    (tmp_path / "environment" / "bin").mkdir(parents=True)
-    add_model(tmp_path / "models", "inactive", str(tmp_path / "environment"))
-    with pytest.raises(MachineError, match="should contain an 'activate' script"):
-        started(bare_server, tmp_path / "models", tmp_path / "server.log")
-
-
-def test_packages_of_another_python_are_not_found(bare_server: BareServer, archive: Path, tmp_path: Path) -> None:
-    """What a stub sees of an environment that was packed by a Python of another version than its own."""
-    environment = tmp_path / "environment"
-    environment.mkdir()
-    subprocess.run(["tar", "-xzf", archive, "-C", environment], check=True)
-    (library,) = environment.glob("lib/python3.*")
-    library.rename(library.with_name("python3.99"))
-    add_model(tmp_path / "models", "foreign", str(environment))
-    with pytest.raises(MachineError, match="No module named"):
-        started(bare_server, tmp_path / "models", tmp_path / "server.log")
-
-
-def test_an_archive_names_nothing_of_where_it_was_packed(archive: Path) -> None:
-    with tarfile.open(archive) as members:
-        names = members.getnames()
-        assert not [name for name in names if name.startswith("/") or ".." in name.split("/")]
-        assert {name for name in names if name.startswith("./bin/")} >= {"./bin/python3", "./bin/activate"}
-        for name in ("./bin/activate", "./pyvenv.cfg"):
-            file = members.extractfile(name)
-            assert file is not None
-            assert b"environment" not in file.read()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -78,18 +77,6 @@ def test_the_probe_of_the_manifests_tells_dead_models_from_live_ones(own_server:
     assert done.returncode == 1
     assert done.stderr == "not loaded, or their processes have died: multiply\n"
     assert says_it_is_ready(own_server) is not tells_of_the_dead  # also now that a request has failed
-
-
-def test_a_model_that_is_not_there_and_a_server_that_is_not(own_server: EmbeddedServer) -> None:
-    done = probed(own_server.grpc_url, "identity", "nobody")
-    assert (done.returncode, done.stderr) == (1, "not loaded, or their processes have died: nobody\n")
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        done = probed(f"http://127.0.0.1:{nobody.getsockname()[1]}", "identity")
-    assert done.returncode == 1
-    assert "no Triton server answers" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert probed("nonsense url:x", "identity").returncode == 1
 
 
 def test_the_metric_is_one_that_triton_has(own_server: EmbeddedServer) -> None:

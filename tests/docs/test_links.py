@@ -122,9 +122,3 @@ def test_what_is_not_run_here_is_run_elsewhere_or_has_a_reason(page: Path) -> No
             assert block.language not in BY_A_TEST_ALONE, f"{block}: which test runs it?"
         elif block.mark != "prints":
             assert block.said, block
-
-
-def test_there_are_blocks_of_most_kinds() -> None:
-    """Nothing is found to be right because nothing is found."""
-    assert {block.language for block in BLOCKS} >= {"python", "sh", "protobuf", "json", "text"}
-    assert {block.mark for block in BLOCKS} == {None, "file", "program", "prints", "run by", "not run"}

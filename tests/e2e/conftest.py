@@ -50,6 +50,14 @@ def client(url: str, region: RegionName) -> Iterator[ShmClient]:
         yield client
 
 
+@pytest.fixture
+def grpc_client(triton_server: EmbeddedServer, region: RegionName) -> Iterator[ShmClient]:
+    """The blocking client over gRPC, for what is the same over both protocols, or needs streams."""
+    pool = PoolOptions(region=region)
+    with ShmClient(triton_server.grpc_url, timeout_s=30, inline_bytes=0, pool=pool) as client:
+        yield client
+
+
 @pytest.fixture(params=FLAVOURS)
 def flavour(request: pytest.FixtureRequest, triton_server: EmbeddedServer, region: RegionName) -> Flavour:
     """Each of the four clients, to be made by the test with options of its own."""

@@ -24,13 +24,7 @@ _PATIENCE_S: Final = 60.0
 
 
 class Program:
-    """A program of this folder that runs.
-
-    Attributes
-    ----------
-    shm : pathlib.Path
-        Its /dev/shm.
-    """
+    """A program of this folder that runs."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -52,19 +46,7 @@ class Program:
 
 @contextlib.contextmanager
 def running(program: str, *words: str, namespaces: tuple[str, ...], folder: Path) -> Iterator[Program]:
-    """Run a program; at the end its standard input is closed, and it is to end by itself.
-
-    Parameters
-    ----------
-    program : str
-        Its module in this folder.
-    *words : str
-        Its arguments.
-    namespaces : tuple of str
-        Options of unshare(1); ``OWN_CONTAINER`` gives it a /dev/shm, too.
-    folder : pathlib.Path
-        For its temporary files.
-    """
+    """Run a program; at the end its standard input is closed, and it is to end by itself."""
     command = [sys.executable, "-m", f"{__package__}.{program}", *words]
     process = subprocess.Popen(
         _in_namespaces(command, namespaces),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from collections.abc import Awaitable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, TypeVar
@@ -16,6 +19,7 @@ from shm_backend_utils.client import (
     ClientStats,
     Explanation,
     PoolOptions,
+    PreparedCall,
     Result,
     ShmClient,
 )
@@ -23,35 +27,65 @@ from shm_backend_utils.client.transports.connect import Connectable
 from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.server import EmbeddedServer
 
-__all__ = ["FLAVOURS", "AnyClient", "Flavour", "LoopedClient", "url_of"]
+__all__ = [
+    "FLAVOURS",
+    "TWO_FLAVOURS",
+    "AnyCall",
+    "AnyClient",
+    "AwaitedClient",
+    "Flavour",
+    "client_of",
+    "url_of",
+]
 
 T = TypeVar("T")
 
 FLAVOURS: Final = ("grpc", "http", "grpc aio", "http aio")
+"""Every protocol with every client."""
+
+TWO_FLAVOURS: Final = ("grpc", "http aio")
+"""Each protocol once, and each client: enough where neither decides what happens."""
 
 
-class LoopedClient:
-    """An AsyncShmClient with the methods of ShmClient. Its event loop runs while one of them does."""
+class AwaitedClient:
+    """An :class:`AsyncShmClient` on an event loop that runs in a thread, behind the methods of :class:`ShmClient`.
+
+    Calls of several threads are its tasks. The loop ends with the ``with`` block; :meth:`close` only closes the client.
+    """
 
     def __init__(self, url: str | Connectable, **options: Any) -> None:
         self.aio = AsyncShmClient(url, **options)
         self._loop = asyncio.new_event_loop()
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        try:
+            self.run(self.aio.__aenter__())
+        except BaseException:
+            self._end()
+            raise
 
     def run(self, work: Awaitable[T]) -> T:
-        """Run the event loop until this is done."""
-        return self._loop.run_until_complete(work)
+        """Have it done in the loop, and return its result; a forked child has no such thread, and does it itself."""
+
+        async def wait() -> T:
+            return await work
+
+        if os.getpid() != self._process:
+            return asyncio.new_event_loop().run_until_complete(wait())
+        return asyncio.run_coroutine_threadsafe(wait(), self._loop).result()
 
     def infer(self, model: str, inputs: Mapping[str, Any], **named: Any) -> Result:
         return self.run(self.aio.infer(model, inputs, **named))
 
-    def submit(self, model: str, inputs: Mapping[str, Any], **named: Any) -> LoopedTask:
+    def submit(self, model: str, inputs: Mapping[str, Any], **named: Any) -> AwaitedTask:
         async def submit() -> asyncio.Task[Result]:
             return self.aio.submit(model, inputs, **named)
 
-        return LoopedTask(self, self.run(submit()))
+        return AwaitedTask(self, self.run(submit()))
 
-    def prepare(self, model: str, inputs: Mapping[str, Any], **named: Any) -> LoopedCall:
-        return LoopedCall(self, self.run(self.aio.prepare(model, inputs, **named)))
+    def prepare(self, model: str, inputs: Mapping[str, Any], **named: Any) -> AwaitedCall:
+        return AwaitedCall(self, self.run(self.aio.prepare(model, inputs, **named)))
 
     def stream(self, model: str, inputs: Mapping[str, Any], **named: Any) -> Iterator[Result]:
         results = self.aio.stream(model, inputs, **named)
@@ -74,39 +108,53 @@ class LoopedClient:
         return self.run(stats())
 
     def close(self) -> None:
-        if not self._loop.is_closed():
-            self.run(self.aio.close())
-            self.run(self._loop.shutdown_default_executor())
-            self._loop.close()
+        self.run(self.aio.close())
 
-    def __enter__(self) -> LoopedClient:
+    def __enter__(self) -> AwaitedClient:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
 
 
 @dataclass(frozen=True)
-class LoopedTask:
+class AwaitedTask:
     """What submit gives: a task with the methods of a future."""
 
-    client: LoopedClient
+    client: AwaitedClient
     task: asyncio.Task[Result]
 
-    def result(self) -> Result:
-        return self.client.run(self.task)
+    def result(self, timeout_s: float | None = None) -> Result:
+        return self.client.run(asyncio.wait_for(self.task, timeout_s))
+
+    def cancelled(self) -> bool:
+        return self.task.cancelled()
 
     def cancel(self) -> bool:
-        return self.task.cancel()
+        async def cancel() -> bool:
+            self.task.cancel()
+            await asyncio.wait([self.task])
+            return self.task.cancelled()
+
+        return self.client.run(cancel())
 
 
 @dataclass(frozen=True)
-class LoopedCall:
+class AwaitedCall:
     """An AsyncPreparedCall with the methods of PreparedCall."""
 
-    client: LoopedClient
+    client: AwaitedClient
     call: AsyncPreparedCall
 
     @property
@@ -123,7 +171,7 @@ class LoopedCall:
     def close(self) -> None:
         self.call.close()
 
-    def __enter__(self) -> LoopedCall:
+    def __enter__(self) -> AwaitedCall:
         return self
 
     def __exit__(
@@ -132,7 +180,8 @@ class LoopedCall:
         self.close()
 
 
-AnyClient = ShmClient | LoopedClient
+AnyClient = ShmClient | AwaitedClient
+AnyCall = PreparedCall | AwaitedCall
 
 
 @dataclass(frozen=True)
@@ -146,13 +195,18 @@ class Flavour:
     def client(self, **options: Any) -> AnyClient:
         """Return a client to be closed by whoever asked. Unless told otherwise, no call is too small for a slot."""
         options = {"timeout_s": 30, "inline_bytes": 0, "pool": PoolOptions(region=self.region), **options}
-        return LoopedClient(self.url, **options) if self.is_aio else ShmClient(self.url, **options)
+        return AwaitedClient(self.url, **options) if self.is_aio else ShmClient(self.url, **options)
 
     @property
     def has_streams(self) -> bool:
         return not str(self.url).startswith("http")
 
 
-def url_of(server: EmbeddedServer, protocol: str) -> str:
-    """Return the server's address as clients take it."""
-    return {"grpc": server.grpc_url, "http": f"http://{server.http_url}"}[protocol]
+def url_of(server: EmbeddedServer, flavour: str) -> str:
+    """Return the server's address for a protocol, or a flavour of client."""
+    return f"http://{server.http_url}" if flavour.startswith("http") else server.grpc_url
+
+
+def client_of(flavour: str, url: str, **options: Any) -> AbstractContextManager[AnyClient]:
+    """Make a client of a flavour, to be closed by whoever asked."""
+    return AwaitedClient(url, **options) if flavour.endswith("aio") else ShmClient(url, **options)

@@ -16,7 +16,6 @@ import numpy.typing as npt
 import tritonclient.grpc
 import tritonclient.http
 
-from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.protocol import results
 from shm_backend_utils.protocol.layout import SlotRecord
@@ -152,40 +151,7 @@ class Address:
 
 
 class HandMade:
-    """A region, and a valid table in its first slot, sent by plain tritonclient over gRPC or HTTP.
-
-    Parameters
-    ----------
-    url : str
-        Of the server, as ShmClient takes it.
-    model : str
-    inputs : mapping
-        Name to array. Tensors lie one after another, 4096 bytes apart.
-    outputs : mapping
-        Name to the bytes that there are for it.
-    slot_count, record_byte_size : int
-        Of the region.
-    tensor_count : int
-        For how many tensors it has room.
-    kind : RegionKind
-        What the region is made of.
-
-    Attributes
-    ----------
-    region : ManagedRegion
-    table : Table
-        To be broken by the test.
-    address : Address
-        The same.
-    patches : dict of int to bytes
-        What is written over the record's first half at last, by offset.
-    recorded : int
-        The generation that is written to the record.
-    generation : object
-        What the request says it is.
-    parameters : dict
-        The request's others. They win.
-    """
+    """A region, and a valid table in its first slot, sent by plain tritonclient over gRPC or HTTP."""
 
     def __init__(
         self,
@@ -197,11 +163,8 @@ class HandMade:
         slot_count: int = 1,
         tensor_count: int = 8,
         record_byte_size: int = 4096,
-        kind: RegionKind = RegionKind.SYSTEM,
     ) -> None:
-        self.region = ManagedRegion.create(
-            tensor_count * STEP, slot_count, record_byte_size=record_byte_size, kind=kind
-        )
+        self.region = ManagedRegion.create(tensor_count * STEP, slot_count, record_byte_size=record_byte_size)
         self.recorded: int = FIRST_GENERATION
         self.generation: Any = FIRST_GENERATION
         self.parameters: dict[str, Any] = {}
@@ -221,10 +184,10 @@ class HandMade:
         """That of the slot."""
         return self.region.record(0)
 
-    def infer(self, carriers: Sequence[Any] = (), *, url: str | None = None, outputs: Sequence[str] = ()) -> Any:
+    def infer(self, carriers: Sequence[Any] = ()) -> Any:
         """Write the table and send the request; return the response, or raise InferenceServerException."""
         self.write()
-        return self.send(carriers, url=url, outputs=outputs)
+        return self.send(carriers)
 
     def next(self) -> None:
         """Let the next request be another one than the last."""
@@ -239,12 +202,9 @@ class HandMade:
         self.record.request[8 : len(data)] = bytes(data[8:])
         self.record.request[:8] = bytes(data[:8])
 
-    def send(self, carriers: Sequence[Any] = (), *, url: str | None = None, outputs: Sequence[str] = ()) -> Any:
+    def send(self, carriers: Sequence[Any] = (), *, url: str | None = None) -> Any:
         """Send the request for what is in the record now."""
-        url = url or self.url
-        module = _module(url)
-        wanted = [module.InferRequestedOutput(name) for name in outputs] or None
-        return self.client(url).infer(self.model, list(carriers), outputs=wanted, parameters=self.all_parameters())
+        return self.client(url or self.url).infer(self.model, list(carriers), parameters=self.all_parameters())
 
     def stream(self, callback: Callable[[Any, Any], None]) -> None:
         """Write the table and send it to a decoupled model; responses are passed on as they come."""
@@ -256,14 +216,9 @@ class HandMade:
     def client(self, url: str) -> Any:
         """Return tritonclient's for a server."""
         if url not in self._clients:
-            self._clients[url] = _module(url).InferenceServerClient(url.removeprefix("http://"))
+            module: Any = tritonclient.http if url.startswith("http://") else tritonclient.grpc
+            self._clients[url] = module.InferenceServerClient(url.removeprefix("http://"))
         return self._clients[url]
-
-    def carrier(self, batch_size: int, url: str | None = None) -> Any:
-        """Return the input that tells Triton's batcher how many rows there are."""
-        found = _module(url or self.url).InferInput("SHM", [batch_size, 0], "UINT8")
-        found.set_data_from_numpy(np.empty((batch_size, 0), np.uint8))
-        return found
 
     def all_parameters(self) -> dict[str, Any]:
         """Return what is sent."""
@@ -302,10 +257,6 @@ class HandMade:
     def _put(self, name: str, offset: int, array: npt.NDArray[Any]) -> Tensor:
         self.region.bytes()[offset : offset + array.nbytes] = np.ascontiguousarray(array).view(np.uint8).ravel()
         return Tensor(name.encode(), offset, array.nbytes, 0, _NUMBER_OF[array.dtype.name], list(array.shape))
-
-
-def _module(url: str) -> Any:
-    return tritonclient.http if url.startswith("http://") else tritonclient.grpc
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from shm_backend_utils.memory.descriptors import Descriptor
 from shm_backend_utils.protocol.handover import SealedKey
 from shm_backend_utils.protocol.layout import HEADER_LENGTH, PAGE_SIZE, Header, data_offset, write_header
 
-__all__ = ["BYTE_SIZE", "NAME", "SEALS", "TOKEN", "address", "region"]
+__all__ = ["BYTE_SIZE", "NAME", "address", "region"]
 
 NAME: Final = "by-hand"
 TOKEN: Final = bytes(range(16))
@@ -18,35 +18,19 @@ SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 BYTE_SIZE: Final = data_offset(1, PAGE_SIZE) + 4 * PAGE_SIZE
 
 
-def region(
-    *, seals: int = SEALS, claimed: int = BYTE_SIZE, size: int = BYTE_SIZE, space: int = BYTE_SIZE, mode: int = 0o600
-) -> Descriptor:
-    """Return a memfd with a header.
-
-    Parameters
-    ----------
-    seals : int
-        What is sealed.
-    claimed : int
-        How large it is, as its header says.
-    size : int
-        How large it is.
-    space : int
-        So many of its bytes have memory.
-    mode : int
-        Its permission bits.
-    """
+def region(*, claimed: int = BYTE_SIZE, size: int = BYTE_SIZE, space: int = BYTE_SIZE) -> Descriptor:
+    """Return a memfd with a header."""
     made = Descriptor(os.memfd_create, NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     header = bytearray(HEADER_LENGTH)
     write_header(memoryview(header), Header(1, claimed, TOKEN))
-    os.fchmod(made.fileno(), mode)
+    os.fchmod(made.fileno(), 0o600)
     os.ftruncate(made.fileno(), size)
     os.posix_fallocate(made.fileno(), 0, space)
     os.pwrite(made.fileno(), header, 0)
-    fcntl.fcntl(made.fileno(), fcntl.F_ADD_SEALS, seals)
+    fcntl.fcntl(made.fileno(), fcntl.F_ADD_SEALS, SEALS)
     return made
 
 
-def address(model: str, key: SealedKey, token: bytes = TOKEN, slot: int = 0) -> str:
-    """Return what a request says of a slot."""
-    return f"2/{model}/{key}/{token.hex()}/{slot}"
+def address(model: str, key: SealedKey) -> str:
+    """Return what a request says of its slot."""
+    return f"2/{model}/{key}/{TOKEN.hex()}/0"

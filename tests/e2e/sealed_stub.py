@@ -14,12 +14,7 @@ __all__ = ["SealedStub", "stub_of"]
 
 @dataclass(frozen=True)
 class SealedStub:
-    """The process of a model's only instance.
-
-    Attributes
-    ----------
-    pid : int
-    """
+    """The process of a model's only instance."""
 
     pid: int
 

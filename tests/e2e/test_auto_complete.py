@@ -73,11 +73,6 @@ def test_the_server_takes_over_the_inputs_that_are_needed(
     assert inputs(server, model) == expected
 
 
-def test_a_client_takes_the_direct_path_of_its_own_accord(client: ShmClient) -> None:
-    with client.infer("without_a_config", {"X": X}) as result:
-        assert result.path == "direct"
-
-
 def test_a_model_that_is_to_serve_no_direct_path_is_served_on_the_others(client: ShmClient) -> None:
     with client.infer("without_the_direct_path", {"X": X}) as result:
         assert result.path == "inline"

@@ -14,7 +14,6 @@ import pytest
 import tritonclient.grpc
 
 from shm_backend_utils.client import DeadlineExceededError, PreparedCall, Result, ShmClient
-from shm_backend_utils.client.options import PathName
 from shm_backend_utils.server import EmbeddedServer
 
 from .eventually import all_memory_comes_back, eventually
@@ -30,26 +29,19 @@ SIZE, ROW, COPIED, IN_PLACE = range(4)
 """What FACTS tells of each row."""
 
 
-@pytest.fixture
-def grpc_client(triton_server: EmbeddedServer) -> Iterator[ShmClient]:
-    with ShmClient(triton_server.grpc_url, timeout_s=30, inline_bytes=0) as client:
-        yield client
-
-
-def row(value: float, width: int = WIDTH) -> npt.NDArray[np.float32]:
-    return np.full((1, width), value, np.float32)
+def row(value: float) -> npt.NDArray[np.float32]:
+    return np.full((1, WIDTH), value, np.float32)
 
 
 @contextlib.contextmanager
-def prepared(client: ShmClient, count: int, *, rows: int = 1, width: int = WIDTH, **named: Any) -> Iterator[list[Any]]:
+def prepared(client: ShmClient, count: int, outputs: Any = None) -> Iterator[list[Any]]:
     """Prepare calls, with values that tell them apart: the first row is 1, the next 2, and so on."""
-    named = {"outputs": {"Y": 4 * rows * width, "FACTS": None}, **named}
     with contextlib.ExitStack() as stack:
         calls = []
         for index in range(count):
-            call = client.prepare("batch_rows", {"X": ((rows, width), np.float32)}, **named)
+            call = client.prepare("batch_rows", {"X": ((1, WIDTH), np.float32)}, outputs=outputs or OUTPUTS)
             calls.append(stack.enter_context(call))
-            call.inputs["X"][:] = 1 + index * rows + np.arange(rows)[:, np.newaxis]
+            call.inputs["X"][:] = 1 + index
         yield calls
 
 
@@ -105,18 +97,6 @@ def test_rows_of_several_clients_are_copied_once_and_each_gets_its_own(triton_se
         assert told[:, IN_PLACE].tolist() == [0] * EIGHT
 
 
-def test_requests_of_every_path_get_their_own_rows(grpc_client: ShmClient) -> None:
-    paths: list[PathName] = ["direct", "triton-shm", "inline", "direct"] * 2
-
-    def infer(index: int) -> Result:
-        return grpc_client.infer("batch_rows", {"X": row(1 + index)}, outputs=OUTPUTS, path=paths[index])
-
-    futures = all_at_once([lambda index=index: infer(index) for index in range(EIGHT)])  # type: ignore[misc]
-    results = [future.result() for future in futures]
-    assert [result.path for result in results] == paths
-    assert are_right(results)
-
-
 def test_rows_that_come_in_different_ways_make_one_batch(triton_server: EmbeddedServer) -> None:
     """Triton puts requests together that carry the same tensors, whatever these mean: here each carries both."""
     url = triton_server.grpc_url
@@ -159,7 +139,7 @@ def test_memory_in_which_a_model_may_still_write_is_not_used_again(triton_server
     with ShmClient(f"http://{triton_server.http_url}", timeout_s=30) as client, prepared(client, 1) as neighbours:
         neighbours[0].infer().release()  # everything is warm
         late = client.prepare(
-            "batch_rows", {"X": ((1, WIDTH), np.float32)}, outputs=OUTPUTS, parameters={"deed": "wait"}
+            "batch_rows", {"X": ((1, WIDTH), np.float32)}, outputs=OUTPUTS, parameters={"waits": True}
         )
         late.inputs["X"][:] = 0
         doubtful = late.inputs["X"].ctypes.data
@@ -182,18 +162,6 @@ def unwatched(call: Any) -> tuple[npt.NDArray[np.float32], Callable[[], bool]]:
     address = memory.ctypes.data + span.offset
     value = np.ctypeslib.as_array((ctypes.c_float * 1).from_address(address))
     return value, lambda: bool(slot.is_started)
-
-
-def test_strings_of_several_requests_are_one_batch(grpc_client: ShmClient) -> None:
-    words = [[f"word {index}", "ß" * index] for index in range(4)]
-    inputs = [{"WORDS": np.array([pair], object)} for pair in words]
-    futures = [grpc_client.submit("batch_words", each, outputs={"LOUD": 200, "SIZE": None}) for each in inputs]
-    results = [future.result() for future in futures]
-    assert [result.path for result in results] == ["direct"] * 4
-    assert [result["LOUD"].tolist() for result in results] == [
-        [[word.encode().upper() for word in pair]] for pair in words
-    ]
-    assert [result["SIZE"].item() for result in results] == [4] * 4
 
 
 def test_prepared_calls_that_grow_have_regions_of_their_own_and_are_right_at_once(client: ShmClient) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import signal
 import subprocess
 import sys
-from functools import partial
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any, Final
@@ -16,14 +14,10 @@ import numpy.typing as npt
 import pytest
 import tritonclient.grpc
 
-from shm_backend_utils import dtypes
-from shm_backend_utils.client.unregistering import unregister_when_free
 from shm_backend_utils.compat.triton_shm_client import TritonSHMClient
 from shm_backend_utils.server import EmbeddedServer
 from tests.releases import names_sequences, takes_floats
 
-from .eventually import eventually
-from .in_band import NUMBERS
 from .two_classes import CLASSES, ORDINARY, ROWS, Call, Declared, x_of
 
 
@@ -58,34 +52,14 @@ def multiply(count: int) -> Call:
 
 
 CALLS = {
-    "one row": rows(x_of(1)),
-    "one batch": rows(x_of(4)),
     "one batch and a row": rows(x_of(5)),
-    "several batches": rows(x_of(10)),
     "more batches than the pool has room for": rows(x_of(99)),
     "several batches of two inputs": ordinary(x_of(10), n_of(10)),
     "batches smaller than the model's": add_sub(20, 3),
-    "batches as large as the model's": add_sub(20, 8),
-    "images": multiply(5),
-    "a list of rows": rows(list(x_of(10))),
-    "a list and an array": ordinary(list(x_of(10)), n_of(10)),
-    "a list of lists": rows([[1, 2, 3, 4], [5.5, 6, 7, 8]]),
     "a list of numbers, each repeated": rows([1, 2, 3, 4, 5]),
-    "a list of rows of several dtypes": rows([x_of(1)[0], np.arange(4), [True] * 4]),
-    "a list of rows with dimensions of one in front": rows([np.ones((1, 1, 4))] * 5),
-    "int": rows(np.arange(40).reshape(10, 4)),
     "strings of numbers": rows(np.array([["1", "2", "3", "4.5"]])),
     "fractions cast to whole numbers": ordinary(x_of(3), np.array([[1.9], [2.9], [-3.9]])),
-    "one column, repeated": rows(np.arange(10, dtype=np.float32)[:, np.newaxis]),
-    "one row for a batch of one with a dimension in front": rows(np.ones((1, 1, 4), np.float32)),
-    "as many numbers as the batch has, four": rows(np.arange(4, dtype=np.float32)),
-    "backwards": rows(x_of(10)[::-1, ::-1]),
-    "read only": rows(np.broadcast_to(np.float32(3), (9, 4))),
     "an output as a flat one of bytes": read_as("DOUBLED", (16,), np.uint8),
-    "an output in another shape": read_as("DOUBLED", (2, 2), np.float32),
-    "an output as fewer, longer numbers": read_as("DOUBLED", (2,), np.float64),
-    "an output as complex numbers": read_as("DOUBLED", (2,), np.complex64),
-    "an output as structures": read_as("DOUBLED", (2,), [("a", "f4"), ("b", "u4")]),
     "an output of the model left out": Call(
         ORDINARY.reading(("Y", (4,), np.float32)), ordinary(x_of(5), n_of(5)).inputs
     ),
@@ -93,33 +67,15 @@ CALLS = {
         ORDINARY.reading(("SUM", (1,), np.int64), ("Y", (4,), np.float32)), ordinary(x_of(5), n_of(5)).inputs
     ),
     "no outputs": Call(ROWS.reading(), {"X": x_of(5)}),
-    "declarations as tuples": Call(ROWS.but(inputs=tuple(ROWS.inputs), outputs=tuple(ROWS.outputs)), {"X": x_of(5)}),
-    "sizes of NumPy": Call(ROWS.but(max_batch_size=np.int32(3), pool_size=np.int64(1)), {"X": x_of(5)}),
     "request_id": rows(x_of(5), request_id="seven"),
     "a sequence by number": rows(x_of(1), sequence_id=7, sequence_start=True, sequence_end=True),
     "a sequence by name": rows(x_of(1), sequence_id="seven", sequence_start=True),
-    "priority": rows(x_of(5), priority=1),
     "timeout": rows(x_of(5), timeout=10_000_000),
     "headers": rows(x_of(5), headers={"x-word": "seven"}),
-    "gzip": rows(x_of(5), compression_algorithm="gzip"),
     "a compression that there is not": rows(x_of(5), compression_algorithm="zip"),
     "parameters": Call(ROWS.reading(("REPEATED", (12,), np.float32)), {"X": x_of(5)}, {"parameters": {"times": 3}}),
     "parameters of every kind": rows(x_of(5), parameters={"a": 1, "b": True, "c": "d", "e": 1.5}),
     "model_version": rows(x_of(5), model_version="1"),
-    "every option at its default": rows(
-        x_of(5),
-        model_version="",
-        request_id="",
-        sequence_id=0,
-        sequence_start=False,
-        sequence_end=False,
-        priority=0,
-        timeout=None,
-        client_timeout=None,
-        headers=None,
-        compression_algorithm=None,
-        parameters=None,
-    ),
 }
 
 
@@ -142,16 +98,6 @@ def test_both_give_the_same(triton_server: EmbeddedServer, call: Call) -> None:
     assert_same(ours, theirs)
 
 
-@pytest.mark.parametrize("dtype", [dtype for dtype in NUMBERS.values() if dtype.name != "BF16"], ids=lambda d: d.name)
-def test_every_dtype(triton_server: EmbeddedServer, dtype: dtypes.DType) -> None:
-    """But BF16, which the original cannot send."""
-    declared = Declared(
-        "every_dtype", [(f"IN_{dtype.name}", (), dtype.numpy)], [(f"OUT_{dtype.name}", (), dtype.numpy)]
-    )
-    call = Call(declared, {f"IN_{dtype.name}": np.arange(10).astype(dtype.numpy)})
-    assert_same(call.made_by(CLASSES["ours"], triton_server), call.made_by(CLASSES["theirs"], triton_server))
-
-
 def test_results_are_the_callers_own(triton_server: EmbeddedServer) -> None:
     with TritonSHMClient(triton_server.grpc_url) as client:
         ROWS.register(client)
@@ -160,12 +106,6 @@ def test_results_are_the_callers_own(triton_server: EmbeddedServer) -> None:
     assert first.flags.owndata
     assert first.flags.writeable
     np.testing.assert_array_equal(first, x_of(10) * 2)
-
-
-def test_inputs_are_left_as_they_are(triton_server: EmbeddedServer) -> None:
-    x = x_of(10)
-    rows(x).made_by(TritonSHMClient, triton_server)
-    np.testing.assert_array_equal(x, x_of(10))
 
 
 @pytest.mark.parametrize("kind", CLASSES.values(), ids=CLASSES.keys())
@@ -247,13 +187,6 @@ else:
     sys.exit("no interrupt")
 """,
     "exits": "",
-    "exits without the client": "del client",
-    "exits in the middle": "sys.exit(0)",
-    "fails": "raise SystemExit(0) from RuntimeError('by intent')",
-    "forks": """
-assert in_child(lambda: None) == 0
-infer()
-""",
     "forks, and the child calls": """
 assert in_child(lambda: is_refused(1)) == 0
 assert in_child(lambda: is_refused(10)) == 0
@@ -293,14 +226,3 @@ def test_it_leaves_nothing(triton_server: EmbeddedServer, end: str) -> None:
     with run(triton_server, end) as process:
         assert process.wait(LONG_S) == 0
     assert left_by(process, triton_server) == ([], [])
-
-
-def test_what_a_killed_one_leaves_goes_with_the_next_client(triton_server: EmbeddedServer) -> None:
-    is_there = "assert [name for name in os.listdir('/dev/shm') if name.startswith(f'shmbu-{os.getpid()}-')]"
-    with run(triton_server, f"{is_there}\nos.kill(os.getpid(), signal.SIGKILL)") as process:
-        assert process.wait(LONG_S) == -signal.SIGKILL
-    with TritonSHMClient(triton_server.grpc_url) as client:
-        ROWS.register(client)
-        eventually(lambda: left_by(process, triton_server)[0] == [])  # another client may be at it
-        for name in left_by(process, triton_server)[1]:
-            unregister_when_free(partial(client.unregister_system_shared_memory, name))

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import tritonclient.grpc
 from tritonclient.grpc import InferenceServerClientPlugin
 
-from shm_backend_utils import forks
 from shm_backend_utils.client import DeadlineExceededError
 from shm_backend_utils.compat.triton_shm_client import InferShmError, TritonSHMClient
 from shm_backend_utils.errors import ClosedError, MachineError
@@ -135,28 +131,6 @@ def test_clients_that_are_garbage_keep_no_thread(triton_server: EmbeddedServer, 
         close(models)
 
 
-def test_a_client_that_is_garbage_is_gone_if_the_server_knows_nothing_of_it(triton_server: EmbeddedServer) -> None:
-    owners = len(forks._OWNERS)
-    client = TritonSHMClient(triton_server.grpc_url)
-    ROWS.register(client)
-    infer(client, ROWS)
-    model = weakref.ref(client.registered_models["rows"])
-    del client
-    gc.collect()
-    assert model() is None
-    eventually(lambda: gc.collect() >= 0 and len(forks._OWNERS) <= owners)  # a thread of it may be about to end
-
-
-def test_garbage_may_be_collected_where_a_lock_of_its_own_pool_is_held(triton_server: EmbeddedServer) -> None:
-    client = TritonSHMClient(triton_server.grpc_url)
-    ROWS.register(client)
-    pool = client.registered_models["rows"]._memory.pool
-    with pool._lock:
-        del client
-    pool.status  # noqa: B018  # whoever has the lock next does it
-    assert regions() == set()
-
-
 def test_after_close_nothing_can_be_registered(triton_server: EmbeddedServer) -> None:
     client = TritonSHMClient(triton_server.grpc_url)
     client.close()
@@ -203,14 +177,6 @@ def test_memory_that_a_late_model_writes_to_is_nobody_elses(client: TritonSHMCli
             assert (infer_late(client, value, 0) == value).all()
 
 
-def test_a_call_waits_until_there_is_memory(client: TritonSHMClient) -> None:
-    LATE_WRITER.but(pool_size=1).register(client)
-    with ThreadPoolExecutor(2) as threads:
-        answers = [threads.submit(infer_late, client, value, DELAY_US // 2) for value in (1, 2)]
-        assert [answer.result().max() for answer in answers] == [1, 2]
-    assert len(regions()) == 1
-
-
 class Meeting:
     """A number, the reading of which waits until as many threads read it as it expects."""
 
@@ -254,10 +220,6 @@ def test_a_call_under_way_when_its_model_is_unregistered_fails(
 RUNNING_SUM = Declared("running_sum", [("X", (), np.float32)], [("SUM", (), np.float32)], 1, pool_size=4)
 
 
-def facts_of(results: dict[str, npt.NDArray[Any]]) -> Any:
-    return json.loads(results["FACTS"].tobytes().rstrip(b"\0"))
-
-
 def test_it_is_tritonclients_client(client: TritonSHMClient) -> None:
     assert isinstance(client, tritonclient.grpc.InferenceServerClient)
     assert client.is_server_live()
@@ -275,17 +237,6 @@ def test_the_channel_is_made_as_one_likes_and_a_verbose_client_prints_its_calls(
         ROWS.register(client)
         client.infer_shm("rows", {"X": x_of(9)})
     assert "infer_shm, model rows, {'DOUBLED': (9, 4)}" in capsys.readouterr().out
-
-
-def test_the_options_reach_the_model(client: TritonSHMClient) -> None:
-    FACTS.register(client)
-    facts = facts_of(
-        client.infer_shm(
-            "call_facts", {"X": [0]}, request_id="seven", sequence_id=7, sequence_start=True, timeout=60_000_000
-        )
-    )
-    assert facts["request_id"] == "seven"
-    assert facts["sequence"] == [7, True, False]
 
 
 class Word(InferenceServerClientPlugin):  # type: ignore[misc]

@@ -8,16 +8,14 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import InferenceError, OutputRoomError, PathUnavailableError
+from shm_backend_utils.client import InferenceError, PathUnavailableError
 from shm_backend_utils.client.options import PathName
-from shm_backend_utils.errors import BatchSizeError
 from shm_backend_utils.server import EmbeddedServer
-from tests.harness.kinds_of_values import KINDS
-from tests.releases import carries_bf16, reads_numpy_1_alone
+from tests.releases import reads_numpy_1_alone
 
 from .conversation import conversed
 from .flavours import AnyClient
-from .in_band import EVERY_PATH_OF_STRINGS, NUMBERS
+from .in_band import EVERY_PATH_OF_STRINGS
 from .mapped import lies_in_shared_memory
 from .own_regions import lose, own_regions
 from .wiretap import Wiretap
@@ -49,32 +47,6 @@ def test_the_path_that_was_asked_for_is_taken(any_client: AnyClient, path: PathN
         assert result["OUTPUT0"].tobytes() == x.tobytes()
 
 
-@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
-def test_whatever_holds_the_values_the_result_is_the_same_and_may_be_written_to(
-    any_client: AnyClient, path: PathName
-) -> None:
-    for kind, (make, arrives) in KINDS["FP32"].items():
-        if not isinstance(arrives, str) and arrives.shape[-1] == 4 and (arrives[:, 0] >= 0).all():  # as the model wants
-            with any_client.infer("rows", {"X": make()}, outputs=iter(["DOUBLED"]), path=path) as result:
-                np.testing.assert_array_equal(result["DOUBLED"], arrives * 2, kind)
-                assert result["DOUBLED"].flags.writeable
-
-
-def test_a_batch_does_not_depend_on_the_path(any_client: AnyClient, path: PathName) -> None:
-    images = np.random.default_rng(3).random((3, 3, 224, 224), np.float32)
-    with any_client.infer("multiply", {"INPUT0": images[:, ::-1]}, path=path) as result:
-        np.testing.assert_array_equal(result["OUTPUT0"], images[:, ::-1] * 2)
-
-
-@carries_bf16
-def test_all_dtypes_in_one_request(any_client: AnyClient, path: PathName) -> None:
-    inputs = {f"IN_{name}": np.arange(7).astype(dtype.numpy) for name, dtype in NUMBERS.items()}
-    with any_client.infer("every_dtype", inputs, path=path) as result:
-        for name, dtype in NUMBERS.items():
-            assert result[f"OUT_{name}"].dtype == dtype.numpy
-            np.testing.assert_array_equal(result[f"OUT_{name}"], inputs[f"IN_{name}"][::-1])
-
-
 def test_a_prepared_call_gives_what_is_in_its_inputs_each_time(any_client: AnyClient, path: PathName) -> None:
     with any_client.prepare("identity", {"INPUT0": ((4,), np.float32)}, path=path) as call:
         assert call.path == path
@@ -82,14 +54,6 @@ def test_a_prepared_call_gives_what_is_in_its_inputs_each_time(any_client: AnyCl
             call.inputs["INPUT0"][:] = value
             with call.infer() as result:
                 assert result["OUTPUT0"].tolist() == [value] * 4
-
-
-def test_every_future_gets_its_own_result(any_client: AnyClient, path: PathName) -> None:
-    futures = [any_client.submit("identity", {"INPUT0": np.full(100, i, np.float32)}, path=path) for i in range(60)]
-    for i, future in enumerate(futures):
-        with future.result() as result:
-            assert result.path == path
-            assert (result["OUTPUT0"] == i).all()
 
 
 @pytest.mark.parametrize("path", ["auto", "triton-shm", "inline"])
@@ -140,22 +104,6 @@ def test_outputs_lie_in_shared_memory_and_the_wire_carries_none(any_client: AnyC
         assert result.bytes_avoided == 2 * IMAGES.nbytes
 
 
-@every_region
-@shared_paths
-def test_the_next_answer_of_a_prepared_call_appears_in_the_arrays_of_the_last(
-    any_client: AnyClient, path: PathName
-) -> None:
-    with any_client.prepare("multiply", {"INPUT0": (IMAGES.shape, np.float32)}, path=path) as call:
-        assert lies_in_shared_memory(call.inputs["INPUT0"])
-        call.inputs["INPUT0"][:] = 3
-        first = call.infer()["OUTPUT0"]
-        assert lies_in_shared_memory(first)
-        assert (first == 6).all()
-        call.inputs["INPUT0"][:] = 5
-        call.infer().release()
-        assert (first == 10).all()
-
-
 def test_a_one_gibibyte_request_takes_no_memory_beyond_the_clients(
     any_client: AnyClient, triton_server: EmbeddedServer
 ) -> None:
@@ -172,14 +120,6 @@ def test_a_one_gibibyte_request_takes_no_memory_beyond_the_clients(
 
 
 # Batches, strings and outputs.
-
-
-def test_a_batch_that_is_larger_than_the_models_is_several_requests(any_client: AnyClient, path: PathName) -> None:
-    with any_client.infer("rows", {"X": ROWS}, split=True, path=path) as result:
-        np.testing.assert_array_equal(result["DOUBLED"], ROWS * 2)
-        assert len(np.unique(result["RUNS"])) == 5
-    with pytest.raises(BatchSizeError, match="a batch of 19, but model 'rows' takes 1 to 4; split=True sends several"):
-        any_client.infer("rows", {"X": ROWS}, path=path)
 
 
 @every_path_of_strings
@@ -234,11 +174,3 @@ def test_an_output_that_finds_no_room_comes_back_in_the_response_and_has_some_th
         assert result.overflowed == {}
         np.testing.assert_array_equal(result["Y"], np.tile(FOUR, 3))
         assert int(result["RUNS"][0]) == runs + 1
-
-
-def test_a_hint_that_is_too_small_is_an_error_where_the_output_has_no_other_way(any_client: AnyClient) -> None:
-    thrice: dict[str, Any] = {"parameters": {"times": 3}, "path": "triton-shm"}
-    with pytest.raises(OutputRoomError, match="needs more bytes than its hint gave it.*give a larger hint, or none"):
-        any_client.infer("repeat", {"X": FOUR}, outputs={"Y": 4}, **thrice)
-    with any_client.infer("repeat", {"X": FOUR}, outputs={"Y": ((12,), np.float32)}, **thrice) as result:
-        np.testing.assert_array_equal(result["Y"], np.tile(FOUR, 3))

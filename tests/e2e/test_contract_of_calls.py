@@ -10,7 +10,6 @@ import itertools
 import json
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,15 +20,12 @@ from shm_backend_utils.client import (
     AsyncShmClient,
     DeadlineExceededError,
     InferenceError,
-    InputMissingError,
     Result,
     ServerUnavailableError,
-    ShmClient,
 )
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import (
     CallerError,
-    PeerError,
     SlotInDoubtError,
 )
 from shm_backend_utils.server import EmbeddedServer
@@ -37,7 +33,7 @@ from tests.releases import takes_floats
 from tests.unit.forks.programs import run_program
 
 from .eventually import all_memory_comes_back, eventually
-from .flavours import AnyClient, Flavour, LoopedClient
+from .flavours import AnyClient, AwaitedClient, Flavour
 from .wiretap import Wiretap, tapped
 
 pytestmark = pytest.mark.every_flavour
@@ -117,30 +113,6 @@ def test_a_small_call_goes_in_band_by_default_where_that_is_faster(flavour: Flav
 # Calls side by side, late, cancelled and in streams.
 
 
-def test_requests_are_served_side_by_side_by_an_execute_that_is_a_coroutine(any_client: AnyClient) -> None:
-    calls = [any_client.submit("side_by_side", {"X": np.array([[x]], np.float32)}) for x in (1, 2)]
-    assert [call.result()["OTHER"].item() for call in calls] == [2, 1]
-
-
-def test_two_instances_serve_at_the_same_time_each_in_a_process_of_its_own(triton_server: EmbeddedServer) -> None:
-    named: dict[str, Any] = {"outputs": {"FACTS": 2048}, "parameters": {"wait": True}}
-    with ShmClient(triton_server.grpc_url, timeout_s=30) as client, ThreadPoolExecutor(2) as threads:
-        calls = [client.prepare("call_facts", {"X": ((3,), np.float32)}, **named) for _ in range(2)]
-        for call in calls:
-            call.inputs["X"][:] = 0
-        futures = [threads.submit(call.infer) for call in calls]
-        try:
-            eventually(lambda: all(call._call.slot.is_started for call in calls))  # type: ignore[attr-defined]
-        finally:
-            for call in calls:
-                call.inputs["X"][:] = 1
-        told = [json.loads(future.result()["FACTS"].tobytes()) for future in futures]
-        assert told[0]["pid"] != told[1]["pid"]
-        assert {each["name"] for each in told} == {"call_facts_0_0", "call_facts_0_1"}
-        for call in calls:
-            call.close()
-
-
 def test_memory_is_not_used_again_while_a_model_may_write_to_it(any_client: AnyClient) -> None:
     with any_client.prepare("handshake", QUESTION) as call:
         call.inputs["QUESTION"][:] = [0, 1]
@@ -180,7 +152,7 @@ def test_a_task_can_be_cancelled(url: str, when: str) -> None:
             with await client.infer("handshake", {"QUESTION": np.array([i, 1])}) as result:
                 assert result["ANSWER"].tolist() == [i + 1, 2]
 
-    with LoopedClient(url, timeout_s=30) as client:
+    with AwaitedClient(url, timeout_s=30) as client:
         client.run(asyncio.wait_for(cancel(client.aio), 30))
         all_memory_comes_back(client)
 
@@ -209,7 +181,7 @@ def test_a_call_that_is_cancelled_while_its_inputs_are_copied_gives_its_memory_b
         while client.stats().slots_held or client.stats().quarantined:
             await asyncio.sleep(0.001)
 
-    with LoopedClient(url, timeout_s=30) as client:
+    with AwaitedClient(url, timeout_s=30) as client:
         client.infer("identity", large).release()
         with monkeypatch.context() as patch:
             patch.setattr(np, "copyto", copy_later)
@@ -231,7 +203,7 @@ def test_a_model_sees_that_nobody_wants_the_answer(
         task.cancel()
         assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)
 
-    with LoopedClient(triton_server.grpc_url, inline_bytes=0) as client:
+    with AwaitedClient(triton_server.grpc_url, inline_bytes=0) as client:
         client.run(asyncio.wait_for(ask_and_cancel(client.aio), 20))
         all_memory_comes_back(client)
     eventually(lambda: note.read_text() == "cancelled")
@@ -272,19 +244,7 @@ def test_a_stream_whose_connection_breaks_is_an_error(triton_server: EmbeddedSer
             list(results)
 
 
-def test_infer_of_a_decoupled_model_is_an_error_that_says_so(any_client: AnyClient) -> None:
-    with pytest.raises((CallerError, InferenceError), match="decoupled"):
-        any_client.infer("countdown", {"X": FOUR}, parameters={"count": 1})
-    all_memory_comes_back(any_client)
-
-
 # Refusals: each fails alone.
-
-
-@pytest.mark.parametrize("path", ["direct", "inline"])
-def test_an_input_that_only_the_model_requires_is_missed_by_the_model(any_client: AnyClient, path: PathName) -> None:
-    with pytest.raises(InputMissingError, match="the request has no input 'X', which the model needs"):
-        any_client.infer("every_input", {"W": FOUR}, path=path)
 
 
 @pytest.mark.parametrize(
@@ -304,15 +264,6 @@ def test_a_misbehaving_model_fails_its_request_and_serves_the_next(
     assert any_client.stats().failures == 1
     with any_client.infer("misbehaving", {"X": FOUR}, parameters={"deed": "behave"}) as result:
         np.testing.assert_array_equal(result["Y"], FOUR)
-
-
-def test_models_that_are_not_there_or_only_say_that_they_are_shm_enabled(any_client: AnyClient) -> None:
-    with pytest.raises(InferenceError, match="unknown model: 'nonesuch'"):
-        any_client.infer("nonesuch", {})
-    with pytest.raises(InferenceError, match="request_facts"):
-        facts(any_client, model_version="3")
-    with pytest.raises(PeerError, match="does its model.py use ShmSession"):
-        any_client.infer("boastful", {"X": FOUR})
 
 
 FORKED: Final = """

@@ -29,6 +29,7 @@ from ..crash.server_options import installation_with
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(shm_backend_utils.__file__).parent
 NUMPY = sorted(Path(np.__file__).parents[1].glob("numpy*"))
+ONLY_WITH_A_COPY = "\nimport os, shm_backend_utils\nassert os.path.dirname(__file__) in shm_backend_utils.__file__\n"
 
 
 class BareInstallation(Installation):
@@ -58,13 +59,12 @@ class BareServer(NamedTuple):
     url: str
     grpc: Any
 
-    def add(self, name: str, more_code: str, more_config: str = "") -> Path:
+    def add(self, name: str, more_code: str) -> Path:
         """Put the sample that multiplies into the repository, and return its version's folder."""
         folder = self.models / name
         shutil.copytree(ROOT / "model_repository" / "multiply", folder, ignore=shutil.ignore_patterns("__pycache__"))
-        for file, more in (("1/model.py", more_code), ("config.pbtxt", more_config)):
-            with (folder / file).open("a") as opened:
-                opened.write(more)
+        with (folder / "1" / "model.py").open("a") as opened:
+            opened.write(more_code)
         return folder / "1"
 
     def doubles(self, model: str) -> bool:
@@ -105,26 +105,11 @@ def install(wheel: Path, version: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def only_with(package: Path) -> str:
-    """Return lines for a model.py that does not load with another package than this."""
-    file = str(package / "__init__.py")
-    return f"\nimport os, shm_backend_utils\nassert os.path.samefile(shm_backend_utils.__file__, {file!r})\n"
-
-
 def test_a_model_loads_and_serves_on_the_direct_path_once_its_folder_has_a_copy(bare: BareServer, wheel: Path) -> None:
-    version = bare.models / "copied" / "1"
-    bare.add("copied", only_with(version / PACKAGE.name))
+    version = bare.add("copied", ONLY_WITH_A_COPY)
     with pytest.raises(InferenceServerException, match="No module named 'shm_backend_utils'"):
         bare.grpc.load_model("copied")
     install(wheel, version)
     bare.grpc.load_model("copied")
     assert bare.doubles("copied")
     assert findings_in_folder(version.parent) == []
-
-
-def test_a_package_of_the_models_own_environment_goes_first(bare: BareServer, wheel: Path, tmp_path: Path) -> None:
-    installed = python_with(tmp_path / "environment", *NUMPY, PACKAGE) / PACKAGE.name
-    named = f'parameters {{ key: "EXECUTION_ENV_PATH" value: {{ string_value: "{tmp_path / "environment"}" }} }}'
-    install(wheel, bare.add("installed", only_with(installed), named))
-    bare.grpc.load_model("installed")
-    assert bare.doubles("installed")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ def test_the_other_model_writes_to_the_clients_own_memory(client: ShmClient, gat
         assert y.tolist() == [1, 1, 1, 1]
         call.inputs["X"][:] = X
         gate.close()
-        answer = InThread(call.infer)
+        answer = in_thread(call.infer)
         gate.wait_for_model()
         assert y.tolist() == [2, 3, 1, 1]
         gate.let_go()
@@ -80,25 +80,8 @@ def test_the_other_model_writes_to_the_clients_own_memory(client: ShmClient, gat
         del result, answer
 
 
-class InThread:
-    """Work in a thread of its own."""
-
-    def __init__(self, work: Any) -> None:
-        self._found: list[Any] = []
-        self._work = work
-        self._thread = threading.Thread(target=self._do)
-        self._thread.start()
-
-    def result(self) -> Any:
-        """Wait for its end; an error is returned, too."""
-        self._thread.join()
-        return self._found.pop()
-
-    def _do(self) -> None:
-        try:
-            self._found.append(self._work())
-        except Exception as error:
-            self._found.append(error)
+def in_thread(work: Callable[[], Result]) -> Future[Result]:
+    return ThreadPoolExecutor(1).submit(work)
 
 
 @pytest.mark.parametrize("path", ["direct", "triton-shm", "inline"])
@@ -107,11 +90,8 @@ class InThread:
     [
         ("forward", "identity", X),
         ("forward", "crash_stages", X + 1),
-        ("forward_into", "identity", X),
         ("forward_into", "crash_stages", X + 1),
-        ("forward_own", "identity", X),
         ("forward_own", "crash_stages", X + 1),
-        ("forward_twice", "identity", X + 1),
         ("forward_twice", "crash_stages", X + 3),
         ("forward_rows", "rows", 2 * X),
     ],
@@ -123,14 +103,6 @@ def test_the_result_is_right_whichever_way_the_tensors_came(
         values, _ = delegated(client, way, model, path=path)
         assert values == expected.tolist()
     all_memory_comes_back(client)
-
-
-def test_the_first_of_two_results_is_not_written_over_by_the_second(client: ShmClient) -> None:
-    delegated(client, "forward_twice", "crash_stages")
-    values, told = delegated(client, "forward_twice", "crash_stages")
-    assert told["paths"] == ["direct", "direct"]
-    assert told["first"] == (X + 2).tolist()
-    assert values == (X + 3).tolist()
 
 
 @pytest.mark.parametrize("path", ["direct", "triton-shm", "inline"])
@@ -164,21 +136,16 @@ RATIO = "parameter 'ratio' is 0.5, which this Triton does not pass on"
     ("way", "model", "parameters", "complaint"),
     [
         ("forward", "nonesuch", {}, "model 'nonesuch' cannot be called: the server has no such model ready"),
-        ("forward", "misbehaving", {"deed": "raise"}, "model 'misbehaving', called on behalf of this request, failed"),
         ("forward", "misbehaving", {"deed": "raise"}, "RuntimeError: the model gave up"),
         ("forward", "misbehaving", {"deed": "write nothing"}, "output 'Y' was requested, but model.py wrote none"),
         ("forward", "boastful", {}, "model 'boastful' answered without having used the shared memory"),
         ("forward_doubles", "identity", {}, "'INPUT0' is FP64, but the model's configuration says TYPE_FP32"),
         ("forward_into", "repeat", {"times": 2}, "as FP32 of shape [8], but the memory for it is FP32 of shape [4]"),
-        ("forward_into", "repeat", {"times": 0}, "as FP32 of shape [0], but the memory for it is FP32 of shape [4]"),
-        ("forward", "words", {}, "has no input 'X'; it has WORDS"),
         pytest.param("forward", "identity", {"ratio": 0.5}, RATIO, marks=takes_floats),
         pytest.param("forward", "unaware", {"ratio": 0.5}, RATIO, marks=takes_floats),
-        ("forward", "frames_of", {}, "model 'frames_of' is decoupled: "),
         ("forward", "countdown", {}, "model 'countdown' is decoupled: "),
         ("forward", "delegate", {}, "model 'delegate' would be called on its own behalf (delegate → delegate)"),
         ("forward", "relay", {"to": "delegate"}, "(delegate → relay → delegate), and wait for itself for ever"),
-        ("forward", "relay", {"to": "relay"}, "(delegate → relay → relay)"),
     ],
 )
 def test_what_goes_wrong_there_is_one_clear_error_here(
@@ -190,12 +157,6 @@ def test_what_goes_wrong_there_is_one_clear_error_here(
     assert delegated(client, "forward", "crash_stages")[0] == (X + 1).tolist()
     del failure
     all_memory_comes_back(client)
-
-
-def test_a_chain_of_different_models_is_no_recursion(client: ShmClient) -> None:
-    assert delegated(client, "forward", "relay", to="identity")[0] == X.tolist()
-    with client.infer("relay", {"X": X}, parameters={"to": "delegate/crash_stages"}) as result:
-        assert result["Y"].tolist() == (X + 1).tolist()
 
 
 def test_scratch_memory_is_used_again(client: ShmClient) -> None:
@@ -215,7 +176,7 @@ def scratch_of(pid: int) -> set[str]:
 def test_calls_of_one_request_go_on_side_by_side(client: ShmClient, gate: Gate) -> None:
     gate.close()
     parameters = {"way": "both", **gate.parameters("half written")}
-    answer = InThread(lambda: client.infer("delegate_async", {"X": X}, parameters=parameters))
+    answer = in_thread(lambda: client.infer("delegate_async", {"X": X}, parameters=parameters))
     gate.wait_for_model()
     assert answer.result()["Y"].tolist() == (2 * X + 1).tolist()
     del answer
@@ -225,12 +186,6 @@ def test_requests_of_one_execute_are_served_side_by_side(client: ShmClient, path
     values = [np.full((1, 4), 10 * index, np.float32) for index in range(2)]
     futures = [client.submit("rendezvous", {"X": value}, path=path) for value in values]
     assert [future.result()["Y"].tolist() for future in futures] == [(value + 2).tolist() for value in values]
-
-
-def test_a_failure_in_a_coroutine_is_the_clients_error(client: ShmClient) -> None:
-    with pytest.raises(InferenceError, match="model 'misbehaving', called on behalf of this request, failed"):
-        client.infer("delegate_async", {"X": X}, parameters={"way": "fail"})
-    all_memory_comes_back(client)
 
 
 answers_before_its_calls_have_ended = pytest.mark.needs_triton(
@@ -246,10 +201,10 @@ def test_memory_is_not_used_again_while_a_model_that_was_not_awaited_is_at_work_
     gate.close()
     leave = tmp_path / "leave"
     parameters = {"way": way, "leave": str(leave), **gate.parameters("half written")}
-    answer = InThread(lambda: client.infer("delegate_async", {"X": X}, outputs={"Y": X.nbytes}, parameters=parameters))
+    answer = in_thread(lambda: client.infer("delegate_async", {"X": X}, outputs={"Y": X.nbytes}, parameters=parameters))
     gate.wait_for_model()
     leave.touch()
-    error = answer.result()
+    error = answer.exception()
     assert isinstance(error, InferenceError)
     assert "model.py has left the call while 1 calls of other models were under way" in error.message()
     del error, answer

@@ -57,11 +57,6 @@ def refused(made: GpuRequest) -> tuple[str, str]:
     return refusal.value.status(), message
 
 
-def test_the_hand_made_table_works_as_long_as_nothing_breaks_it(hand_made: GpuRequest) -> None:
-    hand_made.send()
-    assert hand_made.is_doubled
-
-
 def _claim(**fields: Any) -> Callable[[GpuRequest], None]:
     def change(made: GpuRequest) -> None:
         for field, value in fields.items():
@@ -118,21 +113,6 @@ def content(array: Any) -> list[float]:
 def doubles_on_the_gpu(gpu: Gpu) -> bool:
     with gpu.infer("double", gpu.array(X), ON_THE_GPU, path="direct") as result:
         return bool(content(result["Y"]) == (X * 2).tolist())
-
-
-class HostArrayThatClaimsToBeOnAGpu:
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return 2, 0
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {"version": 3, "shape": X.shape, "typestr": X.dtype.str, "data": (X.ctypes.data, False)}
-
-
-def test_a_host_array_that_claims_to_be_on_a_gpu_is_copied_as_one_of_the_host(gpu: Gpu) -> None:
-    with gpu.infer("double", HostArrayThatClaimsToBeOnAGpu(), ON_THE_GPU) as result:
-        assert content(result["Y"]) == (X * 2).tolist()
-    assert doubles_on_the_gpu(gpu)
 
 
 def test_a_client_whose_memory_cannot_be_opened_at_all_takes_another_path(gpu: Gpu) -> None:

@@ -58,15 +58,6 @@ def test_an_output_lies_in_the_allocation_that_the_model_was_given(gpu: Gpu) -> 
         assert gpu.allocations == 1
 
 
-def test_a_part_of_an_input_that_is_passed_through_is_there_too(gpu: Gpu) -> None:
-    with prepared(gpu, "pass_a_part_through") as call:
-        gpu.fill(call.inputs["X"], X)
-        with call.infer() as result:
-            assert result["Y"].address == call.inputs["X"].address + 4
-            assert content_of(result["Y"]).tolist() == X[1:-1].tolist()
-    assert gpu.times("cuMemcpyAsync") == 0
-
-
 @pytest.mark.parametrize("lend_bytes", [0, 1 << 20])
 def test_a_tensor_of_the_user_is_used_where_it_is(triton_server: EmbeddedServer, lend_bytes: int) -> None:
     """From a size on, which is 1 MiB by default; smaller ones are copied on the GPU."""
@@ -156,31 +147,6 @@ def test_every_path_gives_the_same_on_the_gpu(gpu: Gpu, path: PathName, source: 
     with gpu.infer("double_where_it_is_wanted", from_place(gpu, source), ON_THE_GPU, path=path) as result:
         assert result.path == path
         assert content(result["Y"], 0) == (X * 2).tolist()
-
-
-def test_a_prepared_call_is_filled_on_the_gpu_on_every_path(gpu: Gpu, path: PathName) -> None:
-    with gpu.client.prepare(
-        MODEL,
-        {"X": (X.shape, X.dtype, "cuda:1")},
-        outputs={"Y": ON_THE_GPU},
-        parameters={"deed": "double_where_it_is_wanted"},
-        path=path,
-    ) as call:
-        assert call.path == path
-        for value in range(3):
-            x: Any = call.inputs["X"]
-            gpu.fill(x, value)  # on a stream: not done yet
-            with call.infer() as result:
-                assert content(result["Y"], 0) == [2 * value] * X.size
-
-
-def test_an_output_of_unknown_size_comes_to_the_gpu_and_the_next_one_directly(gpu: Gpu) -> None:
-    overflowed = []
-    for _ in range(2):
-        with gpu.infer("repeat", gpu.array(X), "cuda:0", path="direct") as result:
-            overflowed.append(dict(result.overflowed))
-            assert content(result["Y"], 0) == X.tolist() * 3
-    assert overflowed == [{"Y": 3 * X.nbytes}, {}]
 
 
 @pytest.mark.parametrize("to", [None, 1])

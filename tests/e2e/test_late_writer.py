@@ -17,14 +17,7 @@ crashes = pytest.mark.needs_triton("2.53", "an older server may crash of a deadl
 
 
 def count_wrong_results(client: ShmClient, model: str, round_count: int) -> tuple[int, int]:
-    """Give up one request per round, and check the next one, whose model is another instance.
-
-    Returns
-    -------
-    tuple of int
-        How many requests were given up, and how many results were not what was asked for. A result is checked at once,
-        and again when the model that was late has come to its end.
-    """
+    """Give up one request per round, and check the next one, whose model is another instance."""
     given_up = wrong = 0
     checked_once: tuple[int, Result] | None = None
     for value in range(1, round_count + 1):

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import PoolOptions, ShmClient
-from shm_backend_utils.client.options import PathName
 
 from .eventually import eventually
 from .loading_server import LoadingServer
@@ -64,10 +63,6 @@ def client(server: LoadingServer) -> Iterator[ShmClient]:
         yield client
 
 
-def call(client: ShmClient, model: str = MODEL, path: PathName = "direct") -> None:
-    client.infer(model, {"X": X}, outputs=ROOM, path=path).release()
-
-
 def test_everything_is_there_from_the_load_of_a_model_to_its_end(loading_server: LoadingServer) -> None:
     loading_server.load("unused", "measured", config(METRICS))
     assert {name for name, value in figures(loading_server, "unused").items() if value == 0} > {
@@ -104,23 +99,6 @@ def test_instances_have_series_of_their_own_that_add_up(server: LoadingServer) -
     with ShmClient(server.server.grpc_url, timeout_s=30) as client:
         eventually(partial(does_each_count, client))
     assert len(sessions(server, "measured_twice")) == 2
-
-
-def test_a_model_without_the_parameter_publishes_nothing(server: LoadingServer) -> None:
-    with ShmClient(server.server.grpc_url, timeout_s=30) as client:
-        call(client, "unmeasured")
-    assert server.samples("unmeasured") == []
-
-
-def test_a_model_that_is_loaded_anew_begins_anew(server: LoadingServer, client: ShmClient) -> None:
-    call(client)
-    before = sessions(server, MODEL)
-    server.load_anew(MODEL)
-    eventually(lambda: not before & sessions(server, MODEL))
-    assert len(sessions(server, MODEL)) == 1
-    assert not any(figures(server, MODEL).values())
-    call(client)
-    eventually(lambda: figures(server, MODEL)["calls_total direct"] == 1)
 
 
 @pytest.mark.needs_triton("2.51", "2.41 does not count failures by their reason")

@@ -27,13 +27,7 @@ PROTOCOLS: Final = {"grpc": tritonclient.grpc, "http": tritonclient.http}
 
 
 class Names:
-    """Objects whose pages each begin with a number of their own, and names that stand for parts of them.
-
-    Attributes
-    ----------
-    meanings : dict
-        Which object, and from which page on, a name stands for, by what the server was told and has confirmed.
-    """
+    """Objects whose pages each begin with a number of their own, and names that stand for parts of them."""
 
     def __init__(self, protocol: str, server: EmbeddedServer, chance: random.Random) -> None:
         self._module: Any = PROTOCOLS[protocol]

@@ -10,7 +10,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pytest
-from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.cli.doctor.examination import examine
@@ -18,9 +17,6 @@ from shm_backend_utils.client import InferenceError, ShmClient
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import CallerError, ModelError
 from shm_backend_utils.testing.harness import ModelHarness
-from shm_backend_utils.testing.harness.messages import read_request
-from shm_backend_utils.testing.harness.regions import RegisteredRegions
-from shm_backend_utils.testing.harness.requests import ServerError
 from tests.docs.documents import ROOT
 from tests.releases import says_more
 
@@ -292,6 +288,18 @@ def test_who_asks_how_a_model_of_sequences_is_gets_an_answer(loaded: LoadingServ
         assert client.is_model_ready(name)
 
 
+def test_an_older_server_is_told_which_one_sends_it(loaded: LoadingServer, on_the_way: ShmClient) -> None:
+    if tuple(map(int, loaded.grpc.get_server_metadata().version.split(".")[:2])) < (2, 55):
+        with pytest.raises(InferenceError, match=r"responses have parameters from Triton 2\.55 \(25\.02\) on") as error:
+            on_the_way.infer("way_alone", {"X": np.ones((2, 3), np.float32)}, parameters={"say": "it"})
+        assert error.value.status() == "StatusCode.UNIMPLEMENTED"
+
+
+def test_a_split_call_has_no_place_in_a_sequence(on_the_way: ShmClient) -> None:
+    with pytest.raises(CallerError, match="model 'way_slots' takes sequences, one request after another; leave split"):
+        on_the_way.infer("way_slots", {"X": np.ones((9, 1), np.float32)}, split=True, sequence_id=7)
+
+
 def test_an_id_of_another_type_than_the_control_is_refused(on_the_way: ShmClient) -> None:
     for path in PATHS:
         with pytest.raises(CallerError, match="sequence_id is 'seven', but a control_input of model 'way_oldest'"):
@@ -377,22 +385,3 @@ def test_a_model_says_something_beside_its_outputs(talking: ShmClient) -> None:
     for path in PATHS[::2] if "http" not in repr(talking) else ():
         results = talking.stream("way_streams", {"X": x}, path=path, parameters={"say": 1})
         assert [result.parameters for result in results] == [{"said": 1}, {}]
-
-
-def test_an_older_server_is_told_which_one_sends_it(loaded: LoadingServer, on_the_way: ShmClient) -> None:
-    if tuple(map(int, loaded.grpc.get_server_metadata().version.split(".")[:2])) < (2, 55):
-        with pytest.raises(InferenceError, match=r"responses have parameters from Triton 2\.55 \(25\.02\) on") as error:
-            on_the_way.infer("way_alone", {"X": np.ones((2, 3), np.float32)}, parameters={"say": "it"})
-        assert error.value.status() == "StatusCode.UNIMPLEMENTED"
-
-
-def test_a_sequence_is_not_split(on_the_way: ShmClient) -> None:
-    with pytest.raises(CallerError, match="model 'way_slots' takes sequences, one request after another; leave split"):
-        on_the_way.infer("way_slots", {"X": np.ones((9, 1), np.float32)}, split=True, sequence_id=7)
-
-
-def test_the_harness_makes_no_classes_and_says_so() -> None:
-    message = service_pb2.ModelInferRequest(model_name="m")
-    message.outputs.add(name="Y").parameters["classification"].int64_param = 3
-    with pytest.raises(ServerError, match="makes no classes"), read_request(message, RegisteredRegions()):
-        pass

@@ -45,12 +45,6 @@ def test_a_client_on_another_machine_gets_the_same_inline(any_client: AnyClient)
 
 
 @pytest.mark.usefixtures("_elsewhere")
-def test_a_client_on_another_machine_is_told_why_it_cannot_share_memory(any_client: AnyClient) -> None:
-    with pytest.raises(PathUnavailableError, match="127.0.0.1 is another machine, which shares no memory"):
-        any_client.infer("rows", {"X": np.ones((1, 4), np.float32)}, path="direct")
-
-
-@pytest.mark.usefixtures("_elsewhere")
 def test_a_model_for_the_direct_path_alone_cannot_be_called_from_another_machine(any_client: AnyClient) -> None:
     with pytest.raises(PathUnavailableError, match="is another machine, which shares no memory"):
         any_client.infer("direct_only", {"X": np.ones(4, np.float32)})

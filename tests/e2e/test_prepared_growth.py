@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
 import numpy as np
-import pytest
 
-from shm_backend_utils.client import DeadlineExceededError, PoolOptions, Result, ShmClient
-from shm_backend_utils.memory.pool.options import RegionName
+from shm_backend_utils.client import DeadlineExceededError, Result, ShmClient
 from shm_backend_utils.server import EmbeddedServer
 
 from .eventually import all_memory_comes_back
-
-pytestmark = pytest.mark.every_region
 
 INPUTS = {"COUNT_AND_DELAY_US": ((2,), np.int64)}
 
@@ -24,16 +19,6 @@ def count_to(call: Any, count: int, delay_us: int = 0, **named: Any) -> Result:
     call.inputs["COUNT_AND_DELAY_US"][:] = count, delay_us
     result: Result = call.infer(**named)
     return result
-
-
-def numbers(count: int) -> list[int]:
-    return list(range(count))
-
-
-@pytest.fixture
-def grpc_client(triton_server: EmbeddedServer, region: RegionName) -> Any:
-    with ShmClient(triton_server.grpc_url, timeout_s=30, pool=PoolOptions(region=region)) as client:
-        yield client
 
 
 def test_rounds_of_late_requests_give_not_one_wrong_byte(triton_server: EmbeddedServer) -> None:
@@ -49,23 +34,10 @@ def test_rounds_of_late_requests_give_not_one_wrong_byte(triton_server: Embedded
                     given_up += 1
             with client.prepare("counting", INPUTS, outputs={"NUMBERS": 4000}) as call:
                 result = count_to(call, 700, 100)
-                assert result["NUMBERS"].tolist() == numbers(700)
+                assert result["NUMBERS"].tolist() == list(range(700))
                 kept = result["NUMBERS"].copy()
                 time.sleep(0.002)
                 np.testing.assert_array_equal(result["NUMBERS"], kept)
             del result
         assert given_up > 30
         all_memory_comes_back(client)
-
-
-def test_another_model_writes_to_memory_that_the_call_has_grown_by(grpc_client: ShmClient) -> None:
-    named: Any = {"parameters": {"way": "forward_into"}}
-    with grpc_client.prepare("delegate", {"X": ((1000,), np.float32)}, **named) as call:
-        for value in (1, 2, 3):
-            call.inputs["X"][:] = value
-            result = call.infer()
-            assert bool(result.overflowed) == (value == 1)
-            assert result["Y"].tolist() == [value] * 1000
-            told = json.loads(result["FACTS"].tobytes())
-        assert told["path"] == "direct"
-        assert told["is_target"]

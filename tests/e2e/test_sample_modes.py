@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from tritonclient.utils import InferenceServerException, shared_memory
+from tritonclient.utils import shared_memory
 
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.client.options import PathName
@@ -24,49 +24,8 @@ from .flavours import AnyClient
 
 RANDOM = np.random.default_rng(0)
 PHOTOGRAPH = RANDOM.integers(0, 256, (300, 700, 3), np.uint8)
-IMAGES = RANDOM.random((5, 3, 224, 224), np.float32)
 NORMALIZED_BYTES = 3 * 224 * 224 * 4
 OUTPUTS_BEGIN = 2**20
-
-
-def test_each_image_of_a_batch_has_statistics_of_its_own(client: ShmClient, path: PathName) -> None:
-    with client.infer("batch_statistics", {"IMAGE": IMAGES}, path=path) as result:
-        np.testing.assert_allclose(result["MEAN"], IMAGES.mean(axis=(2, 3)), rtol=1e-5)
-        np.testing.assert_allclose(result["STD"], IMAGES.std(axis=(2, 3)), rtol=1e-5)
-
-
-@pytest.fixture
-def grpc_client(triton_server: EmbeddedServer) -> Iterator[ShmClient]:
-    """A client that has streams."""
-    with ShmClient(triton_server.grpc_url, timeout_s=30) as client:
-        yield client
-
-
-@pytest.mark.parametrize("path", ["direct", "inline"])
-def test_the_tiles_of_a_photograph_make_it_up(grpc_client: ShmClient, path: PathName) -> None:
-    image = np.zeros_like(PHOTOGRAPH)
-    paths = []
-    outputs = {"TILE": 256 * 256 * 3, "PLACE": None}
-    for result in grpc_client.stream("frames", {"IMAGE": PHOTOGRAPH}, outputs=outputs, path=path):
-        (top, left), tile = result["PLACE"], result["TILE"]
-        image[top : top + tile.shape[0], left : left + tile.shape[1]] = tile
-        paths.append(result.path)
-    np.testing.assert_array_equal(image, PHOTOGRAPH)
-    assert paths == [path] * 6
-
-
-def test_texts_come_back_in_capitals(any_client: AnyClient) -> None:
-    result = any_client.infer("text_upper", {"TEXT": np.array(["straße", "", "é" * 1000], object)})
-    assert [text.decode() for text in result["UPPER"]] == ["STRASSE", "", "É" * 1000]
-    assert result.path == "direct"
-
-
-def test_the_pipeline_gives_what_its_models_give_one_after_the_other(any_client: AnyClient, path: PathName) -> None:
-    normalized = any_client.infer("image_resize_normalize", {"IMAGE": PHOTOGRAPH})["NORMALIZED"]
-    expected = any_client.infer("batch_statistics", {"IMAGE": normalized[np.newaxis]})
-    with any_client.infer("pipeline", {"IMAGE": PHOTOGRAPH}, path=path) as result:
-        np.testing.assert_array_equal(result["MEAN"], expected["MEAN"])
-        np.testing.assert_array_equal(result["STD"], expected["STD"])
 
 
 @pytest.mark.parametrize("ensemble_path", ["triton-shm", "inline"])
@@ -152,16 +111,3 @@ def test_a_descriptor_takes_the_output_of_the_last_step_of_an_ensemble(
     answered = ensemble.infer("batch_statistics", {}, {"MEAN": [0, OUTPUTS_BEGIN, 12]}, in_band=True)
     assert ensemble.memory().tolist() == expected["MEAN"]
     assert as_lists(answered) == {"STD": expected["STD"]}
-
-
-def test_what_goes_from_step_to_step_cannot_be_taken_by_a_descriptor(ensemble: Ensemble) -> None:
-    normalized = {"NORMALIZED": [0, OUTPUTS_BEGIN, NORMALIZED_BYTES]}
-    with pytest.raises(InferenceServerException, match="0 inputs"):
-        ensemble.infer("image_resize_normalize", {}, normalized, in_band=True)
-
-
-def test_a_descriptor_for_no_step_of_an_ensemble_changes_nothing(
-    ensemble: Ensemble, expected: dict[str, list[float]]
-) -> None:
-    assert as_lists(ensemble.infer("ensemble_pipeline", {}, {"MEAN": [0, OUTPUTS_BEGIN, 12]}, in_band=True)) == expected
-    assert not ensemble.memory().any()

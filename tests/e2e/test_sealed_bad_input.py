@@ -19,7 +19,6 @@ from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.client import PoolOptions, ShmClient
 from shm_backend_utils.memory.descriptors import Descriptor
-from shm_backend_utils.protocol.handover import encode_answer
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from tests.unit.fetching.scripted_desk import Script, ScriptedDesk, give, say_nothing
 
@@ -93,12 +92,6 @@ def _leaves_the_model_as_it_was(fetching: Fetching) -> Iterator[None]:
     assert stub.is_alive
 
 
-# What is asked for
-
-
-# How it is answered, and what is handed over
-
-
 def pipe() -> Descriptor:
     reads, writes = os.pipe()
     os.close(writes)
@@ -109,11 +102,6 @@ def pipe() -> Descriptor:
 
 
 HAND_OVERS: Final[dict[str, tuple[Callable[[], Script], str]]] = {
-    "one byte": (lambda: give(region(), answer=b"s"), "shm:refused: shm_slot"),
-    "an answer and more": (
-        lambda: give(region(), answer=encode_answer(is_given=True) + b"\0"),
-        "shm:refused: shm_slot",
-    ),
     "no descriptor": (give, "its client's answer says otherwise than what came with it"),
     "two descriptors": (lambda: give(region(), region()), "has handed over more than one descriptor"),
     "a pipe": (lambda: give(pipe()), "is no memfd; expected a sealed one"),

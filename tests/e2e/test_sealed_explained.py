@@ -51,13 +51,6 @@ def test_where_it_can_be_fetched_it_is_taken(any_client: AnyClient) -> None:
     assert infer(any_client) == {SealedSegment}
 
 
-@pytest.mark.parametrize("region", ["auto", "sealed"])
-def test_tritons_own_shared_memory_is_always_in_dev_shm(any_client: AnyClient) -> None:
-    with any_client.infer("rows", {"X": np.ones((1, 4), np.float32)}, path="triton-shm") as result:
-        assert result["DOUBLED"].tolist() == [[2] * 4]
-        assert kinds() == {SystemSegment}
-
-
 @pytest.mark.parametrize("region", ["auto"])
 def test_where_it_cannot_be_fetched_memory_in_dev_shm_is_taken(
     any_client: AnyClient, monkeypatch: pytest.MonkeyPatch

@@ -21,7 +21,7 @@ from shm_backend_utils.testing.faults.servers import free_ports
 
 from ..crash.processes import eventually
 from ..crash.server_options import installation_with
-from .flavours import FLAVOURS, AnyClient, Flavour, LoopedClient
+from .flavours import FLAVOURS, AnyClient, AwaitedClient, Flavour
 
 MODELS: Final = Path(__file__).resolve().parents[1] / "models"
 X: Final = np.ones((1, 4), np.float32)
@@ -30,7 +30,7 @@ LONG_S: Final = 120.0
 
 def asked(client: AnyClient, method: str, *values: Any, **named: Any) -> Any:
     """Return what a method of either client returns."""
-    if isinstance(client, LoopedClient):
+    if isinstance(client, AwaitedClient):
         return client.run(getattr(client.aio, method)(*values, **named))
     return getattr(client, method)(*values, **named)
 
@@ -42,10 +42,7 @@ def are_told_the_same(served: Served, method: str, *values: str) -> bool:
 
 def early(flavour: Flavour) -> AnyClient:
     """Make a client, and wait for its server."""
-    client = flavour.client(wait_ready_s=LONG_S)
-    if isinstance(client, LoopedClient):
-        client.run(client.aio.__aenter__())
-    return client
+    return flavour.client(wait_ready_s=LONG_S)
 
 
 class Served:

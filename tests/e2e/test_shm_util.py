@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pytest
-from tritonclient.utils import InferenceServerException, shared_memory
+from tritonclient.utils import shared_memory
 
-from shm_backend_utils import dtypes
 from shm_backend_utils.compat.shm_util import (
     ShmLeakProbe,
     SystemShmHandle,
     cleanup_shm_regions,
-    create_set_shm_regions,
-    unregister_cleanup_shm_regions,
 )
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.server import EmbeddedServer
 
-from .in_band import EACH_NUMBER, strings_in_band
-from .shm_util_wire import COUNTS, MODULES, Wire, X, wire_to
-
-WORDS: Final = np.array([["a", "bcd", ""], ["ü", "日本語", "ends with nothing\0"]], object)
-ENCODED: Final = np.array([[word.encode() for word in row] for row in WORDS], object)
+from .shm_util_wire import MODULES, Wire, X, wire_to
 
 
 @pytest.fixture(params=["grpc", "http"])
@@ -38,28 +30,6 @@ def wire(request: pytest.FixtureRequest, triton_server: EmbeddedServer) -> Itera
 
 
 # --- a whole life
-
-
-@pytest.mark.parametrize("dtype", EACH_NUMBER)
-def test_every_type_of_number_goes_in_and_comes_out(wire: Wire, dtype: dtypes.DType) -> None:
-    values = np.array([1, 0, 2, 3, 1]).astype(dtype.numpy)
-    shm_handles, inputs, outputs = wire.create(
-        [(f"IN_{dtype.name}", values)], [(f"OUT_{dtype.name}", values.nbytes)], ["x", "y"], [values.nbytes] * 2
-    )
-    try:
-        wire.client.infer("every_dtype", inputs, outputs=outputs)
-        assert shm_handles[0].read(dtype.numpy, [5]).tolist() == values.tolist()
-        assert shm_handles[1].read(dtype.numpy, [5]).tolist() == values[::-1].tolist()
-    finally:
-        unregister_cleanup_shm_regions(shm_handles, wire.client, wire.protocol)
-
-
-def test_a_region_may_be_larger_than_its_tensor(wire: Wire) -> None:
-    regions = wire.create([("IN_FP32", X)], [("OUT_FP32", 20)], ["x", "y"], [4096, 5000])
-    wire.infer("every_dtype", regions)
-    assert [handle.byte_size for handle in regions.shm_handles] == [4096, 5000]
-    assert regions.shm_handles[1].read(np.float32, 6).tolist() == [*X[::-1], 0]
-    wire.clean_up(regions.shm_handles)
 
 
 def test_inputs_without_names_and_regions_without_names_get_some(wire: Wire) -> None:
@@ -77,14 +47,6 @@ def test_a_list_of_arrays_is_their_rows_and_of_one_the_tensor_itself(wire: Wire,
     regions = wire.create([("INPUT0", [images] if count == 1 else list(images))], [("OUTPUT0", images.nbytes)])
     wire.infer("multiply", regions)
     np.testing.assert_array_equal(regions.shm_handles[1].read(images.dtype, images.shape), images * 2)
-    wire.clean_up(regions.shm_handles)
-
-
-def test_a_tensor_without_elements(wire: Wire) -> None:
-    regions = wire.create([("IN_FP32", X[:0]), ("IN_INT32", COUNTS)], [("OUT_FP32", 4), ("OUT_INT32", 12)])
-    wire.infer("every_dtype", regions)
-    assert regions.shm_handles[0].read(np.float32, (0,)).tolist() == []
-    assert regions.shm_handles[3].read(np.int32, 3).tolist() == COUNTS[::-1].tolist()
     wire.clean_up(regions.shm_handles)
 
 
@@ -110,36 +72,6 @@ def test_a_name_that_an_aborted_run_has_left_is_taken_over(wire: Wire) -> None:
     wire.infer("every_dtype", regions)
     assert regions.shm_handles[2].read(np.float32, 5).tolist() == X[::-1].tolist()
     wire.clean_up(regions.shm_handles)
-
-
-# --- strings
-
-
-@strings_in_band
-def test_strings_by_tritons_own_shared_memory(wire: Wire) -> None:
-    regions = wire.create([("WORDS", WORDS)], [("LOUD", 200), ("LENGTHS", 24)])
-    wire.infer("words", regions)
-    loud, lengths = regions.shm_handles[1].read(object, (2, 3)), regions.shm_handles[2].read(np.int32, (2, 3))
-    wire.clean_up(regions.shm_handles)
-    assert loud.tolist() == [[word.upper() for word in row] for row in ENCODED]
-    assert lengths.tolist() == [[len(word) for word in row] for row in ENCODED]
-
-
-def test_strings_on_the_direct_path_by_the_names_of_the_regions(wire: Wire) -> None:
-    shm_handles, _, _ = wire.create([("WORDS", WORDS)], [("LOUD", 200), ("LENGTHS", 24)])
-    descriptor = {
-        "v": 1,
-        "model": "words",
-        "regions": [{"kind": "named", "name": handle.name} for handle in shm_handles],
-        "inputs": {"WORDS": [0, 0, shm_handles[0].byte_size, "BYTES", WORDS.shape]},
-        "outputs": {"LOUD": [1, 0, 200], "LENGTHS": [2, 0, 24]},
-    }
-    outputs = [MODULES[wire.protocol].InferRequestedOutput(name) for name in ("LOUD", "LENGTHS")]
-    wire.client.infer("words", [], outputs=outputs, parameters={"shm_io": json.dumps(descriptor)})
-    loud, lengths = shm_handles[1].read(object, (2, 3)), shm_handles[2].read(np.int32, (2, 3))
-    wire.clean_up(shm_handles)
-    assert loud.tolist() == [[word.upper() for word in row] for row in ENCODED]
-    assert lengths.tolist() == [[len(word) for word in row] for row in ENCODED]
 
 
 # --- what the machine cannot do
@@ -237,24 +169,6 @@ def test_where_undoing_fails_too_the_first_failure_is_told_and_the_memory_is_giv
     wire.clean_up(wire.four().shm_handles)  # takes them over
 
 
-def test_a_region_that_the_server_refuses_leaves_nothing(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    def register_what_is_not_there(handle: SystemShmHandle, client: Any) -> None:
-        client.register_system_shared_memory(handle.name, "/nothing-of-this-name", handle.byte_size)
-
-    with ShmLeakProbe(pool_prefix=None), monkeypatch.context() as patch:
-        patch.setattr(SystemShmHandle, "_register_at", register_what_is_not_there)
-        with pytest.raises(InferenceServerException, match="(?i)unable to open shared memory region"):
-            wire.four()
-
-
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_without_a_server_nothing_is_left(protocol: str) -> None:
-    client = MODULES[protocol].InferenceServerClient("127.0.0.1:1")
-    with ShmLeakProbe(pool_prefix=None), pytest.raises(Exception, match="(?i)connect|refused|unavailable"):
-        create_set_shm_regions([("X", X)], [], None, None, client, protocol)
-    client.close()
-
-
 # --- cleaning up
 
 
@@ -299,34 +213,4 @@ def test_a_region_that_cannot_be_unregistered_keeps_nothing_else(
             with pytest.raises(LostError):
                 wire.clean_up(regions.shm_handles)
     assert set(wire.registered()) == {regions.shm_handles[turn].name}
-    wire.clean_up(regions.shm_handles)
-
-
-@pytest.mark.parametrize("turn", range(4))
-def test_a_region_that_cannot_be_removed_keeps_nothing_else(
-    wire: Wire, monkeypatch: pytest.MonkeyPatch, turn: int
-) -> None:
-    regions = wire.four()
-    keys = list(map(wire.registered().__getitem__, "abcd"))
-    with monkeypatch.context() as patch:
-        fail_at(patch, SystemSegment, "unlink", turn)
-        with pytest.raises(LostError):
-            wire.clean_up(regions.shm_handles)
-    assert wire.registered() == {}
-    assert [key for key in keys if Path(f"/dev/shm{key}").exists()] == [keys[turn]]
-    wire.clean_up(regions.shm_handles)
-    assert not Path(f"/dev/shm{keys[turn]}").exists()
-
-
-def test_of_several_failures_the_first_is_told(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    regions = wire.four()
-
-    def fail(segment: SystemSegment) -> None:
-        raise ZeroDivisionError
-
-    with monkeypatch.context() as patch:
-        fail_at(patch, wire.client, "unregister_system_shared_memory", 1)
-        patch.setattr(SystemSegment, "unlink", fail)
-        with pytest.raises(LostError):
-            wire.clean_up(regions.shm_handles)
     wire.clean_up(regions.shm_handles)

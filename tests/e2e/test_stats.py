@@ -6,12 +6,8 @@ import subprocess
 import sys
 
 import numpy as np
-import pytest
 
-from shm_backend_utils.client.options import PathName
-
-from .eventually import all_memory_comes_back
-from .flavours import AnyClient, Flavour
+from .flavours import Flavour
 
 X = np.ones(1000, np.float32)
 
@@ -39,18 +35,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-@pytest.mark.parametrize("path", ["direct", "triton-shm"])
-def test_memory_is_counted(any_client: AnyClient, path: PathName) -> None:
-    with any_client.prepare("identity", {"INPUT0": (X.shape, X.dtype)}, path=path):
-        during = any_client.stats()
-        assert (during.slots_held, during.slots_idle) == (1, 0)
-        assert during.pool_bytes >= X.nbytes
-    all_memory_comes_back(any_client)
-    after = any_client.stats()
-    assert after.slots_idle == 1
-    assert after.pool_bytes == during.pool_bytes
 
 
 def test_a_program_that_sets_up_no_logging_sees_none(flavour: Flavour) -> None:

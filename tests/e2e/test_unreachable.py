@@ -21,11 +21,10 @@ from shm_backend_utils.client import (
     UnknownHostError,
 )
 from shm_backend_utils.client.transports.this_machine import is_this_machine
-from shm_backend_utils.errors import CallerError
 from shm_backend_utils.server import EmbeddedServer
-from shm_backend_utils.testing.faults.servers import free_ports
-from tests.crash.either_client import FLAVOURS, open_client
 from tests.crash.server_options import installation_with
+
+from .flavours import FLAVOURS, client_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ELSEWHERE = "192.0.2.1"  # RFC 5737: nobody has it
@@ -77,7 +76,7 @@ def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
 
 def error_of(flavour: str, url: str, *, timeout_s: float = 10, tls: Tls | None = None) -> Exception:
     """Return what a client that is made for this URL raises."""
-    with pytest.raises(Exception) as failure, open_client(flavour, url, timeout_s=timeout_s, tls=tls):  # noqa: PT011
+    with pytest.raises(Exception) as failure, client_of(flavour, url, timeout_s=timeout_s, tls=tls):  # noqa: PT011
         pass
     return failure.value
 
@@ -87,13 +86,6 @@ def test_a_host_name_that_means_nothing(flavour: str, scheme: str) -> None:
     error = error_of(flavour, f"{scheme}://{host}:8001")
     assert type(error) is UnknownHostError
     assert f"the host of {scheme}://{host}:8001 is not known to this machine" in str(error)
-
-
-@pytest.mark.parametrize("port", ["port", "99999"])
-def test_a_port_that_is_none(flavour: str, scheme: str, port: str) -> None:
-    error = error_of(flavour, f"{scheme}://127.0.0.1:{port}", timeout_s=2)
-    assert isinstance(error, CallerError)
-    assert port in str(error)
 
 
 def test_a_machine_that_is_not_there_does_not_hold_the_caller_up(flavour: str, scheme: str) -> None:
@@ -118,7 +110,7 @@ def test_somebody_who_listens_and_says_nothing(flavour: str, scheme: str) -> Non
 def test_a_trusted_certificate(secure_server: SecureServer, flavour: str) -> None:
     tls = Tls(root_certificates=str(secure_server.certificate))
     url = f"grpcs://{secure_server.grpc_url}"
-    with open_client(flavour, url, tls=tls) as client, client.infer("identity", {"INPUT0": X}) as result:
+    with client_of(flavour, url, tls=tls) as client, client.infer("identity", {"INPUT0": X}) as result:
         np.testing.assert_array_equal(result["OUTPUT0"], X)
         assert result.path == "direct"
 
@@ -131,16 +123,6 @@ def test_a_certificate_that_is_not_trusted(
     error = error_of(flavour, f"{scheme}s://{secure_server.grpc_url}", tls=tls)
     assert type(error) is TlsError
     assert "tls=Tls(root_certificates=...)" in str(error)
-
-
-@pytest.mark.parametrize("content", [None, "no certificate"], ids=["missing", "garbled"])
-def test_a_file_of_certificates_that_is_none(flavour: str, scheme: str, tmp_path: Path, content: str | None) -> None:
-    file = tmp_path / "authorities.pem"
-    if content is not None:
-        file.write_text(content)
-    error = error_of(flavour, f"{scheme}s://127.0.0.1:{free_ports().grpc}", tls=Tls(root_certificates=str(file)))
-    assert isinstance(error, CallerError)
-    assert str(file) in str(error)
 
 
 def test_tls_to_a_server_without(triton_server: EmbeddedServer, flavour: str, scheme: str) -> None:

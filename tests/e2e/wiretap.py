@@ -11,17 +11,7 @@ __all__ = ["Wiretap", "tapped"]
 
 
 class Wiretap:
-    """Passes bytes on between clients and a server.
-
-    Attributes
-    ----------
-    address : str
-        Where clients connect to.
-    sent : bytearray
-        What all clients have sent so far.
-    connection_count : int
-        How many connections there were.
-    """
+    """Passes bytes on between clients and a server."""
 
     def __init__(self, server_address: str) -> None:
         host, _, port = server_address.rpartition(":")

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-import numpy as np
 import pytest
 from nbclient import NotebookClient
 
 from examples.notebook.measure import measure
-from shm_backend_utils.client import ShmClient
 
 from .recipes import EXAMPLES
 
@@ -41,12 +39,6 @@ def test_every_cell_runs_and_tells_what_it_should(url: str, monkeypatch: pytest.
 def test_it_is_committed_without_outputs() -> None:
     cells = json.loads(NOTEBOOK.read_text())["cells"]
     assert [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")] == []
-
-
-def test_gamma_of_one_changes_nothing(url: str) -> None:
-    picture = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
-    with ShmClient(url) as client, client.infer("brighten", {"PICTURE": picture}, parameters={"gamma": 1.0}) as result:
-        np.testing.assert_array_equal(result["BRIGHTENED"], picture)
 
 
 def test_it_is_measured_and_finds_what_the_stock_model_finds(url: str) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx
-import pytest
 
 from examples.onnx_runtime.client import SHAPE
 from examples.onnx_runtime.make_model import FILE, network
@@ -14,7 +11,7 @@ from examples.onnx_runtime.measure import measure
 from shm_backend_utils.client import ShmClient
 
 from ..e2e.mapped import lies_in_shared_memory
-from .recipes import Call, load_model, run_script
+from .recipes import run_script
 
 
 def test_the_network_is_what_the_script_makes() -> None:
@@ -32,26 +29,6 @@ def test_the_sharpened_picture_lies_in_the_clients_memory_and_follows_the_input(
             sharpened = call.infer()["SHARPENED"]
             assert lies_in_shared_memory(sharpened)
             assert sharpened[0, :, 1:-1, 1:-1].min() == sharpened[0, :, 1:-1, 1:-1].max() == value
-
-
-def test_onnx_runtime_works_in_the_calls_memory_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y = np.ones((1, 3, 8, 8), np.float32), np.zeros((1, 3, 8, 8), np.float32)
-    _, model = load_model("onnx_runtime", "sharpen")
-    bindings = []
-    run = model.network.run_with_iobinding
-
-    def run_and_keep(binding: Any) -> None:
-        run(binding)
-        bindings.append(binding)
-
-    monkeypatch.setattr(model.network, "run_with_iobinding", run_and_keep)
-    model.infer(Call(x, y))
-    assert y[0, 0, 4, 4] == 1
-    assert bindings[0].get_outputs()[0].data_ptr() == y.ctypes.data
-
-    x.fill(3)  # what was bound is the memory: a second run, without the model's code, goes by what is there now
-    run(bindings[0])
-    assert y[0, 0, 4, 4] == 3
 
 
 def test_it_is_measured_and_finds_what_the_stock_model_finds(url: str) -> None:

@@ -12,7 +12,7 @@ from examples.pytorch.measure import measure
 from shm_backend_utils.client import ShmClient
 
 from ..e2e.mapped import lies_in_shared_memory
-from .recipes import Call, load_model, run_script
+from .recipes import run_script
 
 torch: Any = pytest.importorskip(
     "torch", reason="PyTorch is not installed: scripts/setup installs its build for CPUs in .venv, where pip finds it"
@@ -34,22 +34,6 @@ def test_the_probabilities_lie_in_the_clients_memory_and_follow_the_input(url: s
             probabilities = call.infer()["PROBABILITIES"]
             assert lies_in_shared_memory(probabilities)
             assert (probabilities[likely] == 1).all()
-
-
-def test_torch_works_in_the_calls_memory_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y = np.zeros((2, 3), np.float32), np.zeros((2, 3), np.float32)
-    module, model = load_model("pytorch", "probabilities")
-    places = []
-
-    def softmax(logits: Any, *, dim: int, out: Any) -> Any:
-        places.extend([logits.data_ptr(), out.data_ptr()])
-        return original(logits, dim=dim, out=out)
-
-    original = module.torch.softmax
-    monkeypatch.setattr(module.torch, "softmax", softmax)
-    model.infer(Call(x, y))
-    assert places == [x.ctypes.data, y.ctypes.data]
-    assert (y == 0.5).all()
 
 
 def test_it_is_measured_and_finds_what_the_stock_model_finds(url: str) -> None:

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from examples.measuring import PLAIN, RECIPE
-
 from .recipes import EXAMPLES, RECIPES
 
 ROOT = EXAMPLES.parent
@@ -34,26 +32,6 @@ def test_files_have_as_many_lines_as_it_says(recipe: str) -> None:
     assert len(said) == 3
     assert stock in said
     assert said == {file: lines_of(file) for file in said}
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_its_commands_name_what_is_there(recipe: str) -> None:
-    readme = (EXAMPLES / recipe / "README.md").read_text()
-    files = re.findall(r"\bexamples/[\w/.]+", readme)
-    modules = [name.replace(".", "/") + ".py" for name in re.findall(r"-m (examples[\w.]+)", readme)]
-    assert f"examples/{recipe}/measure.py" in modules
-    assert f"examples/{recipe}/model_repository" in files
-    assert [name for name in files + modules if not (ROOT / name).exists()] == []
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_its_speed_stands_beside_that_of_tritonclient_with_a_stock_model(recipe: str) -> None:
-    readme = (EXAMPLES / recipe / "README.md").read_text()
-    rows = re.findall(r"^\| (.+) \| ([\d.]+) \| ([\d.]+) \|$", readme, re.M)
-    assert [name for name, _, _ in rows][:2] == [RECIPE, PLAIN]
-    times = {name: (float(time), float(ratio)) for name, time, ratio in rows}
-    for time, ratio in times.values():
-        assert ratio == pytest.approx(time / times[RECIPE][0], rel=0.05)
 
 
 def test_the_index_lists_every_recipe() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
-import cv2
-import numpy as np
 import pytest
 
 from examples.video.client import edges_of, make_video
@@ -40,19 +38,6 @@ def test_who_stops_early_leaves_nothing_behind(url: str, video: Path) -> None:
     frames = edges_of(video, url)
     assert next(frames).any()
     frames.close()  # type: ignore[attr-defined]  # it is a generator
-
-
-def test_a_file_that_is_no_video_is_named(url: str, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="missing.avi"):
-        next(edges_of(tmp_path / "missing.avi", url))
-
-
-def test_frames_are_decoded_into_the_memory_that_is_given(video: Path) -> None:
-    memory = np.zeros((240, 320, 3), np.uint8)
-    is_read, frame = cv2.VideoCapture(str(video)).read(memory)
-    assert is_read
-    assert frame.ctypes.data == memory.ctypes.data
-    assert memory.any()
 
 
 def test_the_script_makes_a_video_and_says_where_the_edges_are(url: str, tmp_path: Path) -> None:

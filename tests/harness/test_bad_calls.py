@@ -21,9 +21,8 @@ from shm_backend_utils.client import (
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import ClosedError, MissingTensorError, PeerError, TensorNameError
 from shm_backend_utils.testing.harness import ModelHarness
-from tests.crash.either_client import AwaitedClient
 from tests.crash.gate import Gate
-from tests.e2e.flavours import AnyClient, Flavour
+from tests.e2e.flavours import AnyClient, AwaitedClient, Flavour
 
 MODELS = ("boastful", "crash_stages", "every_input", "identity", "misbehaving", "plain", "repeat")
 X: Final = np.arange(5, dtype=np.float32)
@@ -117,10 +116,3 @@ def test_a_deadline_that_passes_leaves_the_client_as_it_was(client: AnyClient, p
     gate.let_go()
     with client.infer("crash_stages", {"X": 3 * X}, outputs={"Y": X.nbytes}, path=path) as result:
         np.testing.assert_array_equal(result["Y"], 3 * X + 1)
-
-
-def test_a_call_can_be_inferred_again_after_the_model_failed(client: AnyClient) -> None:
-    with client.prepare("misbehaving", {"X": ((3,), np.float32)}, parameters={"deed": "raise"}) as call:
-        for _ in range(2):
-            with pytest.raises(InferenceError, match="gave up"):
-                call.infer()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import InferenceError, PathUnavailableError
+from shm_backend_utils.client import PathUnavailableError
 from shm_backend_utils.client.options import PathName
 from tests.e2e.eventually import all_memory_comes_back
 from tests.e2e.flavours import AnyClient, Flavour
@@ -76,14 +76,3 @@ def test_a_client_can_be_made_for_one_path(flavour: Flavour) -> None:
             assert result.path == "direct"
         with pytest.raises(PathUnavailableError):
             client.infer("direct_only", X)
-
-
-def test_a_model_that_is_not_there(client: AnyClient) -> None:
-    with pytest.raises(InferenceError, match="no_such_model"):
-        client.explain("no_such_model")
-
-
-def test_a_version_can_be_explained(client: AnyClient) -> None:
-    assert client.explain("request_facts", model_version="2").path == "direct"
-    with pytest.raises(InferenceError):
-        client.explain("request_facts", model_version="7")

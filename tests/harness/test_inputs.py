@@ -10,19 +10,12 @@ import pytest
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.client.options import PathName
-from shm_backend_utils.errors import TensorTypeError
 from tests.e2e.flavours import AnyClient
 from tests.e2e.mapped import lies_in_shared_memory
 
 MODELS = ("brain_floats", "identity", "rows")
 
 THREE_ROWS: Final = np.arange(12, dtype=np.float32).reshape(3, 4)
-
-
-@pytest.mark.parametrize("scalar", [7, 7.0, np.float32(7), np.array([7], np.float32)], ids=repr)
-def test_one_number_is_a_tensor_of_one_element(client: AnyClient, path: PathName, scalar: Any) -> None:
-    with client.infer("identity", {"INPUT0": scalar}, path=path) as result:
-        np.testing.assert_array_equal(result["OUTPUT0"], np.array([7], np.float32))
 
 
 def test_inputs_are_left_as_they_were(client: AnyClient, path: PathName) -> None:
@@ -65,18 +58,3 @@ def test_brain_floats_lie_in_shared_memory_both_ways(client: AnyClient) -> None:
                 assert lies_in_shared_memory(result["Y"])
                 assert result["Y"].tolist() == (x + x).tolist()
                 assert result["SAME"].ctypes.data == call.inputs["X"].ctypes.data
-
-
-@not_a_number
-def test_brain_floats_that_find_no_room_come_back_in_the_response(client: AnyClient) -> None:
-    with client.infer("brain_floats", {"X": BITS}, outputs={"SAME": 0, "Y": 0}, path="direct") as result:
-        assert result.overflowed == {"Y": BITS.nbytes}  # the other is an input's memory, and needs no room
-        assert result["Y"].dtype == BF16
-    with client.infer("brain_floats", {"X": HALVES}, outputs=["Y"], path="direct") as result:
-        assert result.overflowed == {}
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint16, "V2"], ids=str)
-def test_two_bytes_of_another_type_are_no_brain_floats(client: AnyClient, path: PathName, dtype: Any) -> None:
-    with pytest.raises(TensorTypeError, match="tensor 'X' "):
-        client.infer("brain_floats", {"X": np.zeros(4, dtype)}, path=path)

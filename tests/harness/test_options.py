@@ -12,9 +12,8 @@ from shm_backend_utils.client import InferenceError, Result
 from shm_backend_utils.client.options import PathName
 from tests.e2e.flavours import AnyClient, Flavour
 
-MODELS = ("call_facts", "identity", "request_facts", "rows", "running_sum", "side_by_side")
+MODELS = ("call_facts", "identity", "request_facts", "rows", "running_sum")
 X = np.ones(3, np.float32)
-ROW = np.arange(4, dtype=np.float32)
 
 
 def facts(client: AnyClient, model: str = "request_facts", **named: Any) -> dict[str, Any]:
@@ -26,10 +25,6 @@ def facts(client: AnyClient, model: str = "request_facts", **named: Any) -> dict
 def facts_in(result: Result) -> dict[str, Any]:
     told: dict[str, Any] = json.loads(result["FACTS"].tobytes())
     return told
-
-
-def test_by_default_the_server_chooses_the_version(client: AnyClient, path: PathName) -> None:
-    assert facts(client, path=path)["version"] == "2"
 
 
 def test_a_version_that_the_server_does_not_have(client: AnyClient, path: PathName) -> None:
@@ -47,13 +42,6 @@ def test_a_prepared_call_keeps_its_options(client: AnyClient, path: PathName) ->
                 assert (told["request_id"], told["parameters"]) == ("seven", {"a": 1})
 
 
-@pytest.mark.parametrize("compression", ["gzip", "deflate"])
-def test_compression_does_not_change_the_result(client: AnyClient, path: PathName, compression: str) -> None:
-    x = np.arange(50_000, dtype=np.float32)
-    with client.infer("identity", {"INPUT0": x}, compression=compression, path=path) as result:
-        np.testing.assert_array_equal(result["OUTPUT0"], x)
-
-
 def test_a_call_that_says_nothing_of_itself(client: AnyClient, path: PathName) -> None:
     told = facts(client, "call_facts", path=path)
     assert (told["request_id"], told["sequence"], told["left_s"], told["cancelled"]) == ("", None, None, False)
@@ -66,24 +54,6 @@ def test_a_call_knows_its_place_in_a_sequence(
 ) -> None:
     named: dict[str, Any] = {"sequence_id": sequence_id, "sequence_start": is_start, "sequence_end": is_end}
     assert facts(client, "call_facts", path=path, **named)["sequence"] == [sequence_id, is_start, is_end]
-
-
-def test_a_stateful_model_wants_a_sequence(client: AnyClient, path: PathName) -> None:
-    with pytest.raises(InferenceError, match="must specify a non-zero or non-empty correlation ID"):
-        client.infer("running_sum", {"X": np.array([1], np.float32)}, path=path)
-
-
-@pytest.mark.parametrize("rows", [1, 2, 4])
-def test_a_small_call_is_answered_as_a_large_one_is(flavour: Flavour, rows: int) -> None:
-    x = np.tile(ROW, (rows, 1))
-    with flavour.client(inline_bytes=None) as client:
-        with client.infer("rows", {"X": x}, outputs=["DOUBLED"]) as by_default:
-            np.testing.assert_array_equal(by_default["DOUBLED"], 2 * x)
-            assert by_default.path == "inline"
-            doubled = by_default["DOUBLED"]
-            doubled += 1  # what comes back in band may be written to, as shared memory may
-        with client.infer("rows", {"X": x}, outputs=["DOUBLED"], path="direct") as direct:
-            np.testing.assert_array_equal(direct["DOUBLED"], 2 * x)
 
 
 def test_small_and_large_calls_side_by_side_get_their_own(flavour: Flavour) -> None:

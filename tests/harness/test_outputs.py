@@ -99,11 +99,6 @@ def test_a_hint_that_is_too_small_is_an_error_where_the_output_can_come_back_no_
         np.testing.assert_array_equal(result["Y"], THRICE)
 
 
-def test_a_hint_does_not_matter_inline(client: AnyClient) -> None:
-    with client.infer("repeat", {"X": X}, outputs={"Y": 4}, parameters=TIMES, path="inline") as result:
-        np.testing.assert_array_equal(result["Y"], THRICE)
-
-
 def test_several_dtypes_in_one_request(client: AnyClient) -> None:
     inputs = {f"IN_{name}": np.arange(7).astype(dtype.numpy) for name, dtype in NUMBERS.items()}
     hints = {f"OUT_{name}": ((7,), dtype.numpy) for name, dtype in NUMBERS.items()}
@@ -142,20 +137,3 @@ def test_outputs_that_found_no_room_have_some_the_next_time(client: AnyClient) -
         assert lies_in_shared_memory(second["NUMBERS"])
         assert second.bytes_avoided > 4000
         assert is_right(second, 1000)
-
-
-def test_sizes_that_grow_again_and_shrink(client: AnyClient) -> None:
-    with client.prepare("counting", COUNTING) as call:
-        overflows = []
-        for count in (100, 100, 3000, 3000, 30_000, 30_000, 5, 0, 3000, 30_000):
-            with count_to(call, count) as result:
-                assert is_right(result, count)
-                overflows.append(bool(result.overflowed))
-    assert overflows == [True, False, True, False, True] + [False] * 5
-
-
-@pytest.mark.parametrize("path", ["triton-shm", "inline"])
-def test_on_other_paths_an_output_of_unknown_size_comes_back_as_ever(client: AnyClient, path: Any) -> None:
-    with client.prepare("counting", COUNTING, outputs=["NUMBERS"], path=path) as call:
-        for count in (10, 1000, 5):
-            assert count_to(call, count)["NUMBERS"].tolist() == counted(count)

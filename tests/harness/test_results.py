@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import inspect
-import itertools
 import logging
 import queue
 import threading
@@ -18,8 +17,6 @@ import pytest
 
 from shm_backend_utils.client import (
     AsyncShmClient,
-    BudgetError,
-    DeadlineExceededError,
     InferenceError,
     PoolExhaustedError,
     PoolOptions,
@@ -30,7 +27,7 @@ from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import CallerError, ClosedError, TensorError
 from shm_backend_utils.testing.harness import ModelHarness
 from tests.e2e.eventually import all_memory_comes_back
-from tests.e2e.flavours import AnyClient, Flavour, LoopedClient
+from tests.e2e.flavours import AnyClient, AwaitedClient, Flavour
 
 MODELS = ("countdown", "handshake", "identity", "misbehaving", "repeat")
 
@@ -140,7 +137,7 @@ def test_error_and_warning_name_the_line_of_a_coroutine(
         x = np.ones(LENGTH, np.float32)
         return await client.infer("identity", {"INPUT0": x}, outputs=ROOM), this_line()
 
-    with LoopedClient(harness, pool=ONE_CALL_ALONE) as client:
+    with AwaitedClient(harness, pool=ONE_CALL_ALONE) as client:
         held, line = client.run(hold(client.aio))
         with pytest.raises(PoolExhaustedError, match=f"1 by infer at {__file__}:{line}"):
             infer(client, 2, timeout_s=0.1)
@@ -153,18 +150,6 @@ def this_line() -> int:
     assert frame is not None
     assert frame.f_back is not None
     return frame.f_back.f_lineno
-
-
-def test_a_call_that_never_fits_is_an_error_at_once(poor_client: AnyClient) -> None:
-    with pytest.raises(BudgetError, match=r"the pool may have 1048576; raise PoolOptions\(max_bytes"):
-        poor_client.prepare("identity", {"INPUT0": ((1 << 20,), np.float32)})
-
-
-def test_inline_needs_no_memory_of_the_pool(poor_client: AnyClient) -> None:
-    held = infer(poor_client, 1)
-    with infer(poor_client, 2, path="inline") as result:
-        assert (result["OUTPUT0"] == 2).all()
-    held.release()
 
 
 def test_a_prepared_call_holds_memory_until_it_is_closed(poor_client: AnyClient) -> None:
@@ -201,15 +186,6 @@ def test_inputs_may_be_overwritten_at_once(harness: ModelHarness, path: PathName
         for i, future in enumerate(futures):
             with future.result() as result:
                 assert (result["OUTPUT0"] == i).all()
-
-
-def test_what_the_model_raises_arrives_in_the_future(client: AnyClient, path: PathName) -> None:
-    bad = client.submit("misbehaving", {"X": X}, parameters={"deed": "raise"}, path=path)
-    good = client.submit("misbehaving", {"X": X}, parameters={"deed": "none"}, path=path)
-    with pytest.raises(InferenceError, match="the model gave up"):
-        bad.result()
-    good.result().release()
-    assert client.stats().failures == 1
 
 
 def test_submit_waits_for_memory_that_earlier_calls_have(harness: ModelHarness) -> None:
@@ -276,39 +252,6 @@ def test_responses_come_in_order(client: AnyClient, count: int) -> None:
     assert values == [[1 + i, 2 + i, 3 + i] for i in range(count)]
 
 
-def test_responses_come_one_by_one_and_stay_valid(client: AnyClient) -> None:
-    results = countdown(client)
-    first, second = next(results), next(results)
-    assert first.path == "inline"
-    assert (second["Y"] - first["Y"]).tolist() == [1, 1, 1]
-    results.close()  # type: ignore[attr-defined]  # it is a generator
-
-
-def test_letting_go_of_a_stream_ends_the_request(client: AnyClient) -> None:
-    for result in countdown(client):
-        assert (result["Y"] == X).all()
-        break
-    assert len(list(countdown(client, count=3))) == 3  # the model has one instance
-
-
-def test_an_error_comes_after_the_responses_before_it(client: AnyClient) -> None:
-    results = countdown(client, count=10, fails_at=2)
-    assert [result["Y"][0] for result in itertools.islice(results, 2)] == [1, 2]
-    with pytest.raises(InferenceError, match="the model gave up half way"):
-        next(results)
-    with pytest.raises(StopIteration):
-        next(results)
-    assert len(list(countdown(client, count=3))) == 3
-
-
-def test_a_response_that_does_not_come_is_an_error(client: AnyClient) -> None:
-    results = client.stream("countdown", {"X": X}, parameters={"count": 9, "stalls_at": 1}, timeout_s=0.2)
-    assert next(results)["Y"][0] == 1
-    with pytest.raises(DeadlineExceededError):
-        next(results)
-    assert len(list(countdown(client, count=3))) == 3
-
-
 def test_what_cannot_be_streamed_is_an_error_before_anything_is_sent(client: AnyClient) -> None:
     with pytest.raises(CallerError, match="reserved"):
         list(countdown(client, priority=1))
@@ -320,11 +263,6 @@ def test_a_model_that_is_not_decoupled_streams_one_response(client: AnyClient) -
     (result,) = client.stream("repeat", {"X": X}, outputs=["Y"], parameters={"times": 1})
     assert list(result) == ["Y"]
     assert result["Y"].tolist() == X.tolist()
-
-
-def test_two_streams_do_not_mix(client: AnyClient) -> None:
-    pairs = zip(client.stream("identity", {"INPUT0": X}), client.stream("identity", {"INPUT0": X + 1}), strict=True)
-    assert [(a["OUTPUT0"][0], b["OUTPUT0"][0]) for a, b in pairs] == [(1, 2)]
 
 
 def test_a_stream_counts_as_one_request(client: AnyClient) -> None:

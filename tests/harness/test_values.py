@@ -13,13 +13,12 @@ from shm_backend_utils import dtypes
 from shm_backend_utils.client import InferenceError, Result, ShmClient
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.compat.registered_model import RegisteredModel
-from shm_backend_utils.compat.shm_tensors import given_inputs
 from shm_backend_utils.errors import CallerError, TensorError
 from shm_backend_utils.model.mapping import resolver
 from shm_backend_utils.testing.harness import ModelHarness
 
 from .conftest import SWEEP_INTERVAL_S
-from .kinds_of_values import KINDS, MASKED, ROWS
+from .kinds_of_values import KINDS, ROWS
 
 MODEL: Final = """
 from shm_backend_utils.model import ShmSession
@@ -169,7 +168,6 @@ def test_a_value_arrives_as_it_is(client: ShmClient, name: str, kind: str) -> No
             check(give(client, name, exact, {"path": path, "outputs": [name], "kind": kind}), name, exact)
 
 
-@pytest.mark.filterwarnings("ignore:torch.quantize:UserWarning")
 @pytest.mark.parametrize(("name", "kind"), REFUSED)
 def test_a_value_that_cannot_arrive_is_refused_in_the_same_words(client: ShmClient, name: str, kind: str) -> None:
     make, text = KINDS[name][kind]
@@ -197,34 +195,6 @@ def registered(harness: ModelHarness) -> Iterator[RegisteredModel]:
 def test_rows_of_a_registered_model_arrive_as_they_are(registered: RegisteredModel, kind: str) -> None:
     found = registered.infer({"FP32": KINDS["FP32"][kind].make()}, None, {})["FP32"]
     check(Result({"FP32": found}, "", dict), "FP32", ROWS)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (MASKED, "tensor 'FP32' has 1 masked elements"),
-        (list(MASKED), "tensor 'FP32' has 1 masked elements"),
-        (np.array(1.0), "input 'FP32' is a ndarray without rows; expected a NumPy array, or a list of rows"),
-        (None, "input 'FP32' is a NoneType without rows"),
-        (iter(ROWS), "input 'FP32' is a iterator without rows"),
-    ],
-    ids=["masked", "masked rows", "0-d", "nothing", "iterator"],
-)
-def test_what_is_no_rows_of_a_registered_model(registered: RegisteredModel, value: Any, text: str) -> None:
-    with pytest.raises(TensorError, match=text):
-        registered.infer({"FP32": value}, None, {})
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"), [("FP32", "array"), ("FP32", "big-endian"), ("BYTES", "objects of np.bytes_")]
-)
-def test_arrays_of_shm_util_lie_as_they_are(name: str, kind: str) -> None:
-    make, arrives = KINDS[name][kind]
-    (given,) = given_inputs([("X", make())], None)
-    expected = b"\2\0\0\0ab" if name == "BYTES" else np.asarray(arrives).tobytes()
-    assert (given.dtype.name, given.data.tobytes()) == (name, expected)  # type: ignore[union-attr]
-    with pytest.raises(TensorError, match="tensor 'X' has 1 masked elements"):
-        given_inputs([("X", [MASKED])], None)
 
 
 NAMED: Final[dict[str, Any]] = {

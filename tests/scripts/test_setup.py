@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import runpy
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import pytest
 from scripts.tools import ROOT
 from scripts.tools.setup import environment as environments
 from scripts.tools.setup.environment import COMMANDS, EVERYTHING, Contents, Environment
-from scripts.tools.setup.subprocesses import StepFailedError, ignore, run
+from scripts.tools.setup.subprocesses import StepFailedError
 
 setup = importlib.import_module("scripts.tools.setup.__main__")
 
@@ -85,16 +84,6 @@ def test_what_failed_is_started_over(set_up: Callable[..., list[str]]) -> None:
     assert set_up(COMMANDS) == ["create", "demo"]
 
 
-def test_a_server_that_cannot_be_installed_fails_the_setup_and_keeps_the_packages(
-    set_up: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(setup, "server_is_installed", lambda: False)
-    with pytest.raises(StepFailedError, match="/bin/false failed with status 1"):
-        set_up(COMMANDS, failing="server")
-    monkeypatch.setattr(setup, "server_is_installed", lambda: True)
-    assert set_up(COMMANDS) == []
-
-
 def test_an_environment_that_is_a_link_is_refused_and_what_it_leads_to_is_kept(tmp_path: Path, checkout: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -125,15 +114,6 @@ def test_neither_the_setup_nor_the_servers_installation_needs_a_package() -> Non
     assert (done.stdout, done.stderr) == ("False\n", "")
 
 
-def test_a_command_that_fails_is_told_in_its_own_words_and_its_lines_are_passed_on() -> None:
-    lines: list[str] = []
-    with pytest.raises(StepFailedError, match=r"^its words$"):
-        run(["sh", "-c", "echo one; echo two; echo its words >&2; exit 3"], lines.append)
-    assert lines == ["one\n", "two\n"]
-    with pytest.raises(StepFailedError, match="^false failed with status 1$"):
-        run(["false"], ignore)
-
-
 # A version manager's: it is there for every version, and works where that is enabled.
 SHIM = """#!/bin/sh
 [ "$PYENV_VERSION" = 3.12 ] || exit 127
@@ -156,49 +136,3 @@ def shim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_python_of_a_version_manager_is_found(wanted: str | None) -> None:
     found = runpy.run_path(str(ROOT / "scripts" / "setup"))["find_python"](12, wanted)
     assert found == "/versions/3.12/bin/python3.12"
-
-
-@pytest.mark.usefixtures("shim")
-def test_a_python_that_is_not_there_is_said_to_be_needed() -> None:
-    with pytest.raises(SystemExit, match=r"scripts/setup needs Python 3\.13; this is Python 3\.9, and no other one"):
-        runpy.run_path(str(ROOT / "scripts" / "setup"))["find_python"](13, "3.13")
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (["--python", "3.9"], "Python 3.9; expected one of 3.13, 3.12, 3.11, 3.10"),
-        (["--numpy1", "--python=3.13"], "Python 3.13; expected one of 3.12, 3.11, 3.10"),
-    ],
-)
-def test_a_python_that_there_is_nothing_for_is_refused(options: list[str], expected: str) -> None:
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "setup", *options], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (1, f"scripts/setup makes no such environment with {expected}\n")
-
-
-def test_a_version_of_no_server_is_refused() -> None:
-    wanted = {**os.environ, "SHM_BACKEND_UTILS_SERVER_VERSION": "9.9"}
-    done = subprocess.run([ROOT / "scripts" / "setup"], env=wanted, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr.startswith("scripts/setup failed:\nthere is no server '9.9' to install; expected ")
-
-
-@pytest.mark.parametrize(
-    ("options", "folder"),
-    [
-        ([], ".venv"),
-        (["--numpy1"], ".venv-numpy1"),
-        (["--python", "3.12"], ".venv-py3.12"),
-        (["--python=3.12", "--numpy1"], ".venv-py3.12-numpy1"),
-    ],
-)
-def test_environments_differ(options: list[str], folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Environment] = []
-    for module in (setup, environments):
-        monkeypatch.setattr(module, "ROOT", tmp_path)
-    monkeypatch.setattr(setup, "set_up", lambda environment, contents: made.append(environment))
-    monkeypatch.setattr(sys, "argv", ["setup", *options])
-    assert setup.main() == 0
-    assert [environment.folder for environment in made] == [tmp_path / folder]

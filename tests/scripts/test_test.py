@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +30,6 @@ def test_it(number):
     runs.write_text(runs.read_text() + "." if runs.exists() else ".")
     assert len(runs.read_text()) > int(os.environ["FAILURES"]) or number == 0
 """
-SLEEPS = "import time\ndef test_it():\n    open('started', 'w').close()\n    time.sleep(60)\n"
 CONFTEST = """
 def pytest_addoption(parser):
     parser.addoption("--all", action="store_true")
@@ -153,12 +150,6 @@ def test_what_fails_again_is_no_flake(checkout: Path) -> None:
     assert (done.status, done.runs("numpy2"), HEADING.findall(done.printed)) == (1, 2, []), done.printed
 
 
-@pytest.mark.long
-def test_where_many_fail_none_is_run_again(checkout: Path) -> None:
-    done = run(checkout, numpy2=(22, 1), numpy1=(2, 0))
-    assert (done.status, done.runs("numpy2"), done.runs("numpy1")) == (1, 1, 1), done.printed
-
-
 RUNS = {
     "": ([".venv", ".venv-numpy1"], [len(SUITE) + 3, 2]),
     "--all": ([".venv", ".venv-numpy1", ".venv-py3.10"], [len(SUITE) + 4, 2, 2]),
@@ -197,42 +188,6 @@ def test_without_a_newest_server_nothing_runs_and_a_line_says_so(checkout: Path)
     done = run(checkout, "--newest")
     assert (done.status, done.environments) == (0, [])
     assert done.printed.startswith("=== not run on a newer Triton: SHM_BACKEND_UTILS_SERVER_NEWEST names none, and ")
-
-
-def test_a_newest_server_that_does_not_run_here_fails_with_a_line(checkout: Path, newest: Path) -> None:
-    (newest / "bin" / "tritonserver").chmod(0o644)
-    done = run(checkout, "--newest")
-    assert (done.status, done.environments) == (2, [])
-    assert re.fullmatch(r"scripts/test: \S+ may not be executed: .*\n", done.printed)
-
-
-@pytest.mark.parametrize("option", ["--no-such-option", "--python", "--server"])
-def test_a_wrong_option_is_refused_in_a_line(option: str, checkout: Path) -> None:
-    done = run(checkout, option)
-    assert done.status != 0
-    assert option in done.printed.splitlines()[-1]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("number", "arguments", "printed"),
-    [
-        (signal.SIGINT, [], "\nscripts/test: interrupted\n"),
-        (signal.SIGTERM, [], ""),
-        (signal.SIGTERM, ["tests/unit"], "! KeyboardInterrupt !"),
-    ],
-)
-def test_a_signal_ends_all_of_it(number: signal.Signals, arguments: list[str], printed: str, checkout: Path) -> None:
-    write(checkout, "tests/unit/test_sleeping.py", SLEEPS)
-    process = start(checkout, *arguments, numpy2=(1, 0), numpy1=(1, 0))
-    deadline = time.monotonic() + 60
-    while not (checkout / "started").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    process.send_signal(number)
-    told, _ = process.communicate(timeout=30)  # until whatever prints to it has ended
-    assert process.returncode == 128 + number
-    assert printed in told
 
 
 @pytest.mark.parametrize("file", [WITH_NUMPY_1, ON_NEWEST], ids=lambda file: file.name)

@@ -10,9 +10,8 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from hypothesis import strategies as st
 from shm_backend_utils.errors import ClosedError, MachineError
 from shm_backend_utils.server import EmbeddedServer, Ports
 from shm_backend_utils.server.supervisor import BoundedLog
+from tests.e2e.eventually import eventually
 
 CONFIG = """
 backend: "python"
@@ -68,12 +68,6 @@ def processes_of_group(group: int) -> list[int]:
 
 def shared_memory(prefix: str) -> list[Path]:
     return list(Path("/dev/shm").glob(f"{prefix}*"))
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Return when the condition holds; the test's own time limit ends the wait if it never does."""
-    while not condition():
-        time.sleep(0.05)
 
 
 def answers(url: str) -> bool:
@@ -178,8 +172,8 @@ def test_nothing_outlives_a_launcher_that_is_killed(repository: Path, tmp_path: 
         pid, prefix = launcher.stdout.readline().split()
         assert len(processes_of_group(int(pid))) == 2
         launcher.kill()
-    wait_until(lambda: not processes_of_group(int(pid)))
-    wait_until(lambda: not shared_memory(prefix))
+    eventually(lambda: not processes_of_group(int(pid)))
+    eventually(lambda: not shared_memory(prefix))
 
 
 def test_models_that_raise_are_named_with_their_reasons_as_these_are_written(tmp_path: Path) -> None:
@@ -191,19 +185,6 @@ def test_models_that_raise_are_named_with_their_reasons_as_these_are_written(tmp
         EmbeddedServer.start(tmp_path / "models", log_file=tmp_path / "server.log")
     for name, reason in zip(("idle", "lazy"), words, strict=True):
         assert re.search(f"failed to load '{name}' version 1: .*ValueError: {re.escape(reason)}", str(failure.value))
-
-
-def test_a_model_without_code_is_named_and_not_waited_for(tmp_path: Path) -> None:
-    repository = make_repository(tmp_path)
-    (repository / "idle" / "1" / "model.py").rename(repository / "idle" / "1" / "code.py")
-    with pytest.raises(MachineError, match=r"did not start: .*model file not found in '.*/idle/1/model\.py'"):
-        EmbeddedServer.start(repository, log_file=tmp_path / "server.log")
-
-
-def test_a_broken_configuration_is_named_with_its_reason(tmp_path: Path) -> None:
-    broken = make_repository(tmp_path, config=CONFIG + "nonsense: 1\n")
-    with pytest.raises(MachineError, match='has no field named "nonsense"'):
-        EmbeddedServer.start(broken, log_file=tmp_path / "server.log")
 
 
 @pytest.mark.parametrize("service", ["grpc", "metrics"])
@@ -276,24 +257,11 @@ def logged(path: Path, limit: int, data: list[bytes]) -> tuple[bytes, bytes]:
 
 
 @given(data=chunks, limit=st.integers(10, 50))
-def test_a_log_never_exceeds_its_limit(tmp_path_factory: pytest.TempPathFactory, data: list[bytes], limit: int) -> None:
+def test_a_log_never_exceeds_its_limit_and_holds_the_last_bytes(
+    tmp_path_factory: pytest.TempPathFactory, data: list[bytes], limit: int
+) -> None:
     older, newer = logged(tmp_path_factory.getbasetemp() / "bounded.log", limit, data)
-    assert len(older) <= limit
-    assert len(newer) <= limit
-
-
-@given(data=chunks, limit=st.integers(10, 50))
-def test_a_log_holds_the_last_bytes(tmp_path_factory: pytest.TempPathFactory, data: list[bytes], limit: int) -> None:
-    older, newer = logged(tmp_path_factory.getbasetemp() / "bounded.log", limit, data)
+    assert max(len(older), len(newer)) <= limit
     everything = b"".join(data)
     assert everything.endswith(older + newer)
     assert older or newer == everything
-
-
-def test_of_more_at_once_than_a_log_may_hold_the_end_is_kept(tmp_path: Path) -> None:
-    assert logged(tmp_path / "log", 4, [b"0123456789"])[1] == b"6789"
-
-
-def test_a_log_begins_anew(tmp_path: Path) -> None:
-    (tmp_path / "log").write_bytes(b"of an earlier run")
-    assert logged(tmp_path / "log", 100, [b"new"]) == (b"", b"new")

@@ -22,7 +22,6 @@ from shm_backend_utils.server import Installation, find_release, install, releas
 from shm_backend_utils.server.install import FOLDER_VARIABLE, default_folder
 from shm_backend_utils.server.installation import PYTHON
 from shm_backend_utils.server.releases import DEFAULT, RELEASES, VERSION_VARIABLE
-from shm_backend_utils.server.stub_numpy import is_there_another, reads_own, wants_another
 
 TRITONS = [release.triton for release in RELEASES.values()]
 STUBS = "pytriton/tritonserver/python_backend_stubs"
@@ -237,79 +236,56 @@ def server(tmp_path: Path) -> Installation:
     return made
 
 
-def has_nothing(server: Installation) -> None:
-    shutil.rmtree(server.folder / "bin")
-
-
 def is_of_another_architecture(server: Installation) -> None:
     head = bytearray(install().binary.read_bytes()[:4096])
     head[MACHINE_OF_ELF] = ARM_64
     server.binary.write_bytes(head)
 
 
-def is_another_program(server: Installation) -> None:
-    program(server.binary, "usage: something else")
+def stub_of(server: Installation) -> Path:
+    return server.backends / "python" / "triton_python_backend_stub"
 
 
-def may_not_be_executed(server: Installation) -> None:
-    server.binary.chmod(0o644)
+BROKEN: Final[list[tuple[Callable[[Installation], object], str]]] = [
+    (lambda server: shutil.rmtree(server.folder / "bin"), "is no server's folder: it has no bin/tritonserver"),
+    (is_of_another_architecture, r"bin/tritonserver cannot be executed here \(Exec format error\): is it built for "),
+    (
+        lambda server: program(server.binary, "usage: x"),
+        "is no tritonserver: asked for its version, it says 'usage: x'",
+    ),
+    (lambda server: server.binary.chmod(0o644), r"bin/tritonserver may not be executed: chmod \+x it"),
+    (
+        lambda server: shutil.copy(install().binary, server.binary),  # without the libraries beside it
+        r"bin/tritonserver cannot be loaded: lib\S+\.so\S*: cannot open .*; install it, or put it into ",
+    ),
+    (
+        lambda server: program(server.binary, "x: /lib/libc.so.6: version `GLIBC_2.99' not found (required by it)"),
+        "built on a newer system than this: /lib/libc.so.6: version `GLIBC_2.99' not found",
+    ),
+    (
+        lambda server: shutil.rmtree(server.backends),
+        "is Triton 2.99.1dev without Python backend: no backends/python/libtriton_python.so",
+    ),
+    (
+        lambda server: stub_of(server).unlink(),
+        "is Triton 2.99.1dev without Python backend: no backends/python/triton_python_backend_stub",
+    ),
+    (
+        lambda server: program(stub_of(server), "libpython3.8.so.1.0"),
+        rf"runs Python 3\.8, and this is Python {PYTHON}: use that one, or put a stub for ",
+    ),
+]
 
 
-def lacks_its_library(server: Installation) -> None:
-    shutil.copy(install().binary, server.binary)  # without those beside it
-
-
-def needs_a_newer_system(server: Installation) -> None:
-    program(server.binary, "bin/tritonserver: /lib/libc.so.6: version `GLIBC_2.99' not found (required by it)")
-
-
-def has_no_backend(server: Installation) -> None:
-    shutil.rmtree(server.backends)
-
-
-def has_no_stub(server: Installation) -> None:
-    (server.backends / "python" / "triton_python_backend_stub").unlink()
-
-
-def has_a_stub_that_may_not_be_executed(server: Installation) -> None:
-    (server.backends / "python" / "triton_python_backend_stub").chmod(0o644)
-
-
-def is_for_another_python(server: Installation) -> None:
-    program(server.backends / "python" / "triton_python_backend_stub", "libpython3.8.so.1.0")
-
-
-def has_a_stub_without_its_library(server: Installation) -> None:
-    program(
-        server.backends / "python" / "triton_python_backend_stub",
-        "stub: error while loading shared libraries: libz.so.9: cannot open shared object file: No such file",
-    )
-
-
-BROKEN: Final[dict[Callable[[Installation], None], str]] = {
-    has_nothing: "is no server's folder: it has no bin/tritonserver",
-    is_of_another_architecture: r"bin/tritonserver cannot be executed here \(Exec format error\): is it built for ",
-    is_another_program: "is no tritonserver: asked for its version, it says 'usage: something else'",
-    may_not_be_executed: r"bin/tritonserver may not be executed: chmod \+x it",
-    lacks_its_library: r"bin/tritonserver cannot be loaded: lib\S+\.so\S*: cannot open .*; install it, or put it into ",
-    needs_a_newer_system: "built on a newer system than this: /lib/libc.so.6: version `GLIBC_2.99' not found",
-    has_no_backend: "is Triton 2.99.1dev without Python backend: no backends/python/libtriton_python.so",
-    has_no_stub: "is Triton 2.99.1dev without Python backend: no backends/python/triton_python_backend_stub",
-    has_a_stub_that_may_not_be_executed: r"triton_python_backend_stub may not be executed: chmod \+x it",
-    is_for_another_python: rf"runs Python 3\.8, and this is Python {PYTHON}: use that one, or put a stub for ",
-    has_a_stub_without_its_library: r"backend_stub cannot be loaded: libz\.so\.9: cannot open .*; install it",
-}
-
-
-@pytest.mark.parametrize("breaks", BROKEN)
+@pytest.mark.parametrize(("break_it", "told"), BROKEN)
 def test_a_folder_that_will_not_do_is_told_in_a_line(
-    breaks: Callable[[Installation], None], server: Installation, monkeypatch: pytest.MonkeyPatch
+    break_it: Callable[[Installation], object], told: str, server: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    breaks(server)
+    break_it(server)
     monkeypatch.setenv(FOLDER_VARIABLE, str(server.folder))
-    with pytest.raises(MachineError, match=BROKEN[breaks]) as told:
+    with pytest.raises(MachineError, match=told) as error:
         install()
-    assert len(str(told.value).splitlines()) == 1
+    assert len(str(error.value).splitlines()) == 1
 
 
 def test_a_folder_that_will_do_is_taken(server: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,10 +308,3 @@ def test_the_server_that_is_installed_runs_here_and_is_of_its_release(monkeypatc
 def test_a_server_has_what_its_triton_and_older_ones_have(server: Installation, triton: str, is_there: bool) -> None:
     program(server.binary, tells("2.41.0dev"))
     assert server.is_at_least(triton) is is_there
-
-
-@pytest.mark.parametrize(("version", "needs_numpy_1"), [("2.51.0", True), ("2.52.0", False), ("2.73.0dev", False)])
-def test_stubs_before_2_52_read_numpy_1_alone(server: Installation, version: str, needs_numpy_1: bool) -> None:
-    program(server.binary, tells(version))
-    assert wants_another(server) is (needs_numpy_1 and is_there_another())
-    assert reads_own(server) or needs_numpy_1

@@ -68,10 +68,6 @@ def test_a_gpu_that_models_see_is_named_with_its_versions() -> None:
     )
 
 
-def test_all_gpus_are_named() -> None:
-    assert read_facts({**FACTS, "devices": ["A", "B"]}, {}).text.startswith("models see A, B (")
-
-
 @pytest.mark.parametrize(
     ("facts", "environment", "words"),
     [
@@ -104,14 +100,14 @@ def test_a_gpu_without_the_bindings_is_seen_and_not_ready() -> None:
     assert "their Python has no cuda-bindings" in finding.text
 
 
+def test_a_library_that_the_backend_does_not_find_is_told() -> None:
+    assert "Triton's Python backend looks for libcuda.so" in read_facts({**FACTS, "backend_finds_it": False}, {}).text
+
+
 def test_an_instance_of_a_divided_gpu_is_usable_with_a_word_of_warning() -> None:
     finding = read_facts({**FACTS, "devices": ["NVIDIA A100-SXM4-40GB MIG 1g.5gb"]}, {})
     assert finding.is_ready
     assert "clients must use the very same instance" in finding.text
-
-
-def test_a_driver_that_tritons_backend_does_not_find_is_told() -> None:
-    assert "Triton's Python backend looks for libcuda.so" in read_facts({**FACTS, "backend_finds_it": False}, {}).text
 
 
 # --- by a process
@@ -124,24 +120,11 @@ def test_without_a_driver_a_process_says_so() -> None:
     assert finding.text.startswith("models see no GPU: there is no NVIDIA driver here")
 
 
-@without_driver
-def test_a_file_of_that_name_that_is_no_library_is_told(tmp_path: Path) -> None:
-    (tmp_path / "libcuda.so.1").write_text("none")
-    finding = find_gpus({**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}, sys.executable)
-    assert "the driver's library cannot be loaded: " in finding.text
-
-
 def test_a_driver_that_is_found_through_the_environment_is_asked(with_fake: dict[str, str]) -> None:
     finding = find_gpus({**with_fake, "SHM_FAKE_CUDA_DRIVER_VERSION": "12080"}, sys.executable)
     assert finding.devices == ("fake CUDA driver, no GPU",) * 2
     assert finding.is_ready
     assert "(CUDA 12.8, " in finding.text
-
-
-def test_a_driver_without_a_device_is_told_from_none(with_fake: dict[str, str]) -> None:
-    finding = find_gpus({**with_fake, "SHM_FAKE_CUDA_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "-1"}, sys.executable)
-    assert (finding.has_driver, finding.is_ready) == (True, False)
-    assert f"there is a driver ({library()}), and it shows no device; CUDA_VISIBLE_DEVICES is '-1'" in finding.text
 
 
 def test_a_python_without_the_bindings_is_told(with_fake: dict[str, str], tmp_path: Path) -> None:
@@ -150,11 +133,8 @@ def test_a_python_without_the_bindings_is_told(with_fake: dict[str, str], tmp_pa
     assert "models see fake CUDA driver, no GPU, fake CUDA driver, no GPU, but their Python has no cuda" in finding.text
 
 
-def test_a_python_that_is_not_there_is_told() -> None:
+def test_a_process_that_dies_or_does_not_start_is_told() -> None:
     assert "no process of the models' Python could be asked" in find_gpus({"PATH": "/nowhere"}, "no-python").text
-
-
-def test_a_process_that_dies_is_told() -> None:
     assert find_gpus(os.environ, "false").text == "models see no GPU: the process that asked the driver ended: status 1"
 
 
@@ -184,15 +164,3 @@ def test_what_stubs_see_is_asked_in_the_environment_of_a_server_that_runs(
     models = repository(tmp_path, CONFIG.replace("KIND_GPU", "KIND_CPU"))
     with EmbeddedServer.start(models, log_file=tmp_path / "log", numpy="own") as server:
         assert find_gpus(server.environment).devices == ("fake CUDA driver, no GPU",) * 2
-
-
-@built_for_gpus
-@without_driver
-def test_a_server_that_takes_the_fake_driver_for_a_real_one_loads_no_model(
-    tmp_path: Path, with_fake: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LD_LIBRARY_PATH", with_fake["LD_LIBRARY_PATH"])
-    models = repository(tmp_path, CONFIG.replace("KIND_GPU", "KIND_CPU"))
-    with pytest.raises(MachineError, match="unable to get number of CUDA devices") as failure:
-        EmbeddedServer.start(models, log_file=tmp_path / "log", numpy="own")
-    assert "models see fake CUDA driver, no GPU" in str(failure.value)

@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from shm_backend_utils.client import ShmClient
-from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import CallerError, MachineError
 from shm_backend_utils.server import EmbeddedServer, install, launch, stub_numpy
 from shm_backend_utils.server.stub_numpy import install_numpy, is_there_another, make_environment
@@ -95,15 +93,6 @@ def test_a_model_of_pb_utils_alone_reads_and_gives_numbers_and_strings(default_s
     assert result.as_numpy("IMPORTS")[0].decode().startswith(version)
 
 
-@needs_another
-@pytest.mark.parametrize("path", ["direct", "triton-shm", "inline"])
-def test_strings_come_and_go_every_way(default_server: EmbeddedServer, path: PathName) -> None:
-    with ShmClient(default_server.grpc_url, path=path) as client:
-        result = client.infer("words", {"WORDS": [["a", "bc"]]})
-        assert result["LOUD"].tolist() == [[b"A", b"BC"]]
-        assert result["LENGTHS"].tolist() == [[1, 2]]
-
-
 def test_an_unknown_word_for_it_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CallerError, match="numpy is '2'; expected 'server' or 'own'"):
         EmbeddedServer.start(tmp_path, numpy="2")  # type: ignore[arg-type]
@@ -156,9 +145,3 @@ def test_numpy_is_installed_once_and_nothing_is_left_beside_it(wheels: Path, tmp
 def test_a_numpy_that_cannot_be_fetched_is_an_error_that_tells_how_to_do_without(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match='numpy==1.26.4, .*; numpy="own" does without\\)'):
         install_numpy(tmp_path / "numpy")
-
-
-def test_a_folder_that_cannot_be_written_to_is_an_error_that_names_it(tmp_path: Path) -> None:
-    (tmp_path / "server").touch()
-    with pytest.raises(MachineError, match="cannot be installed in .*/server/numpy: .*; have it installed by who may"):
-        install_numpy(tmp_path / "server" / "numpy")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -50,14 +49,6 @@ def test_the_wheel_has_the_stubs_as_packages_beside_the_library(wheel: Path) -> 
     assert {root for root in roots if not root.endswith(".dist-info")} == {"shm_backend_utils"} | {
         name.split("/")[0] for name in FILES
     }
-
-
-def test_the_source_distribution_has_them(tmp_path: Path) -> None:
-    run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path), cwd=ROOT)
-    (file,) = tmp_path.glob("*.tar.gz")
-    with tarfile.open(file) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {f"stubs/{name}" for name in FILES} <= names
 
 
 def test_mypy_finds_them_where_the_wheel_is_installed(wheel: Path, tmp_path: Path) -> None:

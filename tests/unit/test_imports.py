@@ -32,21 +32,6 @@ def files_that_import(package: str) -> set[str]:
     return {str(file.relative_to(FOLDER)) for file in FILES if package in packages_imported_by(file.read_text())}
 
 
-@pytest.mark.parametrize(
-    ("source", "packages"),
-    [
-        ("import a.b", {"a"}),
-        ("import a as b, c", {"a", "c"}),
-        ("from a.b import c", {"a"}),
-        ("from . import a", set()),
-        ("from ..a import b", set()),
-        ("def f():\n    if True:\n        import a", {"a"}),
-    ],
-)
-def test_every_form_of_import_is_seen(source: str, packages: set[str]) -> None:
-    assert packages_imported_by(source) == packages
-
-
 @pytest.mark.parametrize("missing", [[], ["ml_dtypes"]], ids=["all there", "without ml_dtypes"])
 def test_importing_the_model_half_loads_only_numpy_and_the_standard_library(missing: list[str]) -> None:
     modules = ["errors", "model_spec", "tensors.dlpack", "tensors.view", "memory.managed", "protocol.table", "model"]

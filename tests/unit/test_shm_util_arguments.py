@@ -14,7 +14,7 @@ import tritonclient.grpc
 import tritonclient.grpc.aio
 import tritonclient.http
 import tritonclient.utils
-from tritonclient.utils import InferenceServerException, serialize_byte_tensor, shared_memory
+from tritonclient.utils import InferenceServerException, shared_memory
 
 from shm_backend_utils.client.unregistering import unregister_when_free
 from shm_backend_utils.compat import shm_util as su
@@ -24,7 +24,7 @@ from shm_backend_utils.compat.shm_util import (
     create_set_shm_regions,
     unregister_cleanup_shm_regions,
 )
-from shm_backend_utils.errors import ClosedError, TensorError, TensorTypeError
+from shm_backend_utils.errors import TensorError, TensorTypeError
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 
@@ -71,17 +71,6 @@ def test_strings_are_the_same_whatever_holds_them(words: Any) -> None:
     cleanup_shm_regions([handle])
 
 
-@pytest.mark.parametrize("words", [np.array(["a", "bcd"]), np.array([b"a", b"bcd"])], ids=["U", "S"])
-@pytest.mark.parametrize("kind", [object, np.bytes_, np.str_])
-def test_arrays_of_fixed_length_are_strings_and_all_strings_are_read_as_bytes(
-    words: npt.NDArray[Any], kind: Any
-) -> None:
-    (handle,), (tensor,), _ = create([("WORDS", words)], [])
-    assert tensor.datatype() == "BYTES"
-    assert handle.read(kind, [2]).tolist() == [b"a", b"bcd"]
-    cleanup_shm_regions([handle])
-
-
 @pytest.mark.parametrize("tensor", [np.empty((0, 2), object), np.empty(0, "U3"), np.array(7, np.int64)])
 def test_nothing_and_a_number_are_tensors_too(tensor: npt.NDArray[Any]) -> None:
     (handle,), (described,), _ = create([tensor], [])
@@ -105,19 +94,6 @@ def test_what_is_read_has_a_size_and_a_type_that_triton_has() -> None:
     with pytest.raises(TensorError, match="tensor 'x' has 16 bytes, but the lengths of its strings lead beyond"):
         handle.read(object, 1)
     handle.destroy()
-
-
-def test_names_may_be_mixed_with_none() -> None:
-    handles, inputs, _ = create([("FIRST", FIVE), FIVE, ["THIRD", FIVE]], [])
-    assert [tensor.name() for tensor in inputs] == ["FIRST", "INPUT1", "THIRD"]
-    assert [handle.name for handle in handles] == ["input0", "input1", "input2"]
-    cleanup_shm_regions(handles)
-
-
-def test_sizes_may_be_numbers_of_numpy() -> None:
-    handles, _, _ = create(ONE_INPUT, [("Y", np.int64(20))], NAMES, [np.int32(32), FIVE.nbytes])
-    assert [handle.byte_size for handle in handles] == [32, 20]
-    cleanup_shm_regions(handles)
 
 
 # --- what it says of the rest
@@ -203,18 +179,6 @@ def test_a_client_of_asyncio_is_refused() -> None:
         create_set_shm_regions(ONE_INPUT, ONE_OUTPUT, NAMES, SIZES, client, "grpc")
 
 
-def test_what_was_read_stays_as_it_was() -> None:
-    (handle,), _, _ = create(ONE_INPUT, [])
-    read = handle.read(np.float32, 5)
-    handle.write(np.zeros(20, np.uint8))
-    assert read.tolist() == FIVE.tolist()
-    read[:] = 7
-    assert handle.read(np.float32, 5).tolist() == [0] * 5
-    cleanup_shm_regions([handle])
-    with pytest.raises(ClosedError, match="region 'input0' is closed"):
-        handle.read(np.float32, 5)
-
-
 X: Final = np.arange(4, dtype=np.float32)
 SHM: Final = Path("/dev/shm")
 
@@ -241,32 +205,6 @@ def test_without_shared_memory_there_is_nothing_to_do_and_both_kinds_at_once_are
         su.create_set_shm_regions([X], [X], 16, 16, ["OUTPUT0"], None, None, True, True)
     with pytest.raises(ValueError, match="are both set; expected one of them"):
         su.create_set_either_shm_region(["a", "b"], [X], 16, 16, True, True)
-
-
-def test_the_arguments_may_have_their_names() -> None:
-    names, handles = su.create_set_shm_regions(
-        input0_list=[X],
-        input1_list=[X, X],
-        output0_byte_size=16,
-        output1_byte_size=16,
-        outputs=["OUTPUT1"],
-        shm_region_names=["upstream0", "upstream1", "upstream3"],
-        precreated_shm_regions=None,
-        use_system_shared_memory=True,
-        use_cuda_shared_memory=False,
-    )
-    assert [(SHM / name).stat().st_size for name in names] == [16, 32, 16]
-    assert handles[2] is None
-    for handle in filter(None, handles):
-        shared_memory.destroy_shared_memory_region(handle)
-
-
-def test_strings_are_those_that_were_serialized() -> None:
-    words = [serialize_byte_tensor(np.array([[b"a", b"bcd"]], object))]
-    names, handles = su.create_set_shm_regions(words, words, 1, 1, [], ["words0", "words1"], None, True, False)
-    assert (SHM / names[0]).read_bytes() == b"\1\0\0\0a\3\0\0\0bcd"
-    for handle in handles[:2]:
-        shared_memory.destroy_shared_memory_region(handle)
 
 
 def test_what_cannot_be_made_leaves_nothing_behind() -> None:
@@ -332,13 +270,6 @@ class Region:
         self.attempts += 1
         if self.attempts <= self.in_use:
             raise InferenceServerException(self.message)
-
-
-@pytest.mark.parametrize("in_use", [0, 1, 3])
-def test_it_is_tried_until_it_is_free(in_use: int) -> None:
-    region = Region(in_use)
-    unregister_when_free(region.unregister)
-    assert region.attempts == in_use + 1
 
 
 def test_what_stays_in_use_is_an_error() -> None:

@@ -32,7 +32,6 @@ class TritonPythonModel:
         self.outputs = [output["name"] for output in json.loads(args["model_config"])["output"]]
         self.launched = self.finished = 0
         self.kept = None
-        self.own = None
 
     @cached_property
     def runtime(self) -> CudaRuntime:
@@ -119,19 +118,6 @@ class TritonPythonModel:
         self.launch(stream, lambda x, copied: np.copyto(copied, x), x, copied)
         call.put("Y", call.input("X"))
 
-    def do_pass_a_part_through(self, call):
-        call.put("Y", call.input("X").array[1:-1])
-
-    def do_repeat(self, call):
-        """Three times X, one after another."""
-        x = call.input("X")
-        y = call.output("Y", (3 * x.shape[0],), x.dtype)
-        values = np.tile(call.to_host(x), 3)
-        if isinstance(y, DeviceView):
-            call.put("Y", values)
-        else:
-            y.numpy()[:] = values
-
     def do_answer_while_it_runs(self, call):
         """Write 42, wait until somebody writes to the input, and answer that."""
         x, y = call.input("X").array, call.output("Y", (2,), np.float32).array
@@ -152,18 +138,6 @@ class TritonPythonModel:
         kept = self.kept
         call.put("Y", DRIVER.memory(kept.address, kept.shape, kept.dtype).copy())
 
-    def do_tell_attributes(self, call):
-        """Tell the memory type, the device and the size of X, and whether it came with a handle."""
-        attributes = call.input("X").attributes
-        has_handle = attributes.cuda_ipc_handle is not None
-        told = [attributes.memory_type, attributes.memory_type_id, attributes.byte_size, has_handle]
-        call.put("Y", np.array(told, np.float32))
-
-    def do_export(self, call):
-        """Allocate memory, and give its handle away."""
-        self.own = self.runtime.allocate(1 << 16, 0)
-        call.put("Y", np.frombuffer(self.runtime.export(self.own), np.uint8).astype(np.float32))
-
     def do_fail_next(self, call):
         """Let CUDA fail the next times that it is asked for something."""
         parameters = call.parameters
@@ -171,11 +145,8 @@ class TritonPythonModel:
         self.do_tell(call)
 
     def do_let_go(self, call):
-        """Drop what was kept or allocated, and sweep."""
+        """Drop what was kept, and sweep."""
         self.kept = None
-        if self.own is not None:
-            self.runtime.free(self.own, 0)
-            self.own = None
         self.do_sweep(call)
 
     def do_sweep(self, call):

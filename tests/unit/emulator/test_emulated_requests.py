@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
-from scripts.tools.lone_emulator import KeptAnswers, LoneServer, deliver_alone
 from shm_backend_utils.gpu.arrays.capsules import CapsuleTensor, capsule_over, taken_over
 from shm_backend_utils.tensors.dlpack import CUDA
-from shm_backend_utils.tensors.dlpack_structures import managed_tensor
 from shm_backend_utils.testing.emulator import (
     MetricsRegistry,
     TritonModelException,
@@ -102,21 +100,8 @@ def call(host: Host, **more: Any) -> Any:
     return host.backend.InferenceRequest(model_name="n", inputs=inputs, requested_output_names=[], **more)
 
 
-def test_inputs_are_copied_at_delivery(host: Host) -> None:
-    array = np.arange(3, dtype=np.float32)
-    request = delivered(host, Sink(), inputs=[("X", "FP32", array)])
-    array[:] = 9
-    assert request.inputs()[0].as_numpy().tolist() == [0, 1, 2]
-
-
 def test_parameters_come_in_another_order_than_they_were_given(host: Host) -> None:
     assert delivered(host, Sink(), parameters={"a": 1, "b": "ü", "c": 0.5}).parameters() == '{"c":0.5,"b":"ü","a":1}'
-
-
-def test_whether_the_client_has_gone_is_asked_of_the_host(host: Host) -> None:
-    request = delivered(host, Sink())
-    assert request.is_cancelled()
-    assert request.get_response_sender().is_cancelled()
 
 
 def test_what_a_sender_sends_is_pruned_and_copied(host: Host) -> None:
@@ -195,56 +180,3 @@ def test_memory_of_a_gpu_is_handed_on_where_it_is_and_kept(host: Host) -> None:
     del taken
     gc.collect()
     assert gone() is None
-
-
-def test_memory_of_a_gpu_of_a_type_that_triton_does_not_have_is_not_handed_on(host: Host) -> None:
-    capsule = capsule_over(CapsuleTensor(4096, (2,), (4,), np.dtype(np.float32), CUDA, 0, False), None, None)
-    managed_tensor(capsule).tensor.dtype.bits = 24
-    tensor = host.backend.Tensor.from_dlpack("X", capsule)
-    with pytest.raises(TritonModelException, match='^DType code "0" is not supported'):
-        tensor.to_dlpack()
-
-
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda backend: backend.load_model("n"),
-        lambda backend: backend.unload_model("n"),
-        lambda backend: backend.is_model_ready("n"),
-    ],
-)
-def test_there_is_no_other_model_to_ask_for(ask: Callable[[Any], object]) -> None:
-    with pytest.raises(TritonModelException, match="this server has no other model$"):
-        ask(LoneServer().backend)
-
-
-@pytest.mark.parametrize("decoupled", [False, True])
-def test_there_is_no_other_model_to_call(decoupled: bool) -> None:
-    backend = LoneServer().backend
-    request = backend.InferenceRequest(model_name="n", inputs=[], requested_output_names=[])
-    found = request.exec(decoupled=decoupled)
-    (response,) = found if decoupled else [found]
-    assert response.error().message().endswith("this server has no other model")
-
-
-def test_what_is_logged_is_kept_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    server = LoneServer()
-    server.backend.Logger.log_warn("first")
-    server.backend.Logger.log_error("second")
-    assert server.lines == ["first", "second"]
-    assert capsys.readouterr().err == "first\nsecond\n"
-
-
-def test_what_a_request_is_answered_with_is_kept() -> None:
-    backend, answers = LoneServer().backend, KeptAnswers()
-    request = deliver_alone(backend, {"a": 1}, ["Y"], {"X": np.arange(2)}, answers)
-    assert (request.parameters(), request.requested_output_names()) == ('{"a":1}', {"Y"})
-    assert [tensor.name() for tensor in request.inputs()] == ["X"]
-    sender, response = request.get_response_sender(), backend.InferenceResponse([])
-    sender.send(response)
-    assert (answers.sent, answers.is_over) == ([response], False)
-    sender.send(flags=backend.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-    assert (answers.sent, answers.is_over) == ([response, None], True)
-    assert not request.is_cancelled()
-    answers.is_given_up = True
-    assert request.is_cancelled()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import queue
 import sys
@@ -16,9 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import AsyncShmClient, PoolOptions, ShmClient
+from shm_backend_utils.client import ShmClient
 from shm_backend_utils.client.errors import DeadlineExceededError, InferenceError
-from shm_backend_utils.client.options import Tls
 from shm_backend_utils.errors import CallerError, ClosedError
 from shm_backend_utils.testing.harness import Faults, ModelHarness, Request
 from shm_backend_utils.testing.leak_probe import ShmLeakProbe
@@ -93,20 +91,6 @@ def test_a_model_without_a_batcher_gets_one_request_at_a_time(tmp_path: Path) ->
         pytest.raises(CallerError, match="gets one request at a time"),
     ):
         harness.execute([rows(1), rows(1)])
-
-
-def test_ragged_inputs_come_together(tmp_path: Path) -> None:
-    with ModelHarness(folder_of(tmp_path, COUNTING, CONFIG % ("", "allow_ragged_batch: true"))) as harness:
-        answers = harness.execute([rows(1, 3), rows(2, 5)])
-        assert [answer["Y"].tolist() for answer in answers if isinstance(answer, dict)] == [[[2, 3]]] * 2
-
-
-def test_the_order_of_inputs_is_no_matter(tmp_path: Path) -> None:
-    config = CONFIG % ("", "") + 'input [ { name: "Z" data_type: TYPE_FP32 dims: [ -1 ] } ]'
-    x, z = np.zeros((1, 3), np.float32), np.zeros((1, 5), np.float32)
-    with ModelHarness(folder_of(tmp_path, COUNTING, config)) as harness:
-        answers = harness.execute([{"X": x, "Z": z}, {"Z": z, "X": x}])
-        assert [answer["Y"].tolist() for answer in answers if isinstance(answer, dict)] == [[[2, 2]]] * 2
 
 
 def test_requests_that_wait_at_once_come_together(tmp_path: Path) -> None:
@@ -209,15 +193,6 @@ def test_a_client_that_closes_ends_its_calls(harness: ModelHarness, folder: Path
         assert isinstance(call.exception(ENOUGH_S), ClosedError)
 
 
-def test_an_asynchronous_client_closes_after_its_deadline(harness: ModelHarness) -> None:
-    async def call() -> None:
-        async with AsyncShmClient(harness) as client:
-            with pytest.raises(DeadlineExceededError):
-                await client.infer("m", X, path="inline", timeout_s=0.2)
-
-    in_time(lambda: asyncio.run(call()))
-
-
 def test_the_model_knows_that_nobody_waits(harness: ModelHarness, folder: Path) -> None:
     for _ in range(2):
         with pytest.raises(DeadlineExceededError):
@@ -280,11 +255,6 @@ def test_a_closed_harness_says_so() -> None:
         ShmClient(harness)
 
 
-def test_a_harness_speaks_no_tls() -> None:
-    with ModelHarness(IDENTITY) as harness, pytest.raises(CallerError, match="is without TLS"):
-        ShmClient(harness, tls=Tls())
-
-
 def test_a_harness_that_nobody_closed_is_told() -> None:
     with pytest.warns(ResourceWarning, match="the ModelHarness made"):
         _make_and_forget()
@@ -296,16 +266,6 @@ def _make_and_forget() -> None:
     del harness
     gc.collect()
     server.close()
-
-
-def test_statistics_count_requests_rows_and_errors(tmp_path: Path) -> None:
-    pool = PoolOptions(region="system")  # else a request tries whether the model can fetch sealed memory
-    with ModelHarness(IDENTITY) as harness, ShmClient(harness, pool=pool) as client:
-        for _ in range(3):
-            client.infer("identity", INPUTS, path="inline")
-        (told,) = client.get_inference_statistics("identity")["model_stats"]
-        assert (told["inference_count"], told["execution_count"]) == (3, 3)
-        assert told["inference_stats"]["success"]["count"] == 3
 
 
 def test_finalize_waits_for_what_is_executed(tmp_path: Path) -> None:

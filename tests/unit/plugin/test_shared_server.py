@@ -171,30 +171,6 @@ def test_who_has_to_do_with_a_death_is_told_and_run_once_more_if_triton_crashed_
 
 
 @pytest.mark.long
-def test_it_is_told_by_workers_too(project: Path) -> None:
-    status, printed = outcome_of(
-        project,
-        """
-        from conftest import CRASH
-
-        def test_it(client, triton_server):
-            if client == 1:
-                triton_server.die(CRASH)
-            assert triton_server.is_running
-        """,
-        "-n1",
-    )
-    assert (status, "1 passed, 1 server died" in printed) == (0, True), printed
-    assert "test_it.py::test_it: failed as Triton itself crashed, and was run once more\nSignal (11)" in printed
-
-
-@pytest.mark.long
-def test_other_failures_are_failures(project: Path) -> None:
-    status, printed = outcome_of(project, "def test_it(triton_server):\n    assert triton_server.number == 2\n")
-    assert (status, HEADING in printed, "1 failed" in printed) == (1, False, True), printed
-
-
-@pytest.mark.long
 def test_the_time_that_a_start_takes_is_not_the_tests(project: Path) -> None:
     status, printed = outcome_of(
         project,

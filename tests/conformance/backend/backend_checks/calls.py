@@ -12,7 +12,6 @@ from .expecting import kills_the_server, refused, same, since
 UNKNOWN = "Model {0} - Error when running inference: Request for unknown model: '{0}' is not found"
 WHERE = "Failed to process the request for model 'checks_0_0', message: "
 NOT_KNOWN = f"Failed to check model readiness: {WHERE}Request for unknown model: "
-NO_VERSION = f"Failed to check model readiness: {WHERE}failed to get model version from specified version string "
 
 
 def _call(pb_utils: Any, **given: Any) -> Any:
@@ -132,24 +131,10 @@ def check_responses_can_be_had_again(pb_utils: Any, request: Any) -> None:
     assert all(one is other for one, other in zip(first, second, strict=True))
 
 
-def check_any_model_can_be_called_as_a_decoupled_one(pb_utils: Any, request: Any) -> None:
-    responses = _call(pb_utils).exec(decoupled=True)
-    same([_said(response) for response in responses], [{"Y": [0.0, 1.0, 2.0]}])
-    same([_said(response) for response in responses], [{"Y": [0.0, 1.0, 2.0]}])
-
-
 @since("2.71")
 def check_a_refused_call_is_one_response(pb_utils: Any, request: Any) -> None:
     text = UNKNOWN.format("none")
     same([_said(response) for response in _call(pb_utils, model_name="none").exec(decoupled=True)], [text])
-
-
-def check_whether_it_is_decoupled_is_a_bool(pb_utils: Any, request: Any) -> None:
-    for value in (None, "x", 2.5j):
-        if value != 2.5j:
-            refused(TypeError, None, _call(pb_utils).exec, value)
-    same(type(_call(pb_utils).exec(0)).__name__, "InferenceResponse")
-    same(type(_call(pb_utils).exec(1)).__name__, "ResponseIterator")
 
 
 def check_an_asynchronous_call_needs_a_loop(pb_utils: Any, request: Any) -> None:
@@ -196,20 +181,3 @@ def check_a_model_that_is_not_there_is_no_answer(pb_utils: Any, request: Any) ->
         refused(pb_utils.TritonModelException, text, pb_utils.is_model_ready, *arguments)
     text = f"{NOT_KNOWN}'echo' version 2 is not found"
     refused(pb_utils.TritonModelException, text, pb_utils.is_model_ready, "echo", "2")
-
-
-def check_what_is_loaded_and_unloaded_has_a_name_and_files(pb_utils: Any, request: Any) -> None:
-    text = "failed to load model 'echo', files should be a dictionary of file paths and file contents"
-    refused(pb_utils.TritonModelException, text, lambda: pb_utils.load_model("echo", files=[1]))
-    refused(TypeError, None, lambda: pb_utils.load_model("echo", files={"f": "x"}))
-    refused(TypeError, None, lambda: pb_utils.load_model(None))
-    refused(TypeError, None, lambda: pb_utils.load_model("echo", config=None))
-    refused(TypeError, None, lambda: pb_utils.unload_model("echo", None))
-    refused(RuntimeError, None, lambda: pb_utils.load_model("echo", files={1: b"x"}))
-
-
-@kills_the_server
-def check_a_version_is_a_number_above_zero(pb_utils: Any, request: Any) -> None:
-    for version, details in (("x", " (details: stol)"), ("-3", "")):
-        text = f"{NO_VERSION}'{version}'{details}, version should be an integral value > 0"
-        refused(pb_utils.TritonModelException, text, pb_utils.is_model_ready, "echo", version)

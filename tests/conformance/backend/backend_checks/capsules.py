@@ -26,19 +26,6 @@ def check_a_capsule_is_taken_over(pb_utils: Any, request: Any) -> None:
     same(tensor.as_numpy().dtype, np.dtype(np.float32))
 
 
-def check_a_used_capsule_has_a_name_of_the_stubs(pb_utils: Any, request: Any) -> None:
-    made = capsule((2,))
-    pb_utils.Tensor.from_dlpack("Y", made)
-    assert '"used_dlpack"' in repr(made)
-
-
-def check_an_unused_capsule_is_a_dltensor(pb_utils: Any, request: Any) -> None:
-    assert '"dltensor"' in repr(named(request, "X").to_dlpack())
-    assert '"dltensor"' in repr(named(request, "X").__dlpack__())
-    assert '"dltensor"' in repr(named(request, "X").__dlpack__(stream=None))
-    assert '"dltensor"' in repr(named(request, "X").__dlpack__(7))
-
-
 def check_bf16_travels_by_dlpack_alone(pb_utils: Any, request: Any) -> None:
     text = "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
     half = named(request, "HALF")
@@ -86,12 +73,6 @@ def check_types_that_triton_has_not_are_refused(pb_utils: Any, request: Any) -> 
         refused(pb_utils.TritonModelException, "Dtype is invalid.", pb_utils.Tensor.from_dlpack, "Y", made)
 
 
-def check_a_bfloat_has_16_bits(pb_utils: Any, request: Any) -> None:
-    text = "Expected BF16 tensor to have 16 bits, but had: 32"
-    made = capsule((1,), code=4, bits=32)
-    refused(pb_utils.TritonModelException, text, lambda: pb_utils.Tensor.from_dlpack("Y", made))
-
-
 def check_strides_must_be_those_of_c_order(pb_utils: Any, request: Any) -> None:
     for shape, strides in (((2, 3), (1, 2)), ((2, 3), (3, 2)), ((2, 2, 2), (4, 1, 2)), ((1, 2), (1, 2))):
         made = capsule(shape, strides)
@@ -101,13 +82,6 @@ def check_strides_must_be_those_of_c_order(pb_utils: Any, request: Any) -> None:
 def check_strides_of_ones_do_not_matter(pb_utils: Any, request: Any) -> None:
     for shape, strides in (((2, 1, 3), (3, 99, 1)), ((2, 3), (3, 1)), ((3, 1), (1, 7))):
         same(pb_utils.Tensor.from_dlpack("Y", capsule(shape, strides)).shape(), list(shape))
-
-
-def check_the_stride_of_the_first_axis_is_not_looked_at(pb_utils: Any, request: Any) -> None:
-    tensor = pb_utils.Tensor.from_dlpack("Y", capsule((3,), (2,), code=1, bits=8))
-    same(tensor.as_numpy().tolist(), [0, 1, 2])
-    tensor = pb_utils.Tensor.from_dlpack("Y", capsule((2, 2), (4, 1), code=1, bits=8))
-    same(tensor.as_numpy().tolist(), [[0, 1], [2, 3]])
 
 
 def check_other_devices_are_refused(pb_utils: Any, request: Any) -> None:
@@ -136,30 +110,6 @@ def check_a_tensor_of_another_library_is_asked_for_no_stream(pb_utils: Any, requ
 def check_what_is_no_tensor_is_refused(pb_utils: Any, request: Any) -> None:
     for thing in (5, None, "x", [1.0]):
         refused(pb_utils.TritonModelException, NO_TENSOR, pb_utils.Tensor.from_dlpack, "Y", thing)
-
-
-def check_a_name_for_a_capsule_must_not_be_empty(pb_utils: Any, request: Any) -> None:
-    text = "Tensor name cannot be an empty string."
-    refused(pb_utils.TritonModelException, text, lambda: pb_utils.Tensor.from_dlpack("", named(request, "X")))
-    refused(TypeError, None, lambda: pb_utils.Tensor.from_dlpack(None, named(request, "X")))
-
-
-def check_from_dlpack_is_the_class_and_has_no_names(pb_utils: Any, request: Any) -> None:
-    tensor = named(request, "X")
-    refused(TypeError, None, lambda: tensor.from_dlpack("Y", tensor))
-    refused(TypeError, None, lambda: pb_utils.Tensor.from_dlpack(name="Y", tensor=tensor))
-
-
-def check_no_elements_come_and_go(pb_utils: Any, request: Any) -> None:
-    tensor = pb_utils.Tensor.from_dlpack("Y", capsule((0, 3)))
-    same(tensor.shape(), [0, 3])
-    same(tensor.as_numpy().shape, (0, 3))
-
-
-def check_a_number_without_axes_comes(pb_utils: Any, request: Any) -> None:
-    tensor = pb_utils.Tensor.from_dlpack("Y", capsule((), content=np.float32(2.5).tobytes()))
-    same(tensor.shape(), [])
-    same(float(tensor.as_numpy()), 2.5)
 
 
 def check_errors_of_the_other_library_are_its_own(pb_utils: Any, request: Any) -> None:

@@ -15,12 +15,6 @@ def _config(pb_utils: Any, **more: Any) -> Any:
     return pb_utils.ModelConfig(json.dumps({"name": "m", "max_batch_size": 0, "input": [], "output": [], **more}))
 
 
-def check_a_configuration_is_a_dict(pb_utils: Any, request: Any) -> None:
-    config = _config(pb_utils)
-    same(config.as_dict(), {"name": "m", "max_batch_size": 0, "input": [], "output": []})
-    assert config.as_dict() is config.as_dict()
-
-
 def check_the_largest_batch_grows_alone(pb_utils: Any, request: Any) -> None:
     config = _config(pb_utils, max_batch_size=4)
     config.set_max_batch_size(8)
@@ -39,16 +33,6 @@ def check_requests_can_be_batched(pb_utils: Any, request: Any) -> None:
     config = _config(pb_utils, dynamic_batching={"max_queue_delay_microseconds": 5})
     config.set_dynamic_batching()
     same(config.as_dict()["dynamic_batching"], {"max_queue_delay_microseconds": 5})
-
-
-def check_another_scheduler_stays(pb_utils: Any, request: Any) -> None:
-    for scheduler in ("sequence_batching", "ensemble_scheduling"):
-        config = _config(pb_utils, **{scheduler: {}})
-        text = (
-            f"Configuration specified scheduling_choice as '{scheduler}', but auto-complete-config function for model "
-            "'m' tries to set scheduling_choice as 'dynamic_batching'"
-        )
-        refused(ValueError, text, config.set_dynamic_batching)
 
 
 def check_tensors_are_added(pb_utils: Any, request: Any) -> None:
@@ -112,12 +96,6 @@ def check_other_dims_are_refused(pb_utils: Any, request: Any) -> None:
         refused(ValueError, text, add, {**X, "dims": [2, -1]})
 
 
-def check_optional_stays_as_it_is_said(pb_utils: Any, request: Any) -> None:
-    config = _config(pb_utils, input=[{**X, "optional": False}])
-    text = "model 'm', tensor 'X': the model expects optional True but the model configuration specifies optional False"
-    refused(ValueError, text, lambda: config.add_input({**X, "optional": True}))
-
-
 def check_a_model_may_be_decoupled(pb_utils: Any, request: Any) -> None:
     config = _config(pb_utils)
     config.set_model_transaction_policy({})
@@ -127,8 +105,3 @@ def check_a_model_may_be_decoupled(pb_utils: Any, request: Any) -> None:
     same(config.as_dict()["model_transaction_policy"], {"decoupled": True})
     text = "trying to change decoupled property in auto-complete-config for model 'm', which is already set to 'True'."
     refused(ValueError, text, lambda: config.set_model_transaction_policy({"decoupled": False}))
-
-
-def check_a_policy_says_nothing_else(pb_utils: Any, request: Any) -> None:
-    text = f"model transaction property {IN} contains property other than 'decoupled'."
-    refused(ValueError, text, lambda: _config(pb_utils).set_model_transaction_policy({"x": 1}))

@@ -25,26 +25,12 @@ def check_the_module_has_these_names(pb_utils: Any, request: Any) -> None:
     same(found, PUBLIC.split())
 
 
-def check_constants(pb_utils: Any, request: Any) -> None:
-    same(pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START, 1)
-    same(pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END, 2)
-    same(pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL, 1)
-    same(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL, 1)
-    same(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, 2)
-
-
 def check_inputs_are_found_by_name(pb_utils: Any, request: Any) -> None:
     find = pb_utils.get_input_tensor_by_name
     same(find(request, "X").name(), "X")
     assert find(request, "Z") is None
     assert find(request, None) is None
     same(find(inference_request=request, name="X").shape(), named(request, "X").shape())
-
-
-def check_outputs_are_found_by_name(pb_utils: Any, request: Any) -> None:
-    response = pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.zeros(1))])
-    same(pb_utils.get_output_tensor_by_name(response, "Y").name(), "Y")
-    assert pb_utils.get_output_tensor_by_name(inference_response=response, name="Z") is None
 
 
 def check_configurations_are_found_by_name(pb_utils: Any, request: Any) -> None:

@@ -51,23 +51,6 @@ def check_labels_tell_series_apart(pb_utils: Any, request: Any) -> None:
     same(again.value(), 1.0)
 
 
-def check_labels_may_be_none(pb_utils: Any, request: Any) -> None:
-    family = _family(pb_utils, "GAUGE")
-    first, second = family.Metric(), family.Metric(labels={})
-    first.set(8)
-    same(second.value(), 8.0)
-    same(family.Metric(None).value(), 8.0)
-
-
-def check_a_family_keeps_its_series(pb_utils: Any, request: Any) -> None:
-    family = _family(pb_utils, "GAUGE")
-    metric = family.Metric(labels={"check": "kept"})
-    metric.set(3)
-    del metric
-    gc.collect()
-    same(family.Metric(labels={"check": "kept"}).value(), 3.0)
-
-
 def check_series_go_with_their_family(pb_utils: Any, request: Any) -> None:
     families = pb_utils.MetricFamily
     family = families("checked_going", "what", families.COUNTER)
@@ -98,50 +81,6 @@ def check_buckets_are_a_histograms(pb_utils: Any, request: Any) -> None:
     refused(error, f"{start} Missing required buckets.", histogram.Metric)
     refused(error, f"{start} Buckets must be a list.", lambda: histogram.Metric(buckets=(1,)))
     refused(RuntimeError, None, lambda: histogram.Metric(buckets=["a"]))
-
-
-def check_labels_are_a_dict(pb_utils: Any, request: Any) -> None:
-    family = _family(pb_utils, "COUNTER")
-    text = "Failed to create metric. Labels must be a dictionary."
-    refused(pb_utils.TritonModelException, text, lambda: family.Metric(labels=[1]))
-    refused(TypeError, None, lambda: family.Metric(labels={"a": b"x"}))
-
-
-def check_values_are_numbers(pb_utils: Any, request: Any) -> None:
-    metric = _family(pb_utils, "GAUGE")
-    series = metric.Metric(labels={"check": "numbers"})
-    for value in ("1", None, [1], 10**400):
-        for change in (series.increment, series.set, series.observe):
-            refused(TypeError, None, change, value)
-    refused(TypeError, None, lambda: series.set(value=1))
-
-
-def check_a_family_needs_a_name_a_text_and_a_kind(pb_utils: Any, request: Any) -> None:
-    families = pb_utils.MetricFamily
-    for arguments in (
-        ("k", "d"),
-        ("k", "d", 0),
-        ("k", "d", None),
-        (None, "d", families.COUNTER),
-        ("k", 1, families.COUNTER),
-    ):
-        refused(TypeError, None, families, *arguments)
-
-
-def check_kinds(pb_utils: Any, request: Any) -> None:
-    families = pb_utils.MetricFamily
-    same(
-        [str(kind) for kind in (families.COUNTER, families.GAUGE, families.HISTOGRAM)],
-        ["MetricKind.COUNTER", "MetricKind.GAUGE", "MetricKind.HISTOGRAM"],
-    )
-    same([int(kind) for kind in (families.COUNTER, families.GAUGE, families.HISTOGRAM)], [0, 1, 2])
-
-
-def check_nobody_makes_a_metric(pb_utils: Any, request: Any) -> None:
-    metric = _family(pb_utils, "GAUGE")
-    kind = type(metric.Metric())
-    same(kind.__name__, "Metric")
-    refused(TypeError, "c_python_backend_utils.Metric: No constructor defined!", kind)
 
 
 @kills_the_server

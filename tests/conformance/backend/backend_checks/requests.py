@@ -43,11 +43,6 @@ def check_inputs_have_names_shapes_and_types(pb_utils: Any, request: Any) -> Non
     same(named(request, "FLAGS").as_numpy().tolist(), [True, False])
 
 
-def check_the_list_of_inputs_is_the_callers_own(pb_utils: Any, request: Any) -> None:
-    request.inputs().clear()
-    same(len(request.inputs()), 4)
-
-
 def check_an_inputs_array_is_writable_and_the_same_each_time(pb_utils: Any, request: Any) -> None:
     tensor = named(request, "X")
     array = tensor.as_numpy()
@@ -78,19 +73,6 @@ def check_a_trace_without_context_has_none(pb_utils: Any, request: Any) -> None:
     assert request.trace().get_context() is None
 
 
-def check_release_flags_are_a_number(pb_utils: Any, request: Any) -> None:
-    assert request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL) is None
-    refused(TypeError, None, lambda: request.set_release_flags(None))
-    refused(TypeError, None, lambda: request.set_release_flags(flags=1))
-
-
-def check_flags_can_be_set(pb_utils: Any, request: Any) -> None:
-    request.set_flags(pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END)
-    same(request.flags(), 2)
-    refused(TypeError, None, lambda: request.set_flags(-1))
-    refused(TypeError, None, lambda: request.set_flags(1.5))
-
-
 def check_what_a_request_is_made_of(pb_utils: Any, request: Any) -> None:
     made = _made(
         pb_utils, request_id="r", correlation_id="s", flags=3, timeout=5, parameters={"a": "ü", "b": True, "c": 3}
@@ -108,12 +90,6 @@ def check_what_a_request_has_by_default(pb_utils: Any, request: Any) -> None:
     same(made.inputs(), [])
     same(made.requested_output_names(), set())
     assert made.trace().get_context() is None
-
-
-def check_a_request_needs_three_things(pb_utils: Any, request: Any) -> None:
-    refused(TypeError, None, pb_utils.InferenceRequest)
-    refused(TypeError, None, lambda: pb_utils.InferenceRequest(model_name="echo"))
-    refused(TypeError, None, lambda: pb_utils.InferenceRequest(inputs=[], requested_output_names=[]))
 
 
 def check_a_correlation_id_is_a_number_or_a_text(pb_utils: Any, request: Any) -> None:
@@ -140,10 +116,6 @@ def check_parameters_of_other_types_are_refused(pb_utils: Any, request: Any) -> 
     refused(error, text, lambda: _made(pb_utils, parameters=[1]))
 
 
-def check_parameters_may_be_none(pb_utils: Any, request: Any) -> None:
-    same(_made(pb_utils, parameters=None).parameters(), "{}")
-
-
 def check_a_missing_input_is_refused(pb_utils: Any, request: Any) -> None:
     text = "Input tensor for request with id 'r' and model name 'echo' should not be empty."
     refused(pb_utils.TritonModelException, text, lambda: _made(pb_utils, request_id="r", inputs=[None]))
@@ -154,71 +126,7 @@ def check_an_output_without_a_name_is_refused(pb_utils: Any, request: Any) -> No
     refused(pb_utils.TritonModelException, text, lambda: _made(pb_utils, requested_output_names=["Y", ""]))
 
 
-def check_outputs_are_named_in_a_sequence(pb_utils: Any, request: Any) -> None:
-    same(_made(pb_utils, requested_output_names=("Y", "Y")).requested_output_names(), {"Y"})
-    for names in ({"Y"}, "Y", b"Y", None, [1], iter(["Y"])):
-        refused(TypeError, None, _made, pb_utils, requested_output_names=names)
-
-
-def check_inputs_come_in_a_sequence(pb_utils: Any, request: Any) -> None:
-    tensor = pb_utils.Tensor("X", np.zeros(1))
-    assert _made(pb_utils, inputs=(tensor,)).inputs()[0] is tensor
-    for inputs in (tensor, [1], {tensor}, None, {"X": tensor}):
-        refused(TypeError, None, _made, pb_utils, inputs=inputs)
-
-
-def check_numbers_have_their_bits(pb_utils: Any, request: Any) -> None:
-    for name, most in (("flags", 2**32), ("timeout", 2**64), ("model_version", 2**63)):
-        _made(pb_utils, **{name: most - 1})
-        for value in (most, 1.0, "1", None):
-            refused(TypeError, None, _made, pb_utils, **{name: value})
-    for name in ("flags", "timeout"):
-        refused(TypeError, None, _made, pb_utils, **{name: -1})
-    _made(pb_utils, model_version=-5)
-
-
-def check_texts_are_texts(pb_utils: Any, request: Any) -> None:
-    for name in ("request_id", "model_name"):
-        for value in (None, 7):
-            refused(TypeError, None, _made, pb_utils, **{name: value})
-
-
-def check_none_is_no_memory_and_no_trace(pb_utils: Any, request: Any) -> None:
-    refused(TypeError, None, lambda: _made(pb_utils, preferred_memory=None))
-    refused(TypeError, None, lambda: _made(pb_utils, trace=None))
-    _made(pb_utils, trace=request.trace())
-
-
-def check_preferred_memory(pb_utils: Any, request: Any) -> None:
-    memory = pb_utils.PreferredMemory
-    for kind in (pb_utils.TRITONSERVER_MEMORY_CPU, pb_utils.TRITONSERVER_MEMORY_GPU):
-        _made(pb_utils, preferred_memory=memory(kind, 1))
-        _made(pb_utils, preferred_memory=memory(preferred_memory_type=kind, preferred_device_id=1))
-    refused(TypeError, None, lambda: memory(0))
-    refused(TypeError, None, lambda: memory(None))
-    refused(TypeError, None, memory)
-    refused(TypeError, None, lambda: memory(pb_utils.TRITONSERVER_MEMORY_CPU, "1"))
-
-
-def check_kinds_of_memory_are_equal_to_numbers(pb_utils: Any, request: Any) -> None:
-    same((int(pb_utils.TRITONSERVER_MEMORY_GPU), int(pb_utils.TRITONSERVER_MEMORY_CPU)), (0, 1))
-    same(str(pb_utils.TRITONSERVER_MEMORY_CPU), "MemoryType.TRITONSERVER_MEMORY_CPU")
-
-
 def check_nobody_sends_to_a_request_of_ones_own(pb_utils: Any, request: Any) -> None:
     sender = _made(pb_utils).get_response_sender()
     text = "Unable to send response. Response sender has no reference to the decoupled state of the model."
     refused(pb_utils.TritonModelException, text, lambda: sender.send(pb_utils.InferenceResponse()))
-
-
-def check_what_a_request_can_be_asked(pb_utils: Any, request: Any) -> None:
-    expected = (
-        "async_exec correlation_id exec flags get_response_sender inputs is_cancelled parameters request_id "
-        "requested_output_names set_flags set_release_flags timeout trace"
-    )
-    same([name for name in dir(request) if name[0] != "_"], expected.split())
-
-
-def check_a_delivered_request_is_one(pb_utils: Any, request: Any) -> None:
-    assert isinstance(request, pb_utils.InferenceRequest)
-    assert all(isinstance(tensor, pb_utils.Tensor) for tensor in request.inputs())

@@ -17,11 +17,6 @@ def check_strings_of_a_client_are_bytes_objects(pb_utils: Any, request: Any) -> 
     assert words.flags.writeable
 
 
-def check_strings_are_the_same_array_each_time(pb_utils: Any, request: Any) -> None:
-    tensor = named(request, "WORDS")
-    assert tensor.as_numpy() is tensor.as_numpy()
-
-
 def check_dlpack_has_no_strings(pb_utils: Any, request: Any) -> None:
     text = "DLPack does not have support for string tensors."
     for tensor in (named(request, "WORDS"), pb_utils.Tensor("Y", np.array([b"a"], object))):
@@ -51,15 +46,6 @@ def check_strings_are_packed_after_their_lengths(pb_utils: Any, request: Any) ->
 
 def check_numpys_bytes_are_packed_without_their_last_zeros(pb_utils: Any, request: Any) -> None:
     same(pb_utils.serialize_byte_tensor(np.array([b"a\0", b"bc"])), b"\1\0\0\0a\2\0\0\0bc")
-
-
-def check_nothing_is_packed_as_an_empty_tuple(pb_utils: Any, request: Any) -> None:
-    same(pb_utils.serialize_byte_tensor(np.array([], object)), ())
-    same(pb_utils.serialize_byte_tensor(np.zeros(0)), ())
-
-
-def check_numbers_are_not_packed(pb_utils: Any, request: Any) -> None:
-    assert pb_utils.serialize_byte_tensor(np.zeros(2)) is None
 
 
 def check_packed_strings_are_unpacked(pb_utils: Any, request: Any) -> None:

@@ -26,38 +26,14 @@ def check_a_tensor_has_its_name_and_shape(pb_utils: Any, request: Any) -> None:
     same(pb_utils.Tensor("Y", np.zeros(())).shape(), [])
 
 
-def check_a_shape_is_the_callers_own_list(pb_utils: Any, request: Any) -> None:
-    tensor = pb_utils.Tensor("Y", np.zeros(2))
-    tensor.shape().append(3)
-    same(tensor.shape(), [2])
-
-
-def check_a_name_may_be_bytes(pb_utils: Any, request: Any) -> None:
-    same(pb_utils.Tensor("ü".encode(), np.zeros(1)).name(), "ü")
-
-
 def check_a_name_must_not_be_empty(pb_utils: Any, request: Any) -> None:
     text = "Tensor name cannot be an empty string."
     refused(pb_utils.TritonModelException, text, lambda: pb_utils.Tensor("", np.zeros(1)))
 
 
-def check_a_name_must_be_a_text(pb_utils: Any, request: Any) -> None:
-    for name in (None, 7, ["Y"]):
-        refused(TypeError, None, pb_utils.Tensor, name, np.zeros(1))
-
-
-def check_a_name_must_be_utf_8(pb_utils: Any, request: Any) -> None:
-    refused(TypeError, None, lambda: pb_utils.Tensor("\ud800", np.zeros(1)))
-
-
 def check_content_must_be_an_array(pb_utils: Any, request: Any) -> None:
     for content in ([1], np.float32(1), None, b"1", memoryview(b"1")):
         refused(TypeError, None, pb_utils.Tensor, "Y", content)
-
-
-def check_arguments_have_no_names(pb_utils: Any, request: Any) -> None:
-    refused(TypeError, None, lambda: pb_utils.Tensor(name="Y", numpy_array=np.zeros(1)))
-    refused(TypeError, None, lambda: pb_utils.Tensor("Y"))
 
 
 def check_every_type_of_triton_has_an_array(pb_utils: Any, request: Any) -> None:
@@ -70,11 +46,6 @@ def check_other_types_are_refused(pb_utils: Any, request: Any) -> None:
     for name in ("complex64", ">f4", ">i8", "U3", "datetime64[s]", "V2", "longdouble"):
         array = np.zeros(2, name)
         refused(pb_utils.TritonModelException, NOT_SUPPORTED, pb_utils.Tensor, "Y", array)
-
-
-def check_the_name_is_looked_at_before_the_type(pb_utils: Any, request: Any) -> None:
-    text = "Tensor name cannot be an empty string."
-    refused(pb_utils.TritonModelException, text, lambda: pb_utils.Tensor("", np.zeros(2, "U3")))
 
 
 def check_an_array_that_is_not_contiguous_is_copied(pb_utils: Any, request: Any) -> None:
@@ -105,11 +76,3 @@ def check_what_dlpack_sees_is_the_array(pb_utils: Any, request: Any) -> None:
 def check_what_dlpack_sees_can_outlive_the_tensor(pb_utils: Any, request: Any) -> None:
     seen = np.from_dlpack(pb_utils.Tensor("Y", np.arange(1000)))
     same(int(seen.sum()), 499500)
-
-
-def check_no_stub_has_a_type_for_data_types(pb_utils: Any, request: Any) -> None:
-    refused(TypeError, None, pb_utils.Tensor("Y", np.zeros(1)).triton_dtype)
-
-
-def check_a_tensor_takes_no_attributes(pb_utils: Any, request: Any) -> None:
-    refused(AttributeError, None, lambda: pb_utils.Tensor("Y", np.zeros(1)).note)

@@ -1,11 +1,9 @@
 """Tells what a call says beside tensors, as JSON, from two instances.
 
-The parameter `wait` makes it wait until the client has written a first value that is not zero; `note` until the client
-wants the answer no more, which it notes in that file.
+The parameter `note` makes it wait until the client wants the answer no more, which it notes in that file.
 """
 
 import json
-import os
 import time
 from pathlib import Path
 
@@ -19,19 +17,14 @@ APART_S = 0.3  # before 24.12, Triton may crash if an answer comes just as its c
 
 
 class TritonPythonModel(Served):
-    def initialize(self, args):
-        super().initialize(args)
-        self.instance = {"name": args["model_instance_name"], "kind": args["model_instance_kind"], "pid": os.getpid()}
-
     def infer(self, call: Call) -> None:
         was_cancelled = call.cancelled
-        if call.parameters.get("wait"):
-            x = call.input("X").numpy()
-            wait_for(lambda: x[0] != 0)
         if "note" in call.parameters:
             note = Path(call.parameters["note"])
             note.write_text("waiting")
-            wait_for(lambda: call.cancelled)
+            deadline = time.monotonic() + PATIENCE_S
+            while not call.cancelled and time.monotonic() < deadline:
+                time.sleep(0.001)
             note.write_text("cancelled" if call.cancelled else "not cancelled")
             time.sleep(APART_S)
         facts = {
@@ -39,12 +32,5 @@ class TritonPythonModel(Served):
             "sequence": call.sequence,
             "left_s": None if call.deadline is None else call.deadline - time.monotonic(),
             "cancelled": was_cancelled,
-            **self.instance,
         }
         call.put("FACTS", np.frombuffer(json.dumps(facts).encode(), np.uint8))
-
-
-def wait_for(is_so):
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_so() and time.monotonic() < deadline:
-        time.sleep(0.001)

@@ -45,6 +45,3 @@ class TritonPythonModel(Served):
         (task,) = self.tasks
         task.cancel()
         await asyncio.wait([task])
-
-    async def do_fail(self, call):
-        await call.forward_async("misbehaving", {"X": call.input("X")}, parameters={"deed": "raise"})
