@@ -14,10 +14,10 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 39_808,
+    "shm_backend_utils": 39_792,
     "shm_backend_utils/*.py": 1_150,
     "shm_backend_utils/cli": 3_600,
-    "shm_backend_utils/client": 8_512,
+    "shm_backend_utils/client": 8_496,
     "shm_backend_utils/compat": 2_173,
     "shm_backend_utils/gpu": 2_965,
     "shm_backend_utils/http": 300,

@@ -225,8 +225,13 @@ def repair(core: Core, call: Call, error: ShmError, number: int) -> Steps[KnownM
     renewed = yield from core.renew(call.known, call.settings)
     if renewed is call.known:
         return None
-    refused = renewed.refuses(call.sources(), call.wanted, call.path)
-    return renewed if call.did_not_start(error) or refused else None
+    given = call.sources()
+    try:
+        renewed.lay_out(given, call.wanted)
+        has_run = (renewed.spec.paths is None or call.path in renewed.spec.paths) and not call.did_not_start(error)
+    except TensorError:  # the model does not run for such a call
+        has_run = False
+    return None if has_run else renewed
 
 
 def _again(core: Core, call: Call, failure: ShmError) -> Steps[Result]:

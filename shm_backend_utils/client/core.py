@@ -240,8 +240,6 @@ def open_call(core: Core, path: str, plan: Plan, kind: type[DirectCall] = Direct
         check_sequence_id(known.spec, settings.options)
     try:
         if path == DirectCall.path:
-            if layout.devices or layout.lent:
-                return (yield from _on_gpus(core, plan, kind))
             return (yield from _direct(core, plan, kind))
         layout = plan.on_host
         if path != InlineCall.path:
@@ -278,15 +276,26 @@ def inline_instead(core: Core, settings: CallSettings, known: KnownModel, error:
         yield from core.paths.choose(known, InlineCall.path, settings.deadline)
     except PathUnavailableError:
         raise error from None
-    if not known.is_short_of_memory:
-        known.is_short_of_memory = True
+    if "no shared memory" not in known.told:
+        known.told.add("no shared memory")
         _LOG.warning("a call of model %r takes the path inline: %s", known.spec.name, error)
 
 
 def _direct(core: Core, plan: Plan, kind: type[DirectCall]) -> Steps[DirectCall]:
-    """Take memory for a call of the direct path on the host: beside others like it, or by itself."""
-    settings, known, layout, _, wanted, output_devices = plan
+    """Take memory for a call of the direct path: on GPUs, too; or on the host, beside others like it, or by itself."""
+    settings, known, layout, given, wanted, output_devices = plan
     is_prepared, row = kind is PreparedDirectCall, None
+    if layout.devices or layout.lent:
+        region, memory = yield from take_with_devices(core.pool, core.gpus, plan)
+        gpus = CallOnGpus(core.gpus, region, plan, is_prepared=is_prepared)
+        for name, source in inputs_on_gpus(given).items():
+            if source.byte_size >= max(core.gpus.lend_bytes, 1) and source.obstacle:
+                message = f"input {name!r} of model {known.spec.name!r} is copied on its GPU: {source.obstacle}"
+                known.warn(f"input {name}: {source.obstacle}", message, settings.origin)
+        of_region = layout._replace(table=gpus.table), wanted, output_devices, region, region.slots[0], memory
+        call = kind(core.codec, settings, known, *of_region, gpus.buffers)
+        call.gpus = gpus
+        return call
     if known.spec.has_batcher and (not is_prepared or len(layout.certain) == len(layout.table.outputs)):
         last = known.last
         is_expected = is_prepared or (last is not None and last[0]() is not None and last[1] == layout)
@@ -308,18 +317,4 @@ def _staged(core: Core, call: Call, given: Mapping[str, AnyInput]) -> Call:
     """Return a call that takes inputs on GPUs, too, where there are such."""
     if any(each.device is not None for each in given.values()):
         call.gpus = StagedOnGpus(core.gpus, given, call.settings)
-    return call
-
-
-def _on_gpus(core: Core, plan: Plan, kind: type[DirectCall]) -> Steps[DirectCall]:
-    settings, known, layout, given, wanted, output_devices = plan
-    region, memory = yield from take_with_devices(core.pool, core.gpus, plan)
-    gpus = CallOnGpus(core.gpus, region, plan, is_prepared=kind is PreparedDirectCall)
-    for name, source in inputs_on_gpus(given).items():
-        if source.byte_size >= max(core.gpus.lend_bytes, 1) and source.obstacle:
-            message = f"input {name!r} of model {known.spec.name!r} is copied on its GPU: {source.obstacle}"
-            known.warn(f"input {name}: {source.obstacle}", message, settings.origin)
-    layout, slot = layout._replace(table=gpus.table), region.slots[0]
-    call = kind(core.codec, settings, known, layout, wanted, output_devices, region, slot, memory, gpus.buffers)
-    call.gpus = gpus
     return call

@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ..errors import TensorError
 from ..memory.kinds import RegionKind
 from ..memory.pool.rows import RowBlocks
 from ..model_spec import ModelSpec
@@ -61,7 +60,6 @@ class KnownModel:
         self.blocks: RowBlocks[CallLayout] = RowBlocks()  # of calls that lie side by side
         # The direct call that was begun last, and its layout in a region by itself.
         self.last: tuple[weakref.ref[Any], CallLayout] | None = None
-        self.is_short_of_memory = False  # whether a call was told to go inline, as the machine has no memory for it
 
     def lay_out(
         self,
@@ -83,16 +81,6 @@ class KnownModel:
             most_rows=self.spec.max_batch_size if is_one_request else _ANY_BATCH_SIZE,
             output_devices=output_devices,
         )
-
-    def refuses(self, inputs: Mapping[str, AnyInput], wanted: Mapping[str, int | None] | None, path: str) -> bool:
-        """Return whether the model certainly does not run for such a call on such a path."""
-        if self.spec.paths is not None and path not in self.spec.paths:
-            return True
-        try:
-            self.lay_out(inputs, wanted)
-        except TensorError:
-            return True
-        return False
 
     @property
     def is_worth_another_look(self) -> bool:

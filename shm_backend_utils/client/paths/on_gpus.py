@@ -91,6 +91,13 @@ def _are_done(marks: list[Mark]) -> bool:
     return not marks
 
 
+def _are_at_work(marks: list[Mark]) -> bool:
+    try:
+        return not _are_done(marks)
+    except CudaError:
+        return True  # nobody knows any more what they do
+
+
 def models_are_done(region: SlotRegion, allocations: Sequence[CudaAllocation], deadline: float) -> Steps[None]:
     """Wait until models' GPUs have done what they were given to do in a region's memory; else it is lost."""
     left = list(allocations)
@@ -223,7 +230,8 @@ class CallOnGpus(OnGpus):
                         source.put(self._plain_array(self.table.inputs[name], memory))
                 yield from _worked_off(work, deadline)
             except BaseException:
-                self._keep_while_working(work, (sources, memory))
+                marks = work.marks()  # what GPUs may be copying from, or to, is kept until they are done
+                self._gpus.bank.keep_while(lambda: _are_at_work(marks), (sources, memory))
                 raise
         self._has_waited_for_others = True
         self._region.worked_on = streams
@@ -281,18 +289,6 @@ class CallOnGpus(OnGpus):
         """Whether a model still has tensors mapped that are lent for one request, though it has answered."""
         is_lent = bool(self._lent) and not self._is_prepared
         return is_lent and locks.has_borrowers(self._region.fd, self._region.slots[0].record_offset)
-
-    def _keep_while_working(self, work: GpuWork, what: object) -> None:
-        """Keep what GPUs may be copying from, or to, until they are done."""
-        marks = work.marks()
-
-        def are_at_work() -> bool:
-            try:
-                return not _are_done(marks)
-            except CudaError:
-                return True  # nobody knows any more what they do
-
-        self._gpus.bank.keep_while(are_at_work, what)
 
 
 class StagedOnGpus(OnGpus):
