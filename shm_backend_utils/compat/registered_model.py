@@ -101,11 +101,7 @@ class RegisteredModel:
         client_timeout: float | None,
         options: RequestOptions,
     ) -> dict[str, npt.NDArray[Any]]:
-        """Run the model on rows, as many requests as that takes; return arrays of the caller's own.
-
-        ValueError, TypeError or KeyError if these are no inputs for this model; InferShmError if a request failed:
-        those that had not begun are not sent.
-        """
+        """Run the model on rows, in as many requests as that takes, and return arrays of the caller's own."""
         if self._memory.pool.is_forked:  # where others than this thread may have held permits, for ever
             raise _as_infer_shm_error(ForkedError("this client"))
         row_count = self._checked(inputs)
@@ -142,10 +138,7 @@ class RegisteredModel:
         return results
 
     def abandon(self) -> bool:
-        """Remove the memory, from a finalizer. The server's registration stays until :meth:`close`.
-
-        Return whether there is such.
-        """
+        """Remove the memory, from a finalizer; return whether a registration stays until :meth:`close`."""
         self._memory.abandon()
         self._driver.abandon()
         return not self._core.registrations.is_empty
@@ -212,11 +205,7 @@ class RegisteredModel:
 
 
 class Rows(Source):
-    """Some rows of one input.
-
-    Unlike other sources, they take on the dtype and shape that they are declared with, by the rules of NumPy's
-    assignment, ``target[i] = row``: numbers of any dtype are cast, and dimensions of 1 are repeated.
-    """
+    """Some rows of one input, which take on the declared dtype and shape as ``target[i] = row`` does in NumPy."""
 
     __slots__ = ("_data",)
 
@@ -313,10 +302,7 @@ def _byte_size(tensor: tuple[tuple[int, ...], np.dtype[Any]], rows: int) -> int:
 
 
 def _put(name: str, array: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
-    """Copy an output to where it belongs: as it is; as a part of it; or by its bytes, if it was declared otherwise.
-
-    What it does not reach is zero. PeerError if there are more bytes than were declared.
-    """
+    """Copy an output to where it belongs, and zeros behind it; PeerError if there are more bytes than were declared."""
     if array.dtype.hasobject:
         array = Strings.of(name, array).encoded
     if array.shape == target.shape and array.dtype == target.dtype:

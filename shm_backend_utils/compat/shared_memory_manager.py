@@ -6,16 +6,18 @@ process. A session needs none: it is there to be used alone.
 
 from __future__ import annotations
 
+import threading
 import time
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
+from ..dtypes import BY_NAME
 from ..errors import CallerError, RegionGoneError, RegionRefusedError
 from ..gpu.memory.access import CudaAccess
 from ..memory.segment import SystemSegment
 from ..memory.shared_file import SharedFile
 from ..model.mapping.mapped import MappedRegion
-from ..model.mapping.registry import RegionStatus, Registry
+from ..model.mapping.registry import Registry
 from ..model.mapping.resolver import collect_all
 from ..tensors.attributes import BufferAttributes
 
@@ -24,8 +26,16 @@ __all__ = ["MemoryInfo", "RegionStatus", "SharedMemoryManager"]
 _MAX_INT64: Final = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryInfo:
+class RegionStatus(NamedTuple):
+    """What is registered under a name."""
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+
+
+class MemoryInfo(NamedTuple):
     """A part of a region: ``memory`` is a writable array of uint8, NumPy's or a DeviceArray, and keeps it mapped."""
 
     memory: Any
@@ -46,6 +56,8 @@ class SharedMemoryManager:
     def __init__(self, max_mapped_bytes: int | None = None, cuda: CudaAccess | None = None) -> None:
         self._cuda = cuda or CudaAccess()
         self._registry = Registry(max_mapped_bytes)
+        self._lock = threading.Lock()
+        self._statuses: dict[str, RegionStatus] = {}  # of what has a name there
 
     def register_system_shared_memory(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Map a POSIX shared-memory object and give a part of it a name.
@@ -80,7 +92,7 @@ class SharedMemoryManager:
                 self._registry.check_room(opened)
                 return MappedRegion(SystemSegment.map_part(opened, offset, byte_size))
 
-        self._registry.register(name, map_file, offset, byte_size)
+        self._register(RegionStatus(name, file, offset, byte_size), map_file)
 
     def register_cuda_shared_memory(self, name: str, handle: bytes, byte_size: int, device_id: int) -> None:
         """Map device memory that another process has exported, and give it a name. It stays mapped while it has one.
@@ -110,7 +122,7 @@ class SharedMemoryManager:
         def map_memory() -> MappedRegion:
             return MappedRegion(self._cuda.mappings.map(handle, byte_size, device_id, f"region {name!r}"))
 
-        self._registry.register(name, map_memory, 0, byte_size)
+        self._register(RegionStatus(name, "", 0, byte_size), map_memory)
 
     def get_memory_info(self, name: str, offset: int, byte_size: int) -> MemoryInfo:
         """Return a part of a registered region.
@@ -140,8 +152,10 @@ class SharedMemoryManager:
         _check_range(name, offset, byte_size, status.byte_size)
         region.segment.check(status.offset + status.byte_size, f"region {name!r}")
         region.last_use = time.monotonic()
-        memory = region.memory.part(status.offset + offset, byte_size)
-        return MemoryInfo(memory.bytes(), memory.attributes())
+        place, uint8 = status.offset + offset, BY_NAME["UINT8"]
+        view = region.memory.view(name, place, byte_size, uint8, (byte_size,), writable=True)
+        assert view is not None
+        return MemoryInfo(view.array, view.attributes)
 
     def unregister(self, name: str) -> None:
         """Free a name. Its region goes with its last name, or its last use after that. A free name is fine.
@@ -177,7 +191,8 @@ class SharedMemoryManager:
         RegionGoneError
             The name is not registered.
         """
-        return [self._find(name)[1]] if name else self._registry.statuses()
+        statuses, names = self._statuses, list(self._registry.names)
+        return [self._find(name)[1]] if name else [statuses[each] for each in names if each in statuses]
 
     @property
     def mapped_bytes(self) -> int:
@@ -189,11 +204,19 @@ class SharedMemoryManager:
         """How many regions are mapped."""
         return self._registry.mapped()[1]
 
+    def _register(self, status: RegionStatus, opener: Callable[[], MappedRegion]) -> None:
+        name, names = status.name, self._registry.names
+        with self._lock:
+            if name in names:
+                raise CallerError(f"region {name!r} is registered already; unregister it first")
+            self._statuses = {each: its for each, its in self._statuses.items() if each in names} | {name: status}
+            self._registry.obtain(name, opener, f"region {name!r}")
+
     def _find(self, name: str) -> tuple[MappedRegion, RegionStatus]:
-        found = self._registry.find(name)
-        if found is None:
+        region, status = self._registry.names.get(name), self._statuses.get(name)
+        if region is None or status is None:
             raise RegionGoneError(f"region {name!r} is not registered")
-        return found
+        return region, status
 
 
 def _check_range(name: str, offset: int, byte_size: int, size: int) -> None:

@@ -39,11 +39,7 @@ class Room(NamedTuple):
 
 
 def given_inputs(input_list: Sequence[Any], cuda: CudaAccess | None) -> list[GivenInput]:
-    """Return the inputs: each ``(name, array)``, or an array alone, which is called ``INPUT0``, ``INPUT1`` and so on.
-
-    Without ``cuda`` there must be none on a GPU. TensorError names an array that cannot be sent; ValueError if the list
-    is none.
-    """
+    """Return the inputs: each ``(name, array)``, or an array alone; without ``cuda``, none may be on a GPU."""
     _check_is_list("input_list", input_list, "(name, array) pairs")
     tensors = []
     for index, entry in enumerate(input_list):

@@ -128,10 +128,7 @@ def register_add_shm_regions(
     use_cuda_shared_memory: bool,
     triton_client: Any,
 ) -> None:
-    """Register the regions that :func:`create_set_regions` has made, and refer both inputs to theirs.
-
-    A name that is registered already is taken over. Raises as tritonclient does.
-    """
+    """Register the regions that :func:`create_set_regions` has made, also under names in use; refer inputs to them."""
     memory = _memory(use_system_shared_memory, use_cuda_shared_memory)
     if memory is None:
         return
@@ -153,11 +150,7 @@ def unregister_cleanup_regions(
     use_system_shared_memory: bool,
     use_cuda_shared_memory: bool,
 ) -> None:
-    """Unregister and destroy regions but those made before: the original's ``unregister_cleanup_shm_regions``.
-
-    The server is the one whose HTTP port is 8000 on this machine, or the one in ``TRITONSERVER_IPADDR``: a host, or
-    ``HOST:PORT``, which the original does not know. A failure does not stop the rest.
-    """
+    """Unregister and destroy regions but those made before, at the server that ``TRITONSERVER_IPADDR`` names."""
     memory = _memory(use_system_shared_memory, use_cuda_shared_memory)
     if memory is None:
         return
@@ -183,10 +176,7 @@ def create_set_either_shm_region(
     use_system_shared_memory: bool,
     use_cuda_shared_memory: bool,
 ) -> list[Any]:
-    """Make a region for an input and one for an output, and fill the first; return both handles, or an empty list.
-
-    Raises as :func:`create_set_regions`.
-    """
+    """Make a region for an input and one for an output; fill the first; return both handles, or none."""
     memory = _memory(use_system_shared_memory, use_cuda_shared_memory)
     if memory is None:
         return []
@@ -208,10 +198,7 @@ def register_add_either_shm_regions(
     use_cuda_shared_memory: bool,
     triton_client: Any,
 ) -> None:
-    """Register the regions of input and output number ``io_num``, and refer both to them.
-
-    Their names are the prefixes with that number; ``shm_handles`` are those of all inputs, and those of all outputs.
-    """
+    """Register the regions of input and output ``io_num``, by their prefixes, and refer both to them."""
     memory = _memory(use_system_shared_memory, use_cuda_shared_memory)
     if memory is None:
         return

@@ -58,7 +58,7 @@ def test_addresses_that_are_refused_are_not_kept(session: ShmSession, client: Cl
         other = f"2/other{number}/shmbu-1-00/{'0' * 32}/0"
         assert code_of(session, delivered({"shm_slot": other, "shm_generation": 1}, ["Y"])) == "shm:missing"
     registry = resolver_of(session).registry
-    assert (dict(registry.slots), registry.statuses(), registry.mapped()[1]) == ({}, [], 0)
+    assert (registry.slots, registry.names, registry.mapped()[1]) == ({}, {}, 0)
 
 
 # Registered names
@@ -108,7 +108,7 @@ def output_of(key: str) -> float:
 
 def kept(session: ShmSession) -> tuple[int, int, int]:
     found = resolver_of(session)
-    return len(found._named._registrations), len(found.registry.statuses()), found.registry.mapped()[1]
+    return len(found._named._known), len(found.registry.names), found.registry.mapped()[1]
 
 
 def test_a_name_is_asked_for_by_every_request_unless_it_is_trusted(
@@ -137,8 +137,9 @@ def test_a_name_that_stands_for_another_file_does_so_at_once_or_if_trusted_after
         assert output_of(new) == 10
         assert kept(each)[0] == 1
         server.registered.clear()
-        if each is trusting:
-            resolver_of(each).sweep()
+        if each is session:
+            assert code_of(each, named("mine")) == "shm:gone"
+        resolver_of(each).sweep()
         assert code_of(each, named("mine")) == "shm:gone"
         assert kept(each) == (0, 0, 0)
 
@@ -188,10 +189,9 @@ def test_a_name_is_not_used_where_the_server_does_not_say_what_it_stands_for_now
     assert code_of(session, named("mine")) == "shm:machine"
     assert (SHM / key).read_bytes() == before
     registry = resolver_of(session).registry
-    (status,) = registry.statuses()
-    found = registry.find(status.name)
-    assert found is not None
-    assert not found[0].is_in_use
+    (region,) = registry.names.values()
+    assert not region.is_in_use
+    del region
     server.is_silent = False
     assert code_of(session, named("mine")) == ""
 
@@ -229,7 +229,7 @@ def test_many_names_of_one_file_are_one_mapping(session: ShmSession, server: Ser
     for number in range(MANY):
         server.registered[str(number)] = Registration(key, 0, 4096)
         assert code_of(session, named(str(number))) == ""
-    assert kept(session) == (MANY, MANY, 1)
+    assert kept(session) == (MANY, 1, 1)
     server.registered.clear()
     resolver_of(session).sweep()
     assert kept(session) == (0, 0, 0)

@@ -107,7 +107,8 @@ def bytes_of(found: Resolved) -> npt.NDArray[np.uint8]:
 
 
 def attributes_of(found: Resolved) -> BufferAttributes:
-    return found.memory.attributes()
+    assert isinstance(found.memory, HostMemory)
+    return BufferAttributes(found.memory.memory_type, 0, found.memory.byte_size)
 
 
 # Pinned

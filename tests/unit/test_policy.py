@@ -73,7 +73,7 @@ def open_it(region: ManagedRegion, config: Config | None = None, token: str = ""
 
 def resolve(name: str, config: Config) -> Registration:
     with contextlib.closing(StatusEndpoint(config.server_url)) as endpoint:
-        found = policy.ask([name], endpoint.find, config, FIELD)
+        found = policy.ask([name], endpoint, config, FIELD)
         return policy.resolve(NamedRegionClaim(name), found, config, FIELD)
 
 

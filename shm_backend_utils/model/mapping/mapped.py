@@ -50,11 +50,7 @@ class ProbeFound(Exception):  # noqa: N818  # no error: it goes to where the pro
 
 
 class MappedRegion:
-    """One mapping, which owns what was opened. It is closed when the last reference to it is gone.
-
-    ``fence`` is the managed region whose slot fences this memory: both have one owner. ``pinning`` pins memory of the
-    host when it is kept.
-    """
+    """One mapping, closed with its last reference; ``fence`` is the region whose slot fences it, if it is a GPU's."""
 
     __slots__ = (
         "__weakref__",

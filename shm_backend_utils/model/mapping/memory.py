@@ -17,7 +17,7 @@ from ...gpu.arrays.device_view import DeviceView
 from ...gpu.memory.access import CudaAccess
 from ...gpu.memory.mappings import CudaMapping
 from ...memory.managed import array_at
-from ...tensors.attributes import BufferAttributes, MemoryType
+from ...tensors.attributes import MemoryType
 from ...tensors.strings import Strings
 from ...tensors.strings_view import StringsView
 from ...tensors.view import DIRECT, TensorView
@@ -26,10 +26,7 @@ __all__ = ["DeviceMemory", "HostMemory", "Memory", "Pinning"]
 
 
 class HostMemory:
-    """Bytes of the host: a mapping, or the part of one that ``begin`` and ``byte_size`` say.
-
-    Every view keeps the array, which is the whole mapping, and with it the mapping.
-    """
+    """Bytes of the host: a mapping, which every view keeps, or the part of one that ``begin`` and ``byte_size`` say."""
 
     __slots__ = ("address", "array", "begin", "byte_size", "data_begin", "device", "memory_type")
 
@@ -49,17 +46,13 @@ class HostMemory:
         self.address: int = array.__array_interface__["data"][0] + begin  # that of offset 0
         self.device = None
 
-    def part(self, begin: int, byte_size: int, data_begin: int = 0) -> HostMemory:
-        """Return so many bytes of it from an offset on."""
-        return HostMemory(self.array, self.memory_type, self.begin + begin, byte_size, data_begin)
+    def part(self, begin: int, byte_size: int) -> HostMemory:
+        """Return so many bytes of it from an offset on; all of them are data."""
+        return HostMemory(self.array, self.memory_type, self.begin + begin, byte_size)
 
     def bytes(self) -> npt.NDArray[np.uint8]:
         """Return all of it as an array of bytes, writable."""
         return self.array[self.begin : self.begin + self.byte_size]
-
-    def attributes(self) -> BufferAttributes:
-        """Return which kind of memory it is, and how much."""
-        return BufferAttributes(self.memory_type, 0, self.byte_size)
 
     def view(
         self, name: str, offset: int, byte_size: int, dtype: DType, shape: tuple[int, ...], *, writable: bool
@@ -99,18 +92,13 @@ class DeviceMemory:
         self.address = mapping.address + begin
         self.device = mapping.device  # this process' number of the GPU
 
-    def part(self, begin: int, byte_size: int, data_begin: int = 0) -> DeviceMemory:
-        """Return so many bytes of it from an offset on; all of them are data."""
-        assert data_begin == 0
+    def part(self, begin: int, byte_size: int) -> DeviceMemory:
+        """Return so many bytes of it from an offset on."""
         return DeviceMemory(self.mapping, self.begin + begin, byte_size)
 
     def bytes(self) -> Any:
         """Return all of it as an array of bytes, writable."""
         return self._array(self.address, (self.byte_size,), np.dtype(np.uint8), writable=True)
-
-    def attributes(self) -> BufferAttributes:
-        """Return which kind of memory it is, where, and how much."""
-        return BufferAttributes(MemoryType.GPU, self.device, self.byte_size, self.mapping.handle)
 
     def view(
         self, name: str, offset: int, byte_size: int, dtype: DType, shape: tuple[int, ...], *, writable: bool
@@ -141,10 +129,7 @@ Memory = HostMemory | DeviceMemory
 
 
 class Pinning:
-    """Pins whole regions. What cannot be pinned stays as it is, which is slower and right; ``warn`` is told once why.
-
-    CUDA is loaded at the first region.
-    """
+    """Pins whole regions; those that cannot be pinned stay as they are, and ``warn`` is told once why."""
 
     def __init__(self, cuda: CudaAccess, warn: Callable[[str], None]) -> None:
         self._cuda = cuda

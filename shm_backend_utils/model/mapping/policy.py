@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 from ...errors import MachineError, RegionGoneError, RegionRefusedError, StaleRequestError, TableError
 from ...gpu.memory.access import CudaAccess
@@ -30,44 +29,26 @@ from ...memory.backend_pools import is_pool
 from ...memory.handover.fetching import Fetcher
 from ...memory.locks import SharedLease, borrow, use
 from ...memory.managed import KEY_PREFIX, ManagedRegion
-from ...memory.mapped_segment import MappedSegment
-from ...memory.registrations import Registration
+from ...memory.registrations import Registration, StatusEndpoint
 from ...memory.segment import SystemSegment
 from ...memory.shared_file import SharedFile, owner_refused
 from ...protocol.claims import CudaRegionClaim, NamedRegionClaim
 from ...protocol.handover import parse_sealed_key
 from ..config import Config
 
-__all__ = ["Fence", "ask", "check_slot", "open_cuda", "open_managed", "open_registered", "resolve"]
-
-Find = Callable[[Sequence[str]], dict[str, Registration]]
-"""As :meth:`.StatusEndpoint.find`."""
+__all__ = ["ask", "borrow_slot", "check_slot", "open_cuda", "open_managed", "open_registered", "resolve"]
 
 
-class Fence(NamedTuple):
-    """A slot that fences memory of a GPU."""
-
-    region: ManagedRegion
-    slot: int
-
-    @property
-    def segment(self) -> MappedSegment:
-        """The region's memory."""
-        return self.region.segment
-
-    def borrow(self) -> SharedLease:
-        """Show the client that what it has lent for a request in this slot is in use here."""
-        lease = borrow(self.segment.fileno(), self.region.record_offset(self.slot))
-        if lease is None:
-            raise StaleRequestError("the client takes back the memory that was lent to this model")
-        return lease
+def borrow_slot(region: ManagedRegion, slot: int) -> SharedLease:
+    """Show the client that what it has lent for a request in this slot is in use here."""
+    lease = borrow(region.segment.fileno(), region.record_offset(slot))
+    if lease is None:
+        raise StaleRequestError("the client takes back the memory that was lent to this model")
+    return lease
 
 
 def open_managed(key: str, token: str, config: Config, fetcher: Fetcher, field: str) -> ManagedRegion:
-    """Open a managed region. That the key is one of ours, the protocol has checked; messages call it ``field``.
-
-    RegionGoneError if there is nothing there; RegionRefusedError if it is not what is claimed, or must not be opened.
-    """
+    """Open a managed region, whose key the protocol has checked; messages call it ``field``."""
     sealed = parse_sealed_key(key)
     if sealed is None:
         file = SharedFile.open(key, field)
@@ -78,23 +59,20 @@ def open_managed(key: str, token: str, config: Config, fetcher: Fetcher, field: 
         return ManagedRegion.map(file, token)
 
 
-def open_cuda(claim: CudaRegionClaim, fence: Fence | None, config: Config, cuda: CudaAccess, field: str) -> CudaMapping:
-    """Map the device memory of a claim, with the event that came with it; messages call it ``field``.
-
-    A lease in the slot that fences it tells the owner that the memory is mapped here. StaleRequestError if the client
-    takes that slot back. RegionRefusedError if the memory is on a GPU that this process does not see, is no longer
-    there, is smaller than claimed, or has no slot and this model takes no such memory. MachineError if cuda-bindings,
-    the driver or the GPU is missing.
-    """
+def open_cuda(
+    claim: CudaRegionClaim, fence: tuple[ManagedRegion, int] | None, config: Config, cuda: CudaAccess, field: str
+) -> CudaMapping:
+    """Map the device memory of a claim, with its event; a lease in the slot that fences it tells the owner so."""
     if fence is None and not config.foreign_regions:
         raise RegionRefusedError(field, "this model takes no memory without a slot (its SHM_FOREIGN_REGIONS is off)")
     mappings = cuda.mappings
     device = device_with(mappings.runtime, claim.device_uuid, field)
     lease = None
     if fence is not None:
-        lease = fence.borrow() if claim.is_for_one_request else use(fence.segment.fileno())
+        segment = fence[0].segment
+        lease = borrow_slot(*fence) if claim.is_for_one_request else use(segment.fileno())
         try:
-            fence.segment.check(0, field)  # its owner unlinks it, looks for leases, and then frees: one sees the other
+            segment.check(0, field)  # its owner unlinks it, looks for leases, and then frees: one sees the other
         except BaseException:
             lease.give_back()
             raise
@@ -107,12 +85,12 @@ def check_slot(region: ManagedRegion, slot: int, field: str) -> None:
         raise TableError(f"{field}.slot", str(slot), f"less than {region.header.slot_count}")
 
 
-def ask(names: Sequence[str], find: Find, config: Config, field: str) -> dict[str, Registration]:
+def ask(names: Sequence[str], endpoint: StatusEndpoint, config: Config, field: str) -> dict[str, Registration]:
     """Find what names stand for now, if names are allowed; those that stand for nothing are left out."""
     if not config.foreign_regions:
         raise RegionRefusedError(field, "this model takes no regions by name (its SHM_FOREIGN_REGIONS is off)")
     try:
-        return find(names)
+        return endpoint.find(names)
     except MachineError as error:
         raise MachineError(
             f"{field} is known by its registered name alone, and {error}; where that is elsewhere, name it by the "
@@ -150,10 +128,7 @@ def _is_allowed(uid: int, config: Config) -> bool:
 
 
 def _check_owner(file: SharedFile, config: Config) -> None:
-    """Raise unless those alone can write to a file, and so shrink it, whom the configuration allows to.
-
-    The owner may let a group in; that is for him to decide. But everybody is nobody's choice.
-    """
+    """Raise unless those alone can write to a file, and so shrink it, whom the configuration or its owner lets in."""
     if config.allowed_uids is None:
         return
     if not _is_allowed(file.status.st_uid, config):

@@ -16,76 +16,44 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import islice
+from operator import attrgetter
 from typing import Final
 
-from ...errors import CallerError, MachineError, RegionGoneError, RegionRefusedError
+from ...errors import MachineError, RegionGoneError, RegionRefusedError
 from ...memory.descriptors import NoDescriptorsError
 from ...memory.mapped_segment import MappedSegment
 from ...memory.shared_file import SharedFile
 from .mapped import MappedRegion, Slot
 
-__all__ = ["RegionStatus", "Registry"]
+__all__ = ["Registry"]
 
 _RESERVE: Final = 64  # descriptors, for what else a model does
 _LOOKS: Final = 16  # some 50 µs
 _SHARE_DROPPED: Final = 4  # of the regions that nobody uses, where there are too many: not one at a time
-
-
-@dataclass(frozen=True, slots=True)
-class RegionStatus:
-    """What is registered under a name."""
-
-    name: str
-    key: str
-    offset: int
-    byte_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Named:
-    region: MappedRegion
-    status: RegionStatus
+_last_use: Final = attrgetter("last_use")
 
 
 class Registry:
-    """Maps regions under names, and makes room for them. Thread-safe.
-
-    Up to ``max_mapped_bytes`` are mapped at once: regions that nobody uses make room, the longest unused first.
-    """
+    """Maps regions under names, at most ``max_mapped_bytes``: the longest unused make room for others. Thread-safe."""
 
     def __init__(self, max_mapped_bytes: int | None = None) -> None:
         self._max_mapped_bytes = max_mapped_bytes
         self._lock = threading.RLock()
-        self._names: dict[str, _Named] = {}
+        self.names: dict[str, MappedRegion] = {}  # to be read without a lock, as are slots
         self._regions: weakref.WeakSet[MappedRegion] = weakref.WeakSet()  # with those that only calls hold
         # Those with names, by device and inode. The first ones were not looked at for longest.
         self._by_object: OrderedDict[tuple[object, ...], list[MappedRegion]] = OrderedDict()
-        self.slots: dict[str, Slot] = {}  # by address; to be read without a lock
+        self.slots: dict[str, Slot] = {}  # by address
 
-    def register(self, name: str, opener: Callable[[], MappedRegion], offset: int, byte_size: int) -> MappedRegion:
-        """Give a part of what ``opener`` opens a name, and return its mapping."""
-        with self._lock:
-            self._check_is_free(name)
-        opened = self._open(opener)
-        with self._lock:
-            self._check_is_free(name)
-            return self._add(name, opened, offset, byte_size)
-
-    def obtain(
-        self, name: str, opener: Callable[[], MappedRegion], offset: int, byte_size: int, field: str
-    ) -> MappedRegion:
-        """Return what has this name, if :meth:`live` finds it; else register what ``opener`` opens.
-
-        The lock is free while a region is opened, which may take long: other requests need not wait.
-        """
+    def obtain(self, name: str, opener: Callable[[], MappedRegion], field: str) -> MappedRegion:
+        """Return what has this name, or give it to what ``opener`` opens; others need not wait meanwhile."""
         region = self.live(name, field)
         if region is None:
             self.drop_some_abandoned()  # what is mapped now should not have to wait until somebody sweeps
             opened = self._open(opener)
             with self._lock:
-                region = self.live(name, field) or self._add(name, opened, offset, byte_size)
+                region = self.live(name, field) or self._add(name, opened)
         return region
 
     def hold(self, opener: Callable[[], MappedRegion]) -> MappedRegion:
@@ -104,21 +72,17 @@ class Registry:
     def live(self, name: str, field: str) -> MappedRegion | None:
         """Return what has this name; None if nothing has, or not any more what it was: then it is to be opened anew."""
         with self._lock:
-            named = self._names.get(name)
-            if named is None:
-                return None
-            try:
-                named.region.segment.check(0, field)
-            except (RegionGoneError, RegionRefusedError):
-                self.unregister(name)
-                return None
-            return named.region
+            region = self.names.get(name)
+            if region is not None:
+                try:
+                    region.segment.check(0, field)
+                except (RegionGoneError, RegionRefusedError):
+                    self.unregister(name)
+                    return None
+            return region
 
     def check_room(self, file: SharedFile) -> None:
-        """Raise MachineError if a file cannot be mapped, whatever makes room: to be asked before it is given memory.
-
-        One that is mapped already needs no more room.
-        """
+        """Raise MachineError if a file cannot be mapped whatever makes room; one that is mapped already needs none."""
         status = file.status
         with self._lock:
             alike = self._by_object.get((status.st_dev, status.st_ino), ())
@@ -134,24 +98,12 @@ class Registry:
                 self.slots[address] = slot
             return slot
 
-    def find(self, name: str) -> tuple[MappedRegion, RegionStatus] | None:
-        """Return the mapping that a name stands for, and which part of it; None if the name is free."""
-        with self._lock:
-            named = self._names.get(name)
-            return None if named is None else (named.region, named.status)
-
-    def statuses(self) -> list[RegionStatus]:
-        """Return what is registered under every name."""
-        with self._lock:
-            return [named.status for named in self._names.values()]
-
     def unregister(self, name: str) -> None:
         """Free a name. Its region goes with its last name, or its last use after that. A free name is fine."""
         with self._lock:
-            named = self._names.pop(name, None)
-            if named is None:
+            region = self.names.pop(name, None)
+            if region is None:
                 return
-            region = named.region
             region.names.discard(name)
             if not region.names:
                 for address in region.addresses:
@@ -165,7 +117,7 @@ class Registry:
     def unregister_all(self) -> None:
         """Free every name."""
         with self._lock:
-            for name in list(self._names):
+            for name in list(self.names):
                 self.unregister(name)
 
     def mapped(self) -> tuple[int, int]:
@@ -205,10 +157,6 @@ class Registry:
                     if region.is_abandoned:
                         self.drop(region)
 
-    def _check_is_free(self, name: str) -> None:
-        if name in self._names:
-            raise CallerError(f"region {name!r} is registered already; unregister it first")
-
     def _open(self, opener: Callable[[], MappedRegion]) -> MappedRegion:
         try:
             opened = opener()
@@ -219,12 +167,14 @@ class Registry:
             self._drop_oldest_idle()
         return opened
 
-    def _add(self, name: str, opened: MappedRegion, offset: int, byte_size: int) -> MappedRegion:
-        """Give a part of what was opened a name. It is mapped once: where it is mapped already, that is returned."""
+    def _add(self, name: str, opened: MappedRegion) -> MappedRegion:
+        """Name what was opened, and return its mapping: an older one, unless the object grew, or that lacks slots."""
         segment = opened.segment
-        region = self._find_mapping_like(opened)
-        if region is not None:  # another part of it may have got memory meanwhile
-            region.know_space_of(opened)
+        alike = self._by_object.get(segment.identity, ())
+        as_large = (each for each in alike if each.segment.byte_size == segment.byte_size)
+        region = next((each for each in as_large if opened.managed is None or each.managed is not None), None)
+        if region is not None:
+            region.know_space_of(opened)  # another part of it may have got memory meanwhile
         else:
             self._make_room(segment.byte_size)
             region = opened
@@ -232,21 +182,9 @@ class Registry:
             self._regions.add(region)
             self._by_object.setdefault(segment.identity, []).append(region)
         region.names.add(name)
-        self._names[name] = _Named(region, RegionStatus(name, segment.key, offset, byte_size))
+        self.names[name] = region
         region.last_use = time.monotonic()
         return region
-
-    def _find_mapping_like(self, opened: MappedRegion) -> MappedRegion | None:
-        """Return the mapping of the same object, unless the object has grown since, or the mapping is going.
-
-        A region that was opened as one of ours has slots; a mapping without a header, made for a registered name of the
-        same object, does not serve it.
-        """
-        segment = opened.segment
-        for region in self._by_object.get(segment.identity, ()):
-            if region.segment.byte_size == segment.byte_size and (opened.managed is None or region.managed is not None):
-                return region
-        return None
 
     def _drop_oldest_idle(self) -> None:
         """Unmap some regions that nobody uses, so that there are file descriptors for others."""
@@ -260,10 +198,7 @@ class Registry:
             self.drop(region)
 
     def _to_be_dropped(self, byte_size: int) -> list[MappedRegion]:
-        """Return which unused regions must go, so that so many bytes fit; MachineError if not even without all of them.
-
-        A slot may be taken, and so a region be in use, from one moment to the next. So each is looked at once.
-        """
+        """Return which unused regions make so much room, each looked at once; MachineError if all are too few."""
         limit = self._max_mapped_bytes
         if limit is None:
             return []
@@ -290,7 +225,3 @@ def _is_of_the_last_descriptors(opened: MappedRegion) -> bool:
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)  # never RLIM_INFINITY, since there is fs.nr_open
     segment = opened.segment
     return isinstance(segment, MappedSegment) and segment.fileno() >= most - min(_RESERVE, most // 4)
-
-
-def _last_use(region: MappedRegion) -> float:
-    return region.last_use

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ...errors import MachineError, RegionGoneError, StaleRequestError, TableError
+from ...errors import MachineError, StaleRequestError, TableError
 from ...gpu.memory.access import CudaAccess
 from ...gpu.memory.mappings import CudaMapping
 from ...memory.handover.fetching import Fetcher
@@ -48,16 +48,13 @@ class FurtherRegions:
         self.memories.append(memory)
         if isinstance(claim, LentRegionClaim):
             assert mapped.managed is not None
-            self.borrowed.append(policy.Fence(mapped.managed, claim.slot).borrow())
+            self.borrowed.append(policy.borrow_slot(mapped.managed, claim.slot))
         elif isinstance(claim, CudaRegionClaim) and _is_passing(claim):
             assert isinstance(mapped.segment, CudaMapping)
             self.passing.append(mapped.segment)
 
     def unmap_passing(self) -> None:
-        """Unmap what may be freed after the answer, before that, when GPUs have been waited for.
-
-        What an array of ``model.py`` keeps, goes when that is gone; its lease, by which the client sees it, after that.
-        """
+        """Unmap what may be freed after the answer, when GPUs are done; what arrays keep goes with them."""
         passing, self.passing = self.passing, []
         for mapping in passing:
             mapping.close_idle()
@@ -129,90 +126,58 @@ class NamedRegions:
         self._registry = registry
         self._pinning = pinning
         self._server = StatusEndpoint(config.server_url)
-        self._lock = threading.Lock()
-        self._registrations: dict[str, Registration] = {}
+        self._known: dict[str, Registration] = {}  # as the server has told them last
 
     def find(self, names: Sequence[str], field: str) -> dict[str, Registration]:
-        """Return what the names of a request stand for; raises as :func:`.policy.ask`.
-
-        The server is asked for each request, over a kept connection, unless names are trusted: 60 to 90 µs. On an event
-        loop all requests wait for that.
-        """
-        if self._config.checks_registrations:
-            return policy.ask(names, self._server.find, self._config, field)
-        known = {name: found for name in names if (found := self._registrations.get(name)) is not None}
-        trusted = {name: found for name, found in known.items() if self._registry.live(_name_of(name, found), field)}
-        if len(trusted) == len(names):
-            return trusted
-        return policy.ask(names, self._server.find, self._config, field)
+        """Return what names stand for; the server is asked for each request (60 to 90 µs), unless names are trusted."""
+        if not self._config.checks_registrations:
+            known = {name: found for name in names if (found := self._known.get(name)) is not None}
+            trusted = {name: found for name, found in known.items() if self._registry.live(_name_of(found), field)}
+            if len(trusted) == len(names):
+                return trusted
+        return policy.ask(names, self._server, self._config, field)
 
     def open(
         self, claim: NamedRegionClaim, found: Mapping[str, Registration], field: str
     ) -> tuple[MappedRegion, Memory]:
         """Return the mapping of what a name stands for, of what :meth:`find` has found, and the part that it names."""
-        try:
-            registration = policy.resolve(claim, found, self._config, field)
-        except RegionGoneError:
-            self._forget(claim.name)
-            raise
+        registration = policy.resolve(claim, found, self._config, field)
 
         def open_it() -> MappedRegion:
             segment = policy.open_registered(registration, self._config, field, self._registry.check_room)
             return MappedRegion(segment, pinning=self._pinning)
 
-        with self._lock:
-            before = self._registrations.get(claim.name)
-            self._registrations[claim.name] = registration
-        if before is not None and before != registration:
-            self._registry.unregister(_name_of(claim.name, before))
-        offset, byte_size = registration.offset, registration.byte_size
-        try:
-            mapped = self._registry.obtain(_name_of(claim.name, registration), open_it, offset, byte_size, field)
-        except BaseException:
-            self._forget(claim.name)
-            raise
-        return mapped, mapped.memory.part(offset, byte_size)
+        mapped = self._registry.obtain(_name_of(registration), open_it, field)
+        self._known[claim.name] = registration
+        return mapped, mapped.memory.part(registration.offset, registration.byte_size)
 
     def sweep(self) -> None:
         """Unmap what is not registered any more, and all of it if the server does not say so."""
-        self._drop_late()
-        known = dict(self._registrations)
-        if not known:
+        known = dict(self._known)
+        mapped = [name for name in list(self._registry.names) if name.startswith(_PREFIX)]
+        if not known and not mapped:
             return
         current: Mapping[str, Registration] = {}  # who does not answer vouches for nothing
         try:
             current = self._server.all()
         finally:
-            self._drop_changed(known, current)
+            for name, registration in known.items():
+                if current.get(name) != registration:
+                    self._known.pop(name, None)
+            registered = {_name_of(each) for each in current.values()}
+            for name in mapped:
+                if name not in registered:
+                    self._registry.unregister(name)
 
     def close(self) -> None:
         """Forget all names, and hang up. Their mappings are the registry's."""
-        self._registrations.clear()
+        self._known.clear()
         self._server.close()
 
-    def _drop_changed(self, known: Mapping[str, Registration], current: Mapping[str, Registration]) -> None:
-        for name, registration in known.items():
-            if current.get(name) != registration:
-                self._forget(name)
 
-    def _forget(self, name: str) -> None:
-        with self._lock:
-            registration = self._registrations.pop(name, None)
-        if registration is not None:
-            self._registry.unregister(_name_of(name, registration))
-
-    def _drop_late(self) -> None:
-        """Unmap what was mapped by a request that was told what a name stood for before another one was told more."""
-        there = [status.name for status in self._registry.statuses() if status.name.startswith(_PREFIX)]
-        wanted = {_name_of(*each) for each in list(self._registrations.items())}
-        for name in there:
-            if name not in wanted:
-                self._registry.unregister(name)
-
-
-def _name_of(name: str, registration: Registration) -> str:
+def _name_of(registration: Registration) -> str:
     """Return what a mapping is called: by the whole of what it is, so that no name can get another one's memory."""
-    return f"{_PREFIX}{registration.key}/{registration.offset}/{registration.byte_size}/{name}"
+    return f"{_PREFIX}{registration.key}/{registration.offset}/{registration.byte_size}"
 
 
 SWEEP_INTERVAL_S: Final = 5.0
@@ -221,11 +186,7 @@ _COLLECT_INTERVAL_S: Final = 0.02
 
 
 class Resolver:
-    """Finds, or maps, the memory of a session's requests. Thread-safe.
-
-    A thread looks after the mappings from time to time, so that a model that gets no requests does not hold memory that
-    its owners have given up.
-    """
+    """Finds or maps the memory of requests, and unmaps in a thread what owners have given up. Thread-safe."""
 
     def __init__(self, config: Config, cuda: CudaAccess, pinning: Pinning | None = None) -> None:
         self.registry = Registry(config.max_mapped_bytes)
@@ -252,12 +213,7 @@ class Resolver:
         return self.open_slot(text, parse_address(text))
 
     def open_further(self, table: Table, own: Slot | None) -> FurtherRegions:
-        """Return the further regions of a table, mapped, in use and, if they are lent, borrowed.
-
-        ``own`` is the slot of the request, whose lease it holds; None if it has none. Raises what :mod:`.policy` does;
-        TableError if one is memory that the request names before; StaleRequestError if the model that has lent one is
-        gone, or its client takes it back.
-        """
+        """Return the further regions of a table, in use, and borrowed if they are lent; ``own`` is its slot."""
         self._start_sweeper()
         self._cuda.collect()
         found = FurtherRegions([], [], [], [], self.registry, self._cuda)
@@ -316,7 +272,7 @@ class Resolver:
                 policy.open_managed(key, token, self._config, self._fetcher, field), pinning=self._pinning
             )
 
-        mapped = self.registry.obtain(f"{key} {token}", open_it, 0, 0, field)
+        mapped = self.registry.obtain(f"{key} {token}", open_it, field)
         assert mapped.managed is not None
         return mapped, mapped.managed
 
@@ -334,13 +290,13 @@ class Resolver:
 
         def open_it() -> MappedRegion:
             managed = None if region is None else region.managed
-            held = None if managed is None else policy.Fence(managed, slot)
+            held = None if managed is None else (managed, slot)
             return MappedRegion(policy.open_cuda(claim, held, self._config, self._cuda, field), region)
 
         if _is_passing(claim):
             mapped = self.registry.hold(open_it)
         else:
-            mapped = self.registry.obtain(f"cuda: {claim.handle.hex()}", open_it, 0, claim.byte_size, field)
+            mapped = self.registry.obtain(f"cuda: {claim.handle.hex()}", open_it, field)
             mapped.segment.check(claim.byte_size, field)
         return mapped, mapped.memory.part(0, claim.byte_size)
 

@@ -32,9 +32,7 @@ def register(
     manager: SharedMemoryManager, allocation: CudaAllocation, name: str = "mine", byte_size: int = SIZE
 ) -> MappedRegion:
     manager.register_cuda_shared_memory(name, allocation.handle, byte_size, DEVICE)
-    found = manager._registry.find(name)
-    assert found is not None
-    return found[0]
+    return manager._registry.names[name]
 
 
 class Model:

@@ -157,4 +157,4 @@ def test_holes_in_a_part_that_was_mapped_later_than_another_one_are_noticed(
 def test_a_name_whose_object_cannot_be_mapped_goes(registered: dict[str, Registration], regions: NamedRegions) -> None:
     with pytest.raises(RegionGoneError):
         opened_with(regions, Registration("/beside-nobody", 0, PAGE))
-    assert regions._registrations == {}
+    assert regions._known == {}

@@ -88,7 +88,7 @@ def test_first_requests_of_several_threads_start_one_sweeper_which_ends_with_the
 def test_uses_that_begin_and_end_side_by_side_are_all_counted(side_by_side: Run) -> None:
     region, registry = ManagedRegion.create(4096), Registry()
     key, token = region.segment.key, region.header.token.hex()
-    mapped = registry.obtain("r", lambda: MappedRegion(ManagedRegion.open(key, token, "region")), 0, 0, "region")
+    mapped = registry.obtain("r", lambda: MappedRegion(ManagedRegion.open(key, token, "region")), "region")
 
     def work(mapped: MappedRegion) -> None:
         for _ in range(300):
