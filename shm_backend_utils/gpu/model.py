@@ -35,10 +35,9 @@ class DeviceUses:
 
     def __init__(self, arrays: DeviceArrays) -> None:
         self.streams: dict[int, list[NamedStream]] = {}  # named there, by GPU; none if all of it is meant
-        self.own: list[NamedStream] = []  # ours, the call's until it ends, when they are waited for
+        self.own: list[tuple[OwnStreams, NamedStream]] = []  # ours, the call's until it ends, when they are waited for
         self.reads_host = False  # whether a copy from memory of the host may be under way
         self._arrays = arrays
-        self._lender: OwnStreams | None = None
         self._kept: list[Any] = []
 
     def __iter__(self) -> Iterator[int]:
@@ -60,11 +59,9 @@ class DeviceUses:
         self.streams.setdefault(device, [])
 
     def name(self, value: Any) -> None:
-        """Take note that the call's work is on a stream, on the GPU that the stream is of.
+        """Take note that the call's work is on a stream; ModelError if it cannot be waited for, or is of another GPU.
 
-        A default stream is that of the call's GPU, if it uses one alone, and else of the instance's. ModelError if it
-        is no stream, or one of a GPU that neither the call uses nor the instance is on; or if it is being captured into
-        a graph.
+        A default stream is that of the call's GPU, if it uses one alone, and else of the instance's.
         """
         instance = self._arrays.device
         meant = next(iter(self.streams)) if len(self.streams) == 1 else instance
@@ -94,21 +91,15 @@ class DeviceUses:
         """Keep arrays that a GPU has still to copy."""
         self._kept += arrays
 
-    @property
-    def lender(self) -> OwnStreams:
-        """Whose streams those are: the same for the whole call, also if its session is closed meanwhile."""
-        if self._lender is None:
-            self._lender = self._arrays.own_streams
-        return self._lender
-
-    def own_stream(self, device: int) -> int:
-        """Return a stream of ours, which is the call's until it ends."""
-        for stream in self.own:
+    def own_stream(self, device: int) -> tuple[OwnStreams, int]:
+        """Return a stream of ours, which is the call's until it ends, and whose it is: a session may end before."""
+        for streams, stream in self.own:
             if stream.device == device:
-                return stream.handle
-        handle = self.lender.borrow(device)
-        self.own.append(NamedStream(handle, device))
-        return handle
+                return streams, stream.handle
+        streams = self._arrays.own_streams
+        handle = streams.borrow(device)
+        self.own.append((streams, NamedStream(handle, device)))
+        return streams, handle
 
     def wait(self) -> None:
         """Wait as :meth:`DeviceArrays.wait` does."""
@@ -118,10 +109,9 @@ class DeviceUses:
         """Let go of streams and arrays, as the GPUs have done what they had to do. Twice is fine."""
         self._kept = []
         own, self.own = self.own, []
-        for stream in own:
+        for streams, stream in own:
             assert stream.device is not None
-            self.lender.give_back(stream.handle, stream.device)
-        self._lender = None
+            streams.give_back(stream.handle, stream.device)
 
     def leave(self) -> None:
         """Let go of them, while GPUs are still at work: arrays stay until that is done."""
@@ -144,16 +134,13 @@ def shared_by(every: Iterable[DeviceUses | None]) -> DeviceUses | None:
 
 
 class DeviceArrays:
-    """What calls do with GPUs. Thread-safe; CUDA is loaded at first use.
-
-    ``device`` is the model instance's GPU, in this process' numbers: copies go there that have no place yet.
-    """
+    """What calls do with GPUs; copies without a place go to ``device``. CUDA is loaded at first use. Thread-safe."""
 
     def __init__(self, cuda: CudaAccess, device: int) -> None:
         self.device = device
         self._cuda = cuda
         self._lock = threading.Lock()
-        self._own: tuple[OwnStreams, Scratch] | None = None
+        self._own: Scratch | None = None
 
     @property
     def runtime(self) -> CudaRuntime:
@@ -163,29 +150,23 @@ class DeviceArrays:
     @property
     def own_streams(self) -> OwnStreams:
         """Streams of ours; raises as :attr:`runtime`."""
-        return self._loaded()[0]
+        return self._scratch.streams
 
     @property
     def _scratch(self) -> Scratch:
-        return self._loaded()[1]
-
-    def _loaded(self) -> tuple[OwnStreams, Scratch]:
         with self._lock:
             if self._own is None:
-                self._own = OwnStreams(self.runtime), Scratch(self.runtime)
+                self._own = Scratch(self.runtime)
             return self._own
 
-    def device_of(self, value: Any) -> int:
-        """Return the number of the GPU that a value, of which :func:`is_on_gpu` is true, is on."""
-        return device_of(self.runtime, value, self.device)
-
     def adopt(self, value: Any, uses: DeviceUses | None = None) -> DeviceArray | StridedArray:
-        """Return an array of any library on a GPU as one of ours, over the same memory.
+        """Return an array of any library on a GPU, which the call uses then, as one of ours, over the same memory.
 
-        What its library has still to do there comes before all that is put on the streams that the call has named
-        later; where none is named, it is part of what the GPU has to do.
+        What its library has still to do there comes before all that is put on the call's named streams later.
         """
-        device = self.device_of(value)
+        device = device_of(self.runtime, value, self.device)
+        if uses is not None:
+            uses.add(device)
         with self.own_streams.one(device) as stream:
             array = imported(self.runtime, value, stream)
             self._order_behind(stream, device, _streams_on(device, uses))
@@ -221,15 +202,11 @@ class DeviceArrays:
         array = self._scratch.array(shape, dtype.numpy, self.device if device is None else device)
         return DeviceView(name, array, dtype, path)
 
-    def copy(self, target: TensorView, source: Any, uses: DeviceUses | None = None) -> None:
-        """Copy an array, of the host or of a GPU, to a view; one of them is on a GPU.
+    def copy_all(self, pairs: Sequence[tuple[Any, Any]], uses: DeviceUses | None = None) -> None:
+        """Copy arrays one after the other: targets and sources, one of each pair on a GPU.
 
         Memory of the host may be written again when this returns, and other memory on the streams that were named.
         """
-        self.copy_all([(target.array, source)], uses)
-
-    def copy_all(self, pairs: Sequence[tuple[Any, Any]], uses: DeviceUses | None = None) -> None:
-        """Copy arrays as :meth:`copy` does, one after the other: targets and sources, one of each pair on a GPU."""
         on_gpus = [array for pair in pairs for array in pair if not isinstance(array, np.ndarray)]
         devices = sorted({array.device for array in on_gpus})
         if not devices:
@@ -255,14 +232,10 @@ class DeviceArrays:
         return copied
 
     def to_device(self, view: TensorView, uses: DeviceUses, stream: NamedStream | None = None) -> DeviceArray:
-        """Return a copy of host memory on the instance's GPU, for a call.
-
-        From pinned memory it is made while the host goes on; else the host waits. What comes later on ``stream``, one
-        of the call's own, finds the copy. Without it, the array says what its reader has to wait for.
-        """
+        """Return a copy on the instance's GPU, for what comes later on ``stream``, or for readers that wait."""
         device, runtime = self.device, self.runtime
         uses.add(device)
-        own = uses.own_stream(device)
+        streams, own = uses.own_stream(device)
         uses.reads_host = True
         source = view.numpy()
         if stream is not None:
@@ -273,17 +246,15 @@ class DeviceArrays:
             return copied
         if view.writable:  # an output, which the GPU itself may be writing
             self._order_after(uses.streams[device], device, own)
-        copied = self._scratch.array(view.shape, view.dtype, device, written_on=own, streams=uses.lender)
+        copied = self._scratch.array(view.shape, view.dtype, device, written_on=own, streams=streams)
         with runtime.on(device):
             copy(runtime, copied, source, own)
         return copied
 
     def wait(self, uses: Iterable[DeviceUses]) -> None:
-        """Wait until GPUs have done what they have to do for calls: for each GPU once.
+        """Wait until GPUs have done what is on the calls' named streams; or all of it, if a call has named none there.
 
-        That is what is on the streams that were named there; or all of it, if a call uses the GPU and named none.
-        CudaError if something that was launched there has failed; ModelError if a stream that was named is being
-        captured into a graph.
+        CudaError if something that was launched there has failed; ModelError if a named stream is being captured.
         """
         every = list(uses)
         for device in sorted({device for each in every for device in each}):
@@ -293,17 +264,14 @@ class DeviceArrays:
                 runtime.synchronize_device(device)
                 continue
             named = {stream for each in using for stream in each.streams[device]}
-            named |= {stream for each in using for stream in each.own if stream.device == device}
+            named |= {stream for each in using for _, stream in each.own if stream.device == device}
             self.check_is_not_captured(named)
             with self.own_streams.one(device) as stream:
                 order_after(runtime, sorted(named), device, stream)
                 runtime.synchronize_stream(stream, device)
 
     def record(self, uses: DeviceUses, events: Iterable[tuple[int, int]]) -> None:
-        """Let events stand for all that GPUs have to do for a call that has named a stream on each.
-
-        ``events`` has each with the GPU that it is of. Raises what :meth:`wait` does.
-        """
+        """Let events, each with its GPU, stand for all that GPUs have to do for a call with named streams on each."""
         named = [stream for streams in uses.streams.values() for stream in streams]
         self.check_is_not_captured(named)
         for event, device in events:
@@ -348,17 +316,10 @@ class DeviceArrays:
                 )
 
     def close(self) -> None:
-        """Give memory and streams that nobody uses back to CUDA. Twice is fine.
-
-        Streams on which an array was written that somebody keeps go with it.
-        """
-        with self._lock:
-            if self._own is None:
-                return
-            scratch = self._own[1]
-            self._own = OwnStreams(self.runtime), scratch
-        scratch.close()
-        self.runtime.retired.collect()
+        """Give memory and streams that no array uses back to CUDA. Twice is fine."""
+        if self._own is not None:
+            self._own.close()
+            self.runtime.retired.collect()
 
     def _order_after(self, named: Sequence[NamedStream], device: int, stream: int) -> None:
         """Let a stream of ours come after these of a GPU, or, if there are none, after all that it has to do."""

@@ -28,6 +28,7 @@ class Scratch:
     """
 
     def __init__(self, runtime: CudaRuntime) -> None:
+        self.streams = OwnStreams(runtime)  # those on which a kept array was written go with it
         self._runtime = runtime
         self._lock = threading.Lock()
         self._free: dict[int, list[tuple[int, int]]] = {}  # sizes and addresses, by GPU
@@ -42,10 +43,7 @@ class Scratch:
         written_on: int | None = None,
         streams: OwnStreams | None = None,
     ) -> DeviceArray:
-        """Return a new array, C-contiguous and writable, not cleared. Nothing that was there before is still at work.
-
-        Who reads it on another stream waits for ``written_on``, one of ``streams``, which the array keeps.
-        """
+        """Return a new array; who reads it on another stream waits for ``written_on``, one of ``streams``."""
         taken = _Taken(self, self._runtime, *self._take(math.prod(shape) * dtype.itemsize, device), device)
         taken.streams = streams
         return DeviceArray(self._runtime, taken.address, shape, dtype, device, taken, written_on=written_on)
@@ -62,6 +60,7 @@ class Scratch:
         """Give what is free back to CUDA, now; and what is in use, when it is free. Twice is fine."""
         with self._lock:
             self._is_closed = True
+            self.streams = OwnStreams(self._runtime)
             free, self._free = self._free, {}
         for device, blocks in free.items():
             for _, address in blocks:

@@ -1,15 +1,13 @@
-"""What ``config.pbtxt`` says of regions, refused lines, advice for its author; and where the server serves HTTP."""
+"""What ``config.pbtxt`` says of regions, lines in it that are refused, and advice for its author."""
 
 from __future__ import annotations
 
 import difflib
 import math
 import os
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePath
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -18,33 +16,12 @@ from ..dtypes import BYTES
 from ..errors import ModelError
 from ..memory.backend_pools import USUAL_PREFIX, prefix_of_pools
 from ..model_spec import PATHS_PARAMETER, UIDS_PARAMETER, ModelSpec
+from .server_url import url_of_server
 
-__all__ = ["PARAMETERS", "PREFIX", "Config", "advice", "refused_lines", "url_of_parent", "url_of_server"]
-
-PARAMETERS: Final = frozenset(
-    {
-        PATHS_PARAMETER,
-        UIDS_PARAMETER,
-        "SHM_DEBUG",
-        "SHM_FOREIGN_REGIONS",
-        "SHM_GPU_EVENTS",
-        "SHM_HANDOVER_S",
-        "SHM_INLINE_BYTES",
-        "SHM_MAX_MAPPED_BYTES",
-        "SHM_METRICS",
-        "SHM_PIN_HOST_MEMORY",
-        "SHM_REGISTRATIONS",
-        "SHM_SERVER_URL",
-        "SHM_STREAM_PATIENCE_S",
-        "SHM_STREAM_TOTAL_PATIENCE_S",
-    }
-)
-"""All that this package reads of a model's ``config.pbtxt``."""
+__all__ = ["PARAMETERS", "PREFIX", "Config", "advice", "refused_lines"]
 
 PREFIX: Final = "SHM_"
 """What the names of all of them begin with: a model with another one of such a name does not load."""
-
-T = TypeVar("T")
 
 _GONE: Final = "SHM_HUGE_PAGES"
 _ROOT: Final = 0
@@ -80,25 +57,15 @@ class Config:
             )
         parameters = config.get("parameters", {})
         _check_names(parameters)
-        texts = {name: parameters[name].get("string_value", "") for name in parameters if name in PARAMETERS}
-        patience_s = _seconds(texts, "SHM_STREAM_PATIENCE_S", cls.stream_patience_s)
-        total_patience_s = _seconds(texts, "SHM_STREAM_TOTAL_PATIENCE_S", max(cls.stream_total_patience_s, patience_s))
-        return cls(
-            allowed_uids=_allowed_uids(texts),
-            foreign_regions=_is_first_of(texts, "SHM_FOREIGN_REGIONS", "registered", "off"),
-            checks_registrations=_is_first_of(texts, "SHM_REGISTRATIONS", "checked", "trusted"),
-            server_url=_server_url(texts),
-            pool_prefix=prefix_of_pools(),
-            inline_bytes=_bytes(texts, "SHM_INLINE_BYTES", 0, cls.inline_bytes),
-            max_mapped_bytes=_bytes(texts, "SHM_MAX_MAPPED_BYTES", 1, cls.max_mapped_bytes),
-            gpu_events=_is_on(texts, "SHM_GPU_EVENTS"),
-            pin_host_memory=_is_on(texts, "SHM_PIN_HOST_MEMORY"),
-            handover_s=_seconds(texts, "SHM_HANDOVER_S", cls.handover_s, _LONGEST_HANDOVER_S),
-            stream_patience_s=patience_s,
-            stream_total_patience_s=total_patience_s,
-            metrics=_is_on(texts, "SHM_METRICS"),
-            debug=_is_on(texts, "SHM_DEBUG"),
-        )
+        found: dict[str, Any] = {
+            field: read(name, parameters[name].get("string_value", ""))
+            for name, (field, read) in _READERS.items()
+            if name in parameters
+        }
+        found.setdefault("server_url", url_of_server() or "")
+        least_s = found.get("stream_patience_s", cls.stream_patience_s)
+        found.setdefault("stream_total_patience_s", max(cls.stream_total_patience_s, least_s))
+        return cls(pool_prefix=prefix_of_pools(), **found)
 
 
 def _check_names(names: Iterable[str]) -> None:
@@ -114,68 +81,82 @@ def _check_names(names: Iterable[str]) -> None:
             raise ModelError(f"config.pbtxt has a parameter {name}, which means nothing; {expected}")
 
 
-def _server_url(texts: Mapping[str, str]) -> str:
-    text = texts.get("SHM_SERVER_URL")
-    if text is None:
-        return url_of_server() or ""
+_Reader = Callable[[str, str], object]
+"""Takes a parameter's name and its text; raises ModelError for what means nothing."""
+
+
+def _server_url(name: str, text: str) -> str:
     try:
         place = urlsplit(text)
         is_url = place.scheme in ("http", "https") and place.hostname is not None and place.port != 0
     except ValueError:
         is_url = False
     if not is_url:
-        raise ModelError(f"parameter SHM_SERVER_URL is {text!r}; expected http://HOST:PORT")
+        raise ModelError(f"parameter {name} is {text!r}; expected http://HOST:PORT")
     return text
 
 
-def _allowed_uids(texts: Mapping[str, str]) -> frozenset[int] | None:
-    text = texts.get(UIDS_PARAMETER)
-    if text is None:
-        return Config.allowed_uids
+def _allowed_uids(name: str, text: str) -> frozenset[int] | None:
     if text.strip() == "any":
         return None
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and len(word) <= _MOST_DIGITS for word in words):
-        raise ModelError(f"parameter {UIDS_PARAMETER} is {text!r}; expected user ids, separated by commas, or any")
+        raise ModelError(f"parameter {name} is {text!r}; expected user ids, separated by commas, or any")
     return frozenset(int(word) for word in words)
 
 
-def _is_first_of(texts: Mapping[str, str], name: str, first: str, second: str) -> bool:
-    """Return whether a parameter has the first of two words, as it has by default, and not the second."""
-    text = texts.get(name, first)
-    if text not in (first, second):
-        raise ModelError(f"parameter {name} is {text!r}; expected {first} or {second}")
-    return text == first
+def _one_of(yes: str, no: str) -> _Reader:
+    def read(name: str, text: str) -> bool:
+        if text not in (yes, no):
+            raise ModelError(f"parameter {name} is {text!r}; expected {yes} or {no}")
+        return text == yes
+
+    return read
 
 
-def _is_on(texts: Mapping[str, str], name: str) -> bool:
-    text = texts.get(name, "false")
-    if text not in ("true", "false"):
-        raise ModelError(f"parameter {name} is {text!r}; expected true or false")
-    return text == "true"
+def _bytes(least: int) -> _Reader:
+    def read(name: str, text: str) -> int:
+        if not text.strip().isdecimal() or int(text) < least:
+            raise ModelError(f"parameter {name} is {text!r}; expected a number of bytes, {least} or more")
+        return int(text)
+
+    return read
 
 
-def _bytes(texts: Mapping[str, str], name: str, least: int, default: T) -> int | T:
-    text = texts.get(name)
-    if text is None:
-        return default
-    if not text.strip().isdecimal() or int(text) < least:
-        raise ModelError(f"parameter {name} is {text!r}; expected a number of bytes, {least} or more")
-    return int(text)
+def _seconds(most: float = math.inf) -> _Reader:
+    def read(name: str, text: str) -> float:
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = math.nan
+        if not (0 < seconds < math.inf and seconds <= most):
+            bound = f" and at most {most:g}" if most < math.inf else ""
+            raise ModelError(f"parameter {name} is {text!r}; expected seconds, more than 0{bound}")
+        return seconds
+
+    return read
 
 
-def _seconds(texts: Mapping[str, str], name: str, default: float, most: float = math.inf) -> float:
-    text = texts.get(name)
-    if text is None:
-        return default
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not (0 < seconds < math.inf and seconds <= most):
-        bound = f" and at most {most:g}" if most < math.inf else ""
-        raise ModelError(f"parameter {name} is {text!r}; expected seconds, more than 0{bound}")
-    return seconds
+_SWITCH: Final = _one_of("true", "false")
+_READERS: Final[Mapping[str, tuple[str, _Reader]]] = {
+    UIDS_PARAMETER: ("allowed_uids", _allowed_uids),
+    "SHM_DEBUG": ("debug", _SWITCH),
+    "SHM_FOREIGN_REGIONS": ("foreign_regions", _one_of("registered", "off")),
+    "SHM_GPU_EVENTS": ("gpu_events", _SWITCH),
+    "SHM_HANDOVER_S": ("handover_s", _seconds(_LONGEST_HANDOVER_S)),
+    "SHM_INLINE_BYTES": ("inline_bytes", _bytes(0)),
+    "SHM_MAX_MAPPED_BYTES": ("max_mapped_bytes", _bytes(1)),
+    "SHM_METRICS": ("metrics", _SWITCH),
+    "SHM_PIN_HOST_MEMORY": ("pin_host_memory", _SWITCH),
+    "SHM_REGISTRATIONS": ("checks_registrations", _one_of("checked", "trusted")),
+    "SHM_SERVER_URL": ("server_url", _server_url),
+    "SHM_STREAM_PATIENCE_S": ("stream_patience_s", _seconds()),
+    "SHM_STREAM_TOTAL_PATIENCE_S": ("stream_total_patience_s", _seconds()),
+}
+"""By parameter: the field of a Config, and what reads it."""
+
+PARAMETERS: Final = frozenset({PATHS_PARAMETER, *_READERS})
+"""All that this package reads of a model's ``config.pbtxt``."""
 
 
 def refused_lines(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -216,77 +197,8 @@ def refused_lines(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             )
 
 
-_PROGRAM: Final = "tritonserver"
-_ALLOW: Final = "--allow-http"
-_ADDRESS: Final = "--http-address"
-_PORT: Final = "--http-port"
-_DEFAULT_PORT: Final = "8000"
-_OFF: Final = frozenset({"false", "0"})
-_LOOPBACK: Final = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
-"""How a server that listens everywhere is reached."""
-_MEANS_MORE: Final = "localhost"
-"""Which may mean another address than the server's, where anybody may listen."""
-_VERTEX_AI: Final = ("AIP_MODE", "PREDICTION")
-"""An environment in which builds for Vertex AI serve no HTTP, unless they are told to (``command_line_parser.cc``)."""
-_BACKEND: Final = "triton_python_backend_utils"
-_EMULATED: Final = "__server_url__"
-
-
-def url_of_server() -> str | None:
-    """Return the URL of the server that has started this process; None if that cannot be told.
-
-    Where the Python backend is an emulated one, no server has: the backend says where its own is.
-    """
-    emulated: str | None = getattr(sys.modules.get(_BACKEND), _EMULATED, None)
-    return emulated or url_of_parent()
-
-
-def url_of_parent() -> str | None:
-    """Return the URL of the tritonserver that this process is a stub of; None if that cannot be told.
-
-    By its command line: the parent may be no tritonserver but a process that has one inside, or serve no HTTP. Then
-    whoever listens at the usual port is somebody else.
-    """
-    try:
-        words = os.fsdecode(Path(f"/proc/{os.getppid()}/cmdline").read_bytes()).split("\0")
-    except OSError:
-        return None
-    if PurePath(words[0]).name != _PROGRAM or any(map(_is_abbreviated, words)):
-        return None
-    allowed = _option(words, _ALLOW)
-    name, value = _VERTEX_AI
-    if allowed is None and os.environ.get(name) == value:
-        return None
-    address = _option(words, _ADDRESS) or ""
-    if (allowed or "").lower() in _OFF or address == _MEANS_MORE:
-        return None
-    host = _LOOPBACK.get(address, address)
-    port = _option(words, _PORT) or _DEFAULT_PORT
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _is_abbreviated(word: str) -> bool:
-    """Return whether a word may be short for an option that counts here, which getopt_long(3) allows."""
-    name = word.partition("=")[0]
-    return len(name) > 2 and any(option.startswith(name) and option != name for option in (_ALLOW, _ADDRESS, _PORT))
-
-
-def _option(words: Sequence[str], name: str) -> str | None:
-    """Return the last value of an option, which is what counts."""
-    found = None
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        if word == name:
-            found = following
-        elif word.startswith(f"{name}="):
-            found = word.partition("=")[2]
-    return found
-
-
 def advice(spec: ModelSpec, config: Mapping[str, Any], *, stub_reads_numpy: bool) -> Iterator[str]:
-    """Yield lines for the server's log: what keeps clients from a model, what is never batched, what strings will do.
-
-    ``stub_reads_numpy`` is whether Triton's stub was built for the NumPy that the model has.
-    """
+    """Yield lines for the server's log: what keeps clients away, what is never batched, what strings will do."""
     if spec.paths is None:
         yield (
             f"no client shares memory with model {spec.name!r}, though it makes a ShmSession: add to its config.pbtxt: "

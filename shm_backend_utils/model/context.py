@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..dtypes import BYTES
@@ -16,7 +15,6 @@ from ..protocol.results import OutputForm
 from ..tensors.view import DIRECT
 from .config import Config
 from .forward import Forwarder
-from .mapping.mapped import Slot
 from .mapping.memory import Pinning
 from .mapping.resolver import Resolver
 from .triton import TritonBackend
@@ -40,57 +38,31 @@ class SequencePart(NamedTuple):
     is_end: bool
 
 
-@dataclass(frozen=True, slots=True)
 class Context:
-    """What all calls of a session share."""
+    """What all calls of a session share; ``device`` is the instance's GPU."""
 
-    spec: ModelSpec  # the model's, with the shapes that ``model.py`` sees
-    request_spec: ModelSpec  # the same, unless Triton reshapes a tensor: then with the shapes of requests
-    form: TableForm | None  # of its tables
-    outputs: Mapping[str, OutputForm]  # of those of numbers that Triton does not reshape
-    fills_slots: bool  # Triton fills slots of a batch that no sequence has a request for, by requests of its own
-    backend: TritonBackend
-    resolver: Resolver
-    slots: Mapping[str, Slot]  # the registry's: what is mapped already
-    arrays: DeviceArrays
-    forwarder: Forwarder
-    takes_delivered: bool  # whether requests may come that name no memory
-    stream_patience_s: float  # a stream waits so long for its client to release a frame
-    stream_total_patience_s: float  # and so long for all frames together
-    pinning: Pinning | None  # for memory that is copied to a GPU; None if it is not to be pinned
-    server_url: str  # where the server tells what names stand for; empty if that is not known
-
-    @classmethod
-    def of_session(cls, spec: ModelSpec, config: Config, cuda: CudaAccess, device: int) -> Context:
-        """Make what a session needs; ``device`` is the instance's GPU."""
+    def __init__(self, spec: ModelSpec, config: Config, cuda: CudaAccess, device: int) -> None:
         obstacle = spec.obstacle_to_direct()
         if obstacle is not None and spec.paths is not None and DIRECT in spec.paths:
             raise ModelError(obstacle)
-        backend = TritonBackend()
-        arrays = DeviceArrays(cuda, device)
-        pinning = Pinning(cuda, backend.log_warning) if config.pin_host_memory else None
-        resolver = Resolver(config, cuda, pinning)
-        return cls(
-            spec.as_model_sees(),
-            spec,
-            TableForm.of(spec),
-            {
-                name: OutputForm.of(name, tensor.dtype, len(tensor.shape), tensor.fixed_end)
-                for name, tensor in spec.outputs.items()
-                if tensor.dtype is not None and tensor.dtype is not BYTES and tensor.reshape is None
-            },
-            spec.sequences == "direct" and spec.max_batch_size > 1,
-            backend,
-            resolver,
-            resolver.registry.slots,
-            arrays,
-            Forwarder(spec.name, backend, arrays, config.server_url, config.inline_bytes),
-            spec.paths != frozenset({DIRECT}),
-            config.stream_patience_s,
-            config.stream_total_patience_s,
-            pinning,
-            config.server_url,
-        )
+        self.config = config
+        self.spec = spec.as_model_sees()  # with the shapes that ``model.py`` sees
+        self.request_spec = spec  # the same, unless Triton reshapes a tensor: then with the shapes of requests
+        self.form = TableForm.of(spec)
+        self.outputs: Mapping[str, OutputForm] = {  # those of numbers that Triton does not reshape
+            name: OutputForm.of(name, tensor.dtype, len(tensor.shape), tensor.fixed_end)
+            for name, tensor in spec.outputs.items()
+            if tensor.dtype is not None and tensor.dtype is not BYTES and tensor.reshape is None
+        }
+        # Triton fills slots of a batch that no sequence has a request for, by requests of its own.
+        self.fills_slots = spec.sequences == "direct" and spec.max_batch_size > 1
+        self.takes_delivered = spec.paths != frozenset({DIRECT})  # requests may come that name no memory
+        self.backend = TritonBackend()
+        self.arrays = DeviceArrays(cuda, device)
+        self.pinning = Pinning(cuda, self.backend.log_warning) if config.pin_host_memory else None
+        self.resolver = Resolver(config, cuda, self.pinning)
+        self.slots = self.resolver.registry.slots  # what is mapped already
+        self.forwarder = Forwarder(spec.name, self.backend, self.arrays, config.server_url, config.inline_bytes)
 
     def close(self) -> None:
         """Unmap every region, and remove those that were made to forward. Twice is fine."""

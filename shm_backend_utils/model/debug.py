@@ -10,7 +10,7 @@ import hashlib
 import math
 import secrets
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -25,21 +25,23 @@ from .metrics import MeasuredCall
 from .modes.batch import Gathering, with_rows
 from .modes.stream import StreamCall
 
-__all__ = ["DEBUGGED", "PLAIN", "Bytes", "Classes", "Poison", "fill_with_noise"]
+__all__ = ["DEBUGGED", "PLAIN", "MeasuredDebugCall", "Poison"]
 
 _PIECE: Final = 1 << 20  # bytes
 _FALSE_ALARM: Final = 1e-6
 _WORDS: Final = {2: np.uint16, 4: np.uint32, 8: np.uint64}
 
-Bytes = npt.NDArray[np.uint8]
+_Bytes = npt.NDArray[np.uint8]
 
 
 class Poison:
     """Memory that is full of random bytes, of which nothing but the seed is kept."""
 
-    def __init__(self, data: Bytes) -> None:
+    def __init__(self, data: _Bytes) -> None:
         self._data = data
-        self._seed = fill_with_noise(data)
+        self._seed = secrets.randbits(128)
+        for piece, noise in self._with_noise():
+            piece[...] = noise
 
     def fills(self, view: TensorView) -> bool:
         """Return whether a view is of this very memory."""
@@ -57,27 +59,18 @@ class Poison:
         """
         if not self._data.nbytes:
             return 0
-        words = _WORDS.get(item_size, np.uint8)
-        pieces = _with_noise(self._data, self._seed)
-        count = sum(int(np.count_nonzero(piece.view(words) == noise.view(words))) for piece, noise in pieces)
-        size = np.dtype(words).itemsize
+        words = np.dtype(_WORDS.get(item_size, np.uint8))
+        count, size = 0, words.itemsize
+        for piece, noise in self._with_noise():
+            count += int(np.count_nonzero(piece.view(words) == noise.view(words)))
         return count if count >= _least_that_tells(self._data.nbytes / size / 256**size) else 0
 
-
-def fill_with_noise(data: Bytes) -> int:
-    """Fill memory with random bytes, and return their seed."""
-    seed = secrets.randbits(128)
-    for piece, noise in _with_noise(data, seed):
-        piece[...] = noise
-    return seed
-
-
-def _with_noise(data: Bytes, seed: int) -> Iterator[tuple[Bytes, Bytes]]:
-    """Return pieces of memory, and the random bytes for each."""
-    generator = np.random.Generator(np.random.SFC64(seed))
-    for begin in range(0, data.nbytes, _PIECE):
-        piece = data[begin : begin + _PIECE]
-        yield piece, np.frombuffer(generator.bytes(piece.nbytes), np.uint8)
+    def _with_noise(self) -> Iterator[tuple[_Bytes, _Bytes]]:
+        """Yield pieces of the memory, and the random bytes for each."""
+        generator = np.random.Generator(np.random.SFC64(self._seed))
+        for begin in range(0, self._data.nbytes, _PIECE):
+            piece = self._data[begin : begin + _PIECE]
+            yield piece, np.frombuffer(generator.bytes(piece.nbytes), np.uint8)
 
 
 def _least_that_tells(expected: float) -> int:
@@ -91,13 +84,12 @@ def _least_that_tells(expected: float) -> int:
 class DebugCall(Call):
     """A call that looks after the memory of its outputs."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._filled: dict[str, Poison] = {}
-        self._digests: dict[str, bytes] = {}
+    _filled: dict[str, Poison]
+    _digests: dict[str, bytes]
 
     def begin(self) -> None:
         super().begin()
+        self._filled = {}
         self._digests = {name: _digest(data) for name, data in self._input_bytes()}
 
     def output(self, name: str, shape: Sequence[int], dtype: npt.DTypeLike) -> TensorView:
@@ -106,12 +98,6 @@ class DebugCall(Call):
             self._filled[name] = Poison(view.array.reshape(-1).view(np.uint8))
         return view
 
-    def put(self, name: str, array: Any) -> None:
-        super().put(name, array)
-        filled = self._filled.get(name)
-        if filled is not None and not filled.fills(self.outputs[name].view):
-            del self._filled[name]  # what was handed out is not the output any more
-
     def commit(self, *, needs_all: bool = True) -> None:
         super().commit(needs_all=needs_all)
         all_filled, self._filled = self._filled, {}
@@ -119,7 +105,12 @@ class DebugCall(Call):
             self.devices.wait()
         for name, data in self._input_bytes():
             if _digest(data) != self._digests[name]:
-                raise _input_changed(name)
+                raise ModelError(
+                    f"input {name!r} was changed during the call, most likely by model.py, which may only read it: the "
+                    "memory is the client's, whose next call over it sends the change, and forward() and put() pass it "
+                    "on; copy it first, as torch.from_dlpack(view).clone() or np.array(view) does (some libraries do "
+                    "not see that a view is read-only)"
+                )
         requested = self._request.requested_output_names()
         for name, filled in all_filled.items():
             view = self.outputs[name].view
@@ -131,7 +122,7 @@ class DebugCall(Call):
                     "(y = call.output(…).numpy(); y[...] = x), or give an array by call.put()"
                 )
 
-    def _input_bytes(self) -> Iterator[tuple[str, Bytes]]:
+    def _input_bytes(self) -> Iterator[tuple[str, _Bytes]]:
         """Yield the bytes of each input on the host. Triton delivers strings as copies, so these are left out."""
         spans = {} if self.table is None else self.table.inputs
         for name, span in spans.items():
@@ -144,16 +135,8 @@ class DebugCall(Call):
                 yield name, view.numpy().reshape(-1).view(np.uint8)
 
 
-def _digest(data: Bytes) -> bytes:
+def _digest(data: _Bytes) -> bytes:
     return hashlib.blake2b(data.data, digest_size=16).digest()
-
-
-def _input_changed(name: str) -> ModelError:
-    return ModelError(
-        f"input {name!r} was changed during the call, most likely by model.py, which may only read it: the memory is "
-        "the client's, whose next call over it sends the change, and forward() and put() pass it on; copy it first, as "
-        "torch.from_dlpack(view).clone() or np.array(view) does (some libraries do not see that a view is read-only)"
-    )
 
 
 class MeasuredDebugCall(MeasuredCall, DebugCall):
@@ -167,22 +150,15 @@ class DebugStreamCall(DebugCall, StreamCall):
 class DebugGathering(Gathering):
     """What one batch copies; rows of outputs that are taken apart later begin with the random bytes of their call."""
 
-    def room(self, parts: Sequence[TensorView], shape: tuple[int, ...]) -> TensorView:
-        whole = super().room(parts, shape)
+    def room(self, parts: Sequence[TensorView]) -> TensorView:
+        whole = super().room(parts)
         for rows, part in with_rows(whole, parts) if not isinstance(whole, DeviceView) else ():
             if not isinstance(part, DeviceView):
                 rows.reshape(-1).view(np.uint8)[...] = part.numpy().reshape(-1).view(np.uint8)
         return whole
 
 
-class Classes(NamedTuple):
-    """What a session makes its calls of."""
+PLAIN: Final = Call, MeasuredCall, StreamCall, Gathering
+"""What a session makes its calls of."""
 
-    call: type[Call]
-    measured_call: type[MeasuredCall]
-    stream_call: type[StreamCall]
-    gathering: type[Gathering]
-
-
-PLAIN: Final = Classes(Call, MeasuredCall, StreamCall, Gathering)
-DEBUGGED: Final = Classes(DebugCall, MeasuredDebugCall, DebugStreamCall, DebugGathering)
+DEBUGGED: Final = DebugCall, MeasuredDebugCall, DebugStreamCall, DebugGathering

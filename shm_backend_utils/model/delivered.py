@@ -62,22 +62,16 @@ class DeliveredView(TensorView):
         return BufferAttributes(MemoryType.CPU, 0, math.prod(self.shape) * self._dtype.itemsize)
 
 
-def view_of(
-    tensor: Any, dtype: DType | None, backend: TritonBackend, arrays: DeviceArrays, *, writable: bool
-) -> TensorView:
-    """Return a tensor of the Python backend as a view, wherever it lies; on a GPU it is read-only.
-
-    ``dtype`` is what the configuration says of it, if that is known.
-    """
+def view_of(tensor: Any, dtype: DType | None, backend: TritonBackend, arrays: DeviceArrays) -> TensorView:
+    """Return a tensor of the Python backend, of this configured dtype if that is known, as a read-only view."""
     name = tensor.name()
     if not tensor.is_cpu():
         adopted = arrays.adopt_capsule(tensor.to_dlpack())
         return arrays.view(name, adopted, dtypes.from_numpy(np.dtype(adopted.dtype), name), TRITON, writable=False)
     array = backend.input(tensor, dtype)
-    found = dtypes.from_numpy(array.dtype, name)
+    found = dtypes.BY_NUMPY.get(array.dtype) or dtypes.from_numpy(array.dtype, name)
     if found is BYTES:
         return StringsView(name, Strings.of(name, array), TRITON)
-    if not writable:
-        array = array.view()
-        array.flags.writeable = False
+    array = array.view()
+    array.flags.writeable = False
     return TensorView(name, array, found, TRITON)

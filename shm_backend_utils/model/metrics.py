@@ -21,9 +21,8 @@ import os
 import secrets
 import threading
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, Final, NamedTuple
 
@@ -68,17 +67,14 @@ _Series = tuple[str, str]
 
 
 class Metrics:
-    """The metrics of one session. Thread-safe; ``mapped`` returns how many bytes are mapped, and how many regions.
-
-    Raises what the backend does where the server has no such metrics, or will not have these.
-    """
+    """The metrics of one session, if the server has such; ``mapped`` returns mapped bytes and regions. Thread-safe."""
 
     def __init__(self, backend: TritonBackend, model: str, version: str, mapped: Callable[[], tuple[int, int]]) -> None:
         self._backend = backend
         self._mapped = mapped
         self._labels = {"model": model, "version": version, "session": f"{os.getpid()}-{secrets.token_hex(4)}"}
         self._lock = threading.Lock()
-        self._sums = _Sums()
+        self._counts = defaultdict[_Series, float](int)  # since they were handed over last
         self._gauges: dict[str, int] = {}
         self._families = {
             name: backend.metric_family(family.kind, _PREFIX + name, family.description)
@@ -104,10 +100,9 @@ class Metrics:
     def answered(self, path: str, zero_copy_bytes: int, copied_bytes: int) -> None:
         """Count a request that was answered on the path ``"direct"`` or ``"triton"``, and the bytes of its tensors."""
         with self._lock:
-            counts = self._sums.counts
-            counts["calls_total", path] += 1
-            counts["zero_copy_bytes_total", ""] += zero_copy_bytes
-            counts["copied_bytes_total", ""] += copied_bytes
+            self._counts["calls_total", path] += 1
+            self._counts["zero_copy_bytes_total", ""] += zero_copy_bytes
+            self._counts["copied_bytes_total", ""] += copied_bytes
 
     def refused(self, error: BaseException) -> None:
         """Count a request that ends with this error, if it is one of the library's. Triton itself counts failures.
@@ -116,20 +111,26 @@ class Metrics:
         """
         if isinstance(error, ShmError) and not isinstance(error, ProbedError | RequestRefusedError):
             with self._lock:
-                self._sums.counts["refusals_total", type(error).__name__] += 1
+                self._counts["refusals_total", type(error).__name__] += 1
 
     def took(self, own_s: float) -> None:
         """Count what the library took for a call."""
         with self._lock:
-            self._sums.buckets[bisect_left(_BOUNDS_S, own_s)] += 1
-            self._sums.own_s += own_s
+            self._counts["own_seconds_bucket", _BUCKETS[bisect_left(_BOUNDS_S, own_s)]] += 1
+            self._counts["own_seconds_count", ""] += 1
+            self._counts["own_seconds_sum", ""] += own_s
 
     def publish(self) -> None:
         """Hand over what was counted since the last time. Only one thread may."""
         with self._lock:
-            sums, self._sums = self._sums, _Sums()
-        for series, amount in sums.increments():
-            self._metric(series).increment(amount)
+            counts, self._counts = self._counts, defaultdict(int)
+        faster = counts["own_seconds_count", ""]
+        for series in [("own_seconds_bucket", bucket) for bucket in reversed(_BUCKETS)]:
+            # A bucket counts all that is faster, too; the widest grows first, as no bucket may exceed a wider one.
+            counts[series], faster = faster, faster - counts.pop(series, 0)
+        for series, amount in counts.items():
+            if amount:
+                self._metric(series).increment(amount)
         for name, value in zip(("mapped_bytes", "mapped_regions"), self._mapped(), strict=True):
             if self._gauges.get(name, 0) != value:
                 self._gauges[name] = value
@@ -159,33 +160,8 @@ class Metrics:
         return _INTERVAL_S
 
 
-class _Sums:
-    """What was counted since the last time that it was handed over."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[_Series] = Counter()
-        self.buckets = [0] * len(_BUCKETS)
-        self.own_s = 0.0
-
-    def increments(self) -> Iterator[tuple[_Series, float]]:
-        """Yield what counters are to grow by; of the buckets the widest first, as no bucket may exceed a wider one."""
-        yield from self.counts.items()
-        cumulative = list(zip(_BUCKETS, accumulate(self.buckets), strict=True))
-        call_count = cumulative[-1][1]
-        if call_count:
-            yield ("own_seconds_sum", ""), self.own_s
-            yield ("own_seconds_count", ""), call_count
-        for bucket, count in reversed(cumulative):
-            if count:
-                yield ("own_seconds_bucket", bucket), count
-
-
 class MeasuredCall(Call):
-    """A call that counts what it does. Sessions without metrics make plain calls, and pay nothing.
-
-    Its own time is that of beginning, committing and ending it, without the model's code, and without what is waited
-    for GPUs.
-    """
+    """A call that counts what it does, and its own time: without the model's code, and what is waited for GPUs."""
 
     __slots__ = ("_metrics", "_own_s")
 

@@ -66,16 +66,14 @@ class ShmSession:
         version: str = "",
     ) -> None:
         reaper.reap()
-        context = Context.of_session(spec, config, cuda or CudaAccess(), device or 0)
+        context = Context(spec, config, cuda or CudaAccess(), device or 0)
         self._context: Context | None = context
         self._name = spec.name
         self._backend = context.backend
         start, mapped = Metrics.start_or_warn, context.resolver.registry.mapped
         self._metrics = start(self._backend, spec.name, version, mapped) if config.metrics else None
-        self._classes = classes = DEBUGGED if config.debug else PLAIN
-        self._new_call: Callable[..., Call] = (
-            classes.call if self._metrics is None else partial(classes.measured_call, self._metrics)
-        )
+        call, measured_call, self._new_stream_call, self._new_gathering = DEBUGGED if config.debug else PLAIN
+        self._new_call: Callable[..., Call] = call if self._metrics is None else partial(measured_call, self._metrics)
         self._complete = complete_by_events if config.gpu_events else complete
         self._is_on_gpu = device is not None
         self._buffers = Buffers(context.pinning)
@@ -250,7 +248,7 @@ class ShmSession:
             else:
                 begun.append(call)
         for number, batch in enumerate(batches_of(begun, self._fail)):
-            gathering = self._classes.gathering(self._buffers, context.arrays, number)
+            gathering = self._new_gathering(self._buffers, context.arrays, number)
             self._infer_batch(BatchCall(batch, gathering), infer)
         return self._responses(calls, context.arrays)
 
@@ -273,7 +271,7 @@ class ShmSession:
         if context is None:
             for request in requests:
                 error = self._backend.error_response(ClosedError("this session"))
-                self._backend.send_last(self._backend.sender(request), error)
+                self._backend.send_last(request.get_response_sender(), error)
             return
         if len(requests) == 1:
             self._serve_stream(requests[0], answer)
@@ -311,7 +309,7 @@ class ShmSession:
         ClosedError
             The session was closed.
         """
-        return self._classes.stream_call(self._open_context(), request)
+        return self._new_stream_call(self._open_context(), request)
 
     def close(self) -> None:
         """Unmap every region. Arrays that still live keep theirs. Closing twice is fine."""

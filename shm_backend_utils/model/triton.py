@@ -73,15 +73,11 @@ class TritonBackend:
         self._pb_utils: Any = pb_utils
         self.response: Callable[[list[Any]], Any] = pb_utils.InferenceResponse
         probe = np.array([1, 2], np.int32)
-        tensor = self._from_dlpack("probe", dlpack.export(probe))
+        tensor = self.from_dlpack("probe", dlpack.export(probe))
         self.reads_numpy = bool((tensor.as_numpy() == probe).all())
 
     def input(self, tensor: Any, dtype: DType | None) -> npt.NDArray[Any]:
-        """Return a delivered tensor as an aligned array; without a copy, unless it lies unaligned in the pool.
-
-        The array keeps the backend's tensor alive. Strings come as an array of objects. ``dtype`` is what the model's
-        configuration says.
-        """
+        """Return a delivered tensor of a configured dtype as an aligned array, which keeps it; strings as objects."""
         if self.reads_numpy and dtype is not BF16:  # which the stub has no NumPy type for
             array: npt.NDArray[Any] = tensor.as_numpy()
             return array
@@ -94,16 +90,16 @@ class TritonBackend:
 
     def output(self, name: str, array: npt.NDArray[Any]) -> Any:
         """Return a C-contiguous array as a tensor; ModelError for strings or BF16, if this stub cannot take them."""
-        if array.dtype == BYTES.numpy and not self.reads_numpy:
+        if self.reads_numpy and array.dtype != BF16.numpy:
+            return self._pb_utils.Tensor(name, array)
+        if array.dtype == BYTES.numpy:
             raise ModelError(
                 f"output {name!r} holds strings, which Triton's stub, built for NumPy 1, cannot take from NumPy "
                 f"{np.__version__}: install numpy<2 or a newer Triton; the direct path is not affected"
             )
-        if self.reads_numpy and array.dtype != BF16.numpy:
-            return self._pb_utils.Tensor(name, array)
         try:
             is_copied = array.nbytes <= _SOONER_COPIED and not array.flags.writeable
-            return self._from_dlpack(name, dlpack.export(array.copy() if is_copied else dlpack.writable_alias(array)))
+            return self.from_dlpack(name, dlpack.export(array.copy() if is_copied else dlpack.writable_alias(array)))
         except Exception as error:
             if array.dtype != BF16.numpy:
                 raise
@@ -134,9 +130,11 @@ class TritonBackend:
                 )
         return self._pb_utils.InferenceResponse(tensors, None, dict(parameters))
 
-    def device_output(self, name: str, capsule: object) -> Any:
-        """Return memory of a GPU as a tensor for a response."""
-        return self._from_dlpack(name, capsule)
+    def from_dlpack(self, name: str, capsule: object) -> Any:
+        """Return the memory of a DLPack capsule as a tensor for a response."""
+        tensor = self._pb_utils.Tensor.from_dlpack(name, capsule)
+        dlpack.mark_used(capsule)  # the backend names it "used_dlpack", at which NumPy's destructor loops for ever
+        return tensor
 
     def error_response(self, error: BaseException) -> Any:
         """Return a response that fails one request, with the code that fits the error.
@@ -181,22 +179,6 @@ class TritonBackend:
                     ) from None
             raise
 
-    def execute(self, request: Any) -> Any:
-        """Have another model execute a request, and return its response."""
-        return request.exec()
-
-    async def execute_async(self, request: Any) -> Any:
-        """The same while the event loop goes on."""
-        return await request.async_exec()
-
-    def sender(self, request: Any) -> Any:
-        """Return what sends responses to a request of a decoupled model."""
-        return request.get_response_sender()
-
-    def send(self, sender: Any, response: Any) -> None:
-        """Send a response that is not the last."""
-        sender.send(response)
-
     def send_last(self, sender: Any, response: Any = None) -> None:
         """End a stream, maybe with one more response."""
         flags = self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -219,11 +201,6 @@ class TritonBackend:
     def log_warning(self, message: str) -> None:
         """Write to the server's log, as a warning."""
         self._pb_utils.Logger.log_warn(message)
-
-    def _from_dlpack(self, name: str, capsule: object) -> Any:
-        tensor = self._pb_utils.Tensor.from_dlpack(name, capsule)
-        dlpack.mark_used(capsule)  # the backend names it "used_dlpack", at which NumPy's destructor loops for ever
-        return tensor
 
 
 def _text_of(error: BaseException) -> str:

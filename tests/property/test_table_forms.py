@@ -15,7 +15,7 @@ from shm_backend_utils import dtypes
 from shm_backend_utils.client.inputs.sources import described_inputs
 from shm_backend_utils.dtypes import BYTES, LENGTH_SIZE
 from shm_backend_utils.errors import ShmError
-from shm_backend_utils.model.call.received import check_table
+from shm_backend_utils.model.call.checks import check_table
 from shm_backend_utils.model.mapping.memory import HostMemory
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol import table

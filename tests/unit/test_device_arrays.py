@@ -279,7 +279,7 @@ def test_rows_are_gathered_on_the_gpu_that_has_all_of_them_or_on_the_host(
 ) -> None:
     parts = [rows(cuda, arrays, device, value) for value, device in enumerate(devices)]
     gathering = Gathering(buffers, arrays, 0)
-    whole = gathering.gather(parts, 4)
+    whole = gathering.gather(parts)
     assert isinstance(whole, DeviceView) == is_on_gpu
     found: Any = content(whole.array) if is_on_gpu else whole.numpy()
     assert found.tolist() == [[0] * 3] * 2 + [[1] * 3] * 2
@@ -300,8 +300,8 @@ def test_rows_on_one_gpu_never_come_to_the_host(
         for value, part in enumerate(parts):
             kernel(stream, lambda memory, value=value: memory.fill(value), part.array)
         gathering = Gathering(buffers, arrays, 0)
-        whole = gathering.gather(parts, 6, uses)
-        room = gathering.room(parts, (6, 3))
+        whole = gathering.gather(parts, uses)
+        room = gathering.room(parts)
         assert isinstance(room, DeviceView)
         kernel(stream, lambda source, target: np.multiply(source, 10, out=target), whole.array, room.array)
         gathering.scatter(with_rows(room, parts), uses)
@@ -316,7 +316,7 @@ def test_room_for_rows_of_several_gpus_is_on_the_host(
 ) -> None:
     parts = [rows(cuda, arrays, device, 0) for device in (0, 1, None)]
     gathering = Gathering(buffers, arrays, 0)
-    room = gathering.room(parts, (6, 3))
+    room = gathering.room(parts)
     room.numpy()[:] = np.arange(6)[:, None]
     gathering.scatter(with_rows(room, parts))
     assert [content(part.array)[1, 0] for part in parts[:2]] == [1, 3]

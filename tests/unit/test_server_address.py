@@ -14,11 +14,11 @@ import pytest
 from shm_backend_utils.client import server_calls
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory.registrations import fetch_registrations
-from shm_backend_utils.model.config import url_of_parent
 from shm_backend_utils.model.forward.forwarder import ModelSpecs
+from shm_backend_utils.model.server_url import url_of_parent
 from tests.unit.answering_server import answering
 
-CHILD = "from shm_backend_utils.model.config import url_of_parent; print(url_of_parent())"
+CHILD = "from shm_backend_utils.model.server_url import url_of_parent; print(url_of_parent())"
 PARENT = f"import subprocess; subprocess.run([{sys.executable!r}, '-c', {CHILD!r}], check=True)"
 SERVER = "/opt/tritonserver/bin/tritonserver"
 USUAL = "http://127.0.0.1:8000"

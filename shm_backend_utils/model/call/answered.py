@@ -12,37 +12,30 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ... import dtypes
 from ...dtypes import BY_NAME, BYTES, DType
 from ...errors import ModelError, ShmError, TableError, TensorError
 from ...gpu.arrays.device_view import DeviceView
-from ...gpu.arrays.imported import is_on_gpu
-from ...model_spec import ModelSpec
 from ...protocol import results
-from ...protocol.claims import CudaRegionClaim
 from ...protocol.layout import COMPLETED, RESULTS
 from ...protocol.results import OutputForm
 from ...protocol.spans import OutputSpan
 from ...tensors.strings import Strings
 from ...tensors.strings_view import StringsView
-from ...tensors.values import whole_array
 from ...tensors.view import DIRECT, TRITON, TensorView
 from ..delivered import DeliveredView, InputView
 from ..forward import check_all_are_over
-from ..mapping.memory import DeviceMemory, HostMemory, Memory
+from ..mapping.memory import HostMemory, Memory
+from .checks import array_of, check_output, may_not_write, not_written
 from .received import Output, ReceivedRequest
 
-__all__ = ["AnsweredRequest", "array_of", "check_output"]
+__all__ = ["AnsweredRequest"]
 
 # What a named tuple's own constructor does, without the function around it.
 _output: Final[Callable[[type[Output], tuple[Any, ...]], Output]] = tuple.__new__
 
 
 class AnsweredRequest(ReceivedRequest):
-    """The half of a :class:`Call` that writes: it has room for outputs, and brings them to the client.
-
-    An output goes to the client's memory if the request's table has room for it, else back through Triton.
-    """
+    """The half of a :class:`Call` that writes: to the client's memory where that has room, else through Triton."""
 
     @property
     def response_parameters(self) -> dict[str, str | bool | int]:
@@ -196,11 +189,7 @@ class AnsweredRequest(ReceivedRequest):
         return self._memories[span.region], span._replace(byte_size=byte_size)
 
     def commit(self, *, needs_all: bool = True) -> None:  # one function, as begin()
-        """Bring the outputs to their places, or on their way there, and make the response. The call goes on.
-
-        ModelError if something of the call is still under way; or an output is missing that the client wants, if it
-        ``needs_all``.
-        """
+        """Bring the outputs to their places, or on their way there, and make the response; ModelError if one lacks."""
         if self._pending:
             check_all_are_over(self._pending)
         context = self._context
@@ -238,10 +227,7 @@ class AnsweredRequest(ReceivedRequest):
             self.response = context.backend.response(tensors)
 
     def end(self, events: Sequence[int] = ()) -> None:
-        """Write the results. From here on the memory may be the client's, when it has waited for the events.
-
-        ``events`` are the further regions whose events a GPU has still to reach; none if it is done.
-        """
+        """Write the results: the memory is the client's when GPUs have reached the events of these further regions."""
         self._is_open = False
         further = self._further
         if further is not None and further.passing:
@@ -264,39 +250,13 @@ class AnsweredRequest(ReceivedRequest):
         self._memories = ()
 
     def fail(self, error: BaseException) -> None:
-        """End the call by an error: its response tells the client, whose memory is its own again.
-
-        The error's text goes to the client; a ShmError's with its code.
-        """
+        """End the call by an error, which its response tells the client: the memory is the client's again."""
         try:
             self.response = self._context.backend.error_response(error)
         finally:
             if self._further is not None and self._further.passing:
                 _forget_locals(error)  # views among them would keep the memory mapped
             self._abort()
-
-    @property
-    def can_end_by_event(self) -> bool:
-        """Whether all that a GPU has still to do is on named streams, and in memory whose events the client has."""
-        uses = self.devices
-        if self._slot is None or self._further is None or not uses or not uses.are_named or uses.reads_host:
-            return False
-        if any(each.region is None or self._memories[each.region].device is None for each in self.outputs.values()):
-            return False  # what is on the host has no event
-        regions = self.event_regions
-        if self._further.passing or not regions or not all(event for event, _ in regions.values()):
-            return False
-        return len(results.with_events(self._results, list(regions))) <= self._slot.record.results_room
-
-    @property
-    def event_regions(self) -> dict[int, tuple[int, int]]:
-        """The further regions on GPUs, by their numbers: the client's event of each, 0 for none, and the GPU."""
-        found = {}
-        claims = () if self.table is None else self.table.regions
-        for number, (claim, memory) in enumerate(zip(claims, self._memories[1:], strict=True), 1):
-            if isinstance(claim, CudaRegionClaim) and isinstance(memory, DeviceMemory):
-                found[number] = (memory.mapping.event if claim.event else 0, memory.device)
-        return found
 
     def _in_band(self, name: str, dtype: DType, array: Any) -> Output:
         """Return an array of the host or of a GPU as an output that goes back through Triton."""
@@ -332,7 +292,7 @@ class AnsweredRequest(ReceivedRequest):
             return backend.pass_on(name, view.tensor)
         if isinstance(view, DeviceView):
             if self.table is None:
-                return backend.device_output(name, view.__dlpack__(stream=-1))
+                return backend.from_dlpack(name, view.__dlpack__(stream=-1))
             return backend.output(name, context.arrays.to_host(view, self.devices))
         if not isinstance(view, StringsView):
             return backend.output(name, view.array)
@@ -366,10 +326,7 @@ class AnsweredRequest(ReceivedRequest):
         return self._at(name, BYTES, strings.shape, place)._replace(was_copied=True)
 
     def _passed_through(self, name: str, dtype: DType, source: Any, shape: tuple[int, ...]) -> Output | None:
-        """Return an output that *is* memory of an input, so that nothing is copied; None if ``source`` is no such.
-
-        Of strings, ``source`` has the bytes.
-        """
+        """Return an output that *is* memory of an input, of strings the bytes; None if ``source`` is no such."""
         nbytes, itemsize = source.nbytes, dtype.itemsize or 1
         if not nbytes or self._slot is None or name not in self._rooms or self.table is None:
             return None  # nobody would read in the results where the output is
@@ -382,9 +339,7 @@ class AnsweredRequest(ReceivedRequest):
         return None
 
     def _adopted(self, value: Any) -> Any:
-        """Return an array of any library on a GPU as one of ours."""
-        arrays = self._context.arrays
-        return arrays.adopt(value, self._use_device(arrays.device_of(value)))
+        return self._context.arrays.adopt(value, self._device_uses())
 
     def _fill(self, view: TensorView, source: Any) -> bool:
         """Copy an array of the host or of a GPU to a view, unless it is that memory; return whether it was not."""
@@ -399,7 +354,7 @@ class AnsweredRequest(ReceivedRequest):
         for array in (view.array, source):
             if not isinstance(array, np.ndarray):
                 uses.add(array.device)
-        self._context.arrays.copy(view, source, uses)
+        self._context.arrays.copy_all([(view.array, source)], uses)
         return True
 
     def _abort(self) -> None:
@@ -431,41 +386,3 @@ def _forget_locals(error: BaseException) -> None:
         seen.add(id(each))
         traceback.clear_frames(each.__traceback__)
         each = each.__cause__ or each.__context__
-
-
-def check_output(spec: ModelSpec, name: str, numpy_dtype: np.dtype[Any], shape: tuple[int, ...]) -> DType:
-    """Return the data type of an output that the model makes."""
-    try:
-        dtype = dtypes.from_numpy(numpy_dtype, name)
-        spec.output(name).check(dtype, shape)
-    except TensorError as error:
-        raise may_not_write(error) from None
-    return dtype
-
-
-def may_not_write(error: TensorError) -> ModelError:
-    """Return the error of a model whose output is not what its configuration says."""
-    return ModelError(f"model.py wrote an output that it may not: {error}")
-
-
-def not_written(spec: ModelSpec, name: str) -> ModelError:
-    """Return the error for a requested output that ``model.py`` has not written."""
-    ways = f"call.put({name!r}, array) or call.output({name!r}, shape, dtype)"
-    if spec.output(name).dtype is BYTES:
-        ways = f"call.put({name!r}, strings)"
-    return ModelError(
-        f"output {name!r} was requested, but model.py wrote none; write it by {ways}: what a function returns is not "
-        "sent"
-    )
-
-
-def array_of(spec: ModelSpec, name: str, value: Any, adopt: Callable[[Any], Any]) -> Any:
-    """Return what a user gives as output ``name`` as an array of NumPy, or, if it is on a GPU, as ``adopt`` has it."""
-    if type(value) is np.ndarray and value.dtype in dtypes.BY_NUMPY:
-        return value
-    if isinstance(value, TensorView):
-        return value.array
-    try:
-        return adopt(value) if is_on_gpu(value) else whole_array(spec, spec.output(name), value)
-    except TensorError as error:
-        raise may_not_write(error) from None

@@ -67,7 +67,7 @@ class Call(AnsweredRequest):
             self.fail(error)
             return
         try:
-            self.commit()
+            self._finish()
             if self.devices:
                 self.devices.wait()
                 self.devices.release()
@@ -75,6 +75,10 @@ class Call(AnsweredRequest):
             self.fail(own)
             raise
         self.end()
+
+    def _finish(self) -> None:
+        """Do what is to be done before GPUs are waited for, when the block is left."""
+        self.commit()
 
     def __repr__(self) -> str:
         state = "open" if self._is_open else "closed"
@@ -333,8 +337,8 @@ class Call(AnsweredRequest):
         PeerError
             It did not answer with what its configuration says, or lacks an output.
         """
-        forwarding = self._begin_forward(model, inputs, outputs, model_version, parameters)
-        return self._context.forwarder.execute(forwarding, self._pending_forwardings())
+        forwarding, pending = self._begin_forward(model, inputs, outputs, model_version, parameters)
+        return self._context.forwarder.execute(forwarding, pending)
 
     async def forward_async(
         self,
@@ -346,14 +350,8 @@ class Call(AnsweredRequest):
         parameters: Mapping[str, Any] | None = None,
     ) -> dict[str, TensorView]:
         """As :meth:`forward`, while the event loop goes on. Await it before the call ends."""
-        forwarding = self._begin_forward(model, inputs, outputs, model_version, parameters)
-        return await self._context.forwarder.execute_async(forwarding, self._pending_forwardings())
-
-    def _pending_forwardings(self) -> set[Forwarding]:
-        """Return the calls of other models that are under way: few calls have any."""
-        if self._pending is None:
-            self._pending = set()
-        return self._pending
+        forwarding, pending = self._begin_forward(model, inputs, outputs, model_version, parameters)
+        return await self._context.forwarder.execute_async(forwarding, pending)
 
     def _begin_forward(
         self,
@@ -362,13 +360,18 @@ class Call(AnsweredRequest):
         outputs: ForwardOutputs,
         version: str,
         parameters: Mapping[str, Any] | None,
-    ) -> Forwarding:
-        self._check_open()
+    ) -> tuple[Forwarding, set[Forwarding]]:
+        """Return a request to another model, and what this call has under way with others."""
+        if not self._is_open:
+            raise self._not_open()
+        if self._pending is None:
+            self._pending = set()
         if self.devices:  # the other model has streams of its own
             self.devices.wait()
         own = self._parameters
         callers = "" if own is None else str(own.get(CALLERS_PARAMETER, ""))
-        return self._context.forwarder.begin(model, inputs, outputs, parameters or {}, version, callers, self._lendable)
+        begin = self._context.forwarder.begin
+        return begin(model, inputs, outputs, parameters or {}, version, callers, self._lendable), self._pending
 
     def _lendable(self) -> Sequence[LentMemory | None]:
         """Return the request's regions, by their numbers, as another model's request names them."""

@@ -25,10 +25,7 @@ __all__ = ["answer_probe"]
 
 
 def answer_probe(context: Context, slot: Slot, probe: Probe) -> NoReturn:
-    """Write the report to where the probe has room for it, and give the slot's lease back, which must be held.
-
-    Then ProbedError ends the request. ReplayedRequestError if the probe was answered before; TableError without room.
-    """
+    """Write the report to where the probe has room, give back the slot's lease, and end the request by ProbedError."""
     try:
         if not slot.record.start(probe.generation):
             raise replayed()
@@ -61,7 +58,7 @@ def _report(context: Context, *, with_gpus: bool) -> dict[str, Any]:
         "python": platform.python_version(),
         "numpy": np.__version__,
         "stub_reads_numpy": context.backend.reads_numpy,
-        "knows_server": bool(context.server_url),
+        "knows_server": bool(context.config.server_url),
         **process_facts(),
         "visible_devices": visible_devices(),
         "gpus": _gpus(context) if with_gpus else None,

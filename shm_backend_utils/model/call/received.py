@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from ...dtypes import BYTES
 from ...errors import (
-    BatchSizeError,
     ClosedError,
     MissingTensorError,
     ModelError,
@@ -24,13 +23,14 @@ from ...errors import (
 )
 from ...gpu.arrays.device_view import DeviceView
 from ...gpu.model import DeviceUses
-from ...model_spec import BATCH_CARRIER, PATHS_PARAMETER, ModelSpec
+from ...model_spec import BATCH_CARRIER
 from ...protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address, parse_generation
+from ...protocol.claims import CudaRegionClaim
 from ...protocol.layout import STARTED
 from ...protocol.named import PARAMETER as DESCRIPTOR_PARAMETER
 from ...protocol.named import parse_descriptor
 from ...protocol.probe import ALIVE_ADDRESS, AskedForLifeError
-from ...protocol.results import NO_RESULTS
+from ...protocol.results import NO_RESULTS, with_events
 from ...protocol.spans import InputSpan, OutputSpan, Ring, Table
 from ...tensors.strings import Strings
 from ...tensors.strings_view import StringsView
@@ -39,11 +39,12 @@ from ..context import Context
 from ..delivered import DeliveredView, InputView, view_of
 from ..forward import Forwarding
 from ..mapping.mapped import ProbeFound, Slot, replayed, stale
-from ..mapping.memory import HostMemory, Memory
+from ..mapping.memory import DeviceMemory, HostMemory, Memory
 from ..mapping.resolver import FurtherRegions
+from .checks import check_direct_is_served, check_rows, check_table, shares_no_memory
 from .probe import answer_probe
 
-__all__ = ["Output", "ReceivedRequest", "check_rows", "check_table"]
+__all__ = ["Output", "ReceivedRequest"]
 
 _OURS: Final = "shm_"  # the parameters of this package begin so
 _NO_MEMORY: Final = HostMemory(np.empty(0, np.uint8))  # region 0 of a request without a slot; no span is in it
@@ -63,10 +64,7 @@ class Output(NamedTuple):
 
 
 class ReceivedRequest:
-    """The half of a :class:`Call` that reads: it takes a request in, and has its inputs.
-
-    An input lies in the client's memory if the request's table says so, else in what Triton delivered.
-    """
+    """The half of a :class:`Call` that reads: from the client's memory, or from what Triton delivered."""
 
     _made_by = "open"
 
@@ -97,10 +95,7 @@ class ReceivedRequest:
         self.outputs: dict[str, Output] = {}
 
     def begin(self) -> None:  # noqa: PLR0912, PLR0915  # one function: every call of one costs each request
-        """Take the request in: from here on its slot, if it names one, is this call's. Waits for nobody.
-
-        ShmError if the request cannot be served: nothing is held then.
-        """
+        """Take the request in: its slot is this call's then. ShmError if it cannot be served, and nothing is held."""
         context = self._context
         if context.fills_slots and not self._request.requested_output_names():
             raise ProbedError("Triton fills an empty slot of a batch by this request, and drops the answer")
@@ -219,10 +214,7 @@ class ReceivedRequest:
         return self._delivered(name)
 
     def read_strings(self) -> None:
-        """Read the strings that lie in the client's memory: :meth:`input` gives these, whatever the client does then.
-
-        TensorError if the lengths of some lead beyond them.
-        """
+        """Read the strings in the client's memory once, for :meth:`input`; TensorError for bad lengths."""
         table = self.table
         if table is not None:
             texts = [(name, self.input(name)) for name, span in table.inputs.items() if span.dtype is BYTES]
@@ -232,6 +224,24 @@ class ReceivedRequest:
         """Return where an input lies in the client's memory; None if it came another way."""
         span = None if self.table is None else self.table.inputs.get(name)
         return None if span is None else (self._memories[span.region], span)
+
+    @property
+    def event_regions(self) -> dict[int, tuple[int, int]]:
+        """The further regions whose events, each of a GPU, tell the client when all is done; empty if they cannot."""
+        uses, table, found = self.devices, self.table, dict[int, tuple[int, int]]()
+        if self._slot is None or table is None or self._further is None or self._further.passing:
+            return found
+        if not uses or not uses.are_named or uses.reads_host:
+            return found
+        if any(each.region is None or self._memories[each.region].device is None for each in self.outputs.values()):
+            return found  # what is on the host has no event
+        for number, (claim, memory) in enumerate(zip(table.regions, self._memories[1:], strict=True), 1):
+            if isinstance(claim, CudaRegionClaim) and isinstance(memory, DeviceMemory):
+                if not claim.event or not memory.mapping.event:
+                    return {}
+                found[number] = memory.mapping.event, memory.device
+        has_room = len(with_events(self._results, list(found))) <= self._slot.record.results_room
+        return found if has_room else {}
 
     def _find_slot(self, address: Any) -> Slot | None:
         """Return the slot of an address that is used first; None if there is none, or it speaks to another model."""
@@ -248,10 +258,7 @@ class ReceivedRequest:
         return self._context.resolver.open_slot(address, parsed)
 
     def _named_table(self, descriptor: Any) -> Table | None:
-        """Return the table of a request that names registered regions; None if it speaks to another model.
-
-        Nothing fences such a request, and there are no results.
-        """
+        """Return the table of a request that names registered regions; None if it speaks to another model."""
         model, table = parse_descriptor(descriptor)
         spec = self._context.spec
         if model != spec.name:
@@ -305,7 +312,7 @@ class ReceivedRequest:
         dtype, backend = tensor_spec.dtype, self._context.backend
         if dtype is not None and dtype is not BYTES and tensor.is_cpu():
             return DeliveredView(name, tensor, dtype, backend)
-        view = view_of(tensor, dtype, backend, self._context.arrays, writable=False)
+        view = view_of(tensor, dtype, backend, self._context.arrays)
         if isinstance(view, DeviceView):
             self._use_device(view.device)
         return view
@@ -342,77 +349,3 @@ class ReceivedRequest:
             slot, self._slot = self._slot, None
             slot.lease.give_back()
         self._memories = ()
-
-
-def check_rows(table: Table, carried: int | None) -> None:
-    """Raise BatchSizeError unless all inputs have as many rows as the batch carrier has said."""
-    for name, span in table.inputs.items():
-        if not span.shape or span.shape[0] != carried:
-            raise _other_batch_size(name, span.shape, carried)
-
-
-def check_table(spec: ModelSpec, table: Table, memories: Sequence[Memory]) -> None:
-    """Check a decoded table against the model's configuration and the memory that its spans are in, by their index.
-
-    Spans in the slot's own region are inside its data already. TensorError if the model has no such input or output, or
-    takes no input of this data type and shape. TableError, which names the field, if a tensor begins at an odd address,
-    lies outside of its region's data, or is one of strings on a GPU.
-    """
-    for name, (dtype, shape, region, offset, byte_size) in table.inputs.items():
-        tensor = spec.inputs.get(name) or spec.input(name)
-        end = tensor.fixed_end
-        if dtype is not tensor.dtype or len(shape) != len(tensor.shape) or (end and shape[-len(end) :] != end):
-            tensor.check(dtype, shape)
-        if dtype.itemsize and (memories[region].address + offset) % dtype.itemsize:
-            raise _odd_address(f"inputs.{name}.offset", offset, dtype.itemsize)
-        if region:
-            _check_inside(f"inputs.{name}", memories[region], offset, byte_size)
-            if dtype is BYTES and memories[region].device is not None:
-                raise TableError(f"inputs.{name}", "strings in memory of a GPU", "strings on the host")
-    ring = table.ring
-    stride = 0 if ring is None or ring.frames == 1 else ring.stride
-    for name, (region, offset, byte_size) in table.outputs.items():
-        wanted = (spec.outputs.get(name) or spec.output(name)).dtype
-        if wanted is not None and wanted.itemsize:
-            if (memories[region].address + offset) % wanted.itemsize:
-                raise _odd_address(f"outputs.{name}.offset", offset, wanted.itemsize)
-            if stride % wanted.itemsize:
-                raise _odd_address("frame_stride", stride, wanted.itemsize)
-        if region:
-            last_place = 0 if ring is None else (ring.frames - 1) * stride
-            _check_inside(f"outputs.{name}", memories[region], offset, last_place + byte_size)
-
-
-def check_direct_is_served(spec: ModelSpec, parameter: str) -> None:
-    """Raise TableError if a request names memory by a parameter, and the model says that it takes none."""
-    if spec.paths is not None and DIRECT not in spec.paths:
-        raise TableError(parameter, "something", f"nothing: model {spec.name!r} does not serve the direct path")
-
-
-def shares_no_memory(spec: ModelSpec) -> TableError:
-    """Return the error for a request that names no memory, to a model that serves no other."""
-    allowed = f"{PATHS_PARAMETER} of model {spec.name!r} allows only the direct path"
-    return TableError(SLOT_PARAMETER, "nothing", f"the address of a slot: {allowed}")
-
-
-def _other_batch_size(name: str, shape: tuple[int, ...], carried: int | None) -> BatchSizeError:
-    """Return the error for an input that has not as many rows as Triton's batcher was told."""
-    if not shape:
-        return BatchSizeError(name, f"tensor {name!r} has no dimension; its first one is the batch")
-    told = "none" if carried is None else f"one of {carried}"
-    return BatchSizeError(
-        name,
-        f"tensor {name!r} has a batch of {shape[0]}, but the request has {told}; "
-        f"send input {BATCH_CARRIER!r} with shape [{shape[0]}, 0]",
-    )
-
-
-def _check_inside(field: str, memory: Memory, offset: int, byte_size: int) -> None:
-    """Raise unless a span is inside the data of a further region, whose size only opening it tells."""
-    if not memory.data_begin <= offset <= memory.byte_size - byte_size:
-        found = f"{byte_size} bytes at offset {offset}"
-        raise TableError(field, found, f"bytes from {memory.data_begin} to {memory.byte_size}, its region's data")
-
-
-def _odd_address(field: str, offset: int, itemsize: int) -> TableError:
-    return TableError(field, str(offset), f"a place at a multiple of {itemsize} bytes, the size of an element")

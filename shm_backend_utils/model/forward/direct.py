@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import index
 from typing import Any, Final, NamedTuple
@@ -32,7 +32,7 @@ from ..mapping.memory import HostMemory, Memory
 from ..triton import TritonBackend
 from .ordinary import Asked, Forwarding, Given
 
-__all__ = ["DirectForwarding", "Lending", "LentMemory", "NoLending", "Place", "hint_of", "lendable"]
+__all__ = ["DirectForwarding", "Lending", "LentMemory", "NoLending", "lendable"]
 
 
 class LentMemory(NamedTuple):
@@ -43,18 +43,12 @@ class LentMemory(NamedTuple):
     extents: tuple[tuple[int, int], ...]  # of the request's own tensors; what else is there, its slot does not fence
 
 
-class Place(NamedTuple):
-    """Where a tensor lies: in which region of the request to another model, and where there."""
-
-    region: int
-    offset: int
+Place = tuple[int, int]
+"""Where a tensor lies: in which region of the request to another model, and where there."""
 
 
 class Lending:
-    """The further regions of one request to another model. Number 1 is the first of them.
-
-    ``own`` has the regions of the request that the model executes, by their numbers; None for one that is not there.
-    """
+    """The further regions of a request to another model, from 1 on; ``own`` are those of the model's own request."""
 
     def __init__(self, own: Sequence[LentMemory | None], pool: SlotPool) -> None:
         self._own = own
@@ -72,7 +66,7 @@ class Lending:
                 continue
             offset = lent.memory.offset_of(array)
             if offset is not None and any(begin <= offset <= end - array.nbytes for begin, end in lent.extents):
-                return Place(self._lend_own(number), offset)
+                return self._lend_own(number), offset
         if isinstance(array, np.ndarray) and array.flags.c_contiguous:
             return self._place_in_pool(array)
         return None
@@ -83,7 +77,7 @@ class Lending:
             offset = address - memory.__array_interface__["data"][0]
             if 0 <= offset <= memory.nbytes - array.nbytes:
                 claim = LentRegionClaim(region.key, region.byte_size, region.token, 0)
-                return Place(self._lend(claim, HostMemory(memory)), offset)
+                return self._lend(claim, HostMemory(memory)), offset
         return None
 
     def _lend_own(self, number: int) -> int:
@@ -114,10 +108,7 @@ class NoLending(Lending):
 def lendable(
     slot: LentRegionClaim | None, table: Table, rooms: Mapping[str, OutputSpan], memories: Sequence[Memory]
 ) -> list[LentMemory | None]:
-    """Return the regions of a request, by their numbers, as another model's request names them.
-
-    ``slot`` is what to say of the region of the request's slot; None if it has none.
-    """
+    """Return the regions of a request as another model's request names them; ``slot`` is the claim of its slot's."""
     extents: list[list[tuple[int, int]]] = [[] for _ in memories]
     spans: list[InputSpan | OutputSpan] = [*table.inputs.values(), *rooms.values()]
     for span in spans:
@@ -134,11 +125,9 @@ _BYTES_IN_RESPONSE: Final = "UINT8"  # of strings that found no room
 
 
 class DirectForwarding(Forwarding):
-    """For models that map the memory which a request names.
+    """For models that map memory: what :class:`Lending` does not find is copied to a slot of its pool."""
 
-    Memory that :class:`Lending` finds need not be copied; its pool gives the request its slot, and room for the rest.
-    ``learned`` has the bytes per row that outputs needed before.
-    """
+    again: Callable[[], DirectForwarding] | None = None  # makes it in other memory, where that can be done
 
     def __init__(
         self,
@@ -153,11 +142,9 @@ class DirectForwarding(Forwarding):
         other, given = asked.other, asked.inputs
         assert other is not None
         spec, record_size = other.spec, other.record_byte_size
-        hints = asked.outputs if isinstance(asked.outputs, Mapping) else {}
         lent_inputs = {name: lending.place_of(each.array) for name, each in given.items()}
-        lent_outputs = {
-            name: lending.place_of(target.array) for name, target in self._targets.items() if target.writable
-        }
+        targets = {name: hint for name, hint in asked.hints.items() if isinstance(hint, TensorView) and hint.writable}
+        lent_outputs = {name: lending.place_of(target.array) for name, target in targets.items()}
         begin = data_offset(1, record_size)
         layout = lay_out(
             spec,
@@ -165,7 +152,7 @@ class DirectForwarding(Forwarding):
                 name: CallInput(each.dtype, each.shape, 0 if lent_inputs[name] else each.array.nbytes)
                 for name, each in given.items()
             },
-            {name: 0 if lent_outputs.get(name) else hint_of(hints.get(name)) for name in asked.names},
+            {name: 0 if lent_outputs.get(name) else _hint_of(asked.hints.get(name)) for name in asked.names},
             begin,
             learned=learned,
             most_rows=spec.max_batch_size,
@@ -177,7 +164,7 @@ class DirectForwarding(Forwarding):
                 inputs[name] = InputSpan(each.dtype, each.shape, *place, each.array.nbytes)
         for name, place in lent_outputs.items():
             if place is not None:
-                rooms[name] = OutputSpan(*place, self._targets[name].attributes.byte_size)
+                rooms[name] = OutputSpan(*place, targets[name].attributes.byte_size)
         region, memory = _take(lending.pool, Need(layout.end - begin, 1, record_size, _GROUP), spec.name)
         self._region, self._slot = region, region.slots[0]
         self._memories: Sequence[Memory] = (HostMemory(memory), *lending.memories)
@@ -185,7 +172,7 @@ class DirectForwarding(Forwarding):
             if span.region == 0:
                 _write(memory, span, given[name])
         generation = self._slot.begin(encode(Table(inputs, rooms, tuple(lending.claims))))
-        self.batch_size = layout.batch_size
+        self.rows = layout.batch_size or 1
         carriers = []
         if layout.batch_size is not None:
             carriers.append(backend.output(BATCH_CARRIER, np.empty((layout.batch_size, 0), np.uint8)))
@@ -203,7 +190,7 @@ class DirectForwarding(Forwarding):
             raise ClosedError("this model's session")
         found = results.decode(data, sizes, 0, self._spec, self._slot.generation)
         outputs = {place.name: self._output(place, tensors) for place in found.outputs}
-        for name in set(self._names) - outputs.keys():
+        for name in set(self._asked.names) - outputs.keys():
             raise missing_output(self.model, name)
         return outputs
 
@@ -211,6 +198,7 @@ class DirectForwarding(Forwarding):
         self._slot.give_up()
 
     def spoil_lost_memory(self, response: Any) -> str:
+        """Spoil this memory if the other model could not open it; return what it said, else an empty text."""
         said: str = response.error().message() if response.has_error() else ""
         if code_in(said) not in NOT_OPENED or self._slot.is_started:
             return ""
@@ -234,8 +222,8 @@ class DirectForwarding(Forwarding):
         found = self._memories[region].view(name, offset, byte_size, dtype, shape, writable=False)
         if found is None:
             raise broken_results(f"{name} of {self.model!r}, which lies outside the memory of its request")
-        target = self._targets.get(name)
-        if target is not None and self._lending.place_of(target.array) == (region, offset):
+        target = self._asked.hints.get(name)
+        if isinstance(target, TensorView) and self._lending.place_of(target.array) == (region, offset):
             self._check_fits(name, target, found)
             return target
         return self._delivered(name, found)
@@ -253,7 +241,7 @@ def _take(pool: SlotPool, need: Need, holder: str) -> Any:
     return taken
 
 
-def hint_of(wanted: TensorView | int | None) -> int | None:
+def _hint_of(wanted: TensorView | int | None) -> int | None:
     """Return the bytes to keep for an output, if somebody says so."""
     return None if wanted is None or isinstance(wanted, TensorView) else index(wanted)
 

@@ -23,7 +23,7 @@ from ...protocol.call_layout import LearnedSizes, lay_out
 from ...protocol.named import PARAMETER as DESCRIPTOR_PARAMETER
 from ...tensors.view import TensorView
 from ..triton import TritonBackend
-from .direct import DirectForwarding, Lending, LentMemory, NoLending, hint_of
+from .direct import DirectForwarding, Lending, LentMemory, NoLending
 from .ordinary import Asked, Forwarding, ForwardOutputs, Given, OrdinaryForwarding, OtherModel
 
 __all__ = ["CALLERS_PARAMETER", "Forwarder", "ModelSpecs", "check_all_are_over"]
@@ -73,10 +73,7 @@ _HEAD_ROOM: Final = 1.125
 
 
 class Forwarder:
-    """Makes the requests of one session, whose own model is ``model``, to other models.
-
-    Up to ``inline_bytes`` of tensors go in band, where the other model takes them so.
-    """
+    """Makes the requests of one session to other models; up to ``inline_bytes`` of tensors go in band."""
 
     def __init__(
         self, model: str, backend: TritonBackend, arrays: DeviceArrays, server_url: str, inline_bytes: int = 0
@@ -100,19 +97,14 @@ class Forwarder:
         callers: str,
         own: Callable[[], Sequence[LentMemory | None]],
     ) -> Forwarding:
-        """Return a request that is ready to be executed, as ``call.forward`` takes it.
-
-        ``callers`` is what the request on whose behalf it is made said in :data:`CALLERS_PARAMETER`; ``own`` returns
-        that one's regions by their numbers. ModelError if there is no such model, or it is decoupled, or it would wait
-        for itself; TensorError if it does not take these tensors.
-        """
-        if ours := _OURS & parameters.keys():
+        """Return a request to be executed, on behalf of ``callers`` and of a request with regions ``own``."""
+        if parameters and (ours := _OURS & parameters.keys()):
             raise ModelError(f"parameter {min(ours)!r} is written by the session itself; leave it out")
-        chain = [*(callers.split("/") if callers else ()), self._model]
-        if model in chain:
+        chain = f"{callers}/{self._model}" if callers else self._model
+        if model in chain.split("/"):
             raise ModelError(
-                f"model {model!r} would be called on its own behalf ({' → '.join([*chain, model])}), and wait for "
-                "itself for ever"
+                f"model {model!r} would be called on its own behalf ({chain.replace('/', ' → ')} → {model}), and wait "
+                "for itself for ever"
             )
         other = self._specs.model(model, version)
         spec = None if other is None else other.spec
@@ -123,53 +115,55 @@ class Forwarder:
                 "would not hear of its errors; let the client call it (ShmClient.stream), or give it a version that "
                 "answers once"
             )
-        given = {name: Given(spec, name, value, self._arrays) for name, value in inputs.items()}
-        names = _names(model, spec, outputs)
-        asked = Asked(model, version, other, given, outputs, names, {**parameters, CALLERS_PARAMETER: "/".join(chain)})
-        if other is not None and other.maps_memory:
-            learned = self._learned_of(model).per_row
-            in_band = self._begin_in_band(asked, other, learned)
-            if in_band is not None:
+        given = {}
+        for name, value in inputs.items():
+            given[name] = Given(spec, name, value, self._arrays)
+        hints: Mapping[str, Any] = outputs if type(outputs) is dict or isinstance(outputs, Mapping) else {}
+        names = _names(model, spec, outputs, hints)
+        asked = Asked(model, version, other, given, hints, names, {**parameters, CALLERS_PARAMETER: chain})
+        if other is None or not other.maps_memory:
+            return OrdinaryForwarding(asked, self._backend, self._arrays)
+        sizes = self._learned.get(model)
+        learned: Mapping[str, int] = {} if sizes is None else sizes.per_row
+        if other.takes_in_band:
+            rows = self._rows_in_band(asked, other.spec, learned)
+            if rows is not None:
+                in_band = OrdinaryForwarding(asked, self._backend, self._arrays, self._inline_bytes)
+                in_band.rows = rows
                 return in_band
-            rooms = {name: learned.get(name, 0) for name in names}
-            make = partial(self._begin_direct, asked, rooms)
-            lent = own()
-            try:
-                forwarding = make(Lending(lent, self._pool))
-            except (BudgetError, NoSharedMemoryError):
-                if not any(rooms.values()):
-                    raise  # else it is what outputs were once that finds no room, and these may overflow as those did
-                make = partial(self._begin_direct, asked, dict.fromkeys(rooms, 0))
-                forwarding = make(Lending(lent, self._pool))
-            forwarding.again = partial(make, NoLending((), self._pool))
-            return forwarding
-        return OrdinaryForwarding(asked, self._backend, self._arrays)
+        make, lent = partial(self._begin_direct, asked, learned), own()
+        try:
+            forwarding = make(Lending(lent, self._pool))
+        except (BudgetError, NoSharedMemoryError):
+            if not any(learned.get(name) for name in names):
+                raise  # else it is what outputs were once that finds no room, and these may overflow as those did
+            make = partial(self._begin_direct, asked, {})
+            forwarding = make(Lending(lent, self._pool))
+        forwarding.again = partial(make, NoLending((), self._pool))
+        return forwarding
 
     def execute(self, forwarding: Forwarding, pending: set[Forwarding]) -> dict[str, TensorView]:
-        """Have the other model execute a request, and return the outputs; raises what :meth:`Forwarding.result` does.
-
-        ``pending`` has the request while the other model may be at work; so it still does if this is broken off.
-        """
+        """Have a request executed, and return the outputs; if that is broken off, it stays in ``pending``."""
         pending.add(forwarding)
         try:
-            response = self._backend.execute(forwarding.request)
+            response = forwarding.request.exec()
         except Exception:
             _note_refusal(forwarding, pending)
             raise
         pending.discard(forwarding)
-        other = self._again(forwarding, response)
+        other = self._again(forwarding, response) if type(forwarding) is DirectForwarding else None
         return self.finish(forwarding, response) if other is None else self.execute(other, pending)
 
     async def execute_async(self, forwarding: Forwarding, pending: set[Forwarding]) -> dict[str, TensorView]:
         """Do the same while the event loop goes on."""
         pending.add(forwarding)
         try:
-            response = await self._backend.execute_async(forwarding.request)
+            response = await forwarding.request.async_exec()
         except Exception:
             _note_refusal(forwarding, pending)
             raise
         pending.discard(forwarding)
-        other = self._again(forwarding, response)
+        other = self._again(forwarding, response) if type(forwarding) is DirectForwarding else None
         return self.finish(forwarding, response) if other is None else await self.execute_async(other, pending)
 
     def finish(self, forwarding: Forwarding, response: Any) -> dict[str, TensorView]:
@@ -180,18 +174,15 @@ class Forwarder:
             forwarding.give_up()  # whoever answers in the other model's place may let it have the request later
             self._specs.forget(forwarding.model)  # maybe it is not what it was
             raise
-        learned, rows = self._learned_of(forwarding.model), forwarding.batch_size or 1
-        if forwarding.overflowed:
-            learned.learn(forwarding.overflowed, rows)
-        elif learned.per_row:
-            learned.needed.append(sum(view.attributes.byte_size for view in found.values()) / rows)
-        if learned.shrink():
-            self._pool.drop_idle()
+        if forwarding.overflowed or forwarding.model in self._learned:
+            learned, rows = self._learned.setdefault(forwarding.model, LearnedSizes(_HEAD_ROOM)), forwarding.rows
+            if forwarding.overflowed:
+                learned.learn(forwarding.overflowed, rows)
+            else:
+                learned.needed.append(sum(view.attributes.byte_size for view in found.values()) / rows)
+            if learned.shrink():
+                self._pool.drop_idle()
         return found
-
-    def _learned_of(self, model: str) -> LearnedSizes:
-        learned = self._learned.get(model)
-        return self._learned.setdefault(model, LearnedSizes(_HEAD_ROOM)) if learned is None else learned
 
     def check_has_memory(self) -> None:
         """Raise MachineError if one call after another has failed as there was no memory for it to be had."""
@@ -201,31 +192,42 @@ class Forwarder:
                 f"memory: {self._failures[-1]}"
             )
 
-    def _begin_in_band(self, asked: Asked, other: OtherModel, learned: Mapping[str, int]) -> Forwarding | None:
-        """Return a request whose tensors are small; None if they are not, or lie on a GPU, or may not go in band."""
-        given, wanted = asked.inputs, asked.outputs
-        if not other.takes_in_band or sum([each.byte_size for each in given.values()]) > self._inline_bytes:
-            return None
-        if wanted is not None:
-            hints: Mapping[str, Any] = wanted if isinstance(wanted, Mapping) else {}
-            wanted = {name: hint_of(hints.get(name)) for name in asked.names}
-            if DeviceView in map(type, hints.values()):
+    def _rows_in_band(self, asked: Asked, spec: ModelSpec, learned: Mapping[str, int]) -> int | None:
+        """Return how many rows a request has whose tensors are small; None if they are not, or lie on a GPU."""
+        given, most = asked.inputs, spec.max_batch_size
+        rows: int | None = None
+        byte_size, fits = 0, len(given) == len(spec.inputs)
+        for each in given.values():
+            if not each.is_plain:
                 return None
-        layout = lay_out(other.spec, given, wanted, 0, learned=learned, most_rows=other.spec.max_batch_size)
-        if layout.end > self._inline_bytes or True in [each.is_on_gpu for each in given.values()]:
+            byte_size += each.byte_size
+            if most:
+                fits = fits and rows in (None, each.shape[0])
+                rows = each.shape[0]
+        if byte_size > self._inline_bytes:
             return None
-        forwarding = OrdinaryForwarding(asked, self._backend, self._arrays, self._inline_bytes)
-        forwarding.batch_size = layout.batch_size
-        return forwarding
+        if not fits or (most and not (rows and rows <= most)):
+            lay_out(spec, given, {}, 0, learned={}, most_rows=most)  # raises, unless it is an optional one that lacks
+        rows = rows or 1
+        for name in asked.names:
+            tensor, hint = spec.outputs.get(name) or spec.output(name), asked.hints.get(name)
+            if isinstance(hint, DeviceView):
+                return None
+            if hint is not None and not isinstance(hint, TensorView):
+                byte_size += index(hint)
+            else:
+                row_byte_size = learned.get(name, 0) if tensor.row_byte_size is None else tensor.row_byte_size
+                byte_size += row_byte_size * rows
+        return rows if byte_size <= self._inline_bytes else None
 
-    def _begin_direct(self, asked: Asked, learned: Mapping[str, int], lending: Lending) -> Forwarding:
+    def _begin_direct(self, asked: Asked, learned: Mapping[str, int], lending: Lending) -> DirectForwarding:
         try:
             return DirectForwarding(asked, self._backend, self._arrays, learned, lending)
         except (MachineError, OSError) as error:
             self._failures.append(str(error))
             raise
 
-    def _again(self, forwarding: Forwarding, response: Any) -> Forwarding | None:
+    def _again(self, forwarding: DirectForwarding, response: Any) -> Forwarding | None:
         """Return a request in other memory, if the other model could not open this one's, and has not begun with it."""
         lost = forwarding.spoil_lost_memory(response)
         if not lost:
@@ -256,25 +258,20 @@ def _note_refusal(forwarding: Forwarding, pending: set[Forwarding]) -> None:
     pending.discard(forwarding)
 
 
-def _names(model: str, spec: ModelSpec | None, outputs: ForwardOutputs) -> list[str]:
-    if outputs is not None:
-        try:
-            names = output_names(outputs)
-            if isinstance(outputs, Mapping):
-                for name, hint in outputs.items():
-                    _check_hint(name, hint)
-        except CallerError as error:
-            raise ModelError(f"model {model!r} cannot be asked so: {error}") from None
-        return names
-    if spec is None:
-        raise ModelError(
-            f"the outputs of model {model!r} are not known here, as the server's HTTP endpoint does not tell; name "
-            "those that are wanted, or set the parameter SHM_SERVER_URL in config.pbtxt to http://HOST:PORT"
-        )
-    return list(spec.outputs)
-
-
-def _check_hint(name: str, hint: object) -> None:
-    if not (hint is None or isinstance(hint, TensorView) or (hasattr(hint, "__index__") and index(hint) >= 0)):
-        expected = "a view that call.output has returned, a number of bytes, or None"
-        raise CallerError(f"outputs has {shown(hint)} for {name!r}; expected {expected}")
+def _names(model: str, spec: ModelSpec | None, outputs: ForwardOutputs, hints: Mapping[str, Any]) -> Sequence[str]:
+    if outputs is None:
+        if spec is None:
+            raise ModelError(
+                f"the outputs of model {model!r} are not known here, as the server's HTTP endpoint does not tell; name "
+                "those that are wanted, or set the parameter SHM_SERVER_URL in config.pbtxt to http://HOST:PORT"
+            )
+        return list(spec.outputs)
+    try:
+        names = output_names(outputs)
+        for name, hint in hints.items():
+            if not (hint is None or isinstance(hint, TensorView) or (hasattr(hint, "__index__") and index(hint) >= 0)):
+                expected = "a view that call.output has returned, a number of bytes, or None"
+                raise CallerError(f"outputs has {shown(hint)} for {name!r}; expected {expected}")
+    except CallerError as error:
+        raise ModelError(f"model {model!r} cannot be asked so: {error}") from None
+    return names

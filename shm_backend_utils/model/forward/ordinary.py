@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,32 +34,48 @@ ForwardOutputs = Iterable[str] | Mapping[str, TensorView | int | None] | None
 
 
 class Given:
-    """An input as ``model.py`` has it, for a model whose configuration may be known. Strings are an array of bytes."""
+    """An input as ``model.py`` has it, one that the other model takes if it is known. Strings are an array of bytes."""
 
     device: int | None = None  # as of a CallInput
     is_lent = False
 
     def __init__(self, spec: ModelSpec | None, name: str, value: Any, arrays: DeviceArrays) -> None:
+        strings: Strings | None = None
+        dtype = dtypes.BY_NUMPY.get(value.dtype) if type(value) is np.ndarray else None
+        if isinstance(value, TensorView):
+            if isinstance(value, StringsView):
+                strings = value.strings()
+            else:
+                value = value.array
+        elif dtype is None or dtype is BYTES:
+            value = _array_of(spec, name, value, arrays)
+            strings = value if isinstance(value, Strings) else None
+        if strings is not None:
+            dtype, value = BYTES, strings.encoded
+        elif dtype is None or dtype is BYTES:
+            dtype = dtypes.BY_NUMPY.get(value.dtype) or dtypes.from_numpy(value.dtype, name)
+        self.dtype = dtype
+        self.array: Any = value
+        self.shape: tuple[int, ...] = tuple(value.shape) if strings is None else strings.shape
+        self.byte_size: int = value.nbytes
+        self.strings = strings
+        self.is_plain = strings is None and isinstance(value, np.ndarray)
         self._arrays = arrays
-        self.array: Any = _array_of(spec, name, value, arrays)
-        self._strings = self.array if isinstance(self.array, Strings) else None
-        if self._strings is not None:
-            self.dtype, self.shape, self.array = BYTES, self._strings.shape, self._strings.encoded
-        else:
-            self.dtype = dtypes.from_numpy(np.dtype(self.array.dtype), name)
-            self.shape = tuple(self.array.shape)
-        self.byte_size: int = self.array.nbytes
-        self.is_on_gpu = not isinstance(self.array, np.ndarray)
+        if spec is not None:
+            tensor = spec.inputs.get(name) or spec.input(name)
+            rank, end = len(tensor.shape), tensor.fixed_end
+            if self.dtype is not tensor.dtype or len(self.shape) != rank or (end and self.shape[-len(end) :] != end):
+                tensor.check(self.dtype, self.shape)
 
     def bytes_on_host(self) -> npt.NDArray[Any]:
         """Return the array, or a copy of it if it is on a GPU; of strings, the bytes that they take in memory."""
-        if not self.is_on_gpu:
-            return self.array  # type: ignore[no-any-return]
+        if isinstance(self.array, np.ndarray):
+            return self.array
         return self._arrays.to_host(self._arrays.view("", self.array, self.dtype, TRITON, writable=False))
 
     def elements_on_host(self) -> npt.NDArray[Any]:
         """Return the array, or a copy of it if it is on a GPU; of strings, an array of ``bytes`` objects."""
-        return self.bytes_on_host() if self._strings is None else self._strings.numpy()
+        return self.bytes_on_host() if self.strings is None else self.strings.numpy()
 
 
 class OtherModel:
@@ -81,7 +97,7 @@ class Asked(NamedTuple):
     version: str  # empty if the server chooses
     other: OtherModel | None  # where it is known
     inputs: Mapping[str, Given]
-    outputs: ForwardOutputs  # as the user wants them
+    hints: Mapping[str, TensorView | int | None]  # what the user says of outputs: a view to write to, or bytes
     names: Sequence[str]  # of the outputs that are wanted
     parameters: Mapping[str, Any]
 
@@ -90,18 +106,15 @@ class Forwarding(ABC):
     """One request to another model."""
 
     request: Any  # the backend's, to be executed
-    batch_size: int | None = None  # where it says so
-    again: Callable[[], Forwarding] | None = None  # makes it in other memory, where that can be done
+    rows = 1  # that its inputs have, where the model has batches
 
     def __init__(self, asked: Asked, backend: TritonBackend, arrays: DeviceArrays) -> None:
         self.model = asked.model
-        self._spec = None if asked.other is None else asked.other.spec
-        self._names = asked.names
         self.overflowed: dict[str, int] = {}  # by result(): outputs that found no room, and their bytes
+        self._spec = None if asked.other is None else asked.other.spec
+        self._asked = asked
         self._backend = backend
         self._arrays = arrays
-        targets = asked.outputs.items() if isinstance(asked.outputs, Mapping) else ()
-        self._targets = {name: target for name, target in targets if isinstance(target, TensorView)}
 
     @abstractmethod
     def result(self, response: Any) -> dict[str, TensorView]:
@@ -111,40 +124,36 @@ class Forwarding(ABC):
     def give_up(self) -> None:
         """Have the other model refuse the request, if that would use memory of the client and has not begun."""
 
-    def spoil_lost_memory(self, response: Any) -> str:
-        """Spoil this memory if the other model could not open it; return what it said, else an empty text."""
-        return ""
-
     def _tensors_of(self, response: Any) -> dict[str, TensorView]:
-        """Return the outputs that the response carries, by name; raises ForwardError if it is an error."""
+        """Return the outputs that a response carries; ForwardError if it is an error, PeerError for unreadable ones."""
         if response.has_error():
             said = response.error()
             text = f"model {self.model!r}, called on behalf of this request, failed: {said.message()}"
             raise ForwardError(text, said.code().name)
-        wanted = set(self._names)
-        return {name: self._read(name, each) for each in response.output_tensors() if (name := each.name()) in wanted}
-
-    def _read(self, name: str, tensor: Any) -> TensorView:
-        """Return an output as a view; raise PeerError if the stub cannot read it as the configured dtype."""
-        expected = None if self._spec is None else self._spec.outputs.get(name)
-        dtype = None if expected is None else expected.dtype
-        try:
-            return view_of(tensor, dtype, self._backend, self._arrays, writable=False)
-        except ShmError:
-            raise
-        except Exception as error:
-            raise PeerError(
-                f"model {self.model!r} answered with an output {name!r} that cannot be read: {error}"
-            ) from None
+        spec, found = self._spec, dict[str, TensorView]()
+        for tensor in response.output_tensors():
+            name = tensor.name()
+            if name in self._asked.names:
+                expected = None if spec is None else spec.outputs.get(name)
+                dtype = None if expected is None else expected.dtype
+                try:
+                    found[name] = view_of(tensor, dtype, self._backend, self._arrays)
+                except ShmError:
+                    raise
+                except Exception as error:
+                    raise PeerError(
+                        f"model {self.model!r} answered with an output {name!r} that cannot be read: {error}"
+                    ) from None
+        return found
 
     def _delivered(self, name: str, view: TensorView) -> TensorView:
         """Return an output where it is wanted: copied there, if it came another way."""
-        target = self._targets.get(name)
-        if target is None:
+        target = self._asked.hints.get(name)
+        if not isinstance(target, TensorView):
             return view
         self._check_fits(name, target, view)
         if isinstance(target, DeviceView) or isinstance(view, DeviceView):
-            self._arrays.copy(target, view.array)
+            self._arrays.copy_all([(target.array, view.array)])
         else:
             np.copyto(target.numpy(), view.numpy())
         return target
@@ -158,33 +167,42 @@ class Forwarding(ABC):
 
 
 class OrdinaryForwarding(Forwarding):
-    """For models that share no memory, and small tensors: they go through the Python backend's pool.
-
-    Outputs of more than ``most_bytes`` found too little room: the next call keeps as much for them, in memory.
-    """
+    """For models that share no memory, and small tensors; outputs of more than ``most_bytes`` count as overflowed."""
 
     def __init__(
         self, asked: Asked, backend: TritonBackend, arrays: DeviceArrays, most_bytes: float = math.inf
     ) -> None:
         super().__init__(asked, backend, arrays)
         self._most_bytes = most_bytes
-        tensors = [
-            backend.output(name, array if array.flags.c_contiguous else array.copy())
-            for name, array in [(name, each.elements_on_host()) for name, each in asked.inputs.items()]
-        ]
+        tensors = []
+        for name, each in asked.inputs.items():
+            array = each.array if each.is_plain else each.elements_on_host()
+            tensors.append(backend.output(name, array if array.flags.c_contiguous else array.copy()))
         self.request = backend.request(asked.model, asked.version, tensors, asked.names, asked.parameters)
 
     def result(self, response: Any) -> dict[str, TensorView]:
-        tensors = self._tensors_of(response)
-        for name in self._names:
+        tensors, spec = self._tensors_of(response), self._spec
+        outputs, byte_size = {}, 0
+        for name in self._asked.names:
             view = tensors.get(name)
             if view is None:
                 raise missing_output(self.model, name)
-            if self._spec is not None:
-                check_output(self._spec, name, dtypes.BY_NAME.get(view.triton_dtype), view.shape)
-        if sum([view.array.nbytes for view in tensors.values()]) > self._most_bytes:
+            shape = view.shape
+            if spec is not None:
+                expected = spec.outputs.get(name)
+                if (
+                    expected is None
+                    or expected.dtype is None
+                    or view.dtype != expected.dtype.numpy
+                    or len(shape) != len(expected.shape)
+                    or (expected.fixed_end and shape[-len(expected.fixed_end) :] != expected.fixed_end)
+                ):
+                    check_output(spec, name, dtypes.BY_NAME.get(view.triton_dtype), shape)
+            byte_size += math.prod(shape) * view.dtype.itemsize
+            outputs[name] = self._delivered(name, view)
+        if byte_size > self._most_bytes:
             self.overflowed = {name: view.array.nbytes for name, view in tensors.items()}
-        return {name: self._delivered(name, tensors[name]) for name in self._names}
+        return outputs
 
     def give_up(self) -> None:
         pass  # its tensors were copied
@@ -194,13 +212,7 @@ def _array_of(spec: ModelSpec | None, name: str, value: Any, arrays: DeviceArray
     """Return an array of the host or of a GPU, or strings; ``spec`` is the other model's, if that is known."""
     if isinstance(value, Strings):
         return value
-    if isinstance(value, TensorView):
-        return value.strings() if isinstance(value, StringsView) else value.array
     if is_on_gpu(value):
         return arrays.adopt(value)
-    if spec is None:
-        array = untyped_array(name, value)
-    else:
-        array = whole_array(spec, spec.input(name), value)
-        spec.input(name).check(dtypes.from_numpy(array.dtype, name), array.shape)
+    array = untyped_array(name, value) if spec is None else whole_array(spec, spec.input(name), value)
     return Strings.of(name, array) if array.dtype.kind in "OSU" else array

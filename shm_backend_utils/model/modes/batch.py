@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from operator import index
 from typing import Any
 
@@ -10,17 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ... import dtypes
-from ...dtypes import BYTES
+from ...dtypes import BYTES, DType
 from ...errors import ModelError
 from ...gpu.arrays.device_view import DeviceView
 from ...gpu.model import DeviceArrays, DeviceUses, shared_by
-from ...memory.managed import array_at
+from ...protocol.spans import InputSpan, OutputSpan
 from ...tensors.attributes import MemoryType
 from ...tensors.strings import Strings
 from ...tensors.strings_view import StringsView
 from ...tensors.view import TRITON, TensorView
 from ..call import Call
-from ..call.answered import array_of, check_output
+from ..call.checks import array_of, check_output
 from ..mapping.memory import Memory, Pinning
 
 __all__ = ["BatchCall", "Buffers", "Gathering", "batches_of", "with_rows"]
@@ -42,9 +44,10 @@ class BatchCall:
     """
 
     def __init__(self, calls: Sequence[Call], gathering: Gathering) -> None:
+        ends = list(accumulate(call.batch_size for call in calls))
         self.calls = tuple(calls)
-        self.rows = _rows([call.batch_size for call in calls])
-        self.size = self.rows[-1].stop
+        self.rows = tuple(map(range, [0, *ends], ends))
+        self.size = ends[-1]
         self._gathering = gathering
         self._inputs: dict[str, TensorView] = {}
         self._scattered: dict[str, tuple[TensorView, list[TensorView]]] = {}
@@ -80,10 +83,15 @@ class BatchCall:
         """
         found = self._inputs.get(name)
         if found is None:
-            found = self._joined_input(name)
+            if len(self.calls) == 1:
+                found = self.calls[0].input(name)
+            else:
+                lying = [each for call in self.calls if (each := call.span_of(name)) is not None]
+                if len(lying) == len(self.calls) and lying[0][1].dtype is not BYTES:
+                    span = lying[0][1]
+                    found = _as_one(name, lying, span.dtype, (self.size, *span.shape[1:]), writable=False)
             if found is None:
-                parts = [call.input(name) for call in self.calls]
-                found = self._gathering.gather(parts, self.size, self._device_uses())
+                found = self._gathering.gather([call.input(name) for call in self.calls], self._device_uses())
             self._inputs[name] = found
         return found
 
@@ -115,14 +123,16 @@ class BatchCall:
         if len(self.calls) == 1:
             return self.calls[0].output(name, (self.size, *item_shape), dtype)
         kind = np.dtype(dtype)
-        whole = self._joined_output(name, item_shape, kind)
-        if whole is not None:
-            return whole
-        parts = [
-            call.output(name, (len(rows), *item_shape), kind) for call, rows in zip(self.calls, self.rows, strict=True)
-        ]
-        whole = self._gathering.room(parts, (self.size, *parts[0].shape[1:]))
-        self._scattered[name] = whole, parts
+        whole: TensorView | None = None
+        pairs = [(call, (len(rows), *item_shape)) for call, rows in zip(self.calls, self.rows, strict=True)]
+        row = check_output(self.calls[0].spec, name, kind, pairs[0][1])
+        rooms = [] if row is BYTES else [each for call, shape in pairs if (each := call.room_for(name, row, shape))]
+        if len(rooms) == len(pairs):
+            whole = _as_one(name, rooms, row, (self.size, *item_shape), writable=True)
+        parts = [call.output(name, shape, kind) for call, shape in pairs]
+        if whole is None:
+            whole = self._gathering.room(parts)
+            self._scattered[name] = whole, parts
         return whole
 
     def put(self, name: str, array: Any) -> None:
@@ -179,51 +189,9 @@ class BatchCall:
                 call.devices = uses
         return uses
 
-    def _joined_input(self, name: str) -> TensorView | None:
-        if len(self.calls) == 1:
-            return self.calls[0].input(name)
-        parts: list[Part] = []
-        for call in self.calls:
-            found = call.span_of(name)
-            if found is None or found[1].dtype is BYTES:
-                return None
-            memory, span = found
-            parts.append((memory, span.offset, span.byte_size))
-        if not _follow_one_another(parts):
-            return None
-        memory, begin, _ = parts[0]
-        shape = (self.size, *span.shape[1:])
-        byte_size = sum(size for _, _, size in parts)
-        return memory.view(name, begin, byte_size, span.dtype, shape, writable=False)
-
-    def _joined_output(self, name: str, item_shape: tuple[int, ...], dtype: np.dtype[Any]) -> TensorView | None:
-        """Return the clients' memory for an output as one view, and note that it is there; None if it is not one."""
-        found = []
-        for call, rows in zip(self.calls, self.rows, strict=True):
-            shape = (len(rows), *item_shape)
-            row = check_output(call.spec, name, dtype, shape)
-            room = None if row is BYTES else call.room_for(name, row, shape)
-            if room is None:
-                return None
-            memory, span = room
-            found.append((memory, span.offset, span.byte_size))
-        if not _follow_one_another(found):
-            return None
-        memory, begin, _ = found[0]
-        byte_size = sum(size for _, _, size in found)
-        whole = memory.view(name, begin, byte_size, row, (self.size, *item_shape), writable=True)
-        assert whole is not None
-        for call, rows in zip(self.calls, self.rows, strict=True):
-            call.output(name, (len(rows), *item_shape), dtype)
-        return whole
-
 
 def batches_of(calls: Iterable[Call], fail: Callable[[Call, BaseException], None]) -> list[list[Call]]:
-    """Return calls in batches: those whose inputs are equal but for their rows, in the order of their memory.
-
-    What a model reads of a batch cannot fail for one request then: strings are read here, once. ``fail`` takes a call
-    that has no inputs, or strings that cannot be read, and the error; such a call is in no batch.
-    """
+    """Return calls whose inputs differ in rows alone, in the order of their memory; unreadable ones ``fail``."""
     batches: dict[tuple[Any, ...], list[Call]] = {}
     for call in calls:
         try:
@@ -261,26 +229,22 @@ def _address(call: Call) -> tuple[int, int]:
     return 1, 0
 
 
-Part = tuple[Memory, int, int]
-"""Rows of one request: memory, offset and bytes."""
-
-
-def _follow_one_another(parts: Sequence[Part]) -> bool:
-    first, begin, size = parts[0]
-    end = first.address + begin + size
-    for memory, offset, byte_size in parts[1:]:
-        if memory.address + offset != end or not memory.follows(first):
-            return False
-        end += byte_size
-    return True
-
-
-def _rows(sizes: Sequence[int]) -> tuple[range, ...]:
-    rows, begin = [], 0
-    for size in sizes:
-        rows.append(range(begin, begin + size))
-        begin += size
-    return tuple(rows)
+def _as_one(
+    name: str,
+    places: Sequence[tuple[Memory, InputSpan | OutputSpan]],
+    dtype: DType,
+    shape: tuple[int, ...],
+    *,
+    writable: bool,
+) -> TensorView | None:
+    """Return the rows of several requests as one view, if they follow one another in one mapping; else None."""
+    memory, begin = places[0][0], places[0][1].offset
+    end = memory.address + begin
+    for each, span in places:
+        if each.address + span.offset != end or not each.follows(memory):
+            return None
+        end += span.byte_size
+    return memory.view(name, begin, end - memory.address - begin, dtype, shape, writable=writable)
 
 
 class Buffers:
@@ -291,10 +255,7 @@ class Buffers:
         self._buffers: dict[str, tuple[npt.NDArray[np.uint8], Callable[[], None] | None]] = {}
 
     def get(self, name: str, byte_size: int) -> tuple[npt.NDArray[np.uint8], MemoryType]:
-        """Return a tensor's buffer, writable, not cleared, and its kind of memory. It serves until the next such call.
-
-        The former buffer of this name is let go of, if it is smaller than ``byte_size``.
-        """
+        """Return a tensor's buffer, not cleared, which serves until the next such call, and its kind of memory."""
         buffer, unpin = self._buffers.get(name, (None, None))
         if buffer is None or buffer.nbytes < byte_size:
             if unpin is not None:
@@ -325,39 +286,25 @@ class Gathering:
         self._buffers = buffers
         self._arrays = arrays
 
-    def gather(self, parts: Sequence[TensorView], row_count: int, uses: DeviceUses | None = None) -> TensorView:
-        """Return tensors of one name and dtype, along the first axis, as one: on a GPU if all are on that one.
-
-        It is C-contiguous, read-only on the host, and valid until the next batch of this number.
-        """
+    def gather(self, parts: Sequence[TensorView], uses: DeviceUses | None = None) -> TensorView:
+        """Return a copy of tensors of one name and dtype, along the first axis; read-only if it is on the host."""
         head = parts[0]
         if isinstance(head, StringsView):
             elements = np.concatenate([part.numpy() for part in parts])
             return StringsView(head.name, Strings.of(head.name, elements), TRITON)
-        shape, dtype = (row_count, *head.shape[1:]), dtypes.BY_NAME[head.triton_dtype]
-        device = _device_of_all(parts)
-        if device is not None:
-            whole: TensorView = self._arrays.empty(head.name, shape, dtype, TRITON, device)
+        whole = self._empty("input", parts)
+        if isinstance(whole, DeviceView):
             self._arrays.copy_all([(rows, part.array) for rows, part in with_rows(whole, parts)], uses)
         else:
-            whole = self._host_room(f"{self._number} input {head.name}", head.name, shape, dtype)
             for rows, part in with_rows(whole, parts):
                 np.copyto(rows, self._arrays.to_host(part, uses) if isinstance(part, DeviceView) else part.numpy())
             whole.array.flags.writeable = False
         self.byte_count += whole.attributes.byte_size
         return whole
 
-    def room(self, parts: Sequence[TensorView], shape: tuple[int, ...]) -> TensorView:
-        """Return memory of this shape for what :meth:`scatter` will take apart; ``parts`` say its name and dtype.
-
-        It is on a GPU if all rows go to that one; C-contiguous and writable, not cleared; valid until the next batch of
-        this number.
-        """
-        head = parts[0]
-        dtype, device = dtypes.BY_NAME[head.triton_dtype], _device_of_all(parts)
-        if device is not None:
-            return self._arrays.empty(head.name, shape, dtype, TRITON, device)
-        return self._host_room(f"{self._number} output {head.name}", head.name, shape, dtype)
+    def room(self, parts: Sequence[TensorView]) -> TensorView:
+        """Return writable memory for all rows of outputs, which :meth:`scatter` will take apart."""
+        return self._empty("output", parts)
 
     def scatter(self, pairs: Sequence[tuple[Any, TensorView]], uses: DeviceUses | None = None) -> None:
         """Copy rows of what :meth:`room` has returned, as :func:`with_rows` pairs them with where they go."""
@@ -367,18 +314,16 @@ class Gathering:
                 np.copyto(part.numpy(), rows)
             self.byte_count += rows.nbytes
 
-    def _host_room(self, key: str, name: str, shape: tuple[int, ...], dtype: dtypes.DType) -> TensorView:
-        byte_size = int(np.prod(shape)) * dtype.itemsize
-        buffer, memory_type = self._buffers.get(key, byte_size)
-        array = array_at(buffer, 0, dtype.numpy, shape, byte_size)
-        assert array is not None
-        return TensorView(name, array, dtype, TRITON, memory_type)
-
-
-def _device_of_all(parts: Sequence[TensorView]) -> int | None:
-    """Return the GPU that all tensors are on; None if some are on another one, or on the host."""
-    devices = {part.device if isinstance(part, DeviceView) else None for part in parts}
-    return devices.pop() if len(devices) == 1 else None
+    def _empty(self, use: str, parts: Sequence[TensorView]) -> TensorView:
+        """Return memory for all rows, until the next batch of this number: on a GPU if all parts are on that one."""
+        head = parts[0]
+        shape, dtype = (sum([part.shape[0] for part in parts]), *head.shape[1:]), dtypes.BY_NAME[head.triton_dtype]
+        devices = {part.device if isinstance(part, DeviceView) else None for part in parts}
+        device = devices.pop()
+        if device is not None and not devices:
+            return self._arrays.empty(head.name, shape, dtype, TRITON, device)
+        buffer, memory_type = self._buffers.get(f"{self._number} {use} {head.name}", math.prod(shape) * dtype.itemsize)
+        return TensorView(head.name, np.ndarray(shape, dtype.numpy, buffer), dtype, TRITON, memory_type)
 
 
 def with_rows(whole: TensorView, parts: Sequence[TensorView]) -> list[tuple[Any, TensorView]]:

@@ -28,13 +28,13 @@ def complete(calls: Iterable[Call], arrays: DeviceArrays) -> None:
 
 def complete_by_events(calls: Iterable[Call], arrays: DeviceArrays) -> None:
     """End calls as :func:`complete` does, but wait for none that its client can wait for by events of its own."""
-    later: list[Call] = []
     now: list[Call] = []
     for call in calls:
-        (later if call.can_end_by_event else now).append(call)
-    for call in later:
-        assert call.devices is not None
         regions = call.event_regions
+        if not regions:
+            now.append(call)
+            continue
+        assert call.devices is not None
         try:
             arrays.record(call.devices, regions.values())
         except BaseException as error:  # whatever it is, the call needs its response

@@ -42,7 +42,7 @@ class StreamCall(Call):
 
     def __init__(self, context: Context, request: Any) -> None:
         super().__init__(context, request)
-        self._sender = context.backend.sender(request)
+        self._sender = request.get_response_sender()
         self._frames: list[tuple[SlotRecord, Mapping[str, OutputSpan]]] = []  # the places, and their outputs
         self._record: SlotRecord | None = None  # of the next response's place
         self._index = 0
@@ -98,7 +98,7 @@ class StreamCall(Call):
             self.devices.wait()
         if self._record is not None:
             self._record.complete(frame_number(self._generation, self._index), self._results)
-        self._context.backend.send(self._sender, self.response)
+        self._sender.send(self.response)
         self.outputs = {}
         self.response = None
         self._index += 1
@@ -108,44 +108,28 @@ class StreamCall(Call):
     def _progress(self) -> str:
         return f" sent={self._index}"
 
-    def __enter__(self) -> StreamCall:
-        try:
-            self.begin()
-        except BaseException as error:
-            self._context.backend.send_last(self._sender, self._context.backend.error_response(error))
-            raise
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None:
-            self._end_by_error(error)
-            return
-        try:
-            if self.outputs:
-                names = ", ".join(self.outputs)
-                raise ModelError(
-                    f"model.py wrote {names} and sent no response with it; yield, or call.send(), after the last output"
-                )
-            if self._pending:
-                check_all_are_over(self._pending)
-            if self.devices:  # with what it does behind the last response, and with inputs
-                self.devices.wait()
-                self.devices.release()
-        except BaseException as early:
-            self._end_by_error(early)
-            raise
-        self._results = _NO_OUTPUTS
-        self.end()
-        self._context.backend.send_last(self._sender)
+        super().__exit__(kind, error, trace)
+        if error is None:
+            self._context.backend.send_last(self._sender)
 
-    def _end_by_error(self, error: BaseException) -> None:
-        self._abort()
-        response = None
-        if not isinstance(error, RequestCancelledError):
-            response = self._context.backend.error_response(error)
-        self._context.backend.send_last(self._sender, response)
+    def fail(self, error: BaseException) -> None:
+        """End the stream by an error, which its client gets unless it wants no more."""
+        super().fail(error)
+        is_wanted = not isinstance(error, RequestCancelledError)
+        self._context.backend.send_last(self._sender, self.response if is_wanted else None)
+
+    def _finish(self) -> None:
+        if self.outputs:
+            names = ", ".join(self.outputs)
+            raise ModelError(
+                f"model.py wrote {names} and sent no response with it; yield, or call.send(), after the last output"
+            )
+        if self._pending:
+            check_all_are_over(self._pending)
+        self._results = _NO_OUTPUTS
 
     def _take_ring(self, ring: Ring, outputs: Mapping[str, OutputSpan]) -> None:
         """Find the records and the outputs of the ring's frames."""
@@ -188,7 +172,7 @@ class StreamCall(Call):
 
     def _check_patience(self, waited_s: float, total_s: float) -> None:
         """Raise if the client was waited for too long, for this frame or for all of them together."""
-        most_s, most_total_s = self._context.stream_patience_s, self._context.stream_total_patience_s
+        most_s, most_total_s = self._context.config.stream_patience_s, self._context.config.stream_total_patience_s
         if waited_s > most_s:
             frames = len(self._frames)
             what = f"the client holds all {frames} frames of its stream and has released none for {most_s:g} s"
