@@ -14,15 +14,15 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 39_792,
+    "shm_backend_utils": 39_370,
     "shm_backend_utils/*.py": 1_150,
     "shm_backend_utils/cli": 3_600,
     "shm_backend_utils/client": 8_496,
-    "shm_backend_utils/compat": 2_173,
-    "shm_backend_utils/gpu": 2_965,
+    "shm_backend_utils/compat": 2_165,
+    "shm_backend_utils/gpu": 2_925,
     "shm_backend_utils/http": 300,
     "shm_backend_utils/memory": 3_668,
-    "shm_backend_utils/model": 5_798,
+    "shm_backend_utils/model": 5_424,
     "shm_backend_utils/protocol": 1_952,
     "shm_backend_utils/repository": 200,
     "shm_backend_utils/server": 1_300,

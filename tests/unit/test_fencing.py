@@ -16,7 +16,7 @@ from shm_backend_utils.errors import BatchSizeError, ShmError, TableError
 from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.locks import SlotLease
 from shm_backend_utils.model import Call, ShmSession
-from shm_backend_utils.model.call.received import check_rows, check_table
+from shm_backend_utils.model.call.checks import check_rows, check_table
 from shm_backend_utils.model.mapping.memory import HostMemory, Memory
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol import table

@@ -48,9 +48,7 @@ def manager() -> Iterator[SharedMemoryManager]:
 
 def register(manager: SharedMemoryManager, name: str, key: str, offset: int = 0, byte_size: int = PAGE) -> MappedRegion:
     manager.register_system_shared_memory(name, key, offset, byte_size)
-    found = registry_of(manager).find(name)
-    assert found is not None
-    return found[0]
+    return registry_of(manager).names[name]
 
 
 def registry_of(manager: SharedMemoryManager) -> Registry:
@@ -136,11 +134,10 @@ def test_who_opens_a_region_late_gets_the_one_of_its_name(manager: SharedMemoryM
     fast: list[MappedRegion] = []
 
     def open_late() -> MappedRegion:
-        fast.append(registry.obtain("mine", lambda: opened(first), 0, PAGE, "mine"))
+        fast.append(registry.obtain("mine", lambda: opened(first), "mine"))
         return opened(second)
 
-    assert registry.obtain("mine", open_late, 0, PAGE, "mine") is fast[0]
-    assert manager.status("mine")[0].key == first
+    assert registry.obtain("mine", open_late, "mine") is fast[0]
     assert not is_mapped(second)
 
 
@@ -230,7 +227,7 @@ def registry() -> Iterator[Registry]:
 
 
 def obtain(registry: Registry, key: str) -> MappedRegion:
-    return registry.obtain(key, lambda: MappedRegion(SystemSegment.open(key, PAGE, "x")), 0, PAGE, "x")
+    return registry.obtain(key, lambda: MappedRegion(SystemSegment.open(key, PAGE, "x")), "x")
 
 
 def test_what_owners_leave_goes_as_new_regions_come_and_nobody_sweeps(registry: Registry, make_file: MakeFile) -> None:
