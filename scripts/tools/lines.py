@@ -30,7 +30,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 7_200,
     "scripts": 14_464,
     "scripts/tools/bench": 3_655,
-    "tests": 66_259,
+    "tests": 65_819,
     "docs": 3_952,
 }
 """By folder, or by pattern of files: the most lines."""

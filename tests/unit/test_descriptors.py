@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import mmap
 import os
 import secrets
@@ -17,7 +18,7 @@ from shm_backend_utils.errors import ClosedError, RegionRefusedError
 from shm_backend_utils.memory import descriptors as descriptors_module
 from shm_backend_utils.memory import segment as segment_module
 from shm_backend_utils.memory.descriptors import Descriptor
-from shm_backend_utils.memory.locks import has_users, use
+from shm_backend_utils.memory.locks import SlotLease, has_users, use
 from shm_backend_utils.memory.mapped_segment import MappedSegment
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.memory.shared_file import SharedFile
@@ -245,3 +246,19 @@ def test_a_shared_lease_that_is_lost_stays_held(fd: int) -> None:
     assert has_users(fd)
     os.close(int(lost))
     assert not has_users(fd)
+
+
+@pytest.mark.parametrize("take", [SlotLease.take, SlotLease.take_back], ids=["take", "take_back"])
+@pytest.mark.parametrize(
+    ("number", "error"), [(errno.EIO, OSError), (0, KeyboardInterrupt)], ids=["error", "interrupt"]
+)
+def test_a_slots_lease_that_cannot_be_taken_is_free_afterwards(
+    fd: int, monkeypatch: pytest.MonkeyPatch, take: Callable[[SlotLease], bool], number: int, error: type[BaseException]
+) -> None:
+    lease = SlotLease(fd, PAGE)
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "fcntl", failing(number))
+        with pytest.raises(error):
+            take(lease)
+    assert not lease.is_taken_here
+    assert take(lease)

@@ -64,11 +64,11 @@ CONSTANTS: Final[Mapping[str, int]] = {
     "MAX_RANK": table.MAX_RANK,
     "MAX_FRAMES": spans.MAX_FRAMES,
     "NO_FENCE": claims._NO_FENCE,
-    "OWNER_BYTE": 0,
-    "USERS_BYTE": 1,
-    "REAPER_BYTE": 2,
+    "OWNER_BYTE": locks._OWNER_BYTE,
+    "USERS_BYTE": locks._USERS_BYTE,
+    "REAPER_BYTE": locks._REAPER_BYTE,
     "SLOT_BYTE": 0,
-    "BORROWED_BYTE": 1,
+    "BORROWED_BYTE": locks._BORROWED,
     **table.NUMBERS,
     "LENT": claims._LENT,
     "CUDA": claims._CUDA,
@@ -249,24 +249,6 @@ def test_every_refusal_has_its_code_and_status() -> None:
     assert {code: {status} for code, status in told.items()} == expected
 
 
-def test_the_locked_bytes_are_the_codes() -> None:
-    (rows,) = table_with("byte", "held by", "while")
-    assert [row["byte"] for row in rows] == [
-        str(locks._OWNER_BYTE),
-        str(locks._USERS_BYTE),
-        str(locks._REAPER_BYTE),
-        "the first of a slot's record",
-        "the second of a slot's record",
-        "both",
-    ]
-    assert locks._BORROWED == 1
-
-
-def test_the_kinds_of_regions_are_the_codes() -> None:
-    (rows,) = table_with("kind", "name", "offsets count from")
-    assert [row["kind"] for row in rows] == [f"{claims._LENT} lent", f"{claims._CUDA} CUDA", f"{claims._NAMED} named"]
-
-
 SENTENCES: Final = [
     f"1 to {layout.MAX_SLOT_COUNT} |",
     f"a multiple of {layout.PAGE_SIZE}, at most {layout.MAX_RECORD_BYTE_SIZE} |",
@@ -295,6 +277,12 @@ SENTENCES: Final = [
     f"{results._BEGIN} bytes, and for each wanted output {table.TENSOR.size}, 8 for each dimension and its padded "
     f"name, and 2 for each event.",
     f"`(generation << {spans._FRAME_BITS}) + n + 1`",
+    f"| {locks._OWNER_BYTE} | the client that owns the region, alone |",
+    f"| {locks._USERS_BYTE} | models, shared |",
+    f"| {locks._REAPER_BYTE} | a process that removes a dead client's region, alone |",
+    f"| {claims._LENT} lent | the key of a managed region |",
+    f"| {claims._CUDA} CUDA |",
+    f"| {claims._NAMED} named |",
 ]
 
 

@@ -122,6 +122,12 @@ def test_holes_are_told(fetcher: Fetcher) -> None:
             file.check_space(3 * PAGE)
 
 
+def test_parts_of_pages_are_refused() -> None:
+    refusal = pytest.raises(RegionRefusedError, match=f"claims 1 bytes; expected whole pages of {PAGE}")
+    with SealedFile.take("key", memfd(SEALS), FIELD) as file, refusal:
+        file.check_space(1)
+
+
 def test_huge_pages_are_refused_as_a_hole_in_them_may_end_the_model() -> None:
     huge = Descriptor(os.memfd_create, "huge", os.MFD_HUGETLB | os.MFD_ALLOW_SEALING)  # takes no huge page yet
     page = os.fstatvfs(huge.fileno()).f_bsize
