@@ -42,8 +42,9 @@ __all__ = ["infer", "infer_prepared", "prepare", "repair", "send"]
 _LOG: Final = logging.getLogger(__name__)
 _MOST_ATTEMPTS: Final = 3
 _BYTE_SIZE: Final = operator.attrgetter("byte_size")
-_REMEDY: Final = "later calls have room for as much; say it beforehand"
-_REMEDY_OF_PREPARED: Final = "the next infer of this call has room for as much on the host; say it beforehand"
+_BESIDE: Final = "say it beforehand, beside the other outputs that you want"
+_REMEDY: Final = f"later calls have room for as much; {_BESIDE}"
+_REMEDY_OF_PREPARED: Final = f"the next infer of this call has room for as much on the host; {_BESIDE}"
 _NOT_DONE: Final = ("StatusCode.UNIMPLEMENTED", "501")
 """What the server says over gRPC, and over HTTP, of one answer from a decoupled model."""
 
@@ -336,7 +337,8 @@ def _grow(core: Core, call: PreparedDirectCall, settings: CallSettings) -> Steps
         message = (
             f"a prepared call of model {call.known.spec.name!r} has too little room for {', '.join(map(repr, rooms))}, "
             f"and the pool has no {byte_size} bytes now, so they come back through Triton, which copies them, until it "
-            f"has; release results sooner, raise PoolOptions(max_bytes=...), or say beforehand: outputs={rooms}"
+            f"has; release results sooner, raise PoolOptions(max_bytes=...), or say beforehand, beside the "
+            f"other outputs that you want: outputs={rooms}"
         )
         call.known.warn("no memory to grow", message, settings.origin, byte_size)
 

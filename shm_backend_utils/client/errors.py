@@ -137,7 +137,11 @@ def translated(status: str | None, message: str, address: str) -> ShmError:
 
 def deadline_exceeded(address: str = "") -> DeadlineExceededError:
     """Return the error for an answer that did not come in time."""
-    return DeadlineExceededError(f"the server did not answer before the deadline{_of_proxies(address)}", _DEADLINE)
+    return DeadlineExceededError(
+        "the server did not answer before the deadline; raise timeout_s, or see whether model.py answers"
+        f"{_of_proxies(address)}",
+        _DEADLINE,
+    )
 
 
 def out_of_time(doing: str, unsent: str = "its request was") -> DeadlineExceededError:

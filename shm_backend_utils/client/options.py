@@ -103,7 +103,6 @@ _OF_CALLS: Final = (*sorted(_NAMES), "inputs", "library", "model", "outputs", "p
 # What tritonclient, or another method, calls what is said in another way here.
 _REMEDIES: Final = {
     "client_timeout": "use timeout_s, in seconds",  # ``timeout`` is another thing
-    "model_name": "give the model's name as the first argument, model",
     "request_compression_algorithm": "use compression, which is for both directions",
     "response_compression_algorithm": "use compression, which is for both directions",
     "callback": "use submit(), whose future has add_done_callback(), or AsyncShmClient",

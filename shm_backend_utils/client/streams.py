@@ -145,7 +145,7 @@ def _stride(layout: CallLayout) -> int:
     return layout.end - min((span.offset for span in layout.table.outputs.values()), default=layout.end)
 
 
-_REMEDY: Final = "later streams have room for as much; say it beforehand"
+_REMEDY: Final = "later streams have room for as much; say it beforehand, beside the other outputs that you want"
 _ONE_RESPONSE: Final = "a stream needs a decoupled model on the direct path; ask by infer() for its one response"
 
 

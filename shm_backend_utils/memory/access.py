@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
+from ..errors import CallerError
+
 __all__ = ["PRIVATE", "Access"]
 
 
@@ -15,6 +17,10 @@ class Access:
 
     mode: int = 0o600
     group_id: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.mode, int) or self.mode & ~0o066 != 0o600:
+            raise CallerError(f"mode is {self.mode!r}; expected for example 0o600, or 0o660 with a group")
 
     def give_to(self, fd: int) -> None:
         """Have an open file of this process' own opened by these alone, whatever the umask says.

@@ -46,7 +46,7 @@ class DeliveredView(TensorView):
     def __getattr__(self, name: str) -> Any:
         """Make the array, read-only, when it is looked for and not there yet."""
         if name != "_array":
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return super().__getattr__(name)  # type: ignore[misc]  # which type checkers must not see
         self._array = self._backend.input(self.tensor, self._dtype).view()
         self._array.flags.writeable = False
         return self._array

@@ -90,4 +90,6 @@ def find_release(version: str | None = None) -> Release:
         return RELEASES[wanted]
     except KeyError:
         known = " or ".join(f"{release.version} (Triton {release.triton})" for release in RELEASES.values())
-        raise MachineError(f"there is no server {wanted!r} to install; expected nvidia-pytriton's {known}") from None
+        raise MachineError(
+            f"there is no server {wanted!r} to install; expected nvidia-pytriton's {known}, or a server's folder"
+        ) from None

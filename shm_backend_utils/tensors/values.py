@@ -134,20 +134,22 @@ def _unreadable(name: str, value: Any, error: Exception) -> TensorError:
 
 def _rows_or_parts(spec: ModelSpec, tensor: TensorSpec, parts: list[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
     rank = len(tensor.shape)
-    are_rows = all(part.ndim == rank - 1 for part in parts)
+    given, are_rows = parts, all(part.ndim == rank - 1 for part in parts)
     if are_rows:
         parts = [part[np.newaxis] for part in parts]
     first = parts[0]
-    for part in parts:
+    for part, other in zip(parts, given, strict=True):
         if part.ndim != rank or part.shape[1:] != first.shape[1:]:
             raise TensorShapeError(
                 tensor.name,
-                f"tensor {tensor.name!r} is a list of arrays of shapes {list(first.shape)} and {list(part.shape)}; "
+                f"tensor {tensor.name!r} is a list of arrays of shapes {list(given[0].shape)} and {list(other.shape)}; "
                 f"expected rows of {rank - 1} dimensions, or batches of {rank}, that are equal but for the first",
             )
         if part.dtype != first.dtype:
             raise TensorTypeError(
-                tensor.name, f"tensor {tensor.name!r} is a list of arrays of dtypes {first.dtype} and {part.dtype}"
+                tensor.name,
+                f"tensor {tensor.name!r} is a list of arrays of dtypes {first.dtype} and {part.dtype}; "
+                "convert them to one, by array.astype(...)",
             )
     if not are_rows and len(parts) > 1 and not spec.max_batch_size:
         raise TensorShapeError(

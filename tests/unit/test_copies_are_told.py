@@ -104,7 +104,8 @@ def test_an_output_that_finds_no_room_is_told_once_with_its_size(client: ShmClie
     (warning,) = told
     assert str(warning.message) == (
         "output 'OUT0' of model 'm' needs 65536 bytes and found less room in shared memory, so it came back through "
-        "Triton, which copies it; later calls have room for as much; say it beforehand: outputs={'OUT0': 65536}"
+        "Triton, which copies it; later calls have room for as much; say it beforehand, beside the "
+        "other outputs that you want: outputs={'OUT0': 65536}"
     )
 
 

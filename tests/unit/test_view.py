@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from shm_backend_utils import dtypes
 from shm_backend_utils.dtypes import DType
 from shm_backend_utils.errors import TensorTypeError
+from shm_backend_utils.model.delivered import DeliveredView
 from shm_backend_utils.tensors import dlpack
 from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
 from shm_backend_utils.tensors.strings import Strings
@@ -124,8 +126,13 @@ def test_numpy_makes_an_array_of_the_very_memory(writable: bool) -> None:
     assert np.add(view, view).tolist() == (2 * array).tolist()
 
 
+DELIVERED: Any = SimpleNamespace(shape=lambda: [2])
 ARRAY_OF: dict[str, tuple[TensorView, str]] = {
     "TensorView": (view_of(floats()), "np.asarray(view), or torch.from_dlpack(view), or another library's"),
+    "DeliveredView": (
+        DeliveredView("IMAGE", DELIVERED, dtypes.BY_NAME["FP32"], None),  # type: ignore[arg-type]  # not asked
+        "np.asarray(view), or torch.from_dlpack(view), or another library's",
+    ),
     "StringsView": (
         StringsView("IMAGE", Strings.of("IMAGE", np.array(["a"], object)), "direct"),
         "view.strings(), which decodes one after the other, or view.numpy()",

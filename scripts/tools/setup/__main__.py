@@ -60,6 +60,12 @@ def set_up(environment: Environment, contents: Contents) -> None:
             installing_server.finish(ignore)
 
 
+def end(number: int, _: object) -> None:
+    """End by a signal. A second one, as of a group that gets it too, must not end what ends in good order."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
 def main() -> int:
     """Run the program; return its exit status."""
     parser = argparse.ArgumentParser(prog="scripts/setup", description="Set up the checkout.")
@@ -85,7 +91,7 @@ def main() -> int:
     name = ".venv" if arguments.python is None else f".venv-py{arguments.python}"  # scripts/setup has found that Python
     if contents is EVERYTHING_WITH_NUMPY_1:
         name += "-numpy1"
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, end)
     checkout = os.open(ROOT, os.O_RDONLY)
     fcntl.flock(checkout, fcntl.LOCK_EX)  # scripts may be started side by side; the second waits for the first
     try:

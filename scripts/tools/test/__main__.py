@@ -144,6 +144,12 @@ def run(chosen: argparse.Namespace, for_pytest: list[str]) -> int:
     return tally.finish()
 
 
+def end(number: int, _: object) -> None:
+    """End by a signal. A second one, as of a group that gets it too, must not end what ends in good order."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
 def main() -> int:
     """Run the program; return its exit status."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have what they start in the background ignore it
@@ -151,7 +157,7 @@ def main() -> int:
     if (why := without_room()) is not None:
         print(f"scripts/test: {why}", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what was started ends first
+    signal.signal(signal.SIGTERM, end)  # what was started ends first
     try:
         return run(chosen, for_pytest)
     except MachineError as error:

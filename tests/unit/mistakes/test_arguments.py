@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import AsyncShmClient, PoolOptions, ShmClient
+from shm_backend_utils.client import Access, AsyncShmClient, PoolOptions, ShmClient
 from shm_backend_utils.client.core import ClientMemory
 from shm_backend_utils.client.inputs.sources import described_inputs, wanted_outputs
 from shm_backend_utils.client.transports.messages import split_url
@@ -28,7 +28,6 @@ def client() -> Iterator[ShmClient]:
 
 KEYWORDS = {
     "client_timeout": "use timeout_s, in seconds",
-    "model_name": "give the model's name as the first argument, model",
     "request_compression_algorithm": "use compression, which is for both directions",
     "response_compression_algorithm": "use compression, which is for both directions",
     "query_params": "use parameters, which Triton passes on to the model",
@@ -248,3 +247,9 @@ def test_a_hint_that_is_none(hint: Any) -> None:
         wanted_outputs({"Y": hint})
     assert "\n" not in str(error.value)
     assert " at 0x" not in str(error.value)
+
+
+@pytest.mark.parametrize("mode", [660, 0o400, 0o1600, "0660"])
+def test_a_mode_that_is_no_octal_number_opens_nothing(mode: Any) -> None:
+    with pytest.raises(CallerError, match="expected for example 0o600, or 0o660 with a group"):
+        Access(mode=mode)
