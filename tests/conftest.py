@@ -33,7 +33,7 @@ SLOW = tuple(f"tests/{folder}/" for folder in ("crash", "e2e", "server", "script
 WITH_PYTORCH = (
     "tests/e2e/test_contract.py",
     "tests/harness/test_values",
-    "tests/unit/device_arrays",
+    "tests/unit/gpu/arrays",
     "tests/unit/test_torch",
 )
 """Last of theirs: with PyTorch's memory and loggers in the process, each test takes milliseconds more."""

@@ -18,7 +18,7 @@ from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.protocol.layout import SlotRecord
 from tests.opened import open_region
-from tests.unit.fake_gpu import wait_until
+from tests.unit.gpu.fakes import wait_until
 
 FIELD: Final = "regions[0]"
 SLOTS: Final = 3

@@ -11,14 +11,11 @@ from shm_backend_utils.client import client as client_module
 from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import ShmSession
-from tests.unit.fake_gpu import CLIENT, runtime_that_gives_all_back
 from tests.unit.fake_server import FakeServer, config
 from tests.unit.fake_wires import AsyncFakeTransport, FakeTransport
-from tests.unit.gpus import driver, gpu, peer
+from tests.unit.gpu.fakes import CLIENT, runtime_that_gives_all_back
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
-
-__all__ = ["driver", "gpu", "peer"]
 
 
 @pytest.fixture

@@ -24,9 +24,9 @@ from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol import results
 from shm_backend_utils.protocol.results import OutputPlace, check_output
-from tests.unit.fake_gpu import DRIVER
 from tests.unit.fake_server import FakeServer, config
 from tests.unit.fake_wires import client_of
+from tests.unit.gpu.fakes import DRIVER
 
 HOST_SIZE, DEVICE_SIZE, DEVICE = 8192, 4096, 1
 FP32, INT64 = BY_NAME["FP32"], BY_NAME["INT64"]

@@ -14,7 +14,7 @@ import pytest
 from shm_backend_utils import dtypes
 from shm_backend_utils.dtypes import DType
 from shm_backend_utils.tensors import dlpack
-from tests.unit.device_arrays.capsules import Content, content, name_of, pointer, version_and_flags
+from tests.unit.gpu.arrays.capsules import Content, content, name_of, pointer, version_and_flags
 
 Array = npt.NDArray[Any]
 NUMPY_SPEAKS_VERSIONS = np.lib.NumpyVersion(np.__version__) >= "2.1.0"

@@ -19,7 +19,7 @@ from shm_backend_utils.client.transports.grpc import streams
 from shm_backend_utils.client.transports.grpc.codec import GrpcMessage
 from shm_backend_utils.client.transports.transport import Transport
 from shm_backend_utils.protocol.address import SLOT_PARAMETER
-from tests.unit.fake_gpu import wait_until
+from tests.unit.gpu.fakes import wait_until
 
 PATIENCE_S = 20.0
 SOON_S = 0.2

@@ -22,7 +22,7 @@ from shm_backend_utils.model.triton import TritonBackend
 from shm_backend_utils.testing.emulator.metrics_registry import MetricsRegistry, Series
 from tests.e2e.eventually import eventually
 from tests.unit.emulated import delivered, error_code, start_server
-from tests.unit.fake_gpu import DRIVER, MODEL
+from tests.unit.gpu.fakes import DRIVER, MODEL
 from tests.unit.sessions import double, session_of, tensor
 from tests.unit.table_client import Client
 

@@ -20,8 +20,7 @@ from shm_backend_utils.model.mapping.resolver import Resolver
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
 from tests.unit.claims_of import Resolved, slot_of
-from tests.unit.fake_gpu import DRIVER, MODEL, left_of, runtime_that_gives_all_back, wait_until
-from tests.unit.gpus import that_nobody_loads
+from tests.unit.gpu.fakes import DRIVER, MODEL, left_of, runtime_that_gives_all_back, that_nobody_loads, wait_until
 
 
 class PinningCuda(CudaRuntime):

@@ -11,9 +11,9 @@ from shm_backend_utils.client import CallerError, PoolOptions, ShmClient
 from shm_backend_utils.client.calls import infer
 from shm_backend_utils.client.steps import until_copied
 from shm_backend_utils.gpu.memory.access import CudaAccess
-from tests.unit.fake_gpu import runtime_that_gives_all_back
 from tests.unit.fake_server import FakeServer, config
 from tests.unit.fake_wires import client_of
+from tests.unit.gpu.fakes import runtime_that_gives_all_back
 
 FIXED = config("fixed", dims="16")
 UNKNOWN = config("unknown")

@@ -20,7 +20,7 @@ from shm_backend_utils.client.errors import DeadlineExceededError, InferenceErro
 from shm_backend_utils.errors import CallerError, ClosedError
 from shm_backend_utils.testing.harness import Faults, ModelHarness, Request
 from shm_backend_utils.testing.leak_probe import ShmLeakProbe
-from tests.unit.fake_gpu import wait_until
+from tests.unit.gpu.fakes import wait_until
 from tests.unit.harness.folders import folder_of
 from tests.unit.harness.wires import MODELS
 

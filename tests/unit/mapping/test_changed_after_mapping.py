@@ -30,7 +30,7 @@ from shm_backend_utils.protocol.table import encode
 from shm_backend_utils.testing.faults.memory import punch_hole, take_space_beyond
 from tests.unit.claims_of import claim_of_allocation, claim_of_region, resolved, slot_of
 from tests.unit.emulated import message_of
-from tests.unit.fake_gpu import BLOCK, SIZE, runtime_that_gives_all_back
+from tests.unit.gpu.fakes import BLOCK, SIZE, runtime_that_gives_all_back
 from tests.unit.mapping.files import SHM, TOKEN, managed_file, new_key
 from tests.unit.registered import say_registered
 from tests.unit.sessions import double

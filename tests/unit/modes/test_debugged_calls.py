@@ -21,8 +21,8 @@ from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table
 from shm_backend_utils.tensors.view import TensorView
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.emulated import answers_to, delivered, message_of, outputs_of
-from tests.unit.fake_gpu import kernel as launch
-from tests.unit.fake_gpu import runtime_that_gives_all_back, stream_on
+from tests.unit.gpu.fakes import kernel as launch
+from tests.unit.gpu.fakes import runtime_that_gives_all_back, stream_on
 from tests.unit.modes.doubling import FP32, MakeClient, Open, X, batched, carrier_of, streaming
 from tests.unit.sessions import double, tensor
 from tests.unit.table_client import Client

@@ -1,0 +1,212 @@
+"""DeviceArray: what it is, its rows and shapes, and what it tells other libraries. Nothing here needs CUDA."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+import pickle
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shm_backend_utils import dtypes
+from shm_backend_utils.errors import DeviceMemoryError, ModelError
+from shm_backend_utils.gpu.arrays.device_array import DeviceArray
+from shm_backend_utils.gpu.arrays.device_view import DeviceView
+from shm_backend_utils.gpu.runtime import HANDLE_LENGTH
+from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
+from shm_backend_utils.tensors.view import TensorView
+from tests.unit.gpu.arrays.capsules import content
+
+ADDRESS = 0x7F0000001000  # nothing is there: whoever reads it dies
+DEVICE = 3
+NO_CUDA: Any = None
+HANDLE = bytes(range(HANDLE_LENGTH))
+FP32 = np.dtype(np.float32)
+
+
+class Owner:
+    """Keeps nothing; tests look whether it lives."""
+
+
+def array_of(
+    shape: tuple[int, ...] = (2, 3), dtype: np.dtype[Any] = FP32, *, owner: object = None, read_only: bool = False
+) -> DeviceArray:
+    return DeviceArray(NO_CUDA, ADDRESS, shape, dtype, DEVICE, owner, is_read_only=read_only)
+
+
+def view_of(shape: tuple[int, ...] = (2, 3), *, read_only: bool = False, handle: bytes | None = HANDLE) -> DeviceView:
+    return DeviceView("IMAGE", array_of(shape, read_only=read_only), dtypes.BY_NAME["FP32"], "direct", handle=handle)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("numpy", r"no attribute 'numpy'; take it with an array library, .*or .*\.to_host\(\)"),
+        ("flavour", "^a DeviceArray has no attribute 'flavour'$"),
+    ],
+)
+def test_an_attribute_that_other_libraries_have_is_refused_with_advice(name: str, text: str) -> None:
+    with pytest.raises(AttributeError, match=text):
+        getattr(array_of(), name)
+
+
+@pytest.mark.parametrize("way", [pickle.dumps, copy.copy, copy.deepcopy, np.asarray])
+def test_an_array_is_neither_pickled_nor_copied_to_the_host_unasked(way: Callable[[object], object]) -> None:
+    why = "which NumPy cannot read" if way is np.asarray else "and cannot be pickled"
+    with pytest.raises(TypeError, match=rf"memory of GPU 3, {why}; copy it by \.to_host\(\)"):
+        way(array_of())
+
+
+@pytest.mark.parametrize("name", ["BOOL", "BF16"])
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3, 4)], ids=str)
+def test_an_array_knows_its_elements(name: str, shape: tuple[int, ...]) -> None:
+    dtype = dtypes.BY_NAME[name]
+    array, same = array_of(shape, dtype.numpy), np.empty(shape, dtype.numpy)
+    assert (array.shape, array.dtype, array.size) == (same.shape, same.dtype, same.size)
+    assert (array.ndim, array.nbytes) == (same.ndim, same.nbytes)
+    if shape:
+        assert len(array) == len(same)
+    else:
+        with pytest.raises(TypeError, match="without dimensions"):
+            len(array)
+    assert (array.address, array.device) == (ADDRESS, DEVICE)
+    assert repr(array) == f"<DeviceArray {dtype.name} {list(shape)} GPU 3>"
+
+
+@given(st.slices(5), st.sampled_from([(5,), (5, 3), (5, 0), (5, 2, 4)]))
+def test_rows_are_numpys_rows(rows: slice, shape: tuple[int, ...]) -> None:
+    same = np.empty(shape, FP32)
+    if rows.step not in (None, 1):
+        with pytest.raises(TypeError, match="indexed by rows"):
+            array_of(shape)[rows]
+        return
+    whole = DeviceArray(NO_CUDA, ADDRESS, shape, FP32, DEVICE, None, is_read_only=True, written_on=77)
+    part, wanted = whole[rows], same[rows]
+    assert (part.shape, part.is_read_only, part.written_on, part.device) == (wanted.shape, True, 77, DEVICE)
+    if wanted.size:
+        assert part.address - ADDRESS == wanted.ctypes.data - same.ctypes.data
+
+
+@pytest.mark.parametrize("index", [0, (0, 1), ..., None, slice(None, None, -1), "x"], ids=repr)
+def test_other_indexes_are_left_to_array_libraries(index: Any) -> None:
+    with pytest.raises(TypeError, match=r"shape \(2, 3\) is indexed by rows, array\[2:5\]; found .*torch.from_dlpack"):
+        array_of()[index]
+    with pytest.raises(TypeError, match="cannot be written by itself; take it with an array library"):
+        array_of()[index] = 1  # type: ignore[index]
+
+
+@given(st.sampled_from([(), (6,), (2, 3), (0, 3), (4, 3, 2)]), st.lists(st.integers(-1, 7), max_size=4))
+def test_shapes_are_numpys_shapes(shape: tuple[int, ...], wanted: list[int]) -> None:
+    try:
+        expected = np.empty(shape, FP32).reshape(wanted).shape
+    except ValueError:
+        with pytest.raises(ValueError, match="cannot become one of shape"):
+            array_of(shape).reshape(wanted)
+        return
+    found = array_of(shape).reshape(wanted)
+    assert (found.shape, found.address) == (expected, ADDRESS)
+    assert array_of(shape).reshape(*wanted).shape == expected
+
+
+def test_the_owner_lives_as_long_as_the_last_part() -> None:
+    owner = Owner()
+    alive = weakref.ref(owner)
+    array = array_of((4, 2), owner=owner)
+    part = array[1:].reshape(-1)
+    del owner, array
+    gc.collect()
+    assert alive() is not None
+    del part
+    assert alive() is None
+
+
+# DLPack
+
+
+@pytest.mark.parametrize("stream", [None, -1, 1, 2, 0x5000], ids=repr)
+def test_a_capsule_is_made_for_every_stream_and_nobody_waits_for_what_is_written(stream: int | None) -> None:
+    found = content(array_of().__dlpack__(stream=stream))  # without CUDA: a call of it would fail
+    assert (found.data, found.device, found.shape) == (ADDRESS, (2, DEVICE), (2, 3))
+
+
+NO_STREAM = "expected 1 .legacy default., 2 .per-thread default., .* -1 for no"
+ANOTHER_DEVICE = r"is on device \(2, 3\), asked for was "
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        *(({"stream": stream}, NO_STREAM) for stream in (0, -2, True, 1.0, "1")),
+        *(({"dl_device": device}, ANOTHER_DEVICE) for device in ((1, 0), (2, 0), (13, DEVICE))),
+        ({"copy": True}, "never copies; copy the array that you make from it"),
+    ],
+    ids=str,
+)
+def test_a_capsule_of_something_else_is_refused(asked: dict[str, Any], text: str) -> None:
+    for value in (array_of(), view_of()):
+        with pytest.raises(BufferError, match=text):
+            value.__dlpack__(**asked)
+
+
+@pytest.mark.parametrize("asked", [{"dl_device": (2, DEVICE)}, {"copy": False}, {"dl_device": None, "copy": None}])
+def test_what_is_so_anyway_may_be_asked_for(asked: dict[str, Any]) -> None:
+    for value in (array_of(), view_of()):
+        assert content(value.__dlpack__(**asked)).data == ADDRESS
+
+
+@pytest.mark.parametrize(("name", "typestr"), [("BF16", "<V2"), ("BOOL", "|b1"), ("FP32", "<f4")])
+def test_the_interface_describes_the_memory(name: str, typestr: str) -> None:
+    """PyTorch takes nothing that the interface calls read-only; so nothing is."""
+    interface = array_of((2, 3), dtypes.BY_NAME[name].numpy, read_only=True).__cuda_array_interface__
+    assert interface == {
+        **{"shape": (2, 3), "typestr": typestr, "data": (ADDRESS, False)},
+        **{"strides": None, "version": 3, "stream": None},
+    }
+
+
+def test_the_interface_of_an_empty_array_has_no_address() -> None:
+    assert array_of((0, 3)).__cuda_array_interface__["data"] == (0, False)
+
+
+def test_a_view_knows_its_tensor() -> None:
+    dtype = dtypes.BF16
+    view = DeviceView("IMAGE", array_of((2, 3), dtype.numpy), dtype, "direct")
+    assert (view.array.address, view.writable, view_of(read_only=True).writable) == (ADDRESS, True, False)
+    assert view.__cuda_array_interface__ == view.array.__cuda_array_interface__
+    assert view.__dlpack_device__() == (2, DEVICE)
+    assert (view.name, view.path, view.shape, view.device) == ("IMAGE", "direct", (2, 3), DEVICE)
+    assert (view.dtype, view.triton_dtype) == (dtype.numpy, dtype.name)
+    assert repr(view) == f"<DeviceView 'IMAGE' {dtype.name} [2, 3] GPU 3 path=direct>"
+
+
+@pytest.mark.parametrize("handle", [HANDLE, None], ids=["the client's", "its own"])
+@pytest.mark.parametrize("shape", [(2, 3), (), (0, 3)], ids=str)
+def test_a_view_knows_where_its_bytes_lie_and_by_which_handle(shape: tuple[int, ...], handle: bytes | None) -> None:
+    expected = BufferAttributes(MemoryType.GPU, DEVICE, 4 * math.prod(shape), handle)
+    assert view_of(shape, handle=handle).attributes == expected
+
+
+def test_a_view_has_no_array_of_numpy_and_names_the_ways_out() -> None:
+    for convert in (DeviceView.numpy, np.asarray):
+        with pytest.raises(DeviceMemoryError) as caught:
+            convert(view_of())
+        assert isinstance(caught.value, ModelError)
+        for words in ("tensor 'IMAGE'", "memory of GPU 3", "NumPy cannot read", ".cupy()", "call.to_host(view)"):
+            assert words in str(caught.value)
+        assert HANDLE.hex() not in str(caught.value)
+
+
+def test_cupy_is_refused_of_host_memory_with_the_ways_out() -> None:
+    view = TensorView("IMAGE", np.zeros(2, np.float32), dtypes.BY_NAME["FP32"], "triton")
+    with pytest.raises(DeviceMemoryError) as caught:
+        view.cupy()
+    ways_out = ("tensor 'IMAGE'", "host memory", ".numpy()", "call.to_device(view)", "FORCE_CPU_ONLY_INPUT_TENSORS: no")
+    for words in ways_out:
+        assert words in str(caught.value)

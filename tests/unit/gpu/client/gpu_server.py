@@ -1,0 +1,208 @@
+"""A server whose model works on GPUs: in a virtual process of the fake driver, by the protocol, late as it likes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shm_backend_utils.client.errors import DeadlineExceededError, InferenceError
+from shm_backend_utils.memory import locks
+from shm_backend_utils.memory.locks import SharedLease
+from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.protocol import layout, results
+from shm_backend_utils.protocol.address import SLOT_PARAMETER, parse_address
+from shm_backend_utils.protocol.claims import CudaRegionClaim
+from shm_backend_utils.protocol.results import NO_RESULTS, OutputPlace
+from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
+from tests.unit.fake_server import Arrays, FakeServer, Order
+from tests.unit.gpu.fakes import DRIVER
+
+PROCESS = 1
+"""The virtual process of the model."""
+
+
+class Claimed(NamedTuple):
+    """What a request said of memory on GPUs, and the model has of it: 0 is no event."""
+
+    claim: CudaRegionClaim
+    address: int
+    lease: SharedLease
+    event: int
+
+
+class GpuServer(FakeServer):
+    """Doubles each ``IN`` on a GPU into the room of its ``OUT``. Its attributes say what is different."""
+
+    def __init__(self, *configs: dict[str, Any]) -> None:
+        super().__init__(*configs)
+        self.runtime = DRIVER.runtime(PROCESS)
+        self.own_stream = self.runtime.create_stream(0)
+        self.claims: tuple[CudaRegionClaim, ...] = ()  # the last request's
+        self.inputs: dict[str, npt.NDArray[Any]] = {}  # the last request's, as they were when the kernel began
+        self.answers_early = False  # whether it answers before its GPU has begun, where the protocol allows that
+        self.work_s = 0.0  # how long its kernels take
+        self.keeps_loans = False  # whether it keeps an array over memory that is lent for one request
+        self.dies = False  # whether the model dies in the middle of a request, and the server says so
+        self.events: tuple[int, ...] | None = None  # what its results name, in place of the truth
+        self._lives = 1
+        self._kept: list[Claimed] = []
+        self._fenced: dict[bytes, Claimed] = {}
+
+    @contextlib.contextmanager
+    def at_work_on_the_next(self) -> Iterator[None]:
+        """Be at work on the next request for the time of the block, and not answer it."""
+        leases = []
+
+        def begin(order: Order) -> None:
+            address = parse_address(order.parameters[SLOT_PARAMETER])
+            leases.append(self._region(address.key, address.token).lease(address.slot))
+            assert leases[-1].take()
+            raise DeadlineExceededError("no answer")
+
+        self.before = begin
+        try:
+            yield
+        finally:
+            self.before = lambda order: None
+            for lease in leases:
+                lease.give_back()
+
+    def let_go(self) -> None:
+        """Unmap what was kept of loans."""
+        while self._kept:
+            self._unmap(self._kept.pop())
+
+    def die(self) -> None:
+        """Let the model's process end: its mappings and locks go, and its kernels write nothing any more."""
+        self._lives += 1
+        for each in (*self._kept, *self._fenced.values()):
+            self._unmap(each)
+        self._kept, self._fenced = [], {}
+
+    def close(self) -> None:
+        self.runtime.synchronize_device(0)
+        self.die()
+        self.runtime.destroy_stream(self.own_stream, 0)
+        super().close()
+
+    def sweep(self) -> None:
+        """Let go of memory whose region is gone, as a model does from time to time."""
+        for region in self._mapped.values():
+            if region.segment.is_unlinked:
+                break
+        else:
+            return
+        for handle in list(self._fenced):
+            self._unmap(self._fenced.pop(handle))
+
+    def _in_slot(self, order: Order) -> Arrays:
+        address = parse_address(order.parameters[SLOT_PARAMETER])
+        region = self._region(address.key, address.token)
+        lease = region.lease(address.slot)
+        deadline = time.monotonic() + 10
+        while not lease.take():
+            assert time.monotonic() < deadline, "somebody else executes in this slot"
+            time.sleep(0.0001)
+        try:
+            region, record, generation, contents = self._begin(order)
+            encoded = NO_RESULTS
+            try:
+                with self._claimed(region, address.slot, contents) as claimed:
+                    places = self._run(region, contents, claimed)
+                    if self.dies:
+                        self.die()
+                        raise InferenceError("Stub process 'model_0' is not healthy.", "StatusCode.INTERNAL")
+                    events = self._finish(claimed, places) if self.events is None else self.events
+                    encoded = results.encode(places, events)
+            finally:
+                if not self.dies:
+                    record.complete(generation, encoded)
+            return {}
+        finally:
+            lease.give_back()
+
+    @contextlib.contextmanager
+    def _claimed(self, region: ManagedRegion, slot: int, contents: Table) -> Iterator[list[Claimed]]:
+        claims = tuple([claim for claim in contents.regions if isinstance(claim, CudaRegionClaim)])
+        self.claims, self.inputs = claims, {}
+        fd, record = region.segment.fileno(), layout.record_offset(slot, region.header.record_byte_size)
+        claimed, loans = [], []
+        for claim in claims:
+            if claim.is_for_one_request:
+                lease = locks.borrow(fd, record)
+                assert lease is not None
+                claimed.append(self._map(claim, lease))
+                loans.append(claimed[-1])
+                continue
+            if claim.handle not in self._fenced:
+                self._fenced[claim.handle] = self._map(claim, locks.use(fd))
+            claimed.append(self._fenced[claim.handle])
+        try:
+            yield claimed
+        finally:
+            if loans and not self.dies:
+                self.runtime.synchronize_device(0)
+            if self.keeps_loans:
+                self._kept += loans
+                loans.clear()
+            for each in loans:
+                self._unmap(each)
+
+    def _map(self, claim: CudaRegionClaim, lease: SharedLease) -> Claimed:
+        address = self.runtime.open(claim.handle, 0)
+        event = self.runtime.open_event(claim.event, 0) if claim.event else 0
+        return Claimed(claim, address, lease, event)
+
+    def _unmap(self, each: Claimed) -> None:
+        if each.event:
+            self.runtime.destroy_event(each.event, 0)
+        self.runtime.close(each.address, 0)
+        each.lease.give_back()
+
+    def _run(self, region: ManagedRegion, contents: Table, claimed: list[Claimed]) -> list[OutputPlace]:
+        memory, places = region.bytes(), []
+        if self.work_s:
+            self._launch(functools.partial(time.sleep, self.work_s))
+
+        def at(span: InputSpan | OutputSpan, byte_size: int) -> Callable[[], npt.NDArray[np.uint8]]:
+            if span.region == 0:
+                return lambda: memory[span.offset : span.offset + byte_size]
+            address = claimed[span.region - 1].address + span.offset
+            return lambda: DRIVER.memory(address, (byte_size,), np.uint8)
+
+        for name, span in contents.inputs.items():
+            output = name.replace("IN", "OUT")
+            room, size = contents.outputs[output], span.byte_size
+            assert room.byte_size >= size
+            source, target = at(span, size), at(room, size)
+            self._launch(functools.partial(self._double, self._lives, name, source, target, span.dtype.numpy))
+            places.append(OutputPlace(output, span.dtype, span.shape, room.region, room.offset, size, False))
+        return places
+
+    def _double(self, life: int, name: str, source: Any, target: Any, dtype: np.dtype[Any]) -> None:
+        if life == self._lives:
+            values = self.inputs[name] = source().view(dtype).copy()
+            target()[...] = (values + values).astype(dtype).view(np.uint8)
+
+    def _launch(self, kernel: Callable[[], object]) -> None:
+        with self.runtime.on(0):
+            DRIVER.launch(self.own_stream, kernel, PROCESS)
+
+    def _finish(self, claimed: list[Claimed], places: list[OutputPlace]) -> tuple[int, ...]:
+        may_be_early = all(place.region for place in places) and not any(
+            each.claim.is_for_one_request for each in claimed
+        )
+        if not (self.answers_early and may_be_early):
+            self.runtime.synchronize_stream(self.own_stream, 0)
+            return ()
+        with self.runtime.on(0):
+            for each in claimed:
+                if each.event:
+                    self.runtime.record(each.event, self.own_stream)
+        return tuple([number for number, each in enumerate(claimed, 1) if each.event])

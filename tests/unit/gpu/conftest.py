@@ -1,0 +1,33 @@
+"""CUDA in the processes of a model and of its client. ``tests/conftest.py`` sees that all is given back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from shm_backend_utils.gpu.runtime import CudaRuntime
+from tests.unit.gpu.fakes import CLIENT, DELAY_S, DRIVER, runtime_that_gives_all_back
+
+
+@pytest.fixture(autouse=True)
+def _does_nothing_undefined() -> Iterator[None]:
+    """No test does what CUDA leaves undefined, or changes how late the next one's work is."""
+    DRIVER.forget()
+    yield
+    DRIVER.delay(DELAY_S)
+    assert DRIVER.violations() == []
+
+
+@pytest.fixture
+def gpu() -> Iterator[CudaRuntime]:
+    """CUDA in the process that the memory is of."""
+    with runtime_that_gives_all_back() as gpu:
+        yield gpu
+
+
+@pytest.fixture
+def peer(gpu: CudaRuntime) -> Iterator[CudaRuntime]:
+    """CUDA in another process."""
+    with runtime_that_gives_all_back(CLIENT) as peer:
+        yield peer

@@ -1,0 +1,362 @@
+"""Device memory: kept by its owner; opened once by those who map it, with leases and events that its owner sees."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from shm_backend_utils.errors import ClosedError, RegionRefusedError
+from shm_backend_utils.gpu.errors import CudaError
+from shm_backend_utils.gpu.memory.allocations import CudaAllocation
+from shm_backend_utils.gpu.memory.mappings import CudaMapping, CudaMappings, device_with
+from shm_backend_utils.gpu.runtime import HANDLE_LENGTH, CudaRuntime
+from shm_backend_utils.memory.locks import SharedLease, has_users, use
+from shm_backend_utils.memory.managed import ManagedRegion
+from tests.unit.gpu.fakes import (
+    BLOCK,
+    CLIENT,
+    DRIVER,
+    NOTHING,
+    collect_all,
+    held_back,
+    in_another_thread,
+    stream_on,
+    wait_until,
+)
+
+DEVICE = 1
+FIELD = "regions[1]"
+
+
+class Shared:
+    """An allocation, those who map it in another process, and a region by whose lease its owner sees them."""
+
+    def __init__(self, gpu: CudaRuntime, peer: CudaRuntime) -> None:
+        self.gpu, self.peer = gpu, peer
+        self.allocation = CudaAllocation(gpu, BLOCK, DEVICE)
+        self.mappings = CudaMappings(peer)
+        self._region = ManagedRegion.create(1)
+
+    def lease(self) -> SharedLease:
+        return use(self._region.segment.fileno())
+
+    @property
+    def is_in_use(self) -> bool:
+        return has_users(self._region.segment.fileno())
+
+    def map(self, lease: SharedLease | None = None, byte_size: int = BLOCK, event: bytes | None = None) -> CudaMapping:
+        """Map the allocation with its event, or another one."""
+        event = self.allocation.event_handle if event is None else event
+        return self.mappings.map(self.allocation.handle, byte_size, DEVICE, FIELD, lease, event)
+
+    def collect(self) -> None:
+        collect_all(self.peer)
+
+    def close(self) -> None:
+        self.collect()
+        self.allocation.free()
+        self._region.segment.unlink()
+        self._region.close()
+
+
+@pytest.fixture
+def shared(gpu: CudaRuntime, peer: CudaRuntime) -> Iterator[Shared]:
+    shared = Shared(gpu, peer)
+    yield shared
+    shared.close()
+
+
+def reason_against(mappings: CudaMappings, handle: bytes, byte_size: int = BLOCK) -> str:
+    """Return why mapping is refused, which tells no handle."""
+    with pytest.raises(RegionRefusedError, match=r"^regions\[1\] refused: ") as caught:
+        mappings.map(handle, byte_size, DEVICE, FIELD)
+    assert caught.value.field == FIELD
+    assert handle.hex() not in str(caught.value) or not handle
+    reason = caught.value.reason
+    del caught  # it has the frames, and what they hold
+    gc.collect()
+    return reason
+
+
+# Allocated
+
+
+def test_memory_is_freed_once_when_the_last_one_that_keeps_it_is_gone(gpu: CudaRuntime) -> None:
+    allocation = CudaAllocation(gpu, BLOCK, DEVICE)
+    freed, kept = DRIVER.count("cuMemFree"), [allocation.keeper]
+    allocation.free()
+    allocation.free()
+    with pytest.raises(ClosedError, match="this device memory is closed"):
+        allocation.keeper  # noqa: B018
+    collect_all(gpu)
+    assert DRIVER.live().allocations == 1
+    in_another_thread(kept.clear)
+    collect_all(gpu)
+    assert (DRIVER.live(), DRIVER.count("cuMemFree") - freed) == (NOTHING, 1)
+
+
+def test_memory_is_freed_even_if_its_event_is_not(gpu: CudaRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    allocation = CudaAllocation(gpu, BLOCK, DEVICE)
+    kept, destroy = allocation.event, gpu.destroy_event
+
+    def refuse(event: int, device: int) -> None:
+        if event == kept:
+            raise CudaError("destroying an event", "CUDA_ERROR_UNKNOWN")
+        destroy(event, device)
+
+    monkeypatch.setattr(gpu, "destroy_event", refuse)
+    allocation.free()
+    collect_all(gpu)
+    assert DRIVER.live() == NOTHING._replace(events=1)
+    destroy(kept, DEVICE)
+
+
+def test_two_mappings_have_one_identity_if_they_are_of_one_allocation(shared: Shared) -> None:
+    other = CudaAllocation(shared.gpu, BLOCK, DEVICE)
+    one, same, different = shared.map(), shared.map(), shared.mappings.map(other.handle, BLOCK, DEVICE, FIELD)
+    assert one.identity == same.identity != different.identity
+    assert one.identity[0] < 0  # no file is on such a device
+    different.close()
+    different.close()
+    assert (one.is_closed, different.is_closed) == (False, True)
+    with pytest.raises(ClosedError, match="this region is closed"):
+        different.keeper  # noqa: B018
+    shared.collect()
+    other.free()
+
+
+def test_threads_that_map_at_once_open_once(shared: Shared) -> None:
+    threads = 4
+    arrived = threading.Barrier(threads)
+    opened = DRIVER.count("cuIpcOpenMemHandle", CLIENT)
+
+    def map_it(_: int) -> CudaMapping:
+        arrived.wait()
+        return shared.map()
+
+    for _ in range(25):
+        with ThreadPoolExecutor(threads) as pool:
+            made = list(pool.map(map_it, range(threads)))
+        assert len({mapping.address for mapping in made}) == 1
+        made.clear()
+        shared.collect()
+        assert DRIVER.live(CLIENT) == NOTHING
+    assert DRIVER.count("cuIpcOpenMemHandle", CLIENT) - opened == 25
+
+
+def test_threads_that_map_and_let_go_leave_nothing(shared: Shared) -> None:
+    def map_and_let_go(_: int) -> None:
+        for _ in range(50):
+            mapping = shared.map()
+            assert mapping.event
+            mapping.close()
+            shared.peer.retired.collect()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(map_and_let_go, range(4)))
+    shared.collect()
+    assert DRIVER.live(CLIENT) == NOTHING
+
+
+OWNER = f"""
+import sys
+from shm_backend_utils.gpu.memory.allocations import CudaAllocation
+from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
+
+allocation = CudaAllocation(FakeDriver.load().runtime(), {BLOCK}, {DEVICE})
+print(allocation.handle.hex(), allocation.device_uuid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_memory_of_a_killed_process_stays_while_it_is_mapped_and_is_refused_then(shared: Shared) -> None:
+    command = [sys.executable, "-c", OWNER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        handle, uuid = owner.stdout.readline().split()
+        device = device_with(shared.peer, uuid, FIELD)
+        mapping = shared.mappings.map(bytes.fromhex(handle), BLOCK, device, FIELD)
+        owner.kill()
+    assert DRIVER.memory(mapping.address, (BLOCK,), "u1").size == BLOCK
+    mapping.close()
+    shared.collect()
+    assert "or is dead" in reason_against(shared.mappings, mapping.handle)
+
+
+# Leases
+
+
+def test_a_lease_is_held_until_the_memory_is_unmapped(shared: Shared) -> None:
+    mapping = shared.map(shared.lease())
+    keeper = mapping.keeper
+    mapping.close()
+    shared.collect()
+    assert shared.is_in_use
+    del keeper
+    assert shared.is_in_use
+    shared.collect()
+    assert (DRIVER.live(CLIENT), shared.is_in_use) == (NOTHING, False)
+
+
+def test_each_use_of_memory_that_is_mapped_already_has_a_lease_of_its_own(shared: Shared) -> None:
+    first, second = (shared.map(shared.lease()) for _ in range(2))
+    first.close()
+    shared.collect()
+    assert shared.is_in_use
+    second.close()
+    shared.collect()
+    assert not shared.is_in_use
+
+
+def test_a_lease_is_held_while_the_gpu_still_works(shared: Shared) -> None:
+    """Whose stream that is, nobody asks: it may be any of the device."""
+    mapping = shared.map(shared.lease())
+    with stream_on(shared.peer, DEVICE) as stream, held_back(stream, CLIENT):
+        mapping.close()
+        del mapping
+        for _ in range(3):
+            assert shared.peer.retired.collect()
+        assert shared.is_in_use
+    shared.collect()
+    assert not shared.is_in_use
+
+
+def test_memory_whose_device_was_waited_for_is_unmapped_at_once(shared: Shared) -> None:
+    mapping = shared.map(shared.lease())
+    shared.peer.synchronize_device(DEVICE)
+    mapping.close_idle()
+    assert shared.is_in_use
+    recorded = DRIVER.count("cuCtxRecordEvent", CLIENT)
+    assert not shared.peer.retired.collect()
+    assert (shared.is_in_use, DRIVER.count("cuCtxRecordEvent", CLIENT)) == (False, recorded)
+
+
+def test_a_lease_stays_while_cuda_does_not_unmap_the_memory(shared: Shared) -> None:
+    lease = shared.lease()
+    mapping = shared.map(lease)
+    DRIVER.fail_next("cuIpcCloseMemHandle", "CUDA_ERROR_MAP_FAILED", process=CLIENT)
+    mapping.close()
+    shared.collect()
+    assert shared.is_in_use
+    assert DRIVER.live(CLIENT).opened == 1
+    shared.map(shared.lease()).close()
+    shared.collect()
+    assert shared.is_in_use, "that of the first is held still"
+    shared.peer.close(mapping.address, DEVICE)
+    lease.give_back()
+
+
+def test_a_client_waits_for_what_a_model_records_also_when_that_has_let_go(shared: Shared) -> None:
+    """A model that is unloaded destroys nothing that its client waits for: the event is the client's."""
+    mapping = shared.map()
+    assert shared.gpu.is_event_done(shared.allocation.event)
+    with stream_on(shared.peer, DEVICE) as stream, held_back(stream, CLIENT) as finish:
+        with shared.peer.on(DEVICE):
+            shared.peer.record(mapping.event, stream)
+        mapping.close()
+        del mapping
+        assert not shared.gpu.is_event_done(shared.allocation.event)
+        finish.set()
+        wait_until(lambda: shared.gpu.is_event_done(shared.allocation.event))
+        shared.collect()
+
+
+def test_two_uses_of_one_allocation_may_have_different_events_or_none(shared: Shared) -> None:
+    """A client lends two tensors of one allocation, each with an event of its own."""
+    other = shared.gpu.create_shared_event(DEVICE)
+    one, two = shared.map(), shared.map(event=shared.gpu.export_event(other))
+    assert (one.address, len({one.event, two.event})) == (two.address, 2)
+    assert shared.map(event=b"").event == 0
+    two.close()
+    shared.collect()
+    shared.gpu.destroy_event(other, DEVICE)
+    with shared.peer.on(DEVICE):
+        shared.peer.record(one.event, 0)
+    one.close()
+    shared.collect()
+    assert DRIVER.live(CLIENT) == NOTHING
+
+
+# Refused: each cause has a text of its own, which says what to do
+
+
+@pytest.mark.parametrize("length", [0, HANDLE_LENGTH - 1, HANDLE_LENGTH + 1])
+def test_a_handle_of_another_length_is_refused(shared: Shared, length: int) -> None:
+    opened = DRIVER.count("cuIpcOpenMemHandle", CLIENT)
+    assert reason_against(shared.mappings, b"\1" * length) == f"its handle has {length} bytes; expected {HANDLE_LENGTH}"
+    assert DRIVER.count("cuIpcOpenMemHandle", CLIENT) == opened
+
+
+def interrupted(*_: object) -> int:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("what", ["more than was allocated", "no event", "memory as its event", "interrupted"])
+def test_what_is_refused_is_unmapped_before(shared: Shared, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    event, byte_size = shared.allocation.event_handle, BLOCK
+    text = r"^regions\[1\].event refused: opening another process' event"
+    if what == "more than was allocated":
+        byte_size, text = BLOCK + 1, rf"^regions\[1\] refused: it claims {BLOCK + 1} bytes of .* {BLOCK}$"
+    elif what == "interrupted":
+        text = ""
+        monkeypatch.setattr(shared.peer, "open_event", interrupted)
+    else:
+        event = bytes(HANDLE_LENGTH) if what == "no event" else shared.allocation.handle
+    with pytest.raises((RegionRefusedError, KeyboardInterrupt), match=text) as caught:  # which keeps the frames
+        shared.map(shared.lease(), byte_size, event)
+    assert DRIVER.live(CLIENT) == NOTHING
+    assert not shared.is_in_use
+    del caught
+
+
+def test_what_lies_before_the_memory_cannot_be_claimed(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    extent = shared.peer.extent
+
+    def of_a_larger_block(address: int, device: int) -> tuple[int, int]:
+        begin, byte_size = extent(address, device)
+        return begin - 512, byte_size + 512
+
+    monkeypatch.setattr(shared.peer, "extent", of_a_larger_block)
+    assert shared.map(byte_size=BLOCK - 1).byte_size == BLOCK  # another claim may be of more
+    assert reason_against(shared.mappings, shared.allocation.handle, BLOCK + 1).endswith(f"allocation of {BLOCK}")
+
+
+def test_freed_memory_is_refused(shared: Shared) -> None:
+    allocation = CudaAllocation(shared.gpu, BLOCK, DEVICE)
+    allocation.free()
+    collect_all(shared.gpu)
+    reason = reason_against(shared.mappings, allocation.handle)
+    assert "CUDA_ERROR_INVALID_HANDLE: the handle is not valid here: its owner has freed the memory" in reason
+    assert "--ipc=host --pid=host" in reason
+
+
+def test_memory_of_the_same_process_or_of_one_that_seems_to_be_it_is_refused(shared: Shared) -> None:
+    """In another PID namespace a process may have the same id: CUDA takes it for itself."""
+    own = reason_against(CudaMappings(shared.gpu), shared.allocation.handle)
+    DRIVER.namespace(0, "a container", 7)
+    DRIVER.namespace(1, "another container", 7)
+    try:
+        other = CudaAllocation(shared.gpu, BLOCK, DEVICE)
+        assert reason_against(shared.mappings, other.handle) == own
+    finally:
+        DRIVER.namespace(0, "", 0)
+        DRIVER.namespace(1, "", 0)
+    assert "CUDA_ERROR_INVALID_CONTEXT: the handle was exported by this very process; or by one of another PID" in own
+
+
+@pytest.mark.parametrize("function", ["cuCtxPushCurrent", "cuIpcOpenMemHandle", "cuMemGetAddressRange"])
+def test_what_cuda_refuses_leaves_nothing_open_and_may_be_tried_again(shared: Shared, function: str) -> None:
+    shared.map().close()
+    shared.collect()
+    DRIVER.fail_next(function, "CUDA_ERROR_UNKNOWN", process=CLIENT)
+    assert "CUDA_ERROR_UNKNOWN: see CUresult in CUDA's documentation" in reason_against(
+        shared.mappings, shared.allocation.handle
+    )
+    assert DRIVER.live(CLIENT) == NOTHING
+    assert shared.map().byte_size == BLOCK

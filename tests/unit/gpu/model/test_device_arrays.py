@@ -1,0 +1,280 @@
+"""The arrays of a session on GPUs: how calls make, copy and wait for them, and how rows are gathered where a GPU is."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shm_backend_utils import dtypes
+from shm_backend_utils.gpu.arrays.device_view import DeviceView
+from shm_backend_utils.gpu.errors import CudaError
+from shm_backend_utils.gpu.memory.access import CudaAccess
+from shm_backend_utils.gpu.model import DeviceArrays, DeviceUses, shared_by
+from shm_backend_utils.gpu.runtime import CudaRuntime
+from shm_backend_utils.gpu.streams import NamedStream
+from shm_backend_utils.model.mapping.memory import Pinning
+from shm_backend_utils.model.modes.batch import Buffers, Gathering, with_rows
+from shm_backend_utils.tensors.attributes import MemoryType
+from shm_backend_utils.tensors.view import TensorView
+from tests.unit.gpu.fakes import (
+    DRIVER,
+    INTEGERS,
+    MODEL,
+    array_on,
+    collect_all,
+    content,
+    fails_by,
+    held_back,
+    kernel,
+    left_of,
+    stream_on,
+    that_nobody_loads,
+)
+
+INT32 = dtypes.BY_NAME["INT32"]
+DEVICE = 1
+"""The instance's GPU."""
+ILLEGAL = "CUDA_ERROR_ILLEGAL_ADDRESS"
+
+
+@pytest.fixture
+def arrays(cuda: CudaRuntime) -> Iterator[DeviceArrays]:
+    arrays = DeviceArrays(CudaAccess(lambda: cuda), DEVICE)
+    yield arrays
+    collect_all(cuda)
+    arrays.close()
+
+
+@pytest.fixture
+def stream(cuda: CudaRuntime) -> Iterator[int]:
+    """A stream of the instance's GPU."""
+    with stream_on(cuda, DEVICE) as stream:
+        yield stream
+
+
+@pytest.fixture
+def uses(cuda: CudaRuntime, arrays: DeviceArrays) -> Iterator[DeviceUses]:
+    uses = DeviceUses(arrays)
+    yield uses
+    for device in uses:
+        cuda.synchronize_device(device)
+    uses.release()
+
+
+def host_view(array: npt.NDArray[Any]) -> TensorView:
+    return TensorView("X", array, INT32, "direct")
+
+
+def times(function: str) -> int:
+    return DRIVER.count(function, MODEL)
+
+
+def test_waiting_for_nothing_loads_nothing(cuda: CudaRuntime) -> None:
+    with that_nobody_loads(cuda) as access:
+        arrays = DeviceArrays(access, DEVICE)
+        arrays.wait([DeviceUses(arrays)])
+        arrays.close()
+
+
+def test_calls_of_a_batch_share_what_they_have_noted(arrays: DeviceArrays, uses: DeviceUses, stream: int) -> None:
+    more = DeviceUses(arrays)
+    more.name(stream)
+    more.reads_host = True
+    uses.add(0)
+    assert shared_by([None, uses, None, more, uses]) is uses
+    assert (list(uses), uses.streams[DEVICE], uses.reads_host) == ([0, 1], [NamedStream(stream, DEVICE)], True)
+    assert shared_by([None]) is None
+
+
+@pytest.mark.parametrize("device", [0, DEVICE])
+def test_an_array_in_another_order_is_viewed_as_a_copy_on_its_own_gpu(arrays: DeviceArrays, device: int) -> None:
+    tensor = DRIVER.tensor(np.arange(6, dtype=INTEGERS).reshape(2, 3), device=device)
+    view = arrays.view("X", arrays.adopt(tensor[:, ::2]), INT32, "triton", writable=True)
+    assert (view.device, content(view.array).tolist()) == (device, [[0, 2], [3, 5]])
+
+
+# Memory of its own
+
+
+def test_memory_of_its_own_is_on_the_instances_gpu_and_used_again(cuda: CudaRuntime, arrays: DeviceArrays) -> None:
+    first = arrays.empty("Y", (3,), INT32, "triton")
+    assert (first.device, first.writable, first.shape) == (DEVICE, True, (3,))
+    address = first.array.address
+    del first
+    collect_all(cuda)
+    second = arrays.empty("Y", (2,), INT32, "triton")
+    assert second.array.address == address
+    assert left_of(MODEL).allocations == 1
+
+
+def test_memory_that_a_gpu_still_works_on_is_not_used_again(arrays: DeviceArrays, stream: int) -> None:
+    with held_back(stream) as finish:
+        first = arrays.empty("Y", (3,), INT32, "triton")
+        address = first.array.address
+        del first
+        second = arrays.empty("Y", (3,), INT32, "triton")
+        assert second.array.address != address
+        finish.set()
+
+
+def test_memory_that_does_not_fit_goes_back_to_cuda(cuda: CudaRuntime, arrays: DeviceArrays) -> None:
+    for size in (10, 10**6, 10**7):
+        arrays.empty("Y", (size,), INT32, "triton")
+        collect_all(cuda)
+        assert left_of(MODEL).allocations == 1
+
+
+def test_memory_in_use_at_the_end_goes_back_when_it_is_free(cuda: CudaRuntime, arrays: DeviceArrays) -> None:
+    view = arrays.empty("Y", (3,), INT32, "triton")
+    arrays.close()
+    assert left_of(MODEL).allocations == 1
+    del view
+    collect_all(cuda)
+    assert left_of(MODEL).allocations == 0
+
+
+def test_pageable_memory_may_be_used_again_when_it_was_copied(arrays: DeviceArrays, uses: DeviceUses) -> None:
+    host = np.array([7, 8, 9], np.int32)
+    copied = arrays.to_device(host_view(host), uses)
+    host[:] = 0
+    assert (copied.device, copied.to_host().tolist()) == (DEVICE, [7, 8, 9])
+
+
+@pytest.mark.parametrize("way", ["its reader waits", "its reader has named the stream", "on a stream of the reader's"])
+def test_pinned_memory_is_copied_while_the_host_goes_on(
+    cuda: CudaRuntime, arrays: DeviceArrays, uses: DeviceUses, stream: int, way: str
+) -> None:
+    host = np.array([7, 8, 9], np.int32)
+    host.flags.writeable = False
+    with cuda.on(DEVICE):
+        cuda.pin(host.ctypes.data, host.nbytes)
+    DRIVER.delay(0.02)
+    if way == "its reader has named the stream":
+        uses.name(stream)
+    own = NamedStream(stream, DEVICE) if way == "on a stream of the reader's" else None
+    copied = arrays.to_device(host_view(host), uses, own)
+    assert (times("cuStreamSynchronize"), times("cuCtxSynchronize")) == (0, 0)
+    assert (copied.written_on is None) == (own is not None)
+    seen: list[list[int]] = []
+    if own is None:
+        _ = copied.__dlpack__(stream=stream)
+    with cuda.on(DEVICE):
+        kernel(stream, lambda memory: seen.append(memory.tolist()), copied)
+    cuda.synchronize_stream(stream, DEVICE)
+    assert seen == [[7, 8, 9]]
+    assert uses.reads_host
+    uses.wait()
+    uses.release()
+    DRIVER.delay(0)
+    cuda.unpin(host.ctypes.data)
+
+
+@pytest.mark.parametrize("function", ["cuMemAlloc", "cuMemcpyAsync", "cuStreamCreate"])
+def test_a_copy_that_fails_leaves_nothing(arrays: DeviceArrays, uses: DeviceUses, function: str) -> None:
+    DRIVER.fail_next(function, "CUDA_ERROR_OUT_OF_MEMORY", process=MODEL)
+    with fails_by("CUDA_ERROR_OUT_OF_MEMORY"):
+        arrays.to_device(host_view(np.zeros(3, np.int32)), uses)
+    assert arrays.to_device(host_view(np.ones(3, np.int32)), uses).to_host().tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("is_closed_before", [False, True])
+def test_an_array_that_is_kept_keeps_the_stream_on_which_it_was_written(
+    cuda: CudaRuntime, is_closed_before: bool
+) -> None:
+    arrays = DeviceArrays(CudaAccess(lambda: cuda), DEVICE)
+    uses = DeviceUses(arrays)
+    kept = arrays.to_device(host_view(np.arange(3, dtype=np.int32)), uses)
+    if is_closed_before:
+        arrays.close()
+    uses.wait()
+    uses.release()
+    arrays.close()
+    with stream_on(cuda, DEVICE) as reader, cuda.on(DEVICE):
+        kept.__dlpack__(stream=reader)
+        assert kept.__cuda_array_interface__["data"][0] == kept.address
+    assert content(kept).tolist() == [0, 1, 2]
+    del kept, uses
+    gc.collect()
+    collect_all(cuda)
+    assert DRIVER.live(MODEL).streams == 0
+
+
+def test_memory_that_cuda_does_not_free_keeps_no_other(cuda: CudaRuntime, arrays: DeviceArrays) -> None:
+    made = [arrays.empty("X", (3,), INT32, "direct", device) for device in (0, 0, 1)]
+    addresses = {view.array.address for view in made}
+    del made
+    collect_all(cuda)
+    DRIVER.fail_next("cuMemFree", ILLEGAL, process=MODEL)
+    arrays.close()
+    assert times("cuMemFree") == 3
+    assert left_of(MODEL).allocations == 1
+    for address in addresses:  # the test undoes it
+        with contextlib.suppress(CudaError):
+            cuda.free(address, 0)
+
+
+# Rows that are gathered: on the GPU that has all of them, or on the host, in memory pinned for it
+
+
+@pytest.fixture
+def buffers(cuda: CudaRuntime) -> Iterator[Buffers]:
+    """Pinned ones."""
+    buffers = Buffers(Pinning(CudaAccess(lambda: cuda), pytest.fail))
+    yield buffers
+    buffers.close()
+
+
+def rows(cuda: CudaRuntime, arrays: DeviceArrays, device: int | None, value: int) -> TensorView:
+    """Return two rows on a GPU, or on the host."""
+    if device is None:
+        return TensorView("X", np.full((2, 3), value, INTEGERS), INT32, "direct")
+    return arrays.view("X", array_on(cuda, np.full((2, 3), value), device, INTEGERS), INT32, "direct", writable=True)
+
+
+@pytest.mark.parametrize(
+    ("devices", "is_on_gpu"),
+    [((0, 0), True), ((0, 1), False), ((0, None), False), ((None, 0), False), ((None, None), False)],
+    ids=str,
+)
+def test_rows_are_gathered_on_the_gpu_that_has_all_of_them_or_on_the_host(
+    cuda: CudaRuntime, arrays: DeviceArrays, buffers: Buffers, devices: tuple[int | None, ...], is_on_gpu: bool
+) -> None:
+    parts = [rows(cuda, arrays, device, value) for value, device in enumerate(devices)]
+    gathering = Gathering(buffers, arrays, 0)
+    whole = gathering.gather(parts)
+    assert isinstance(whole, DeviceView) == is_on_gpu
+    found: Any = content(whole.array) if is_on_gpu else whole.numpy()
+    assert found.tolist() == [[0] * 3] * 2 + [[1] * 3] * 2
+    assert is_on_gpu or not found.flags.writeable
+    assert gathering.byte_count == 48
+
+
+def test_rows_of_several_gpus_go_over_the_host(cuda: CudaRuntime, arrays: DeviceArrays, buffers: Buffers) -> None:
+    parts = [rows(cuda, arrays, device, 0) for device in (0, 1, None)]
+    gathering = Gathering(buffers, arrays, 0)
+    room = gathering.room(parts)
+    room.numpy()[:] = np.arange(6)[:, None]
+    gathering.scatter(with_rows(room, parts))
+    assert [content(part.array)[1, 0] for part in parts[:2]] == [1, 3]
+    assert parts[2].numpy()[1, 0] == 5
+
+
+def test_a_buffer_is_pinned_until_a_larger_one_replaces_it(cuda: CudaRuntime, buffers: Buffers) -> None:
+    small, kind = buffers.get("0 input X", 8)
+    assert kind is MemoryType.CPU_PINNED
+    assert buffers.get("0 input X", small.nbytes)[0] is small
+    large, _ = buffers.get("0 input X", small.nbytes + 1)
+    assert large is not small
+    collect_all(cuda)
+    assert left_of(MODEL).pinned == 1
+    buffers.get("0 input Z", 8)
+    assert left_of(MODEL).pinned == 2
+    buffers.close()
+    collect_all(cuda)
+    assert left_of(MODEL).pinned == 0

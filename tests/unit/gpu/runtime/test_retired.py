@@ -1,0 +1,277 @@
+"""What is to be done when a GPU has finished. Each function of the driver fails once, and nothing leaks."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import itertools
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.errors import RegionRefusedError
+from shm_backend_utils.gpu.errors import CudaError
+from shm_backend_utils.gpu.memory.allocations import CudaAllocation
+from shm_backend_utils.gpu.memory.mappings import CudaMappings
+from shm_backend_utils.gpu.ordering import Mark, OwnStreams, order_after
+from shm_backend_utils.gpu.runtime import CudaRuntime
+from shm_backend_utils.gpu.streams import NamedEvent, NamedStream
+from tests.unit.gpu.fakes import DRIVER, NOTHING, PATIENCE_S, collect_all, held_back, stream_on, wait_until
+
+LOST = 9
+"""The virtual process that loses a device."""
+
+
+@pytest.fixture
+def done() -> list[str]:
+    """What was done."""
+    return []
+
+
+@pytest.fixture
+def busy(gpu: CudaRuntime) -> Iterator[threading.Event]:
+    """Something that device 1 does, until this is set."""
+    with stream_on(gpu, 1) as stream, held_back(stream) as finish:
+        yield finish
+
+
+def test_work_comes_after_all_that_the_device_did(gpu: CudaRuntime, busy: threading.Event, done: list[str]) -> None:
+    gpu.retired.add(1, lambda: done.append("one"))
+    gpu.retired.add(1, lambda: done.append("two"))
+    for _ in range(5):
+        assert gpu.retired.collect()
+        time.sleep(0.002)
+    assert (done, gpu.retired.is_waiting) == ([], True)
+    busy.set()
+    collect_all(gpu)
+    assert (done, gpu.retired.is_waiting) == (["one", "two"], False)
+
+
+def test_letting_go_asks_nothing_of_cuda(gpu: CudaRuntime, peer: CudaRuntime, busy: threading.Event) -> None:
+    allocation = CudaAllocation(gpu, 1, 1)
+    mapping = CudaMappings(peer).map(allocation.handle, 1, 1, "memory", None, allocation.event_handle)
+    asked = DRIVER.count("cuCtxPushCurrent")
+    mapping.close()
+    del mapping
+    allocation.free()
+    gc.collect()
+    assert DRIVER.count("cuCtxPushCurrent") == asked
+    busy.set()
+    collect_all(peer)
+    collect_all(gpu)
+    assert DRIVER.live() == NOTHING._replace(streams=1)
+
+
+@pytest.mark.parametrize("holder", ["retired", "contexts", "mappings"])
+def test_letting_go_waits_for_no_lock(gpu: CudaRuntime, peer: CudaRuntime, holder: str) -> None:
+    """A finalizer may interrupt whatever holds one, in the same thread."""
+    mappings = CudaMappings(peer)
+    allocation = CudaAllocation(gpu, 1, 1)
+    mapping = mappings.map(allocation.handle, 1, 1, "memory")
+    lock: Any = {"retired": peer.retired._lock, "contexts": peer._lock, "mappings": mappings._lock}[holder]
+    with lock:
+        mapping.close()  # would wait for ever
+        del mapping
+    collect_all(peer)
+
+
+def test_one_thread_at_a_time_collects_and_none_waits_for_it(gpu: CudaRuntime) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        inside.set()
+        go_on.wait(PATIENCE_S)
+
+    gpu.retired.add_idle(work)
+    other = threading.Thread(target=gpu.retired.collect)
+    other.start()
+    assert inside.wait(PATIENCE_S)
+    assert gpu.retired.collect(), "something is left: what the other thread is at"
+    assert other.is_alive()
+    go_on.set()
+    other.join(PATIENCE_S)
+    assert not gpu.retired.collect()
+
+
+def test_work_may_let_go_of_more(gpu: CudaRuntime, done: list[str]) -> None:
+    def work() -> None:
+        done.append("first")
+        assert gpu.retired.collect()  # as a finalizer might
+        gpu.retired.add(0, lambda: done.append("second"))
+
+    gpu.retired.add(0, work)
+    collect_all(gpu)
+    assert done == ["first", "second"]
+
+
+def test_work_that_fails_does_not_stop_the_rest(gpu: CudaRuntime, done: list[str]) -> None:
+    def refused() -> None:
+        raise CudaError("unmapping", "CUDA_ERROR_MAP_FAILED")
+
+    for add in (gpu.retired.add_idle, lambda work: gpu.retired.add(0, work)):
+        add(refused)
+        add(lambda: done.append("next"))
+    collect_all(gpu)
+    gpu.retired.add_idle(lambda: print(1 / 0))
+    gpu.retired.add_idle(lambda: done.append("next"))
+    with pytest.raises(ZeroDivisionError):
+        gpu.retired.collect()
+    collect_all(gpu)
+    assert done == ["next"] * 3
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        ("cuEventCreate", "CUDA_ERROR_OUT_OF_MEMORY"),
+        ("cuCtxRecordEvent", "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"),
+        ("cuEventQuery", "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"),
+    ],
+)
+def test_what_cannot_be_asked_now_is_asked_again(gpu: CudaRuntime, done: list[str], function: str, name: str) -> None:
+    gpu.retired.add(1, lambda: done.append("work"))
+    DRIVER.fail_next(function, name, times=3)
+    assert gpu.retired.collect()
+    collect_all(gpu)
+    assert done == ["work"]
+    assert DRIVER.live() == NOTHING
+
+
+@pytest.mark.parametrize("function", ["cuEventCreate", "cuCtxRecordEvent", "cuEventQuery"])
+def test_what_a_lost_device_has_is_left_as_it_is(done: list[str], function: str) -> None:
+    """Nobody can know any more what its memory is used for; nor is anybody to ask for ever."""
+    gpu = DRIVER.runtime(LOST)
+    DRIVER.fail_next(function, "CUDA_ERROR_ILLEGAL_ADDRESS", process=LOST)
+    gpu.retired.add(1, lambda: done.append("work"))
+    collect_all(gpu)
+    assert done == []
+    gpu.retired.add(0, lambda: done.append("other"))
+    collect_all(gpu)
+    assert done == ["other"]
+    DRIVER.end(LOST)  # the event that was asked for is left
+
+
+@pytest.mark.usefixtures("switching_often")
+def test_threads_that_let_go_and_collect_do_everything_once(gpu: CudaRuntime) -> None:
+    done: list[int] = []
+
+    def let_go(first: int) -> None:
+        for number in range(first, first + 300):
+            gpu.retired.add(number % 2, functools.partial(done.append, number))
+            gpu.retired.collect()
+
+    threads = [threading.Thread(target=let_go, args=(1000 * index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    collect_all(gpu)
+    assert sorted(done) == sorted(1000 * index + number for index in range(4) for number in range(300))
+
+
+def share(gpu: CudaRuntime, peer: CudaRuntime) -> None:
+    allocation = CudaAllocation(gpu, 1, 1)
+    mapping = CudaMappings(peer).map(allocation.handle, 1, 1, "memory", None, allocation.event_handle)
+    mapping.close()
+    del mapping
+    collect_all(peer)
+    allocation.free()
+
+
+def use(gpu: CudaRuntime, _: CudaRuntime) -> None:
+    allocation, host = CudaAllocation(gpu, 1, 1), np.zeros(4096, np.uint8)
+    gpu.pointer(allocation.address)
+    gpu.pin(host.ctypes.data, 4096)
+    gpu.unpin(host.ctypes.data)
+    with OwnStreams(gpu).one(1) as first, OwnStreams(gpu).one(1) as then:
+        gpu.copy(allocation.address, host.ctypes.data, 100, first)
+        gpu.copy_rows(allocation.address, 10, host.ctypes.data, 20, 5, 2, first)
+        gpu.synchronize_stream(first, 1)
+        assert gpu.stream_device(first, 0) == 1
+        order_after(gpu, [], 1, then)
+        order_after(gpu, [NamedStream(first), NamedStream(1)], 1, then)
+        event = gpu.create_event(1)
+        try:
+            gpu.record(event, first)
+            order_after(gpu, [NamedEvent(event)], 1, then)
+            wait_until(lambda: gpu.is_event_done(event))
+        finally:
+            gpu.destroy_event(event, 1)
+        with contextlib.closing(Mark(gpu, then, 1)) as mark:
+            wait_until(mark.is_done)
+    gpu.synchronize_device(1)
+
+
+WORKS: dict[Callable[[CudaRuntime, CudaRuntime], None], str] = {
+    share: "cuCtxPushCurrent cuEventCreate cuMemAlloc cuIpcGetMemHandle cuIpcGetEventHandle cuIpcOpenMemHandle "
+    "cuMemGetAddressRange cuIpcOpenEventHandle cuCtxRecordEvent cuEventQuery cuThreadExchangeStreamCaptureMode "
+    "cuPointerGetAttribute",
+    use: "cuPointerGetAttribute cuMemHostRegister cuCtxGetCurrent cuStreamCreate cuMemcpyAsync cuMemcpy2DAsync "
+    "cuStreamSynchronize cuCtxSynchronize cuCtxRecordEvent cuEventCreate cuEventRecord cuStreamWaitEvent cuEventQuery "
+    "cuStreamIsCapturing cuStreamGetCtx cuCtxGetDevice",
+}
+
+
+@pytest.mark.parametrize(
+    ("do", "function"), [(work, function) for work, functions in WORKS.items() for function in functions.split()]
+)
+def test_a_function_that_fails_leaves_nothing(gpu: CudaRuntime, peer: CudaRuntime, do: Any, function: str) -> None:
+    do(gpu, peer)
+    collect_all(gpu)
+    calls = 0
+    while True:
+        with failing((gpu, peer), function, calls) as failed:
+            with contextlib.suppress(CudaError, RegionRefusedError):
+                do(gpu, peer)
+            collect_all(peer)
+            collect_all(gpu)
+        gc.collect()  # the error has had the frames, and what they hold
+        collect_all(peer)
+        collect_all(gpu)
+        assert DRIVER.depth() == 0
+        assert DRIVER.live() == NOTHING, f"call {calls} of {function} left something"
+        if not failed:
+            break
+        calls += 1
+    assert calls, f"{function} is not called here"
+    do(gpu, peer)
+    captures = DRIVER.bindings()  # the mode of this thread, where CUDA refused to change it back
+    captures.cuThreadExchangeStreamCaptureMode(captures.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL)
+
+
+@contextlib.contextmanager
+def failing(runtimes: Iterable[CudaRuntime], function: str, after: int) -> Iterator[list[str]]:
+    """Let one call of a function fail in the block, after so many that do not. Yield a list that has it then."""
+    calls, failed = itertools.count(), []
+    counted = [(runtime._driver, getattr(runtime._driver, function)) for runtime in runtimes]
+
+    def replaced(call: Callable[..., Any]) -> Callable[..., Any]:
+        def one(*arguments: Any) -> Any:
+            if not is_giving_back() and next(calls) == after:
+                failed.append(function)
+                DRIVER.fail_next(function, "CUDA_ERROR_OUT_OF_MEMORY")
+            return call(*arguments)
+
+        return one
+
+    for bindings, call in counted:
+        setattr(bindings, function, replaced(call))
+    yield failed
+    for bindings, call in counted:
+        setattr(bindings, function, call)
+
+
+def is_giving_back() -> bool:
+    """Return whether something is being given back: if CUDA refuses that, it is left as it is."""
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        if frame.f_code.co_name in ("free", "close", "destroy_event", "destroy_stream", "unpin"):
+            return True
+        frame = frame.f_back
+    return False

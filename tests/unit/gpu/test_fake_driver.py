@@ -1,0 +1,298 @@
+"""The fake driver keeps CUDA's rules where code could break them. What other tests need of it anyway, they show."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from shm_backend_utils.errors import MachineError
+from shm_backend_utils.testing.fake_cuda import build
+from tests.unit.gpu.fakes import BLOCK, CLIENT, DRIVER
+
+SOURCES = Path(build.__file__).parent / "libcuda"
+LATE_S = 0.05
+BLOCKING, NON_BLOCKING = 0, 1
+SHARED = 6  # of an event, without timing
+PRELUDE = """
+import ctypes, os, sys
+from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
+driver = FakeDriver.load()
+cuda = driver.bindings()
+cuda.cuInit(0)
+cuda.cuCtxSetCurrent(cuda.cuDevicePrimaryCtxRetain(0)[1])
+"""
+
+
+@pytest.fixture
+def cuda() -> Iterator[Any]:
+    """The bindings in virtual process 0, with device 0 current."""
+    yield from _current(0)
+
+
+@pytest.fixture
+def other(cuda: Any) -> Iterator[Any]:
+    """The bindings in virtual process 1, with device 0 current."""
+    yield from _current(CLIENT)
+
+
+def _current(process: int) -> Iterator[Any]:
+    bindings = DRIVER.bindings(process)
+    with bindings.context(0):
+        yield bindings
+        bindings.cuCtxSynchronize()
+        for device in range(2):
+            bindings.cuDevicePrimaryCtxReset(device)
+
+
+@pytest.fixture(params=[BLOCKING, NON_BLOCKING])
+def stream(cuda: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
+    stream = done(cuda.cuStreamCreate(request.param))
+    yield stream
+    cuda.cuStreamEndCapture(stream)
+    done(cuda.cuStreamDestroy(stream))
+
+
+def done(result: tuple[Any, ...]) -> Any:
+    """Return what a function returned beside its error, of which there was none."""
+    error, *found = result
+    assert not error, error.name
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def name_of(result: tuple[Any, ...]) -> str:
+    """Return the name of a function's error, without the prefix that all have."""
+    return str(result[0].name).replace("CUDA_ERROR_", "")
+
+
+def numbers(address: Any) -> npt.NDArray[np.int32]:
+    """Return what is at an address of a device now."""
+    return DRIVER.memory(int(address), (4,), np.int32)
+
+
+def violations() -> list[str]:
+    """Return what was undefined, and forget it: that is what the test is about."""
+    found = DRIVER.violations()
+    DRIVER.forget()
+    return found
+
+
+def told(program: str, **environment: str) -> list[str]:
+    """Return what code prints in a process where the fake is the driver, and device 0 current for `cuda`."""
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PRELUDE + textwrap.dedent(program)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout.splitlines()
+
+
+def test_the_environment_says_what_there_is_and_what_fails(tmp_path: Path) -> None:
+    program = """
+    name = "cuDeviceGetUuid_v2" if hasattr(cuda, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
+    print(cuda.cuDeviceGetCount()[1], *[bytes(getattr(cuda, name)(device)[1].bytes).hex() for device in range(3)])
+    print(*[cuda.cuMemAlloc(4)[0].name for _ in range(2)], cuda.cuStreamCreate(0)[0].name)
+    cuda.cuStreamSynchronize(0x1230)
+    stream = int(cuda.cuStreamCreate(1)[1])
+    driver.delay(3)
+    driver.launch(stream, lambda: None)  # is never done, and the process ends
+    try:
+        cuda.cuCtxRecordEvent(cuda.cuCtxGetCurrent()[1], cuda.cuEventCreate(2)[1])
+    except RuntimeError:
+        print("came later than", cuda.cuDriverGetVersion()[1])
+    """
+    uuids = ["00112233445566778899aabbccddeeff", "ff" * 16, "01" * 16]
+    assert told(
+        program,
+        SHM_FAKE_CUDA_DEVICES="3",
+        SHM_FAKE_CUDA_UUIDS=",".join(uuids),
+        SHM_FAKE_CUDA_DRIVER_VERSION="12040",
+        SHM_FAKE_CUDA_FAIL="cuMemAlloc:CUDA_ERROR_OUT_OF_MEMORY:2,cuStreamCreate:CUDA_ERROR_UNKNOWN:1",
+        SHM_FAKE_CUDA_VIOLATIONS=str(tmp_path / "violations"),
+    ) == [
+        " ".join(["3", *uuids]),
+        "CUDA_ERROR_OUT_OF_MEMORY CUDA_ERROR_OUT_OF_MEMORY CUDA_ERROR_UNKNOWN",
+        "came later than 12040",
+    ]
+    written = (tmp_path / "violations").read_text()
+    assert written.endswith(": a stream was used that is destroyed, or never was\n")
+
+
+def test_every_function_can_be_told_to_fail() -> None:
+    named = set(re.findall(r"X\((cu\w+),", (SOURCES / "functions.c").read_text()))
+    entered = set(re.findall(r'ENTER\("(cu\w+)"\)', "".join(source.read_text() for source in SOURCES.glob("*.c"))))
+    assert named - entered == {"cuGetErrorName", "cuGetErrorString"}
+    for name in entered:
+        DRIVER.fail_next(name, "CUDA_ERROR_UNKNOWN")
+    DRIVER.forget()
+
+
+def test_several_may_build_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "bin" / "gcc"
+    compiler.parent.mkdir()
+    compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\nsleep 0.1\necho built > "$2"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{compiler.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: build.library(), range(2))
+    assert first == second
+    assert [path.name for path in first.parent.iterdir()] == ["libcuda.so.1"]
+
+
+@pytest.mark.parametrize(("mode", "reason"), [(0o700, "neither gcc nor cc"), (0o777, "not this user's alone")])
+def test_a_library_of_somebody_else_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, reason: str
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    build._own_folder().chmod(mode)
+    with pytest.raises(MachineError, match=reason):
+        build.library()
+
+
+def test_another_driver_that_is_loaded_already_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "none.c").write_text("int cuInit(unsigned flags) { return (int)flags; }")
+    library = tmp_path / "libcuda.so.1"
+    command = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(library), str(tmp_path / "none.c")]
+    subprocess.run(command, check=True)
+    load = "from shm_backend_utils.testing.fake_cuda.driver import FakeDriver as F; F.load()"
+    code = f"import ctypes; ctypes.CDLL({str(library)!r}); {load}"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "MachineError: this process has loaded another libcuda.so.1" in run.stderr
+
+
+def test_new_memory_is_full_of_rubbish_and_crashes_host_code_that_touches_it() -> None:
+    program = """
+    address = int(cuda.cuMemAlloc(64)[1])
+    print(driver.memory(address, (16,), "i4").all())
+    pid = os.fork()
+    if not pid:
+        ctypes.string_at(address, 4)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    """
+    assert told(program) == ["True", "-11"]
+
+
+def test_a_handle_opens_the_whole_block(cuda: Any, other: Any) -> None:
+    first, second = (int(done(cuda.cuMemAlloc(512))) for _ in range(2))
+    numbers(second)[:] = 7
+    opened = int(done(other.cuIpcOpenMemHandle(done(cuda.cuIpcGetMemHandle(second)), 1)))
+    base, size = (int(number) for number in done(other.cuMemGetAddressRange(opened)))
+    assert (size, opened - base, numbers(opened).tolist()) == (BLOCK, second % BLOCK, [7] * 4)
+    done(cuda.cuMemFree(first))  # a neighbour, that nobody has opened
+    done(other.cuIpcCloseMemHandle(opened))
+    done(cuda.cuMemFree(second))
+
+
+def test_freeing_what_others_have_open_is_told(cuda: Any, other: Any) -> None:
+    address = done(cuda.cuMemAlloc(BLOCK))
+    opened = done(other.cuIpcOpenMemHandle(done(cuda.cuIpcGetMemHandle(address)), 1))
+    done(cuda.cuMemFree(address))
+    assert violations() == ["memory was freed that others have open (1)"]
+    words = np.zeros(4, np.int32)
+    assert name_of(other.cuMemcpyDtoH(words.ctypes.data, opened, 16)) == "ILLEGAL_ADDRESS"
+    done(other.cuDevicePrimaryCtxReset(0))
+    done(other.cuIpcCloseMemHandle(opened))
+    assert violations() == [
+        "memory was used that its owner has freed",
+        "memory was closed after its owner had freed it",
+    ]
+
+
+def test_a_copy_beyond_its_allocation_or_in_closed_memory_spoils_the_context(cuda: Any, other: Any) -> None:
+    address, target = done(cuda.cuMemAlloc(BLOCK)), done(cuda.cuMemAlloc(2 * BLOCK))
+    done(cuda.cuMemcpyDtoDAsync(target, address, BLOCK + 1, 0))
+    assert name_of(cuda.cuCtxSynchronize()) == "ILLEGAL_ADDRESS"
+    assert name_of(cuda.cuMemAlloc(4)) == name_of(cuda.cuStreamQuery(0)) == "ILLEGAL_ADDRESS"
+    done(cuda.cuDevicePrimaryCtxReset(0))
+    DRIVER.delay(LATE_S)
+    opened = done(other.cuIpcOpenMemHandle(done(cuda.cuIpcGetMemHandle(address)), 1))
+    done(other.cuMemsetD8Async(opened, 0, 16, 0))
+    done(other.cuIpcCloseMemHandle(opened))
+    assert name_of(other.cuCtxSynchronize()) == "ILLEGAL_ADDRESS"
+    done(other.cuDevicePrimaryCtxReset(0))
+    for memory in (address, target):
+        done(cuda.cuMemFree(memory))
+
+
+@pytest.mark.parametrize(("is_pinned", "read"), [(False, [0, 1, 2, 3]), (True, [9] * 4)])
+def test_pinned_memory_is_read_late(cuda: Any, stream: Any, is_pinned: bool, read: list[int]) -> None:
+    DRIVER.delay(LATE_S)
+    address, words = done(cuda.cuMemAlloc(16)), np.arange(4, dtype=np.int32)
+    if is_pinned:
+        done(cuda.cuMemHostRegister(words.ctypes.data, 16, 0))
+    done(cuda.cuMemcpyHtoDAsync(address, words.ctypes.data, 16, stream))
+    words[:] = 9
+    assert name_of(cuda.cuStreamQuery(stream)) == "NOT_READY"
+    assert numbers(address).tolist() != read
+    done(cuda.cuStreamSynchronize(stream))
+    assert numbers(address).tolist() == read
+    if is_pinned:
+        done(cuda.cuMemHostUnregister(words.ctypes.data))
+    done(cuda.cuMemFree(address))
+
+
+@pytest.mark.parametrize("default", [0, 1])
+def test_the_legacy_stream_waits_for_blocking_streams_and_they_for_it(cuda: Any, default: int) -> None:
+    order: list[str] = []
+    first, second = (done(cuda.cuStreamCreate(BLOCKING)) for _ in range(2))
+    gate = threading.Event()
+    DRIVER.launch(int(first), lambda: order.append(str(gate.wait(10))))
+    DRIVER.launch(default, lambda: order.append("default"))
+    DRIVER.launch(int(second), lambda: order.append("second"))
+    time.sleep(LATE_S)
+    assert order == []
+    gate.set()
+    done(cuda.cuStreamSynchronize(second))
+    assert order == ["True", "default", "second"]
+    for stream in (first, second):
+        done(cuda.cuStreamDestroy(stream))
+
+
+def test_a_stream_or_an_event_that_is_destroyed_is_not_used(cuda: Any, other: Any) -> None:
+    order: list[str] = []
+    stream, event = done(cuda.cuStreamCreate(NON_BLOCKING)), done(cuda.cuEventCreate(SHARED))
+    handle = done(cuda.cuIpcGetEventHandle(event))
+    opened = done(other.cuIpcOpenEventHandle(handle))
+    DRIVER.launch(int(stream), lambda: order.append("done"))
+    done(cuda.cuStreamDestroy(stream))
+    done(cuda.cuEventDestroy(event))
+    done(cuda.cuCtxSynchronize())
+    assert (order, DRIVER.violations()) == (["done"], [])
+    assert name_of(cuda.cuStreamQuery(stream)) == "INVALID_HANDLE"
+    assert violations() == ["a stream was used that is destroyed, or never was"]
+    for bindings, used in ((cuda, event), (other, opened)):
+        assert name_of(bindings.cuEventRecord(used, 0)) == "INVALID_HANDLE"
+        assert name_of(bindings.cuStreamWaitEvent(0, used, 0)) == "INVALID_HANDLE"
+    assert violations() == [
+        *["an event was used that is destroyed, or never was"] * 2,
+        *["an event was used that its exporter has destroyed"] * 2,
+    ]
+    done(other.cuEventDestroy(opened))
+    assert name_of(other.cuIpcOpenEventHandle(handle)) == "INVALID_HANDLE"
+
+
+@pytest.mark.parametrize("call", ["cuStreamSynchronize", "cuStreamQuery", "cuCtxSynchronize", "cuMemAlloc"])
+def test_what_would_wait_or_allocate_spoils_the_capture(cuda: Any, stream: Any, call: str) -> None:
+    done(cuda.cuStreamBeginCapture(stream, cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL))
+    arguments = {"cuCtxSynchronize": (), "cuMemAlloc": (4,)}.get(call, (stream,))
+    assert name_of(getattr(cuda, call)(*arguments)) == "STREAM_CAPTURE_UNSUPPORTED"
+    assert name_of(cuda.cuStreamEndCapture(stream)) == "STREAM_CAPTURE_INVALIDATED"
