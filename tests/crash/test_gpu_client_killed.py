@@ -16,36 +16,31 @@ from tests.e2e.fake_gpus import MODEL, Told, X, content_of, flavour_of, gpu_of, 
 from .gate import Gate
 from .processes import eventually, held_regions, region_of, regions_of, stub_of
 
-VICTIM = """
+BEGIN = """
 import json, sys
 import numpy as np
 from shm_backend_utils.client import PoolOptions, ShmClient
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 
-driver = FakeDriver.load()
+driver, parameters = FakeDriver.load(), json.loads(sys.argv[2])
+"""
+VICTIM = """
 client = ShmClient(sys.argv[1], pool=PoolOptions(region="system"))  # whose names could be left behind
 place = ((1000,), np.float32, "cuda:0")
-call = client.prepare("fake_gpu", {"X": place}, outputs={"Y": place}, parameters=json.loads(sys.argv[2]), path="direct")
+call = client.prepare("fake_gpu", {"X": place}, outputs={"Y": place}, parameters=parameters, path="direct")
 x = call.inputs["X"]
 driver.memory(x.address, x.shape, x.dtype)[:] = 1
 print("here", flush=True)
 y = call.infer()["Y"]
 assert (driver.memory(y.address, y.shape, y.dtype) == 2).all()
-print("here, too", flush=True)
-sys.stdin.read()
 """
-
 LENDER = """
-import json, sys
-import numpy as np
-from shm_backend_utils.client import ShmClient
-from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
-
-driver = FakeDriver.load()
 client = ShmClient(sys.argv[1])
 x = driver.tensor(np.ones(1 << 19, np.float32))
 print("here", flush=True)
-client.infer("fake_gpu", {"X": x}, outputs={"Y": "cuda:0"}, parameters=json.loads(sys.argv[2]), path="direct").release()
+client.infer("fake_gpu", {"X": x}, outputs={"Y": "cuda:0"}, parameters=parameters, path="direct").release()
+"""
+END = """
 print("here, too", flush=True)
 sys.stdin.read()
 """
@@ -62,7 +57,7 @@ class Victim:
             deed = "double_behind_the_gate"
         parameters = {**gate.parameters(""), "deed": deed}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", program, server.grpc_url, json.dumps(parameters)],
+            [sys.executable, "-c", BEGIN + program + END, server.grpc_url, json.dumps(parameters)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

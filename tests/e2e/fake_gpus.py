@@ -16,7 +16,6 @@ import numpy.typing as npt
 from shm_backend_utils.client import PoolOptions, Result, ShmClient
 from shm_backend_utils.gpu.memory import bank as device_bank
 from shm_backend_utils.gpu.memory.access import CudaAccess
-from shm_backend_utils.gpu.memory.allocations import CudaAllocation
 from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver, LiveCounts
@@ -25,34 +24,11 @@ from shm_backend_utils.testing.leak_probe import ShmLeakProbe
 
 from .eventually import eventually
 from .flavours import AnyClient, Flavour, url_of
-from .hand_made import DATATYPES, Claim, HandMade, hand_made
-from .hand_made import Tensor as Span
-
-__all__ = [
-    "DRIVER",
-    "HAND_MADE_SIZE",
-    "MODEL",
-    "Y_OFFSET",
-    "Gpu",
-    "GpuRequest",
-    "Told",
-    "X",
-    "ask",
-    "claim_of",
-    "content_of",
-    "flavour_of",
-    "gpu_of",
-    "hand_made_for",
-    "left_here",
-    "told_by",
-]
 
 DRIVER: Final = FakeDriver.load()
 MODEL: Final = "fake_gpu"
 
 X: Final = np.arange(1000, dtype=np.float32)
-Y_OFFSET: Final = 4096
-HAND_MADE_SIZE: Final = 2 * Y_OFFSET
 
 _ROUND_S: Final = 0.002
 """How often a closed client looks whether models have let go of its memory."""
@@ -192,59 +168,3 @@ def _see_that(nothing_is_left: Callable[[], bool]) -> None:
         time.sleep(0.001)
     gc.collect()
     eventually(nothing_is_left)
-
-
-class GpuRequest:
-    """Memory of a fake GPU, a slot that fences it, and a valid table of both, which plain tritonclient sends.
-
-    At the beginning of the memory is X, and at ``Y_OFFSET`` room for 2 X.
-    """
-
-    def __init__(self, cuda: CudaRuntime, allocation: CudaAllocation, request: HandMade) -> None:
-        self.cuda = cuda
-        self.allocation = allocation
-        self.request = request
-        self.url = request.url
-        self.region = request.region
-        self.table = request.table
-        self.table.regions = [claim_of(allocation)]
-        self.table.inputs = [Span(b"X", 0, X.nbytes, 1, DATATYPES["FP32"], [X.size])]
-        self.table.outputs = [Span(b"Y", Y_OFFSET, X.nbytes, 1)]
-        request.parameters["deed"] = "double"
-
-    @property
-    def claim(self) -> Claim:
-        """What the table says of the memory on the GPU."""
-        return self.table.regions[0]
-
-    def send(self) -> None:
-        self.request.next()
-        self.request.infer()
-
-    @property
-    def is_doubled(self) -> bool:
-        """Whether Y is 2 X now."""
-        return bool((self.content()[Y_OFFSET // 4 :][: X.size] == X * 2).all())
-
-    def content(self) -> npt.NDArray[Any]:
-        """Return all of the memory as it is now, writable."""
-        return DRIVER.memory(self.allocation.address, (HAND_MADE_SIZE // 4,), X.dtype)
-
-
-def claim_of(allocation: CudaAllocation, fence: int = 0) -> Claim:
-    """Return what a table says of memory on a GPU."""
-    return Claim(2, allocation.handle, allocation.byte_size, bytes.fromhex(allocation.device_uuid), fence=fence)
-
-
-@contextlib.contextmanager
-def hand_made_for(server: EmbeddedServer) -> Iterator[GpuRequest]:
-    cuda = DRIVER.runtime()
-    allocation = CudaAllocation(cuda, HAND_MADE_SIZE, 0)
-    with hand_made(server.grpc_url, MODEL, {}, {}, tensor_count=1) as request:
-        made = GpuRequest(cuda, allocation, request)
-        made.content()[: X.size] = X
-        yield made
-    told_by(MODEL, server.grpc_url, "let_go")
-    allocation.free()
-    del made
-    _see_that(lambda: not cuda.retired.collect())

@@ -23,11 +23,12 @@ from shm_backend_utils.client.unregistering import unregister_when_free
 from shm_backend_utils.compat.attach import Attached, CudaRegion, attach
 from shm_backend_utils.errors import CallerError, TableError, TensorError
 from shm_backend_utils.gpu.memory.access import CudaAccess
+from shm_backend_utils.gpu.memory.allocations import CudaAllocation
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.fake_cuda import FakeDriver
 
 from ..crash.gate import Gate
-from .fake_gpus import MODEL, Y_OFFSET, GpuRequest, X, hand_made_for
+from .fake_gpus import DRIVER, MODEL, X, flavour_of, gpu_of
 
 A = np.arange(16, dtype=np.int32).reshape(1, 16)
 B = np.full((1, 16), 3, np.int32)
@@ -157,27 +158,23 @@ def test_the_tensors_are_left_as_they_were(user: User) -> None:
     assert np.array_equal(user.read(SIZE // 2), A + B)
 
 
-@pytest.fixture
-def hand_made(triton_server: EmbeddedServer) -> Iterator[GpuRequest]:
-    with hand_made_for(triton_server) as made:
-        yield made
-
-
-def test_memory_of_a_gpu(hand_made: GpuRequest) -> None:
-    handle = base64.b64encode(hand_made.allocation.handle)
-    x = tritonclient.grpc.InferInput("X", [X.size], "FP32").set_shared_memory("on_gpu", X.nbytes)
-    y = tritonclient.grpc.InferRequestedOutput("Y")
-    y.set_shared_memory("on_gpu", X.nbytes, Y_OFFSET)
-    attached = attach(
-        MODEL,
-        [x],
-        [y],
-        cuda_regions={"on_gpu": CudaRegion(handle, 0, hand_made.allocation.byte_size)},
-        parameters={"deed": "double"},
-        cuda=CudaAccess(lambda: hand_made.cuda),
-    )
-    hand_made.request.client(hand_made.url).infer(MODEL, **attached)
-    assert hand_made.is_doubled
+def test_memory_of_a_gpu(triton_server: EmbeddedServer) -> None:
+    half = 4096
+    with gpu_of(flavour_of(triton_server)) as gpu:
+        allocation = CudaAllocation(gpu.cuda, 2 * half, 0)
+        memory = DRIVER.memory(allocation.address, (2, half // X.itemsize), X.dtype)
+        memory[0, : X.size] = X
+        x = tritonclient.grpc.InferInput("X", [X.size], "FP32").set_shared_memory("on_gpu", X.nbytes)
+        y = tritonclient.grpc.InferRequestedOutput("Y")
+        y.set_shared_memory("on_gpu", X.nbytes, half)
+        region = CudaRegion(base64.b64encode(allocation.handle), 0, allocation.byte_size)
+        access, deed = CudaAccess(lambda: gpu.cuda), {"deed": "double"}
+        attached = attach(MODEL, [x], [y], cuda_regions={"on_gpu": region}, parameters=deed, cuda=access)
+        with tritonclient.grpc.InferenceServerClient(triton_server.grpc_url) as client:
+            client.infer(MODEL, **attached)
+        assert memory[1, : X.size].tolist() == (X * 2).tolist()
+        allocation.free()
+        del allocation
 
 
 def test_a_region_that_is_unregistered_during_a_call_serves_that_call_and_none_after_it(

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
-
-import pytest
 
 from shm_backend_utils.client import PoolOptions, Result
 from shm_backend_utils.server import EmbeddedServer
@@ -15,15 +12,21 @@ from tests.crash.gate import Gate
 from tests.crash.processes import stub_of
 
 from .eventually import eventually
-from .fake_gpus import Gpu, X, ask, content_of, flavour_of, gpu_of, left_here
+from .fake_gpus import Gpu, X, content_of, flavour_of, gpu_of, left_here
 from .loading_server import LoadingServer
 
 NOTHING = LiveCounts()
+PLACE = (X.shape, X.dtype, "cuda:0")
 
 
-def infer(gpu: Gpu, deed: str = "double", device: int = 0, to: int | None = None, **options: Any) -> Result:
-    where = (X.shape, X.dtype, f"cuda:{device if to is None else to}")
-    return gpu.infer(deed, gpu.array(X, device), where, path="direct", **options)
+def infer(gpu: Gpu, x: Any = X) -> Result:
+    return gpu.infer("double", gpu.array(x), PLACE, path="direct")
+
+
+def infer_at_the_gate(gpu: Gpu, gate: Gate) -> Result:
+    """Have the model leave work to its GPU that waits at the gate, on the stream that the user has named."""
+    deed, parameters = "launch_what_waits_at_the_gate", gate.parameters("")
+    return gpu.infer(deed, gpu.kept_array(X), PLACE, deed_with=parameters, stream=gpu.streams[0], path="direct")
 
 
 def is_doubled(array: Any) -> bool:
@@ -47,18 +50,11 @@ def test_memory_is_closed_and_freed_when_nobody_has_used_it_for_a_while(triton_s
 def test_memory_that_a_gpu_still_writes_to_is_neither_closed_nor_freed(
     triton_server: EmbeddedServer, gate: Gate
 ) -> None:
-    gate.close()
     """The model has answered, and left it to its client to wait for the GPU; but the client closes."""
+    gate.close()
     with gpu_of(flavour_of(triton_server), "fake_gpu_events") as gpu:
         infer(gpu).release()  # from now on the model has events
-        gpu.infer(
-            "launch_what_waits_at_the_gate",
-            gpu.kept_array(X),
-            (X.shape, X.dtype, "cuda:0"),
-            deed_with=gate.parameters(""),
-            stream=gpu.streams[0],
-            path="direct",
-        ).release()
+        infer_at_the_gate(gpu, gate).release()
         gate.wait_for_model()
         gpu.client.close()
         with ThreadPoolExecutor(1) as thread:
@@ -91,59 +87,18 @@ def test_a_model_that_is_unloaded_closes_everything_and_one_that_is_loaded_opens
         assert (gpu.told().opens, gpu.allocations) == (1, 1)
 
 
-EVENTS = "fake_gpu_events"
-ON_THE_GPU = (X.shape, X.dtype, "cuda:0")
+# While the client goes on
 
 
-def infer_with_events(gpu: Gpu, deed: str = "double", x: Any = X, where: Any = ON_THE_GPU, **options: Any) -> Result:
-    return gpu.infer(deed, gpu.kept_array(x), where, path="direct", **options)
-
-
-def content(array: Any) -> list[float]:
-    """Return what is in an array now, without waiting for anything."""
-    values: list[float] = content_of(array).tolist()
-    return values
-
-
-def content_in_order(gpu: Gpu, array: Any) -> list[float]:
-    """Return what is in an array when the user's stream, which the call was given, has come there."""
-    gpu.cuda.synchronize_stream(gpu.streams[0], 0)
-    return content(array)
-
-
-@pytest.fixture
-def gpu_with_events(triton_server: EmbeddedServer) -> Iterator[Gpu]:
-    """A client of a model that has events from its first call on a GPU on."""
-    with gpu_of(flavour_of(triton_server, "http aio"), EVENTS) as gpu:
-        with infer_with_events(gpu) as result:
-            content_in_order(gpu, result["Y"])
-        yield gpu
-
-
-def test_with_events_a_response_comes_while_the_gpu_still_works(gpu_with_events: Gpu, gate: Gate) -> None:
+def test_with_events_a_response_comes_while_the_gpu_still_works(triton_server: EmbeddedServer, gate: Gate) -> None:
     gate.close()
-    with infer_with_events(
-        gpu_with_events,
-        "launch_what_waits_at_the_gate",
-        X + 1,
-        deed_with=gate.parameters(""),
-        stream=gpu_with_events.streams[0],
-    ) as result:
-        y: Any = result["Y"]
-    gate.wait_for_model()
-    assert content(y) != ((X + 1) * 2).tolist()
-    gate.let_go()
-    assert content_in_order(gpu_with_events, y) == ((X + 1) * 2).tolist()
-
-
-def test_with_events_memory_serves_no_other_call_while_the_gpu_still_works(gpu_with_events: Gpu, gate: Gate) -> None:
-    gate.close()
-    gpu = gpu_with_events
-    infer_with_events(gpu, "copy_behind_the_gate", deed_with=gate.parameters(""), stream=gpu.streams[0]).release()
-    gate.wait_for_model()
-    with ThreadPoolExecutor(1) as thread:
-        another = thread.submit(lambda: infer_with_events(gpu, x=X + 1).release())
-        wait([another], timeout=0.5)  # it cannot have come to its end
+    with gpu_of(flavour_of(triton_server, "http aio"), "fake_gpu_events") as gpu:
+        infer(gpu, X + 1).release()  # from now on the model has events
+        with infer_at_the_gate(gpu, gate) as result:
+            y: Any = result["Y"]
+        gate.wait_for_model()
+        assert not is_doubled(y)
         gate.let_go()
-        another.result()
-    assert ask(EVENTS, gpu.url, "tell_what_was_kept") == X.tolist()
+        gpu.cuda.synchronize_stream(gpu.streams[0], 0)
+        assert is_doubled(y)
+        del y

@@ -49,15 +49,6 @@ def test_model_and_client_see_each_others_writes_while_the_request_runs(every_gp
         assert answer[1] == 77  # the client's write reached the model after the request did
 
 
-def test_an_output_lies_in_the_allocation_that_the_model_was_given(gpu: Gpu) -> None:
-    with prepared(gpu, "double") as call, call.infer() as result:
-        x, y = call.inputs["X"], result["Y"]
-        begin, byte_size = gpu.cuda.extent(x.address, 0)
-        assert gpu.cuda.extent(y.address, 0) == (begin, byte_size)
-        assert begin <= x.address < x.address + x.nbytes <= y.address < y.address + y.nbytes <= begin + byte_size
-        assert gpu.allocations == 1
-
-
 @pytest.mark.parametrize("lend_bytes", [0, 1 << 20])
 def test_a_tensor_of_the_user_is_used_where_it_is(triton_server: EmbeddedServer, lend_bytes: int) -> None:
     """From a size on, which is 1 MiB by default; smaller ones are copied on the GPU."""

@@ -110,14 +110,6 @@ class TritonPythonModel:
         self.launch(stream, lambda _: wait_at_the_gate(parameters), y)
         self.launch(stream, double, x, y)
 
-    def do_copy_behind_the_gate(self, call):
-        """Keep a copy of X, made when the test lets the GPU go, which the model does not wait for."""
-        x, parameters, stream = call.input("X").array, call.parameters, self.stream_for(call)
-        copied = self.kept = DRIVER.tensor(np.zeros(x.shape, x.dtype))
-        self.launch(stream, lambda _: wait_at_the_gate(parameters), x)
-        self.launch(stream, lambda x, copied: np.copyto(copied, x), x, copied)
-        call.put("Y", call.input("X"))
-
     def do_answer_while_it_runs(self, call):
         """Write 42, wait until somebody writes to the input, and answer that."""
         x, y = call.input("X").array, call.output("Y", (2,), np.float32).array
@@ -133,10 +125,6 @@ class TritonPythonModel:
         """Keep an array over the client's memory."""
         self.kept = call.input("X").array
         call.put("Y", call.input("X"))
-
-    def do_tell_what_was_kept(self, call):
-        kept = self.kept
-        call.put("Y", DRIVER.memory(kept.address, kept.shape, kept.dtype).copy())
 
     def do_fail_next(self, call):
         """Let CUDA fail the next times that it is asked for something."""
