@@ -1,4 +1,4 @@
-"""Errors of CUDA's driver, by their names, with what probably is the matter and what to do."""
+"""Errors of the CUDA driver: their names, the probable causes, and the remedies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["CudaError"]
 
 
 class CudaError(MachineError):
-    """A call of the CUDA driver failed. The message says what probably is the matter, and what to do.
+    """A call of the CUDA driver failed. The message names the probable cause and a remedy.
 
     Attributes
     ----------

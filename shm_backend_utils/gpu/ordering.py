@@ -1,4 +1,4 @@
-"""Work of GPUs put in order: streams that wait for streams or for a whole device, and marks for a host to look at."""
+"""The order of work on GPUs: streams that wait for streams or for a whole device, and marks that the host polls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Mark", "OwnStreams", "order_after"]
 
 
 class OwnStreams:
-    """Streams of this package's own, for its copies. They and the default streams do not wait for each other."""
+    """This package's own streams, for its copies. They and the default streams do not wait for each other."""
 
     _process = 0
 
@@ -32,12 +32,12 @@ class OwnStreams:
             return self._idle[device].pop()
         except IndexError:
             made: list[int] = []
-            self._made.append((device, made))  # before there is one: whatever interrupts this, it goes in the end
+            self._made.append((device, made))  # first, so that an interrupt leaves no stream behind
             made.append(self.runtime.create_stream(device))
             return made[0]
 
     def give_back(self, stream: int, device: int) -> None:
-        """Let others use a stream, behind what is still to be done there."""
+        """Let others use a stream; their work follows what is still on it."""
         self._idle[device].append(stream)
 
     @contextlib.contextmanager
@@ -53,19 +53,19 @@ class OwnStreams:
     def __del__(self) -> None:
         if self._process == os.getpid():  # in a forked child they are not ours
             destroy, retired = self.runtime.destroy_stream, self.runtime.retired
-            for device, streams in self._made:  # nobody uses one: who has borrowed it keeps this object
+            for device, streams in self._made:  # none is in use: its borrower keeps this object
                 for stream in streams:
                     retired.add_idle(functools.partial(destroy, stream, device))
 
 
 def order_after(runtime: CudaRuntime, first: Named, device: int, stream: int) -> None:
-    """Let all that comes later on a device's stream wait for what a user has named, on any device. No host waits.
+    """Make later work on a device's stream wait for a user's streams and events, of any device. No host waits.
 
-    If nothing is named, all that the device has to do now comes first. A driver before CUDA 12.5 cannot let a stream
-    wait for a device; then the host waits, here. Stream 2 is the calling thread's own.
+    If there are none, the stream waits for all present work of its device. A driver before CUDA 12.5 cannot do that, so
+    the host waits for the device instead. Stream 2 is the calling thread's own.
 
-    CudaError if a stream is being captured into a graph, or an event was recorded there: what waits for these would be
-    captured, too, and not be done. Nothing waits then.
+    CudaError if a stream is being captured into a graph, or an event was recorded in a capture. Work that waited for
+    them would become part of the graph and would not run. So nothing waits then.
     """
     events = [each for each in first if isinstance(each, NamedEvent)]
     streams = [each for each in first if isinstance(each, NamedStream)]
@@ -75,12 +75,12 @@ def order_after(runtime: CudaRuntime, first: Named, device: int, stream: int) ->
                 runtime.wait_for_event(event, stream)
     for each in events:
         with runtime.on(device):
-            if not runtime.is_event_done(each.handle):  # that fails where it was recorded in a capture
+            if not runtime.is_event_done(each.handle):  # this fails if it was recorded in a capture
                 runtime.wait_for_event(each.handle, stream)
 
 
 class _Event:
-    """An event that is destroyed with this object; CUDA keeps what a stream still waits for."""
+    """An event that is destroyed with this object; a stream that waits for it goes on waiting."""
 
     _process = 0
 
@@ -106,43 +106,28 @@ class _Event:
 
 
 class Mark:
-    """All that is on a stream now, to be looked at later. To be closed; what it stands for goes on then."""
+    """A point on a stream, which the host polls. Closing it does not stop the work."""
 
     def __init__(self, runtime: CudaRuntime, stream: int, device: int) -> None:
         self._runtime = runtime
         self._device = device
         self._event = _Event(runtime, device)
-        try:
-            with runtime.on(device):
-                runtime.record(self._event.handle, stream)
-        except BaseException:
-            self.close()
-            raise
+        with runtime.on(device):
+            runtime.record(self._event.handle, stream)
 
     def is_done(self) -> bool:
-        """Return whether it is done; CudaError if it has failed."""
+        """Return whether the stream has come there; CudaError if its work has failed."""
         with self._runtime.on(self._device):
             return self._runtime.is_event_done(self._event.handle)
-
-    def wait(self) -> None:
-        """Wait until it is done, without a bound; CudaError if it has failed."""
-        with self._runtime.on(self._device):
-            self._runtime.synchronize_event(self._event.handle)
 
     def close(self) -> None:
         """Let go of the event. Twice is fine."""
         with contextlib.suppress(CudaError):
             self._event.close()
 
-    def __enter__(self) -> Mark:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def _recorded(runtime: CudaRuntime, streams: Iterable[NamedStream], device: int) -> Iterator[int]:
-    """Yield events that stand for what is on these streams now, or, of none, for all that a device has to do."""
+    """Yield events behind the present work of these streams or, if there are none, of a device."""
     for each in streams:
         own = each.device_on(runtime, device)
         with contextlib.closing(_Event(runtime, own)) as event:

@@ -1,7 +1,7 @@
-"""Memory of GPUs that nobody uses any more in this process: it is freed or unmapped when its GPU has finished with it.
+"""GPU memory that this process does not use any more. It is freed or unmapped when its GPU has finished with it.
 
-What lets go of memory is often a finalizer, and those wait for nothing. So they put here what is to be done, and
-somebody who may take his time does it.
+Often a finalizer drops the last reference, and finalizers must not wait. So they leave the work here, and a thread that
+may wait does it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Work = Callable[[], None]
 
 
 class _Waiting(NamedTuple):
-    """What is done when a GPU has reached an event."""
+    """Work for the time when a GPU has reached an event."""
 
     device: int
     event: int
@@ -33,33 +33,33 @@ class _Waiting(NamedTuple):
 
 
 class Retired:
-    """What is to be done with memory of GPUs when those have finished with it. Thread-safe."""
+    """Work on GPU memory that waits until the GPUs have finished with it. Thread-safe."""
 
     def __init__(self, runtime: CudaRuntime) -> None:
         self._runtime = runtime
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._idle: deque[Work] = deque()  # this and the next are appended to by finalizers, which wait for no lock
+        self._idle: deque[Work] = deque()  # finalizers append to this and the next, without a lock
         self._busy: deque[tuple[int, Work]] = deque()
         self._waiting: deque[_Waiting] = deque()
         forsake_in_children(self)
 
     def add(self, device: int, work: Work) -> None:
-        """Have something done when a device has finished with all that it has to do then. Waits for nothing."""
+        """Do this when a device has finished its present work. Adding never waits."""
         self._busy.append((device, work))
 
     def add_idle(self, work: Work) -> None:
-        """Have something done about memory that no device works on: somebody has waited for it. Waits for nothing."""
+        """Do this soon, as no device works on the memory any more. Adding never waits."""
         self._idle.append(work)
 
     def collect(self) -> bool:
-        """Do what can be done now, and wait for nothing. Return whether something is left.
+        """Do what can be done now, without waiting. Return whether something is left.
 
-        Memory that CUDA neither frees nor unmaps is left as it is, for ever: nobody knows what it is used for. So is
-        all of a device that is lost. What cannot be asked now is asked the next time. A driver before CUDA 12.5 cannot
-        be asked without waiting, so that there this waits for the devices.
+        Memory that CUDA neither frees nor unmaps stays for ever, as nobody knows who uses it. So does all memory of a
+        lost device. Questions that CUDA cannot answer now are asked again the next time. With a driver before CUDA
+        12.5, this waits for the devices.
 
-        Not to be called by finalizers: CUDA itself may wait for a device that it frees memory of.
+        Finalizers must not call this: CUDA itself may wait for a device before it frees memory there.
         """
         if not self._lock.acquire(blocking=False):
             return True  # another thread is at it
@@ -76,7 +76,7 @@ class Retired:
         return self.is_waiting
 
     def collect_idle(self) -> None:
-        """Do what :meth:`add_idle` was given. If another thread is at it, that one has done it when this returns."""
+        """Do the work that :meth:`add_idle` got, or wait until another thread has done it."""
         with self._lock:
             self._do_idle()
 
@@ -86,7 +86,7 @@ class Retired:
         return bool(self._idle or self._busy or self._waiting)
 
     def forsake(self) -> None:
-        """Forget everything, in a forked child, whose parent's memory this is."""
+        """Forget everything in a forked child: the memory is its parent's."""
         self._lock = threading.Lock()
         self._idle.clear()
         self._busy.clear()
@@ -98,7 +98,7 @@ class Retired:
                 self._idle.popleft()()
 
     def _mark(self) -> None:
-        """Let an event of each device stand for what it has to do now: then the memory is nobody's any more."""
+        """Record an event behind the present work of each device, after which the memory is unused."""
         by_device: dict[int, list[Work]] = {}
         for _ in range(len(self._busy)):
             device, work = self._busy.popleft()

@@ -1,7 +1,6 @@
-"""What this package needs of CUDA, by NVIDIA's own bindings of the driver API: ``cuda-bindings``, 12.x or 13.x.
+"""CUDA's driver API, as far as this package uses it, by NVIDIA's ``cuda-bindings`` 12.x or 13.x.
 
-What the methods do and promise is CUDA's: each names the function that it calls. NVIDIA's documentation of the driver
-API says the rest.
+Each method names the function of the driver that it calls. NVIDIA's documentation of that function applies.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ HANDLE_LENGTH: Final = 64
 """Bytes of ``CUipcMemHandle`` and of ``CUipcEventHandle`` (``CU_IPC_HANDLE_SIZE``)."""
 
 BLOCK_BYTES: Final = 2 * 2**20
-"""CUDA allocates in such blocks, and an IPC handle opens whole ones. So what is shared should fill them."""
+"""CUDA allocates blocks of this size, and an IPC handle opens whole blocks. So shared memory should fill its blocks."""
 
 # CUDA's default streams have numbers, and belong to whatever device is current. Array libraries say 0 for the legacy
 # one, but the driver may read 0 as the thread's own. So a library's stream is read as `stream or LEGACY_STREAM`.
 LEGACY_STREAM: Final = 1
-"""The one that streams which are not "non-blocking" wait for, and it for them (``CU_STREAM_LEGACY``)."""
+"""The legacy default stream (``CU_STREAM_LEGACY``). It and all blocking streams wait for each other."""
 
 PER_THREAD_STREAM: Final = 2
-"""The thread's own. It waits for the legacy one alone (``CU_STREAM_PER_THREAD``)."""
+"""The calling thread's own default stream (``CU_STREAM_PER_THREAD``). It waits for the legacy stream only."""
 
 DEFAULT_STREAMS: Final = frozenset({0, LEGACY_STREAM, PER_THREAD_STREAM})
 
@@ -50,7 +49,7 @@ _LAZY_PEER_ACCESS: Final = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 _PORTABLE: Final = 1  # CU_MEMHOSTREGISTER_PORTABLE: pinned for every GPU's context
 _NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING
 _WITHOUT_TIMING: Final = 2  # CU_EVENT_DISABLE_TIMING
-_BLOCKING_SYNC: Final = 1  # CU_EVENT_BLOCKING_SYNC: who waits for it sleeps
+_BLOCKING_SYNC: Final = 1  # CU_EVENT_BLOCKING_SYNC: a host that waits for it sleeps
 _INTERPROCESS: Final = 4  # CU_EVENT_INTERPROCESS
 _OF_THE_HOST: Final = 1  # CU_MEMORYTYPE_HOST
 _UNIFIED: Final = 4  # CU_MEMORYTYPE_UNIFIED
@@ -61,10 +60,10 @@ _RECORDS_CONTEXTS: Final = 12050  # since CUDA 12.5, the driver has cuCtxRecordE
 class PointerFacts(NamedTuple):
     """What CUDA knows of an address.
 
-    ``managed`` memory moves between GPUs and the host; ``pinned`` memory is the host's, and known to CUDA. An
-    allocation is exportable if another process can open it by an IPC handle, and finds ``base`` where it begins: it was
-    made by cuMemAlloc or cudaMalloc, not by a pool of the driver (cudaMallocAsync), by virtual memory management or as
-    managed memory; and it begins a block, not inside of one that others are in, too.
+    ``managed`` memory moves between GPUs and the host; ``pinned`` memory is host memory that CUDA knows. An allocation
+    is exportable if another process can open it by an IPC handle and finds ``base`` at the beginning. cuMemAlloc and
+    cudaMalloc make such memory; the driver's pools (cudaMallocAsync), virtual memory management and managed memory do
+    not. It must also begin a block, not lie inside one that it shares with others.
     """
 
     kind: Literal["device", "managed", "pinned", "host"]
@@ -94,7 +93,7 @@ class CudaRuntime:
         forsake_in_children(self)
 
     def forsake(self) -> None:
-        """Let nothing wait for the parent's other threads, in a forked child. CUDA refuses it everything."""
+        """Replace the lock in a forked child, where the parent's threads do not run. CUDA refuses all calls there."""
         self._lock = threading.RLock()
 
     def device_count(self) -> int:
@@ -119,7 +118,7 @@ class CudaRuntime:
 
     @contextlib.contextmanager
     def on(self, device: int) -> Iterator[None]:
-        """Make a device the calling thread's for the block, and then the former one again (``cuCtxPushCurrent``)."""
+        """Make a device current in the calling thread, for the block (``cuCtxPushCurrent``)."""
         self._ask(f"making GPU {device} current", "cuCtxPushCurrent", self._context(device))
         try:
             with self._beside_captures():
@@ -128,17 +127,17 @@ class CudaRuntime:
             self._ask("going back to the former GPU", "cuCtxPopCurrent")
 
     def make_current(self, device: int) -> None:
-        """Make a device the calling thread's from now on (``cuCtxSetCurrent``)."""
+        """Make a device current in the calling thread, from now on (``cuCtxSetCurrent``)."""
         self._ask(f"making GPU {device} current", "cuCtxSetCurrent", self._context(device))
 
     def allocate(self, byte_size: int, device: int) -> int:
-        """Allocate whole blocks, which :func:`whole_blocks` tells (``cuMemAlloc``). They are not cleared."""
+        """Allocate memory, not cleared, of a size that :func:`whole_blocks` rounds up (``cuMemAlloc``)."""
         byte_size = whole_blocks(byte_size)
         with self.on(device):
             return int(self._ask(f"allocating {byte_size} bytes on GPU {device}", "cuMemAlloc", byte_size))
 
     def free(self, address: int, device: int) -> None:
-        """Free what :meth:`allocate` returned, when the device has finished with it (``cuMemFree``)."""
+        """Free memory of :meth:`allocate` that the device has finished with (``cuMemFree``)."""
         with self.on(device):
             self._ask("freeing GPU memory", "cuMemFree", address)
 
@@ -154,12 +153,12 @@ class CudaRuntime:
             return int(self._ask("opening another process' GPU memory", "cuIpcOpenMemHandle", found, _LAZY_PEER_ACCESS))
 
     def close(self, address: int, device: int) -> None:
-        """Undo :meth:`open`, when the device has finished with the memory (``cuIpcCloseMemHandle``)."""
+        """Unmap memory of :meth:`open` that the device has finished with (``cuIpcCloseMemHandle``)."""
         with self.on(device):
             self._ask("closing another process' GPU memory", "cuIpcCloseMemHandle", address)
 
     def extent(self, address: int, device: int) -> tuple[int, int]:
-        """Return beginning and byte size of the allocation that an address is in (``cuMemGetAddressRange``)."""
+        """Return the beginning and the byte size of an address' allocation (``cuMemGetAddressRange``)."""
         with self.on(device):
             begin, byte_size = self._ask("asking for the extent of GPU memory", "cuMemGetAddressRange", address)
         return int(begin), int(byte_size)
@@ -223,7 +222,7 @@ class CudaRuntime:
             self._ask("destroying a stream", "cuStreamDestroy", stream)
 
     def stream_device(self, stream: int, current: int) -> int:
-        """Return whose a stream is (``cuStreamGetCtx``); the default streams 0, 1 and 2 are device ``current``'s."""
+        """Return the device of a stream (``cuStreamGetCtx``); the default streams 0, 1 and 2 are of ``current``."""
         if stream in DEFAULT_STREAMS:
             return current
         doing = f"asking which GPU stream {stream:#x} is of"
@@ -242,12 +241,12 @@ class CudaRuntime:
         return int(self._ask("looking at a stream", "cuStreamIsCapturing", stream)) != _NOT_CAPTURING
 
     def synchronize_stream(self, stream: int, device: int) -> None:
-        """Wait until all is done that is on a stream (``cuStreamSynchronize``)."""
+        """Wait until a stream has finished (``cuStreamSynchronize``)."""
         with self.on(device):
             self._ask("waiting for a stream", "cuStreamSynchronize", stream)
 
     def synchronize_device(self, device: int) -> None:
-        """Wait until a device has done all that this process has given it (``cuCtxSynchronize``)."""
+        """Wait until a device has finished all work of this process (``cuCtxSynchronize``)."""
         with self.on(device):
             self._ask(f"waiting for GPU {device}", "cuCtxSynchronize")
 
@@ -260,7 +259,7 @@ class CudaRuntime:
         return self._create_event(device, _WITHOUT_TIMING | _BLOCKING_SYNC | _INTERPROCESS)
 
     def destroy_event(self, event: int, device: int) -> None:
-        """Undo the making or opening of an event (``cuEventDestroy``). What it stands for is not waited for."""
+        """Destroy an event that was made or opened, without waiting for it (``cuEventDestroy``)."""
         with self.on(device):
             self._ask("destroying an event", "cuEventDestroy", event)
 
@@ -269,13 +268,13 @@ class CudaRuntime:
         return _bytes_of(self._ask("exporting an event", "cuIpcGetEventHandle", event))
 
     def open_event(self, handle: bytes, device: int) -> int:
-        """Return another process' event (``cuIpcOpenEventHandle``); of no use when that process has destroyed it."""
+        """Return another process' event (``cuIpcOpenEventHandle``). It is useless once that process destroys it."""
         with self.on(device):
             found = self._filled("CUipcEventHandle", handle)
             return int(self._ask("opening another process' event", "cuIpcOpenEventHandle", found))
 
     def record(self, event: int, stream: int) -> None:
-        """Let an event stand for all that is on a stream now (``cuEventRecord``). Both are the current device's."""
+        """Record an event behind the present work of a stream (``cuEventRecord``). Both are the current device's."""
         self._ask("recording an event", "cuEventRecord", event, stream)
 
     @property
@@ -284,9 +283,9 @@ class CudaRuntime:
         return self._version >= _RECORDS_CONTEXTS
 
     def record_device(self, event: int, device: int) -> None:
-        """Let an event stand for all that a device has to do for this process now (``cuCtxRecordEvent``).
+        """Record an event behind all present work of this process on a device (``cuCtxRecordEvent``).
 
-        A driver before CUDA 12.5 cannot: then the device is waited for, here.
+        A driver before CUDA 12.5 cannot do that, so this waits for the device instead.
         """
         if not self.records_devices:
             self.synchronize_device(device)
@@ -296,15 +295,11 @@ class CudaRuntime:
             self._ask(f"recording what GPU {device} does", "cuCtxRecordEvent", self._context(device), event)
 
     def wait_for_event(self, event: int, stream: int) -> None:
-        """Let what comes later on a stream wait for what an event stands for now (``cuStreamWaitEvent``)."""
+        """Make later work on a stream wait for the last record of an event (``cuStreamWaitEvent``)."""
         self._ask("letting a stream wait", "cuStreamWaitEvent", stream, event, 0)
 
-    def synchronize_event(self, event: int) -> None:
-        """Wait until what an event stands for now is done (``cuEventSynchronize``)."""
-        self._ask("waiting for the GPU", "cuEventSynchronize", event)
-
     def is_event_done(self, event: int) -> bool:
-        """Return whether what an event stands for now is done (``cuEventQuery``)."""
+        """Return whether the work before the last record of an event is done (``cuEventQuery``)."""
         try:
             self._ask("looking at an event", "cuEventQuery", event)
         except CudaError as error:
@@ -315,11 +310,7 @@ class CudaRuntime:
 
     @contextlib.contextmanager
     def _beside_captures(self) -> Iterator[None]:
-        """Let what we do here neither fail nor spoil it, when another thread captures a stream of its own into a graph.
-
-        By default CUDA forbids every thread what would be missing in such a graph, allocations for example
-        (``cuThreadExchangeStreamCaptureMode``).
-        """
+        """Permit calls that CUDA forbids by default, in all threads, while one captures a stream into a graph."""
         exchange = self._driver.cuThreadExchangeStreamCaptureMode
         error, former = exchange(self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
         try:
@@ -330,7 +321,7 @@ class CudaRuntime:
 
     @contextlib.contextmanager
     def _on_any(self) -> Iterator[None]:
-        """As :meth:`on`, for what is the same for all devices: one that is not used here gets no context for that."""
+        """Make some device current, for questions that are the same for all; an unused one gets no context for it."""
         current = self._ask("asking which GPU is current", "cuCtxGetCurrent")
         with self._beside_captures() if int(current) else self.on(next(iter(self._contexts.copy()), 0)):
             yield
@@ -356,7 +347,7 @@ class CudaRuntime:
         return self._ask("asking about an address", "cuPointerGetAttribute", attribute, address)
 
     def _filled(self, kind: str, content: bytes) -> Any:
-        """Return a handle of the driver's type; what is in those is reached in different ways with 12 and 13."""
+        """Return a handle of a type of the driver's with this content, in a way that bindings 12 and 13 share."""
         handle = getattr(self._driver, kind)()
         ctypes.memmove(handle.getPtr(), content, HANDLE_LENGTH)
         return handle
@@ -373,7 +364,7 @@ class CudaRuntime:
 
 
 def whole_blocks(byte_size: int) -> int:
-    """Return the size of the blocks that have so many bytes."""
+    """Return a byte size, rounded up to whole blocks."""
     return -(-byte_size // BLOCK_BYTES) * BLOCK_BYTES
 
 

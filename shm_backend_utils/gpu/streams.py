@@ -22,15 +22,15 @@ class NamedStream(NamedTuple):
     """A stream that a user has named."""
 
     handle: int
-    device: int | None = None  # None if only CUDA knows; the default streams are those of whatever device is meant
+    device: int | None = None  # None: CUDA knows it, and a default stream is of the device that is meant
 
     @property
     def is_the_threads(self) -> bool:
-        """Whether it is a thread's own default stream, and so another one in another thread."""
+        """Whether it is the per-thread default stream, which is another one in another thread."""
         return self.handle == PER_THREAD_STREAM
 
     def device_on(self, runtime: CudaRuntime, meant: int) -> int:
-        """Return whose it is, ``meant`` for a default stream that does not say so; CallerError if CUDA knows none."""
+        """Return its device, ``meant`` for a default stream that has none; CallerError if CUDA knows no such stream."""
         if self.device is not None:
             return self.device
         try:
@@ -51,11 +51,11 @@ class NamedEvent(NamedTuple):
 
 
 Named = Sequence[NamedStream | NamedEvent]
-"""What a user has named; empty, if he has not."""
+"""A user's streams and events; empty if the user named none."""
 
 
 def named_stream(value: Any) -> NamedStream:
-    """Return the stream that a user means by a stream of some library, or a number; CallerError if it is none."""
+    """Return a user's stream, which is a number or some library's object; CallerError if it is none."""
     handle = _handle_of(value)
     if handle is None:
         raise CallerError(
@@ -64,12 +64,12 @@ def named_stream(value: Any) -> NamedStream:
         )
     if not 0 <= handle < 2**64:
         raise CallerError(f"stream {shown(handle)} is none of CUDA's; expected a number of 0 or more, of 64 bits")
-    # A 0 is what these libraries mean by 1; to the driver's functions, it may be a default stream of each thread.
+    # These libraries mean 1 by 0; the driver's functions may read 0 as a default stream of each thread.
     return NamedStream(handle or LEGACY_STREAM, _device_of(value) if handle in DEFAULT_STREAMS else None)
 
 
 def named(value: Any) -> tuple[NamedStream | NamedEvent, ...]:
-    """Return the streams and events that a user means by one value: a stream, an event, or a sequence of such."""
+    """Return a user's streams and events: the value is one of them, or a sequence."""
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return tuple([_named(each) for each in value])
     return (_named(value),)
@@ -85,7 +85,7 @@ def _named(value: Any) -> NamedStream | NamedEvent:
 
 
 def _handle_of(value: Any) -> int | None:
-    if isinstance(value, type):  # whose streams would have what it seems to have
+    if isinstance(value, type):  # a class has the attributes of its objects
         return None
     if hasattr(value, "__cuda_stream__"):
         version, handle = value.__cuda_stream__()
@@ -101,7 +101,7 @@ def _handle_of(value: Any) -> int | None:
 
 
 def _event_handle_of(value: Any) -> int | None:
-    """Return the handle of what is an event: torch's, CuPy's, cuda-core's, or a CUevent; None of anything else."""
+    """Return the handle of an event of torch, CuPy or cuda-core, or of a CUevent; None for anything else."""
     if _has_class(value, "Event"):
         for name in ("cuda_event", "ptr", "handle"):  # torch's, CuPy's, cuda-core's
             if hasattr(value, name):
@@ -110,7 +110,7 @@ def _event_handle_of(value: Any) -> int | None:
 
 
 def _has_class(value: object, *names: str) -> bool:
-    """Return whether a class of a value has such a name: the libraries that those are of need not be there."""
+    """Return whether a value's class, or a base of it, has such a name; so no library has to be imported."""
     return any(each.__name__ in names for each in type(value).__mro__)
 
 

@@ -9,9 +9,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -50,8 +49,7 @@ IN_WORDS = {"cupy": "CuPy", "torch": "PyTorch", "neither": "neither CuPy nor PyT
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 
-@dataclass(frozen=True)
-class Rehearsal:
+class Rehearsal(NamedTuple):
     """What a user sees who runs the script on a fake driver."""
 
     status: int
@@ -70,9 +68,6 @@ def rehearsal(tmp_path_factory: pytest.TempPathFactory) -> Rehearsal:
     assert not violations.exists() or violations.read_text() == ""  # nothing was done that CUDA leaves undefined
     content = json.loads((out / "report.json").read_text())
     return Rehearsal(done.returncode, done.stdout, (out / "report.txt").read_text(), content)
-
-
-# --- the whole check, on a fake driver
 
 
 def test_a_rehearsal_passes_all_checks_but_those_that_need_more_than_a_fake(rehearsal: Rehearsal) -> None:
@@ -104,9 +99,6 @@ def test_the_report_of_a_fake_says_so_and_has_every_figure_without_a_limit(rehea
     assert [name for name in FIGURES if f"  {name}: " not in figures] == []
 
 
-# --- where something is missing
-
-
 def test_without_the_bindings_it_ends_with_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,29 +126,36 @@ def with_neither_alone(library: str) -> Gpu:
     raise ImportError(f"there is no {library}")
 
 
-def test_a_library_that_was_asked_for_and_is_not_there_is_a_failure(tmp_path: Path) -> None:
-    assert check(with_neither_alone, SMALL, tmp_path, Wanted(levels=(1,), libraries=("torch",))) == 1
-    text = (tmp_path / "report.txt").read_text()
-    assert "FAIL  this machine: PyTorch can be used (it was asked for, and cannot be used: there is no torch)" in text
-
-
-def test_libraries_that_nobody_asked_for_and_are_not_there_are_named_and_no_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def _checks_nothing_between_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scripts.tools.gpu_check.check.check_processes", lambda *_: None)
     monkeypatch.setattr("scripts.tools.gpu_check.check.measure_processes", lambda *_: None)
-    assert check(with_neither_alone, SMALL, tmp_path, Wanted(levels=(1,))) == 0
-    text = (tmp_path / "report.txt").read_text()
-    assert "not checked with CuPy: there is no cupy" in text
-    assert "not checked with PyTorch: there is no torch" in text
 
 
+@pytest.mark.usefixtures("_checks_nothing_between_processes")
+@pytest.mark.parametrize(
+    ("asked_for", "status", "found"),
+    [
+        (
+            ("torch",),
+            1,
+            "FAIL  this machine: PyTorch can be used (it was asked for, and cannot be used: there is no torch)",
+        ),
+        ((), 0, "not checked with PyTorch: there is no torch"),
+    ],
+)
+def test_a_library_that_is_not_there_is_named_and_a_failure_if_it_was_asked_for(
+    asked_for: tuple[str, ...], status: int, found: str, tmp_path: Path
+) -> None:
+    assert check(with_neither_alone, SMALL, tmp_path, Wanted((1,), asked_for)) == status
+    assert found in (tmp_path / "report.txt").read_text()
+
+
+@pytest.mark.usefixtures("_checks_nothing_between_processes")
 @pytest.mark.parametrize("levels", [(2,), (1, 2)])
 def test_without_a_server_level_2_is_a_failure_that_says_how_to_do_without(
     levels: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scripts.tools.gpu_check.check.check_processes", lambda *_: None)
-    monkeypatch.setattr("scripts.tools.gpu_check.check.measure_processes", lambda *_: None)
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "nowhere"))
     assert check(load_fake_gpu, SMALL, tmp_path, Wanted(levels, ("neither",))) == 1
     text = (tmp_path / "report.txt").read_text()
@@ -180,9 +179,6 @@ def test_a_fake_is_never_taken_for_a_gpu(tmp_path: Path, capsys: pytest.CaptureF
     assert not (tmp_path / "report").exists()
 
 
-# --- whether the checks can fail
-
-
 def closes_no_handle(cuda: CudaRuntime) -> None:
     def fail(address: int, device: int) -> None:
         raise CudaError("closing", "CUDA_ERROR_INVALID_VALUE")
@@ -193,7 +189,6 @@ def closes_no_handle(cuda: CudaRuntime) -> None:
 def waits_for_nothing(cuda: CudaRuntime) -> None:
     cuda.synchronize_stream = lambda stream, device: None  # type: ignore[method-assign]
     cuda.synchronize_device = lambda device: None  # type: ignore[method-assign]
-    cuda.synchronize_event = lambda event: None  # type: ignore[method-assign]
 
 
 def ignores_events(cuda: CudaRuntime) -> None:
@@ -201,7 +196,7 @@ def ignores_events(cuda: CudaRuntime) -> None:
 
 
 def waits_on_the_host(cuda: CudaRuntime) -> None:
-    cuda.wait_for_event = lambda event, stream: cuda.synchronize_event(event)  # type: ignore[method-assign]
+    cuda.wait_for_event = lambda event, stream: cuda.synchronize_device(0)  # type: ignore[method-assign]
 
 
 def pins_nothing(cuda: CudaRuntime) -> None:
@@ -301,19 +296,19 @@ def test_a_figure_beyond_its_limit_fails_its_check_if_that_binds(
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "has_trace"),
+    ("error", "has_trace"),
     [
-        (NotOnAFakeError("a GPU alone goes on here"), "FAIL", False),
-        (CheckFailedError("it is not so"), "FAIL", False),
-        (ZeroDivisionError("a defect of the check"), "FAIL", True),
+        (NotOnAFakeError("a GPU alone goes on here"), False),
+        (CheckFailedError("it is not so"), False),
+        (ZeroDivisionError("a defect of the check"), True),
     ],
 )
-def test_a_check_that_raises_ends_alone(error: Exception, status: str, has_trace: bool, tmp_path: Path) -> None:
+def test_a_check_that_raises_ends_alone(error: Exception, has_trace: bool, tmp_path: Path) -> None:
     def fail() -> str:
         raise error
 
     report = Report("title", {}, tmp_path, is_fake=False)
     outcome = report.run("group", "name", fail)
-    assert (outcome.status, bool(outcome.trace)) == (status, has_trace)
+    assert (outcome.status, bool(outcome.trace)) == ("FAIL", has_trace)
     assert json.loads((tmp_path / "report.json").read_text())["checks"][0]["detail"] == outcome.detail
-    assert f"{status}  group: name (" in (tmp_path / "report.txt").read_text()
+    assert "FAIL  group: name (" in (tmp_path / "report.txt").read_text()

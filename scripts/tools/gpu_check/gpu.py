@@ -31,11 +31,10 @@ _COUNTED: Final = (
     "copy",
     "synchronize_stream",
     "synchronize_device",
-    "synchronize_event",
     "is_event_done",
     "record_device",
 )
-WAITS: Final = ("synchronize_stream", "synchronize_device", "synchronize_event")
+WAITS: Final = ("synchronize_stream", "synchronize_device")
 """How a host waits for a GPU without a bound."""
 
 

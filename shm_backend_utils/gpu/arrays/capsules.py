@@ -1,7 +1,7 @@
-"""DLPack capsules over the memory of GPUs, made and taken over.
+"""DLPack capsules over GPU memory: made for others, or taken over.
 
-NumPy makes them, over the address, which it never reads: their destructors must be compiled code, as everywhere. What
-NumPy cannot know is written into them then: the device, and the data type.
+NumPy makes them, because their destructors must be compiled code. It gets the address, and never reads there. Then the
+device and the data type, which NumPy cannot know, are written into the capsule.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["CapsuleTensor", "TakenOver", "capsule_over", "taken_over"]
 
 _READ_ONLY: Final = 1
 _ANYWHERE: Final = 256
-"""What NumPy is told as the address of an array without elements: from 0, some versions make no array."""
+"""The address that NumPy gets for an array without elements: some versions refuse 0."""
 
 
 class CapsuleTensor(NamedTuple):
@@ -50,7 +50,7 @@ class CapsuleTensor(NamedTuple):
 
 
 class TakenOver(NamedTuple):
-    """What a capsule had, and what keeps it alive."""
+    """The memory of a capsule, and the object that keeps it."""
 
     memory: CapsuleTensor
     owner: object
@@ -59,11 +59,10 @@ class TakenOver(NamedTuple):
 def capsule_over(memory: CapsuleTensor, owner: object, max_version: tuple[int, int] | None) -> object:
     """Return a capsule over C-contiguous memory: a versioned one, if the consumer asks for it and NumPy (2.1) can.
 
-    That says whether the memory is read-only, which PyTorch and CuPy pass over. An unversioned one cannot say it, and
-    is made all the same: JAX asks for no other, and a consumer of GPU memory that heeds it is not known.
+    A versioned capsule says whether the memory is read-only; PyTorch and CuPy ignore that. An unversioned one cannot
+    say it, and is made all the same: JAX asks for no other, and no known consumer of GPU memory heeds it.
 
-    The owner is kept alive until the capsule, and who has consumed it, are gone; ``max_version`` is the newest that the
-    consumer knows.
+    The owner lives until the capsule and its consumer are gone; ``max_version`` is the newest that the consumer knows.
     """
     row = dtypes.BY_NUMPY[memory.dtype]
     is_versioned = NUMPY_MAKES_VERSIONED and max_version is not None and max_version >= VERSION
@@ -83,10 +82,10 @@ def capsule_over(memory: CapsuleTensor, owner: object, max_version: tuple[int, i
 
 
 def taken_over(capsule: object) -> TakenOver:
-    """Take over a capsule of either kind over memory of a GPU.
+    """Take over an unused capsule of either kind over GPU memory.
 
-    TypeError, and the capsule is as it was, if it is no unused one, of a newer version, not of a GPU, or of a data type
-    that has no counterpart in :mod:`shm_backend_utils.dtypes`.
+    TypeError for anything else, for a newer version, and for a data type that :mod:`shm_backend_utils.dtypes` lacks;
+    the capsule is then as it was.
     """
     versioned = versioned_tensor(capsule)
     if versioned is not None and versioned.version[0] > VERSION[0]:

@@ -17,7 +17,7 @@ from .pieces import plan
 __all__ = ["MAX_PIECES", "Array", "copy", "copy_of", "new_array"]
 
 MAX_PIECES: Final = 4096
-"""As many copies one after the other take some 10 ms."""
+"""So many copies, one after the other, take some 10 ms."""
 
 OnGpu = DeviceArray | StridedArray
 Array = DeviceArray | StridedArray | npt.NDArray[Any]
@@ -26,10 +26,9 @@ Array = DeviceArray | StridedArray | npt.NDArray[Any]
 def copy(runtime: CudaRuntime, target: Array, source: Array, stream: int, *, tensor: str = "") -> None:
     """Copy an array to another one of the same shape, on a stream, which waits until an array of ours is written.
 
-    At least one is on a GPU, and both must stay until the copy is made. Host memory that is not pinned, and arrays of
-    NumPy that are not C-contiguous, are done with on return; pinned memory is, when the stream has been waited for. A
-    default stream is that of the target's GPU, or else of the source's. TensorError, which names the tensor, for more
-    than 4096 pieces.
+    At least one is on a GPU, and both must stay until the copy is made. The copy has been made on return if the host's
+    array is not pinned or not C-contiguous; else it is made when the stream gets there. A default stream is that of the
+    target's GPU, or else of the source's. TensorError, which names the tensor, for more than 4096 pieces.
     """
     if target.shape != source.shape or target.dtype.itemsize != source.dtype.itemsize:
         raise TensorError(
@@ -49,14 +48,14 @@ def copy(runtime: CudaRuntime, target: Array, source: Array, stream: int, *, ten
 
 
 def new_array(runtime: CudaRuntime, shape: tuple[int, ...], dtype: np.dtype[Any], device: int) -> DeviceArray:
-    """Return an array that is not cleared, and whose memory goes with it; CudaError if there is none."""
+    """Return a new array, not cleared, that owns its memory; CudaError if there is none left."""
     byte_size = math.prod(shape) * dtype.itemsize
     allocation = CudaAllocation(runtime, max(byte_size, 1), device)
     return DeviceArray(runtime, allocation.address, shape, dtype, device, allocation.keeper)
 
 
 def copy_of(array: DeviceArray) -> DeviceArray:
-    """Return a copy with memory of its own, made after all that the GPU has to do now. Waits for that."""
+    """Return a copy with memory of its own, made after all present work of the GPU. Waits for that."""
     runtime, device = array.runtime, array.device
     made = new_array(runtime, array.shape, array.dtype, device)
     runtime.synchronize_device(device)

@@ -33,7 +33,7 @@ _OF_LIBRARIES: Final = frozenset(
 
 
 class DeviceArray:
-    """C-contiguous elements on a GPU, where they lie. It computes nothing: give it to the library that shall.
+    """C-contiguous elements on a GPU, where they lie. It computes nothing: give it to an array library.
 
     ``torch.from_dlpack(array)``, ``cupy.from_dlpack(array)``, ``jax.dlpack.from_dlpack(array)`` and
     ``numba.cuda.as_cuda_array(array)`` take it without a copy, and keep its memory.
@@ -51,9 +51,9 @@ class DeviceArray:
     owner : object
         Keeps the memory. It lives as long as the array, and all that was made from it.
     is_read_only : bool, optional
-        What no known library heeds on GPUs.
+        No known library heeds it on GPUs.
     written_on : int, optional
-        A stream of the same GPU that has still to write the elements. Who takes the array waits for that.
+        A stream of the same GPU that has still to write the elements. Takers of the array wait for it.
     """
 
     __slots__ = (
@@ -274,8 +274,8 @@ class DeviceArray:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The memory by CUDA's array interface, version 3. BF16 has the type ``<V2``, as PyTorch and CuPy have it.
 
-        The elements are written then: PyTorch passes over the interface's stream, so this waits for it. And nothing is
-        read-only, as PyTorch refuses what is.
+        Reading it waits until the elements are written, because PyTorch ignores the interface's stream. Nothing is
+        read-only, because PyTorch refuses read-only memory.
         """
         if self.written_on is not None:
             self.runtime.synchronize_stream(self.written_on, self.device)
@@ -299,7 +299,7 @@ class DeviceArray:
     if not TYPE_CHECKING:  # a type checker shall refuse both
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Refuse what arrays of libraries have, and say what there is."""
+            """Raise AttributeError, with advice if arrays of libraries have such an attribute."""
             raise AttributeError(
                 f"a DeviceArray has no attribute {name!r}{'; ' + _COMPUTES_NOTHING if name in _OF_LIBRARIES else ''}",
                 name=name,
@@ -325,7 +325,7 @@ def viewed(
     dtype: np.dtype[Any] | None = None,
     is_read_only: bool | None = None,
 ) -> DeviceArray:
-    """Return an array over the same memory, or a part of it, which differs in what is given; it keeps the memory."""
+    """Return an array over the same memory, or a part of it, with these attributes changed; it keeps the memory."""
     return DeviceArray(
         array.runtime,
         array.address if address is None else address,
@@ -355,11 +355,6 @@ class StridedArray:
     def size(self) -> int:
         """How many elements there are."""
         return math.prod(self.shape)
-
-    @property
-    def ndim(self) -> int:
-        """How many dimensions there are."""
-        return len(self.shape)
 
     @property
     def nbytes(self) -> int:

@@ -22,7 +22,7 @@ from .device_view import DeviceView
 __all__ = ["device_of", "imported", "is_on_gpu"]
 
 _REFUSALS: Final = (BufferError, RuntimeError, TypeError, ValueError, KeyError, AttributeError)
-"""What libraries raise where they do not give a tensor away: one with gradients, or of a type that they lack."""
+"""Errors of libraries that do not export a tensor, because it has gradients, or a type that they lack."""
 
 
 def is_on_gpu(value: Any) -> bool:
@@ -48,12 +48,11 @@ def device_of(runtime: CudaRuntime, value: Any, otherwise: int = 0) -> int:
 
 
 def imported(runtime: CudaRuntime, value: Any, stream: int, *, tensor: str = "") -> DeviceArray | StridedArray:
-    """Return an array on a GPU, of any library, over its own memory, which it keeps.
+    """Return an array on a GPU, of any library, as one of ours over the same memory, which it keeps.
 
-    The value may be a DLPack capsule; a StridedArray is not C-contiguous. ``stream`` waits for what the library says
-    that is still to be done. That is the library's current stream in this thread, so what the user has named must be
-    waited for, too. It must be a stream: not every library knows -1. TensorTypeError if the value does not give its
-    memory away, or is of a data type that Triton does not have.
+    The value may be a DLPack capsule. If it is not C-contiguous, the result is a StridedArray. ``stream`` waits for the
+    library's current stream in this thread; wait for the user's streams, too. It cannot be -1, which some libraries do
+    not know. TensorTypeError if the library does not export the array, or Triton lacks the data type.
     """
     if isinstance(value, DeviceView):
         value = value.array

@@ -23,7 +23,7 @@ _WORDS: Final = np.dtype(np.uint16)
 def library_of(value: Any) -> str | None:
     """Return which array library a value is of: ``"torch"``, ``"cupy"``, ``"jax"``, ``"numba"``; None for others.
 
-    What a user derives from a library's arrays is of that library.
+    A user's subclass of a library's arrays is of that library.
     """
     for each in type(value).__mro__:
         found = _MODULES.get(each.__module__.partition(".")[0])

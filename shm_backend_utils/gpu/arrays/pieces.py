@@ -34,7 +34,7 @@ class Plan:
     height: int
     target_pitch: int  # from row to row; of one row, its width
     source_pitch: int
-    target_begin: int  # where the array begins that is gone through forwards, from its first element
+    target_begin: int  # of the array that is gone through forwards, from its first element
     source_begin: int
     others: tuple[_Axis, ...]  # the axes that lead from rectangle to rectangle
 
@@ -76,7 +76,7 @@ def plan(
 
 
 def _forward(axes: Iterator[tuple[int, int, int]]) -> tuple[list[_Axis], int, int]:
-    """Return the axes that matter, those that run backwards in both arrays turned round, and where both begin then."""
+    """Return the axes longer than 1, turned round if both arrays run backwards there, and where both begin then."""
     found, target_begin, source_begin = [], 0, 0
     for size, target, source in axes:
         if size == 1:
@@ -91,7 +91,7 @@ def _forward(axes: Iterator[tuple[int, int, int]]) -> tuple[list[_Axis], int, in
 
 
 def _merged(axes: list[_Axis]) -> list[_Axis]:
-    """Return as few axes as go through the same elements, the innermost last. Their order is free, if it is one."""
+    """Return as few axes as lead to the same elements, the innermost last."""
     merged: list[_Axis] = []
     for axis in sorted(axes, key=lambda each: (abs(each.target), abs(each.source)), reverse=True):
         outer = merged[-1] if merged else None
@@ -103,5 +103,5 @@ def _merged(axes: list[_Axis]) -> list[_Axis]:
 
 
 def _can_be_rows(axis: _Axis, width: int) -> bool:
-    """Return whether CUDA can go along an axis: rows must not overlap, nor be too far apart, in either array."""
+    """Return whether an axis can be CUDA's rows, which neither overlap nor lie too far apart in either array."""
     return width <= min(axis.target, axis.source) and max(axis.target, axis.source) <= _MAX_PITCH

@@ -1,4 +1,4 @@
-"""CUDA in one process: loaded when it is needed first, and then the same for all."""
+"""CUDA in one process, loaded at first use and then shared."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["CudaAccess"]
 
 
 class CudaAccess:
-    """CUDA in this process, loaded when it is needed first; ``load`` raises MachineError where there is no GPU."""
+    """CUDA in this process, loaded at first use; ``load`` raises MachineError where there is no GPU."""
 
     def __init__(self, load: Callable[[], CudaRuntime] = CudaRuntime) -> None:
         self._load = load
@@ -21,7 +21,7 @@ class CudaAccess:
 
     @property
     def mappings(self) -> CudaMappings:
-        """What this process has mapped; MachineError if cuda-bindings, the driver or the GPU is missing."""
+        """This process' mappings; MachineError if cuda-bindings, the driver or the GPU is missing."""
         with self._lock:
             if self._mappings is None:
                 self._mappings = CudaMappings(self._load())
@@ -44,7 +44,7 @@ class CudaAccess:
         return mappings is not None and mappings.runtime.retired.collect()
 
     def collect_idle(self) -> None:
-        """Unmap, before this returns, what :meth:`.CudaMapping.close_idle` has closed, and nothing keeps."""
+        """Unmap, before this returns, memory that :meth:`.CudaMapping.close_idle` has closed and nothing keeps."""
         mappings = self._mappings
         if mappings is not None:
             mappings.runtime.retired.collect_idle()

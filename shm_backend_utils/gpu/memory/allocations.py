@@ -29,7 +29,7 @@ class CudaAllocation:
 
     @property
     def keeper(self) -> object:
-        """What keeps the memory, for arrays over it; ClosedError if it was freed."""
+        """The object that keeps the memory, for arrays; ClosedError if it was freed."""
         if self._owned is None:
             raise ClosedError("this device memory")
         return self._owned
@@ -40,7 +40,7 @@ class CudaAllocation:
 
 
 class _Owned:
-    """One ``cuMemAlloc`` and one event, freed when the last one that refers to it has gone, and the device is done."""
+    """One ``cuMemAlloc`` and one event, freed after the last reference, when the device has finished."""
 
     _process = 0
 
@@ -72,7 +72,7 @@ class _Owned:
 
 
 def _free(runtime: CudaRuntime, events: list[int], addresses: list[int], device: int) -> None:
-    """Free what there is: whoever made it may have been interrupted."""
+    """Free the parts that there are: an interrupt may have come before the others."""
     try:
         for event in events:
             runtime.destroy_event(event, device)

@@ -1,4 +1,4 @@
-"""What a client's slots have on GPUs: allocated up to a budget, and freed when no model has it mapped any more."""
+"""GPU memory of a client's slots: allocated up to a budget, and freed when no model has it mapped any more."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class ShortOfMemoryError(MachineError):
 
 
 class _GivenUp(NamedTuple):
-    """What models may still have mapped; once nothing is in use, the descriptor is closed, and the rest let go of."""
+    """Memory that models may still have mapped, and what goes with it afterwards."""
 
     is_in_use: Callable[[], bool]
-    descriptor: Descriptor | None  # of the region by which its users are seen; None where they are seen otherwise
+    descriptor: Descriptor | None  # of the region whose leases show the users, if they show there
     allocations: tuple[CudaAllocation, ...]
     kept: object
 
@@ -56,26 +56,26 @@ class DeviceBank:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._byte_sizes: Counter[int] = Counter()
-        self._in_regions: dict[int, object] = {}  # by what regions have: it stays if a finalizer fails
-        self._given_up: deque[_GivenUp] = deque()  # appended to by finalizers, which wait for no lock
+        self._in_regions: dict[int, object] = {}  # so that it stays if a finalizer fails
+        self._given_up: deque[_GivenUp] = deque()  # finalizers append to it, without a lock
         self._starting = threading.Lock()
         self._collector: Repeater | None = None
         forsake_in_children(self)
 
     def provide(self, region: SlotRegion, devices: Iterable[int], byte_sizes: Iterable[int]) -> None:
-        """Let a region have so much memory on these devices, of sizes that :func:`rounded_up` gave, unless it has."""
+        """Give a region memory on those of the devices where it has none; :func:`rounded_up` gave the sizes."""
         self.take_care_of(region)  # also of what it has if there is no more
         for device, byte_size in zip(devices, byte_sizes, strict=True):
             if device not in region.device_memory:
                 region.device_memory[device] = self._allocate(device, whole_blocks(byte_size))
 
     def take_care_of(self, region: SlotRegion) -> None:
-        """Have a region hand over what it has on GPUs when it is destroyed, its own and users'."""
+        """Take over a region's memory on GPUs, its own and users', when the region is destroyed."""
         self._in_regions[id(region.device_memory)] = region.device_memory, region.lent
         region.on_destroy = self._give_up
 
     def keep_while(self, is_in_use: Callable[[], bool], what: object) -> None:
-        """Keep something as long as a GPU uses it, which is asked from time to time."""
+        """Keep an object while a GPU uses it; ``is_in_use`` is polled."""
         self._given_up.append(_GivenUp(is_in_use, None, (), what))
         self._free_later()
 
@@ -87,12 +87,12 @@ class DeviceBank:
         return self.cuda.collect() or bool(self._given_up)
 
     def close(self) -> None:
-        """Free what can be freed; the rest as soon as models have let go of it, or with this process."""
+        """Free what can be freed now, and the rest when models let go of it; the end of this process frees all."""
         if self.collect():
             self._free_later()
 
     def abandon(self) -> None:
-        """Close, from a finalizer: if that has interrupted its own thread's locked section, it cannot wait for it."""
+        """Close from a finalizer, which may have interrupted the locked section of its own thread."""
         if self._given_up and self._lock.acquire(timeout=_FINALIZERS_PATIENCE_S):
             try:
                 self._collect()
@@ -102,7 +102,7 @@ class DeviceBank:
             self._free_later()
 
     def forsake(self) -> None:
-        """Forget everything, in a forked child, which cannot use its parent's device memory."""
+        """Forget everything in a forked child, which cannot use its parent's device memory."""
         self._lock = threading.Lock()  # the parent's other threads may have held it, and do not run here
         self._starting = threading.Lock()
         self._collector = None
@@ -111,7 +111,7 @@ class DeviceBank:
             self._given_up.popleft().close()
 
     def _give_up(self, region: SlotRegion, descriptor: Descriptor) -> None:
-        """Take over what a destroyed region had on GPUs until nobody uses it. Waits for nothing."""
+        """Keep a destroyed region's memory on GPUs until nobody uses it; this never waits."""
         held, lent, kept = region.device_memory, region.lent, [slot.kept for slot in region.slots]
         records = [slot.record_offset for slot in region.slots if slot.kept]
 
@@ -137,7 +137,7 @@ class DeviceBank:
                 self._byte_sizes[allocation.device] -= allocation.byte_size
 
     def _free_later(self) -> None:
-        # Whoever does not get the lock leaves it to who has it; finalizers wait for nothing.
+        # A thread that does not get the lock leaves the start to the one that has it: finalizers never wait.
         while self._collector is None and self._starting.acquire(blocking=False):
             try:
                 if self._collector is None:

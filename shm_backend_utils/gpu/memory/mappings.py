@@ -47,7 +47,7 @@ class CudaMapping:
         self.byte_size = opened.byte_size
         self.device = opened.device
         self.handle = opened.handle
-        self.event = use.event  # the owner's, to be recorded on streams of this process; 0 if there is none
+        self.event = use.event  # the owner's, for records on streams of this process; 0 if there is none
         # Equal for mappings of one allocation, and for nothing else, also no file.
         self.identity = (_NO_FILE_SYSTEM, int.from_bytes(opened.handle, "big"))
         self._use: _Use | None = use
@@ -59,7 +59,7 @@ class CudaMapping:
 
     @property
     def keeper(self) -> object:
-        """What keeps the memory, for arrays over it; ClosedError if it was closed."""
+        """The object that keeps the memory, for arrays; ClosedError if the mapping was closed."""
         if self._use is None:
             raise ClosedError("this region")
         return self._use
@@ -88,11 +88,11 @@ class CudaMapping:
             del use
             kept = watched()
             if kept is not None:
-                kept.is_idle = False  # nobody knows what will be done with what is left
+                kept.is_idle = False  # nobody knows how the rest will be used
 
 
 class _Use:
-    """One use of a mapped allocation. When it is over, the mapping goes if it was the last; then the lease does."""
+    """One use of a mapped allocation: its end unmaps after the last use, and then gives the lease back."""
 
     def __init__(self, mappings: CudaMappings, opened: _Opened, lease: SharedLease | None) -> None:
         self._mappings = mappings
@@ -135,7 +135,7 @@ def _end(mappings: CudaMappings, opened: _Opened, event: int, lease: SharedLease
 
 
 class CudaMappings:
-    """What this process has mapped: every allocation once, however often it is asked for. Thread-safe."""
+    """This process' mappings: one of each allocation, however many uses it has. Thread-safe."""
 
     def __init__(self, runtime: CudaRuntime) -> None:
         self.runtime = runtime

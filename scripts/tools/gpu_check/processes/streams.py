@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from collections import Counter
@@ -94,7 +95,7 @@ def _host_asks(client: Client) -> str:
         client.infer("late_by_event", slot)
         _let_wait(client, slot)
         deadline, calls = time.monotonic() + _PATIENCE_S, 0
-        with Mark(gpu.runtime, gpu.stream, 0) as mark:
+        with contextlib.closing(Mark(gpu.runtime, gpu.stream, 0)) as mark:
             while not calls or not mark.is_done():
                 require(time.monotonic() < deadline, f"the event is not done after {calls} calls of others")
                 client.infer("late_by_event", of_others)

@@ -87,7 +87,6 @@ def content(gpu: Gpu, array: DeviceArray | StridedArray, stream: int) -> Array:
     [
         *((name, shape, {}) for name, shape in (("BOOL", (2, 3)), ("BF16", ()), ("INT64", (0, 3)), ("FP32", (1,)))),
         *(("FP32", (20,), {"kind": kind}) for kind in ("pool", "managed", "vmm")),
-        ("BOOL", (3,), {"capsule_bool": False}),  # the library has the interface for it
     ],
     ids=str,
 )
@@ -104,6 +103,13 @@ def test_every_array_is_taken_where_it_lies(
     if values.size:
         assert (found.address, found.device) == (tensor.address, 1)
     assert content(gpu, found, stream).tobytes() == values.tobytes()
+
+
+def test_a_library_that_puts_no_bool_into_capsules_has_an_interface(gpu: Gpu) -> None:
+    stream = gpu.stream()
+    found = imported(gpu.runtime, DRIVER.tensor([True, False], capsule_bool=False), stream)
+    assert found.dtype == np.bool_
+    assert content(gpu, found, stream).tolist() == [True, False]
 
 
 @every_protocol

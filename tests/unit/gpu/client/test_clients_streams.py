@@ -157,7 +157,9 @@ def test_a_closed_call_takes_no_stream(client: ShmClient, stream: int) -> None:
 @pytest.mark.parametrize("way", ["inputs_ready", "infer", "neither"])
 def test_a_prepared_call_comes_behind_what_is_named(client: ShmClient, stream: int, way: str) -> None:
     with client.prepare("m", {"IN0": PLACE}, outputs=ON_GPU) as call:
-        memory = DRIVER.memory(call.inputs["IN0"].address, X.shape, X.dtype)  # type: ignore[union-attr]
+        array: Any = call.inputs["IN0"]
+        memory = now(array.address)
+        del array
         for times in (1, 2):
             put_late(stream, functools.partial(np.copyto, memory, times * X))
             if way == "inputs_ready":

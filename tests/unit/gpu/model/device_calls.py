@@ -72,7 +72,7 @@ class Calls:
     ) -> InferenceResponse:
         """Serve a request whose X is on the instance's GPU."""
         (response,) = self.session.serve([self.client.request(slot, outputs or {}, **claimed)], infer)
-        assert response is not None
+        assert isinstance(response, InferenceResponse)
         return response
 
     def serve(self, infer: Callable[[Call], object], *outputs: Any, **claimed: Any) -> InferenceResponse:

@@ -172,6 +172,7 @@ def test_an_error_keeps_the_locals_that_it_may(calls: Calls, is_lent: bool) -> N
     with pytest.raises(ModelError) as caught, calls.session.open(request) as call:
         read_in_vain(call)
     assert ("x" in caught.traceback[-1].frame.f_locals) is not is_lent
+    del caught
 
 
 def test_the_model_waits_for_it_also_where_clients_wait_for_events(calls_by_events: Calls) -> None:
