@@ -14,12 +14,12 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 39_385,
+    "shm_backend_utils": 39_353,
     "shm_backend_utils/*.py": 1_143,
     "shm_backend_utils/cli": 3_562,
     "shm_backend_utils/client": 8_501,
     "shm_backend_utils/compat": 2_165,
-    "shm_backend_utils/gpu": 2_925,
+    "shm_backend_utils/gpu": 2_893,
     "shm_backend_utils/http": 279,
     "shm_backend_utils/memory": 3_674,
     "shm_backend_utils/model": 5_424,
@@ -30,8 +30,8 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 7_186,
     "scripts": 13_836,
     "scripts/tools/bench": 3_655,
-    "tests": 65_832,
-    "docs": 3_930,
+    "tests": 63_433,
+    "docs": 3_929,
 }
 """By folder, or by pattern of files: the most lines."""
 
