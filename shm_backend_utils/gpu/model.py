@@ -265,7 +265,7 @@ class DeviceArrays:
                 continue
             named = {stream for each in using for stream in each.streams[device]}
             named |= {stream for each in using for _, stream in each.own if stream.device == device}
-            self.check_is_not_captured(named)
+            self._check_is_not_captured(named)
             with self.own_streams.one(device) as stream:
                 order_after(runtime, sorted(named), device, stream)
                 runtime.synchronize_stream(stream, device)
@@ -273,7 +273,7 @@ class DeviceArrays:
     def record(self, uses: DeviceUses, events: Iterable[tuple[int, int]]) -> None:
         """Let events, each with its GPU, stand for all that GPUs have to do for a call with named streams on each."""
         named = [stream for streams in uses.streams.values() for stream in streams]
-        self.check_is_not_captured(named)
+        self._check_is_not_captured(named)
         for event, device in events:
             with self.own_streams.one(device) as stream:
                 order_after(self.runtime, named, device, stream)
@@ -286,7 +286,7 @@ class DeviceArrays:
             stream = NamedStream(named.handle, named.device_on(self.runtime, meant))
         except CallerError as error:
             raise ModelError(str(error)) from None
-        self.check_is_not_captured([stream])
+        self._check_is_not_captured([stream])
         return stream
 
     def instance_stream(self, value: Any) -> NamedStream:
@@ -303,7 +303,7 @@ class DeviceArrays:
         """Make the instance's GPU the calling thread's, for a thread of our own."""
         self.runtime.make_current(self.device)
 
-    def check_is_not_captured(self, streams: Iterable[NamedStream]) -> None:
+    def _check_is_not_captured(self, streams: Iterable[NamedStream]) -> None:
         """Raise ModelError if a stream is being captured into a graph: nothing on it could be waited for."""
         for stream in streams:
             assert stream.device is not None
@@ -323,7 +323,7 @@ class DeviceArrays:
 
     def _order_after(self, named: Sequence[NamedStream], device: int, stream: int) -> None:
         """Let a stream of ours come after these of a GPU, or, if there are none, after all that it has to do."""
-        self.check_is_not_captured(named)
+        self._check_is_not_captured(named)
         order_after(self.runtime, named, device, stream)
 
     def _order_behind(self, stream: int, device: int, named: Sequence[NamedStream]) -> None:

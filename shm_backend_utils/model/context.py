@@ -14,7 +14,7 @@ from ..protocol.form import TableForm
 from ..protocol.results import OutputForm
 from ..tensors.view import DIRECT
 from .config import Config
-from .forward import Forwarder
+from .forward.forwarder import Forwarder
 from .mapping.memory import Pinning
 from .mapping.resolver import Resolver
 from .triton import TritonBackend

@@ -53,9 +53,7 @@ class Poison:
     def left(self, item_size: int) -> int:
         """Return how many elements of so many bytes are as they were filled; 0 if that may be by chance.
 
-        What was written is by chance what it was before, for each byte of an element once in 256. More of that than
-        comes once in a million outputs is no chance: one element of 4 bytes and more, unless there are thousands of
-        them; of ten bytes four, and of 100,000 some 500.
+        More than comes by chance once in a million outputs is none: of ten bytes four, and of 100,000 some 500.
         """
         if not self._data.nbytes:
             return 0

@@ -105,10 +105,7 @@ class Metrics:
             self._counts["copied_bytes_total", ""] += copied_bytes
 
     def refused(self, error: BaseException) -> None:
-        """Count a request that ends with this error, if it is one of the library's. Triton itself counts failures.
-
-        A probe was answered, and is neither: who asks often how a model is must not look like trouble.
-        """
+        """Count a request that ends with this error, if it is one of the library's, and no answer to a probe."""
         if isinstance(error, ShmError) and not isinstance(error, ProbedError | RequestRefusedError):
             with self._lock:
                 self._counts["refusals_total", type(error).__name__] += 1
@@ -197,11 +194,7 @@ class MeasuredCall(Call):
         super()._abort()
 
     def _bytes(self) -> tuple[int, int]:
-        """Return how many bytes of tensors were not copied, and how many were.
-
-        What Triton delivers has been copied, but for memory of a GPU. Strings that it delivers do not count: to know
-        their size would take as long as to decode them.
-        """
+        """Return how many bytes of tensors were not copied, and how many were, but for strings that Triton delivers."""
         zero_copy = copied = 0
         spec = self._context.spec
         if self.table is not None:

@@ -236,18 +236,8 @@ class ShmSession:
             return self._closed_responses(requests)
         if context.spec.max_batch_size == 0:
             raise ModelError(f"model {context.spec.name!r} has max_batch_size 0, so that its requests make no batch")
-        calls: list[Call] = []
-        begun: list[Call] = []
-        for request in requests:
-            call = self._new_call(context, request)
-            calls.append(call)
-            try:
-                call.begin()
-            except BaseException as error:
-                self._fail(call, error)
-            else:
-                begun.append(call)
-        for number, batch in enumerate(batches_of(begun, self._fail)):
+        calls = [self._new_call(context, request) for request in requests]
+        for number, batch in enumerate(batches_of(calls, self._fail)):
             gathering = self._new_gathering(self._buffers, context.arrays, number)
             self._infer_batch(BatchCall(batch, gathering), infer)
         return self._responses(calls, context.arrays)

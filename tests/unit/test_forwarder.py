@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.errors import ForwardError, ModelError, TensorError
-from shm_backend_utils.model.forward import Forwarder
-from shm_backend_utils.model.forward.forwarder import ModelSpecs
+from shm_backend_utils.model.forward.forwarder import Forwarder, ModelSpecs
 from shm_backend_utils.tensors.values import untyped_array
 from tests.unit.answering_server import answering
 

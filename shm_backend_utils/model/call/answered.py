@@ -23,7 +23,7 @@ from ...tensors.strings import Strings
 from ...tensors.strings_view import StringsView
 from ...tensors.view import DIRECT, TRITON, TensorView
 from ..delivered import DeliveredView, InputView
-from ..forward import check_all_are_over
+from ..forward.forwarder import check_all_are_over
 from ..mapping.memory import HostMemory, Memory
 from .checks import array_of, check_output, may_not_write, not_written
 from .received import Output, ReceivedRequest

@@ -16,7 +16,9 @@ from ...gpu.model import DeviceUses
 from ...model_spec import ModelSpec
 from ...tensors.view import DIRECT, TRITON, TensorView
 from ..context import SequencePart
-from ..forward import CALLERS_PARAMETER, Forwarding, ForwardOutputs, LentMemory, lendable
+from ..forward.direct import LentMemory, lendable
+from ..forward.forwarder import CALLERS_PARAMETER
+from ..forward.ordinary import Forwarding, ForwardOutputs
 from .answered import AnsweredRequest
 from .received import scan_json
 

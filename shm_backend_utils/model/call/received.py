@@ -37,7 +37,7 @@ from ...tensors.strings_view import StringsView
 from ...tensors.view import DIRECT, TensorView
 from ..context import Context
 from ..delivered import DeliveredView, InputView, view_of
-from ..forward import Forwarding
+from ..forward.ordinary import Forwarding
 from ..mapping.mapped import ProbeFound, Slot, replayed, stale
 from ..mapping.memory import DeviceMemory, HostMemory, Memory
 from ..mapping.resolver import FurtherRegions

@@ -32,7 +32,7 @@ from ..mapping.memory import HostMemory, Memory
 from ..triton import TritonBackend
 from .ordinary import Asked, Forwarding, Given
 
-__all__ = ["DirectForwarding", "Lending", "LentMemory", "NoLending", "lendable"]
+__all__ = ["DirectForwarding", "Lending", "LentMemory", "lendable"]
 
 
 class LentMemory(NamedTuple):
@@ -43,23 +43,19 @@ class LentMemory(NamedTuple):
     extents: tuple[tuple[int, int], ...]  # of the request's own tensors; what else is there, its slot does not fence
 
 
-Place = tuple[int, int]
-"""Where a tensor lies: in which region of the request to another model, and where there."""
-
-
 class Lending:
-    """The further regions of a request to another model, from 1 on; ``own`` are those of the model's own request."""
+    """The further regions of a request to another model, from 1 on; ``own`` are the caller's, None to lend none."""
 
-    def __init__(self, own: Sequence[LentMemory | None], pool: SlotPool) -> None:
+    def __init__(self, own: Sequence[LentMemory | None] | None, pool: SlotPool) -> None:
         self._own = own
         self.pool = pool
         self._numbers: dict[RegionClaim, int] = {}
         self.claims: list[RegionClaim] = []  # as the table has them
         self.memories: list[Memory] = []  # the same regions in this process
 
-    def place_of(self, array: Any) -> Place | None:
-        """Return where a C-contiguous array lies, if that is memory to lend; None otherwise."""
-        if not array.nbytes:
+    def place_of(self, array: Any) -> tuple[int, int] | None:
+        """Return the region and the offset there of a C-contiguous array, if it is memory to lend; else None."""
+        if self._own is None or not array.nbytes:
             return None
         for number, lent in enumerate(self._own):
             if lent is None:
@@ -71,7 +67,7 @@ class Lending:
             return self._place_in_pool(array)
         return None
 
-    def _place_in_pool(self, array: np.ndarray[Any, Any]) -> Place | None:
+    def _place_in_pool(self, array: np.ndarray[Any, Any]) -> tuple[int, int] | None:
         address = array.__array_interface__["data"][0]
         for region, memory in self.pool.held():
             offset = address - memory.__array_interface__["data"][0]
@@ -81,7 +77,7 @@ class Lending:
         return None
 
     def _lend_own(self, number: int) -> int:
-        lent = self._own[number]
+        lent = None if self._own is None else self._own[number]
         assert lent is not None
         claim = lent.claim
         if isinstance(claim, CudaRegionClaim):
@@ -96,13 +92,6 @@ class Lending:
             self.memories.append(memory)
             number = self._numbers[claim] = len(self.claims)
         return number
-
-
-class NoLending(Lending):
-    """Of a request whose tensors are all copied to its own region, as the other model could not open others."""
-
-    def place_of(self, array: Any) -> Place | None:
-        return None
 
 
 def lendable(

@@ -23,7 +23,7 @@ from ...protocol.call_layout import LearnedSizes, lay_out
 from ...protocol.named import PARAMETER as DESCRIPTOR_PARAMETER
 from ...tensors.view import TensorView
 from ..triton import TritonBackend
-from .direct import DirectForwarding, Lending, LentMemory, NoLending
+from .direct import DirectForwarding, Lending, LentMemory
 from .ordinary import Asked, Forwarding, ForwardOutputs, Given, OrdinaryForwarding, OtherModel
 
 __all__ = ["CALLERS_PARAMETER", "Forwarder", "ModelSpecs", "check_all_are_over"]
@@ -139,7 +139,7 @@ class Forwarder:
                 raise  # else it is what outputs were once that finds no room, and these may overflow as those did
             make = partial(self._begin_direct, asked, {})
             forwarding = make(Lending(lent, self._pool))
-        forwarding.again = partial(make, NoLending((), self._pool))
+        forwarding.again = partial(make, Lending(None, self._pool))
         return forwarding
 
     def execute(self, forwarding: Forwarding, pending: set[Forwarding]) -> dict[str, TensorView]:
@@ -148,7 +148,8 @@ class Forwarder:
         try:
             response = forwarding.request.exec()
         except Exception:
-            _note_refusal(forwarding, pending)
+            forwarding.give_up()  # should Triton have it executed later
+            pending.discard(forwarding)
             raise
         pending.discard(forwarding)
         other = self._again(forwarding, response) if type(forwarding) is DirectForwarding else None
@@ -160,7 +161,8 @@ class Forwarder:
         try:
             response = await forwarding.request.async_exec()
         except Exception:
-            _note_refusal(forwarding, pending)
+            forwarding.give_up()  # should Triton have it executed later
+            pending.discard(forwarding)
             raise
         pending.discard(forwarding)
         other = self._again(forwarding, response) if type(forwarding) is DirectForwarding else None
@@ -250,12 +252,6 @@ def check_all_are_over(pending: Collection[Forwarding]) -> None:
             f"model.py has left the call while {len(pending)} calls of other models were under way, or were broken "
             "off; await them before"
         )
-
-
-def _note_refusal(forwarding: Forwarding, pending: set[Forwarding]) -> None:
-    """Take note that Triton did not have a request executed; should it do so later, the other model refuses it."""
-    forwarding.give_up()
-    pending.discard(forwarding)
 
 
 def _names(model: str, spec: ModelSpec | None, outputs: ForwardOutputs, hints: Mapping[str, Any]) -> Sequence[str]:

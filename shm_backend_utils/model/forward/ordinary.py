@@ -120,8 +120,7 @@ class Forwarding(ABC):
     def result(self, response: Any) -> dict[str, TensorView]:
         """Return the outputs; ForwardError if the other model refused or failed the request."""
 
-    @abstractmethod
-    def give_up(self) -> None:
+    def give_up(self) -> None:  # noqa: B027  # what is in band was copied
         """Have the other model refuse the request, if that would use memory of the client and has not begun."""
 
     def _tensors_of(self, response: Any) -> dict[str, TensorView]:
@@ -199,13 +198,11 @@ class OrdinaryForwarding(Forwarding):
                 ):
                     check_output(spec, name, dtypes.BY_NAME.get(view.triton_dtype), shape)
             byte_size += math.prod(shape) * view.dtype.itemsize
-            outputs[name] = self._delivered(name, view)
+            hint = self._asked.hints.get(name)
+            outputs[name] = self._delivered(name, view) if isinstance(hint, TensorView) else view
         if byte_size > self._most_bytes:
             self.overflowed = {name: view.array.nbytes for name, view in tensors.items()}
         return outputs
-
-    def give_up(self) -> None:
-        pass  # its tensors were copied
 
 
 def _array_of(spec: ModelSpec | None, name: str, value: Any, arrays: DeviceArrays) -> Any:

@@ -155,16 +155,10 @@ class Slot:
         self._data_begin = managed.data_offset
 
     def claim(self, generation: int, form: TableForm | None = None) -> Table:
-        """Take the slot's lease for a request, and return what its table says. Waits for nobody.
+        """Take the slot's lease for a request, and return what its table says, from a checked copy. Waits for nobody.
 
-        A request that is stale already takes no lease, so that it is not in the way of the slot's next one. The record
-        is copied once, and the copy is checked. The lease is the caller's to give back. It keeps the client from using
-        the memory again before that, and a generation from being executed twice at the same time. If this raises,
-        nobody holds it, but for ProbeFound: ``model.py`` is not to see that request.
-
-        RegionGoneError if the owner has removed the region, whose key may name another one by now; RegionRefusedError
-        if it was truncated, or has holes now; SlotInUseError if somebody else holds the lease, ReplayedRequestError if
-        this very request does; StaleRequestError if the client has given this request up.
+        The lease is the caller's to give back, and keeps the client from using the memory again before that. If this
+        raises, nobody holds it, but for ProbeFound: ``model.py`` is not to see that request.
         """
         status = os.fstat(self._fd)
         if not status.st_nlink and (

@@ -74,12 +74,8 @@ class FurtherRegions:
 
 
 def _check_lender(own: Slot | None) -> None:
-    """Raise StaleRequestError unless the request's own region, which is the lender's, has an owner that lives.
-
-    To be asked after the memory was borrowed: a lender that lives then holds the slots until it has the answer, gives
-    up, or dies. If it gives up, it raises the generation of its own slot first. TableError if the request
-    has no slot.
-    """
+    """Raise StaleRequestError unless the lender, whose region the request's own is, lives after memory was borrowed."""
+    # It holds the slots then until it has the answer, gives up, or dies; giving up raises its slot's generation first.
     if own is None:
         raise TableError("regions", "a lent region", "none: the request has no slot of its own")
     if own.region.managed is None or own.region.managed.is_orphaned:

@@ -191,10 +191,11 @@ class BatchCall:
 
 
 def batches_of(calls: Iterable[Call], fail: Callable[[Call, BaseException], None]) -> list[list[Call]]:
-    """Return calls whose inputs differ in rows alone, in the order of their memory; unreadable ones ``fail``."""
+    """Begin calls; return those whose inputs differ in rows alone, in the order of their memory; others ``fail``."""
     batches: dict[tuple[Any, ...], list[Call]] = {}
     for call in calls:
         try:
+            call.begin()
             call.read_strings()
             _ = call.batch_size  # or it says what it lacks
             kind = _kind(call)

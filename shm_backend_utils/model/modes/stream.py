@@ -17,7 +17,7 @@ from ...protocol.spans import OutputSpan, Ring, frame_number
 from ...tensors.view import TensorView
 from ..call import Call
 from ..context import Context
-from ..forward import check_all_are_over
+from ..forward.forwarder import check_all_are_over
 
 __all__ = ["StreamCall", "run_stream"]
 
@@ -160,32 +160,22 @@ class StreamCall(Call):
 
     def _wait_until_released(self, record: SlotRecord, number: int) -> None:
         """Wait until the client reads a frame no more, which is in the place of this record."""
-        begin = time.monotonic()
+        begin, config = time.monotonic(), self._context.config
         waited_s, pause_s = 0.0, _SHORTEST_PAUSE_S
         while record.generation < number:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             self._look_at_client()
             waited_s = time.monotonic() - begin
-            self._check_patience(waited_s, self._waited_s + waited_s)
+            if waited_s > config.stream_patience_s:
+                frames, most_s = len(self._frames), config.stream_patience_s
+                what = f"the client holds all {frames} frames of its stream and has released none for {most_s:g} s"
+                raise _stalled(what, "SHM_STREAM_PATIENCE_S")
+            if self._waited_s + waited_s > config.stream_total_patience_s:
+                most_s = config.stream_total_patience_s
+                what = f"the stream has waited for its client for {most_s:g} s altogether, as it released frames late"
+                raise _stalled(what, "SHM_STREAM_TOTAL_PATIENCE_S")
         self._waited_s += waited_s
-
-    def _check_patience(self, waited_s: float, total_s: float) -> None:
-        """Raise if the client was waited for too long, for this frame or for all of them together."""
-        most_s, most_total_s = self._context.config.stream_patience_s, self._context.config.stream_total_patience_s
-        if waited_s > most_s:
-            frames = len(self._frames)
-            what = f"the client holds all {frames} frames of its stream and has released none for {most_s:g} s"
-            parameter = "SHM_STREAM_PATIENCE_S"
-        elif total_s > most_total_s:
-            what = f"the stream has waited for its client for {most_total_s:g} s altogether, as it released frames late"
-            parameter = "SHM_STREAM_TOTAL_PATIENCE_S"
-        else:
-            return
-        raise StalledStreamError(
-            f"{what}: release results, or copy what is to be kept, or ask for more frames; the wait is the model's "
-            f"{parameter}"
-        )
 
     def _look_at_client(self) -> None:
         """Raise if the client does not want more. Asking takes time, so it is not asked at every turn."""
@@ -197,6 +187,13 @@ class StreamCall(Call):
         is_given_up = slot is not None and (slot.region.is_abandoned or slot.record.generation != self._generation)
         if self.cancelled or is_given_up:
             raise RequestCancelledError("the client does not want the rest of the stream")
+
+
+def _stalled(what: str, parameter: str) -> StalledStreamError:
+    return StalledStreamError(
+        f"{what}: release results, or copy what is to be kept, or ask for more frames; the wait is the model's "
+        f"{parameter}"
+    )
 
 
 def run_stream(stream: StreamCall, answer: Callable[[StreamCall], Iterable[object] | None]) -> None:

@@ -15,7 +15,7 @@ from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.errors import ModelError, TensorError
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.gpu.model import DeviceArrays
-from shm_backend_utils.model.forward import Forwarder
+from shm_backend_utils.model.forward.forwarder import Forwarder
 from shm_backend_utils.model.forward.ordinary import OtherModel
 from shm_backend_utils.model.triton import TritonBackend
 from shm_backend_utils.model_spec import ModelSpec
