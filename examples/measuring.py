@@ -17,8 +17,7 @@ import tritonclient.grpc as triton
 from tritonclient.utils import np_to_triton_dtype
 
 from shm_backend_utils.cli.common.rounds import Times, shuffled
-from shm_backend_utils.cli.common.sample_models import copy_models, models_in
-from shm_backend_utils.cli.common.server import temporary_server
+from shm_backend_utils.cli.common.server import copy_models, models_in, temporary_server
 from shm_backend_utils.client import ShmClient
 
 __all__ = ["PLAIN", "RECIPE", "compare", "plain_infer", "recipe_models", "report", "request_ways", "served"]

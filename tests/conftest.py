@@ -15,7 +15,7 @@ import pytest
 import tritonclient.grpc
 from hypothesis import HealthCheck, settings
 
-from shm_backend_utils.cli.common.sample_models import copy_models, copy_sample_models, models_in
+from shm_backend_utils.cli.common.server import copy_models, copy_sample_models, models_in
 from shm_backend_utils.client.transports.grpc.address import GrpcAddress
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.server import EmbeddedServer, Installation

@@ -18,9 +18,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from .. import __version__
-from .signals import ENDING, Interrupted, raise_on_signals
+from .terminal import ENDING, Interrupted, raise_on_signals
 
-__all__ = ["COMMANDS", "DISTRIBUTION", "GONE", "Command", "main"]
+__all__ = ["COMMANDS", "main"]
 
 DISTRIBUTION: Final = "triton-shm-backend-utils"
 _PROGRAM: Final = "shm-backend-utils"

@@ -14,10 +14,17 @@ from ..memory import reaper
 from ..memory.reaper import RegionReport
 from ..memory.registrations import fetch_registrations
 from ..memory.shared_file import DEV_SHM
-from .shared_memory.pools import BackendPool, find_pool_files, pools_of
-from .shared_memory.processes import Processes, look_into_processes
-from .shared_memory.sealed_memory import SealedMemory, Search, sealed_memory_of
-from .wording import OWNER, age, printable, size, user
+from .shared_memory import (
+    BackendPool,
+    Processes,
+    SealedMemory,
+    Search,
+    find_pool_files,
+    look_into_processes,
+    pools_of,
+    sealed_memory_of,
+)
+from .terminal import OWNER, age, printable, size, user
 
 __all__ = ["add_arguments", "run"]
 

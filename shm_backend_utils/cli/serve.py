@@ -15,10 +15,8 @@ from typing import Final, get_args
 from ..errors import MachineError
 from ..repository.layout import is_model_folder
 from ..server import RELEASES, Ports, StubNumpy, find_gpus, install
-from .common.command_line import port
-from .common.sample_models import copy_sample_models
-from .common.server import temporary_server
-from .signals import Interrupted, raise_on_signals
+from .common.server import copy_sample_models, temporary_server
+from .terminal import Interrupted, port, raise_on_signals
 
 __all__ = ["add_arguments", "run"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shm_backend_utils.cli.common.sample_models import copy_models
+from shm_backend_utils.cli.common.server import copy_models
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.faults.servers import MortalServer

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from scripts.tools.processes import children, command_line
-from shm_backend_utils.cli.doctor.examination import examine
+from shm_backend_utils.cli.doctor import examine
 from shm_backend_utils.client import LivenessUnknownError, ShmClient, server_calls
 from shm_backend_utils.server import EmbeddedServer
 from tests.releases import calls_dead_models_ready, outlives_models

@@ -11,7 +11,7 @@ import pytest
 import triton_shm_client
 from tritonclient.utils import InferenceServerException
 
-from shm_backend_utils.cli.common.sample_models import copy_models
+from shm_backend_utils.cli.common.server import copy_models
 from shm_backend_utils.compat.triton_shm_client import InferShmError, TritonSHMClient
 from shm_backend_utils.testing.faults.servers import MortalServer
 

@@ -15,7 +15,7 @@ from urllib.error import HTTPError
 import pytest
 import yaml
 
-from shm_backend_utils.cli.common.sample_models import REPOSITORY, copy_models
+from shm_backend_utils.cli.common.server import REPOSITORY, copy_models
 from shm_backend_utils.server import EmbeddedServer, install
 from tests.crash.processes import stub_of
 

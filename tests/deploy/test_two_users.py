@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from shm_backend_utils.cli.common.sample_models import REPOSITORY, copy_models
+from shm_backend_utils.cli.common.server import REPOSITORY, copy_models
 from shm_backend_utils.server import install
 from shm_backend_utils.server.install import FOLDER_VARIABLE
 from tests.e2e.container import OWN_CONTAINER, obstacle

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from shm_backend_utils.cli.doctor.examination import examine
+from shm_backend_utils.cli.doctor import examine
 from shm_backend_utils.memory.handover.office import OFFICE
 
 from .another_network import open_desk_elsewhere

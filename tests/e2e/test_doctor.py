@@ -13,7 +13,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.cli import main
-from shm_backend_utils.cli.doctor.examination import examine
+from shm_backend_utils.cli.doctor import examine
 from tests.crash.processes import stub_of
 from tests.releases import gives_up_loading, outlives_models
 from tests.unit.harness.folders import folder_of

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shm_backend_utils.cli.common.sample_models import copy_models
+from shm_backend_utils.cli.common.server import copy_models
 from shm_backend_utils.server import EmbeddedServer
 from tests.unit.harness.contract import Contract
 from tests.unit.harness.regions_contract import RegionsContract

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from shm_backend_utils.cli.doctor.examination import examine
+from shm_backend_utils.cli.doctor import examine
 from shm_backend_utils.client import InferenceError, ShmClient
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import CallerError, ModelError

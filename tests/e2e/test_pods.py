@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from shm_backend_utils.cli.common.sample_models import REPOSITORY, copy_models
+from shm_backend_utils.cli.common.server import REPOSITORY, copy_models
 from shm_backend_utils.server import EmbeddedServer
 
 from .container import OWN_CONTAINER, Program, obstacle, running

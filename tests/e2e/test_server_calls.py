@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from shm_backend_utils.cli.common.sample_models import copy_models
+from shm_backend_utils.cli.common.server import copy_models
 from shm_backend_utils.client import InferenceError, ServerUnavailableError
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.faults.servers import free_ports

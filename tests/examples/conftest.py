@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from examples.measuring import recipe_models
-from shm_backend_utils.cli.common.sample_models import copy_models
+from shm_backend_utils.cli.common.server import copy_models
 from shm_backend_utils.server import EmbeddedServer
 
 from .recipes import EXAMPLES, RECIPES

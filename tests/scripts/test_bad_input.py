@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from shm_backend_utils.cli import main
-from shm_backend_utils.cli.common import sample_models
+from shm_backend_utils.cli.common import server
 from shm_backend_utils.server import fetching
 
 OFFLINE = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
@@ -127,8 +127,8 @@ def test_a_package_that_is_missing_is_named_with_the_extra_that_has_it(
 
 
 def test_a_sample_without_package_is_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sample_models, "_PACKAGES", {"identity": "nothing_of_this_name"})
-    names = {model.name for model in sample_models.sample_models()}
+    monkeypatch.setattr(server, "_PACKAGES", {"identity": "nothing_of_this_name"})
+    names = {model.name for model in server.sample_models()}
     assert "multiply" in names
     assert "identity" not in names
     assert capsys.readouterr().err == "the model identity is left out, as nothing_of_this_name is not installed\n"

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from shm_backend_utils.cli.common import sample_models
-from shm_backend_utils.cli.common.sample_models import REPOSITORY
-from shm_backend_utils.cli.common.server import temporary_server
+from shm_backend_utils.cli.common import server
+from shm_backend_utils.cli.common.server import REPOSITORY, temporary_server
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.server import EmbeddedServer
@@ -69,9 +68,9 @@ def test_models_for_gpus_are_served_only_where_one_is(
 ) -> None:
     missing = set() if has_cupy else {"cupy"}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else object())
-    monkeypatch.setattr(sample_models, "CudaAccess", lambda: CudaAccess(load))
-    monkeypatch.setattr(sample_models, "_DEVICE_FILES", (file,))
-    sample_models.copy_sample_models(tmp_path)
+    monkeypatch.setattr(server, "CudaAccess", lambda: CudaAccess(load))
+    monkeypatch.setattr(server, "_DEVICE_FILES", (file,))
+    server.copy_sample_models(tmp_path)
     assert {config.parent.name for config in tmp_path.glob("*/config.pbtxt")} == expected
     assert all((tmp_path / name / "1").is_dir() for name in expected)
 
@@ -84,7 +83,7 @@ def test_a_folder_that_takes_no_models_is_told_in_a_line(tmp_path: Path) -> None
     with pytest.raises(
         MachineError, match="^models cannot be copied to .*/file/models: Not a directory; make room"
     ) as told:
-        sample_models.copy_models([REPOSITORY / "identity"], tmp_path / "file" / "models")
+        server.copy_models([REPOSITORY / "identity"], tmp_path / "file" / "models")
     assert "\n" not in str(told.value)
 
 
@@ -92,7 +91,7 @@ def test_a_file_of_a_model_that_is_not_copied_is_told_with_its_reason(tmp_path: 
     shutil.copytree(REPOSITORY / "identity", tmp_path / "identity")
     (tmp_path / "identity" / "weights").symlink_to("nowhere")
     with pytest.raises(MachineError, match="No such file or directory: .*; make room there, or set TMPDIR"):
-        sample_models.copy_models([tmp_path / "identity"], tmp_path / "models")
+        server.copy_models([tmp_path / "identity"], tmp_path / "models")
 
 
 def test_no_folder_for_temporary_files_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

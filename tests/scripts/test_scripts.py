@@ -19,7 +19,7 @@ import tritonclient.grpc as grpcclient
 
 from scripts.tools import ROOT
 from scripts.tools.processes import children, command_line
-from shm_backend_utils.cli.common.sample_models import REPOSITORY, copy_models
+from shm_backend_utils.cli.common.server import REPOSITORY, copy_models
 
 SHARED_MEMORY = Path("/dev/shm")
 DEADLINE_S = 60.0

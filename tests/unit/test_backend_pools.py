@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 from shm_backend_utils import cli
-from shm_backend_utils.cli.shared_memory import pools, processes
-from shm_backend_utils.cli.shared_memory.pools import find_pool_files, pools_of
-from shm_backend_utils.cli.shared_memory.processes import look_into_processes
+from shm_backend_utils.cli import shared_memory
+from shm_backend_utils.cli.shared_memory import find_pool_files, look_into_processes, pools_of
 from shm_backend_utils.memory import reaper
 from shm_backend_utils.memory.backend_pools import USUAL_PREFIX, is_pool, prefix_of_pools
 
@@ -69,9 +68,9 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="pools-", dir="/dev/shm"))
     (folder / "processes").mkdir()
     (folder / "processes" / str(os.getpid())).symlink_to(f"/proc/{os.getpid()}")
-    for module in (pools, reaper):
+    for module in (shared_memory, reaper):
         monkeypatch.setattr(module, "DEV_SHM", folder)
-    monkeypatch.setattr(processes, "_PROC", folder / "processes")
+    monkeypatch.setattr(shared_memory, "_PROC", folder / "processes")
     yield folder
     shutil.rmtree(folder)
 
@@ -124,7 +123,7 @@ def test_a_pool_is_a_file_and_as_large_as_its_memory(folder: Path, monkeypatch: 
     with (folder / NAME).open("wb") as file:
         file.truncate(2**30)
     assert [found.byte_size for found in find_pool_files()] == [0]
-    monkeypatch.setattr(pools, "DEV_SHM", folder / "nothing")
+    monkeypatch.setattr(shared_memory, "DEV_SHM", folder / "nothing")
     assert pools_of(find_pool_files(), look_into_processes()) == []
 
 

@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 from shm_backend_utils import cli
-from shm_backend_utils.cli.shared_memory import pools, processes
-from shm_backend_utils.cli.shared_memory.processes import Holder
-from shm_backend_utils.cli.shared_memory.sealed_memory import SealedMemory, find_sealed_memory
+from shm_backend_utils.cli import shared_memory
+from shm_backend_utils.cli.shared_memory import Holder, SealedMemory, find_sealed_memory
 from shm_backend_utils.memory import locks, reaper
 from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.managed import ManagedRegion
@@ -36,7 +35,7 @@ sys.stdin.read()
 def _no_other_regions(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     folder = Path(tempfile.mkdtemp(prefix="regions-", dir="/dev/shm"))
     monkeypatch.setattr(reaper, "DEV_SHM", folder)
-    monkeypatch.setattr(pools, "DEV_SHM", folder)
+    monkeypatch.setattr(shared_memory, "DEV_SHM", folder)
     yield
     shutil.rmtree(folder)
 
@@ -47,7 +46,7 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "proc"
     folder.mkdir()
     show(folder, os.getpid())
-    monkeypatch.setattr(processes, "_PROC", folder)
+    monkeypatch.setattr(shared_memory, "_PROC", folder)
     return folder
 
 

@@ -21,7 +21,7 @@ from scripts.tools.release import __main__ as release
 from scripts.tools.release.build import BuildError
 from shm_backend_utils import cli
 from shm_backend_utils.cli.common import server
-from shm_backend_utils.cli.signals import ENDING, Interrupted, raise_on_signals, undisturbed
+from shm_backend_utils.cli.terminal import ENDING, Interrupted, raise_on_signals, undisturbed
 from shm_backend_utils.errors import MachineError
 
 DISTRIBUTION = "triton-shm-backend-utils"
@@ -127,7 +127,7 @@ def test_a_signal_while_output_waits_to_be_read_is_told_nothing_of() -> None:
     code = """if True:
         import sys
         from shm_backend_utils.cli import main, regions
-        from shm_backend_utils.cli.signals import raise_on_signals
+        from shm_backend_utils.cli.terminal import raise_on_signals
         def run(_):
             raise_on_signals()
             sys.stdout.write("x" * 2**20)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from tritonclient.utils import InferenceServerException
 
-from shm_backend_utils.cli.common.command_line import exit_status, positive
+from shm_backend_utils.cli.terminal import exit_status, positive
 from shm_backend_utils.client import CopyWarning
 from shm_backend_utils.errors import ShmError
 

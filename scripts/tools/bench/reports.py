@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from rich.table import Table
 from rich.text import Text
 
-from shm_backend_utils.cli.wording import printable
+from shm_backend_utils.cli.terminal import printable
 
 from ..figures import Figure
 from .drawing import Drawing

@@ -9,8 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Final
 
-from shm_backend_utils.cli.common.sample_models import REPOSITORY, copy_models, models_in
-from shm_backend_utils.cli.common.server import temporary_server
+from shm_backend_utils.cli.common.server import REPOSITORY, copy_models, models_in, temporary_server
 from shm_backend_utils.server import EmbeddedServer
 
 _MODELS: Final = Path(__file__).resolve().parent / "models"

@@ -18,7 +18,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
 
-from shm_backend_utils.cli.common.command_line import exit_status, positive
+from shm_backend_utils.cli.terminal import exit_status, positive
 from shm_backend_utils.testing.faults.memory import take_private_shm
 
 from .. import ROOT

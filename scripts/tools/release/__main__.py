@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import shm_backend_utils
-from shm_backend_utils.cli.common.command_line import exit_status
-from shm_backend_utils.cli.signals import undisturbed
+from shm_backend_utils.cli.terminal import exit_status, undisturbed
 
 from .. import ROOT
 from .build import BuildError, build, export, unpack

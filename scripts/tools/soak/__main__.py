@@ -25,7 +25,7 @@ from typing import Final
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from shm_backend_utils.cli.common.command_line import exit_status, positive_float
+from shm_backend_utils.cli.terminal import exit_status, positive_float
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.testing.faults.memory import take_private_shm
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from shm_backend_utils.cli.shared_memory.sealed_memory import find_sealed_memory
+from shm_backend_utils.cli.shared_memory import find_sealed_memory
 from shm_backend_utils.memory import reaper
 
 from .client.board import Phase

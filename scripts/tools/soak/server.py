@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from shm_backend_utils.cli.common.sample_models import REPOSITORY, copy_models, models_in
+from shm_backend_utils.cli.common.server import REPOSITORY, copy_models, models_in
 from shm_backend_utils.errors import ClosedError, MachineError
 from shm_backend_utils.memory.managed import KEY_PREFIX
 from shm_backend_utils.memory.registrations import Registration, fetch_registrations

@@ -1,19 +1,93 @@
-"""A server that lasts as long as a block, with its models and its log in a folder that is removed then."""
+"""The sample models that this machine can run, and a server that lasts as long as a block."""
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from ...errors import MachineError
+from ...gpu.memory.access import CudaAccess
+from ...repository.layout import CONFIG_FILE
 from ...server import EmbeddedServer, Installation, Ports, StubNumpy
-from ..signals import undisturbed
-from .sample_models import OTHER_FOLDER, copy_sample_models
+from ..terminal import undisturbed
 
-__all__ = ["temporary_server"]
+__all__ = ["REPOSITORY", "copy_models", "copy_sample_models", "models_in", "temporary_server"]
+
+_CHECKOUT: Final = Path(__file__).resolve().parents[3] / "model_repository"
+_INSTALLED: Final = Path(__file__).resolve().parents[1] / "model_repository"  # where a wheel has it
+REPOSITORY: Final = _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT
+_PACKAGES: Final = {"image_resize_normalize": "cv2"}  # of models that need more than NumPy
+OTHER_FOLDER: Final = "make room there, or set TMPDIR to a folder that has some"
+"""What to do where a temporary folder is full."""
+_DEVICE_FILES: Final = ("/dev/nvidiactl", "/dev/dxg")  # of NVIDIA's kernel driver; of WSL2
+
+
+def models_in(repository: Path) -> list[Path]:
+    """Return the folders of all models in a folder."""
+    return [config.parent for config in sorted(repository.glob(f"*/{CONFIG_FILE}"))]
+
+
+def sample_models() -> list[Path]:
+    """Return the folders of the sample models; those of KIND_GPU only where a GPU, cuda-bindings and CuPy are.
+
+    A server does not start with a model that refuses to load. One whose package is not installed is named on standard
+    error, and left out.
+    """
+    models = [model for model in models_in(REPOSITORY) if _has_package(model)]
+    if any(_needs_gpu(model) for model in models) and not _has_gpu():
+        models = [model for model in models if not _needs_gpu(model)]
+    return models
+
+
+def copy_models(models: Iterable[Path], folder: Path) -> Path:
+    """Copy models into a folder, and return it; MachineError if there is no room for them, or no permission."""
+    try:
+        for model in models:
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(model, folder / model.name, ignore=ignored, dirs_exist_ok=True)
+    except OSError as error:
+        raise MachineError(f"models cannot be copied to {folder}: {_reason(error)}; {OTHER_FOLDER}") from None
+    return folder
+
+
+def _reason(error: OSError) -> str:
+    """Return why; an error of ``copytree`` has a list of all files that failed, each with its reason."""
+    if isinstance(error, shutil.Error):
+        return str(error.args[0][0][-1])
+    return error.strerror or str(error)
+
+
+def copy_sample_models(folder: Path) -> Path:
+    """Copy the sample models into a folder, and return it."""
+    return copy_models(sample_models(), folder)
+
+
+def _has_package(model: Path) -> bool:
+    package = _PACKAGES.get(model.name)
+    is_there = package is None or importlib.util.find_spec(package) is not None
+    if not is_there:
+        print(f"the model {model.name} is left out, as {package} is not installed", file=sys.stderr)
+    return is_there
+
+
+def _needs_gpu(model: Path) -> bool:
+    return "kind: KIND_GPU" in (model / CONFIG_FILE).read_text()
+
+
+def _has_gpu() -> bool:
+    """Return whether a server would see a GPU: this process may have a driver that is none."""
+    if importlib.util.find_spec("cupy") is None or not any(Path(file).exists() for file in _DEVICE_FILES):
+        return False
+    try:
+        return CudaAccess().runtime.device_count() > 0
+    except MachineError:
+        return False
 
 
 @contextmanager

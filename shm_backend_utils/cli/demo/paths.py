@@ -1,7 +1,7 @@
-"""The ways that a photograph can take to the model and back, all over gRPC and all in one shape.
+"""The ways that a photograph can take to the model and back, all over gRPC and all in one shape, measured side by side.
 
 ``place`` puts a photograph where its path wants it; the request that it returns can be made again and again, and is
-what is timed.
+what is timed. A relay between client and server counts the bytes of inferences, whatever client sends them.
 """
 
 from __future__ import annotations
@@ -9,21 +9,27 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from types import TracebackType
-from typing import Final
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
+import grpc
 import numpy as np
 import numpy.typing as npt
+import skimage
 import tritonclient.grpc as grpcclient
-from tritonclient.utils import shared_memory
+from skimage import io
+from tritonclient.utils import np_to_triton_dtype, shared_memory
 
 from ...client import ShmClient
 from ..common.registered_regions import registered_region
-from .photographs import Photograph
+from ..common.rounds import shuffled
 
-__all__ = ["PATHS", "DirectPath", "EmptyRequest", "InlinePath", "Request", "RequestPath", "TritonShmPath"]
+__all__ = ["PATHS", "WARM_UP_ROUNDS", "Measurement", "Photograph", "load_photographs", "measure", "measure_wire_bytes"]
 
 MODEL: Final = "image_resize_normalize"
 OUTPUT_SHAPE: Final = (3, 224, 224)
@@ -33,61 +39,74 @@ TIMEOUT_S: Final = 30.0
 Request = Callable[[], npt.NDArray[np.float32]]
 """Makes one request and returns the normalized photograph."""
 
+_INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
+_UNLIMITED: Final = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+_FILES: Final = {
+    "astronaut": "astronaut.png",
+    "cat": "chelsea.png",
+    "coffee": "coffee.png",
+    "rocket": "rocket.jpg",
+    "motorcycle": "motorcycle_left.png",
+    "tissue": "ihc.png",
+    "deep field": "hubble_deep_field.jpg",
+    "retina": "retina.jpg",
+}
 
-class RequestPath(ABC):
-    """One way to the model and back. A context manager, which removes what it put anywhere."""
+WARM_UP_ROUNDS: Final = 3
+
+Photograph = npt.NDArray[np.uint8]
+"""Height, width, RGB."""
+
+
+class RequestPath(NamedTuple):
+    """One way to the model and back."""
 
     name: str
     copies: str  # of the tensors' data, between the client's memory and the model's
-
-    def __init__(self, url: str) -> None:
-        self._cleanup = contextlib.ExitStack()
-        self._open(url)
-
-    @abstractmethod
-    def place(self, photograph: Photograph) -> Request:
-        """Put a photograph in place and return the request for it."""
-
-    @abstractmethod
-    def _open(self, url: str) -> None: ...
-
-    def __enter__(self) -> RequestPath:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._cleanup.close()
+    # Connects to a URL, and returns a function that puts a photograph in place. The stack removes what is put anywhere.
+    connect: Callable[[str, contextlib.ExitStack], Callable[[Photograph], Request]]
 
 
-class DirectPath(RequestPath):
-    """Our client: the model reads the photograph and writes its output where the client has them."""
+def load_photographs() -> dict[str, Photograph]:
+    """Return the photographs by name; FileNotFoundError if the package has none of them.
 
-    name = "direct"
-    copies = "0 in, 0 out"
+    The files are read where the package has them: scikit-image's own functions would download those that a release
+    leaves out, and this is to work without a network.
+    """
+    folder = Path(skimage.__file__).parent / "data"
+    files = {name: folder / file for name, file in _FILES.items()}
+    photographs = {name: _read(file) for name, file in files.items() if file.is_file()}
+    if not photographs:
+        raise FileNotFoundError("scikit-image has no photographs in its package")
+    return photographs
 
-    def place(self, photograph: Photograph) -> Request:
-        """Fill a prepared call."""
+
+def _read(file: Path) -> Photograph:
+    without_alpha = io.imread(file)[:, :, :3]
+    return np.ascontiguousarray(without_alpha, np.uint8)
+
+
+def _direct(url: str, stack: contextlib.ExitStack) -> Callable[[Photograph], Request]:
+    """Fill a prepared call of our client: the model reads and writes where the client has its tensors."""
+    client = stack.enter_context(ShmClient(url))
+
+    def place(photograph: Photograph) -> Request:
         shapes = {"IMAGE": (photograph.shape, photograph.dtype)}
-        call = self._cleanup.enter_context(self._client.prepare(MODEL, shapes))
+        call = stack.enter_context(client.prepare(MODEL, shapes))
         call.inputs["IMAGE"][:] = photograph
         return lambda: call.infer(timeout_s=TIMEOUT_S)["NORMALIZED"]
 
-    def _open(self, url: str) -> None:
-        self._client = self._cleanup.enter_context(ShmClient(url))
+    return place
 
 
-class TritonShmPath(RequestPath):
-    """Plain tritonclient with Triton's own shared memory, registered once."""
+def _triton_shm(url: str, stack: contextlib.ExitStack) -> Callable[[Photograph], Request]:
+    """Fill a region of Triton's own shared memory by plain tritonclient, and make one for the output."""
+    client = stack.enter_context(grpcclient.InferenceServerClient(url))
 
-    name = "triton-shm"
-    copies = "1 in, 2 out"
-
-    def place(self, photograph: Photograph) -> Request:
-        """Fill a region, and make one for the output."""
+    def place(photograph: Photograph) -> Request:
         name = f"demo-{os.getpid()}-{secrets.token_hex(4)}"
-        source = registered_region(self._cleanup, self._client, f"{name}-in", photograph.nbytes)
-        sink = registered_region(self._cleanup, self._client, f"{name}-out", OUTPUT_NBYTES)
+        source = registered_region(stack, client, f"{name}-in", photograph.nbytes)
+        sink = registered_region(stack, client, f"{name}-out", OUTPUT_NBYTES)
         shared_memory.set_shared_memory_region(source.handle, [photograph])
         image = grpcclient.InferInput("IMAGE", photograph.shape, "UINT8")
         image.set_shared_memory(source.name, photograph.nbytes)
@@ -95,61 +114,159 @@ class TritonShmPath(RequestPath):
         normalized.set_shared_memory(sink.name, OUTPUT_NBYTES)
 
         def request() -> npt.NDArray[np.float32]:
-            self._client.infer(MODEL, [image], outputs=[normalized], client_timeout=TIMEOUT_S)
+            client.infer(MODEL, [image], outputs=[normalized], client_timeout=TIMEOUT_S)
             view: npt.NDArray[np.float32] = shared_memory.get_contents_as_numpy(sink.handle, np.float32, OUTPUT_SHAPE)
             return view
 
         return request
 
-    def _open(self, url: str) -> None:
-        self._client = self._cleanup.enter_context(grpcclient.InferenceServerClient(url))
+    return place
 
 
-class InlinePath(RequestPath):
-    """Plain tritonclient, with the tensors in the messages."""
-
-    name = "inline"
-    copies = "several"
-
-    def place(self, photograph: Photograph) -> Request:
-        """Do nothing: there is no place but the message, so filling that is part of the request."""
-
-        def request() -> npt.NDArray[np.float32]:
-            image = grpcclient.InferInput("IMAGE", photograph.shape, "UINT8")
-            image.set_data_from_numpy(photograph)
-            result = self._client.infer(MODEL, [image], client_timeout=TIMEOUT_S)
-            array: npt.NDArray[np.float32] = result.as_numpy("NORMALIZED")
-            return array
-
-        return request
-
-    def _open(self, url: str) -> None:
-        self._client = self._cleanup.enter_context(grpcclient.InferenceServerClient(url))
+def _inline(url: str, stack: contextlib.ExitStack) -> Callable[[Photograph], Request]:
+    """Put the tensors into the messages of plain tritonclient, which is part of each request."""
+    client = stack.enter_context(grpcclient.InferenceServerClient(url))
+    return lambda photograph: lambda: _output(client, MODEL, _tensor("IMAGE", photograph), "NORMALIZED")
 
 
-class EmptyRequest(RequestPath):
-    """What any request costs: a tensor of no elements, to the model that does nothing."""
+def _empty(url: str, stack: contextlib.ExitStack) -> Callable[[Photograph], Request]:
+    """Send a tensor of no elements to the model that does nothing: any request costs that.
 
-    # Plain tritonclient on purpose: with our client, the floor would rise with every microsecond that we waste, and
-    # `direct` would look the better for it.
-
-    name = "empty"
-    copies = "none"
-
-    def place(self, photograph: Photograph) -> Request:
-        """Ignore the photograph."""
-        nothing = grpcclient.InferInput("INPUT0", [0], "FP32")
-        nothing.set_data_from_numpy(np.empty(0, np.float32))
-
-        def request() -> npt.NDArray[np.float32]:
-            result = self._client.infer("identity", [nothing], client_timeout=TIMEOUT_S)
-            array: npt.NDArray[np.float32] = result.as_numpy("OUTPUT0")
-            return array
-
-        return request
-
-    def _open(self, url: str) -> None:
-        self._client = self._cleanup.enter_context(grpcclient.InferenceServerClient(url))
+    By plain tritonclient on purpose: with our client, the floor would rise with every microsecond that we waste, and
+    ``direct`` would look the better for it.
+    """
+    client = stack.enter_context(grpcclient.InferenceServerClient(url))
+    nothing = _tensor("INPUT0", np.empty(0, np.float32))
+    return lambda _: lambda: _output(client, "identity", nothing, "OUTPUT0")
 
 
-PATHS: Final[tuple[type[RequestPath], ...]] = (DirectPath, TritonShmPath, InlinePath, EmptyRequest)
+def _tensor(name: str, values: npt.NDArray[Any]) -> Any:
+    tensor = grpcclient.InferInput(name, values.shape, np_to_triton_dtype(values.dtype))
+    tensor.set_data_from_numpy(values)
+    return tensor
+
+
+def _output(client: Any, model: str, tensor: Any, name: str) -> npt.NDArray[np.float32]:
+    array: npt.NDArray[np.float32] = client.infer(model, [tensor], client_timeout=TIMEOUT_S).as_numpy(name)
+    return array
+
+
+PATHS: Final = (
+    RequestPath("direct", "0 in, 0 out", _direct),
+    RequestPath("triton-shm", "1 in, 2 out", _triton_shm),
+    RequestPath("inline", "several", _inline),
+    RequestPath("empty", "none", _empty),
+)
+
+
+class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Passes messages on, from clients that connect to ``url``, and counts the bytes of inference both ways."""
+
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
+        self.url = ""
+        self.byte_count = 0
+
+    def service(self, handler_call_details: Any) -> Any:
+        """Return the handler for a call, in which messages are bytes: no serializer is given to either side."""
+        method = handler_call_details.method
+        call = self._channel.unary_unary(method)
+
+        def pass_on(request: bytes, context: Any) -> bytes:
+            try:
+                response: bytes = call(request)
+            except grpc.RpcError as error:
+                context.abort(error.code(), error.details())
+            if method == _INFER:
+                self.byte_count += len(request) + len(response)
+            return response
+
+        return grpc.unary_unary_rpc_method_handler(pass_on)
+
+
+@contextmanager
+def relay_to(server_url: str) -> Iterator[Relay]:
+    """Run a relay to a server on a free loopback port."""
+    with grpc.insecure_channel(server_url, options=_UNLIMITED) as channel, ThreadPoolExecutor(2) as threads:
+        relay = Relay(channel)
+        server = grpc.server(threads, handlers=[relay], options=_UNLIMITED)
+        relay.url = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        server.start()
+        try:
+            yield relay
+        finally:
+            server.stop(grace=None).wait()
+
+
+@dataclass
+class Measurement:
+    """What was measured."""
+
+    milliseconds: dict[str, list[float]]  # per path, one for each request
+    outputs: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)  # the normalized photographs by name
+    # Photographs for which the paths gave different bytes in any round.
+    differing: set[str] = field(default_factory=set)
+
+    def percentile(self, path: str, percent: float) -> float:
+        """Return a path's percentile over all of its requests, in milliseconds."""
+        return float(np.percentile(self.milliseconds[path], percent))
+
+
+def measure(url: str, photographs: dict[str, Photograph], rounds: int, on_round: Callable[[], None]) -> Measurement:
+    """Send every photograph on every path, once per round: what the machine does meanwhile hits all alike."""
+    measurement = Measurement({path.name: [] for path in PATHS})
+    with _placed(url, photographs) as requests:
+        for round_number in range(-WARM_UP_ROUNDS, rounds):
+            for photograph, by_path in requests.items():
+                milliseconds, are_identical, output = _send(by_path, shuffled(by_path, round_number))
+                measurement.outputs[photograph] = output
+                if not are_identical:
+                    measurement.differing.add(photograph)
+                if round_number >= 0:
+                    for path, value in milliseconds.items():
+                        measurement.milliseconds[path].append(value)
+            on_round()
+    return measurement
+
+
+def _send(by_path: dict[str, Request], order: list[str]) -> tuple[dict[str, float], bool, npt.NDArray[np.float32]]:
+    """Make one request on every path; return their times, whether all results are the same bytes, and one of these."""
+    milliseconds, results = {}, {}
+    for path in order:
+        started = time.perf_counter()
+        results[path] = by_path[path]()
+        milliseconds[path] = (time.perf_counter() - started) * 1e3
+    del results["empty"]
+    are_identical = len({(result.dtype, result.shape, result.tobytes()) for result in results.values()}) == 1
+    output = results["inline"].copy()
+    _wipe(results)
+    return milliseconds, are_identical, output
+
+
+def measure_wire_bytes(url: str, photographs: dict[str, Photograph]) -> dict[str, dict[str, int]]:
+    """Return the bytes of one request and its response, by path and photograph."""
+    with relay_to(url) as relay, _placed(relay.url, photographs) as requests:
+        counts: dict[str, dict[str, int]] = {path.name: {} for path in PATHS}
+        for photograph, by_path in requests.items():
+            for path, request in by_path.items():
+                before = relay.byte_count
+                request()
+                counts[path][photograph] = relay.byte_count - before
+    return counts
+
+
+@contextlib.contextmanager
+def _placed(url: str, photographs: dict[str, Photograph]) -> Iterator[dict[str, dict[str, Request]]]:
+    with contextlib.ExitStack() as stack:
+        places = {path.name: path.connect(url, stack) for path in PATHS}
+        yield {
+            name: {path: place(photograph) for path, place in places.items()}
+            for name, photograph in photographs.items()
+        }
+
+
+def _wipe(results: dict[str, npt.NDArray[np.float32]]) -> None:
+    """Overwrite the results that lie in shared memory, so that a request that writes nothing cannot seem right."""
+    for result in results.values():
+        if result.flags.writeable:
+            result.fill(np.nan)

@@ -8,12 +8,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from .findings import Finding
+from .troubles import Trouble
 
-__all__ = ["TIME_S", "Checkup"]
+__all__ = ["Checkup", "Finding"]
 
 TIME_S: Final = 3.5
 """Seconds for all that is asked of the server: the command ends within five."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A trouble that was met."""
+
+    trouble: Trouble
+    found: str  # what was found, and what was expected: one line with the names and figures
+    model: str = ""  # empty if it is the server's or the machine's
 
 
 @dataclass

@@ -9,8 +9,8 @@ from typing import Any, Final
 from ...errors import ModelError
 from ...model.config import PARAMETERS, PREFIX, Config, refused_lines
 from ...model_spec import BATCH_CARRIER, PATHS, PATHS_PARAMETER, ModelSpec, is_of_python_backend
-from .findings import Finding
-from .troubles import config as troubles
+from .checkup import Finding
+from .troubles import ConfigTrouble
 
 __all__ = ["all_are_optional", "findings_in_config", "mentions_shared_memory"]
 
@@ -47,7 +47,7 @@ def all_are_optional(config: Mapping[str, Any]) -> bool:
 
 def _lines(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
     for line, why in refused_lines(config):
-        trouble = troubles.RESPONSE_CACHE if line.startswith("response_cache") else troubles.REFUSED_LINE
+        trouble = ConfigTrouble.RESPONSE_CACHE if line.startswith("response_cache") else ConfigTrouble.REFUSED_LINE
         yield Finding(trouble, f"found {line}; {why}", model)
 
 
@@ -57,7 +57,7 @@ def _parameters(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
         try:
             Config.from_config({"name": model, "parameters": {name: value}})
         except ModelError as error:
-            trouble = troubles.BAD_PARAMETER if name in PARAMETERS else troubles.UNKNOWN_PARAMETER
+            trouble = ConfigTrouble.BAD_PARAMETER if name in PARAMETERS else ConfigTrouble.UNKNOWN_PARAMETER
             yield Finding(trouble, str(error), model)
 
 
@@ -65,7 +65,7 @@ def _declaration(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
     declared = _declared(config)
     wrong = sorted(declared - PATHS) if declared is not None else []
     if declared is not None and (wrong or not declared):
-        yield Finding(troubles.UNKNOWN_PATH, _words_found(wrong), model)
+        yield Finding(ConfigTrouble.UNKNOWN_PATH, _words_found(wrong), model)
         config = {**config, "parameters": {PATHS_PARAMETER: {"string_value": _DIRECT}}}  # it was meant to have paths
     named = [tensor for tensor in config.get("input", ()) if tensor.get("name")]
     spec = ModelSpec.from_config({**config, "name": model, "input": named, "output": []})
@@ -73,18 +73,18 @@ def _declaration(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
         misspelt = _misspelt_declaration(config)
         if not misspelt.startswith(PREFIX):  # else that is what is wrong, and it has been told
             said = f", but {misspelt}, which may be meant to be it" if misspelt else ""
-            yield Finding(troubles.NO_SHM_PATHS, f"found no parameter {PATHS_PARAMETER}{said}", model)
+            yield Finding(ConfigTrouble.NO_SHM_PATHS, f"found no parameter {PATHS_PARAMETER}{said}", model)
     elif _DIRECT not in spec.paths:
         found = f"found {PATHS_PARAMETER} {','.join(sorted(spec.paths))!r}; expected {_DIRECT} among its words"
-        yield Finding(troubles.DIRECT_NOT_DECLARED, found, model)
+        yield Finding(ConfigTrouble.DIRECT_NOT_DECLARED, found, model)
         return
     required = [name for name, tensor in spec.inputs.items() if not tensor.optional]
     if required:
         verb = "is" if len(required) == 1 else "are"
-        yield Finding(troubles.INPUTS_NOT_OPTIONAL, f"{', '.join(required)} {verb} not optional", model)
+        yield Finding(ConfigTrouble.INPUTS_NOT_OPTIONAL, f"{', '.join(required)} {verb} not optional", model)
     if spec.max_batch_size > 0 and not spec.has_batch_carrier:
         yield Finding(
-            troubles.NO_SHM_INPUT, f"max_batch_size is {spec.max_batch_size}, and {_carrier_found(config)}", model
+            ConfigTrouble.NO_SHM_INPUT, f"max_batch_size is {spec.max_batch_size}, and {_carrier_found(config)}", model
         )
 
 

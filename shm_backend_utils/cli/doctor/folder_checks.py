@@ -1,10 +1,16 @@
-"""What is wrong in a model's folder, without a server: its configuration, its code, and copies of this library."""
+"""What is wrong in a model's folder, without a server: its configuration, its code, and copies of this library.
+
+The code is looked at without running it.
+"""
 
 from __future__ import annotations
 
+import ast
 import os
 import re
+import warnings
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,17 +23,161 @@ from ...protocol.layout import VERSION
 from ...repository.config import check_tensors, read_config
 from ...repository.layout import CODE_FILE, CONFIG_FILE, version_folders
 from ...repository.source_files import NoSourceError, read_source
+from .checkup import Finding
 from .config_checks import findings_in_config, mentions_shared_memory
-from .findings import Finding
-from .model_code import ANSWERING, MODEL_CLASS, PACKAGE, STREAMING, ModelCode
-from .troubles import folder as troubles
-from .troubles.config import NO_SHM_INPUT, NO_SHM_PATHS
-from .troubles.model import NO_SESSION
+from .troubles import ConfigTrouble, FolderTrouble, ModelTrouble
 
-__all__ = ["findings_in_folder"]
+__all__ = ["STREAMING", "ModelCode", "findings_in_folder"]
+
+MODEL_CLASS: Final = "TritonPythonModel"
+
+PACKAGE: Final = __name__.partition(".")[0]
+"""The name of this library's folder, wherever it is copied."""
+
+ANSWERING: Final = ("serve", "serve_async", "serve_batch")
+"""Those of a session's calls whose result ``execute`` is to return."""
+
+STREAMING: Final = "serve_streams"
+"""That of decoupled models, whose ``execute`` returns nothing."""
+_MOST_NAMES: Final = 5
+_NAMING: Final = {
+    **{"input": (1, "input"), "find_input": (1, "input"), "put": (2, "output")},
+    **dict.fromkeys(("output", "device_output"), (3, "output")),
+    **dict.fromkeys(("forward", "forward_async"), (2, "model")),
+}
+"""Calls of a request whose first argument is a name: how many arguments they have at least, and of what it is one."""
 
 _LIBRARY_VERSION: Final = "__init__.py", re.compile(rb'^__version__\b.*= "([^"\n]+)"', re.MULTILINE)
 _PROTOCOL_VERSION: Final = "protocol/layout.py", re.compile(rb"^VERSION\b.*= (\d+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class ModelCode:
+    """What is known of a model's code by its syntax."""
+
+    file: Path  # with the model's class
+    error: str  # why it cannot be parsed, with the line; empty if it can
+    names: frozenset[str]  # all that it binds at its top; * if it takes all of another module
+    mentioned: frozenset[str]  # all names and attributes in it, and in the modules beside it
+    inherits: bool = False  # its class has a base, or comes from elsewhere, which may do what is not seen here
+    # The lines in execute where a session serves requests and its answers go nowhere, and what is called there.
+    dropped: tuple[tuple[int, str], ...] = ()
+    # The lines where a call names something: "input", "output" or "model", and its literal name.
+    named: tuple[tuple[int, str, str], ...] = ()
+
+    @classmethod
+    def read(cls, file: Path) -> ModelCode:
+        """Read a file; OSError if it cannot be read, or one beside it."""
+        try:
+            tree = _parsed(file)
+        except SyntaxError as error:
+            return cls(file, f"{file}:{error.lineno or 1}: {error.msg}", frozenset(), frozenset())
+        except (ValueError, RecursionError, MemoryError) as error:
+            return cls(file, f"{file}: {str(error) or 'it is nested too deeply'}", frozenset(), frozenset())
+        names = frozenset(name for node in tree.body for name in _bound_by(node))
+        mentioned = frozenset[str]().union(_mentioned_in(tree), *map(_mentioned_beside, _beside(file)))
+        classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == MODEL_CLASS]
+        inherits = not classes or any(node.bases for node in classes)
+        return cls(file, "", names, mentioned, inherits, tuple(_dropped_in(tree)), tuple(_named_in(tree)))
+
+    def defines(self, name: str) -> bool:
+        """Return whether the module has a name, as far as its syntax tells."""
+        return bool({name, "*"} & self.names)
+
+    def mentions(self, name: str) -> bool:
+        """Return whether a name stands anywhere in the code, or in that of the modules beside it."""
+        return name in self.mentioned
+
+
+def _parsed(file: Path) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they would be printed with the line, as it is
+        return ast.parse(read_source(file), str(file))
+
+
+def _beside(file: Path) -> list[Path]:
+    """Return the other modules that a model's code may import: in the version's folder and in the model's."""
+    of_version = [each for each in file.parent.rglob("*.py") if PACKAGE not in each.relative_to(file.parent).parts]
+    return sorted({*of_version, *file.parents[1].glob("*.py")} - {file})
+
+
+def _mentioned_beside(file: Path) -> frozenset[str]:
+    try:
+        return _mentioned_in(_parsed(file))
+    except (SyntaxError, ValueError, RecursionError, MemoryError, NoSourceError):  # it may never be imported
+        return frozenset()
+
+
+def _mentioned_in(tree: ast.AST) -> frozenset[str]:
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.alias):
+            found.add(node.name.rpartition(".")[2])
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found.add(node.name)
+    return frozenset(found)
+
+
+def _dropped_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and function.name == "execute":
+            for node in ast.walk(function):
+                call = node.value if isinstance(node, ast.Expr) else None
+                call = call.value if isinstance(call, ast.Await) else call
+                if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in ANSWERING:
+                    yield call.lineno, _dotted(call.func)
+
+
+def _named_in(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
+    """Yield what calls of a request name: those of a function's last argument, or of what a ``with`` has opened."""
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            nodes = [*ast.walk(function)]
+            requests = [each.optional_vars for each in nodes if isinstance(each, ast.withitem)]
+            names = {each.id for each in requests if isinstance(each, ast.Name)}
+            names |= {each.arg for each in function.args.args[-1:]}
+            for node in nodes:
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+                    owner, first = node.func.value, node.args[0]
+                    least, what = _NAMING.get(node.func.attr, (0, ""))
+                    is_request = isinstance(owner, ast.Name) and owner.id in names
+                    name = first.value if isinstance(first, ast.Constant) else None
+                    if is_request and what and isinstance(name, str) and len(node.args) + len(node.keywords) >= least:
+                        yield node.lineno, what, name
+
+
+def _dotted(called: ast.Attribute) -> str:
+    """Return the last names of what is called: there may be more than Python's own printer can print."""
+    names = [called.attr]
+    node = called.value
+    while isinstance(node, ast.Attribute) and len(names) < _MOST_NAMES:
+        names.append(node.attr)
+        node = node.value
+    names.append(node.id if isinstance(node, ast.Name) else "…")
+    return ".".join(reversed(names))
+
+
+def _bound_by(node: ast.stmt) -> list[str]:
+    """Return the names that a statement at the top of a module binds; those inside ``if`` and ``try``, too."""
+    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return [node.name]
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [alias.asname or alias.name for alias in node.names]
+    return [
+        name
+        for each in ast.walk(node)
+        for name in (
+            [each.id]
+            if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+            else _bound_by(each)
+            if isinstance(each, ast.ClassDef | ast.Import | ast.ImportFrom)
+            else []
+        )
+    ]
 
 
 def findings_in_folder(folder: Path) -> list[Finding]:
@@ -36,14 +186,14 @@ def findings_in_folder(folder: Path) -> list[Finding]:
         folder = folder.absolute()
         if not folder.is_dir():
             found = "is no folder" if folder.exists() else "is not there"
-            return [Finding(troubles.NOT_A_MODEL, f"{folder} {found}")]
+            return [Finding(FolderTrouble.NOT_A_MODEL, f"{folder} {found}")]
         if _is_model(folder):
             return _findings_in_model(folder)
         models = [each for each in sorted(folder.iterdir()) if each.is_dir() and _is_model(each)]
     except OSError as error:
         return [_unreadable(error, folder)]
     if not models:
-        return [Finding(troubles.NOT_A_MODEL, f"{folder} has no {CONFIG_FILE}, no version and no such folders")]
+        return [Finding(FolderTrouble.NOT_A_MODEL, f"{folder} has no {CONFIG_FILE}, no version and no such folders")]
     names = [model.name for model in models]
     return [finding for model in models for finding in _findings_in_model(model, names)]
 
@@ -61,7 +211,7 @@ def _findings_in_model(folder: Path, models: Collection[str] = ()) -> list[Findi
     try:
         message = read_config(folder)
     except ModelError as error:
-        return [Finding(troubles.CONFIG_NOT_READ, " ".join(str(error).split()), name), *_of_copies(folder)]
+        return [Finding(FolderTrouble.CONFIG_NOT_READ, " ".join(str(error).split()), name), *_of_copies(folder)]
     except OSError as error:
         return [_unreadable(error, folder)]
     config: dict[str, Any] = json_format.MessageToDict(message, preserving_proto_field_name=True)
@@ -104,33 +254,35 @@ def _of_folder(folder: Path, config: dict[str, Any], codes: list[ModelCode]) -> 
     name = folder.name
     if config.get("name", name) != name:
         yield Finding(
-            troubles.OTHER_NAME, f"{folder / CONFIG_FILE} has name {config['name']!r}; expected {name!r}", name
+            FolderTrouble.OTHER_NAME, f"{folder / CONFIG_FILE} has name {config['name']!r}; expected {name!r}", name
         )
     versions = version_folders(folder)
     if not versions:
-        yield Finding(troubles.NO_VERSION, f"{folder} has no folder whose name is a number", name)
+        yield Finding(FolderTrouble.NO_VERSION_FOLDER, f"{folder} has no folder whose name is a number", name)
     file = config.get("default_model_filename") or CODE_FILE
     for version in versions:
         if all(code.file.parent != version for code in codes):
-            yield Finding(troubles.NO_CODE, f"there is no {version / file}", name)
+            yield Finding(FolderTrouble.NO_MODEL_CODE, f"there is no {version / file}", name)
     if not _has_config(folder, codes):
-        yield Finding(troubles.NO_CONFIG, f"there is no {folder / CONFIG_FILE}, and no auto_complete_config", name)
+        yield Finding(FolderTrouble.NO_CONFIG, f"there is no {folder / CONFIG_FILE}, and no auto_complete_config", name)
 
 
 def _of_code(code: ModelCode, model: str) -> Iterator[Finding]:
     if code.error:
-        yield Finding(troubles.CODE_DOES_NOT_PARSE, code.error, model)
+        yield Finding(FolderTrouble.CODE_DOES_NOT_PARSE, code.error, model)
     elif not code.defines(MODEL_CLASS):
-        yield Finding(troubles.NO_MODEL_CLASS, f"{code.file} has no class {MODEL_CLASS}", model)
+        yield Finding(FolderTrouble.NO_MODEL_CLASS, f"{code.file} has no class {MODEL_CLASS}", model)
     for line, name in code.dropped:
-        yield Finding(troubles.NOT_RETURNED, f"{code.file}:{line}: nothing is done with what {name} returns", model)
+        yield Finding(
+            FolderTrouble.NOT_RETURNED, f"{code.file}:{line}: nothing is done with what {name} returns", model
+        )
 
 
 def _of_tensors(message: Any, model: str) -> Iterator[Finding]:
     try:
         check_tensors(message)
     except ModelError as error:
-        yield Finding(troubles.BAD_TENSOR, str(error), model)
+        yield Finding(FolderTrouble.BAD_TENSOR, str(error), model)
 
 
 def _of_declaration(config: dict[str, Any], codes: list[ModelCode], model: str) -> Iterator[Finding]:
@@ -138,14 +290,16 @@ def _of_declaration(config: dict[str, Any], codes: list[ModelCode], model: str) 
     if not any(code.mentions("ShmSession") for code in codes):
         found = f"{', '.join(str(code.file) for code in codes)}: no ShmSession"
         if not mentions_shared_memory(config):
-            yield Finding(troubles.ORDINARY_MODEL, found, model)
+            yield Finding(FolderTrouble.ORDINARY_MODEL, found, model)
             return
         if codes and not any(code.error or code.inherits for code in codes):  # which may hide one
-            yield Finding(NO_SESSION, found, model)
+            yield Finding(ModelTrouble.NO_SESSION, found, model)
     if not _completes(codes):
         yield from _of_modes(config, codes, model)
     for finding in findings_in_config(config, model):
-        if not (_completes(codes) and finding.trouble in (NO_SHM_INPUT, NO_SHM_PATHS)):  # which it may add at load
+        if not (
+            _completes(codes) and finding.trouble in (ConfigTrouble.NO_SHM_INPUT, ConfigTrouble.NO_SHM_PATHS)
+        ):  # which it may add at load
             yield finding
 
 
@@ -156,10 +310,10 @@ def _of_modes(config: dict[str, Any], codes: list[ModelCode], model: str) -> Ite
         answering = [name for name in ANSWERING if code.mentions(name)]
         if code.mentions(STREAMING) and not answering and not is_decoupled:
             said = f"is for decoupled models, and {CONFIG_FILE} does not call the model one"
-            yield Finding(troubles.OTHER_MODE, f"{code.file}: {STREAMING} {said}", model)
+            yield Finding(FolderTrouble.OTHER_MODE, f"{code.file}: {STREAMING} {said}", model)
         elif answering and is_decoupled and not (code.mentions(STREAMING) or code.mentions("stream")):
             said = f"is for models that are not decoupled, and {CONFIG_FILE} calls the model decoupled"
-            yield Finding(troubles.OTHER_MODE, f"{code.file}: {answering[0]} {said}", model)
+            yield Finding(FolderTrouble.OTHER_MODE, f"{code.file}: {answering[0]} {said}", model)
 
 
 def _of_names(config: dict[str, Any], codes: list[ModelCode], model: str, models: Collection[str]) -> Iterator[Finding]:
@@ -170,7 +324,7 @@ def _of_names(config: dict[str, Any], codes: list[ModelCode], model: str, models
         for line, kind, name in code.named if code.mentions("ShmSession") else ():
             if there[kind] and name not in there[kind]:
                 found = f"{code.file}:{line}: there is no {kind} {name!r}; there are: {names_told(name, there[kind])}"
-                yield Finding(troubles.UNKNOWN_NAME, found, model)
+                yield Finding(FolderTrouble.UNKNOWN_NAME, found, model)
 
 
 def _copies(folder: Path) -> list[Path]:
@@ -189,7 +343,7 @@ def _of_copies(folder: Path) -> Iterator[Finding]:
     for copy, version, protocol in found:
         if (version, protocol) != (__version__, str(VERSION)):
             said = f"is of version {version} and protocol {protocol}, and this is {__version__} and {VERSION}"
-            yield Finding(troubles.OTHER_COPY, f"{copy} {said}", folder.name)
+            yield Finding(FolderTrouble.OTHER_COPY, f"{copy} {said}", folder.name)
 
 
 def _said_in(copy: Path, file: str, pattern: re.Pattern[bytes]) -> str:
@@ -203,4 +357,4 @@ def _said_in(copy: Path, file: str, pattern: re.Pattern[bytes]) -> str:
 
 def _unreadable(error: OSError, folder: Path) -> Finding:
     place = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(folder)
-    return Finding(troubles.UNREADABLE, f"{place}: {error.strerror or error}", folder.name)
+    return Finding(FolderTrouble.UNREADABLE, f"{place}: {error.strerror or error}", folder.name)

@@ -1,36 +1,51 @@
-"""Can this process share memory with a model, and what runs there? A probe of the direct path, and what it tells."""
+"""Do a model's processes live, can this process share memory with it, and what runs there?"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from google.protobuf import json_format
+from tritonclient.grpc import model_config_pb2, service_pb2
+
+from ... import __version__
 from ...client import server_calls
 from ...client.errors import DeadlineExceededError, InferenceError
 from ...client.paths.choice import ProbeAnswer, probe_model
 from ...client.steps import BlockingDriver
-from ...errors import CallerError, MachineError, PeerError, ShmError
+from ...client.transports.grpc.codec import GrpcCodec
+from ...client.transports.this_machine import is_this_machine
+from ...dtypes import BYTES
+from ...errors import CallerError, MachineError, PeerError, RegionGoneError, ShmError, VersionError
+from ...gpu.memory.access import CudaAccess
 from ...memory.kinds import RegionKind
+from ...memory.process_facts import visible_devices
 from ...model_spec import ModelSpec
 from ...protocol.refusals import NOT_OPENED
-from .checked_answers import checked_config, checked_report
-from .checkup import Checkup
-from .findings import Finding
-from .gpu_checks import ClientGpus, findings_on_gpus, has_gpus
-from .instances import examine_processes
-from .refusals import finding_of_refusal
-from .report_checks import findings_in_report
+from .checkup import Checkup, Finding
 from .server_checks import finding_of_error
-from .troubles.model import MODEL_BUSY, NEEDS_GRPC, NO_SEALED_MEMORY, REFUSED, WRONG_REPORT
+from .troubles import ModelTrouble, ServerTrouble, Trouble
 
-__all__ = ["Probes", "config_of", "examine_model"]
+__all__ = ["config_of", "examine_model", "find_client_gpus"]
 
 _ANSWER_S: Final = 1.5
 _FAILURES: Final = (
-    (DeadlineExceededError, MODEL_BUSY),
-    (PeerError, WRONG_REPORT),
-    (CallerError, NEEDS_GRPC),
+    (DeadlineExceededError, ModelTrouble.MODEL_BUSY),
+    (PeerError, ModelTrouble.WRONG_REPORT),
+    (CallerError, ModelTrouble.NEEDS_GRPC),
 )
+_MOST_ASKED: Final = 32
+_LONGEST: Final = 300
+_OF_SCHEDULER: Final = re.compile(r"^(\[.*?\] )?(Exceeds maximum queue size|Request timeout expired)")
+_OF_ANOTHER_USER: Final = re.compile(r"(?i)belongs to user|permission denied|SHM_ALLOWED_UIDS|its mode")
+_CODEC: Final = GrpcCodec()
+_FLAGS: Final = ("stub_reads_numpy", "knows_server")
+_TEXTS: Final = ("version", "numpy")
+_DEVICE: Final = Path("/dev/nvidiactl")
+_INSTANCE: Final = "MIG-"
 
 
 class Probes(NamedTuple):
@@ -88,7 +103,9 @@ def examine_model(
         return False
     checkup.add_fine(f"it has read a nonce in {probes.kind.value} memory of this process, and written back", name)
     if probes.kind is RegionKind.SYSTEM and not isinstance(probes.sealed, MachineError):
-        checkup.add_findings(Finding(NO_SEALED_MEMORY, f"{_apart(report, here)}: {probes.sealed.refusal}", name))
+        checkup.add_findings(
+            Finding(ModelTrouble.NO_SEALED_MEMORY, f"{_apart(report, here)}: {probes.sealed.refusal}", name)
+        )
     same = f"library {report.get('version')}, as here; NumPy {report.get('numpy')}"
     checkup.conclude(findings_in_report(spec, report), same, name)
     if looks_for_gpus:
@@ -140,10 +157,192 @@ def config_of(driver: BlockingDriver, checkup: Checkup, model: str) -> dict[str,
         told = driver.run(server_calls.ask(codec, checkup.until(_ANSWER_S), "model config", model))
         return {**checked_config(told), "name": model}
     except ValueError as error:
-        checkup.add_findings(Finding(REFUSED, f"what the server tells is no configuration: {error}", model))
+        checkup.add_findings(
+            Finding(ModelTrouble.REFUSED, f"what the server tells is no configuration: {error}", model)
+        )
     except InferenceError as error:
-        trouble = MODEL_BUSY if isinstance(error, DeadlineExceededError) else REFUSED
+        trouble = ModelTrouble.MODEL_BUSY if isinstance(error, DeadlineExceededError) else ModelTrouble.REFUSED
         checkup.add_findings(Finding(trouble, f"the server does not tell its configuration: {error.message()}", model))
     except ShmError as error:
         checkup.add_findings(finding_of_error(error))
     return None
+
+
+def examine_processes(
+    driver: BlockingDriver, checkup: Checkup, config: Mapping[str, Any], versions: Sequence[str]
+) -> int:
+    """Look at the processes of each version of a Python model; where none is seen, ask its session for signs of life.
+
+    Return how often the model is to be probed until a living process gets the probe, 0 where none lives: the server
+    gives requests that come one by one to each process in turn. An empty version is what the server takes for the
+    model. Raises as ``server_calls.sign_of_life``.
+    """
+    codec, name, tries = driver.transport.codec, str(config["name"]), 0
+    for version in versions:
+        count = server_calls.instances_of(config)
+        living = driver.run(server_calls.living_in(codec, checkup.until(_ANSWER_S), config, version))
+        asked = min(count, _MOST_ASKED) if living is None else min(living, 1)
+        signs = [
+            driver.run(server_calls.sign_of_life(codec, checkup.until(_ANSWER_S), config, version))
+            for _ in range(asked)
+        ]
+        lacking = [sign for sign in signs if sign and not server_calls.is_of_dead_process(sign)]
+        if lacking:
+            checkup.add_findings(Finding(ModelTrouble.FORWARD_FAILS, lacking[0], name))
+        state = "processes are dead"
+        if living is None:
+            state = "requests, one after another, met a dead process"
+            count, living = asked, asked - sum(map(server_calls.is_of_dead_process, filter(None, signs)))
+            if None in signs and not driver.run(server_calls.notices_dead_models(codec, checkup.until(_ANSWER_S))):
+                checkup.add_findings(
+                    Finding(ModelTrouble.LIFE_UNKNOWN, "no session answers, and no process is seen", name)
+                )
+        if living < count:
+            of_version = f"of version {version}: " if len(versions) > 1 else ""
+            trouble = ModelTrouble.DEAD_INSTANCE if living or len(versions) > 1 else ModelTrouble.DEAD_STUB
+            checkup.add_findings(Finding(trouble, f"{of_version}{count - living} of {count} {state}", name))
+        tries = max(tries, count if 0 < living < count else min(living, 1))
+    return tries
+
+
+def finding_of_refusal(
+    sealed: ProbeAnswer | MachineError, system: ProbeAnswer | MachineError | None, host: str, model: str
+) -> Finding:
+    """Return the finding for a model that has written no report with either kind of memory.
+
+    A kind's report is None, or this process has no such memory; ``system`` is None if it was not tried. The host is the
+    server's, as in the URL.
+    """
+    answers = [each for each in (sealed, system) if isinstance(each, ProbeAnswer)]
+    if not answers:
+        return Finding(ModelTrouble.REFUSED, f"this process has no memory to share: {system or sealed}", model)
+    last = answers[-1]
+    found = " ".join(last.refusal.split())[:_LONGEST]
+    if server_calls.is_of_dead_process(last.refusal) or _OF_SCHEDULER.search(last.refusal):
+        return Finding(
+            ModelTrouble.DEAD_STUB if server_calls.is_of_dead_process(last.refusal) else ModelTrouble.MODEL_BUSY,
+            found,
+            model,
+        )
+    if last.code == VersionError.code:
+        return Finding(ModelTrouble.OTHER_PROTOCOL, found, model)
+    if last.code in NOT_OPENED:
+        said = [each.refusal for each in answers]
+        return Finding(_trouble_of_memory(last.code, said, host), found, model)
+    if last.code:
+        return Finding(ModelTrouble.REFUSED, found, model)
+    return Finding(
+        ModelTrouble.NO_SESSION, f"it has taken the probe for a request: {found or 'and answered it'}", model
+    )
+
+
+def _trouble_of_memory(code: str, said: list[str], host: str) -> Trouble:
+    """Return why a model opens no memory of this process, by what it said of each kind."""
+    if any(map(_OF_ANOTHER_USER.search, said)):
+        return ModelTrouble.OTHER_USER
+    if not is_this_machine(host):
+        return ServerTrouble.OTHER_MACHINE
+    return ModelTrouble.OTHER_NAMESPACE if code == RegionGoneError.code else ModelTrouble.REFUSED
+
+
+def findings_in_report(spec: ModelSpec, report: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield what the report of a model's session tells that is not as it should be; what it lacks is not judged."""
+    version = report.get("version")
+    if version != __version__:
+        yield Finding(ModelTrouble.OTHER_VERSION, f"the model has {version}, and this is {__version__}", spec.name)
+    if report.get("stub_reads_numpy") is False:
+        strings = [
+            name for each in (spec.inputs, spec.outputs) for name, tensor in each.items() if tensor.dtype is BYTES
+        ]
+        found = f"NumPy {report.get('numpy')}"
+        if strings:
+            yield Finding(ModelTrouble.NUMPY_2_STRINGS, f"{found}, and strings: {', '.join(strings)}", spec.name)
+        else:
+            yield Finding(ModelTrouble.NUMPY_2_OLD_STUB, found, spec.name)
+    if report.get("knows_server") is False:
+        yield Finding(ModelTrouble.NAMES_UNUSABLE, "found no address of the server in its command line", spec.name)
+
+
+def checked_config(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a model's configuration as Triton writes it in JSON, whoever wrote this one; ValueError if it is none."""
+    message = model_config_pb2.ModelConfig()
+    try:
+        text = json.dumps(told, ensure_ascii=False).encode()
+        json_format.Parse(text, message, ignore_unknown_fields=True)
+    except (json_format.ParseError, UnicodeEncodeError) as error:
+        raise ValueError(str(error)) from None
+    return _CODEC.told(service_pb2.ModelConfigResponse(config=message))
+
+
+def checked_report(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a model's report without what is not of the type that the protocol says, as if it had not told that."""
+    gpus = told.get("gpus")
+    report: dict[str, Any] = {name: told[name] for name in _FLAGS if isinstance(told.get(name), bool)}
+    report |= {name: told[name] for name in _TEXTS if isinstance(told.get(name), str)}
+    report["namespaces"] = _of_type(told.get("namespaces"), int)
+    report["visible_devices"] = _of_type(told.get("visible_devices"), str)
+    if isinstance(gpus, Mapping):
+        uuids, obstacle = gpus.get("uuids"), gpus.get("obstacle")
+        report["gpus"] = {
+            "uuids": [each for each in uuids if isinstance(each, str)] if isinstance(uuids, list) else [],
+            "obstacle": obstacle if isinstance(obstacle, str) else "",
+        }
+    return report
+
+
+def _of_type(told: Any, kind: type) -> dict[str, Any]:
+    return {name: each for name, each in told.items() if isinstance(each, kind)} if isinstance(told, Mapping) else {}
+
+
+class ClientGpus(NamedTuple):
+    """What this process sees of GPUs."""
+
+    uuids: tuple[str, ...] = ()  # 32 hexadecimal digits each; with ModelTrouble.MIG they are the instances'
+    obstacle: str = ""  # why it sees none; empty if there is no sign of any
+    visible: Mapping[str, str] = {}  # what the environment says of them
+
+
+def find_client_gpus(cuda: CudaAccess | None = None) -> ClientGpus:
+    """Return what this process sees. Without a sign of a GPU no driver is loaded, as that takes its time."""
+    visible = visible_devices()
+    if cuda is None and not _DEVICE.exists():
+        return ClientGpus(visible=visible)
+    try:
+        runtime = (cuda or CudaAccess()).runtime
+        uuids = tuple(runtime.device_uuid(device) for device in range(runtime.device_count()))
+    except MachineError as error:
+        return ClientGpus((), str(error), visible)
+    return ClientGpus(uuids, "", visible)
+
+
+def has_gpus(config: Mapping[str, Any]) -> bool:
+    """Return whether a model's configuration has instances on GPUs."""
+    return any(group.get("kind") == "KIND_GPU" for group in config.get("instance_group", ()))
+
+
+def findings_on_gpus(
+    config: Mapping[str, Any], client: ClientGpus, report: Mapping[str, Any], here: Mapping[str, Any]
+) -> Iterator[Finding]:
+    """Yield what keeps client and model from sharing memory of GPUs.
+
+    The report is the model's, with ``gpus``; ``here`` is what :func:`.process_facts` says of this process.
+    """
+    model = str(config.get("name"))
+    told = report.get("gpus") or {}
+    uuids, obstacle = tuple(told.get("uuids") or ()), str(told.get("obstacle") or "")
+    if not uuids:
+        yield Finding(ModelTrouble.DRIVER_NOT_SEEN, f"the model sees no GPU: {obstacle or 'it has none'}", model)
+        return
+    if not client.uuids:
+        if client.obstacle:
+            yield Finding(ModelTrouble.DRIVER_NOT_SEEN, f"this process sees no GPU: {client.obstacle}", model)
+        return
+    alien = [uuid for uuid in client.uuids if uuid not in uuids]
+    if alien:
+        visible = [*client.visible.values(), *(report.get("visible_devices") or {}).values()]
+        trouble = ModelTrouble.MIG if any(_INSTANCE in str(each) for each in visible) else ModelTrouble.GPU_NOT_SEEN
+        seen = ", ".join(uuids)
+        yield Finding(trouble, f"this process sees {', '.join(alien)}, the model {seen}", model)
+    mine, other = here["namespaces"].get("pid"), (report.get("namespaces") or {}).get("pid")
+    if mine is not None and other is not None and mine != other:
+        yield Finding(ModelTrouble.PID_NAMESPACE, f"PID namespace {mine} here, {other} there", model)

@@ -1,11 +1,16 @@
-"""Is there a server, is it Triton, is it ready, and does it register memory of this process?"""
+"""Does this machine have shared memory? Is there a server, is it Triton, is it ready, and does it register regions?
+
+Of machines it is the client's that is looked at: a server in another container has a ``/dev/shm`` and a limit of its
+own, unless both share them.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from ...client import server_calls
@@ -21,14 +26,31 @@ from ...client.paths.triton_shm import Registrations
 from ...client.steps import BlockingDriver, Steps
 from ...client.transports.this_machine import is_this_machine
 from ...errors import MachineError, ShmError
+from ...memory import reaper
 from ...memory.access import PRIVATE
+from ...memory.machine_memory import available_bytes, memory_bytes
 from ...memory.pool.slot import SlotRegion
+from ...memory.shared_file import DEV_SHM, free_bytes, total_bytes
 from ...protocol.layout import PAGE_SIZE
-from .checkup import Checkup
-from .findings import Finding
-from .troubles import server as troubles
+from ..shared_memory import find_pool_files, look_into_processes, pools_of
+from ..terminal import age, size
+from .checkup import Checkup, Finding
+from .troubles import MachineTrouble, ServerTrouble
 
-__all__ = ["examine_registering", "examine_server", "finding_of_error", "finding_of_host", "models_of"]
+__all__ = [
+    "examine_registering",
+    "examine_server",
+    "finding_of_error",
+    "finding_of_host",
+    "findings_on_machine",
+    "models_of",
+]
+
+_MIB: Final = 2**20
+_SMALL_BYTES: Final = 256 * _MIB  # a container of Docker's has 64 MiB if nobody says otherwise
+_FULL_SHARE: Final = 0.9
+_ENOUGH_BYTES: Final = 1024 * _MIB  # where so much is free it does not matter what share that is
+_LITTLE_BYTES: Final = 128 * _MIB
 
 _FIRST_S: Final = 2.0
 _QUESTION_S: Final = 1.5
@@ -38,6 +60,46 @@ _READY: Final = "READY"
 _UNLOADED: Final = "unloaded"
 _LIBRARY: Final = "shm_backend_utils"
 _LIBRARY_MISSING: Final = re.compile(rf"ModuleNotFoundError: No module named '?{_LIBRARY}\b")
+
+
+def findings_on_machine() -> list[Finding]:
+    """Look at ``/dev/shm``, at what is left there, and at how much memory there is. Changes nothing."""
+    return [*_dev_shm(), *_left_behind(), *_memory()]
+
+
+def _dev_shm() -> Iterator[Finding]:
+    if not DEV_SHM.is_dir():
+        yield Finding(MachineTrouble.NO_DEV_SHM, f"{DEV_SHM} is not there, or no folder")
+        return
+    if not os.access(DEV_SHM, os.W_OK | os.X_OK):
+        yield Finding(MachineTrouble.DEV_SHM_NOT_WRITABLE, f"user {os.geteuid()} may not write to {DEV_SHM}")
+    total, free = total_bytes(), free_bytes()
+    if total < _SMALL_BYTES:
+        yield Finding(
+            MachineTrouble.DEV_SHM_SMALL, f"{DEV_SHM} has {size(total)}; expected {size(_SMALL_BYTES)} or more"
+        )
+    if free < min(total * (1 - _FULL_SHARE), _ENOUGH_BYTES):
+        yield Finding(MachineTrouble.DEV_SHM_FULL, f"{DEV_SHM} has {size(free)} left of {size(total)}")
+
+
+def _left_behind() -> Iterator[Finding]:
+    stale = [region for region in reaper.scan() if not region.is_owner_alive]
+    if stale:
+        total, oldest = sum(region.byte_size for region in stale), max(region.age_s for region in stale)
+        yield Finding(
+            MachineTrouble.STALE_REGIONS, f"{len(stale)} with {size(total)}, the oldest of them {age(oldest)} old"
+        )
+    files = find_pool_files()
+    pools = [pool for pool in pools_of(files, look_into_processes()) if pool.is_left_behind] if files else []
+    if pools:
+        total = sum(pool.file.byte_size for pool in pools)
+        yield Finding(MachineTrouble.LEFTOVER_POOLS, f"{len(pools)} of {len(files)}, with {size(total)}")
+
+
+def _memory() -> Iterator[Finding]:
+    left = available_bytes()
+    if left < _LITTLE_BYTES:
+        yield Finding(MachineTrouble.LITTLE_MEMORY, f"{size(max(left, 0))} of {size(memory_bytes())} can still be had")
 
 
 def finding_of_host(host: str) -> Finding | None:
@@ -56,24 +118,24 @@ def finding_of_host(host: str) -> Finding | None:
     thread.start()
     thread.join(_LOOK_UP_S)
     if not found:
-        return Finding(troubles.UNKNOWN_HOST, f"{host} was not resolved within {_LOOK_UP_S:.0f} s")
-    return None if found[0] is None else Finding(troubles.UNKNOWN_HOST, f"{host}: {found[0]}")
+        return Finding(ServerTrouble.UNKNOWN_HOST, f"{host} was not resolved within {_LOOK_UP_S:.0f} s")
+    return None if found[0] is None else Finding(ServerTrouble.UNKNOWN_HOST, f"{host}: {found[0]}")
 
 
 def finding_of_error(error: ShmError) -> Finding:
     """Return the finding for a server that does not answer, or not as Triton does."""
     text = str(error.message()) if isinstance(error, InferenceError | ServerUnavailableError) else str(error)
     if isinstance(error, UnknownHostError):
-        return Finding(troubles.UNKNOWN_HOST, text)
+        return Finding(ServerTrouble.UNKNOWN_HOST, text)
     if isinstance(error, TlsError):
-        return Finding(troubles.TLS_MISMATCH, text)
+        return Finding(ServerTrouble.TLS, text)
     if isinstance(error, DeadlineExceededError):
-        return Finding(troubles.NO_ANSWER, text)
+        return Finding(ServerTrouble.NO_ANSWER, text)
     if isinstance(error, InferenceError):
-        return Finding(troubles.NOT_TRITON, text)
+        return Finding(ServerTrouble.NOT_TRITON, text)
     if any(sign in text for sign in _OTHER_PROTOCOL):
-        return Finding(troubles.WRONG_PORT, text)
-    return Finding(troubles.SERVER_NOT_REACHABLE, text)
+        return Finding(ServerTrouble.WRONG_PORT, text)
+    return Finding(ServerTrouble.SERVER_NOT_REACHABLE, text)
 
 
 def examine_server(driver: BlockingDriver, checkup: Checkup) -> bool:
@@ -88,14 +150,14 @@ def examine_server(driver: BlockingDriver, checkup: Checkup) -> bool:
     name, version, extensions = (told.get(key) for key in ("name", "version", "extensions"))
     if not isinstance(name, str) or not isinstance(version, str) or not isinstance(extensions, list):
         checkup.add_findings(
-            Finding(troubles.NOT_TRITON, f"{address} answers, and names no server, version and extensions")
+            Finding(ServerTrouble.NOT_TRITON, f"{address} answers, and names no server, version and extensions")
         )
         return False
     checkup.add_fine(f"{name} {version} answers at {address}")
     if is_ready:
         checkup.add_fine("it is ready")
     else:
-        checkup.add_findings(Finding(troubles.SERVER_NOT_READY, "the server says that it is not ready"))
+        checkup.add_findings(Finding(ServerTrouble.SERVER_NOT_READY, "the server says that it is not ready"))
     return True
 
 
@@ -113,7 +175,7 @@ def models_of(driver: BlockingDriver, checkup: Checkup, wanted: str | None) -> d
     except ShmError as error:  # a proxy that lets nobody ask for it, or an old server
         if wanted is None:
             found = str(error.message() if isinstance(error, InferenceError) else error)
-            checkup.add_findings(Finding(troubles.NO_INDEX, found))
+            checkup.add_findings(Finding(ServerTrouble.NO_INDEX, found))
         return {} if wanted is None else {wanted: [""]}
     models = told.get("models")
     index = [each for each in models if _is_of_model(each)] if isinstance(models, list) else []
@@ -121,7 +183,7 @@ def models_of(driver: BlockingDriver, checkup: Checkup, wanted: str | None) -> d
     if wanted is not None and not named:
         there = ", ".join(sorted({each["name"] for each in index})[:8]) or "none"
         checkup.add_findings(
-            Finding(troubles.NO_SUCH_MODEL, f"there is no model {wanted!r}; there are: {there}", wanted)
+            Finding(ServerTrouble.NO_SUCH_MODEL, f"there is no model {wanted!r}; there are: {there}", wanted)
         )
     ready: dict[str, list[str]] = {}
     for each in sorted(named, key=lambda each: str(each["name"])):
@@ -130,7 +192,7 @@ def models_of(driver: BlockingDriver, checkup: Checkup, wanted: str | None) -> d
     findings = _not_loaded(named, ready, wanted)
     checkup.add_findings(*findings)
     if wanted is None and not ready and not findings:
-        checkup.add_findings(Finding(troubles.NO_MODELS, f"{len(index)} in its repository, none of them loaded"))
+        checkup.add_findings(Finding(ServerTrouble.NO_MODELS, f"{len(index)} in its repository, none of them loaded"))
     return ready
 
 
@@ -139,7 +201,7 @@ def examine_registering(driver: BlockingDriver, checkup: Checkup) -> str | None:
     try:
         page = SlotRegion(PAGE_SIZE, 1, PAGE_SIZE, PRIVATE)
     except (MachineError, OSError) as error:
-        checkup.add_findings(Finding(troubles.NO_OWN_REGION, str(error)))
+        checkup.add_findings(Finding(ServerTrouble.NO_OWN_REGION, str(error)))
         return None
     registrations = Registrations(driver.transport.codec)
 
@@ -155,7 +217,7 @@ def examine_registering(driver: BlockingDriver, checkup: Checkup) -> str | None:
         text = str(error.message())
         if "Unable to open" in text or not is_this_machine(driver.transport.host):
             return text
-        checkup.add_findings(Finding(troubles.CLIENT_SHM_DISABLED, text))
+        checkup.add_findings(Finding(ServerTrouble.CLIENT_SHM_DISABLED, text))
         return None
     except ShmError as error:  # which tells nothing of where the server is
         checkup.add_findings(finding_of_error(error))
@@ -192,11 +254,11 @@ def _not_loaded(index: Iterable[Mapping[str, Any]], ready: Collection[str], want
         if each.get("state") == _READY or not (is_told or (wanted is not None and name not in ready)):
             continue
         line = " ".join(reason.split())
-        trouble = troubles.MODEL_NOT_LOADED
+        trouble = ServerTrouble.MODEL_NOT_LOADED
         if _LIBRARY_MISSING.search(line):
-            trouble = troubles.LIBRARY_MISSING
+            trouble = ServerTrouble.LIBRARY_MISSING
         elif ("is not optional" in line and _LIBRARY in line) or "optional: true" in line:
-            trouble = troubles.REQUIRED_INPUTS
+            trouble = ServerTrouble.REQUIRED_INPUTS
         version, state = _version_of(each), str(each.get("state") or "not loaded")
         which = f"version {version} is " if version else ""
         findings.append(Finding(trouble, f"{which}{state}: {line or 'the server gives no reason'}", name))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shm_backend_utils.cli.doctor import examination
+from shm_backend_utils.cli import doctor
 
 
 @pytest.fixture(autouse=True)
 def no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have this machine not be looked at; ``test_machine_checks`` looks at it."""
-    monkeypatch.setattr(examination, "findings_on_machine", list)
+    monkeypatch.setattr(doctor, "findings_on_machine", list)

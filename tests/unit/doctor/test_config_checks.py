@@ -8,18 +8,7 @@ from typing import Any
 import pytest
 
 from shm_backend_utils.cli.doctor.config_checks import findings_in_config, mentions_shared_memory
-from shm_backend_utils.cli.doctor.findings import Trouble
-from shm_backend_utils.cli.doctor.troubles.config import (
-    BAD_PARAMETER,
-    DIRECT_NOT_DECLARED,
-    INPUTS_NOT_OPTIONAL,
-    NO_SHM_INPUT,
-    NO_SHM_PATHS,
-    REFUSED_LINE,
-    RESPONSE_CACHE,
-    UNKNOWN_PARAMETER,
-    UNKNOWN_PATH,
-)
+from shm_backend_utils.cli.doctor.troubles import ConfigTrouble, Trouble
 from shm_backend_utils.model.config import PARAMETERS
 
 FINE: dict[str, Any] = {
@@ -67,13 +56,13 @@ def test_what_is_set_to_nothing_in_particular_is_fine() -> None:
 
 
 def test_all_inputs_that_are_not_optional_are_named() -> None:
-    assert found_in(config_without_optional("X", "W")) == [(INPUTS_NOT_OPTIONAL, "X, W are not optional")]
-    assert found_in(config_without_optional("W")) == [(INPUTS_NOT_OPTIONAL, "W is not optional")]
+    assert found_in(config_without_optional("X", "W")) == [(ConfigTrouble.INPUTS_NOT_OPTIONAL, "X, W are not optional")]
+    assert found_in(config_without_optional("W")) == [(ConfigTrouble.INPUTS_NOT_OPTIONAL, "W is not optional")]
 
 
 def test_no_input_for_the_batch_size() -> None:
     config = {**FINE, "input": FINE["input"][:2]}
-    assert found_in(config) == [(NO_SHM_INPUT, "max_batch_size is 8, and there is no input SHM")]
+    assert found_in(config) == [(ConfigTrouble.NO_SHM_INPUT, "max_batch_size is 8, and there is no input SHM")]
     assert found_in({**config, "max_batch_size": 0}) == []
 
 
@@ -84,12 +73,12 @@ def test_no_input_for_the_batch_size() -> None:
 def test_an_input_of_its_name_that_is_another(change: dict[str, Any], found: str) -> None:
     config = {**FINE, "input": [FINE["input"][0], {**FINE["input"][2], **change}]}
     said = f"max_batch_size is 8, and the input SHM is {found}; expected TYPE_UINT8, optional"
-    assert found_in(config) == [(NO_SHM_INPUT, said)]
+    assert found_in(config) == [(ConfigTrouble.NO_SHM_INPUT, said)]
 
 
 def test_no_parameter_of_paths() -> None:
     config = {**FINE, "max_batch_size": 0, "input": FINE["input"][:2], "parameters": {}}
-    assert found_in(config) == [(NO_SHM_PATHS, "found no parameter SHM_PATHS")]
+    assert found_in(config) == [(ConfigTrouble.NO_SHM_PATHS, "found no parameter SHM_PATHS")]
 
 
 def test_the_input_of_a_completed_configuration_declares_the_paths() -> None:
@@ -111,8 +100,10 @@ def test_the_input_of_a_completed_configuration_declares_the_paths() -> None:
     ],
 )
 def test_words_that_are_no_paths(value: str, said: str) -> None:
-    ((trouble, found), *rest) = [each for each in found_in(config_with(SHM_PATHS=value)) if each[0] is UNKNOWN_PATH]
-    assert trouble is UNKNOWN_PATH
+    ((trouble, found), *rest) = [
+        each for each in found_in(config_with(SHM_PATHS=value)) if each[0] is ConfigTrouble.UNKNOWN_PATH
+    ]
+    assert trouble is ConfigTrouble.UNKNOWN_PATH
     assert found.startswith(said)
     assert rest == []
 
@@ -121,13 +112,13 @@ def test_a_model_that_leaves_out_the_direct_path_is_told_no_more() -> None:
     config = config_without_optional("X")
     config["parameters"]["SHM_PATHS"]["string_value"] = "triton-shm,inline"
     said = "found SHM_PATHS 'inline,triton-shm'; expected direct among its words"
-    assert found_in(config) == [(DIRECT_NOT_DECLARED, said)]
-    assert not DIRECT_NOT_DECLARED.is_fatal
+    assert found_in(config) == [(ConfigTrouble.DIRECT_NOT_DECLARED, said)]
+    assert not ConfigTrouble.DIRECT_NOT_DECLARED.is_fatal
 
 
 def test_every_unknown_parameter_is_told_with_what_was_meant() -> None:
     found = found_in(config_with(SHM_DEBG="true", shm_metrics="true", OTHER="x"))
-    assert [trouble for trouble, _ in found] == [UNKNOWN_PARAMETER, UNKNOWN_PARAMETER]
+    assert [trouble for trouble, _ in found] == [ConfigTrouble.UNKNOWN_PARAMETER, ConfigTrouble.UNKNOWN_PARAMETER]
     assert found[0][1].endswith("did you mean SHM_DEBUG?")
     assert found[1][1].endswith("did you mean SHM_METRICS?")
 
@@ -135,19 +126,19 @@ def test_every_unknown_parameter_is_told_with_what_was_meant() -> None:
 @pytest.mark.parametrize("name", sorted(PARAMETERS - {"SHM_PATHS"}))
 def test_a_value_that_means_nothing(name: str) -> None:
     ((trouble, found),) = found_in(config_with(**{name: "nonsense"}))
-    assert trouble is BAD_PARAMETER
+    assert trouble is ConfigTrouble.BAD_PARAMETER
     assert found.startswith(f"parameter {name} is 'nonsense'; expected ")
 
 
 def test_the_response_cache() -> None:
     ((trouble, found),) = found_in({**FINE, "response_cache": {"enable": True}})
-    assert trouble is RESPONSE_CACHE
+    assert trouble is ConfigTrouble.RESPONSE_CACHE
     assert found.startswith("found response_cache { enable: true }; it looks at input tensors only")
 
 
 def test_a_line_that_no_session_can_serve() -> None:
     ((trouble, found),) = found_in({**FINE, "sequence_batching": {"iterative_sequence": True}})
-    assert trouble is REFUSED_LINE
+    assert trouble is ConfigTrouble.REFUSED_LINE
     assert found.startswith("found iterative_sequence: true; the server executes a request again")
 
 
@@ -174,9 +165,9 @@ def test_a_misspelt_declaration_is_one_trouble() -> None:
     """One that has the prefix is named as such; the library does not look at another one."""
     plain = {**FINE, "max_batch_size": 0, "input": FINE["input"][:2]}  # no SHM, which declares paths, too
     [(trouble, found)] = found_in({**plain, "parameters": {"SHM_PATH": {"string_value": "direct"}}})
-    assert trouble is UNKNOWN_PARAMETER
+    assert trouble is ConfigTrouble.UNKNOWN_PARAMETER
     assert found.endswith("did you mean SHM_PATHS?")
     other = {**plain, "parameters": {"SMH_PATHS": {"string_value": "direct"}}}
     expected = "found no parameter SHM_PATHS, but SMH_PATHS, which may be meant to be it"
-    assert found_in(other) == [(NO_SHM_PATHS, expected)]
+    assert found_in(other) == [(ConfigTrouble.NO_SHM_PATHS, expected)]
     assert mentions_shared_memory({"parameters": other["parameters"]})

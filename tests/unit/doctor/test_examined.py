@@ -14,10 +14,9 @@ import pytest
 
 from shm_backend_utils import __version__
 from shm_backend_utils.cli import main
-from shm_backend_utils.cli.doctor import checkup, gpu_checks, model_checks, report_checks, server_checks
-from shm_backend_utils.cli.doctor.examination import examine
-from shm_backend_utils.cli.doctor.findings import Finding
-from shm_backend_utils.cli.doctor.refusals import finding_of_refusal
+from shm_backend_utils.cli.doctor import checkup, examine, model_checks, server_checks
+from shm_backend_utils.cli.doctor.checkup import Finding
+from shm_backend_utils.cli.doctor.model_checks import finding_of_refusal
 from shm_backend_utils.client.errors import (
     DeadlineExceededError,
     InferenceError,
@@ -327,37 +326,41 @@ REPORTS: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
 def test_a_report_is_compared(code: str) -> None:
     told, more = REPORTS[code]
     report = {"version": __version__, "stub_reads_numpy": True, "knows_server": True, "numpy": "2.1"}
-    assert codes_of(report_checks.findings_in_report(spec_of(**more), report)) == []
-    assert codes_of(report_checks.findings_in_report(spec_of(**more), {**report, **told})) == [code]
+    assert codes_of(model_checks.findings_in_report(spec_of(**more), report)) == []
+    assert codes_of(model_checks.findings_in_report(spec_of(**more), {**report, **told})) == [code]
 
 
 HERE: Final = process_facts()
 ANOTHER_PID: Final[dict[str, Any]] = {"namespaces": {**HERE["namespaces"], "pid": 1}}
 SEES: Final[dict[str, Any]] = {"gpus": {"uuids": [UUID], "obstacle": ""}}
-GPUS: Final[dict[str, tuple[gpu_checks.ClientGpus, dict[str, Any], list[str]]]] = {
-    "nothing": (gpu_checks.ClientGpus((UUID,)), SEES, []),
-    "no client of GPUs": (gpu_checks.ClientGpus(), SEES, []),
-    "model": (gpu_checks.ClientGpus((UUID,)), {"gpus": {"uuids": [], "obstacle": "libcuda.so.1"}}, ["driver-not-seen"]),
-    "client": (gpu_checks.ClientGpus((), "libcuda.so.1 was not found"), SEES, ["driver-not-seen"]),
-    "another": (gpu_checks.ClientGpus((ANOTHER,)), SEES, ["gpu-not-seen"]),
+GPUS: Final[dict[str, tuple[model_checks.ClientGpus, dict[str, Any], list[str]]]] = {
+    "nothing": (model_checks.ClientGpus((UUID,)), SEES, []),
+    "no client of GPUs": (model_checks.ClientGpus(), SEES, []),
+    "model": (
+        model_checks.ClientGpus((UUID,)),
+        {"gpus": {"uuids": [], "obstacle": "libcuda.so.1"}},
+        ["driver-not-seen"],
+    ),
+    "client": (model_checks.ClientGpus((), "libcuda.so.1 was not found"), SEES, ["driver-not-seen"]),
+    "another": (model_checks.ClientGpus((ANOTHER,)), SEES, ["gpu-not-seen"]),
     "instances": (
-        gpu_checks.ClientGpus((ANOTHER,), "", {"CUDA_VISIBLE_DEVICES": f"MIG-{ANOTHER}"}),
+        model_checks.ClientGpus((ANOTHER,), "", {"CUDA_VISIBLE_DEVICES": f"MIG-{ANOTHER}"}),
         {**SEES, "visible_devices": {"CUDA_VISIBLE_DEVICES": f"MIG-{UUID}"}},
         ["mig"],
     ),
-    "processes": (gpu_checks.ClientGpus((UUID,)), {**SEES, **ANOTHER_PID}, ["pid-namespace"]),
+    "processes": (model_checks.ClientGpus((UUID,)), {**SEES, **ANOTHER_PID}, ["pid-namespace"]),
 }
 
 
 @pytest.mark.parametrize("case", GPUS)
 def test_gpus_are_compared(case: str) -> None:
     client, report, expected = GPUS[case]
-    assert codes_of(gpu_checks.findings_on_gpus(config("m"), client, report, HERE)) == expected
+    assert codes_of(model_checks.findings_on_gpus(config("m"), client, report, HERE)) == expected
 
 
 def test_a_client_without_the_device_of_a_driver_loads_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.setattr(gpu_checks, "_DEVICE", tmp_path / "none")
-    assert gpu_checks.find_client_gpus()[:2] == ((), "")
+    monkeypatch.setattr(model_checks, "_DEVICE", tmp_path / "none")
+    assert model_checks.find_client_gpus()[:2] == ((), "")
 
 
 def test_which_namespaces_differ_is_told() -> None:

@@ -11,11 +11,9 @@ import pytest
 
 import shm_backend_utils
 from shm_backend_utils import __version__
-from shm_backend_utils.cli.doctor.findings import Finding, Trouble
+from shm_backend_utils.cli.doctor.checkup import Finding
 from shm_backend_utils.cli.doctor.folder_checks import findings_in_folder
-from shm_backend_utils.cli.doctor.troubles import config as config_troubles
-from shm_backend_utils.cli.doctor.troubles import folder as troubles
-from shm_backend_utils.cli.doctor.troubles.model import NO_SESSION
+from shm_backend_utils.cli.doctor.troubles import ConfigTrouble, FolderTrouble, ModelTrouble, Trouble
 from shm_backend_utils.protocol.layout import VERSION
 
 PACKAGE = Path(shm_backend_utils.__file__).parent
@@ -86,7 +84,7 @@ def test_nor_with_any_of_our_samples() -> None:
 def test_a_relative_path_has_the_models_name(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(model)
     (model / "1" / "model.py").unlink()
-    assert only(findings_in_folder(Path()), troubles.NO_CODE)
+    assert only(findings_in_folder(Path()), FolderTrouble.NO_MODEL_CODE)
 
 
 @pytest.mark.parametrize("place", ["nothing", "m/config.pbtxt", "empty"])
@@ -95,7 +93,7 @@ def test_what_is_no_model_and_no_repository(model: Path, place: str) -> None:
     ((trouble, found, name),) = [
         (each.trouble, each.found, each.model) for each in findings_in_folder(model.parent / place)
     ]
-    assert (trouble, name) == (troubles.NOT_A_MODEL, "")
+    assert (trouble, name) == (FolderTrouble.NOT_A_MODEL, "")
     assert found.startswith(str(model.parent / place))
 
 
@@ -105,7 +103,7 @@ def test_of_a_repository_each_model_is_examined(model: Path) -> None:
     for name in "mn":
         (model.parent / name / "config.pbtxt").write_text(CONFIG.replace("direct", "driect"))
     found = [(finding.trouble, finding.model) for finding in findings_in_folder(model.parent)]
-    assert found == [(config_troubles.UNKNOWN_PATH, "m"), (config_troubles.UNKNOWN_PATH, "n")]
+    assert found == [(ConfigTrouble.UNKNOWN_PATH, "m"), (ConfigTrouble.UNKNOWN_PATH, "n")]
 
 
 @pytest.mark.parametrize(
@@ -121,34 +119,34 @@ def test_a_configuration_that_cannot_be_parsed_has_its_line_and_column(
     model: Path, text: str, place: str, said: str
 ) -> None:
     (model / "config.pbtxt").write_text(text)
-    found = only(findings_in_folder(model), troubles.CONFIG_NOT_READ)
+    found = only(findings_in_folder(model), FolderTrouble.CONFIG_NOT_READ)
     assert found.startswith(f"{model / 'config.pbtxt'}:{place}")
     assert said in found
 
 
 def test_a_configuration_that_is_no_text(model: Path) -> None:
     (model / "config.pbtxt").write_bytes(b"\xff\xfe")
-    assert "no UTF-8" in only(findings_in_folder(model), troubles.CONFIG_NOT_READ)
+    assert "no UTF-8" in only(findings_in_folder(model), FolderTrouble.CONFIG_NOT_READ)
 
 
 def test_what_the_configuration_has_against_the_direct_path(model: Path) -> None:
     (model / "config.pbtxt").write_text(CONFIG.replace("optional: true", ""))
-    assert only(findings_in_folder(model), config_troubles.INPUTS_NOT_OPTIONAL) == "X is not optional"
+    assert only(findings_in_folder(model), ConfigTrouble.INPUTS_NOT_OPTIONAL) == "X is not optional"
 
 
 def test_a_tensor_that_lacks_something(model: Path) -> None:
     (model / "config.pbtxt").write_text(CONFIG + "input [ { data_type: TYPE_FP32 dims: [ 1 ] optional: true } ]")
-    assert "must specify 'name'" in only(findings_in_folder(model), troubles.BAD_TENSOR)
+    assert "must specify 'name'" in only(findings_in_folder(model), FolderTrouble.BAD_TENSOR)
 
 
 def test_another_name_than_the_folders(model: Path) -> None:
     (model / "config.pbtxt").write_text(CONFIG + 'name: "other"')
-    assert "has name 'other'; expected 'm'" in only(findings_in_folder(model), troubles.OTHER_NAME)
+    assert "has name 'other'; expected 'm'" in only(findings_in_folder(model), FolderTrouble.OTHER_NAME)
 
 
 def test_no_configuration_where_the_model_completes_none(model: Path) -> None:
     (model / "config.pbtxt").unlink()
-    assert "there is no" in only(findings_in_folder(model), troubles.NO_CONFIG)
+    assert "there is no" in only(findings_in_folder(model), FolderTrouble.NO_CONFIG)
 
 
 def test_no_configuration_is_fine_where_the_model_completes_it(model: Path) -> None:
@@ -165,12 +163,12 @@ def test_what_a_model_completes_need_not_be_there(model: Path) -> None:
 
 def test_no_version(model: Path) -> None:
     shutil.rmtree(model / "1")
-    assert "no folder whose name is a number" in only(findings_in_folder(model), troubles.NO_VERSION)
+    assert "no folder whose name is a number" in only(findings_in_folder(model), FolderTrouble.NO_VERSION_FOLDER)
 
 
 def test_a_version_without_code(model: Path) -> None:
     (model / "2").mkdir()
-    assert only(findings_in_folder(model), troubles.NO_CODE) == f"there is no {model / '2' / 'model.py'}"
+    assert only(findings_in_folder(model), FolderTrouble.NO_MODEL_CODE) == f"there is no {model / '2' / 'model.py'}"
 
 
 def test_code_in_the_file_that_the_configuration_names(model: Path) -> None:
@@ -182,13 +180,13 @@ def test_code_in_the_file_that_the_configuration_names(model: Path) -> None:
 @pytest.mark.parametrize("code", ["def f(:\n", "x = 1\n  y = 2\n", "x = '\x00'\n", "(" * 100_000])
 def test_code_that_does_not_parse(model: Path, code: str) -> None:
     (model / "1" / "model.py").write_text(code)
-    found = only(findings_in_folder(model), troubles.CODE_DOES_NOT_PARSE)
+    found = only(findings_in_folder(model), FolderTrouble.CODE_DOES_NOT_PARSE)
     assert found.startswith(f"{model / '1' / 'model.py'}:")
 
 
 def test_code_without_the_class(model: Path) -> None:
     (model / "1" / "model.py").write_text(CODE.replace("TritonPythonModel", "Model"))
-    assert "has no class TritonPythonModel" in only(findings_in_folder(model), troubles.NO_MODEL_CLASS)
+    assert "has no class TritonPythonModel" in only(findings_in_folder(model), FolderTrouble.NO_MODEL_CLASS)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +219,7 @@ def test_the_class_may_come_from_elsewhere(model: Path, code: str) -> None:
 def test_answers_that_execute_drops(model: Path, code: str, name: str) -> None:
     file = model / "1" / "model.py"
     file.write_text(CODE + code)
-    found = only(findings_in_folder(model), troubles.NOT_RETURNED)
+    found = only(findings_in_folder(model), FolderTrouble.NOT_RETURNED)
     assert found == f"{file}:8: nothing is done with what {name} returns"
 
 
@@ -249,7 +247,7 @@ def test_a_call_of_another_mode(model: Path, code: str, config: str, found: str)
     file.write_text(code)
     (model / "config.pbtxt").write_text(config)
     said = f"{file}: {found.format(config='config.pbtxt')}"
-    assert only(findings_in_folder(model), troubles.OTHER_MODE) == said
+    assert only(findings_in_folder(model), FolderTrouble.OTHER_MODE) == said
 
 
 @pytest.mark.parametrize(
@@ -273,12 +271,12 @@ def test_a_mode_that_the_syntax_does_not_tell(model: Path, code: str, config: st
 
 def test_declared_and_without_a_session(model: Path) -> None:
     (model / "1" / "model.py").write_text(STOCK)
-    assert only(findings_in_folder(model), NO_SESSION) == f"{model / '1' / 'model.py'}: no ShmSession"
+    assert only(findings_in_folder(model), ModelTrouble.NO_SESSION) == f"{model / '1' / 'model.py'}: no ShmSession"
 
 
 def test_with_a_session_and_not_declared(model: Path) -> None:
     (model / "config.pbtxt").write_text(CONFIG.partition("parameters")[0])
-    only(findings_in_folder(model), config_troubles.NO_SHM_PATHS)
+    only(findings_in_folder(model), ConfigTrouble.NO_SHM_PATHS)
 
 
 @pytest.mark.parametrize(
@@ -287,8 +285,8 @@ def test_with_a_session_and_not_declared(model: Path) -> None:
 def test_an_ordinary_model_is_none_of_our_business_whatever_its_classes_are(model: Path, code: str) -> None:
     (model / "1" / "model.py").write_text(code)
     (model / "config.pbtxt").write_text(CONFIG.partition("parameters")[0].replace(" optional: true", ""))
-    assert only(findings_in_folder(model), troubles.ORDINARY_MODEL)
-    assert not troubles.ORDINARY_MODEL.is_fatal
+    assert only(findings_in_folder(model), FolderTrouble.ORDINARY_MODEL)
+    assert not FolderTrouble.ORDINARY_MODEL.is_fatal
 
 
 INFER = (
@@ -313,7 +311,7 @@ INFER = (
 def test_a_name_that_is_not_there(model: Path, line: str, found: str) -> None:
     shutil.copytree(model, model.parent / "om_2")
     (model / "1" / "model.py").write_text(INFER.replace("LINE", line))
-    assert found in only(findings_in_folder(model.parent), troubles.UNKNOWN_NAME)
+    assert found in only(findings_in_folder(model.parent), FolderTrouble.UNKNOWN_NAME)
 
 
 @pytest.mark.parametrize(
@@ -375,15 +373,18 @@ def test_what_triton_tells_another_backend_by(model: Path) -> None:
 def test_a_copy_that_is_not_of_this_release(model: Path, copy: Path, file: str, text: str | None, found: str) -> None:
     (copy / file).unlink() if text is None else (copy / file).write_text(text)
     expected = f"{copy} is of {found}, and this is {__version__} and {VERSION}"
-    assert only(findings_in_folder(model), troubles.OTHER_COPY) == expected
+    assert only(findings_in_folder(model), FolderTrouble.OTHER_COPY) == expected
     copy.rename(model / copy.name)
-    assert only(findings_in_folder(model), troubles.OTHER_COPY) == expected.replace("/1/", "/")
+    assert only(findings_in_folder(model), FolderTrouble.OTHER_COPY) == expected.replace("/1/", "/")
 
 
 def test_a_copy_is_examined_though_the_configuration_cannot_be_read(model: Path, copy: Path) -> None:
     (copy / "__init__.py").unlink()
     (model / "config.pbtxt").write_text("{")
-    assert [each.trouble for each in findings_in_folder(model)] == [troubles.CONFIG_NOT_READ, troubles.OTHER_COPY]
+    assert [each.trouble for each in findings_in_folder(model)] == [
+        FolderTrouble.CONFIG_NOT_READ,
+        FolderTrouble.OTHER_COPY,
+    ]
 
 
 @pytest.mark.parametrize("place", ["config.pbtxt", "model.py", "__init__.py"])
@@ -399,4 +400,4 @@ def test_what_this_user_may_not_read(model: Path, place: str, monkeypatch: pytes
         return really_open(path, *arguments, **options)
 
     monkeypatch.setattr(os, "open", refuse)
-    assert only(findings_in_folder(model), troubles.UNREADABLE).endswith(f"{place}: Permission denied")
+    assert only(findings_in_folder(model), FolderTrouble.UNREADABLE).endswith(f"{place}: Permission denied")

@@ -11,10 +11,9 @@ from typing import Final
 
 import pytest
 
-from shm_backend_utils.cli.doctor import folder_checks
+from shm_backend_utils.cli.doctor import as_text, folder_checks
 from shm_backend_utils.cli.doctor.checkup import Checkup
 from shm_backend_utils.cli.doctor.folder_checks import findings_in_folder
-from shm_backend_utils.cli.doctor.output import as_text
 from tests.unit.doctor.test_folder import model as model  # noqa: PLC0414  # a fixture
 from tests.unit.test_source_files import device, huge, pipe
 

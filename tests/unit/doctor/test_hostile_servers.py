@@ -17,8 +17,8 @@ from typing import Any, Final
 import pytest
 
 import shm_backend_utils
-from shm_backend_utils.cli.doctor import examination
-from shm_backend_utils.cli.doctor.output import as_json, as_text
+from shm_backend_utils.cli import doctor
+from shm_backend_utils.cli.doctor import as_json, as_text
 from shm_backend_utils.client.errors import DeadlineExceededError, ServerUnavailableError
 from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.pool.slot import SlotRegion
@@ -92,7 +92,7 @@ def text_of(*configs: dict[str, Any], report: dict[str, Any] | bytes) -> str:
     """Examine a server; return what is printed, which must be fit for a terminal."""
     with Server(*configs, protocol="http") as server:
         server.probed = reports(report)
-        checkup = examination.examine(server)
+        checkup = doctor.examine(server)
     text = as_text(checkup)
     assert all(letter.isprintable() or letter == "\n" for letter in text)
     json.loads(as_json(checkup, "x"))
@@ -142,14 +142,14 @@ def test_a_model_with_any_name(name: str) -> None:
 def test_an_index_with_anything_in_it(told: Any) -> None:
     index = json.dumps({"models": told}).encode()
     with answering({"/v2": METADATA, "/v2/repository/index": index}) as url:
-        assert "\nmodel " not in as_text(examination.examine(url))
+        assert "\nmodel " not in as_text(doctor.examine(url))
 
 
 @pytest.mark.parametrize("size", ["told", "not told"])
 def test_an_answer_without_an_end_is_not_read(size: str) -> None:
     head = f"HTTP/1.1 200 OK\r\n{'Content-Length: 1073741824' if size == 'told' else 'X: y'}\r\n\r\n".encode()
     with answering({}, otherwise=[head, *[b"[" * 2**20] * 1024]) as url:
-        findings = {each.trouble.code: each.found for each in examination.examine(url).findings}
+        findings = {each.trouble.code: each.found for each in doctor.examine(url).findings}
     assert "more than 33619968 bytes" in findings["server-not-reachable"]
 
 
@@ -158,13 +158,13 @@ def test_an_answer_that_is_nested_too_deeply(status: str) -> None:
     body = b"[" * 100_000
     head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with answering({}, otherwise=[head, body]) as url:
-        assert "not-triton" in {each.trouble.code for each in examination.examine(url).findings}
+        assert "not-triton" in {each.trouble.code for each in doctor.examine(url).findings}
 
 
 def test_a_hundred_thousand_models_are_not_all_named() -> None:
     models = [{"name": f"m{number}", "state": "READY"} for number in range(100_000)]
     with answering({"/v2": METADATA, "/v2/repository/index": json.dumps(models).encode()}) as url:
-        text = as_text(examination.examine(url))
+        text = as_text(doctor.examine(url))
     assert "more" in text
     assert len(text) < 2**20
 
@@ -217,16 +217,16 @@ def pages(index: Any) -> dict[str, bytes]:
 def test_a_server_that_does_not_tell_which_models_it_has() -> None:
     refusal = b'HTTP/1.1 403 Forbidden\r\nContent-Length: 23\r\n\r\n{"error":"not for you"}'
     with answering(pages([]), answers=lambda path, _: refusal if path == "/v2/repository/index" else None) as url:
-        told = examination.examine(url)
+        told = doctor.examine(url)
         assert [each.found for each in told.findings if each.trouble.code == "no-index"] == ["not for you"]
         assert told.exit_status == 1
-        assert "no-index" not in {each.trouble.code for each in examination.examine(url, "m").findings}
+        assert "no-index" not in {each.trouble.code for each in doctor.examine(url, "m").findings}
 
 
 @pytest.mark.parametrize("index", [[], [{"name": "m"}], [{"name": "m", "state": "UNAVAILABLE", "reason": "unloaded"}]])
 def test_a_server_that_has_no_model(index: list[dict[str, Any]]) -> None:
     with answering(pages(index)) as url:
-        told = examination.examine(url)
+        told = doctor.examine(url)
     assert [each.trouble.code for each in told.findings] == ["no-models"]
     assert told.exit_status == 1
 
@@ -237,7 +237,7 @@ def test_a_version_that_has_not_loaded_beside_one_that_has() -> None:
     old = {"name": "m", "version": "0", "state": "UNAVAILABLE", "reason": "unloaded"}
     with answering(pages([old, READY, broken])) as url:
         for wanted in (None, "m"):
-            told = examination.examine(url, wanted).findings
+            told = doctor.examine(url, wanted).findings
             found = [each.found for each in told if each.trouble.code == "model-not-loaded"]
             assert found == [f"version 2 is UNAVAILABLE: {reason}"]
 
@@ -258,7 +258,7 @@ def test_a_dev_shm_of_ones_own_that_takes_nothing(number: int, monkeypatch: pyte
     monkeypatch.setattr(SlotRegion, "__init__", make)
     with Server(config("m"), protocol="http") as server:
         server.probed = reports({})
-        told = examination.examine(server)
+        told = doctor.examine(server)
     assert "no-own-region" in {each.trouble.code for each in told.findings}
     assert "other-namespace" not in {each.trouble.code for each in told.findings}
     lines = [line for _, line in told.fine]
@@ -289,7 +289,7 @@ def test_a_server_that_does_not_answer_when_memory_is_registered(code: str, monk
     with Server(config("m")) as server:
         server.probed = reports({})
         monkeypatch.setattr(server, "register", fail)
-        told = examination.examine(server)
+        told = doctor.examine(server)
     assert code in {each.trouble.code for each in told.findings}
     assert "other-namespace" not in {each.trouble.code for each in told.findings}
     assert not any("of its own" in line for _, line in told.fine)
@@ -297,7 +297,7 @@ def test_a_server_that_does_not_answer_when_memory_is_registered(code: str, monk
 
 def test_a_server_that_goes_when_it_is_asked_for_its_models(tmp_path: Path) -> None:
     with answering(pages([]), answers=lambda path, _: b"" if path == "/v2/repository/index" else None) as url:
-        assert [each.trouble.code for each in examination.examine(url).findings] == ["server-not-reachable"]
+        assert [each.trouble.code for each in doctor.examine(url).findings] == ["server-not-reachable"]
 
 
 def test_an_older_version_whose_process_is_dead() -> None:
@@ -310,7 +310,7 @@ def test_an_older_version_whose_process_is_dead() -> None:
         return b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n%s" % (len(said), said)
 
     with answering(pages([READY, {**READY, "version": "2"}]), answers=answer) as url:
-        told = examination.examine(url).findings
+        told = doctor.examine(url).findings
     assert [each.found for each in told if each.trouble.code == "dead-instance"] == [
         "of version 1: 1 of 1 requests, one after another, met a dead process"
     ]

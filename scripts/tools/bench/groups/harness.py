@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from shm_backend_utils.cli.common.sample_models import REPOSITORY
+from shm_backend_utils.cli.common.server import REPOSITORY
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.testing.harness import ModelHarness
 

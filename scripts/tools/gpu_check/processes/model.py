@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from shm_backend_utils.cli.common.sample_models import REPOSITORY
+from shm_backend_utils.cli.common.server import REPOSITORY
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.model import BatchCall, Call, ShmSession
 from shm_backend_utils.tensors.attributes import MemoryType

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import shm_backend_utils
-from shm_backend_utils.cli.common.sample_models import REPOSITORY, copy_models, models_in
+from shm_backend_utils.cli.common.server import REPOSITORY, copy_models, models_in
 
 from ... import ROOT
 

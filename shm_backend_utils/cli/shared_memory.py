@@ -1,0 +1,271 @@
+"""The shared memory of this machine, and who has it: sealed memory, and pools of Triton's Python backend."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import stat
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ..memory import locks
+from ..memory.backend_pools import USUAL_PREFIX
+from ..memory.descriptors import Descriptor
+from ..memory.sealed import LINK
+from ..memory.shared_file import BLOCK_SIZE, DEV_SHM
+from ..protocol import layout
+
+__all__ = [
+    "BackendPool",
+    "Process",
+    "Processes",
+    "SealedMemory",
+    "Search",
+    "find_pool_files",
+    "find_sealed_memory",
+    "look_into_processes",
+    "pools_of",
+    "sealed_memory_of",
+]
+
+_PROC: Final = Path("/proc")
+_DEV_SHM: Final = "/dev/shm/"
+_MAPPING: Final = re.compile(
+    r"([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) ([0-9a-f]+):([0-9a-f]+) ([0-9]+) +"
+    rf"(?:({re.escape(LINK)})$|{_DEV_SHM})"
+)
+
+Identity = tuple[int, int]
+"""A file's device and inode."""
+
+_ANY_SIZE: Final = 2**63
+
+_TRITON: Final = "triton"
+"""What the names of its programs begin with; a server that is part of another program has stubs of such a name, too."""
+
+
+class Holder(NamedTuple):
+    """A process that has memory open or mapped, and the name of its program."""
+
+    pid: int
+    command: str
+
+
+class MappedObject(NamedTuple):
+    """What a process has mapped of sealed memory, or of a file in ``/dev/shm``, whoever that belongs to."""
+
+    identity: Identity
+    byte_size: int  # up to the last byte that is mapped
+    is_sealed: bool  # it is sealed memory of this package's
+
+
+class Process(NamedTuple):
+    """One process, as found."""
+
+    holder: Holder
+    folder: Path  # what the kernel tells of it
+    mapped: list[MappedObject]  # each object once, however often it is mapped
+
+    @property
+    def mapped_sealed(self) -> list[MappedObject]:
+        """What of that is sealed memory."""
+        return [each for each in self.mapped if each.is_sealed]
+
+
+class Processes(NamedTuple):
+    """The processes found, in the order of their ids, and those that this user may not look into."""
+
+    found: list[Process]
+    hidden: list[Holder]
+
+
+def look_into_processes(pids: Iterable[int] | None = None) -> Processes:
+    """Look at what processes have mapped, all by default, as far as this user may. Changes nothing."""
+    found = []
+    hidden = []
+    numbers = sorted(int(folder.name) for folder in _PROC.glob("[0-9]*")) if pids is None else pids
+    for folder in [_PROC / str(number) for number in numbers]:
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            holder = Holder(int(folder.name), (folder / "comm").read_text(errors="replace").rstrip("\n"))
+            try:
+                found.append(Process(holder, folder, _mapped(folder)))
+            except PermissionError:
+                hidden.append(holder)
+    return Processes(found, hidden)
+
+
+def _mapped(folder: Path) -> list[MappedObject]:
+    """Return what a process has mapped: arrays may outlive the descriptor, and the owner."""
+    objects: dict[Identity, MappedObject] = {}
+    # Names of files may have all that Python takes for the end of a line; the kernel escapes one alone.
+    for line in (folder / "maps").read_bytes().decode(errors="replace").split("\n"):
+        # There are thousands of other lines, of which the regular expression would take a second.
+        found = _MAPPING.match(line) if _DEV_SHM in line or line.endswith(LINK) else None
+        if found is None:
+            continue
+        begin, end, offset, major, minor = [int(number, 16) for number in found.groups()[:5]]
+        identity = os.makedev(major, minor), int(found[6])
+        known = objects.get(identity)
+        size = max(0 if known is None else known.byte_size, offset + end - begin)
+        objects[identity] = MappedObject(identity, size, is_sealed=found[7] is not None)
+    return list(objects.values())
+
+
+@dataclass
+class SealedMemory:
+    """One sealed region, as found; user and owner are None where nobody has it open, so that nobody can be asked."""
+
+    inode: int  # what tells it from others: it has no name
+    byte_size: int  # of all of it; where nobody has it open, of what is mapped
+    uid: int | None = None
+    is_owner_alive: bool | None = None  # and has not given it up
+    slot_count: int = 0
+    slots_in_use: int = 0  # a model executes in them at this moment
+    # Who has it open or mapped, of those whom this user may look into.
+    holders: list[Holder] = field(default_factory=list)
+
+
+class Search(NamedTuple):
+    """What was found, the largest first."""
+
+    found: list[SealedMemory]
+    is_complete: bool  # this user may look into every process
+
+
+def find_sealed_memory(pids: Iterable[int] | None = None) -> Search:
+    """Look for this package's sealed memory in processes, all by default, as far as this user may. Changes nothing."""
+    return sealed_memory_of(look_into_processes(pids))
+
+
+def sealed_memory_of(processes: Processes) -> Search:
+    """Look for it in processes that were looked into a moment ago."""
+    found: dict[Identity, SealedMemory] = {}
+    is_complete = not processes.hidden
+    for process in processes.found:
+        mapped = {each.identity: SealedMemory(each.identity[1], each.byte_size) for each in process.mapped_sealed}
+        try:
+            seen = {**mapped, **dict(_open(process.folder))}
+        except PermissionError:
+            is_complete = False
+            continue
+        except OSError:  # it has ended meanwhile
+            continue
+        for identity, memory in seen.items():
+            known = found.setdefault(identity, memory)
+            if known.is_owner_alive is None and memory.is_owner_alive is not None:
+                memory.holders = known.holders
+                found[identity] = known = memory
+            known.holders.append(process.holder)
+    return Search(sorted(found.values(), key=lambda each: (-each.byte_size, each.inode)), is_complete)
+
+
+def _open(folder: Path) -> Iterator[tuple[Identity, SealedMemory]]:
+    """Yield what a process has open."""
+    for name in os.listdir(folder / "fd"):  # noqa: PTH208  # a Path per descriptor of the machine costs much
+        with contextlib.suppress(OSError):  # it is closed by now, or somebody else's, or no memfd
+            report = _report(f"{folder}/fd/{name}")
+            if report is not None:
+                yield report
+
+
+def _report(link: str) -> tuple[Identity, SealedMemory] | None:
+    """Look at what is open there; None if it is nothing of ours.
+
+    Its number may stand for something else the next moment, and to open a device may do something. So a descriptor that
+    can do nothing (``O_PATH``) is had first, and it is seen what that is.
+    """
+    if os.readlink(link) != LINK:  # noqa: PTH115  # as above
+        return None
+    with contextlib.closing(Descriptor(os.open, link, os.O_PATH | os.O_CLOEXEC)) as place:
+        itself = f"/proc/self/fd/{place.fileno()}"
+        if os.readlink(itself) != LINK:  # noqa: PTH115
+            return None
+        opened = Descriptor(os.open, itself, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with contextlib.closing(opened):
+        fd = opened.fileno()
+        fcntl.fcntl(fd, fcntl.F_GET_SEALS)  # raises where a file has a name like ours
+        status = os.fstat(fd)
+        header = layout.parse_header(os.pread(fd, layout.HEADER_LENGTH, 0), _ANY_SIZE)
+        slots = range(0 if header is None else header.slot_count)
+        records = [] if header is None else [layout.record_offset(slot, header.record_byte_size) for slot in slots]
+        memory = SealedMemory(
+            inode=status.st_ino,
+            byte_size=status.st_blocks * BLOCK_SIZE,
+            uid=status.st_uid,
+            is_owner_alive=locks.is_owner_alive(fd),
+            slot_count=len(records),
+            slots_in_use=sum(locks.is_slot_in_use(fd, record) for record in records),
+        )
+    return (status.st_dev, status.st_ino), memory
+
+
+@dataclass(frozen=True)
+class PoolFile:
+    """The file of one pool, whose name begins as the backend's do unless its operator says otherwise."""
+
+    key: str
+    byte_size: int  # what it takes of /dev/shm: it is made with holes, and grows
+    uid: int
+    age_s: float  # since it was last written to by a system call, or grew
+    identity: Identity
+
+
+@dataclass(frozen=True)
+class BackendPool:
+    """One pool of Triton's, as found."""
+
+    file: PoolFile
+    pids: list[int]  # who has it mapped, of those whom this user may look into
+    # Whether nobody has it mapped; None where that cannot be told, as there is a process of Triton's that this user may
+    # not look into. Processes of other PID namespaces are not seen at all.
+    is_left_behind: bool | None
+
+    def facts(self) -> dict[str, object]:
+        """Return all of that for JSON."""
+        facts = asdict(self.file)
+        del facts["identity"]
+        return {**facts, "pids": self.pids, "is_left_behind": self.is_left_behind}
+
+
+def find_pool_files() -> list[PoolFile]:
+    """Return the pools in ``/dev/shm``, the largest first. To be called *before* processes are looked into.
+
+    A pool that is made later has nobody in a list of processes that is older.
+    """
+    found = []
+    with contextlib.suppress(OSError):  # there is no /dev/shm
+        for path in sorted(DEV_SHM.glob(f"{USUAL_PREFIX}*")):
+            with contextlib.suppress(OSError):  # it is gone meanwhile
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode):
+                    found.append(_file_of(path, status))
+    return sorted(found, key=lambda file: (-file.byte_size, file.key))
+
+
+def pools_of(files: Iterable[PoolFile], processes: Processes) -> list[BackendPool]:
+    """Return who has pools mapped, of processes that were looked into after the pools were found."""
+    is_known = not any(holder.command.startswith(_TRITON) for holder in processes.hidden)
+    pids: defaultdict[Identity, list[int]] = defaultdict(list)
+    for process in processes.found:
+        for each in process.mapped:
+            pids[each.identity].append(process.holder.pid)
+    return [
+        BackendPool(file, pids[file.identity], is_left_behind=False if pids[file.identity] else is_known or None)
+        for file in files
+    ]
+
+
+def _file_of(path: Path, status: os.stat_result) -> PoolFile:
+    return PoolFile(
+        key=path.name,
+        byte_size=status.st_blocks * 512,
+        uid=status.st_uid,
+        age_s=max(0.0, time.time() - status.st_ctime),
+        identity=(status.st_dev, status.st_ino),
+    )

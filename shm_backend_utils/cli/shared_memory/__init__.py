@@ -1,1 +1,0 @@
-"""What shared memory there is on this machine, and who has it."""
