@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from shm_backend_utils.dtypes import from_numpy
 from shm_backend_utils.testing.emulator.delivery import deliver
-from shm_backend_utils.testing.emulator.errors import TritonModelException
-from shm_backend_utils.testing.emulator.metrics_registry import MetricsRegistry
+from shm_backend_utils.testing.emulator.metrics import MetricsRegistry
 from shm_backend_utils.testing.emulator.module import backend_module
+from shm_backend_utils.testing.emulator.pybind import TritonModelException
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from shm_backend_utils.testing.emulator.response import InferenceResponse
 

@@ -15,7 +15,7 @@ from ..memory.managed import KEY_PREFIX as MANAGED_PREFIX
 from ..memory.sealed import LINK as SEALED
 from ..memory.shared_file import DEV_SHM
 
-__all__ = ["POOL_PREFIX", "UTIL_PREFIX", "ShmLeakProbe"]
+__all__ = ["UTIL_PREFIX", "ShmLeakProbe"]
 
 POOL_PREFIX: Final = "triton_python_backend_shm_region_"
 """How the names of the Python backend's pools begin, if the server was not told otherwise."""

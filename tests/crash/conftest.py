@@ -13,7 +13,7 @@ import pytest
 from shm_backend_utils.cli.common.server import copy_models
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.server import EmbeddedServer
-from shm_backend_utils.testing.faults.servers import MortalServer
+from shm_backend_utils.testing.faults.at_hand import MortalServer
 
 from .gate import Gate
 from .server_options import ONCE, installation_with

@@ -16,7 +16,7 @@ from scripts.tools.processes import read_if_there
 from shm_backend_utils.client import DeadlineExceededError, ServerUnavailableError
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import TensorError
-from shm_backend_utils.testing.faults.servers import MortalServer
+from shm_backend_utils.testing.faults.at_hand import MortalServer
 
 from ..e2e.flavours import FLAVOURS, AnyClient, client_of, url_of
 from .callers import busy

@@ -17,7 +17,7 @@ from shm_backend_utils.memory import locks
 from shm_backend_utils.memory.descriptors import Descriptor
 from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.protocol.layout import PAGE_SIZE, record_offset
-from shm_backend_utils.testing.faults.servers import MortalServer
+from shm_backend_utils.testing.faults.at_hand import MortalServer
 
 from ..e2e.flavours import url_of
 from ..e2e.own_regions import own_regions

@@ -13,7 +13,7 @@ from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.cli.common.server import copy_models
 from shm_backend_utils.compat.triton_shm_client import InferShmError, TritonSHMClient
-from shm_backend_utils.testing.faults.servers import MortalServer
+from shm_backend_utils.testing.faults.at_hand import MortalServer
 
 from .processes import eventually
 from .registered import SomebodyElse

@@ -10,7 +10,7 @@ import pytest
 
 from shm_backend_utils.client import PoolOptions, ServerUnavailableError, ShmClient
 from shm_backend_utils.memory.pool.options import RegionName
-from shm_backend_utils.testing.faults.servers import MortalServer
+from shm_backend_utils.testing.faults.at_hand import MortalServer
 
 from ..e2e.flavours import url_of
 from ..e2e.own_regions import own_regions

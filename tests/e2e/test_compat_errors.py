@@ -15,7 +15,7 @@ from shm_backend_utils.client import DeadlineExceededError, ServerUnavailableErr
 from shm_backend_utils.compat.triton_shm_client import InferShmError, TritonSHMClient
 from shm_backend_utils.errors import BatchSizeError, TensorError, TensorTypeError
 from shm_backend_utils.server import EmbeddedServer
-from shm_backend_utils.testing.faults.servers import free_ports
+from shm_backend_utils.testing.faults.at_hand import free_ports
 
 from .two_classes import CLASSES, LATE_WRITER, ORDINARY, ROWS, Call, Declared, x_of
 

@@ -17,7 +17,7 @@ import pytest
 from shm_backend_utils.cli.common.server import copy_models
 from shm_backend_utils.client import InferenceError, ServerUnavailableError
 from shm_backend_utils.server import EmbeddedServer
-from shm_backend_utils.testing.faults.servers import free_ports
+from shm_backend_utils.testing.faults.at_hand import free_ports
 
 from ..crash.processes import eventually
 from ..crash.server_options import installation_with

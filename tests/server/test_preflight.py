@@ -15,7 +15,7 @@ from shm_backend_utils.errors import MachineError
 from shm_backend_utils.server import EmbeddedServer, Installation, find_gpus
 from shm_backend_utils.server.install import default_folder
 from shm_backend_utils.server.preflight import GpuFinding, read_facts
-from shm_backend_utils.testing.fake_cuda.build import library
+from shm_backend_utils.testing.fake_cuda.driver import library
 
 CONFIG = 'backend: "python" instance_group [ { kind: KIND_GPU } ]'
 FACTS: dict[str, Any] = {

@@ -44,10 +44,10 @@ from triton_python_backend_utils import (
     unload_model,
 )
 
-from shm_backend_utils.testing.emulator.iterator import ResponseIterator
-from shm_backend_utils.testing.emulator.memory import InferenceTrace, MemoryType
+from shm_backend_utils.testing.emulator.request import ResponseIterator
+from shm_backend_utils.testing.emulator.request import InferenceTrace, MemoryType
 from shm_backend_utils.testing.emulator.metrics import Metric, MetricKind
-from shm_backend_utils.testing.emulator.sender import InferenceResponseSender
+from shm_backend_utils.testing.emulator.response import InferenceResponseSender
 
 COUNTER, GAUGE, HISTOGRAM = MetricKind
 """

@@ -12,7 +12,7 @@ import pytest
 
 from scripts.tools.lone_emulator import KeptAnswers, LoneServer, deliver_alone
 from shm_backend_utils.testing.emulator import NAME, TensorContent, deliver_response, sent_inputs, sent_outputs
-from shm_backend_utils.testing.emulator.errors import TritonError
+from shm_backend_utils.testing.emulator.pybind import TritonError
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from shm_backend_utils.testing.emulator.response import InferenceResponse
 

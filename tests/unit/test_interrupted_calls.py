@@ -22,7 +22,7 @@ from shm_backend_utils.memory.pool import inventory
 from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.protocol.address import parse_address
-from shm_backend_utils.testing.faults.interrupts import Interrupts
+from shm_backend_utils.testing.faults.system_calls import Interrupts
 from shm_backend_utils.testing.harness import ModelHarness
 from shm_backend_utils.testing.leak_probe import ShmLeakProbe
 from tests.checked_calls import Call, infer, prepare, stream, submit

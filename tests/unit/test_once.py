@@ -28,7 +28,7 @@ from shm_backend_utils.client.transports.grpc.codec import GrpcCodec
 from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.model_spec import ModelSpec
-from shm_backend_utils.testing.faults.interrupts import Interrupts
+from shm_backend_utils.testing.faults.system_calls import Interrupts
 from tests.unit.fake_server import FakeServer, Order, config
 from tests.unit.fake_wires import FakeTransport, async_client_of, client_of
 

@@ -31,7 +31,7 @@ from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.memory.repeater import Repeater
 from shm_backend_utils.origin import Origin
 from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
-from shm_backend_utils.testing.faults.interrupts import Interrupts
+from shm_backend_utils.testing.faults.system_calls import Interrupts
 from tests.e2e.eventually import eventually
 
 SHM = Path("/dev/shm")

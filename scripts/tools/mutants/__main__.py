@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shm_backend_utils.cli.terminal import exit_status, positive
-from shm_backend_utils.testing.faults.memory import take_private_shm
+from shm_backend_utils.testing.faults.at_hand import take_private_shm
 
 from .. import ROOT
 from .checks import UNCHANGED, Mutant, find

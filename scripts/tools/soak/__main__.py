@@ -27,7 +27,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from shm_backend_utils.cli.terminal import exit_status, positive_float
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.testing.faults.memory import take_private_shm
+from shm_backend_utils.testing.faults.at_hand import take_private_shm
 
 from .hostile.assault import Assault
 from .hostile.attacks import ATTACKS

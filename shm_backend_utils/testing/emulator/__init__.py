@@ -1,11 +1,10 @@
 """``triton_python_backend_utils`` as a real stub has it, in any process."""
 
 from .delivery import TensorContent, deliver, deliver_response, sent_inputs, sent_outputs
-from .errors import TritonModelException
-from .faults import Faults
-from .host import Host, ResponseSink
-from .metrics_registry import MetricsRegistry
+from .host import Faults, Host, ResponseSink
+from .metrics import MetricsRegistry
 from .module import NAME, backend_module
+from .pybind import TritonModelException
 
 __all__ = [
     "NAME",

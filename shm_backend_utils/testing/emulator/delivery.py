@@ -13,14 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import BF16, BY_NAME, BYTES
-from .bytes_tensors import deserialize_bytes_tensor, serialize_byte_tensor
-from .errors import TritonError
 from .host import ResponseSink
-from .memory import InferenceTrace, PreferredMemory
-from .request import InferenceRequest
-from .response import InferenceResponse
-from .sender import InferenceResponseSender
-from .tensor import Tensor
+from .pybind import TritonError
+from .request import InferenceRequest, InferenceTrace, PreferredMemory
+from .response import InferenceResponse, InferenceResponseSender
+from .tensor import Tensor, deserialize_bytes_tensor, serialize_byte_tensor
 
 __all__ = ["TensorContent", "deliver", "deliver_response", "sent_inputs", "sent_outputs"]
 

@@ -1,17 +1,21 @@
-"""What stands around an emulated stub: the server that it belongs to, and where its answers go."""
+"""The surroundings of an emulated stub: its server, where its answers go, and the faults that it has."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from .metrics_registry import MetricsRegistry
+from .pybind import TritonModelException
 
 if TYPE_CHECKING:
+    from .metrics import MetricsRegistry
     from .request import InferenceRequest
     from .response import InferenceResponse
 
-__all__ = ["Host", "ResponseSink"]
+__all__ = ["Faults", "Host", "ResponseSink", "asked"]
+
+_T = TypeVar("_T")
 
 
 class Host(Protocol):
@@ -72,3 +76,27 @@ class ResponseSink(Protocol):
 
         What the server refuses raises a :class:`~.errors.TritonModelException` in the model.
         """
+
+
+def asked(host: Host, failed: str, action: Callable[[], _T]) -> _T:
+    """Return what the host answers to an action; TritonModelException, which begins with ``failed``, if it refuses."""
+    try:
+        return action()
+    except TritonModelException as error:
+        where = f"Failed to process the request for model '{host.instance_name()}', message"
+        raise TritonModelException(f"{failed}: {where}: {error}") from None
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Which faults of real stubs an emulated one has; none by default.
+
+    Attributes
+    ----------
+    is_stub_for_numpy_1 : bool
+        The stub was built for NumPy 1, as that of Triton 24.10 and before, and its interpreter has NumPy 2. Without an
+        error, arrays over the backend's memory have the first element everywhere, and tensors made of arrays leave
+        without a byte. DLPack is not affected.
+    """
+
+    is_stub_for_numpy_1: bool = False

@@ -1,25 +1,125 @@
-"""A request: one that a model executes, or one that it makes for another model."""
+"""A request: one that a model executes, or one that it makes for another model, with the responses to it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from .arguments import refuse, signed, text, texts, truth, unsigned
-from .errors import StubDiesError, TritonError, TritonModelException
 from .host import Host
-from .iterator import ResponseIterator
-from .memory import InferenceTrace, PreferredMemory
-from .parameters import to_json
-from .response import InferenceResponse
-from .sender import InferenceResponseSender
+from .pybind import (
+    NumberedEnum,
+    StubDiesError,
+    TritonError,
+    TritonModelException,
+    refuse,
+    signed,
+    text,
+    texts,
+    truth,
+    unsigned,
+)
+from .response import InferenceResponse, InferenceResponseSender, to_json
 from .tensor import Tensor, tensors_in
 
-__all__ = ["InferenceRequest"]
+__all__ = ["InferenceRequest", "InferenceTrace", "MemoryType", "PreferredMemory", "ResponseIterator"]
 
 _INIT: Final = "InferenceRequest"
 _RELEASE_ALL: Final = 1
+
+
+class MemoryType(NumberedEnum):
+    """Where outputs of another model should lie."""
+
+    TRITONSERVER_MEMORY_GPU = 0
+    TRITONSERVER_MEMORY_CPU = 1
+
+
+class PreferredMemory:
+    """Where outputs of another model should lie: memory of the CPU, or of which GPU. From Triton 23.04 on."""
+
+    __slots__ = ("_device", "_kind")
+
+    def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
+        if not isinstance(preferred_memory_type, MemoryType):
+            refuse("PreferredMemory", "preferred_memory_type", preferred_memory_type, "a MemoryType")
+        self._kind: MemoryType | None = preferred_memory_type
+        self._device = signed("PreferredMemory", "preferred_device_id", preferred_device_id, 64)
+
+    @classmethod
+    def _unsaid(cls) -> PreferredMemory:
+        """Return what a request has that says nothing of it."""
+        made = cls.__new__(cls)
+        made._kind = None
+        made._device = 0
+        return made
+
+
+class InferenceTrace:
+    """The trace of a request, to be handed to requests for other models; models do not make it.
+
+    From Triton 23.08 on.
+    """
+
+    __slots__ = ("_context",)
+
+    def __init__(self) -> None:
+        self._context = ""
+
+    def get_context(self) -> str | None:
+        """Return the context of an OpenTelemetry trace as JSON, if there is one; from Triton 24.03 on."""
+        return self._context or None
+
+    @classmethod
+    def _of(cls, context: str) -> InferenceTrace:
+        made = cls()
+        made._context = context
+        return made
+
+
+class ResponseIterator:
+    """The responses to a request that a model made, as they come; once all are there, they can be had again.
+
+    It is made with the first, which here is the only one.
+    """
+
+    __slots__ = ("__weakref__", "_coming", "_have", "_is_finished", "_next", "_request")
+
+    def __init__(self, response: InferenceResponse) -> None:
+        self._have = [response]
+        self._next = 0
+        self._coming: Iterator[tuple[InferenceResponse, bool]] = iter(())
+        self._is_finished = True
+        self._request: InferenceRequest | None = None
+
+    @classmethod
+    def _of(cls, coming: Iterator[tuple[InferenceResponse, bool]], request: InferenceRequest) -> ResponseIterator:
+        """Return one over responses, of which the first is waited for; beside each is whether it is the last."""
+        response, is_last = next(coming)
+        made = cls(response)
+        made._coming = coming
+        made._is_finished = is_last
+        made._request = request
+        return made
+
+    def __iter__(self) -> ResponseIterator:
+        if self._is_finished and self._next >= len(self._have):
+            self._next = 0
+        return self
+
+    def __next__(self) -> InferenceResponse:
+        if self._next == len(self._have) and not self._is_finished:
+            response, self._is_finished = next(self._coming)
+            self._have.append(response)
+        if self._next == len(self._have):
+            raise StopIteration("Iteration is done for the responses.")
+        self._next += 1
+        return self._have[self._next - 1]
+
+    def cancel(self) -> None:
+        """Give the request up; from Triton 25.04 on."""
+        if not self._is_finished and self._request is not None:
+            self._request._host.cancel(self._request)
 
 
 class InferenceRequest:

@@ -2,27 +2,223 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NoReturn
+import ctypes
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from ...dtypes import BF16, BYTES, DType
+from ...dtypes import BF16, BY_NAME, BYTES, DType
+from ...gpu.arrays.capsules import CapsuleTensor, capsule_over
+from ...tensors import dlpack
 from ...tensors.dlpack import CPU_DEVICE, CUDA
-from . import capsules
-from .arguments import refuse, text
-from .bytes_tensors import deserialize_bytes_tensor, serialize_byte_tensor
-from .capsules import CUDA_HOST
-from .class_function import ClassFunction
-from .datatypes import of_array
-from .errors import TritonModelException
-from .faults import Faults
+from ...tensors.dlpack_structures import Consumed, ForeignMemory, c_strides, managed_tensor, rename_capsule
+from .host import Faults
+from .pybind import ClassFunction, StubDiesError, TritonModelException, refuse, text
 
-__all__ = ["Tensor", "tensors_in"]
+__all__ = ["Tensor", "deserialize_bytes_tensor", "serialize_byte_tensor", "tensors_in"]
+
+_LENGTH = struct.Struct("<I")
+
+_INVALID: Final = DType("INVALID", np.dtype("V1"), -1, 0, 1)
+"""What the stub takes a DLPack type for that has no counterpart."""
+
+_OF_NUMPY: Final[Mapping[np.dtype[Any], DType]] = MappingProxyType(
+    {row.numpy: row for row in BY_NAME.values() if row is not BF16}
+)
+_OF_DLPACK: Final[Mapping[tuple[int, int], DType]] = MappingProxyType(
+    {(row.dlpack_code, row.dlpack_bits): row for row in BY_NAME.values() if row is not BYTES}
+)
+
+CUDA_HOST: Final = 3
+"""The device type ``kDLCUDAHost``: pinned memory of the host."""
+
+_NUMPY_LOOPS: Final = np.lib.NumpyVersion(np.__version__) < "2.0.0"
+_KNOWN_DEVICES: Final = frozenset({dlpack.CPU_DEVICE[0], dlpack.CUDA, CUDA_HOST})
+set_destructor: Final = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(
+    ("PyCapsule_SetDestructor", ctypes.pythonapi)
+)
+_NAME_USED: Final = b"used_dlpack"
+"""What the stub names a capsule that it took over. The protocol's name would be another."""
 
 _NOTHING = np.empty(0, np.uint8)
 _HOST_DEVICES = frozenset({CPU_DEVICE[0], CUDA_HOST})
+
+
+def serialize_byte_tensor(input_tensor: npt.NDArray[Any]) -> bytes | tuple[()] | None:
+    """Return strings in C order, each after its length; an empty tuple for no elements, None if there are no strings.
+
+    They are objects, or NumPy's bytes, which lose their last zeros. An object that is no bytes is written as its
+    ``str``.
+    """
+    if input_tensor.size == 0:
+        return ()
+    if input_tensor.dtype == np.object_:
+        elements = [item if type(item) is bytes else str(item).encode() for item in input_tensor.ravel().tolist()]
+    elif input_tensor.dtype.type is np.bytes_:
+        elements = input_tensor.ravel().tolist()
+    else:
+        return None
+    return b"".join([part for element in elements for part in (_LENGTH.pack(len(element)), element)])
+
+
+def deserialize_bytes_tensor(encoded_tensor: bytes) -> npt.NDArray[Any]:
+    """Return the strings that lie in memory, as an array of one axis of objects, which are bytes.
+
+    struct.error if a length reaches beyond the end.
+    """
+    found = []
+    offset = 0
+    while offset < len(encoded_tensor):
+        (length,) = _LENGTH.unpack_from(encoded_tensor, offset)
+        offset += _LENGTH.size
+        found.append(struct.unpack_from(f"<{length}s", encoded_tensor, offset)[0])
+        offset += length
+    return np.array(found, dtype=np.object_)
+
+
+def _datatype_of_array(array: npt.NDArray[Any]) -> DType:
+    """Return the data type of an array; raises TritonModelException if Triton has none for it."""
+    found = _OF_NUMPY.get(array.dtype)
+    if found is not None:
+        return found
+    if array.dtype.type is np.bytes_:
+        return BYTES
+    raise TritonModelException("NumPy dtype is not supported.")
+
+
+def _datatype_of_dlpack(code: int, bits: int, lanes: int) -> DType:
+    """Return the data type of a DLPack tensor; TritonModelException if it is a bfloat of other than 16 bits."""
+    if lanes == 1 and code == BF16.dlpack_code and bits != BF16.dlpack_bits:
+        raise TritonModelException(f"Expected BF16 tensor to have 16 bits, but had: {bits}")
+    return _OF_DLPACK.get((code, bits), _INVALID) if lanes == 1 else _INVALID
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GpuMemory:
+    """Memory of a GPU that was taken over from a capsule; its owner keeps it."""
+
+    address: int
+    owner: object
+
+
+@dataclass(slots=True)
+class Taken:
+    """A tensor that was taken over from a capsule; its owner keeps the memory."""
+
+    datatype: DType
+    shape: list[int]
+    device: tuple[int, int]
+    memory: npt.NDArray[Any]  # an array over it; without an element, if it is on a GPU
+    owner: object
+
+
+def _is_capsule(value: object) -> bool:
+    """Return whether something is a capsule of Python."""
+    return type(value).__name__ == "PyCapsule"
+
+
+def _take_of(tensor: Any) -> Taken:
+    """Take over what a tensor of another library gives away.
+
+    StubDiesError if it is an array of NumPy 1, whose capsules a real stub dies of; TritonModelException if it makes no
+    capsule, or is on a device that the backend does not know; and errors of :func:`take`.
+    """
+    if not hasattr(tensor, "__dlpack__") or not hasattr(tensor, "__dlpack_device__"):
+        raise TritonModelException(
+            "Provided tensor is not supported. Tensor must be a DLPack capsule         "
+            "or have `__dlpack__` and `__dlpack_device__` attributes"
+        )
+    if isinstance(tensor, np.ndarray) and _NUMPY_LOOPS:
+        raise StubDiesError(
+            f"from_dlpack of an array of NumPy {np.__version__}: a real stub dies of it, as it renames NumPy's "
+            "capsule, whose destructor then never ends; make the Tensor of the array itself"
+        )
+    device, number = tensor.__dlpack_device__()
+    if device == dlpack.CUDA:
+        capsule = tensor.__dlpack__(stream=number + 1)  # a stream of the stub's own, which nobody else has
+    else:
+        _check_device(device)
+        capsule = tensor.__dlpack__(stream=None)
+    taken = _take(capsule)
+    dlpack.mark_used(capsule)  # which nobody else has, and NumPy 2 would complain of in vain
+    return taken
+
+
+def _take(capsule: object) -> Taken:
+    """Take over a capsule.
+
+    StubDiesError if it was used; TritonModelException if it is not in C order, or on a device that the backend does not
+    know.
+    """
+    managed = _managed(capsule)
+    tensor = managed.tensor
+    shape = list(tensor.shape[: tensor.ndim])
+    if tensor.strides and not _is_in_c_order(shape, tensor.strides[: tensor.ndim]):
+        raise TritonModelException(
+            "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order are supported."
+        )
+    device = tensor.device.device_type
+    _check_device(device)
+    datatype = _datatype_of_dlpack(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes)
+    rename_capsule(capsule, _NAME_USED)
+    set_destructor(capsule, None)  # which may be one that never ends at that name
+    owner = Consumed(managed)
+    address = (tensor.data or 0) + tensor.byte_offset
+    if device == dlpack.CUDA:
+        there = GpuMemory(address, owner)
+        return Taken(datatype, shape, (device, tensor.device.device_id), np.empty(0, np.uint8), there)
+    return Taken(datatype, shape, dlpack.CPU_DEVICE, _array_over(owner, address, shape, datatype), owner)
+
+
+def _capsule_of(tensor: Tensor) -> object:
+    """Return a capsule over a tensor's memory, which it keeps.
+
+    TritonModelException if it is on a GPU, and of a type that Triton does not have.
+    """
+    there = tensor._owner
+    if isinstance(there, GpuMemory):
+        if tensor._datatype.name == "INVALID":
+            raise TritonModelException('DType code "0" is not supported.')
+        dtype, shape = tensor._datatype.numpy, tuple(tensor._shape)
+        strides = c_strides(shape, dtype.itemsize)
+        return capsule_over(CapsuleTensor(there.address, shape, strides, dtype, *tensor._device, False), there, None)
+    return dlpack.export(dlpack.writable_alias(tensor._memory))
+
+
+def _managed(capsule: object) -> Any:
+    try:
+        return managed_tensor(capsule)
+    except TypeError as error:
+        raise StubDiesError(f"from_dlpack: {error}; a real stub reads memory that is gone") from None
+
+
+def _check_device(device: int) -> None:
+    if device not in _KNOWN_DEVICES:
+        raise TritonModelException(f"DLDevice type {device} is not support by Python backend.")
+
+
+def _is_in_c_order(shape: list[int], strides: list[int]) -> bool:
+    """Return what the stub thinks of it, which does not look at the first axis."""
+    expected = 1
+    for size, stride in zip(shape[:0:-1], strides[:0:-1], strict=True):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def _array_over(owner: object, address: int, shape: list[int], datatype: DType) -> npt.NDArray[Any]:
+    if math.prod(shape) == 0:
+        return np.empty(shape, datatype.numpy)
+    interface = {"shape": tuple(shape), "typestr": datatype.numpy.str, "data": (address, False)}
+    return np.asarray(ForeignMemory(owner, interface)).view(datatype.numpy)
 
 
 def _from_dlpack(kind: type[Tensor], name: str, tensor: object, /) -> Tensor:
@@ -35,7 +231,7 @@ def _from_dlpack(kind: type[Tensor], name: str, tensor: object, /) -> Tensor:
     name = text("from_dlpack", "name", name)
     if not name:
         _refuse_empty_name()
-    taken = capsules.take(tensor) if capsules.is_capsule(tensor) else capsules.take_of(tensor)
+    taken = _take(tensor) if _is_capsule(tensor) else _take_of(tensor)
     made = kind.__new__(kind)
     made._fill(name, taken.datatype, taken.shape, taken.memory, None, taken.device, taken.owner)
     made._array = made._copied_view()
@@ -64,7 +260,7 @@ class Tensor:
             refuse("Tensor", "numpy_array", numpy_array, "a numpy.ndarray")
         if not name:
             _refuse_empty_name()
-        datatype = of_array(numpy_array)
+        datatype = _datatype_of_array(numpy_array)
         array = numpy_array if numpy_array.flags.c_contiguous else np.ascontiguousarray(numpy_array)
         memory = _packed(array) if datatype is BYTES else array
         self._fill(name, datatype, array.shape, memory, array)
@@ -138,7 +334,7 @@ class Tensor:
         """
         if self._datatype is BYTES:
             raise TritonModelException("DLPack does not have support for string tensors.")
-        return capsules.make(self)
+        return _capsule_of(self)
 
     def __dlpack__(self, stream: object = None) -> object:
         """Return the same; from Triton 23.05 on."""

@@ -1,28 +1,236 @@
-"""All faults in one place, undone when a test is over."""
+"""All faults in one place, undone when a test is over: dead processes, lost memory, dying servers, late answers."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import ctypes
 import errno
 import os
+import random
 import signal
+import socket
 import sys
 import time
+from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+from ...client.errors import deadline_exceeded
 from ...client.transports.connect import Connectable
-from . import memory
-from .interrupts import Interrupts
-from .late import Late
-from .servers import MortalServer
-from .system_calls import Failing, Fault
+from ...client.transports.transport import AsyncTransport, Transport
+from ...memory.shared_file import DEV_SHM
+from ...server import EmbeddedServer, Ports
+from .system_calls import Failing, Fault, Interrupts
 
-__all__ = ["Faults"]
+__all__ = ["Faults", "free_ports", "punch_hole", "take_private_shm", "truncate"]
+
+_KEEP_SIZE: Final = 1  # FALLOC_FL_KEEP_SIZE
+_PUNCH_HOLE: Final = 2  # FALLOC_FL_PUNCH_HOLE
+_CLONE_NEWNS: Final = 0x20000
+_MS_REC_PRIVATE: Final = 0x4000 | 0x40000
+
+# Ephemeral ports begin above. A client that dials a port of that range where nobody listens may be given that very
+# port, so connect to itself, and keep the server from coming back.
+_RANGE: Final = range(10_000, 30_000)
 
 _PATIENCE_S: Final = 10.0
 _ZOMBIE: Final = "Z"
+
+
+def truncate(key: str, byte_size: int) -> None:
+    """Change the size of an object in ``/dev/shm``.
+
+    A process that touches mapped memory behind the new end gets a SIGBUS, which kills it.
+
+    Parameters
+    ----------
+    key : str
+        The object's name, with a slash before it or without one.
+    byte_size : int
+        The new size.
+    """
+    os.truncate(_path(key), byte_size)
+
+
+def punch_hole(key: str, offset: int, byte_size: int) -> None:
+    """Take the memory away that a part of an object in ``/dev/shm`` has; its size stays, and zeros are read there.
+
+    Where ``/dev/shm`` is full, a process that touches the hole gets a SIGBUS.
+    """
+    _fallocate(_path(key), _KEEP_SIZE | _PUNCH_HOLE, offset, byte_size)
+
+
+def take_space_beyond(key: str, offset: int, byte_size: int) -> None:
+    """Give an object in ``/dev/shm`` memory behind its end; its size stays."""
+    _fallocate(_path(key), _KEEP_SIZE, offset, byte_size)
+
+
+def take_private_shm(byte_size: int) -> bool:
+    """Mount a ``/dev/shm`` of so many bytes that this process, and those that it starts from now on, alone see.
+
+    It cannot be undone. Return whether it was permitted: it takes ``CAP_SYS_ADMIN``, as root has it outside of most
+    containers.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    options = f"size={byte_size},mode=1777".encode()
+    return bool(
+        libc.unshare(_CLONE_NEWNS) == 0
+        and libc.mount(b"none", b"/", None, _MS_REC_PRIVATE, None) == 0
+        and libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, options) == 0
+    )
+
+
+def _path(key: str) -> Path:
+    return DEV_SHM / key.removeprefix("/")
+
+
+def _fallocate(path: Path, mode: int, offset: int, byte_size: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    with path.open("r+b") as file:
+        if libc.fallocate(file.fileno(), mode, offset, byte_size):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(path))
+
+
+class MortalServer:
+    """A server that can be killed and started again. A context manager: at its end the server is killed.
+
+    Parameters
+    ----------
+    model_repository : pathlib.Path
+        Folder of models.
+    **options
+        As of :meth:`.EmbeddedServer.start`, but for the ports, which are chosen once.
+
+    Attributes
+    ----------
+    server : EmbeddedServer
+        The one that runs, or ran last.
+    """
+
+    def __init__(self, model_repository: Path, **options: Any) -> None:
+        self._models = model_repository
+        self._options = options
+        self._ports = free_ports()
+        self.server = self._start()
+
+    def kill(self) -> None:
+        """Kill it, and all that it has started (SIGKILL). Its registrations are lost."""
+        if self.server.is_running:
+            os.kill(self.server.pid, signal.SIGKILL)
+        self.server.stop()
+
+    def come_back(self) -> None:
+        """Start it again, and return when it is ready."""
+        self.server = self._start()
+
+    def __enter__(self) -> MortalServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    def _start(self) -> EmbeddedServer:
+        return EmbeddedServer.start(self._models, ports=self._ports, **self._options)
+
+
+def free_ports() -> Ports:
+    """Return three that are free, and that no outgoing connection will be given."""
+    found: list[int] = []
+    while len(found) < 3:
+        port = random.choice(_RANGE)
+        with socket.socket() as probe:
+            if port not in found and probe.connect_ex(("127.0.0.1", port)) != 0:
+                found.append(port)
+    return Ports(*found)
+
+
+class Late:
+    """A server that executes requests at once, and answers late. Clients take it in place of a URL.
+
+    A client with a shorter timeout gets a DeadlineExceededError, although the model has done the work.
+
+    Parameters
+    ----------
+    server : Connectable
+        Such as a :class:`.ModelHarness`.
+    seconds : float
+        How late. May be changed at any time.
+    """
+
+    def __init__(self, server: Connectable, seconds: float) -> None:
+        self._server = server
+        self.seconds = seconds
+
+    def connect(self) -> Transport:
+        """Return a transport for threads."""
+        return _LateTransport(self._server.connect(), self)
+
+    def connect_async(self) -> AsyncTransport:
+        """Return a transport for tasks of the running event loop."""
+        return _AsyncLateTransport(self._server.connect_async(), self)
+
+    def pause_s(self, patience_s: float) -> float:
+        """Return how long an answer is held back whose receiver goes after some seconds."""
+        return max(0.0, min(self.seconds, patience_s))
+
+    def check(self, patience_s: float) -> None:
+        """Raise DeadlineExceededError if the receiver has gone meanwhile."""
+        if self.seconds >= patience_s:
+            raise deadline_exceeded()
+
+
+class _LateTransport(Transport):
+    def __init__(self, inner: Transport, late: Late) -> None:
+        self.codec, self.address, self.host = inner.codec, inner.address, inner.host
+        self._inner = inner
+        self._late = late
+
+    def send(self, message: Any, timeout_s: float) -> Any:
+        deadline = time.monotonic() + timeout_s
+        answer = self._inner.send(message, timeout_s)
+        left_s = deadline - time.monotonic()
+        time.sleep(self._late.pause_s(left_s))
+        self._late.check(left_s)
+        return answer
+
+    def stream(self, message: Any, patience_s: float) -> Generator[Any, None, None]:
+        for answer in self._inner.stream(message, patience_s):
+            time.sleep(self._late.pause_s(patience_s))
+            self._late.check(patience_s)
+            yield answer
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class _AsyncLateTransport(AsyncTransport):
+    def __init__(self, inner: AsyncTransport, late: Late) -> None:
+        self.codec, self.address, self.host = inner.codec, inner.address, inner.host
+        self._inner = inner
+        self._late = late
+
+    async def send(self, message: Any, timeout_s: float) -> Any:
+        deadline = time.monotonic() + timeout_s
+        answer = await self._inner.send(message, timeout_s)
+        left_s = deadline - time.monotonic()
+        await asyncio.sleep(self._late.pause_s(left_s))
+        self._late.check(left_s)
+        return answer
+
+    async def stream(self, message: Any, patience_s: float) -> AsyncGenerator[Any, None]:
+        async for answer in self._inner.stream(message, patience_s):
+            await asyncio.sleep(self._late.pause_s(patience_s))
+            self._late.check(patience_s)
+            yield answer
+
+    async def close(self) -> None:
+        await self._inner.close()
 
 
 class Faults:
@@ -42,11 +250,11 @@ class Faults:
 
     def truncate(self, key: str, byte_size: int = 0) -> None:
         """Truncate an object in ``/dev/shm``: see :func:`.truncate`."""
-        memory.truncate(key, byte_size)
+        truncate(key, byte_size)
 
     def punch_hole(self, key: str, offset: int, byte_size: int) -> None:
         """Make an object in ``/dev/shm`` sparse: see :func:`.punch_hole`."""
-        memory.punch_hole(key, offset, byte_size)
+        punch_hole(key, offset, byte_size)
 
     def full_shared_memory(self) -> Failing:
         """Return a context manager in which this process finds ``/dev/shm`` full: no object gets memory there."""

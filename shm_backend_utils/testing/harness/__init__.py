@@ -1,6 +1,6 @@
 """A model's folder, loaded and run without a server."""
 
-from ..emulator.faults import Faults
+from ..emulator.host import Faults
 from .harness import ModelHarness
 from .requests import Request
 

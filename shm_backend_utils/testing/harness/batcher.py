@@ -5,17 +5,38 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from .answer import Answer
-from .instance import Instance
-from .requests import Delivery
+from .requests import Answer, Delivery
+from .stub import Receiver
 
-__all__ = ["Batcher", "Pending"]
+__all__ = ["Batcher", "Instance", "Pending"]
 
 _DRAIN_S: Final = 30.0
+
+
+class Instance(Protocol):
+    """An instance of a model: a :class:`.Stub`, or one in a child process. What it raises is :class:`.StubError`."""
+
+    def load(self) -> None:
+        """Import model.py."""
+
+    def auto_complete(self, config: str) -> str | None:
+        """Return the configuration as the model completes it, None if it does not; both are JSON."""
+
+    def initialize(self, args: Mapping[str, str], *, is_decoupled: bool) -> None:
+        """Call the model's ``initialize``."""
+
+    def execute(self, deliveries: Sequence[Delivery], receivers: Sequence[Receiver]) -> None:
+        """Call the model's ``execute``, and return when it has."""
+
+    def is_ready(self) -> bool:
+        """Return whether it lives, and the model's ``is_ready``, if it has one, returns True."""
+
+    def finalize(self) -> None:
+        """Call the model's ``finalize``, and end."""
 
 
 @dataclass(eq=False, slots=True)

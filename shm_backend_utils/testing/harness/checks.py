@@ -1,10 +1,12 @@
-"""The server's own checks of a request, before any model sees it. The texts are the server's."""
+"""The server's own checks of a request, before any model sees it, in its words; and warnings of outputs."""
 
 from __future__ import annotations
 
 import json
 import math
 import struct
+import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -12,13 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import BY_NAME, BYTES, LENGTH_SIZE
-from ...model_spec import ModelSpec
+from ...model_spec import ModelSpec, TensorSpec
+from ...protocol.address import SLOT_PARAMETER
+from ...protocol.named import PARAMETER
 from ..emulator import TensorContent
-from .controls import control_inputs
-from .model_config import as_json, datatype_of
-from .requests import Delivery, Input, Request, ServerError
+from .model_folder import as_json, datatype_of
+from .requests import Delivery, Input, Outcome, Request, ServerError
 
-__all__ = ["RequestChecks"]
+__all__ = ["RequestChecks", "warn_of_outputs"]
 
 _ANY_SIZE: Final = -1
 _BATCH_NOTE: Final = (
@@ -26,6 +29,10 @@ _BATCH_NOTE: Final = (
     "input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "
     "max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
 )
+
+_FLAGS: Final = {"CONTROL_SEQUENCE_START": 1, "CONTROL_SEQUENCE_END": 2}
+
+_ELSEWHERE: Final = frozenset({SLOT_PARAMETER, PARAMETER})
 
 
 class RequestChecks:
@@ -206,3 +213,57 @@ class RequestChecks:
 
 def _listed(shape: tuple[int, ...]) -> str:
     return "[" + ",".join(map(str, shape)) + "]"
+
+
+def control_inputs(
+    config: Any, controls: Mapping[str, TensorSpec], request: Request
+) -> list[tuple[str, str, npt.NDArray[Any]]]:
+    """Return name, data type and array of each that a request gets; ``config`` is the model's, completed."""
+    found = []
+    for tensor in config.sequence_batching.control_input:
+        control, spec = tensor.control[0], controls[tensor.name]
+        kind, dtype = control.Kind.Name(control.kind), spec.dtype
+        assert dtype is not None  # the server loads no other
+        is_so = kind not in _FLAGS or bool(request.flags & _FLAGS[kind])  # whatever comes at all is ready
+        values = control.int32_false_true or control.fp32_false_true or control.bool_false_true
+        number = request.sequence_id
+        value: Any = values[is_so] if values else str(number).encode() if dtype is BYTES else number
+        found.append((spec.name, dtype.name, np.full((1,) * len(spec.shape), value, dtype.numpy)))
+    return found
+
+
+def warn_of_outputs(config: Any, delivery: Delivery, outcome: Outcome, *, stacklevel: int) -> None:
+    """Warn of outputs that a response lacks, or that have another data type or shape than the model declares.
+
+    A request that says where in shared memory its outputs go has none to come, nor has a decoupled model; a response
+    with an error has none to warn of. ``stacklevel`` counts from here.
+    """
+    if outcome.error is not None:
+        return
+    given = {tensor.name: tensor for tensor in outcome.outputs}
+    is_complete = config.model_transaction_policy.decoupled or not _ELSEWHERE.isdisjoint(delivery.parameters)
+    for name in () if is_complete else delivery.requested_output_names:
+        if name not in given:
+            warnings.warn(
+                f"model {config.name!r} answered without output {name!r}, and a server says nothing of it: give a "
+                "pb_utils.Tensor of that name, spelled as in config.pbtxt",
+                stacklevel=stacklevel,
+            )
+    for declared in config.output:
+        if declared.name not in given:
+            continue
+        tensor = given[declared.name]
+        datatype, dims = datatype_of(declared), _dims(declared, config.max_batch_size)
+        fits = len(dims) == len(tensor.shape) and all(
+            dim in (_ANY_SIZE, size) for dim, size in zip(dims, tensor.shape, strict=True)
+        )
+        if tensor.datatype != datatype or not (fits or declared.HasField("reshape")):
+            warnings.warn(
+                f"output {tensor.name!r} of model {config.name!r} is {tensor.datatype} {list(tensor.shape)}, but "
+                f"config.pbtxt declares {datatype} {list(dims)}, and a server sends it so: mend one of the two",
+                stacklevel=stacklevel,
+            )
+
+
+def _dims(declared: Any, max_batch_size: int) -> tuple[int, ...]:
+    return (_ANY_SIZE, *declared.dims) if max_batch_size > 0 else tuple(declared.dims)

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...forks import forsake_in_children, never_destroy
-from ..emulator.faults import Faults
+from ..emulator.host import Faults
 from .requests import Delivery
-from .stub import Receiver, StubError
-from .stub_host import ServerCalls
+from .stub import Receiver, ServerCalls, StubError
 
 __all__ = ["ChildInstance"]
 

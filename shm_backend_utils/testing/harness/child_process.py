@@ -14,8 +14,7 @@ from typing import Any
 
 from ..emulator import MetricsRegistry, TritonModelException
 from .requests import Outcome
-from .stub import Stub, StubError
-from .stub_host import ModelCall
+from .stub import ModelCall, Stub, StubError
 
 __all__: list[str] = []
 

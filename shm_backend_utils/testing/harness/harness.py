@@ -18,9 +18,9 @@ from ...forks import forsake_in_children, never_destroy
 from ...origin import Origin
 from ...unclosed import Unclosed
 from ..emulator import MetricsRegistry
-from ..emulator.faults import Faults
+from ..emulator.host import Faults
+from .checks import warn_of_outputs
 from .child import ChildInstance
-from .doubts import warn_of_outputs
 from .requests import Outcome, Request, ServerError, request_of_arrays
 from .server import EmulatedServer, InstanceKind
 from .stub import Stub

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -13,12 +13,12 @@ from tritonclient.grpc import service_pb2
 
 from ...dtypes import BY_NAME, BYTES
 from ..emulator import TensorContent
-from ..emulator.bytes_tensors import serialize_byte_tensor
+from ..emulator.tensor import serialize_byte_tensor
 from .loaded_model import LoadedModel
 from .regions import RegisteredRegions
 from .requests import Input, Outcome, Request, ServerError
 
-__all__ = ["FINAL", "InferMessage", "read_request", "write_response"]
+__all__ = ["FINAL", "read_request", "write_response"]
 
 EMPTY_FINAL: Final = "triton_enable_empty_final_response"
 FINAL: Final = "triton_final_response"
@@ -40,8 +40,14 @@ _CONTENTS: Final[Mapping[str, str]] = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
-_START: Final = 1
-_END: Final = 2
+_FLAGS: Final = {"sequence_start": 1, "sequence_end": 2}
+_RESERVED: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "priority": ("priority", ("int64_param", "uint64_param")),
+    "timeout": ("timeout_us", ("int64_param",)),
+    "sequence_id": ("sequence_id", ("int64_param", "string_param")),
+    **dict.fromkeys(_FLAGS, ("flags", ("bool_param",))),
+}
+"""By parameter: the request's field, and the kinds of value that it may have."""
 
 
 class InferMessage(NamedTuple):
@@ -75,7 +81,7 @@ def read_request(message: Any, regions: RegisteredRegions) -> Iterator[InferMess
                     f"starting with 'triton_' are allowed: {EMPTY_FINAL}"
                 )
             elif name in _RESERVED:
-                _RESERVED[name](request, kind, said)
+                _take_reserved(request, name, kind, said)
             elif kind in ("int64_param", "bool_param", "string_param", "double_param"):
                 parameters[name] = said
             else:
@@ -193,40 +199,10 @@ def _raw(tensor: TensorContent, array: npt.NDArray[Any]) -> bytes:
     return array.tobytes()
 
 
-def _priority(request: Request, kind: str | None, said: Any) -> None:
-    if kind not in ("int64_param", "uint64_param"):
-        raise ServerError("invalid value type for 'priority' parameter, expected int64_param or uint64_param.")
-    if said < 0:
+def _take_reserved(request: Request, name: str, kind: str | None, said: Any) -> None:
+    field, kinds = _RESERVED[name]
+    if kind not in kinds:
+        raise ServerError(f"invalid value type for '{name}' parameter, expected {' or '.join(kinds)}.")
+    if name == "priority" and said < 0:
         raise ServerError("invalid value for 'priority', expected value >= 0.")
-    request.priority = said
-
-
-def _timeout(request: Request, kind: str | None, said: Any) -> None:
-    if kind != "int64_param":
-        raise ServerError("invalid value type for 'timeout' parameter, expected int64_param.")
-    request.timeout_us = said
-
-
-def _sequence_id(request: Request, kind: str | None, said: Any) -> None:
-    if kind not in ("int64_param", "string_param"):
-        raise ServerError("invalid value type for 'sequence_id' parameter, expected int64_param or string_param.")
-    request.sequence_id = said
-
-
-def _flag(name: str, flag: int) -> Callable[[Request, str | None, Any], None]:
-    def read(request: Request, kind: str | None, said: Any) -> None:
-        if kind != "bool_param":
-            raise ServerError(f"invalid value type for '{name}' parameter, expected bool_param.")
-        if said:
-            request.flags |= flag
-
-    return read
-
-
-_RESERVED: Final[Mapping[str, Callable[[Request, str | None, Any], None]]] = {
-    "priority": _priority,
-    "timeout": _timeout,
-    "sequence_id": _sequence_id,
-    "sequence_start": _flag("sequence_start", _START),
-    "sequence_end": _flag("sequence_end", _END),
-}
+    setattr(request, field, request.flags | _FLAGS[name] * said if name in _FLAGS else said)

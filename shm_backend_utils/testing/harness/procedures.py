@@ -9,13 +9,12 @@ from google.protobuf.descriptor import EnumValueDescriptor
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from ...dtypes import from_config
-from .answer import Answer
 from .loaded_model import LoadedModel
 from .messages import FINAL, read_request, write_response
-from .requests import ServerError
+from .requests import Answer, ServerError
 from .server import EmulatedServer
 
-__all__ = ["PROCEDURES", "STREAM", "Procedure", "infer", "stream_infer"]
+__all__ = ["PROCEDURES", "STREAM", "infer", "stream_infer"]
 
 Procedure = Callable[[EmulatedServer, Any], Any]
 """Takes a request message, and returns the answer; raises ServerError."""

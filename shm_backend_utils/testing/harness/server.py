@@ -11,19 +11,15 @@ from typing import Final
 
 from ...errors import ModelError
 from ..emulator import MetricsRegistry, TritonModelException
-from ..emulator.faults import Faults
-from .answer import Answer
-from .batcher import Pending
-from .http_endpoint import HttpEndpoint
-from .instance import Instance
+from ..emulator.host import Faults
+from .batcher import Instance, Pending
 from .loaded_model import LoadedModel
 from .model_folder import ModelFolder
-from .regions import RegisteredRegions
-from .requests import Input, Outcome, Request, ServerError
-from .stub import StubError
-from .stub_host import ModelCall
+from .regions import HttpEndpoint, RegisteredRegions
+from .requests import Answer, Input, Outcome, Request, ServerError
+from .stub import ModelCall, StubError
 
-__all__ = ["MOST_LOG_LINES", "EmulatedServer", "InstanceKind"]
+__all__ = ["EmulatedServer", "InstanceKind"]
 
 InstanceKind = Callable[..., Instance]
 """Stub, or ChildInstance."""

@@ -15,9 +15,8 @@ from ...client.transports.grpc.codec import GrpcCodec, GrpcMessage
 from ...client.transports.transport import AsyncTransport, Transport
 from ...errors import ClosedError
 from ...telling import telling
-from .answer import CANCELLED, Answer
 from .procedures import PROCEDURES, infer, stream_infer
-from .requests import ServerError
+from .requests import CANCELLED, Answer, ServerError
 from .server import EmulatedServer
 
 __all__ = ["AsyncHarnessTransport", "HarnessTransport"]

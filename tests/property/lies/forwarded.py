@@ -22,7 +22,7 @@ from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
 from shm_backend_utils.tensors.view import TensorView
 from shm_backend_utils.testing.emulator import NAME, TensorContent, deliver_response
-from shm_backend_utils.testing.emulator.errors import TritonError
+from shm_backend_utils.testing.emulator.pybind import TritonError
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from shm_backend_utils.testing.emulator.response import InferenceResponse
 

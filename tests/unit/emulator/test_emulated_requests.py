@@ -22,7 +22,7 @@ from shm_backend_utils.testing.emulator import (
     sent_inputs,
     sent_outputs,
 )
-from shm_backend_utils.testing.emulator.errors import StubDiesError
+from shm_backend_utils.testing.emulator.pybind import StubDiesError
 
 
 class Host:

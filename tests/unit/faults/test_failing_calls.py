@@ -19,7 +19,7 @@ from shm_backend_utils.memory.pool import pool as pool_module
 from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
-from shm_backend_utils.testing.faults.late import Late
+from shm_backend_utils.testing.faults.at_hand import Late
 from shm_backend_utils.testing.faults.system_calls import CALLS, INTERRUPT, Failing, Fault
 from shm_backend_utils.testing.harness import ModelHarness
 from shm_backend_utils.testing.leak_probe import ShmLeakProbe

@@ -12,7 +12,7 @@ import pytest
 import shm_backend_utils
 from shm_backend_utils.memory.descriptors import Descriptor
 from shm_backend_utils.memory.handover.closing import MOST_THREADS, MOST_WAITING, Closer
-from shm_backend_utils.testing.faults.interrupts import Interrupts
+from shm_backend_utils.testing.faults.system_calls import Interrupts
 from tests.unit.forks.programs import run_program
 from tests.unit.handover.asking import LONG_S, count_open, settles
 

@@ -14,7 +14,7 @@ from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory.access import PRIVATE
 from shm_backend_utils.memory.handover.office import Office
 from shm_backend_utils.protocol.handover import SealedKey, parse_sealed_key
-from shm_backend_utils.testing.faults.interrupts import Interrupts
+from shm_backend_utils.testing.faults.system_calls import Interrupts
 from tests.unit.forks.programs import run_program
 from tests.unit.handover.asking import TOKEN, Region, ask, connect, count_open, desks, settles
 

@@ -27,7 +27,7 @@ from shm_backend_utils.model.mapping.resolver import FurtherRegions, Resolver
 from shm_backend_utils.protocol.claims import NamedRegionClaim, RegionClaim
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 from shm_backend_utils.protocol.table import encode
-from shm_backend_utils.testing.faults.memory import punch_hole, take_space_beyond
+from shm_backend_utils.testing.faults.at_hand import punch_hole, take_space_beyond
 from tests.unit.claims_of import claim_of_allocation, claim_of_region, resolved, slot_of
 from tests.unit.emulated import message_of
 from tests.unit.gpu.fakes import BLOCK, SIZE, runtime_that_gives_all_back

@@ -20,7 +20,7 @@ from shm_backend_utils.model.mapping.memory import HostMemory, Memory
 from shm_backend_utils.model.mapping.registry import Registry
 from shm_backend_utils.model.mapping.resolver import NamedRegions
 from shm_backend_utils.protocol.claims import NamedRegionClaim
-from shm_backend_utils.testing.faults.memory import punch_hole
+from shm_backend_utils.testing.faults.at_hand import punch_hole
 from tests.unit.registered import say_registered
 
 SHM: Final = Path("/dev/shm")
