@@ -9,24 +9,13 @@ __all__ = ["Figure"]
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure, as a rule a ratio of two medians of one run: those are its basis.
-
-    Attributes
-    ----------
-    name : str
-    figure : float
-    unit : str
-    basis : str
-        What it was worked out from, in words.
-    at_most, at_least : float or None
-        Its limit, if it has one.
-    """
+    """One figure, as a rule a ratio of two medians of one run: those are its basis."""
 
     name: str
     figure: float
     unit: str
-    basis: str
-    at_most: float | None = None
+    basis: str  # what it was worked out from, in words
+    at_most: float | None = None  # its limit, if it has one
     at_least: float | None = None
 
     @property

@@ -21,22 +21,12 @@ __all__ = ["KeptAnswers", "LoneServer", "deliver_alone"]
 
 
 class KeptAnswers:
-    """What was sent to a request.
-
-    Attributes
-    ----------
-    sent : list of InferenceResponse or None
-        None for an end without a response.
-    is_over : bool
-        Whether the last of them was sent.
-    is_given_up : bool
-        Whether the client has given the request up; to be set.
-    """
+    """What was sent to a request."""
 
     def __init__(self) -> None:
-        self.sent: list[InferenceResponse | None] = []
-        self.is_over = False
-        self.is_given_up = False
+        self.sent: list[InferenceResponse | None] = []  # none for an end without a response
+        self.is_over = False  # whether the last of them was sent
+        self.is_given_up = False  # whether the client has given the request up; to be set
 
     def send(self, response: InferenceResponse | None, *, is_final: bool) -> None:
         """Keep a response."""
@@ -45,22 +35,12 @@ class KeptAnswers:
 
 
 class LoneServer:
-    """A server of one stub and no other model.
-
-    Attributes
-    ----------
-    backend : module
-        What the stub imports as ``triton_python_backend_utils``.
-    metrics : MetricsRegistry
-        The metric families of the server.
-    lines : list of str
-        What was logged, which goes to standard error as well.
-    """
+    """A server of one stub and no other model."""
 
     def __init__(self) -> None:
-        self.metrics = MetricsRegistry()
-        self.lines: list[str] = []
-        self.backend: ModuleType = backend_module(self)
+        self.metrics = MetricsRegistry()  # the metric families of the server
+        self.lines: list[str] = []  # what was logged, which goes to standard error as well
+        self.backend: ModuleType = backend_module(self)  # what the stub imports as ``triton_python_backend_utils``
 
     def is_executing(self) -> bool:
         """Return that models may call others."""
@@ -110,21 +90,7 @@ def deliver_alone(
     inputs: Mapping[str, npt.NDArray[Any]],
     answers: KeptAnswers,
 ) -> InferenceRequest:
-    """Return a request to a model ``m``, maybe a decoupled one, as a stub gets it.
-
-    Parameters
-    ----------
-    backend : module
-        That of the stub.
-    parameters : mapping
-        The request's.
-    outputs : iterable of str
-        Those that the client wants.
-    inputs : mapping of str to numpy.ndarray
-        What comes with the request; it is copied.
-    answers : KeptAnswers
-        Where goes what its response sender sends.
-    """
+    """Return a request to a model ``m``, maybe a decoupled one, as a stub gets it."""
     return deliver(
         backend,
         model_name="m",

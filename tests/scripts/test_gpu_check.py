@@ -18,12 +18,10 @@ from scripts.tools.gpu_check.check import Wanted, check
 from scripts.tools.gpu_check.fakes.gpu import load_fake_gpu
 from scripts.tools.gpu_check.gpu import Gpu, load_gpu
 from scripts.tools.gpu_check.kernels import LIBRARIES
-from scripts.tools.gpu_check.measuring import SMALL
 from scripts.tools.gpu_check.processes import client as client_process
-from scripts.tools.gpu_check.processes.checks import CHECKS
+from scripts.tools.gpu_check.processes.checks import CHECKS, many_requests
 from scripts.tools.gpu_check.processes.client import Check, Client, ModelProcess
-from scripts.tools.gpu_check.processes.figures import many_requests
-from scripts.tools.gpu_check.report import CheckFailedError, Figure, NotOnAFakeError, Report
+from scripts.tools.gpu_check.report import SMALL, CheckFailedError, Figure, NotOnAFakeError, Report
 from shm_backend_utils.gpu.errors import CudaError
 from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.server.install import FOLDER_VARIABLE

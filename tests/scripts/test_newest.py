@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.tools.test.newest import VARIABLE, find_newest
+from scripts.tools.test.runs import VARIABLE, find_newest
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.server.installation import PYTHON, Installation
 

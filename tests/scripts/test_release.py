@@ -13,8 +13,14 @@ import pytest
 import shm_backend_utils
 from scripts.tools import ROOT
 from scripts.tools.release.__main__ import check_nothing_else_is_in, release
-from scripts.tools.release.build import BuildError, build, unpack
-from scripts.tools.release.checks import findings_in_changelog, findings_in_wheel, findings_of_smoke_test
+from scripts.tools.release.checks import (
+    BuildError,
+    build,
+    findings_in_changelog,
+    findings_in_wheel,
+    findings_of_smoke_test,
+    unpack,
+)
 
 SECONDS = "1700000000"
 SOURCES = ("shm_backend_utils", "stubs", "model_repository", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md")

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from scripts.tools import ROOT
-from scripts.tools.soak.client.checks import HeldViews, is_right
-from scripts.tools.soak.client.models import MODELS, Noise, Said
-from scripts.tools.soak.client.tally import Tally
-from scripts.tools.soak.hostile.report import Answer, HostileReport, Turn
+from scripts.tools.soak.client.models import MODELS, HeldViews, Noise, Said, is_right
+from scripts.tools.soak.client.process import Tally
+from scripts.tools.soak.hostile.assault import Answer, HostileReport, Turn
 from scripts.tools.soak.report import Leaks, SoakReport
 from scripts.tools.soak.soak import crashed_in_frontends
 
@@ -102,8 +101,8 @@ def test_a_soak_fails_by_each_thing_that_must_not_be(group: str) -> None:
 def test_an_interrupt_raises_once_and_only_in_the_work_that_it_is_for() -> None:
     program = """
 import signal
-from scripts.tools.soak.client.connections import Connection
-from scripts.tools.soak.client.workloads.signals import Signals
+from scripts.tools.soak.client.kit import Connection
+from scripts.tools.soak.client.workloads.table import Signals
 
 signals, connection, loops = Signals(), Connection("ShmClient", "gRPC", "localhost:1", 1.0), []
 

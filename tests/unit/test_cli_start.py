@@ -18,7 +18,7 @@ import pytest
 
 import shm_backend_utils
 from scripts.tools.release import __main__ as release
-from scripts.tools.release.build import BuildError
+from scripts.tools.release.checks import BuildError
 from shm_backend_utils import cli
 from shm_backend_utils.cli.common import server
 from shm_backend_utils.cli.terminal import ENDING, Interrupted, raise_on_signals, undisturbed

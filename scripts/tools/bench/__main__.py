@@ -18,13 +18,11 @@ from shm_backend_utils.client import CopyWarning
 from shm_backend_utils.errors import ShmError
 
 from ..figures import Figure
-from .bench import FULL, QUICK, Amounts, Bench, allow_many_descriptors
+from .bench import FULL, QUICK, Amounts, Bench, allow_many_descriptors, bench_server, describe
 from .groups import GROUPS, WITH_OTHER_CLIENT
-from .machine import describe
 from .pictures import PICTURES
 from .reports import Reports, table_of
 from .runs import ReportError, Run, read_run
-from .server import bench_server
 from .ways import OTHER_CLIENT, has_other_client
 
 _OF_MEASURING: Final = ("only", "quick", "rounds", "requests", "functions")

@@ -1,23 +1,132 @@
-"""What every group of the bench measures with: a server, how often, and medians over the rounds."""
+"""Every group of the bench measures with these: a server on a machine, how often, and medians over the rounds."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import platform
+import re
 import resource
+import shutil
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import tritonclient.grpc
 import tritonclient.http
 from rich.progress import Progress
 
 from shm_backend_utils.cli.common.rounds import Times, shuffled
+from shm_backend_utils.cli.common.server import REPOSITORY, copy_models, models_in, temporary_server
 from shm_backend_utils.client import ShmClient
+from shm_backend_utils.memory.sealed import LINK
+from shm_backend_utils.memory.shared_file import DEV_SHM
 from shm_backend_utils.server import EmbeddedServer
 
 from ..figures import Figure
 from .runs import Curves
+
+_MODELS: Final = Path(__file__).resolve().parent / "models"
+_SAMPLE_MODELS: Final = ("identity", "multiply")
+_CODE: Final = {"timed_identity_8": "timed_identity", "trusting_identity": "identity"}
+"""Models that are another one with another configuration. No links: archives do not carry those to folders."""
+
+
+def bench_server() -> AbstractContextManager[EmbeddedServer]:
+    """Start a server with those models, for as long as a block."""
+    models = [*(REPOSITORY / name for name in _SAMPLE_MODELS), *models_in(_MODELS)]
+
+    def provide(folder: Path) -> Path:
+        copy_models(models, folder)
+        for model, other in _CODE.items():
+            shutil.copytree(folder / other / "1", folder / model / "1")
+        shutil.copy(folder / "multiply/1/model.py", folder / "counted_multiply/1/multiply.py")
+        return folder
+
+    return temporary_server("bench", provide, numpy="own")
+
+
+def stubs_of(server: EmbeddedServer) -> list[int]:
+    """Return the processes that execute the server's models."""
+    threads = Path(f"/proc/{server.pid}/task").iterdir()
+    return [int(pid) for thread in threads for pid in (thread / "children").read_text().split()]
+
+
+@contextmanager
+def models_on_a_core_of_their_own(server: EmbeddedServer) -> Iterator[None]:
+    """Keep the server's stub processes on one core, and the server and this process off it. Needs two cores.
+
+    The models' caches are nobody else's then.
+    """
+    everywhere = os.sched_getaffinity(0)
+    core = max(everywhere)
+    stubs = stubs_of(server)
+    others = [server.pid, os.getpid()]
+    try:
+        for pid in stubs:
+            _pin(pid, {core})
+        for pid in others:
+            _pin(pid, everywhere - {core} or everywhere)
+        yield
+    finally:
+        for pid in [*stubs, *others]:
+            _pin(pid, everywhere)
+
+
+def _pin(pid: int, cores: set[int]) -> None:
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), cores)
+
+
+def describe(plain: Any) -> dict[str, str]:
+    """Return what is known of the machine and what runs on it; ``plain`` is tritonclient's client of the server."""
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "processor": _processor(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "Python": platform.python_version(),
+        "NumPy": np.__version__,
+        "Triton": plain.get_server_metadata().version,
+        "tritonclient": version("tritonclient"),
+        "load before": f"{os.getloadavg()[0]:.2f}",
+    }
+
+
+def _processor() -> str:
+    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return found[1] if found else platform.machine()
+
+
+_OWN: Final = re.compile(r"Rss(?:Anon|File):\s+(\d+) kB")
+_BLOCK: Final = 512
+_SEALED: Final = re.compile(rf"^([0-9a-f]+)-([0-9a-f]+) .* {re.escape(LINK)}$", re.MULTILINE)
+
+
+def resident_bytes(pid: int) -> int:
+    """Return how much memory a process has resident, without shared memory: that is nobody's own."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return 1024 * sum(int(kibibytes) for kibibytes in _OWN.findall(status))
+
+
+def sealed_bytes(pid: int) -> int:
+    """Return how much sealed memory a process has mapped."""
+    maps = Path(f"/proc/{pid}/maps").read_text()
+    return sum(int(end, 16) - int(begin, 16) for begin, end in _SEALED.findall(maps))
+
+
+def shared_bytes(prefix: str) -> int:
+    """Return how much memory the objects of ``/dev/shm`` take whose names begin so."""
+    total = 0
+    for path in DEV_SHM.glob(f"{prefix}*"):
+        with contextlib.suppress(FileNotFoundError):  # its owner has just removed it
+            total += _BLOCK * path.stat().st_blocks
+    return total
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from shm_backend_utils.client import AsyncShmClient, ShmClient
 
 from ..figures import Figure
 from .bench import Amounts, Bench
-from .payloads import Floats, endless, in_band
-from .ways import OURS, STOCK, RegisteredPair, Send, check
+from .ways import OURS, STOCK, Floats, RegisteredPair, Send, check, endless, in_band
 
 Rates = dict[str, list[float]]
 """Calls per second of each case, one number for each period."""

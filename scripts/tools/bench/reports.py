@@ -15,8 +15,7 @@ from rich.text import Text
 from shm_backend_utils.cli.terminal import printable
 
 from ..figures import Figure
-from .drawing import Drawing
-from .pictures import drawings_of
+from .pictures import Drawing, drawings_of
 from .runs import ReportError, Run, json_of
 
 

@@ -17,7 +17,7 @@ from .check import LEVELS, Wanted, check
 from .fakes.gpu import load_fake_gpu
 from .gpu import load_gpu
 from .kernels import LIBRARIES
-from .measuring import FULL, SMALL
+from .report import FULL, SMALL
 
 
 def main() -> int:

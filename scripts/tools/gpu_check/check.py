@@ -16,13 +16,11 @@ from shm_backend_utils.errors import MachineError
 from shm_backend_utils.server import find_gpus
 
 from .. import ROOT
-from .driver import device_name
 from .gpu import Gpu
 from .kernels import LIBRARIES
-from .machine import describe
-from .measuring import Amounts
+from .machine import describe, device_name
 from .processes.checks import check_processes, measure_processes
-from .report import CheckFailedError, Report
+from .report import Amounts, CheckFailedError, Report
 from .server.checks import check_server
 
 __all__ = ["LEVELS", "Wanted", "check", "default_folder"]
@@ -36,41 +34,15 @@ _IN_WORDS: Final = {"cupy": "CuPy", "torch": "PyTorch", "neither": "neither CuPy
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be checked.
-
-    Attributes
-    ----------
-    levels : sequence of int
-    libraries : sequence of str
-        Those that must be there, of :data:`.LIBRARIES`; empty for all that are.
-    server : pathlib.Path, optional
-        Where a server is installed, if not where this package does that.
-    """
+    """What is to be checked."""
 
     levels: Sequence[int] = LEVELS
-    libraries: Sequence[str] = ()
-    server: Path | None = None
+    libraries: Sequence[str] = ()  # those that must be there, of :data:`.LIBRARIES`; empty for all that are
+    server: Path | None = None  # where a server is installed, if not where this package does that
 
 
 def check(load: Callable[[str], Gpu], amounts: Amounts, folder: Path | None, wanted: Wanted) -> int:
-    """Check a GPU and write a report.
-
-    Parameters
-    ----------
-    load : callable
-        Takes a library's name and makes the GPU, here and in the model's process.
-    amounts : Amounts
-        How much is done.
-    folder : pathlib.Path, optional
-        Where the report goes; by default one for the day and the GPU.
-    wanted : Wanted
-        What is asked for.
-
-    Returns
-    -------
-    int
-        The exit status.
-    """
+    """Check a GPU and write a report."""
     try:
         gpu = load("neither")
     except MachineError as error:

@@ -17,11 +17,11 @@ from shm_backend_utils.gpu.arrays.imported import imported
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.gpu.runtime import CudaRuntime
 
-from .driver import device_name
 from .kernels import Kernels, load_kernels
+from .machine import device_name
 from .report import require
 
-__all__ = ["WAITS", "CallCounts", "Gpu", "LoadGpu", "load_gpu"]
+__all__ = ["WAITS", "Gpu", "LoadGpu", "load_gpu"]
 
 _COUNTED: Final = (
     "open",
@@ -60,23 +60,13 @@ class CallCounts:
 
 @dataclass(frozen=True)
 class Gpu:
-    """CUDA in this process.
-
-    Attributes
-    ----------
-    access : CudaAccess
-    kernels : Kernels
-        What is done on it.
-    import_cuda_shared_memory : callable
-        Returns tritonclient's module of that name; raises ImportError if it cannot be used.
-    is_fake : bool
-        Whether it is no GPU at all.
-    """
+    """CUDA in this process."""
 
     access: CudaAccess
-    kernels: Kernels
+    kernels: Kernels  # what is done on it
+    # returns tritonclient's module of that name; raises ImportError if it cannot be used
     import_cuda_shared_memory: Callable[[], Any]
-    is_fake: bool = False
+    is_fake: bool = False  # whether it is no GPU at all
 
     @property
     def runtime(self) -> CudaRuntime:
@@ -134,12 +124,8 @@ LoadGpu = Callable[[], Gpu]
 def load_gpu(library: str) -> Gpu:
     """Return the real GPU.
 
-    Raises
-    ------
-    MachineError
-        The bindings, the driver or a GPU are missing, or the driver is a fake.
-    ImportError
-        The library is missing, or sees no GPU.
+    Raises MachineError: the bindings, the driver or a GPU are missing, or the driver is a fake. Raises
+    ImportError: the library is missing, or sees no GPU.
     """
     access = CudaAccess()
     runtime = access.runtime

@@ -24,16 +24,9 @@ Numbers = npt.NDArray[np.float32]
 
 
 class Kernels(Protocol):
-    """Work for a GPU. Arrays are one-dimensional, of FP32; streams are what users of the library hold.
+    """Work for a GPU. Arrays are one-dimensional, of FP32; streams are what users of the library hold."""
 
-    Attributes
-    ----------
-    name : str
-        One of :data:`LIBRARIES`.
-    in_words : str
-    """
-
-    name: str
+    name: str  # one of :data:`LIBRARIES`
     in_words: str
 
     def stream(self, device: int) -> Any:

@@ -5,18 +5,41 @@ from __future__ import annotations
 import json
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from shm_backend_utils.cli.common.rounds import Times, shuffled
+
 from .. import ROOT
 from .. import figures as common
 
-__all__ = ["CheckFailedError", "Figure", "NotOnAFakeError", "Outcome", "Report", "require"]
+__all__ = [
+    "FULL",
+    "SMALL",
+    "Amounts",
+    "CheckFailedError",
+    "Figure",
+    "NotOnAFakeError",
+    "Outcome",
+    "Report",
+    "identity_figures",
+    "kernel_figure",
+    "medians_ms",
+    "name_of",
+    "require",
+]
 
 TEXT_FILE: Final = "report.txt"
 JSON_FILE: Final = "report.json"
+
+MOST_OF_EMPTY: Final = 1.2
+MOST_OF_THE_FLOOR: Final = 1.1
+KERNELS: Final = {"cupy": "gpu_multiply", "torch": "torch.mul", "neither": "a copy on the GPU"}
+"""What the kernel is that a call is measured with, by library."""
+
+_WARM_UP_ROUNDS: Final = 20
 
 
 class CheckFailedError(Exception):
@@ -51,18 +74,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Figure(common.Figure):
-    """A figure of the check.
+    """A figure of the check."""
 
-    Attributes
-    ----------
-    group : str
-        The level that it was measured at.
-    binds : bool
-        Whether a figure beyond its limit fails the check.
-    """
-
-    group: str = ""
-    binds: bool = True
+    group: str = ""  # the level that it was measured at
+    binds: bool = True  # whether a figure beyond its limit fails the check
 
     @property
     def limit(self) -> str:
@@ -76,27 +91,15 @@ class Figure(common.Figure):
 
 
 class Report:
-    """The outcomes, the figures, and what they were found on.
-
-    Parameters
-    ----------
-    title : str
-        What the report begins with.
-    machine : mapping
-        What it was found on, by what it is.
-    folder : pathlib.Path
-        For the two files, which are there even if a check takes the process with it.
-    is_fake : bool
-        Whether there was no GPU. The figures say nothing then: they are called what they are, and held to nothing.
-    """
+    """The outcomes, the figures, and what they were found on."""
 
     def __init__(self, title: str, machine: Mapping[str, str], folder: Path, *, is_fake: bool) -> None:
-        self.title = title
-        self.machine = dict(machine)
+        self.title = title  # what the report begins with
+        self.machine = dict(machine)  # what it was found on, by what it is
         self.outcomes: list[Outcome] = []
         self.figures: list[Figure] = []
-        self.is_fake = is_fake
-        self._folder = folder
+        self.is_fake = is_fake  # there was no GPU: the figures say nothing, and are held to nothing
+        self._folder = folder  # for the two files, which are there even if a check takes the process with it
         self._folder.mkdir(parents=True, exist_ok=True)
         self._text = ""
         self._say(title, "", *[f"{what}: {value}" for what, value in self.machine.items()], "")
@@ -170,3 +173,71 @@ class Report:
             "figures_of_a_fake_gpu" if self.is_fake else "figures": figures,
         }
         (self._folder / JSON_FILE).write_text(json.dumps(content, indent=2) + "\n")
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """How much is done."""
+
+    rounds: int  # how often each case is measured
+    identity_bytes: tuple[int, ...]  # from the smallest to the largest
+    large_bytes: int  # of the input of everything else that is measured
+    slow_rounds: int  # how often that is measured which takes tens of milliseconds
+    requests: int  # so many requests over so many regions of this size
+    regions: int
+    region_bytes: int
+
+
+FULL: Final = Amounts(300, (2**10, 2**20, 2**26, 2**30), 2**28, 30, 10_000, 64, 2**22)
+SMALL: Final = Amounts(3, (2**10, 2**12, 2**16), 2**16, 2, 30, 6, 2**14)
+
+
+def medians_ms(cases: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Run every case once per round, after some rounds to warm up; return medians."""
+    times = Times(cases)
+    for round_number in range(-min(_WARM_UP_ROUNDS, rounds), rounds):
+        for name in shuffled(cases, round_number):
+            begin = time.perf_counter()
+            cases[name]()
+            times.add(name, round_number, begin)
+    return times.medians()
+
+
+def identity_figures(
+    group: str, what: str, medians: Mapping[str, float], sizes: Sequence[int], *, is_held: bool, binds: bool
+) -> list[Figure]:
+    """Return what identity takes at each size, over an empty request; medians are by :func:`name_of` and "empty"."""
+    return [
+        Figure(
+            f"{what} of {name}",
+            medians[name] / medians["empty"],
+            "× an empty request",
+            f"{medians[name]:.4f} ms / {medians['empty']:.4f} ms",
+            at_most=MOST_OF_EMPTY if is_held else None,
+            group=group,
+            binds=binds,
+        )
+        for name in map(name_of, sizes)
+    ]
+
+
+def kernel_figure(group: str, library: str, medians: Mapping[str, float], byte_size: int, *, binds: bool) -> Figure:
+    """Return what a call takes that has the GPU do one thing, over its parts; of "call", "kernel" and "empty"."""
+    floor = medians["kernel"] + medians["empty"]
+    return Figure(
+        f"{KERNELS[library]} of {name_of(byte_size)}",
+        medians["call"] / floor,
+        "× (the kernel alone + an empty request)",
+        f"{medians['call']:.4f} ms / ({medians['kernel']:.4f} ms + {medians['empty']:.4f} ms)",
+        at_most=MOST_OF_THE_FLOOR,
+        group=group,
+        binds=binds,
+    )
+
+
+def name_of(byte_size: int) -> str:
+    """Return a size in words."""
+    for factor, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if byte_size >= factor:
+            return f"{byte_size / factor:g} {unit}"
+    return f"{byte_size} B"

@@ -28,32 +28,17 @@ _WAYS_OUT: Final = (ast.Raise, ast.Return, ast.Continue, ast.Break)
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One change of a module.
+    """One change of a module."""
 
-    Attributes
-    ----------
-    file : str
-        Below the checkout.
-    number : int
-        Of the change in its file.
-    function : str
-        Where it is, as ``__qualname__`` says.
-    first_line, last_line : int
-        What is changed.
-    from_line : int
-        Who executes none of the lines from here to the last one cannot notice. It is a generator's first one: what is
-        recorded of that may end where an exception is thrown into another one that it waits for (Python 3.11).
-    change : str
-        For people.
-    """
-
-    file: str
-    number: int
-    function: str
-    first_line: int
+    file: str  # below the checkout
+    number: int  # of the change in its file
+    function: str  # where it is, as ``__qualname__`` says
+    first_line: int  # what is changed
     last_line: int
+    # who executes none of the lines from here to the last one cannot notice. It is a generator's first one: what is
+    # recorded of that may end where an exception is thrown into another one that it waits for (Python 3.11)
     from_line: int
-    change: str
+    change: str  # for people
 
 
 def find(file: str, source: str) -> list[Mutant]:

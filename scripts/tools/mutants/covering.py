@@ -1,7 +1,8 @@
-"""Which tests execute a line: found out once, and again by those that what has changed may concern."""
+"""Which tests execute a line: found out once, and again by those that a change, taken apart, may concern."""
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
@@ -17,14 +18,60 @@ import pytest
 from .. import ROOT
 from . import recording
 from .checks import Mutant
-from .pieces import REST, Piece, pieces_of
 
-__all__ = ["Covering", "NotRunError", "pytest_options"]
+__all__ = ["Covering", "NotRunError", "Piece", "pytest_options"]
+
+REST: Final = ""
+"""The name of what is in no function."""
 
 _PARTS: Final = ("unit", "property", "conformance", "harness")
 _TIMER: Final = "setitimer"
 """What tests call whose signals raise: inside coverage's own code, that would leave its lock taken for ever."""
 _RUN: Final = {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A function, with those inside it, or the rest of a module."""
+
+    first_line: int  # where it is
+    last_line: int
+    digest: str  # of a function's text, wherever it is; of the rest as it is parsed, with the functions' signatures
+
+
+def pieces_of(source: str) -> dict[str, Piece]:
+    """Return a module's pieces by name: ``__qualname__``, the second of a name with a plus, or :data:`REST`."""
+    tree = ast.parse(source)
+    lines = source.splitlines()
+    found: dict[str, Piece] = {}
+    _take_functions(tree, "", lines, found)
+    found[REST] = Piece(1, len(lines), _digest(ast.dump(tree)))
+    return found
+
+
+def _take_functions(scope: ast.Module | ast.ClassDef, prefix: str, lines: list[str], found: dict[str, Piece]) -> None:
+    """Note the functions of a module or class, and leave of them their signatures."""
+    for node in scope.body:
+        if isinstance(node, ast.ClassDef):
+            _take_functions(node, f"{prefix}{node.name}.", lines, found)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first_line = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            last_line = node.lineno if node.end_lineno is None else node.end_lineno
+            name = f"{prefix}{node.name}"
+            while name in found:  # a property's setter, for example
+                name += "+"
+            found[name] = Piece(first_line, last_line, _digest("\n".join(lines[first_line - 1 : last_line])))
+            node.body = []
+    scope.body = [node for node in scope.body if not _is_text(node)]
+
+
+def _is_text(node: ast.stmt) -> bool:
+    """Return whether it is a docstring."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class NotRunError(Exception):
@@ -38,18 +85,10 @@ def pytest_options(folder: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Covering:
-    """What each test executes.
+    """What each test executes."""
 
-    Attributes
-    ----------
-    seconds : dict of str to float
-        How long each test takes.
-    failed : list of str
-        Tests, and files of tests, that fail without a mutant. They prove nothing, and are left out.
-    """
-
-    seconds: dict[str, float]
-    failed: list[str]
+    seconds: dict[str, float]  # how long each test takes
+    failed: list[str]  # tests, and files of tests, that fail without a mutant. They prove nothing, and are left out
     _lines: dict[str, dict[str, frozenset[int]]]  # by file, then by test
 
     @classmethod
@@ -59,19 +98,7 @@ class Covering:
         It holds while a file, the helpers in its folders, and every function that its tests have executed are as they
         were, with what else is in those functions' modules. Where they are in their modules does not matter.
 
-        Parameters
-        ----------
-        root : Path
-            The checkout.
-        kept : Path
-            A file of what was found the last time. It is written anew.
-        folder : Path
-            For what tests leave.
-
-        Raises
-        ------
-        NotRunError
-            The tests cannot be run at all.
+        Raises NotRunError: the tests cannot be run at all.
         """
         known = json.loads(kept.read_text()) if kept.exists() else {}
         digests = _digests(root)

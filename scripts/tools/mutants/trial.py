@@ -40,19 +40,7 @@ class Verdict(Enum):
 
 
 def try_mutant(mutant: Mutant, tests: list[str], limit_s: float, folder: Path) -> Verdict:
-    """Run tests against a mutant until one fails.
-
-    Parameters
-    ----------
-    mutant : Mutant
-        What is changed.
-    tests : list of str
-        Those that may execute it, by pytest's names.
-    limit_s : float
-        A mutant that takes longer hangs.
-    folder : Path
-        For what tests leave, and for their output.
-    """
+    """Run tests against a mutant until one fails."""
     if not tests:
         return Verdict.NOT_EXECUTED
     before = set(DEV_SHM.iterdir())

@@ -15,8 +15,7 @@ import shm_backend_utils
 from shm_backend_utils.cli.terminal import exit_status, undisturbed
 
 from .. import ROOT
-from .build import BuildError, build, export, unpack
-from .checks import findings_in_changelog, findings_in_wheel, findings_of_smoke_test
+from .checks import BuildError, build, export, findings_in_changelog, findings_in_wheel, findings_of_smoke_test, unpack
 
 _SUMS: Final = "SHA256SUMS"
 
@@ -24,10 +23,7 @@ _SUMS: Final = "SHA256SUMS"
 def release(repository: Path, dist: Path) -> int:
     """Put the distributions into a folder, in the place of others; return the exit status.
 
-    Raises
-    ------
-    BuildError
-        They cannot be built, or the folder has something else, which is left as it is.
+    Raises BuildError: they cannot be built, or the folder has something else, which is left as it is.
     """
     check_nothing_else_is_in(dist)
     folder = Path(tempfile.mkdtemp(prefix="shm-backend-utils-release-"))

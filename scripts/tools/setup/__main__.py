@@ -14,8 +14,7 @@ import sys
 
 from .. import ROOT
 from .environment import COMMANDS, EVERYTHING, EVERYTHING_WITH_NUMPY_1, Contents, Environment
-from .progress import Progress
-from .subprocesses import StepFailedError, Subprocess, ignore
+from .subprocesses import Progress, StepFailedError, Subprocess, ignore
 
 INSTALL_SERVER = "scripts.tools.setup.install_server"
 

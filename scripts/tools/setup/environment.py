@@ -21,27 +21,13 @@ __all__ = ["COMMANDS", "EVERYTHING", "EVERYTHING_WITH_NUMPY_1", "Contents", "Env
 
 @dataclass(frozen=True)
 class Contents:
-    """What an environment is for.
+    """What an environment is for."""
 
-    Attributes
-    ----------
-    extras : str
-        Those of this distribution, which is installed as it lies in the checkout.
-    requirements : tuple of str
-        Further ones.
-    alone : tuple of str
-        Requirements that are installed without what they require in turn.
-    where_found : tuple of str
-        Requirements that are done without where pip does not find them.
-    includes : tuple of Contents
-        What it is for as well. An environment that has these is extended.
-    """
-
-    extras: str
-    requirements: tuple[str, ...] = ()
-    alone: tuple[str, ...] = ()
-    where_found: tuple[str, ...] = ()
-    includes: tuple[Contents, ...] = ()
+    extras: str  # those of this distribution, which is installed as it lies in the checkout
+    requirements: tuple[str, ...] = ()  # further ones
+    alone: tuple[str, ...] = ()  # requirements that are installed without what they require in turn
+    where_found: tuple[str, ...] = ()  # requirements that are done without where pip does not find them
+    includes: tuple[Contents, ...] = ()  # what it is for as well. An environment that has these is extended
 
     def fingerprint(self) -> str:
         """Return what tells it from any other one, of this checkout and this Python."""
@@ -89,10 +75,8 @@ class Environment:
     def create(self) -> None:
         """Make it anew, with a new pip and nothing else.
 
-        Raises
-        ------
-        StepFailedError
-            It is a link: what it leads to may be another checkout's, and stays as it is. Or it cannot be made.
+        Raises StepFailedError: it is a link: what it leads to may be another checkout's, and stays as it is. Or it
+        cannot be made.
         """
         if self.folder.is_symlink():
             raise StepFailedError(

@@ -29,9 +29,8 @@ from shm_backend_utils.cli.terminal import exit_status, positive_float
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.testing.faults.at_hand import take_private_shm
 
-from .hostile.assault import Assault
+from .hostile.assault import Assault, HostileReport
 from .hostile.attacks import ATTACKS
-from .hostile.report import HostileReport
 from .report import SoakReport
 from .soak import Soak
 

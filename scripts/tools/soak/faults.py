@@ -15,11 +15,9 @@ from typing import Final
 from shm_backend_utils.cli.shared_memory import find_sealed_memory
 from shm_backend_utils.memory import reaper
 
-from .client.board import Phase
-from .client.process import ClientProcess
-from .client.tally import Tally
-from .coverage import MODEL_RELOADS, SERVER_RESTARTS, SMALL_TMPFS, TWO_USERS
+from .client.process import ClientProcess, Phase, Tally
 from .machine import fill
+from .report import MODEL_RELOADS, SERVER_RESTARTS, SMALL_TMPFS, TWO_USERS
 from .server import ALLOWED_UID, DISALLOWED_UID, SoakServer
 
 __all__ = ["Saboteur"]
@@ -36,18 +34,6 @@ class Saboteur:
     """Deals faults from a shuffled deck, so that a run of any length gets them in the intended proportion.
 
     The first faults are those of which a short run, too, must have had one each.
-
-    Parameters
-    ----------
-    clients : list of ClientProcess
-        Changed in place: a client that is killed is replaced.
-    cannot : mapping of str to str
-        What this machine does not permit.
-
-    Attributes
-    ----------
-    last_kill_in_stream : float
-        When a client was killed in the middle of a stream over gRPC last, by ``time.monotonic()``.
     """
 
     def __init__(
@@ -60,10 +46,11 @@ class Saboteur:
         cannot: Mapping[str, str],
     ) -> None:
         self._server = server
-        self._clients = clients
+        self._clients = clients  # changed in place: a client that is killed is replaced
         self._new_client = new_client
         self._chance = chance
         self._tally = tally
+        # when a client was killed in the middle of a stream over gRPC last, by ``time.monotonic()``
         self.last_kill_in_stream = -1e9
         visits = [] if TWO_USERS in cannot else [self._two_users]
         fills = [] if SMALL_TMPFS in cannot else [self._fill_shared_memory]

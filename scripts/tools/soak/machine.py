@@ -1,24 +1,31 @@
-"""What the soak does to and asks of the machine: full memory, free ports, and who holds what of /dev/shm."""
+"""The soak asks the machine for full memory, and looks at who holds /dev/shm and how much processes grow."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import random
+import re
 import socket
+import time
 from pathlib import Path
 from typing import Final
 
 from shm_backend_utils.memory.sealed import LINK
 from shm_backend_utils.memory.shared_file import DEV_SHM
 
-from ..processes import mappings, open_files
+from ..processes import mappings, open_files, read_if_there
 
-__all__ = ["fill", "free_bytes", "free_ports", "held_sealed_memory", "held_shared_memory"]
+__all__ = ["Growth", "fill", "free_bytes", "free_ports", "held_sealed_memory", "held_shared_memory"]
 
 # Ephemeral ports begin above. A client that dials a port of that range where nobody listens may be given that very
 # port, so connect to itself, and keep the server from coming back.
 _PORTS: Final = range(20_000, 30_000)
+
+WARM_S: Final = 20.0
+MOST_GROWTH: Final = 64 << 20
+"""More than allocators keep for later."""
+_RESIDENT: Final = re.compile(r"RssAnon:\s+(\d+) kB")
 
 
 def fill(name: str) -> Path:
@@ -62,3 +69,27 @@ def free_bytes() -> int:
     """Return how much of /dev/shm is free."""
     space = os.statvfs(DEV_SHM)
     return space.f_bavail * space.f_frsize
+
+
+class Growth:
+    """Looks at processes from time to time, and keeps by how much each has grown since it was warm."""
+
+    def __init__(self) -> None:
+        self.most: dict[str, int] = {}  # the largest growth of a process of each kind, in bytes
+        self._seen: dict[int, float] = {}
+        self._warm: dict[int, int] = {}
+
+    def look(self, kind: str, pid: int) -> None:
+        """Look at a process."""
+        now = time.monotonic()
+        if now - self._seen.setdefault(pid, now) < WARM_S:
+            return
+        found = _RESIDENT.search(read_if_there(Path(f"/proc/{pid}/status")))
+        if found is None:
+            return
+        resident = int(found[1]) << 10
+        self.most[kind] = max(self.most.get(kind, 0), resident - self._warm.setdefault(pid, resident))
+
+    def leaks(self) -> dict[str, int]:
+        """Return the kinds of process that have grown without a bound."""
+        return {kind: growth for kind, growth in self.most.items() if growth > MOST_GROWTH}

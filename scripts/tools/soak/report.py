@@ -1,7 +1,8 @@
-"""What a soak found, as a table and as JSON, and whether any of it must not be."""
+"""The soak's findings, as a table and as JSON, whether any of them must not be, and all that a soak must have done."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -12,10 +13,39 @@ from rich.table import Table
 from shm_backend_utils.errors import SlotInUseError, StaleRequestError
 from shm_backend_utils.protocol.refusals import code_in
 
-from .client.tally import Tally
-from .coverage import COMPLETE_S, WORDS, left_out
+from .client.process import Tally
 
-__all__ = ["Leaks", "SoakReport"]
+__all__ = ["MODEL_RELOADS", "SERVER_RESTARTS", "SMALL_TMPFS", "TWO_USERS", "WORDS", "Leaks", "SoakReport", "impossible"]
+
+COMPLETE_S: Final = 60.0
+"""A run of this length does everything that there is."""
+
+_BY_CLIENTS: Final = (
+    *("ShmClient", "AsyncShmClient", "gRPC", "HTTP", "infer", "prepare", "submit", "split", "streams", "batches"),
+    *("strings", "forward", "compat", "attach", "varying shapes", "parameters", "headers", "overflows", "forks"),
+    *("small calls", "tiny switch intervals", "signals at points", "sealed memory", "memory in /dev/shm"),
+)
+TWO_USERS: Final = "two users"
+SMALL_TMPFS: Final = "a small tmpfs"
+SERVER_RESTARTS: Final = "server restarts"
+MODEL_RELOADS: Final = "model reloads"
+
+WORDS: Final = (*_BY_CLIENTS, TWO_USERS, SMALL_TMPFS, SERVER_RESTARTS, MODEL_RELOADS)
+
+
+def impossible(has_private_shm: bool) -> dict[str, str]:
+    """Return what this machine cannot do, and why."""
+    found = {}
+    if os.geteuid() != 0:
+        found[TWO_USERS] = "this user may not become another one"
+    if not has_private_shm:
+        found[SMALL_TMPFS] = "a /dev/shm of its own was not permitted, and nobody else's is to be filled"
+    return found
+
+
+def left_out(done: Mapping[str, int], cannot: Mapping[str, str]) -> list[str]:
+    """Return the words that were never done, though they could have been."""
+    return [word for word in WORDS if not done.get(word) and word not in cannot]
 
 
 @dataclass(frozen=True)

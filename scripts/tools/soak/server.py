@@ -25,7 +25,7 @@ from shm_backend_utils.memory.shared_file import DEV_SHM
 from shm_backend_utils.server import EmbeddedServer, Installation, Ports, install
 
 from ..processes import children, command_line
-from .client.tally import Tally
+from .client.process import Tally
 from .machine import free_ports, held_sealed_memory, held_shared_memory
 
 __all__ = ["ALLOWED_UID", "DISALLOWED_UID", "SoakServer"]
@@ -49,13 +49,7 @@ DISALLOWED_UID: Final = 20_002
 
 
 class SoakServer:
-    """An embedded server that is killed and started again.
-
-    Attributes
-    ----------
-    grpc_url, http_url : str
-        As for ShmClient; the same for every start.
-    """
+    """An embedded server that is killed and started again."""
 
     def __init__(self, folder: Path, tally: Tally) -> None:
         self._folder = folder
@@ -69,7 +63,7 @@ class SoakServer:
         self._ports = Ports(*free_ports(random.SystemRandom(), 3))  # two soaks with one seed are not to meet
         self._server = self._start()
         self._instances = {name: len(self.stubs(name)) for name in self.models}
-        self.grpc_url = self._server.grpc_url
+        self.grpc_url = self._server.grpc_url  # as for ShmClient; the same for every start
         self.http_url = f"http://{self._server.http_url}"
 
     @property

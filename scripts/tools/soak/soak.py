@@ -17,13 +17,11 @@ from shm_backend_utils.memory import reaper
 from shm_backend_utils.memory.managed import KEY_PREFIX
 from shm_backend_utils.memory.shared_file import DEV_SHM
 
-from .client.process import ClientProcess
-from .client.tally import Tally
-from .client.workloads.registered import ATTACHED_PREFIX
-from .coverage import impossible
+from .client.process import ClientProcess, Tally
+from .client.workloads.calls import ATTACHED_PREFIX
 from .faults import Saboteur
-from .growth import Growth
-from .report import Leaks, SoakReport
+from .machine import Growth
+from .report import Leaks, SoakReport, impossible
 from .server import SoakServer
 
 __all__ = ["Soak"]

@@ -21,8 +21,7 @@ from shm_backend_utils.server.install import FOLDER_VARIABLE
 from shm_backend_utils.server.releases import VERSION_VARIABLE
 
 from .. import ROOT
-from .newest import VARIABLE, WHERE, find_newest
-from .runs import Environment, Tally, passed_to_pytest
+from .runs import VARIABLE, WHERE, Environment, Tally, find_newest, passed_to_pytest
 
 SUITE: Final = ("conformance", "crash", "e2e", "harness", "property", "scripts", "server", "unit")
 """Folders under ``tests``. The others run with ``--all``."""
@@ -68,10 +67,7 @@ def without_room() -> str | None:
 def set_up(python: str | None, *, numpy1: bool) -> Environment:
     """Make an environment, unless it is there.
 
-    Raises
-    ------
-    subprocess.CalledProcessError
-        It cannot be made, and the setup has said why.
+    Raises CalledProcessError: it cannot be made, and the setup has said why.
     """
     options = [*(["--python", python] if python else []), *(["--numpy1"] if numpy1 else [])]
     subprocess.run([ROOT / "scripts" / "setup", *options], check=True)
@@ -81,10 +77,7 @@ def set_up(python: str | None, *, numpy1: bool) -> Environment:
 def on_newest(environment: Environment, python: str | None) -> Environment | None:
     """Return an environment with the newest server, and tell which one it is; None if there is none, which is told.
 
-    Raises
-    ------
-    MachineError
-        What there is is no server, or does not run here.
+    Raises MachineError: what there is is no server, or does not run here.
     """
     folder = find_newest(python)
     if folder is None:
@@ -103,14 +96,8 @@ def listed(file: Path) -> list[str]:
 def run(chosen: argparse.Namespace, for_pytest: list[str]) -> int:
     """Run what was chosen, each part with its Python, NumPy and server; return the exit status.
 
-    Raises
-    ------
-    MachineError
-        There is something wrong with a server.
-    subprocess.CalledProcessError
-        An environment cannot be made, and the setup has said why.
-    KeyboardInterrupt
-        Ctrl-C. All that was started has ended.
+    Raises MachineError: there is something wrong with a server. Raises CalledProcessError: an environment cannot
+    be made, and the setup has said why. Raises KeyboardInterrupt: ctrl-C. All that was started has ended.
     """
     folder = Path(chosen.server).absolute() if chosen.server and Path(chosen.server).is_dir() else None
     if chosen.server and folder is None:

@@ -1,25 +1,36 @@
-"""Runs of pytest: what fails is run once more, alone. A test that passes then is a flake, which is a defect, too."""
+"""Runs of pytest, and the newest server for them. A test that fails, and passes alone, is a flake: a defect, too."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 from typing import IO, Final
 
+from shm_backend_utils.errors import MachineError
+from shm_backend_utils.server.fetching import appear_whole, cache_folder
 from shm_backend_utils.server.install import FOLDER_VARIABLE
+from shm_backend_utils.server.installation import PYTHON, Installation
 
 from .. import ROOT
 
-__all__ = ["Environment", "Tally", "passed_to_pytest"]
+__all__ = ["VARIABLE", "WHERE", "Environment", "Tally", "find_newest", "passed_to_pytest"]
+
+VARIABLE: Final = "SHM_BACKEND_UTILS_SERVER_NEWEST"
+_BESIDE: Final = ROOT.parent / "shared" / "servers"
+_ARCHIVE: Final = ".tar.xz"
+_STUB: Final = "triton_python_backend_stub"
+WHERE: Final = f"{VARIABLE} names none, and {_BESIDE} has none: a server's folder, or {_ARCHIVE} of one"
 
 _WORKERS: Final = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "--durations=20")
 _MOST_RUN_AGAIN: Final = 20  # where more fail, it is no flake
@@ -29,19 +40,50 @@ _USAGE: Final = re.compile(r"ERROR: usage: .*|  (inifile|rootdir): .*|\s*")
 _ENDS_S: Final = 60.0
 
 
+def find_newest(python: str | None, environment: Mapping[str, str] = os.environ, beside: Path = _BESIDE) -> Path | None:
+    """Return the folder of the newest server for a version of Python, unpacked if need be; None if there is none.
+
+    Raises MachineError: what the environment names is not there, or an archive has no server.
+    """
+    named = environment.get(VARIABLE)
+    if named and not Path(named).exists():
+        raise MachineError(f"{VARIABLE} names {named}, which is not there")
+    found = [Path(named).absolute()] if named else [each for each in beside.glob("*") if _may_be_one(each)]
+    newest = max(found, key=lambda each: [int(number) for number in re.findall(r"\d+", each.name)], default=None)
+    return _unpacked(newest, python or PYTHON) if newest is not None and newest.is_file() else newest
+
+
+def _may_be_one(place: Path) -> bool:
+    return place.name.endswith(_ARCHIVE) or Installation(place).is_complete
+
+
+def _unpacked(archive: Path, python: str) -> Path:
+    """Unpack a server to the cache, once for each Python, with the stub for it that it may have in ``stubs``."""
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()[:12]
+    server = Installation(cache_folder() / f"{archive.name.removesuffix(_ARCHIVE)}-{digest}-py{python}")
+
+    def fill(scratch: Path, fresh: Path) -> None:
+        done = subprocess.run(["tar", "-xf", archive, "-C", scratch], capture_output=True, text=True, check=False)
+        binary = next(scratch.glob("**/bin/tritonserver"), None)
+        if done.returncode or binary is None:
+            raise MachineError(f"{archive} holds no server: {done.stderr.strip() or 'it has no bin/tritonserver'}")
+        folder = binary.parents[1]
+        stub = folder / "stubs" / python / _STUB
+        if stub.is_file():
+            shutil.copy(stub, folder / "backends" / "python" / _STUB)
+        folder.rename(fresh)
+
+    if not server.is_complete:
+        appear_whole(server.folder, lambda: server.is_complete, fill)
+    return server.folder
+
+
 @dataclass(frozen=True)
 class Environment:
-    """One of the checkout's environments.
+    """One of the checkout's environments."""
 
-    Attributes
-    ----------
-    name : str
-        Of its folder.
-    server : pathlib.Path, optional
-        The folder of the server that tests run on; that of the environment's variables if not given.
-    """
-
-    name: str
+    name: str  # of its folder
+    # the folder of the server that tests run on; that of the environment's variables if not given
     server: Path | None = None
 
     @property
@@ -79,10 +121,7 @@ class Tally:
     def run(self, environment: Environment, arguments: Sequence[str]) -> None:
         """Run tests, and those that failed once more, alone, if they are few.
 
-        Raises
-        ------
-        KeyboardInterrupt
-            Ctrl-C. All that was started has ended.
+        Raises KeyboardInterrupt: ctrl-C. All that was started has ended.
         """
         status = _run(environment, ["--cache-clear", *_WORKERS, *arguments])
         failed = environment.failed()

@@ -18,16 +18,14 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from scripts.tools.bench.bench import FULL
+from scripts.tools.bench.bench import FULL, resident_bytes, sealed_bytes, shared_bytes
 from scripts.tools.bench.groups.own_time import functions_called
-from scripts.tools.bench.machine import resident_bytes, sealed_bytes, shared_bytes
-from scripts.tools.bench.payloads import endless, uploads_of, varying
 from scripts.tools.bench.pictures import PICTURES
 from scripts.tools.bench.random_requests import RandomRequests
 from scripts.tools.bench.rates import rate_of_threads, rate_ratio
 from scripts.tools.bench.reports import COLUMNS, MEASURED_ELSEWHERE, Reports, cells_of, document_of
 from scripts.tools.bench.runs import ReportError, Run, as_json, json_of, read_run
-from scripts.tools.bench.ways import RegisteredPair
+from scripts.tools.bench.ways import RegisteredPair, endless, uploads_of, varying
 from scripts.tools.figures import Figure
 from shm_backend_utils.cli.common import registered_regions
 from shm_backend_utils.client import Result

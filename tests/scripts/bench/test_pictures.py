@@ -13,8 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from scripts.tools.bench.drawing import RC, Drawing, line_of
-from scripts.tools.bench.pictures import PICTURES, drawings_of
+from scripts.tools.bench.pictures import PICTURES, RC, Drawing, drawings_of, line_of
 from tests.scripts.bench.curves import MACHINE, RUNS, full_run, runs
 
 pictures = pytest.mark.parametrize("picture", PICTURES)

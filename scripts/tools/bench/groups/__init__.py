@@ -12,18 +12,13 @@ from typing import Final
 
 from ...figures import Figure
 from ..bench import Bench
-from .client_time import client_time
 from .curves import latency, shapes
-from .growth import growth
-from .harness import harness
+from .growth import growth, registered, sealed
 from .modes import batches, forwarding, streams
 from .own_time import functions, own_time
-from .regions import registered, sealed
-from .round_trips import round_trips
-from .stock import infer_beside_stock, plain_clients, sizes
-from .throughput import concurrency, throughput
-from .triton_shm_client import compat, other_client
-from .uploads import uploads
+from .round_trips import client_time, harness, round_trips
+from .stock import compat, infer_beside_stock, other_client, plain_clients, sizes
+from .throughput import concurrency, throughput, uploads
 
 __all__ = ["GROUPS", "WITH_OTHER_CLIENT"]
 

@@ -18,8 +18,7 @@ from shm_backend_utils.memory.shared_file import total_bytes
 
 from ...figures import Figure
 from ..bench import Bench
-from ..payloads import Floats, endless, repeated, varying
-from ..ways import OTHER_CLIENT, OVER_THE_WIRE, Send, Way, ways_of
+from ..ways import OTHER_CLIENT, OVER_THE_WIRE, Floats, Send, Way, endless, repeated, varying, ways_of
 
 PICTURE: Final = "latency"
 BYTES: Final = tuple(4**exponent for exponent in range(3, 16))

@@ -1,24 +1,41 @@
-"""Whether anything grows: by a request on the direct path, and after very many requests that are all different."""
+"""Whether anything grows, by one request and by very many; and what registered names and sealed memory cost."""
 
 from __future__ import annotations
 
 import json
+import secrets
 import statistics
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.utils import shared_memory
+
+from shm_backend_utils.cli.common.registered_regions import registered_region
+from shm_backend_utils.cli.common.rounds import Times, shuffled
+from shm_backend_utils.client import ShmClient
+from shm_backend_utils.compat.attach import attach
+from shm_backend_utils.memory.pool.options import PoolOptions, RegionName
 
 from ...figures import Figure
-from ..bench import Bench
-from ..machine import resident_bytes, sealed_bytes, shared_bytes
-from ..server import stubs_of
+from ..bench import Bench, Cases, resident_bytes, sealed_bytes, shared_bytes, stubs_of
 
 PROGRAM: Final = "scripts.tools.bench.random_requests"
 LARGE_BYTES: Final = 2**30
 MOST_GROWN_MIB: Final = 8.0
 MIB: Final = 2**20
+
+REGISTERED_BYTES: Final = 2**20
+MOST_OF_TRUSTED: Final = 1.15
+OUTPUT_IN: Final = ("one region", "two regions")
+CASES: Final = {"trusted": "trusting_identity", "checked": "identity"}
 
 
 def growth(bench: Bench) -> list[Figure]:
@@ -95,3 +112,114 @@ def _held(bench: Bench, client_pid: int) -> dict[str, int]:
         "client's regions": shared_bytes(f"shmbu-{client_pid}-") + sealed_bytes(client_pid),
         "Triton's pools": shared_bytes(server.shm_prefix),
     }
+
+
+def registered(bench: Bench) -> list[Figure]:
+    """Measure an identity by :func:`attach`, over both protocols, with both tensors in one region or in two."""
+    return [figure for protocol in bench.urls for figure in _registered_over(bench, protocol)]
+
+
+def _registered_over(bench: Bench, protocol: str) -> list[Figure]:
+    with ExitStack() as stack:
+        client = bench.plain_client(protocol)
+        stack.callback(client.close)
+        first, second = (_region(stack, client) for _ in range(2))
+        cases: dict[str, Callable[[], object]] = {}
+        for words, output in zip(OUTPUT_IN, (first, second), strict=True):
+            for case, model in CASES.items():
+                cases[f"{case}, {words}"] = partial(client.infer, model, **_attached(protocol, model, first, output))
+        medians = bench.measure(f"registered names, {protocol}", cases)
+    return [
+        medians.ratio(
+            f"{protocol}: identity of 1 MiB by attach, {words}, names checked",
+            f"checked, {words}",
+            f"trusted, {words}",
+            "× names trusted",
+            at_most=MOST_OF_TRUSTED,
+        )
+        for words in OUTPUT_IN
+    ]
+
+
+def _region(stack: ExitStack, client: Any) -> str:
+    """Make and register a region with room for both tensors; return its name."""
+    region = registered_region(stack, client, f"bench-{secrets.token_hex(8)}", 2 * REGISTERED_BYTES)
+    shared_memory.set_shared_memory_region(region.handle, [np.ones(REGISTERED_BYTES // 2, np.float32)])
+    return region.name
+
+
+def _attached(protocol: str, model: str, source: str, target: str) -> Any:
+    module: Any = tritonclient.grpc if protocol == "grpc" else tritonclient.http
+    x = module.InferInput("INPUT0", [REGISTERED_BYTES // 4], "FP32")
+    x.set_shared_memory(source, REGISTERED_BYTES)
+    y = module.InferRequestedOutput("OUTPUT0")
+    y.set_shared_memory(target, REGISTERED_BYTES, REGISTERED_BYTES)
+    return attach(model, [x], [y])
+
+
+SIZES: Final = {"4 KiB": 2**12, "16 MiB": 2**24}
+REGIONS: Final[tuple[RegionName, ...]] = ("system", "sealed")
+MOST_MS_MORE: Final = 3.0
+MOST_OF_SYSTEM: Final = 1.05
+WARM_UP_ROUNDS: Final = 3
+
+
+def sealed(bench: Bench) -> list[Figure]:
+    """Measure the first request in a new region, and those that follow, over both protocols."""
+    return [figure for protocol in bench.urls for figure in _sealed_over(bench, protocol)]
+
+
+def _sealed_over(bench: Bench, protocol: str) -> list[Figure]:
+    with ExitStack() as stack:
+        clients: dict[str, ShmClient] = {
+            region: stack.enter_context(
+                ShmClient(bench.urls[protocol], path="direct", inline_bytes=0, pool=PoolOptions(region=region))
+            )
+            for region in REGIONS
+        }
+        return [
+            figure
+            for size, byte_size in SIZES.items()
+            for figure in _of_size(bench, f"{protocol}: infer of {size}", byte_size, clients)
+        ]
+
+
+def _of_size(bench: Bench, what: str, byte_size: int, clients: dict[str, ShmClient]) -> list[Figure]:
+    x = np.ones(byte_size // 4, np.float32)
+    cases: dict[str, Callable[[], object]] = {region: partial(_infer, client, x) for region, client in clients.items()}
+    first = _measure_first(bench, f"{what}, first", clients, cases)
+    warm = bench.measure(f"{what}, warm", cases)
+    return [
+        Figure(
+            f"{what}, the first in a new sealed region",
+            first["sealed"] - first["system"],
+            "ms more than in a new region of /dev/shm",
+            f"{first['sealed']:.3f} ms - {first['system']:.3f} ms",
+            at_most=MOST_MS_MORE,
+        ),
+        warm.ratio(
+            f"{what}, in a sealed region that the model knows",
+            "sealed",
+            "system",
+            "× in one of /dev/shm",
+            at_most=MOST_OF_SYSTEM,
+        ),
+    ]
+
+
+def _measure_first(bench: Bench, what: str, clients: dict[str, ShmClient], cases: Cases) -> dict[str, float]:
+    """Measure requests before which the client has given up all its regions. It has tried the model before."""
+    for case in cases.values():
+        case()
+    times = Times(REGIONS)
+    for number in bench.rounds_with_warm_up(what, bench.amounts.slow_rounds, WARM_UP_ROUNDS):
+        for region in shuffled(REGIONS, number):
+            clients[region]._memory.pool.drop_idle()
+            begin = time.perf_counter()
+            cases[region]()
+            times.add(region, number, begin)
+    return times.medians()
+
+
+def _infer(client: ShmClient, x: np.ndarray[Any, Any]) -> None:
+    client.infer("identity", {"INPUT0": x}, outputs={"OUTPUT0": x.nbytes}).release()

@@ -24,8 +24,7 @@ from shm_backend_utils.cli.common.rounds import shuffled
 from shm_backend_utils.client import ShmClient
 
 from ...figures import Figure
-from ..bench import Bench
-from ..server import models_on_a_core_of_their_own
+from ..bench import Bench, models_on_a_core_of_their_own
 
 MODEL: Final = "timed_identity"
 MODELS: Final = {1: MODEL, 8: "timed_identity_8"}

@@ -1,19 +1,25 @@
-"""How many calls per second one client makes when many use it, beside tritonclient in band with a stock model.
+"""How many calls, and uploads, one client makes per second when many use it, beside tritonclient in band.
 
-Both send the same arrays, of different lengths, get them back, and read the end of each.
+Both send the same arrays, of different lengths. Calls get them back, and read the end of each; uploads get little.
 """
 
 from __future__ import annotations
 
 import asyncio
 import statistics
+import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, TypeVar
+from contextlib import ExitStack
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from shm_backend_utils.client import ShmClient
 
 from ...figures import Figure
 from ..bench import Amounts, Bench
-from ..payloads import Floats, varying
 from ..rates import STOCK_IN_BAND, Rates, for_tasks, for_threads, rate_ratio, rates_of_tasks, rates_of_threads
+from ..ways import Floats, Upload, in_band, uploads_of, varying
 
 THREADS: Final = 16
 TASKS: Final = 64
@@ -32,6 +38,12 @@ PERIOD_S: Final = 0.4
 PERIODS: Final = 2
 
 _Call = TypeVar("_Call")
+
+UPLOAD_BYTES: Final = {"50 KB": 50_000, "1 MB": 1_000_000}
+LEAST_OF_UPLOADS: Final[Mapping[str, float]] = {"50 KB": 1.2, "1 MB": 1.5}
+UPLOADERS: Final = {"1 thread": 1, "4 threads": 4}
+OURS: Final = "session_row_sums"
+STOCK: Final = "stock_row_sums"
 
 
 def throughput(bench: Bench) -> list[Figure]:
@@ -91,3 +103,51 @@ def _chosen(calls: Mapping[str, _Call], names: Iterable[str] | None) -> dict[str
 
 def _most_bytes(arrays: list[Floats]) -> int:
     return max(x.nbytes for x in arrays)
+
+
+def uploads(bench: Bench) -> list[Figure]:
+    """Measure the rate of uploads, for both protocols."""
+    figures = []
+    for size, byte_size in UPLOAD_BYTES.items():
+        given = uploads_of(byte_size)
+        for protocol in bench.urls:
+            for who, threads in UPLOADERS.items():
+                name = f"{protocol}: uploads of around {size}, {who}, shapes varying"
+                rates = _rates(bench, name, protocol, given, threads)
+                unit = "× the rate of tritonclient in band with a stock model"
+                figures.append(rate_ratio(name, rates, unit, at_least=LEAST_OF_UPLOADS[size]))
+    return figures
+
+
+def _rates(bench: Bench, name: str, protocol: str, given: list[Upload], threads: int) -> Rates:
+    with ExitStack() as stack:
+        client = stack.enter_context(ShmClient(bench.urls[protocol]))
+        plain = _PlainClients(bench, protocol, stack)
+
+        def send(upload: Upload) -> None:
+            with client.infer(OURS, {"INPUT0": upload.x}) as result:
+                _check(result["SUMS"], upload)
+
+        def send_in_band(upload: Upload) -> None:
+            answer = plain.client().infer(STOCK, in_band(upload.x, protocol))
+            _check(answer.as_numpy("SUMS"), upload)
+
+        cases = {"ours": send, "stock": send_in_band}
+        return rates_of_threads(bench, name, cases, given, threads, bench.amounts)
+
+
+class _PlainClients(threading.local):
+    """A client for each thread: over HTTP, tritonclient has one thread use one."""
+
+    def __init__(self, bench: Bench, protocol: str, stack: ExitStack) -> None:  # in every thread
+        self._client = bench.plain_client(protocol)
+        stack.callback(self._client.close)
+
+    def client(self) -> Any:
+        """Return the client of the thread that asks."""
+        return self._client
+
+
+def _check(sums: Any, upload: Upload) -> None:
+    if not np.array_equal(sums, upload.sums):
+        raise AssertionError("an upload got another one's sums")

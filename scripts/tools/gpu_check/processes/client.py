@@ -97,17 +97,10 @@ class ModelProcess:
 
 
 class Client:
-    """Calls of the check. A context manager.
-
-    Attributes
-    ----------
-    gpu : Gpu
-        This process'.
-    model : ModelProcess
-    """
+    """Calls of the check. A context manager."""
 
     def __init__(self, gpu: Gpu, model: ModelProcess) -> None:
-        self.gpu = gpu
+        self.gpu = gpu  # this process'
         self.model = model
         self._given_up: list[Slot] = []
 

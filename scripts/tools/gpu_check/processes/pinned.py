@@ -9,8 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..measuring import Amounts, name_of
-from ..report import Figure, Report, require
+from ..report import Amounts, Figure, Report, name_of, require
 from .client import Check, Client
 from .slots import HostSlot
 

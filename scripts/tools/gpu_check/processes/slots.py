@@ -36,12 +36,7 @@ _NAME_LENGTH_OFFSET: Final = (
 
 
 class Slot:
-    """A managed region, through which requests are fenced one from the next.
-
-    Attributes
-    ----------
-    region : ManagedRegion
-    """
+    """A managed region, through which requests are fenced one from the next."""
 
     def __init__(self, byte_size: int = 0) -> None:
         self.region = ManagedRegion.create(byte_size)
@@ -105,14 +100,7 @@ class Slot:
 
 
 class DeviceSlot(Slot):
-    """Memory of a GPU for one input and one output, which is of FP32.
-
-    Attributes
-    ----------
-    x, y : DeviceArray
-        Input and output.
-    allocation : CudaAllocation
-    """
+    """Memory of a GPU for one input and one output, which is of FP32."""
 
     def __init__(
         self,
@@ -129,7 +117,7 @@ class DeviceSlot(Slot):
         y_begin = -(-sizes[0] // _ALIGNMENT) * _ALIGNMENT
         self.allocation = CudaAllocation(gpu.runtime, y_begin + max(sizes[1], _ALIGNMENT), device)
         address, keeper = self.allocation.address, self.allocation.keeper
-        self.x = DeviceArray(gpu.runtime, address, shape, kinds[0], device, keeper)
+        self.x = DeviceArray(gpu.runtime, address, shape, kinds[0], device, keeper)  # input and output
         self.y = DeviceArray(gpu.runtime, address + y_begin, out_shape, kinds[1], device, keeper)
         self.describe(
             model,
@@ -179,13 +167,7 @@ class DeviceSlot(Slot):
 
 
 class LentSlot(DeviceSlot):
-    """A slot whose input lies in another allocation, at an offset, and is lent for one request: a user's own tensor.
-
-    Parameters
-    ----------
-    tensor : DeviceArray
-        The user's; of FP32, in memory that can be exported.
-    """
+    """A slot whose input lies in another allocation, at an offset, and is lent for one request: a user's own tensor."""
 
     def __init__(self, gpu: Gpu, model: str, tensor: DeviceArray) -> None:
         (count,) = tensor.shape

@@ -15,8 +15,7 @@ from shm_backend_utils.gpu.ordering import Mark
 
 from ..gpu import WAITS
 from ..kernels import LATE_STEPS
-from ..measuring import Amounts, name_of
-from ..report import Figure, Report, require
+from ..report import Amounts, Figure, Report, name_of, require
 from .client import Check, Client
 from .slots import DeviceSlot
 

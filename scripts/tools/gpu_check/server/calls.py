@@ -19,9 +19,8 @@ from shm_backend_utils.gpu.arrays.libraries import as_library
 from shm_backend_utils.gpu.streams import named_stream
 
 from .. import photographs
-from ..driver import pool_memory
-from ..measuring import Amounts, identity_figures, kernel_figure, medians_ms, name_of
-from ..report import CheckFailedError, Report, require
+from ..machine import pool_memory
+from ..report import Amounts, CheckFailedError, Report, identity_figures, kernel_figure, medians_ms, name_of, require
 from .client import ServerCheck, ServerClient
 
 __all__ = ["CHECKS", "OF_CUPY", "measure"]

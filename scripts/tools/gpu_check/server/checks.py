@@ -13,15 +13,14 @@ from shm_backend_utils.server import Installation, find_gpus
 from shm_backend_utils.server.install import default_folder
 
 from ..gpu import Gpu
-from ..measuring import Amounts
-from ..report import CheckFailedError, NotOnAFakeError, Report, require
+from ..report import Amounts, CheckFailedError, NotOnAFakeError, Report, require
 
 if TYPE_CHECKING:
     from shm_backend_utils.server import EmbeddedServer
 
     from .client import ServerCheck, ServerClient
 
-__all__ = ["check_server", "check_with_server", "checks_of", "find_server"]
+__all__ = ["check_server", "checks_of"]
 
 _GROUP: Final = "a real server"
 _WITHOUT: Final = "; --level 1 does without"
@@ -30,10 +29,7 @@ _WITHOUT: Final = "; --level 1 does without"
 def find_server(folder: Path | None) -> Installation:
     """Return the server in a folder, or where this package installs it.
 
-    Raises
-    ------
-    CheckFailedError
-        There is none, or it cannot be run here.
+    Raises CheckFailedError: there is none, or it cannot be run here.
     """
     installation = Installation(folder or default_folder())
     if not installation.is_complete:

@@ -18,8 +18,7 @@ from shm_backend_utils.protocol import named
 from shm_backend_utils.protocol.claims import CudaRegionClaim
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 
-from ..measuring import Amounts, identity_figures, medians_ms, name_of
-from ..report import CheckFailedError, NotOnAFakeError, Report, require
+from ..report import Amounts, CheckFailedError, NotOnAFakeError, Report, identity_figures, medians_ms, name_of, require
 from .client import ServerCheck, ServerClient
 
 __all__ = ["CHECKS", "measure"]

@@ -19,7 +19,7 @@ from shm_backend_utils.compat.shm_util import (
     unregister_cleanup_shm_regions,
 )
 
-from ..driver import used_bytes
+from ..machine import used_bytes
 from ..report import NotOnAFakeError, require
 from .client import ServerCheck, ServerClient
 

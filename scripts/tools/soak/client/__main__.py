@@ -15,12 +15,10 @@ from shm_backend_utils.errors import ShmError
 
 from ...processes import open_files
 from ..machine import held_sealed_memory, held_shared_memory
-from .board import Board, Phase
 from .kit import Kit
-from .stopping import stop_event
-from .workloads.registered import ATTACHED_PREFIX, PlainClientError
-from .workloads.signals import Signals
-from .workloads.table import choose, interrupt
+from .process import Board, Phase, stop_event
+from .workloads.calls import ATTACHED_PREFIX, PlainClientError
+from .workloads.table import Signals, choose, interrupt
 
 REPORT_INTERVAL_S: Final = 0.25
 QUARANTINE_WAIT_S: Final = 10.0

@@ -1,4 +1,4 @@
-"""The models that the soak calls with numbers: what they get, and what must come back."""
+"""The models that the soak calls with numbers: their inputs, their right results, and whether a result is one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MODELS", "MOST_ROWS", "Model", "Noise", "Said"]
+__all__ = ["MODELS", "MOST_ROWS", "HeldViews", "Model", "Noise", "Said", "is_right"]
 
 SMALLEST_BYTES: Final = 64
 LARGEST_BYTES: Final = 1 << 20
@@ -66,17 +66,10 @@ class Noise:
 
 @dataclass(frozen=True)
 class Said:
-    """What a request says beside its tensors. All of it is in what the models ``halves`` and ``relay`` answer.
-
-    Attributes
-    ----------
-    parameters : mapping
-    headers : mapping of str to str
-        The server hands them to the model as parameters.
-    """
+    """What a request says beside its tensors. All of it is in what the models ``halves`` and ``relay`` answer."""
 
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)  # the server hands them to the model as parameters
 
     @classmethod
     def random(cls, chance: random.Random, sleep_ms: int = 0) -> Said:
@@ -156,3 +149,45 @@ MODELS: Final = {
         Model("guests", "X", "Y"),
     )
 }
+
+
+def is_right(result: Array, expected: Array) -> bool:
+    """Return whether two arrays are the same to the byte: NaNs are compared like everything else."""
+    if (result.dtype, result.shape) != (expected.dtype, expected.shape):
+        return False
+    if result.dtype.hasobject:
+        return bool(result.tolist() == expected.tolist())
+    return bool(np.array_equal(_bytes(result), _bytes(expected)))
+
+
+class HeldViews:
+    """Results that are kept over further calls: their memory must not change as long as somebody looks at it."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._held: list[tuple[Array, int, int]] = []
+
+    def hold(self, view: Array, call_count: int) -> None:
+        """Keep a result for this many calls."""
+        if len(self._held) < self._limit:
+            self._held.append((view, _checksum(view), call_count))
+
+    def pass_call(self) -> int:
+        """Count one more call; return how many of the views whose time is up have changed, and drop these."""
+        counted = [(view, checksum, left - 1) for view, checksum, left in self._held]
+        self._held = [held for held in counted if held[2] > 0]
+        return sum(_checksum(view) != checksum for view, checksum, left in counted if left <= 0)
+
+    def drop(self) -> int:
+        """Drop every view; return how many had changed."""
+        changed = sum(_checksum(view) != checksum for view, checksum, _ in self._held)
+        self._held = []
+        return changed
+
+
+def _checksum(array: Array) -> int:
+    return zlib.crc32(_bytes(array).data)
+
+
+def _bytes(array: Array) -> npt.NDArray[np.uint8]:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -12,9 +12,8 @@ from shm_backend_utils.client import PathUnavailableError, ShmClient
 from shm_backend_utils.client.errors import MemoryRefusedError
 from shm_backend_utils.errors import ShmError
 
-from .checks import is_right
-from .models import MODELS, Noise, Said
-from .tally import Tally
+from .models import MODELS, Noise, Said, is_right
+from .process import Tally
 
 REQUESTS: Final = 20
 TIMEOUT_S: Final = 15.0

@@ -1,10 +1,12 @@
-"""A region and requests that are made by hand, so that any part of them may be a lie."""
+"""A region and requests that are made by hand, so that any part of them may be a lie, and what every attack is."""
 
 from __future__ import annotations
 
 import os
 import queue
+import random
 import secrets
+from abc import ABC, abstractmethod
 from collections import Counter
 from typing import Any, Final
 
@@ -21,7 +23,7 @@ from shm_backend_utils.protocol.layout import PAGE_SIZE, Header
 from shm_backend_utils.protocol.refusals import code_in
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 
-__all__ = ["DATA", "MODEL", "Forged", "Wire", "valid_table"]
+__all__ = ["DATA", "MODEL", "Attack", "Forged", "Wire", "valid_table"]
 
 MODEL: Final = "halves"
 DATA: Final = layout.data_offset(1, PAGE_SIZE)
@@ -31,21 +33,7 @@ _WORD: Final = 8
 
 
 class Forged:
-    """A file like a managed region, of which this process holds the owner's lease. No mapping: 10,000 of them fit.
-
-    Parameters
-    ----------
-    byte_size : int
-        What the header says, and how long the file is.
-    is_sparse : bool
-        Whether no space is taken for it.
-
-    Attributes
-    ----------
-    fd : int
-    key : str
-    byte_size : int
-    """
+    """A file like a managed region, of which this process holds the owner's lease. No mapping: 10,000 of them fit."""
 
     def __init__(self, byte_size: int = DATA + PAGE_SIZE, *, is_sparse: bool = False) -> None:
         self.key = f"{KEY_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
@@ -86,14 +74,7 @@ def valid_table(x: int, y: int, byte_size: int) -> bytes:
 
 
 class Wire:
-    """Sends requests by plain tritonclient, and counts the answers.
-
-    Attributes
-    ----------
-    url : str
-    client : tritonclient.grpc.InferenceServerClient
-    answers : Counter of str
-    """
+    """Sends requests by plain tritonclient, and counts the answers."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -122,3 +103,30 @@ class Wire:
         else:
             message = error.message() or ""
             self.answers[code_in(message) or f"{error.status()}: {message[:150]}"] += 1
+
+
+class Attack(ABC):
+    """One attacker. What it needs is made before anything is measured."""
+
+    def __init__(self, wire: Wire, seed: int) -> None:
+        self.wire = wire
+        self.chance = random.Random(seed)
+        self.forged: list[Forged] = []
+        self.prepare()
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Make what is needed."""
+
+    @abstractmethod
+    def strike(self) -> None:
+        """Do one unit of work."""
+
+    def pause(self) -> None:
+        """Let go of what is held, as another attacker's turn begins. Most hold nothing."""
+        return
+
+    def close(self) -> None:
+        """Remove what was made."""
+        while self.forged:
+            self.forged.pop().remove()

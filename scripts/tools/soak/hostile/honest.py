@@ -16,9 +16,8 @@ import numpy as np
 from shm_backend_utils.client import PoolOptions, ShmClient
 from shm_backend_utils.errors import ShmError
 
-from ..client.checks import is_right
-from ..client.models import MODELS, Noise, Said
-from ..client.stopping import stop_event
+from ..client.models import MODELS, Noise, Said, is_right
+from ..client.process import stop_event
 from .attacker import READY
 
 PAUSE_S: Final = 0.008

@@ -1,23 +1,46 @@
-"""The ways to make a request: at once, in the background, in place, in parts, together with others, and too late."""
+"""The ways to make a request: at once, in the background, in place, in parts, as a stream, registered, too late."""
 
 from __future__ import annotations
 
+import os
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any, Final
 
+import numpy as np
 import numpy.typing as npt
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.utils import InferenceServerException
 
-from shm_backend_utils.client import DeadlineExceededError, PreparedCall, Result
+from shm_backend_utils.client import DeadlineExceededError, PreparedCall, Result, ServerUnavailableError
 from shm_backend_utils.client.options import PathName
+from shm_backend_utils.compat.attach import attach
+from shm_backend_utils.compat.triton_shm_client import TritonSHMClient
 from shm_backend_utils.errors import SlotInDoubtError
+from shm_backend_utils.memory.segment import SystemSegment
 
-from ..board import Phase
-from ..connections import Connection, OnLoopCall
-from ..kit import CALL_TIMEOUT_S, Kit
-from ..models import MODELS, MOST_ROWS, Model, Said
+from ..kit import CALL_TIMEOUT_S, Connection, Kit, OnLoopCall
+from ..models import MODELS, MOST_ROWS, Model, Said, is_right
+from ..process import Phase
 
-__all__ = ["batches", "bursts", "deadlines", "forward", "infer", "prepare", "reconnect", "split", "submit"]
+__all__ = [
+    "ATTACHED_PREFIX",
+    "PlainClientError",
+    "attached",
+    "batches",
+    "bursts",
+    "compat",
+    "deadlines",
+    "forward",
+    "infer",
+    "prepare",
+    "reconnect",
+    "split",
+    "streams",
+    "strings",
+    "submit",
+]
 
 CALLED: Final = [MODELS[name] for name in ("identity", "multiply", "halves", "rows")]
 SMALL: Final = [MODELS[name] for name in ("identity", "halves")]
@@ -31,6 +54,19 @@ SLEEP_MS: Final = 80
 
 
 Prepared = PreparedCall | OnLoopCall
+
+MOST_STRINGS: Final = 200
+LONGEST: Final = 300
+ALPHABET: Final = "abcdefghijklmnopqrstuvwxyzäöüßñéλж漢 ,.0123456789"
+LENGTH_SIZE: Final = 4
+
+LONGEST_SIDE: Final = 700
+TILE: Final = 256
+SHARE_LEFT_EARLY: Final = 0.15
+
+ATTACHED_PREFIX: Final = "soak-attached-"
+ATTACHED_BYTES: Final = 1 << 18
+MOST_CALLS: Final = 4
 
 
 def infer(kit: Kit, connection: Connection) -> None:
@@ -218,3 +254,134 @@ def _infer_when_certain(kit: Kit, call: Prepared) -> Result:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.005)
+
+
+def strings(kit: Kit, connection: Connection) -> None:
+    """Have texts put into capitals."""
+    texts = [
+        "".join(kit.chance.choices(ALPHABET, k=int(kit.chance.triangular(0, LONGEST, 0))))
+        for _ in range(kit.chance.randint(0, MOST_STRINGS))
+    ]
+    given = np.array([text.encode() for text in texts], object)
+    expected = np.array([text.upper().encode() for text in texts], object)
+    byte_size = sum(LENGTH_SIZE + len(text) for text in expected)
+    kit.board.phase = Phase.IN_FLIGHT
+    with kit.bounded("infer"):
+        result = connection.caller.infer("text_upper", {"TEXT": given}, outputs=kit.room("UPPER", byte_size))
+    kit.board.phase = Phase.READING
+    if kit.is_checked(connection, "infer", is_right(result["UPPER"], expected)):
+        kit.tally.add("done", "strings")
+    if result.overflowed:
+        kit.tally.add("done", "overflows")
+    kit.pass_call()
+
+
+def streams(kit: Kit, connection: Connection) -> None:
+    """Get a photograph in tiles."""
+    image = kit.noise.photograph(LONGEST_SIDE)
+    tops, lefts = range(0, image.shape[0], TILE), range(0, image.shape[1], TILE)
+    places = [(top, left) for top in tops for left in lefts]
+    last = kit.chance.randrange(len(places)) if kit.chance.random() < SHARE_LEFT_EARLY else len(places)
+    frame_count = kit.chance.randint(1, 6)
+    room = {"TILE": TILE * TILE * 3, "PLACE": 8} if kit.chance.random() < 0.7 else None
+    held: list[npt.NDArray[Any]] = []
+    kit.board.phase = Phase.STREAMING
+    stream = connection.caller.stream("frames", {"IMAGE": image}, outputs=room, frames=frame_count)
+    are_right, count = True, 0
+    with closing(stream):  # type: ignore[type-var]  # it is a generator
+        for number in range(last + 1):
+            with kit.bounded("the next response of a stream"):
+                result = next(stream, None)
+            if result is None:
+                break
+            count += 1
+            tile = result["TILE"]
+            are_right &= number < len(places) and _is_tile(image, places[number], tile, result["PLACE"])
+            if result.overflowed:
+                kit.tally.add("done", "overflows")
+            held.append(tile)
+            del held[: max(len(held) + 1 - frame_count, 0)]  # the model needs a place for the next one
+            del result, tile
+    are_right &= count == min(last + 1, len(places))
+    held.clear()
+    if kit.is_checked(connection, "stream", are_right):
+        kit.tally.add("done", "streams")
+        kit.tally.add("responses of streams", "right", count)
+    kit.pass_call()
+
+
+def _is_tile(image: npt.NDArray[Any], place: tuple[int, int], tile: npt.NDArray[Any], said: npt.NDArray[Any]) -> bool:
+    top, left = place
+    expected = np.ascontiguousarray(image[top : top + TILE, left : left + TILE])
+    return is_right(tile, expected) and is_right(said, np.array(place, np.int32))
+
+
+class PlainClientError(Exception):
+    """A call of plain tritonclient failed."""
+
+
+def compat(kit: Kit, connection: Connection) -> None:
+    """Register a model at a TritonSHMClient, and infer more rows than it takes at once."""
+    width = kit.chance.randint(1, 4096)
+    declared = [("X", (width,), np.uint32)], [("Y", (width,), np.uint32)]
+    with closing(TritonSHMClient(kit.urls["grpc"])) as client:
+        client.register_shm_model("rows", *declared, max_batch_size=MOST_ROWS, pool_size=kit.chance.randint(1, 3))
+        for _ in range(kit.chance.randint(1, MOST_CALLS)):
+            count = kit.chance.randint(1, 3 * MOST_ROWS)
+            rows = kit.noise.like(np.empty((count, width), np.uint32))
+            kit.board.phase = Phase.IN_FLIGHT
+            with kit.bounded("infer_shm", 3 * CALL_TIMEOUT_S):  # so many requests, one after another
+                results = client.infer_shm("rows", {"X": rows}, client_timeout=CALL_TIMEOUT_S)
+            found = is_right(results["Y"], np.invert(rows))
+            kit.checked(f"TritonSHMClient, {connection.protocol}, infer_shm", found)
+            if found:
+                kit.tally.add("done", "compat")
+        client.unregister_shm_model("rows")
+
+
+def attached(kit: Kit, connection: Connection) -> None:
+    """Describe registered regions to a model, and send that with plain tritonclient."""
+    module: Any = tritonclient.grpc if connection.protocol == "gRPC" else tritonclient.http
+    address = kit.urls["grpc"] if connection.protocol == "gRPC" else kit.urls["http"].removeprefix("http://")
+    try:
+        with ExitStack() as at_end:
+            _attached(kit, connection, module, at_end.enter_context(closing(_client(module, address))), at_end)
+    except ServerUnavailableError:
+        raise
+    except (InferenceServerException, OSError) as error:
+        raise PlainClientError(str(error)) from error
+
+
+def _client(module: Any, address: str) -> Any:
+    if module is tritonclient.grpc:
+        return module.InferenceServerClient(address)
+    return module.InferenceServerClient(address, connection_timeout=CALL_TIMEOUT_S, network_timeout=CALL_TIMEOUT_S)
+
+
+def _attached(kit: Kit, connection: Connection, module: Any, client: Any, at_end: ExitStack) -> None:
+    model = MODELS["halves"]
+    name = f"{ATTACHED_PREFIX}{os.getpid()}-{kit.chance.getrandbits(64):016x}"
+    segment = SystemSegment.create(name, 2 * ATTACHED_BYTES)
+    at_end.callback(segment.close)
+    at_end.callback(segment.unlink)
+    memory = np.frombuffer(segment.buffer(), np.uint8)
+    client.register_system_shared_memory(name, f"/{name}", 2 * ATTACHED_BYTES)
+    at_end.callback(client.unregister_system_shared_memory, name)
+    named: dict[str, Any] = {"client_timeout": CALL_TIMEOUT_S} if module is tritonclient.grpc else {}
+    for _ in range(kit.chance.randint(1, MOST_CALLS)):
+        payload, said = kit.noise.words(most=ATTACHED_BYTES), Said.random(kit.chance)
+        memory[: payload.nbytes] = payload.view(np.uint8)
+        given = module.InferInput(model.source, [len(payload)], "UINT32")
+        given.set_shared_memory(name, payload.nbytes)
+        wanted = module.InferRequestedOutput(model.sink)
+        wanted.set_shared_memory(name, ATTACHED_BYTES, ATTACHED_BYTES)
+        request = attach(model.name, [given], [wanted], parameters=said.parameters)
+        kit.board.phase = Phase.IN_FLIGHT
+        with kit.bounded("infer of tritonclient"):
+            client.infer(model.name, **request, **named)
+        found = memory[ATTACHED_BYTES:][: payload.nbytes].view(np.uint32)
+        expected = model.expected(payload, Said(said.parameters))
+        kit.checked(f"tritonclient, {connection.protocol}, attach", is_right(found, expected))
+        kit.tally.add("done", "attach")
+        if said.has_parameters:
+            kit.tally.add("done", "parameters")
