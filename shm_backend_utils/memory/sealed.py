@@ -18,8 +18,8 @@ from ..protocol.handover import SealedKey
 from . import locks
 from .access import PRIVATE, Access
 from .descriptors import Descriptor, failures_told
-from .handover.office import OFFICE
-from .machine_memory import MORE_MEMORY, available_bytes, memory_bytes
+from .handover.server import REGISTRY
+from .machine import MORE_MEMORY, available_bytes, memory_bytes
 from .mapped_segment import MappedSegment
 from .shared_file import BLOCK_SIZE, NO_SPACE, allocate
 
@@ -50,13 +50,13 @@ class SealedSegment(MappedSegment):
     ) -> SealedSegment:
         """Make memory of whole pages, with all of its space taken, and offer it once ``prepare`` was called."""
         descriptor = _filled(byte_size, access, deadline)
-        key = OFFICE.new_key()
+        key = REGISTRY.new_key()
         try:
             segment = cls._make(str(key), descriptor, byte_size, prepare)
             segment._offered = key
-            OFFICE.offer(key, token, access, segment._descriptor.reopened)
+            REGISTRY.offer(key, token, access, segment._descriptor.reopened)
         except BaseException:
-            OFFICE.withdraw(key)
+            REGISTRY.withdraw(key)
             raise
         return segment
 
@@ -66,7 +66,7 @@ class SealedSegment(MappedSegment):
     def renew(self, token: bytes) -> None:
         """Hand it to those who know another token."""
         if self._offered is not None:
-            OFFICE.renew(self._offered, token)
+            REGISTRY.renew(self._offered, token)
 
     def check(self, byte_size: int, field: str) -> None:
         """Raise unless its owner lives and has not removed it, and no holes were punched into it."""
@@ -89,7 +89,7 @@ class SealedSegment(MappedSegment):
     def unlink(self) -> None:
         """Hand it out no more, and give back the owner's lease, by which models see that."""
         if self._offered is not None and self._maker == os.getpid() and self._map is not None:
-            OFFICE.withdraw(self._offered)
+            REGISTRY.withdraw(self._offered)
             locks.let_go_of_owner_lease(self.fileno())
             self._offered = None
 

@@ -10,7 +10,7 @@ import threading
 import numpy as np
 
 from shm_backend_utils.client import PathUnavailableError, PoolOptions, ShmClient
-from shm_backend_utils.memory.handover.office import OFFICE
+from shm_backend_utils.memory.handover.server import REGISTRY
 from shm_backend_utils.protocol.handover import SealedKey
 
 _CLONE_NEWNET = 0x40000000
@@ -27,7 +27,7 @@ def open_desk_elsewhere() -> SealedKey:
     def leave() -> None:
         if ctypes.CDLL(None).unshare(_CLONE_NEWNET) != 0:
             raise OSError("unshare")
-        keys.append(OFFICE.new_key())
+        keys.append(REGISTRY.new_key())
 
     thread = threading.Thread(target=leave)
     thread.start()
@@ -46,7 +46,7 @@ def main(url: str) -> None:
             client.infer("identity", {"INPUT0": _X}, path="direct").close()
         except PathUnavailableError as error:
             told["refusal"] = str(error)
-    OFFICE.withdraw(key)
+    REGISTRY.withdraw(key)
     print(json.dumps(told))
 
 

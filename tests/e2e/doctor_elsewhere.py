@@ -6,7 +6,7 @@ import json
 import sys
 
 from shm_backend_utils.cli.doctor import examine
-from shm_backend_utils.memory.handover.office import OFFICE
+from shm_backend_utils.memory.handover.server import REGISTRY
 
 from .another_network import open_desk_elsewhere
 
@@ -15,7 +15,7 @@ def main(url: str, model: str, desk: str) -> None:
     key = open_desk_elsewhere() if desk == "elsewhere" else None
     checkup = examine(url, model)
     if key is not None:
-        OFFICE.withdraw(key)
+        REGISTRY.withdraw(key)
     codes = sorted(finding.trouble.code for finding in checkup.findings)
     fine = [line for _, line in checkup.fine]
     found = [finding.found for finding in checkup.findings]

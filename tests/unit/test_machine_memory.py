@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from shm_backend_utils.memory import machine_memory
-from shm_backend_utils.memory.machine_memory import available_bytes, memory_bytes
+from shm_backend_utils.memory import machine
+from shm_backend_utils.memory.machine import available_bytes, memory_bytes
 
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 MEBIBYTE = 2**20
@@ -21,8 +21,8 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     own, folder = tmp_path / "own", tmp_path / "groups"
     (folder / "pod" / "container").mkdir(parents=True)
     own.write_text("12:devices:/elsewhere\n0::/pod/container\n")
-    monkeypatch.setattr(machine_memory, "_CGROUPS", folder)
-    monkeypatch.setattr(machine_memory, "_OWN_CGROUP", own)
+    monkeypatch.setattr(machine, "_CGROUPS", folder)
+    monkeypatch.setattr(machine, "_OWN_CGROUP", own)
     return folder
 
 
@@ -31,7 +31,7 @@ def meminfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What the machine says of its memory: as much is available as it has."""
     file = tmp_path / "meminfo"
     file.write_text(f"MemTotal: {MACHINE // 1024} kB\nMemAvailable:   {MACHINE // 1024} kB\n")
-    monkeypatch.setattr(machine_memory, "_MEMINFO", file)
+    monkeypatch.setattr(machine, "_MEMINFO", file)
     return file
 
 

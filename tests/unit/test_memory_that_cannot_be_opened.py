@@ -25,7 +25,7 @@ from shm_backend_utils.compat.shm_regions import SystemShmHandle
 from shm_backend_utils.errors import MachineError, NoSharedMemoryError, RegionGoneError, RegionRefusedError, ShmError
 from shm_backend_utils.memory import locks, reaper, sealed
 from shm_backend_utils.memory.descriptors import NoDescriptorsError
-from shm_backend_utils.memory.handover.office import Office
+from shm_backend_utils.memory.handover.server import HandoverRegistry
 from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.pool.options import RegionName
@@ -75,7 +75,7 @@ class Failing:
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
-    monkeypatch.setattr(sealed, "OFFICE", Office())  # which has no desk yet
+    monkeypatch.setattr(sealed, "OFFICE", HandoverRegistry())  # which has no desk yet
     return Failing(monkeypatch)
 
 

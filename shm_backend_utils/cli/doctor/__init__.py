@@ -14,7 +14,7 @@ from ...client.steps import BlockingDriver
 from ...client.transports.connect import Connectable, connect
 from ...client.transports.this_machine import is_this_machine
 from ...errors import CallerError
-from ...memory.process_facts import process_facts
+from ...memory.machine import process_facts
 from ...model_spec import is_of_python_backend
 from ..terminal import exit_status, first_of, printable
 from .checkup import Checkup, Finding

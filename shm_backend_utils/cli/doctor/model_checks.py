@@ -22,7 +22,7 @@ from ...dtypes import BYTES
 from ...errors import CallerError, MachineError, PeerError, RegionGoneError, ShmError, VersionError
 from ...gpu.memory.access import CudaAccess
 from ...memory.kinds import RegionKind
-from ...memory.process_facts import visible_devices
+from ...memory.machine import visible_devices
 from ...model_spec import ModelSpec
 from ...protocol.refusals import NOT_OPENED
 from .checkup import Checkup, Finding

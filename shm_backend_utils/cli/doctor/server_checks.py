@@ -28,7 +28,7 @@ from ...client.transports.this_machine import is_this_machine
 from ...errors import MachineError, ShmError
 from ...memory import reaper
 from ...memory.access import PRIVATE
-from ...memory.machine_memory import available_bytes, memory_bytes
+from ...memory.machine import available_bytes, memory_bytes
 from ...memory.pool.slot import SlotRegion
 from ...memory.shared_file import DEV_SHM, free_bytes, total_bytes
 from ...protocol.layout import PAGE_SIZE

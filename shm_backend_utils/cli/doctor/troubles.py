@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-from ...memory.machine_memory import MORE_MEMORY
+from ...memory.machine import MORE_MEMORY
 from ...model.config import PREFIX
 from ...model_spec import BATCH_CARRIER, PATHS, PATHS_PARAMETER
 from ...repository.layout import CONFIG_FILE

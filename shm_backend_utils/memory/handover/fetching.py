@@ -25,8 +25,7 @@ from ...telling import telling
 from ..descriptors import Descriptor, failures_told
 from ..sealed_file import SealedFile
 from ..shared_file import owner_refused
-from .closing import Closer
-from .peers import Peer, accept_descriptors
+from .peers import Closer, Peer, accept_descriptors
 
 __all__ = ["Fetcher"]
 

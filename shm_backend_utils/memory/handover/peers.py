@@ -1,15 +1,21 @@
-"""Who is at the other end of a connection, and what that user may open: what the kernel would say of a file."""
+"""Peers of a connection: their users, what those may open, and threads that close what may be slow to close."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import queue
 import socket
 import struct
+import threading
+from collections import deque
 from typing import Final, NamedTuple
 
+from ...forks import forsake_in_children
 from ..access import Access
+from ..descriptors import Descriptor
 
-__all__ = ["Peer", "accept_descriptors"]
+__all__ = ["MOST_THREADS", "MOST_WAITING", "Closer", "Peer", "accept_descriptors"]
 
 _CREDENTIALS: Final = struct.Struct("iII")  # of SO_PEERCRED: process, user, group
 _SO_PASSRIGHTS: Final = 83  # Linux 6.16; the socket module has no name for it
@@ -19,6 +25,14 @@ _MOST_BYTES: Final = 1024  # that Python takes from getsockopt(2); who is in mor
 _ROOT: Final = 0
 _BY_GROUP: Final = 0o060
 _BY_OTHERS: Final = 0o006
+
+MOST_WAITING: Final = 256
+"""When as many wait to be closed, nothing new should be opened."""
+
+MOST_THREADS: Final = 4
+"""So many may hang for ever, and the next one is closed all the same."""
+
+_LINGER_S: Final = 1.0  # a burst needs one thread, and nobody has one for long
 
 
 class Peer(NamedTuple):
@@ -54,3 +68,82 @@ def accept_descriptors(connection: socket.socket, *, is_wanted: bool) -> bool:
     except OSError:
         return False
     return True
+
+
+class Closer:
+    """Closes sockets and descriptors, in a few threads that live while there are any.
+
+    Closing the last descriptor of something may take many seconds: a TCP socket with ``SO_LINGER``, a file of FUSE, and
+    a Unix socket that such descriptors lie in, unread. Who sends us descriptors chooses which. So no thread that others
+    wait for closes them.
+    """
+
+    def __init__(self) -> None:
+        self._begin()
+        forsake_in_children(self)
+
+    def _begin(self) -> None:
+        self._left: deque[socket.socket | Descriptor] = deque()  # what is just being closed, too: a fork has it open
+        self._begun: list[socket.socket | Descriptor] = []  # of these, what a thread closes
+        self._choosing = threading.Lock()  # the threads' alone
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()  # finalizers may put into it
+        self._places = [threading.Lock() for _ in range(MOST_THREADS)]  # each thread that is there has one
+
+    def close(self, what: socket.socket | Descriptor) -> None:
+        """Have it closed soon. Never waits for that; nobody may use it from here on."""
+        self._have_thread()  # first, so that an interrupt finds it either here or still with the caller
+        self._left.append(what)
+        self._wakes.put(None)
+        self._have_thread()  # the one of before may just have ended
+
+    @property
+    def waiting(self) -> int:
+        """How many are not closed yet."""
+        return len(self._left)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so many wait that nothing new should be opened."""
+        return self.waiting >= MOST_WAITING
+
+    def forsake(self) -> None:
+        """Close a forked child's copies at once. That is quick: the parent has them open, too."""
+        left = self._left
+        self._begin()
+        for each in left:
+            _close(each)
+
+    def _have_thread(self) -> None:
+        """Have one more thread if all are at work, as far as there may be more."""
+        if sum(place.locked() for place in self._places) < min(MOST_THREADS, max(self.waiting, 1)):
+            # If no thread can be had, all waits for the next call.
+            with contextlib.suppress(RuntimeError):
+                threading.Thread(target=self._run, name="shm-closer", daemon=True).start()
+
+    def _run(self) -> None:
+        """Close what there is, if there is a place. What comes after the last look has found none taken."""
+        while place := next((each for each in self._places if each.acquire(blocking=False)), None):
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    while what := self._choose():
+                        _close(what)
+                        with self._choosing:
+                            self._left.remove(what)
+                            self._begun.remove(what)
+                    self._wakes.get(timeout=_LINGER_S)
+            place.release()
+            if self.waiting <= len(self._begun):
+                return
+
+    def _choose(self) -> socket.socket | Descriptor | None:
+        """Return what has waited longest for a thread; None if nothing does."""
+        with self._choosing:
+            what = next((each for each in list(self._left) if each not in self._begun), None)
+            if what is not None:
+                self._begun.append(what)
+            return what
+
+
+def _close(what: socket.socket | Descriptor) -> None:
+    with contextlib.suppress(Exception):  # there is nobody who could do anything about it
+        what.close()

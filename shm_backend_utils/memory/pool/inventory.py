@@ -113,7 +113,7 @@ class Inventory:
             if region in self._kinds:
                 self.destroy(region)
             else:
-                self.bury([region])
+                self._unlink(region)
         self._rooms.discard(weakref.ref(ticket))
 
     def _add(self, region: SlotRegion, kind: Kind) -> None:
@@ -233,19 +233,15 @@ class Inventory:
 
     def destroy(self, region: SlotRegion) -> None:
         """Remove a region, and its name; again, if that was interrupted."""
-        self.bury([region])
+        self._unlink(region)
         self._forget(region)
 
-    def bury(self, forgotten: Iterable[SlotRegion]) -> None:
-        """Remove the names of regions that were forgotten already. Needs no lock.
-
-        A region's name goes before it is unregistered: what the server registers later than that, it cannot find.
-        """
-        for region in forgotten:
-            region.destroy()
-            if region.is_registered:
-                self._unregistered.append(region.key)
-                region.is_registered = False  # who is interrupted here does it all again
+    def _unlink(self, region: SlotRegion) -> None:
+        """Remove a region's name, before it is unregistered: a server that registers it later finds nothing."""
+        region.destroy()
+        if region.is_registered:
+            self._unregistered.append(region.key)
+            region.is_registered = False  # who is interrupted here does it all again
 
     def forsake(self) -> None:
         """Forget every region, in a forked child: they are the parent's."""

@@ -9,7 +9,7 @@ from typing import Final, Literal, get_args
 
 from ...errors import CallerError
 from ..access import PRIVATE, Access
-from ..machine_memory import available_bytes, memory_bytes
+from ..machine import available_bytes, memory_bytes
 from ..shared_file import free_bytes
 
 __all__ = ["PoolOptions", "PoolStatus", "RegionName"]

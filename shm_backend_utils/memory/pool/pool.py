@@ -20,7 +20,7 @@ from ...errors import BudgetError, ClosedError, MachineError, NoSharedMemoryErro
 from ...forks import forsake_in_children
 from ...protocol.layout import data_offset
 from ..kinds import RegionKind
-from ..machine_memory import MORE_MEMORY, memory_bytes
+from ..machine import MORE_MEMORY, memory_bytes
 from ..managed import whole_pages
 from ..repeater import Repeater
 from ..shared_file import MORE_ROOM, total_bytes

@@ -14,7 +14,7 @@ import numpy as np
 from ... import __version__
 from ...errors import MachineError, ProbedError, TableError
 from ...gpu.runtime import CudaRuntime
-from ...memory.process_facts import process_facts, visible_devices
+from ...memory.machine import process_facts, visible_devices
 from ...protocol.layout import VERSION
 from ...protocol.probe import Probe, digest_of
 from ...protocol.results import NO_RESULTS

@@ -34,7 +34,7 @@ from shm_backend_utils.errors import (
     TableError,
     VersionError,
 )
-from shm_backend_utils.memory.process_facts import process_facts
+from shm_backend_utils.memory.machine import process_facts
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address
 from shm_backend_utils.protocol.probe import ALIVE_ADDRESS, decode_probe, digest_of, is_probe

@@ -16,9 +16,9 @@ import pytest
 
 from shm_backend_utils.errors import RegionRefusedError
 from shm_backend_utils.memory.descriptors import Descriptor
-from shm_backend_utils.memory.handover import closing, peers
-from shm_backend_utils.memory.handover.closing import Closer
+from shm_backend_utils.memory.handover import peers
 from shm_backend_utils.memory.handover.fetching import Fetcher
+from shm_backend_utils.memory.handover.peers import Closer
 from shm_backend_utils.protocol.handover import QUESTION_LENGTH, SealedKey, encode_answer
 from tests.unit.fetching.scripted_desk import FIELD, TOKEN, ScriptedDesk, give, memfd, say_nothing
 
@@ -108,12 +108,12 @@ def test_who_has_room_again_is_asked(fetcher: Fetcher, full: tuple[SealedKey, so
 class FullCloser(Closer):
     """One that has no time."""
 
-    waiting = closing.MOST_WAITING
+    waiting = peers.MOST_WAITING
 
 
 def test_while_too_much_waits_to_be_closed_nothing_is_fetched() -> None:
     with ScriptedDesk(give()) as desk:
-        refused(Fetcher(BOUND_S, FullCloser()), desk.key, f"still closes {closing.MOST_WAITING} things")
+        refused(Fetcher(BOUND_S, FullCloser()), desk.key, f"still closes {peers.MOST_WAITING} things")
 
 
 # Of whom nothing is asked

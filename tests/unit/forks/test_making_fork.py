@@ -16,7 +16,7 @@ MAKING = """
     import threading
     from pathlib import Path
     from shm_backend_utils.memory.access import PRIVATE
-    from shm_backend_utils.memory.handover import desk
+    from shm_backend_utils.memory.handover import server
     from shm_backend_utils.memory.kinds import RegionKind
     from shm_backend_utils.memory.pool.slot import SlotRegion
 
@@ -67,7 +67,7 @@ def test_a_child_has_no_region_that_is_just_being_made(kind: str, place: str) ->
 
 
 def test_a_child_has_no_desk_that_is_just_being_opened() -> None:
-    run_program("os._exit", MAKING, "making(RegionKind.SEALED, desk, 'SealedKey')")
+    run_program("os._exit", MAKING, "making(RegionKind.SEALED, server, 'SealedKey')")
 
 
 def test_a_child_has_no_copy_that_is_just_being_handed_over() -> None:
@@ -75,7 +75,7 @@ def test_a_child_has_no_copy_that_is_just_being_handed_over() -> None:
         "os._exit",
         MAKING,
         """
-        from shm_backend_utils.memory.handover.office import OFFICE
+        from shm_backend_utils.memory.handover.server import OFFICE
 
         region = SlotRegion(4096, 1, 4096, PRIVATE, kind=RegionKind.SEALED)
         (offer,) = OFFICE._offers.values()

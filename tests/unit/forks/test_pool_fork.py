@@ -139,7 +139,7 @@ reached.wait(30)
 STATES = {
     "idle": "region = idle",
     "held": "region = held",
-    "making room for another": MAKING.format("bury", "regions", "regions[0]"),
+    "making room for another": MAKING.format("_unlink", "region", "region"),
     "just made": MAKING.format("add", "made, *_", "made[0]"),
 }
 

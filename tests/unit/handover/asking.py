@@ -13,7 +13,7 @@ from pathlib import Path
 
 from shm_backend_utils.memory.access import PRIVATE, Access
 from shm_backend_utils.memory.descriptors import Descriptor
-from shm_backend_utils.memory.handover.office import Office
+from shm_backend_utils.memory.handover.server import HandoverRegistry
 from shm_backend_utils.protocol.handover import Question, SealedKey, decode_answer, encode_question
 
 LONG_S = 30.0
@@ -24,7 +24,7 @@ CONTENT = b"what is in the region"
 class Region:
     """A region's memory, which an office offers."""
 
-    def __init__(self, office: Office, access: Access = PRIVATE, key: SealedKey | None = None) -> None:
+    def __init__(self, office: HandoverRegistry, access: Access = PRIVATE, key: SealedKey | None = None) -> None:
         self.memory = Descriptor(os.memfd_create, "region", os.MFD_CLOEXEC)
         os.write(self.memory.fileno(), CONTENT)
         self.status = os.fstat(self.memory.fileno())
@@ -86,7 +86,7 @@ def count_open() -> int:
 
 def desks() -> int:
     """How many threads of desks there are."""
-    return [thread.name for thread in threading.enumerate()].count("shm-desk")
+    return [thread.name for thread in threading.enumerate()].count("shm-handover")
 
 
 def settles(condition: Callable[[], bool]) -> bool:

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from shm_backend_utils.memory.handover.office import Office
+from shm_backend_utils.memory.handover.server import HandoverRegistry
 from tests.unit.handover.asking import count_open, desks, settles
 
 
 @pytest.fixture
-def office() -> Iterator[Office]:
+def office() -> Iterator[HandoverRegistry]:
     gc.collect()
     before = count_open()
-    made = Office()
+    made = HandoverRegistry()
     yield made
     for number in [*made._offers, *made._issued]:
         made._forget(number)

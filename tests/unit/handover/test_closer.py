@@ -11,7 +11,7 @@ import pytest
 
 import shm_backend_utils
 from shm_backend_utils.memory.descriptors import Descriptor
-from shm_backend_utils.memory.handover.closing import MOST_THREADS, MOST_WAITING, Closer
+from shm_backend_utils.memory.handover.peers import MOST_THREADS, MOST_WAITING, Closer
 from shm_backend_utils.testing.faults.system_calls import Interrupts
 from tests.unit.forks.programs import run_program
 from tests.unit.handover.asking import LONG_S, count_open, settles

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from shm_backend_utils.memory.machine_memory import available_bytes
+from shm_backend_utils.memory.machine import available_bytes
 from shm_backend_utils.memory.shared_file import total_bytes
 
 from ...figures import Figure

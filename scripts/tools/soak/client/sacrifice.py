@@ -16,7 +16,7 @@ import numpy as np
 
 from shm_backend_utils.client import PreparedCall, ShmClient
 from shm_backend_utils.errors import PeerError, ShmError
-from shm_backend_utils.memory.handover.desk import Desk
+from shm_backend_utils.memory.handover.server import HandoverServer
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.sealed import LINK
 from shm_backend_utils.memory.shared_file import DEV_SHM
@@ -52,15 +52,15 @@ def link_of(fd: str) -> str:
 
 
 def die_at_handing_over(deed: str) -> None:
-    """Have the desk of this process kill it, before or after it hands a region over: a model fetches it then."""
-    answer = Desk._answer
+    """Have this process' handover server kill it, before or after it hands over a region that a model fetches."""
+    answer = HandoverServer._answer
 
-    def answer_and_die(desk: Desk, connection: Any, question: Any) -> None:
+    def answer_and_die(server: HandoverServer, connection: Any, question: Any) -> None:
         if deed == "die after handing over":
-            answer(desk, connection, question)
+            answer(server, connection, question)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    setattr(Desk, "_answer", answer_and_die)  # noqa: B010  # mypy knows no such thing
+    setattr(HandoverServer, "_answer", answer_and_die)  # noqa: B010  # mypy knows no such thing
 
 
 def infer_until_answered(call: PreparedCall) -> None:

@@ -1,4 +1,4 @@
-"""How much memory this process may have at all: the machine's, or its container's (cgroups(7)).
+"""The memory that this process may have, the machine's or its container's (cgroups(7)), and facts about sharing it.
 
 Sealed memory counts to the container that touches it first. A process that takes too much is killed; no call fails.
 So it is looked at before.
@@ -11,9 +11,9 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-__all__ = ["MORE_MEMORY", "available_bytes", "memory_bytes"]
+__all__ = ["MORE_MEMORY", "NAMESPACES", "available_bytes", "memory_bytes", "process_facts", "visible_devices"]
 
 MORE_MEMORY: Final = "give the container more memory (docker: --memory; Kubernetes: resources.limits.memory)"
 """What to do where there is too little."""
@@ -22,6 +22,13 @@ _CGROUPS: Final = Path("/sys/fs/cgroup")
 _OWN_CGROUP: Final = Path("/proc/self/cgroup")
 _MEMINFO: Final = Path("/proc/meminfo")
 _UNIFIED: Final = "0::"
+
+NAMESPACES: Final = ("ipc", "mnt", "pid", "net")
+"""Of namespaces(7), those that decide what a process shares with another one."""
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_SHM: Final = "/dev/shm"
+_VISIBLE: Final = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 
 
 def memory_bytes() -> int:
@@ -69,3 +76,50 @@ def _reclaimable(folder: Path) -> int:
         if name == "inactive_file":
             return int(value)
     return 0
+
+
+def process_facts() -> dict[str, Any]:
+    """Return facts about this process, in JSON's types; None for unknown ones.
+
+    Two processes have the ``boot_id`` in common if one kernel runs both, and ``shm_device``, the number of
+    ``/dev/shm``'s file system, if they share that; ``shm_bytes`` and ``shm_free_bytes`` are both 0 where it has no
+    limit. ``namespaces`` are the inodes of :data:`NAMESPACES`.
+    """
+    return {
+        "pid": os.getpid(),
+        "uid": os.geteuid(),
+        "boot_id": _boot_id(),
+        "namespaces": {name: _inode(f"/proc/self/ns/{name}") for name in NAMESPACES},
+        **_shm_facts(),
+    }
+
+
+def visible_devices() -> dict[str, str]:
+    """Return the variables of the environment that choose which GPUs CUDA, or a container, has; those that are set."""
+    return {name: os.environ[name] for name in _VISIBLE if name in os.environ}
+
+
+def _boot_id() -> str | None:
+    try:
+        return _BOOT_ID.read_text().strip()
+    except (OSError, ValueError):
+        return None
+
+
+def _shm_facts() -> dict[str, int | None]:
+    try:
+        space, status = os.statvfs(_SHM), Path(_SHM).stat()
+    except OSError:
+        return {"shm_bytes": None, "shm_free_bytes": None, "shm_device": None}
+    return {
+        "shm_bytes": space.f_blocks * space.f_frsize,
+        "shm_free_bytes": space.f_bavail * space.f_frsize,
+        "shm_device": status.st_dev,
+    }
+
+
+def _inode(path: str) -> int | None:
+    try:
+        return Path(path).stat().st_ino
+    except OSError:
+        return None

@@ -1,15 +1,17 @@
-"""The socket at which models fetch the regions of this process, and the thread that serves it."""
+"""The handover server, from whose socket models fetch regions, and the registry of the regions of this process."""
 
 from __future__ import annotations
 
 import contextlib
 import hmac
+import itertools
 import os
 import secrets
 import select
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
@@ -18,10 +20,9 @@ from ...forks import forsake_in_children
 from ...protocol.handover import QUESTION_LENGTH, Question, SealedKey, decode_question, encode_answer
 from ..access import Access
 from ..descriptors import Descriptor, failures_told
-from .closing import Closer
-from .peers import Peer, accept_descriptors
+from .peers import Closer, Peer, accept_descriptors
 
-__all__ = ["Desk", "Offer"]
+__all__ = ["REGISTRY", "HandoverRegistry", "HandoverServer", "Offer"]
 
 _KIND: Final = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
 _SOCKET: Final = "the socket that models fetch regions from"
@@ -41,7 +42,7 @@ class Offer(NamedTuple):
     copy: Callable[[], Descriptor]
 
 
-class Desk:
+class HandoverServer:
     """A listening socket, and the thread that answers there. It opens and closes all that it has in that thread.
 
     No signal's handler runs there. So an interrupt of its maker loses nothing, and nothing a peer does can block it: it
@@ -49,11 +50,11 @@ class Desk:
     take long.
 
     Others change ``offers``, by the regions' numbers, at any time. When ``ends`` returns True, nothing is left to be
-    done and the desk ends, for good; it is also called when the desk failed to open. MachineError if the process can
-    have no more threads.
+    done and the server ends, for good; it is also called when the server failed to open. MachineError if the process
+    can have no more threads.
     """
 
-    def __init__(self, offers: Mapping[int, Offer], closer: Closer, ends: Callable[[Desk], bool]) -> None:
+    def __init__(self, offers: Mapping[int, Offer], closer: Closer, ends: Callable[[HandoverServer], bool]) -> None:
         self.name = secrets.token_hex(16)
         self._offers = offers
         self._closer = closer
@@ -67,7 +68,7 @@ class Desk:
         self._pause_until = 0.0
         forsake_in_children(self)
         try:
-            threading.Thread(target=self._run, name="shm-desk", daemon=True).start()
+            threading.Thread(target=self._run, name="shm-handover", daemon=True).start()
         except RuntimeError:
             raise MachineError(
                 "to hand regions over to models takes a thread, and this process can have no more; run fewer, or raise "
@@ -93,7 +94,7 @@ class Desk:
                 os.eventfd_write(waker.fileno(), 1)
 
     def forsake(self) -> None:
-        """Close a forked child's copies. Its parent's desk goes on."""
+        """Close a forked child's copies. Its parent's server goes on."""
         if self._waker is not None:
             self._waker.close()
         if self._listener is not None:
@@ -239,3 +240,85 @@ class Desk:
 
 def _refuse(connection: socket.socket) -> None:
     connection.send(encode_answer(is_given=False), socket.MSG_NOSIGNAL)
+
+
+class HandoverRegistry:
+    """What this process hands over, and the server for it. What finalizers call takes no lock."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)  # a forked child goes on where its parent is
+        self._closer = Closer()
+        self._begin()
+        forsake_in_children(self)
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._server: HandoverServer | None = None  # locked where it changes
+        self._offers: dict[int, Offer] = {}
+        self._issued: dict[int, weakref.ref[_ServerName]] = {}  # what was not offered yet, by number
+
+    def new_key(self) -> SealedKey:
+        """Return a key that nobody else has ever had, as long as that object lives, and have a server that listens."""
+        with self._lock:
+            server = self._server
+            if server is None:
+                server = self._server = HandoverServer(self._offers, self._closer, self._ends)
+            number = next(self._numbers)
+            name = _ServerName(server.name)
+            self._issued[number] = weakref.ref(name, lambda _: self._forget(number))
+        server.wait_until_open()
+        return SealedKey(name, number)
+
+    def offer(self, key: SealedKey, token: bytes, access: Access, copy: Callable[[], Descriptor]) -> None:
+        """Hand a region to models that know the token and have access, as this user and root do, until it is withdrawn.
+
+        ``copy`` returns the region's descriptor, opened anew: locks belong to open file descriptions, and who is given
+        one could release its locks. It is called in another thread; what it opens must stay open until the key is
+        withdrawn. ValueError if the key was withdrawn, or is another process'.
+        """
+        if key.number not in self._issued:
+            raise ValueError("a region is offered under a key that was withdrawn, or that another process has made")
+        self._offers[key.number] = Offer(token, access, copy)
+        self._issued.pop(key.number, None)
+
+    def renew(self, key: SealedKey, token: bytes) -> None:
+        """Hand a region over to those who know another token; KeyError if it was withdrawn."""
+        self._offers[key.number] = self._offers[key.number]._replace(token=token)
+
+    def withdraw(self, key: SealedKey) -> None:
+        """Hand a region over no longer. Twice is fine. Takes no lock, so that finalizers may call it."""
+        self._forget(key.number)
+
+    def forsake(self) -> None:
+        """Forget all that the parent has, in a forked child: its server is not here."""
+        self._begin()
+
+    def _forget(self, number: int) -> None:
+        self._offers.pop(number, None)
+        self._issued.pop(number, None)
+        server = self._server
+        if server is not None and not self._offers:
+            server.wake()
+
+    def _ends(self, server: HandoverServer) -> bool:
+        """Return whether a server has nothing to do any more. Asked by its thread; the next key gets another server."""
+        with self._lock:
+            if self._server is server:
+                if self._has_keys and not server.has_failed:
+                    return False
+                self._server = None
+            return True
+
+    @property
+    def _has_keys(self) -> bool:
+        return bool(self._offers) or any(name() is not None for name in list(self._issued.values()))
+
+
+class _ServerName(str):
+    """The name in one key, so that it shows when an interrupt has lost that key before its region was offered."""
+
+    __slots__ = ("__weakref__",)
+
+
+REGISTRY: Final = HandoverRegistry()
+"""This process' registry. There is one, as one thread and one socket serve all regions of all pools."""
