@@ -82,25 +82,13 @@ def _build(sources: list[Path], built: Path) -> None:
 
 
 class LiveCounts(NamedTuple):
-    """What was not given back: ``LiveCounts()`` is nothing.
+    """What was not given back: ``LiveCounts()`` is nothing."""
 
-    Attributes
-    ----------
-    allocations : int
-        Memory of devices, managed memory and mappings of virtual memory.
-    opened : int
-        How often handles of memory were opened and not closed.
-    events, streams : int
-        Those that were made or opened, and not destroyed.
-    pinned : int
-        Ranges of host memory.
-    """
-
-    allocations: int = 0
-    opened: int = 0
-    events: int = 0
+    allocations: int = 0  # memory of devices, managed memory and mappings of virtual memory
+    opened: int = 0  # how often handles of memory were opened and not closed
+    events: int = 0  # those that were made or opened, and not destroyed
     streams: int = 0
-    pinned: int = 0
+    pinned: int = 0  # ranges of host memory
 
 
 class FakeDriver:
@@ -119,11 +107,6 @@ class FakeDriver:
     - ``SHM_FAKE_CUDA_PID_NAMESPACE``, ``SHM_FAKE_CUDA_PID``: as this process' handles tell them;
     - ``SHM_FAKE_CUDA_FAIL``: ``function:error:times``, with commas between them, as :meth:`fail_next`;
     - ``SHM_FAKE_CUDA_VIOLATIONS``: the file to which violations are appended, too.
-
-    Parameters
-    ----------
-    native : ctypes.CDLL
-        See :meth:`load`.
     """
 
     def __init__(self, native: ctypes.CDLL) -> None:
@@ -137,10 +120,7 @@ class FakeDriver:
     def load(cls) -> FakeDriver:
         """Load the fake as this process' CUDA driver, before ``cuda.bindings.driver`` is used for the first time.
 
-        Raises
-        ------
-        MachineError
-            It cannot be built, or this process has another driver loaded already.
+        Raises MachineError: it cannot be built, or this process has another driver loaded already.
         """
         native = _loaded_driver() or ctypes.CDLL(str(library()), mode=ctypes.RTLD_GLOBAL)
         if not _is_fake(native):
@@ -172,10 +152,7 @@ class FakeDriver:
     def fail_next(self, function: str, error: str, times: int = 1, process: int | None = None) -> None:
         """Let the next calls of a function of the driver, in one virtual process or in any, fail by an error's name.
 
-        Raises
-        ------
-        ValueError
-            There is no such function here, or no such error.
+        Raises ValueError: there is no such function here, or no such error.
         """
         known = self._native.fake_cuda_fail_next(
             function.encode(), error.encode(), times, _ALL if process is None else process
@@ -249,10 +226,7 @@ class FakeDriver:
     def memory(self, address: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Return device memory as a writable NumPy array, as it is now, whatever is on streams. Not to be kept.
 
-        Raises
-        ------
-        ValueError
-            There is no such memory.
+        Raises ValueError: there is no such memory.
         """
         kind = np.dtype(dtype)
         byte_size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize

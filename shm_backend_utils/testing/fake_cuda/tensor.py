@@ -47,20 +47,7 @@ class Memory:
 
 
 class Tensor:
-    """A tensor on the fake driver. A slice shares its memory.
-
-    Attributes
-    ----------
-    memory : Memory
-    address : int
-    shape, strides : tuple of int
-        Strides are in bytes.
-    dtype : numpy.dtype
-    stream : int or None
-        What it was written on, late.
-    exports_bool : bool
-        Whether a capsule may hold bool; older releases of torch refuse.
-    """
+    """A tensor on the fake driver. A slice shares its memory."""
 
     def __init__(
         self,
@@ -208,26 +195,10 @@ def new_tensor(
     offset: int = 0,
     capsule_bool: bool = True,
 ) -> Tensor:
-    """Return a tensor with these values.
+    """Return a tensor with these values, which are copied; it begins at a byte of its allocation.
 
-    Parameters
-    ----------
-    driver : FakeDriver
-        Which has the memory.
-    values : array-like
-        They are copied.
-    device : int
-        The number of its GPU.
-    kind : str
-        What its memory is: ``"device"`` (cuMemAlloc), ``"pool"`` (cuMemAllocAsync), ``"managed"`` or ``"vmm"``.
-    stream : int, optional
-        What it is written on, late; until then it is rubbish. By default it is written when this returns.
-    process : int
-        Whose it is: a virtual process.
-    offset : int
-        At which byte of its allocation it begins, as tensors do that lie in a library's own pool.
-    capsule_bool : bool
-        Whether a capsule may hold bool.
+    Its memory is ``"device"`` (cuMemAlloc), ``"pool"`` (cuMemAllocAsync), ``"managed"`` or ``"vmm"``. If a stream is
+    given, it is written there, late, and is rubbish until then.
     """
     content = np.array(values, order="C")
     memory = Memory(driver, kind, device, process, offset + max(content.nbytes, 1))

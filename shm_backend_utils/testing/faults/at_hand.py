@@ -43,13 +43,6 @@ def truncate(key: str, byte_size: int) -> None:
     """Change the size of an object in ``/dev/shm``.
 
     A process that touches mapped memory behind the new end gets a SIGBUS, which kills it.
-
-    Parameters
-    ----------
-    key : str
-        The object's name, with a slash before it or without one.
-    byte_size : int
-        The new size.
     """
     os.truncate(_path(key), byte_size)
 
@@ -96,26 +89,13 @@ def _fallocate(path: Path, mode: int, offset: int, byte_size: int) -> None:
 
 
 class MortalServer:
-    """A server that can be killed and started again. A context manager: at its end the server is killed.
-
-    Parameters
-    ----------
-    model_repository : pathlib.Path
-        Folder of models.
-    **options
-        As of :meth:`.EmbeddedServer.start`, but for the ports, which are chosen once.
-
-    Attributes
-    ----------
-    server : EmbeddedServer
-        The one that runs, or ran last.
-    """
+    """A server that can be killed and started again. A context manager: at its end the server is killed."""
 
     def __init__(self, model_repository: Path, **options: Any) -> None:
         self._models = model_repository
         self._options = options
         self._ports = free_ports()
-        self.server = self._start()
+        self.server = self._start()  # the one that runs, or ran last
 
     def kill(self) -> None:
         """Kill it, and all that it has started (SIGKILL). Its registrations are lost."""
@@ -154,18 +134,11 @@ class Late:
     """A server that executes requests at once, and answers late. Clients take it in place of a URL.
 
     A client with a shorter timeout gets a DeadlineExceededError, although the model has done the work.
-
-    Parameters
-    ----------
-    server : Connectable
-        Such as a :class:`.ModelHarness`.
-    seconds : float
-        How late. May be changed at any time.
     """
 
     def __init__(self, server: Connectable, seconds: float) -> None:
         self._server = server
-        self.seconds = seconds
+        self.seconds = seconds  # how late. May be changed at any time
 
     def connect(self) -> Transport:
         """Return a transport for threads."""

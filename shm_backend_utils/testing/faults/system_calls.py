@@ -39,24 +39,12 @@ _ENDS_OF_WITH: Final = (  # ``__exit__`` is called with three times None
 
 
 class Fault(NamedTuple):
-    """A call that fails.
+    """A call that fails."""
 
-    Attributes
-    ----------
-    call : str
-        One of :data:`CALLS`.
-    after : int
-        How many of its kind go well before.
-    error : int
-        The number of the error, of :mod:`errno`; or :data:`INTERRUPT`.
-    times : int
-        How many fail then.
-    """
-
-    call: str
-    after: int
-    error: int
-    times: int = 1
+    call: str  # one of :data:`CALLS`
+    after: int  # how many of its kind go well before
+    error: int  # the number of the error, of :mod:`errno`; or :data:`INTERRUPT`
+    times: int = 1  # how many fail then
 
     def raised(self) -> BaseException:
         """Return the call's error."""
@@ -68,20 +56,7 @@ class Fault(NamedTuple):
 class Failing:
     """A context manager in which a fault happens, in this process.
 
-    Parameters
-    ----------
-    fault : Fault
-        The call that fails, and how.
-
-    Attributes
-    ----------
-    has_happened : bool
-        Whether a call has failed.
-
-    Raises
-    ------
-    ValueError
-        No such call can be made to fail.
+    Raises ValueError: no such call can be made to fail.
     """
 
     def __init__(self, fault: Fault) -> None:
@@ -91,7 +66,7 @@ class Failing:
         self._left = fault.after
         self._module, self._name = CALLS[fault.call]
         self._real: Any = None
-        self.has_happened = False
+        self.has_happened = False  # whether a call has failed
 
     def __enter__(self) -> Failing:
         self._real = getattr(self._module, self._name)  # maybe another fault's
@@ -126,38 +101,17 @@ class Failing:
 
 
 class Interrupts:
-    """KeyboardInterrupts at bytecodes of some files, in the calling thread.
-
-    Parameters
-    ----------
-    *places : pathlib.Path
-        Files, and folders of files.
-
-    Attributes
-    ----------
-    where : str
-        File, line and function of the last interrupt; empty if the work came to its end without one.
-    """
+    """KeyboardInterrupts at bytecodes of some files, in the calling thread."""
 
     def __init__(self, *places: Path) -> None:
         self._files = tuple(f"{place}/" if place.is_dir() else f"{place}" for place in places)
         self._found: dict[CodeType, set[int]] = {}
-        self.where = ""
+        self.where = ""  # file, line and function of the last interrupt; empty if the work came to its end without one
 
     def at(self, number: int, work: Callable[[], object]) -> bool:
-        """Do work that is interrupted before the n-th bytecode that it comes to.
+        """Do work that is interrupted before the n-th bytecode, from 1 on; return whether it raised KeyboardInterrupt.
 
-        Parameters
-        ----------
-        number : int
-            From 1 on. A test tries one after another until the work comes to its end.
-        work : callable
-            Without arguments.
-
-        Returns
-        -------
-        bool
-            Whether the work raised KeyboardInterrupt. If code swallows it, as finalizers do, this is False.
+        A test tries one number after another until the work comes to its end. Finalizers swallow what is raised.
         """
         count = 0
         self.where = ""

@@ -47,35 +47,18 @@ class Input(NamedTuple):
 
 @dataclass(slots=True)
 class Request:
-    """One request.
+    """One request."""
 
-    Attributes
-    ----------
-    inputs : mapping of str to array
-        Or, out of a message, of Input.
-    outputs : sequence of str, optional
-        Those that are wanted; all, if not given.
-    parameters : mapping, optional
-        Of str to str, int, bool or float.
-    request_id : str
-    sequence_id : int or str
-        0 for none.
-    flags : int
-        1 for the first of its sequence, 2 for the last.
-    timeout_us, priority : int
-    model, version : str
-        Empty for the harness' first model, and for the version that it serves.
-    """
-
-    inputs: Mapping[str, Any]
-    outputs: Sequence[str] | None = None
+    inputs: Mapping[str, Any]  # or, out of a message, of Input
+    outputs: Sequence[str] | None = None  # those that are wanted; all, if not given
+    # of str to str, int, bool or float
     parameters: Mapping[str, str | int | bool | float] = field(default_factory=dict)
     request_id: str = ""
-    sequence_id: int | str = 0
-    flags: int = 0
+    sequence_id: int | str = 0  # 0 for none
+    flags: int = 0  # 1 for the first of its sequence, 2 for the last
     timeout_us: int = 0
     priority: int = 0
-    model: str = ""
+    model: str = ""  # empty for the harness' first model, and for the version that it serves
     version: str = ""
 
 
