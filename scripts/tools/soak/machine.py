@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import re
-import socket
 import time
 from pathlib import Path
 from typing import Final
 
 from shm_backend_utils.memory.sealed import LINK
-from shm_backend_utils.memory.shared_file import DEV_SHM
+from shm_backend_utils.memory.shared_file import DEV_SHM, free_bytes
 
 from ..processes import mappings, open_files, read_if_there
 
-__all__ = ["Growth", "fill", "free_bytes", "free_ports", "held_sealed_memory", "held_shared_memory"]
-
-# Ephemeral ports begin above. A client that dials a port of that range where nobody listens may be given that very
-# port, so connect to itself, and keep the server from coming back.
-_PORTS: Final = range(20_000, 30_000)
+__all__ = ["Growth", "fill", "held_sealed_memory", "held_shared_memory"]
 
 WARM_S: Final = 20.0
 MOST_GROWTH: Final = 64 << 20
@@ -32,22 +26,10 @@ def fill(name: str) -> Path:
     """Take all space of /dev/shm with one file."""
     path = DEV_SHM / name
     with path.open("xb") as file:
-        while free := free_bytes():
+        while free := int(free_bytes()):
             with contextlib.suppress(OSError):  # somebody was faster: what is left is less now
                 os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, free)
     return path
-
-
-def free_ports(chance: random.Random, count: int) -> list[int]:
-    """Return different TCP ports that are free, and that no outgoing connection will be given."""
-    found: list[int] = []
-    for port in chance.sample(_PORTS, len(_PORTS)):
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            found.append(port)
-        if len(found) == count:
-            break
-    return found
 
 
 def held_shared_memory(pid: int | str, marker: str = "") -> list[str]:
@@ -63,12 +45,6 @@ def held_sealed_memory(pid: int | str) -> list[str]:
 def _held(pid: int | str) -> list[tuple[str, str]]:
     held = [("descriptor", target) for target in open_files(pid)]
     return held + [("mapping", line.split(maxsplit=5)[-1]) for line in mappings(pid)]
-
-
-def free_bytes() -> int:
-    """Return how much of /dev/shm is free."""
-    space = os.statvfs(DEV_SHM)
-    return space.f_bavail * space.f_frsize
 
 
 class Growth:

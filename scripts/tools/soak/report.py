@@ -30,6 +30,11 @@ SMALL_TMPFS: Final = "a small tmpfs"
 SERVER_RESTARTS: Final = "server restarts"
 MODEL_RELOADS: Final = "model reloads"
 
+_GROUPS: Final = (
+    *("paths", "faults", "outcomes", "signals", "errors", "foreign errors", "errors that nobody could catch"),
+    *("wrong bytes", "late calls", "forks that failed", "deaths", "deaths of Triton", "refused by the model"),
+    *("recoveries", "reloads that failed", "server starts that failed"),
+)
 WORDS: Final = (*_BY_CLIENTS, TWO_USERS, SMALL_TMPFS, SERVER_RESTARTS, MODEL_RELOADS)
 
 
@@ -124,28 +129,13 @@ class SoakReport:
                 "per_second": round(self.tally.total("requests") / self.seconds, 1),
                 "by": self.tally.group("requests"),
             },
-            "paths": self.tally.group("paths"),
-            "faults": self.tally.group("faults"),
-            "outcomes": self.tally.group("outcomes"),
-            "signals": self.tally.group("signals"),
-            "errors": self.tally.group("errors"),
-            "foreign_errors": self.tally.group("foreign errors"),
+            **{name.replace(" ", "_").lower(): self.tally.group(name) for name in _GROUPS},
             "error_samples": dict(self.tally.samples),
-            "errors_that_nobody_could_catch": self.tally.group("errors that nobody could catch"),
-            "wrong_bytes": self.tally.group("wrong bytes"),
-            "late_calls": self.tally.group("late calls"),
-            "forks_that_failed": self.tally.group("forks that failed"),
-            "deaths": self.tally.group("deaths"),
-            "deaths_of_triton": self.tally.group("deaths of Triton"),
             "stale_refused": sum(count for reason, count in refused.items() if is_stale(reason)),
-            "refused_by_the_model": refused,
             "quarantined": {
                 "peak": max(map(int, self.tally.group("quarantine while running")), default=0),
                 "at_end": self.tally.total("quarantine at the end"),
             },
-            "recoveries": self.tally.group("recoveries"),
-            "reloads_that_failed": self.tally.group("reloads that failed"),
-            "server_starts_that_failed": self.tally.group("server starts that failed"),
             "grown_bytes": dict(self.grown),
             "leaks": asdict(self.leaks),
         }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import random
 import re
 import shlex
 import shutil
@@ -22,11 +21,12 @@ from shm_backend_utils.errors import ClosedError, MachineError
 from shm_backend_utils.memory.managed import KEY_PREFIX
 from shm_backend_utils.memory.registrations import Registration, fetch_registrations
 from shm_backend_utils.memory.shared_file import DEV_SHM
-from shm_backend_utils.server import EmbeddedServer, Installation, Ports, install
+from shm_backend_utils.server import EmbeddedServer, Installation, install
+from shm_backend_utils.testing.faults.at_hand import free_ports
 
 from ..processes import children, command_line
 from .client.process import Tally
-from .machine import free_ports, held_sealed_memory, held_shared_memory
+from .machine import held_sealed_memory, held_shared_memory
 
 __all__ = ["ALLOWED_UID", "DISALLOWED_UID", "SoakServer"]
 
@@ -60,7 +60,7 @@ class SoakServer:
         _add_model_of_guests(self._models)
         self._installation = _installation_with(OPTIONS, folder / "installation")
         self._changes = itertools.count(1)
-        self._ports = Ports(*free_ports(random.SystemRandom(), 3))  # two soaks with one seed are not to meet
+        self._ports = free_ports()
         self._server = self._start()
         self._instances = {name: len(self.stubs(name)) for name in self.models}
         self.grpc_url = self._server.grpc_url  # as for ShmClient; the same for every start

@@ -25,13 +25,12 @@ import numpy as np
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.errors import ShmError
 from shm_backend_utils.memory.locks import SlotLease
-from shm_backend_utils.memory.shared_file import DEV_SHM
+from shm_backend_utils.memory.shared_file import DEV_SHM, free_bytes
 from shm_backend_utils.protocol import layout
 from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, SlotAddress
 from shm_backend_utils.protocol.handover import SealedKey
 from shm_backend_utils.protocol.layout import PAGE_SIZE, TOKEN_LENGTH
 
-from ..machine import free_bytes
 from ..server import DISALLOWED_UID
 from .forged import DATA, MODEL, Attack, Forged, valid_table
 
@@ -172,7 +171,7 @@ class Sparse(Attack):
     """A region that is larger than what is free, of which nothing is there: touching it is a SIGBUS."""
 
     def prepare(self) -> None:
-        self._half = (2 * free_bytes()) & -PAGE_SIZE
+        self._half = (2 * int(free_bytes())) & -PAGE_SIZE
         self.forged.append(Forged(DATA + 2 * self._half, is_sparse=True))
 
     def strike(self) -> None:
