@@ -2,18 +2,25 @@
 
 Pytest finds it by its entry point, wherever this package is installed; see docs/testing.md. It is imported for every
 run of pytest, so its fixtures import their needs when they are used.
+
+The death of a server that many tests share costs at most one test, and is reported. Triton before 24.12 may crash by
+itself (its issue 7368). A test that fails as the server crashes proves nothing: it is run once more, at a new server,
+and fails only if it fails again. Where anything else has ended the server, the test fails. Either way all fixtures are
+given back, those of modules and of the session too, as they may hold clients of what is gone; the next test makes new
+ones. The summary at the end of a run names every test during which a server died.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import pytest
-
-from .shared_server import SharedServer
+from _pytest.runner import runtestprotocol  # not public, but made for this: pytest-rerunfailures calls it too
 
 if TYPE_CHECKING:
     from ..server import EmbeddedServer
@@ -21,7 +28,139 @@ if TYPE_CHECKING:
     from .harness import ModelHarness
     from .leak_probe import ShmLeakProbe
 
-__all__ = ["Models", "faults", "shm_leak_check", "triton_model", "triton_repository", "triton_server"]
+__all__ = ["Models", "SharedServer", "faults", "shm_leak_check", "triton_model", "triton_repository", "triton_server"]
+
+_FIXTURE: Final = "triton_server"
+_OUTCOME: Final[str] = "server died"  # neither passed nor failed, and the name under which pytest counts it
+_CRASHED: Final = "Signal (11) received."  # what tritonserver writes as it dies of its own fault
+_PATIENCE_S: Final = 5.0
+_POLL_S: Final = 0.05
+_START_S: Final = 600.0
+_LINES: Final = 30
+_UNSEEN: Final = "passed, and the server was found dead after it"
+
+
+@dataclass(frozen=True)
+class _Death:
+    is_a_crash: bool
+    log: str
+
+    @classmethod
+    def of(cls, server: EmbeddedServer) -> _Death:
+        _, crashed, stack = server.log_file.read_text(errors="replace").partition(_CRASHED)
+        lines = f"{crashed}{stack}".splitlines()[:_LINES] if crashed else [server.log_tail(_LINES)]
+        return cls(bool(crashed), "\n".join(lines))
+
+
+class SharedServer:
+    """Hooks of pytest, and the server that they look after."""
+
+    def __init__(self) -> None:
+        self._server: EmbeddedServer | None = None
+        self._death: _Death | None = None  # of a server that was given back
+        self._latest: pytest.Item | None = None
+
+    @contextlib.contextmanager
+    def holding(self, server: EmbeddedServer) -> Iterator[EmbeddedServer]:
+        """Look after a server, which the caller ends after this."""
+        self._server = server
+        try:
+            yield server
+        finally:
+            self._death = _seen_dying(server)
+            self._server = None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+        """Run a test that uses the server; twice, if Triton crashed."""
+        if not _uses_the_server(item):
+            return None
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        if self._latest is not None and (death := self._taken_death()) is not None:
+            self._tell(self._latest, death, _UNSEEN)
+        self._latest = item
+        reports = runtestprotocol(item, log=False, nextitem=nextitem)
+        death = self._death_in(reports)
+        if death is not None and death.is_a_crash:
+            self._tell(item, death, "failed as Triton itself crashed, and was run once more")
+            reports = runtestprotocol(item, log=False, nextitem=nextitem)
+            death = self._death_in(reports)
+        if death is not None:
+            self._tell(item, death, "failed")
+        for report in reports:
+            item.ihook.pytest_runtest_logreport(report=report)
+        if nextitem is None and (death := self._taken_death()) is not None:
+            self._tell(item, death, _UNSEEN)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    @pytest.hookimpl(tryfirst=True, optionalhook=True)
+    def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> Any:
+        """Give the test that starts the server time for it: pytest-timeout's clock runs while fixtures are made.
+
+        Where that test ended in the middle of a start, all others that use the server would end with its error.
+        """
+        if self._server is not None or not _uses_the_server(item):
+            return None
+        settings = settings._replace(timeout=settings.timeout + _START_S)
+        return item.config.pluginmanager.getplugin("timeout").pytest_timeout_set_timer(item, settings)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """Give a death a letter and a count of its own."""
+        return (_OUTCOME, "D", "SERVER DIED") if report.outcome == _OUTCOME else None
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Name the tests during which a server died."""
+        deaths: list[pytest.TestReport] = terminalreporter.getreports(_OUTCOME)
+        if deaths:
+            terminalreporter.section("tritonserver died during these tests")
+        for report in deaths:
+            terminalreporter.write_line(f"{report.nodeid}: {report.longrepr}")
+
+    def _death_in(self, reports: list[pytest.TestReport]) -> _Death | None:
+        """Return the death that a failed test has met, if any: one that passed is left to the next one."""
+        if not any(report.failed for report in reports):
+            return None
+        if self._server is not None:
+            _wait_for_the_end_of(self._server)
+        return self._taken_death()
+
+    def _taken_death(self) -> _Death | None:
+        if self._server is not None and not self._server.is_running:
+            self._death = _Death.of(self._server)
+            self._server = None
+        death, self._death = self._death, None
+        return death
+
+    def _tell(self, item: pytest.Item, death: _Death, what: str) -> None:
+        """Report a death, and give back all fixtures, so that the next test starts a server."""
+        try:
+            item.session._setupstate.teardown_exact(None)
+        except Exception as error:  # of what did not expect its server to be gone
+            what = f"{what}; giving back what had used the server: {error!r}"
+        self._death = None  # the fixture saw it, too
+        report = pytest.TestReport(
+            item.nodeid, item.location, {}, cast(Any, _OUTCOME), f"{what}\n{death.log}", "teardown"
+        )
+        item.ihook.pytest_runtest_logreport(report=report)
+
+
+def _uses_the_server(item: pytest.Item) -> bool:
+    return _FIXTURE in getattr(item, "fixturenames", ())
+
+
+def _seen_dying(server: EmbeddedServer) -> _Death | None:
+    _wait_for_the_end_of(server)
+    return None if server.is_running else _Death.of(server)
+
+
+def _wait_for_the_end_of(server: EmbeddedServer) -> None:
+    """Return when it has ended, or is seen to be alive: its connections break a moment before it has ended."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while server.is_running and not server.is_ready() and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+
 
 _FOLDER = "triton_model_repository"
 _SHARED_SERVER = pytest.StashKey[SharedServer]()
@@ -123,7 +262,7 @@ def triton_server(
 ) -> Iterator[EmbeddedServer]:
     """Run a real server with all models of the repository, one for all tests of a session (and of a worker).
 
-    Should it die, the next test that wants it gets another: see :mod:`.shared_server`.
+    Should it die, the next test that wants it gets another.
     """
     from ..server import EmbeddedServer  # noqa: PLC0415
 

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from shm_backend_utils import cli
-from shm_backend_utils.cli import regions, shared_memory
+from shm_backend_utils.cli import regions
+from shm_backend_utils.cli import shared_memory as found_memory
 from shm_backend_utils.cli.shared_memory import look_into_processes
 from shm_backend_utils.memory import reaper, shared_file
 from shm_backend_utils.memory import segment as system
@@ -29,8 +30,8 @@ from tests.unit.answering_server import telling_registrations
 def shared_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder in the real /dev/shm for this test alone: clients of other processes reap in /dev/shm itself."""
     folder = Path(tempfile.mkdtemp(prefix="regions-", dir="/dev/shm"))
-    monkeypatch.setattr(shared_memory, "_PROC", folder)  # nor are there other processes
-    for module in (reaper, shared_memory, system, shared_file):
+    monkeypatch.setattr(found_memory, "_PROC", folder)  # nor are there other processes
+    for module in (reaper, found_memory, system, shared_file):
         monkeypatch.setattr(module, "DEV_SHM", folder)
     yield folder
     shutil.rmtree(folder)

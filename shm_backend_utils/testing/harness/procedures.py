@@ -1,20 +1,55 @@
-"""What the emulated server does with each message of the gRPC protocol."""
+"""The emulated server's answer to each message of the gRPC protocol, as the server's gRPC front end gives it."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from google.protobuf.descriptor import EnumValueDescriptor
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from ...dtypes import from_config
+from ...dtypes import BY_NAME, BYTES, from_config
+from ..emulator import TensorContent
+from ..emulator.tensor import serialize_byte_tensor
 from .loaded_model import LoadedModel
-from .messages import FINAL, read_request, write_response
-from .requests import Answer, ServerError
+from .regions import RegisteredRegions
+from .requests import Answer, Input, Outcome, Request, ServerError
 from .server import EmulatedServer
 
-__all__ = ["PROCEDURES", "STREAM", "infer", "stream_infer"]
+__all__ = ["FINAL", "PROCEDURES", "STREAM", "infer", "read_request", "stream_infer", "write_response"]
+
+EMPTY_FINAL: Final = "triton_enable_empty_final_response"
+FINAL: Final = "triton_final_response"
+_REGION: Final = "shared_memory_region"
+_BYTE_SIZE: Final = "shared_memory_byte_size"
+_OFFSET: Final = "shared_memory_offset"
+_CLASSIFICATION: Final = "classification"
+_CONTENTS: Final[Mapping[str, str]] = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+_FLAGS: Final = {"sequence_start": 1, "sequence_end": 2}
+_RESERVED: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "priority": ("priority", ("int64_param", "uint64_param")),
+    "timeout": ("timeout_us", ("int64_param",)),
+    "sequence_id": ("sequence_id", ("int64_param", "string_param")),
+    **dict.fromkeys(_FLAGS, ("flags", ("bool_param",))),
+}
+"""By parameter: the request's field, and the kinds of value that it may have."""
 
 Procedure = Callable[[EmulatedServer, Any], Any]
 """Takes a request message, and returns the answer; raises ServerError."""
@@ -30,6 +65,164 @@ _EXTENSIONS: Final = (
     "parameters",
     "statistics",
 )
+
+
+class InferMessage(NamedTuple):
+    """What a message asks for."""
+
+    request: Request
+    places: Mapping[str, memoryview]  # outputs that go into registered memory
+    wants_empty_final: bool  # the end of a stream is told by a response of its own
+
+
+@contextlib.contextmanager
+def read_request(message: Any, regions: RegisteredRegions) -> Iterator[InferMessage]:
+    """Yield what a ``ModelInferRequest`` asks for; registered memory is in use while the block runs.
+
+    ServerError if the server refuses it.
+    """
+    with contextlib.ExitStack() as views:
+        request = Request({}, model=message.model_name, version=message.model_version, request_id=message.id)
+        parameters: dict[str, Any] = {}
+        wants_empty_final = False
+        for name, value in message.parameters.items():
+            kind = value.WhichOneof("parameter_choice")
+            said = getattr(value, kind) if kind is not None else None
+            if name == EMPTY_FINAL:
+                if kind != "bool_param":
+                    raise ServerError(f"invalid value type for '{name}' parameter, expected bool_param.")
+                wants_empty_final = bool(said)
+            elif name.startswith("triton_"):
+                raise ServerError(
+                    "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys "
+                    f"starting with 'triton_' are allowed: {EMPTY_FINAL}"
+                )
+            elif name in _RESERVED:
+                _take_reserved(request, name, kind, said)
+            elif kind in ("int64_param", "bool_param", "string_param", "double_param"):
+                parameters[name] = said
+            else:
+                raise ServerError(
+                    f"invalid value type for '{name}' parameter, expected int64_param, bool_param, or string_param."
+                )
+        request.parameters = parameters
+        request.inputs = _inputs(message, regions, views)
+        request.outputs = [output.name for output in message.outputs] or None
+        places = {}
+        for output in message.outputs:
+            view = _place(output, regions, views)
+            if view is not None:
+                if _CLASSIFICATION in output.parameters:
+                    raise ServerError("output can't set both 'shared_memory_region' and 'classification'")
+                places[output.name] = view
+            elif _CLASSIFICATION in output.parameters:
+                raise ServerError("the harness makes no classes of outputs, as a server does", "UNSUPPORTED")
+        yield InferMessage(request, places, wants_empty_final)
+
+
+def write_response(model: LoadedModel, request: Request, outcome: Outcome, places: Mapping[str, memoryview]) -> Any:
+    """Return a response as a ``ModelInferResponse``, with the outputs that have places copied there.
+
+    ServerError if it is an error, or an output does not fit its place.
+    """
+    if outcome.error is not None:
+        raise ServerError(*outcome.error)
+    response = service_pb2.ModelInferResponse(model_name=model.name, model_version=model.version, id=request.request_id)
+    for name, value in json.loads(outcome.parameters or "{}").items():
+        kind = "bool_param" if isinstance(value, bool) else "int64_param" if isinstance(value, int) else "string_param"
+        setattr(response.parameters[name], kind, value)
+    for tensor in outcome.outputs:
+        if tensor.array is None:
+            raise ServerError(f"output '{tensor.name}' is on a GPU, and the harness has none", "UNSUPPORTED")
+        content = _raw(tensor, tensor.array)
+        response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        place = places.get(tensor.name)
+        if place is None:
+            response.raw_output_contents.append(content)
+            continue
+        if len(content) > len(place):
+            raise ServerError(
+                f"shared memory size specified with the request for output '{tensor.name}' ({len(place)} bytes) should "
+                f"be at least {len(content)} bytes to hold the results",
+                "INTERNAL",
+            )
+        place[: len(content)] = content
+        response.raw_output_contents.append(b"")
+    return response
+
+
+def _inputs(message: Any, regions: RegisteredRegions, views: contextlib.ExitStack) -> dict[str, Input]:
+    found: dict[str, Input] = {}
+    raw = iter(message.raw_input_contents)
+    for tensor in message.inputs:
+        content: Any = _place(tensor, regions, views)
+        if content is None:
+            content = next(raw, None)
+            if tensor.HasField("contents"):
+                if content is not None:
+                    raise ServerError(
+                        "contents field must not be specified when using raw_input_contents for "
+                        f"'{tensor.name}' for model '{message.model_name}'"
+                    )
+                content = _explicit(tensor)
+            if content is None:
+                raise ServerError(
+                    f"unable to find data for input tensor '{tensor.name}' for model '{message.model_name}' in request."
+                )
+        if tensor.name in found:
+            raise ServerError(
+                f"[request id: {message.id or '<id_unknown>'}] input '{tensor.name}' already exists in request"
+            )
+        found[tensor.name] = Input(tensor.name, tensor.datatype, tuple(tensor.shape), content)
+    return found
+
+
+def _explicit(tensor: Any) -> bytes | None:
+    field = _CONTENTS.get(tensor.datatype)
+    values = getattr(tensor.contents, field) if field else ()
+    if not len(values):
+        return None
+    row = BY_NAME[tensor.datatype]
+    array = np.array(list(values), row.numpy)
+    return (serialize_byte_tensor(array) or b"") if row is BYTES else array.tobytes()
+
+
+def _place(tensor: Any, regions: RegisteredRegions, views: contextlib.ExitStack) -> memoryview | None:
+    parameters = tensor.parameters
+    if _REGION not in parameters:
+        return None
+    for name, kind in ((_REGION, "string_param"), (_BYTE_SIZE, "int64_param"), (_OFFSET, "int64_param")):
+        if name in parameters and parameters[name].WhichOneof("parameter_choice") != kind:
+            raise ServerError(f"invalid value type for '{name}' parameter for tensor '{tensor.name}', expected {kind}.")
+    if _BYTE_SIZE not in parameters:
+        raise ServerError(
+            "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor "
+            f"'{tensor.name}'"
+        )
+    offset = parameters[_OFFSET].int64_param if _OFFSET in parameters else 0
+    view = regions.view(parameters[_REGION].string_param, offset, parameters[_BYTE_SIZE].int64_param)
+    views.callback(_release, view)
+    return view
+
+
+def _release(view: memoryview) -> None:
+    with contextlib.suppress(BufferError):  # an array of a request that nobody waits for any more is still over it
+        view.release()
+
+
+def _raw(tensor: TensorContent, array: npt.NDArray[Any]) -> bytes:
+    if tensor.datatype == BYTES.name:
+        return serialize_byte_tensor(array) or b""
+    return array.tobytes()
+
+
+def _take_reserved(request: Request, name: str, kind: str | None, said: Any) -> None:
+    field, kinds = _RESERVED[name]
+    if kind not in kinds:
+        raise ServerError(f"invalid value type for '{name}' parameter, expected {' or '.join(kinds)}.")
+    if name == "priority" and said < 0:
+        raise ServerError("invalid value for 'priority', expected value >= 0.")
+    setattr(request, field, request.flags | _FLAGS[name] * said if name in _FLAGS else said)
 
 
 def infer(server: EmulatedServer, message: Any, began: Callable[[Answer], object]) -> Any:
