@@ -15,7 +15,7 @@ from shm_backend_utils.gpu.streams import named_stream
 from ..gpu import Gpu, LoadGpu
 from ..machine import used_bytes
 from ..report import Amounts, Figure, Report, identity_figures, kernel_figure, medians_ms, name_of, require
-from . import memory, pinned, refusals, streams
+from . import memory, refusals, streams
 from .client import Check, Client, ModelProcess
 from .slots import DeviceSlot
 
@@ -26,7 +26,7 @@ MOST_OF_THE_SMALLEST: Final = 1.2
 CHECKS: Final[Mapping[str, Check]] = {
     **memory.CHECKS,
     **streams.CHECKS,
-    **pinned.CHECKS,
+    **refusals.PINNED,
     **refusals.CHECKS,
 }
 
@@ -154,5 +154,5 @@ def measure_processes(report: Report, group: str, gpu: Gpu, load_gpu: LoadGpu, a
             f"{amounts.requests} requests over {amounts.regions} regions leave nothing behind",
             lambda: many_requests(client, amounts),
         )
-        for each in (measure, pinned.measure, streams.measure):
+        for each in (measure, refusals.measure, streams.measure):
             each(report, group, client, amounts)

@@ -89,10 +89,10 @@ def _models_see(server: EmbeddedServer, gpu: Gpu) -> str:
 
 def checks_of(gpu: Gpu) -> dict[str, ServerCheck]:
     """Return all checks that there are with the library."""
-    from . import calls, native, shm_util  # noqa: PLC0415  # need tritonclient
+    from . import calls, native  # noqa: PLC0415  # need tritonclient
 
     of_cupy = calls.OF_CUPY if gpu.kernels.name == "cupy" else {}
-    return {**calls.CHECKS, **of_cupy, **native.CHECKS, **shm_util.CHECKS}
+    return {**calls.CHECKS, **of_cupy, **native.CHECKS, **native.OF_SHM_UTIL}
 
 
 def _check(report: Report, client: ServerClient) -> None:
