@@ -75,7 +75,7 @@ class Failing:
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
-    monkeypatch.setattr(sealed, "OFFICE", HandoverRegistry())  # which has no desk yet
+    monkeypatch.setattr(sealed, "REGISTRY", HandoverRegistry())  # which has no desk yet
     return Failing(monkeypatch)
 
 

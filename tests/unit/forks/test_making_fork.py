@@ -75,10 +75,10 @@ def test_a_child_has_no_copy_that_is_just_being_handed_over() -> None:
         "os._exit",
         MAKING,
         """
-        from shm_backend_utils.memory.handover.server import OFFICE
+        from shm_backend_utils.memory.handover.server import REGISTRY
 
         region = SlotRegion(4096, 1, 4096, PRIVATE, kind=RegionKind.SEALED)
-        (offer,) = OFFICE._offers.values()
+        (offer,) = REGISTRY._offers.values()
         copied = offer.copy()  # as the desk's thread does
 
         def work():
