@@ -15,7 +15,7 @@ from shm_backend_utils.model import auto_complete
 from shm_backend_utils.model import config as config_module
 from shm_backend_utils.model.config import PARAMETERS, Config, advice
 from shm_backend_utils.model_spec import ModelSpec
-from shm_backend_utils.testing.emulator.model_config import ModelConfig
+from shm_backend_utils.testing.emulator.module import ModelConfig
 from tests.unit.sessions import tensor
 
 

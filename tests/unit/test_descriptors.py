@@ -22,7 +22,7 @@ from shm_backend_utils.memory.locks import SlotLease, has_users, use
 from shm_backend_utils.memory.mapped_segment import MappedSegment
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.memory.shared_file import SharedFile
-from shm_backend_utils.testing.faults.interrupts import Interrupts
+from shm_backend_utils.testing.faults.system_calls import Interrupts
 
 
 def descriptors() -> set[str]:

@@ -19,7 +19,7 @@ from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.debug import MeasuredDebugCall
 from shm_backend_utils.model.metrics import _BUCKETS, _FAMILIES, _PREFIX, MeasuredCall, Metrics
 from shm_backend_utils.model.triton import TritonBackend
-from shm_backend_utils.testing.emulator.metrics_registry import MetricsRegistry, Series
+from shm_backend_utils.testing.emulator.metrics import MetricsRegistry, Series
 from tests.e2e.eventually import eventually
 from tests.unit.emulated import delivered, error_code, start_server
 from tests.unit.gpu.fakes import DRIVER, MODEL

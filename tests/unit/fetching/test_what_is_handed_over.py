@@ -22,12 +22,12 @@ from shm_backend_utils.errors import ClosedError, RegionGoneError, RegionRefused
 from shm_backend_utils.memory import sealed_file
 from shm_backend_utils.memory.descriptors import Descriptor, NoDescriptorsError
 from shm_backend_utils.memory.handover import fetching
-from shm_backend_utils.memory.handover.closing import Closer
 from shm_backend_utils.memory.handover.fetching import Fetcher
+from shm_backend_utils.memory.handover.peers import Closer
 from shm_backend_utils.memory.sealed import SealedSegment
 from shm_backend_utils.memory.sealed_file import SealedFile
 from shm_backend_utils.protocol.handover import QUESTION_LENGTH, Question, SealedKey, decode_question, encode_answer
-from shm_backend_utils.testing.faults.interrupts import Interrupts
+from shm_backend_utils.testing.faults.system_calls import Interrupts
 from tests.unit.fetching.conftest import ENOUGH_S
 from tests.unit.fetching.scripted_desk import FIELD, PAGE, SEALS, TOKEN, Script, ScriptedDesk, give, memfd
 from tests.unit.handover.asking import a_lingering_socket

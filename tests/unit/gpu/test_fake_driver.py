@@ -19,10 +19,10 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.testing.fake_cuda import build
+from shm_backend_utils.testing.fake_cuda import driver
 from tests.unit.gpu.fakes import BLOCK, CLIENT, DRIVER
 
-SOURCES = Path(build.__file__).parent / "libcuda"
+SOURCES = Path(driver.__file__).parent / "libcuda"
 LATE_S = 0.05
 BLOCKING, NON_BLOCKING = 0, 1
 SHARED = 6  # of an event, without timing
@@ -151,7 +151,7 @@ def test_several_may_build_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PATH", f"{compiler.parent}:{os.environ['PATH']}")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(lambda _: build.library(), range(2))
+        first, second = pool.map(lambda _: driver.library(), range(2))
     assert first == second
     assert [path.name for path in first.parent.iterdir()] == ["libcuda.so.1"]
 
@@ -162,9 +162,9 @@ def test_a_library_of_somebody_else_is_not_loaded(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    build._own_folder().chmod(mode)
+    driver._own_folder().chmod(mode)
     with pytest.raises(MachineError, match=reason):
-        build.library()
+        driver.library()
 
 
 def test_another_driver_that_is_loaded_already_is_refused(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ import pytest
 
 from shm_backend_utils.memory.access import PRIVATE, Access
 from shm_backend_utils.memory.descriptors import Descriptor, no_descriptors
-from shm_backend_utils.memory.handover import desk, peers
-from shm_backend_utils.memory.handover.office import Office
+from shm_backend_utils.memory.handover import peers, server
 from shm_backend_utils.memory.handover.peers import Peer
+from shm_backend_utils.memory.handover.server import HandoverRegistry
 from shm_backend_utils.memory.locks import hold_owner_lease, is_owner_alive
 from shm_backend_utils.protocol.handover import (
     Question,
@@ -43,13 +43,13 @@ from tests.unit.handover.asking import (
 REFUSED = encode_answer(is_given=False)
 
 
-def test_who_asks_rightly_is_given_the_region(office: Office) -> None:
+def test_who_asks_rightly_is_given_the_region(office: HandoverRegistry) -> None:
     region = Region(office)
     assert region.is_given()
     assert region.is_given()
 
 
-def test_what_is_given_has_none_of_our_locks(office: Office) -> None:
+def test_what_is_given_has_none_of_our_locks(office: HandoverRegistry) -> None:
     region = Region(office)
     hold_owner_lease(region.memory.fileno())
     given = ask(region.key)
@@ -61,13 +61,15 @@ def test_what_is_given_has_none_of_our_locks(office: Office) -> None:
 @pytest.mark.parametrize(
     "number_and_token", [(0, b"another's token!"), (1, TOKEN)], ids=["wrong token", "unknown number"]
 )
-def test_a_wrong_question_is_refused_in_the_same_words(number_and_token: tuple[int, bytes], office: Office) -> None:
+def test_a_wrong_question_is_refused_in_the_same_words(
+    number_and_token: tuple[int, bytes], office: HandoverRegistry
+) -> None:
     region = Region(office)
     further, token = number_and_token
     assert reply_to(region.key, encode_question(Question(region.key.number + further, token))) == REFUSED
 
 
-def test_what_was_withdrawn_is_given_no_longer(office: Office) -> None:
+def test_what_was_withdrawn_is_given_no_longer(office: HandoverRegistry) -> None:
     kept, region = Region(office), Region(office)
     assert region.is_given()
     office.withdraw(region.key)
@@ -75,7 +77,7 @@ def test_what_was_withdrawn_is_given_no_longer(office: Office) -> None:
     assert kept.is_given()
 
 
-def test_what_is_withdrawn_while_it_is_opened_is_not_given(office: Office) -> None:
+def test_what_is_withdrawn_while_it_is_opened_is_not_given(office: HandoverRegistry) -> None:
     kept, region, key = Region(office), Region(office), office.new_key()
 
     def copy() -> Descriptor:
@@ -87,7 +89,7 @@ def test_what_is_withdrawn_while_it_is_opened_is_not_given(office: Office) -> No
     assert kept.is_given()
 
 
-def test_what_cannot_be_opened_is_refused(office: Office) -> None:
+def test_what_cannot_be_opened_is_refused(office: HandoverRegistry) -> None:
     kept, key = Region(office), office.new_key()
 
     def copy() -> Descriptor:
@@ -103,20 +105,20 @@ def right(key: SealedKey) -> bytes:
 
 
 @pytest.mark.parametrize("garbage", [b"x", bytes(40), bytes(4096)], ids=["short", "no magic", "long"])
-def test_garbage_is_refused(garbage: bytes, office: Office) -> None:
+def test_garbage_is_refused(garbage: bytes, office: HandoverRegistry) -> None:
     region = Region(office)
     assert reply_to(region.key, garbage) == REFUSED
     assert region.is_given()
 
 
 @pytest.mark.parametrize("more", [b"\0", bytes(8)])
-def test_more_than_a_question_is_refused(more: bytes, office: Office) -> None:
+def test_more_than_a_question_is_refused(more: bytes, office: HandoverRegistry) -> None:
     region = Region(office)
     assert reply_to(region.key, right(region.key) + more) == REFUSED
     assert reply_to(region.key, right(region.key)[:-1]) == REFUSED
 
 
-def test_who_hangs_up_at_once_is_in_nobodys_way(office: Office) -> None:
+def test_who_hangs_up_at_once_is_in_nobodys_way(office: HandoverRegistry) -> None:
     region = Region(office)
     connect(region.key).close()
     with connect(region.key) as connection:
@@ -124,7 +126,7 @@ def test_who_hangs_up_at_once_is_in_nobodys_way(office: Office) -> None:
     assert region.is_given()
 
 
-def test_only_the_first_of_two_questions_is_answered(office: Office) -> None:
+def test_only_the_first_of_two_questions_is_answered(office: HandoverRegistry) -> None:
     kept, region = Region(office), Region(office)
     before = count_open()
     for _ in range(20):
@@ -140,7 +142,7 @@ def old_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("old_kernel")
-def test_descriptors_sent_along_are_refused_on_an_old_kernel(office: Office) -> None:
+def test_descriptors_sent_along_are_refused_on_an_old_kernel(office: HandoverRegistry) -> None:
     region = Region(office)
     before = count_open()
     for _ in range(20):
@@ -154,7 +156,7 @@ def test_descriptors_sent_along_are_refused_on_an_old_kernel(office: Office) -> 
 
 @pytest.mark.usefixtures("old_kernel")
 @pytest.mark.parametrize("before", [0, 1], ids=["with the question", "behind it"])
-def test_a_socket_that_lingers_holds_nobody_up(before: int, office: Office) -> None:
+def test_a_socket_that_lingers_holds_nobody_up(before: int, office: HandoverRegistry) -> None:
     region, key, may_go_on = Region(office), office.new_key(), threading.Event()
 
     def copy() -> Descriptor:
@@ -211,14 +213,14 @@ def asked_by(region: Region, user_id: int, group_id: int = NOBODY, further: int 
 
 
 @as_another_user
-def test_another_user_gets_nothing_and_is_not_even_heard(office: Office) -> None:
+def test_another_user_gets_nothing_and_is_not_even_heard(office: HandoverRegistry) -> None:
     region = Region(office)
     assert asked_by(region, NOBODY) == "broken off"
     assert asked_by(region, 0) == CONTENT.decode()
 
 
 @as_another_user
-def test_another_user_gets_what_is_everybodys_and_nothing_else(office: Office) -> None:
+def test_another_user_gets_what_is_everybodys_and_nothing_else(office: HandoverRegistry) -> None:
     private, public = Region(office), Region(office, Access(0o666))
     assert asked_by(public, NOBODY) == CONTENT.decode()
     assert asked_by(private, NOBODY) == "refused"
@@ -230,7 +232,7 @@ def test_another_user_gets_what_is_everybodys_and_nothing_else(office: Office) -
     [(GROUP, NOBODY, CONTENT.decode()), (NOBODY, GROUP, CONTENT.decode()), (OTHER_GROUP, OTHER_GROUP, "broken off")],
     ids=["of the group", "of the group among others", "of another group"],
 )
-def test_whom_the_group_admits(group_id: int, further: int, answer: str, office: Office) -> None:
+def test_whom_the_group_admits(group_id: int, further: int, answer: str, office: HandoverRegistry) -> None:
     region = Region(office, Access(0o660, GROUP))
     assert asked_by(region, NOBODY, group_id, further) == answer
 
@@ -287,24 +289,26 @@ def is_broken_off(connection: socket.socket) -> bool:
         return False
 
 
-def test_who_says_nothing_is_waited_for_a_while_and_others_are_served(office: Office) -> None:
+def test_who_says_nothing_is_waited_for_a_while_and_others_are_served(office: HandoverRegistry) -> None:
     region = Region(office)
     with connect(region.key) as silent:
         assert region.is_given()
         assert silent.recv(1) == b""
 
 
-def test_the_oldest_of_many_silent_ones_make_way(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "_SILENCE_S", NEVER_S)
+def test_the_oldest_of_many_silent_ones_make_way(office: HandoverRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_SILENCE_S", NEVER_S)
     region = Region(office)
     with contextlib.ExitStack() as stack:
-        silent = [stack.enter_context(connect(region.key)) for _ in range(desk._MOST_SILENT + 5)]
+        silent = [stack.enter_context(connect(region.key)) for _ in range(server._MOST_SILENT + 5)]
         assert region.is_given()  # they have been accepted before
-        assert [is_broken_off(each) for each in silent] == [True] * 5 + [False] * desk._MOST_SILENT
+        assert [is_broken_off(each) for each in silent] == [True] * 5 + [False] * server._MOST_SILENT
 
 
 @pytest.mark.parametrize("speaks", [True, False], ids=["garbage", "silent"])
-def test_a_crowd_holds_nobody_up_for_long(speaks: bool, office: Office, request: pytest.FixtureRequest) -> None:
+def test_a_crowd_holds_nobody_up_for_long(
+    speaks: bool, office: HandoverRegistry, request: pytest.FixtureRequest
+) -> None:
     region = Region(office)
     before = count_open()
     for number in range(LARGE_CROWD if request.config.getoption("--all") else CROWD):
@@ -322,9 +326,9 @@ def test_a_crowd_holds_nobody_up_for_long(speaks: bool, office: Office, request:
 SHORT = """
 import resource, sys
 from tests.unit.handover.asking import Region, count_open
-from shm_backend_utils.memory.handover.office import Office
+from shm_backend_utils.memory.handover.server import HandoverRegistry
 
-office = Office()
+office = HandoverRegistry()
 region = Region(office)
 resource.setrlimit(resource.RLIMIT_NOFILE, (count_open() + 2, 4096))
 print(region.key, flush=True)
