@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import signal
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from shm_backend_utils.cli import main
 from shm_backend_utils.cli.doctor import examine
-from tests.crash.processes import stub_of
-from tests.releases import gives_up_loading, outlives_models
+from tests.releases import gives_up_loading
 from tests.unit.harness.folders import folder_of
 
 from .container import OWN_CONTAINER, obstacle, running
-from .eventually import eventually
 from .flavours import url_of
-from .loading_server import MODELS, LoadingServer
+from .loading_server import LoadingServer
 
 HEALTHY: Final = {"numpy-2-old-stub"}
 """What may be found where all is well: the shared environment may have NumPy 2 on a stub that was built for 1."""
@@ -83,13 +76,10 @@ def test_a_model_that_is_well(server: Server, protocol: str) -> None:
     assert any("has read a nonce in sealed memory" in line for _, line in checkup.fine)
 
 
-def test_models_with_batches_and_streams_are_probed(server: Server) -> None:
-    for name in ("rows", "frames_of"):
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(MODELS / name, server.loading.models / name, ignore=ignored, dirs_exist_ok=True)
-        server.loading.grpc.load_model(name)
-        told = [line for _, line in examine(server.url("grpc"), name).fine]
-        assert any("has read a nonce" in line for line in told)
+def test_a_model_of_streams_is_probed_over_grpc_alone(server: Server) -> None:
+    server.loading.copy("frames_of", "frames_of")
+    server.loading.grpc.load_model("frames_of")
+    assert any("has read a nonce" in line for _, line in examine(server.url("grpc"), "frames_of").fine)
     assert "needs-grpc" in server.codes("frames_of", "http")
 
 
@@ -98,11 +88,6 @@ BROKEN: Final = {
     "model-not-loaded": ("raise ValueError('no weights')\n", X + Y + PATHS),
     "required-inputs": (WITH_SESSION, X.replace("true", "false") + Y + PATHS),
     "no-session": (WITHOUT_SESSION, X + Y + PATHS),
-    "no-shm-paths": (WITH_SESSION, X + Y),
-    "no-shm-input": (WITHOUT_SESSION, "max_batch_size: 4\n" + X + Y + PATHS),
-    "inputs-not-optional": (WITHOUT_SESSION, X.replace("true", "false") + Y + PATHS),
-    "unknown-path": (WITHOUT_SESSION, X + Y + PATHS.replace("direct", "drect")),
-    "unknown-parameter": (WITHOUT_SESSION, X + Y + PATHS + PATHS.replace("SHM_PATHS", "SHM_PATH")),
     "other-user": (
         WITH_SESSION,
         X + Y + PATHS + 'parameters { key: "SHM_ALLOWED_UIDS" value: { string_value: "65533" } }\n',
@@ -122,55 +107,11 @@ def test_a_model_that_is_not_there(server: Server, protocol: str) -> None:
     assert server.codes("nowhere", protocol) - {"server-not-ready"} == {"no-such-model"}
 
 
-def test_an_ordinary_model_that_nobody_has_asked_for_is_a_line_of_advice(server: Server) -> None:
-    server.has("ordinary_one", WITHOUT_SESSION, X + Y)
-    found = [each for each in examine(server.url("grpc")).findings if each.model == "ordinary_one"]
-    assert [(each.trouble.code, each.trouble.is_fatal) for each in found] == [("ordinary-model", False)]
-
-
-@outlives_models
-def test_a_dead_stub_that_the_server_calls_ready(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    server.has("mortal", WITH_SESSION, X + Y + PATHS)
-    victim = stub_of(server.loading.server, "mortal")
-    assert victim is not None
-    os.kill(victim, signal.SIGKILL)
-    for _ in range(20):
-        codes = server.codes("mortal")
-        if "dead-stub" in codes:
-            break
-    assert "dead-stub" in codes
-
-
-@outlives_models
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_one_dead_stub_of_three_is_found_whoever_is_asked_first(server: Server, protocol: str) -> None:
-    name = f"mortals_{protocol}"
-    three = CPU.replace("KIND_CPU", "KIND_CPU count: 3")
-    folder_of(server.loading.models, WITH_SESSION, three + X + Y + PATHS, name)
-    server.loading.grpc.load_model(name)
-    victim = stub_of(server.loading.server, name)
-    assert victim is not None
-    os.kill(victim, signal.SIGKILL)
-    eventually(lambda: server.codes(name, protocol) - {"server-not-ready"} - HEALTHY == {"dead-instance"})
-    for _ in range(2):
-        checkup = examine(server.url(protocol), name)
-        assert "dead-instance" in codes_of(checkup)
-        assert any("has read a nonce" in line for _, line in checkup.fine)
-
-
 def test_the_other_protocols_port(server: Server) -> None:
     grpc, http = server.url("grpc"), server.url("http").removeprefix("http://")
     assert codes_of(examine(f"http://{grpc}")) == {"wrong-port"}
     assert codes_of(examine(f"grpc://{http}")) == {"wrong-port"}
     assert codes_of(examine(f"http://{server.loading.server.metrics_url}")) == {"not-triton"}
-
-
-def test_one_json_object(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", server.url("grpc"), "--model", "nowhere", "--json"]) == 1
-    (line,) = capsys.readouterr().out.splitlines()
-    told = json.loads(line)
-    assert told["healthy"] is False
-    assert {"code", "model", "fatal", "what", "found", "remedy"} == told["findings"][-1].keys()
 
 
 def elsewhere(server: Server, model: str, desk: str, namespaces: tuple[str, ...], folder: Path) -> Any:

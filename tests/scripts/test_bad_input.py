@@ -13,7 +13,6 @@ import pytest
 
 from shm_backend_utils.cli import main
 from shm_backend_utils.cli.common import server
-from shm_backend_utils.server import fetching
 
 OFFLINE = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
 
@@ -56,15 +55,10 @@ def test_models_that_are_not_there_are_named(tmp_path: Path) -> None:
         words = told("serve", "--model-repository", name, cwd=tmp_path)
         models = "each is a folder NAME with config.pbtxt and 1/model.py"
         assert words == f"{name} is no folder; expected one of models: {models}"
-
-
-@pytest.mark.parametrize("file", ["config.pbtxt", "1/model.py"])
-def test_a_models_folder_in_place_of_the_repository_is_told(file: str, tmp_path: Path) -> None:
-    made = tmp_path / "models" / "mine" / file
-    made.parent.mkdir(parents=True)
-    made.touch()
-    words = told("serve", "--model-repository", "models/mine", cwd=tmp_path)
-    assert words == f"models/mine is a model's folder; give the one that it lies in: {tmp_path / 'models'}"
+    (tmp_path / "mine" / "1").mkdir(parents=True)
+    (tmp_path / "mine" / "1" / "model.py").touch()
+    words = told("serve", "--model-repository", "mine", cwd=tmp_path)
+    assert words == f"mine is a model's folder; give the one that it lies in: {tmp_path}"
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http", "metrics"])
@@ -97,19 +91,6 @@ def test_a_picture_that_cannot_be_written_is_told_before_anything_is_measured(
     assert main(["demo", "--url", "127.0.0.1:1", "--picture", picture]) == 1
     expected = f"no picture can be written to {Path(picture)}; --picture FILE names another file\n"
     assert capsys.readouterr() == ("", expected)
-
-
-@pytest.mark.parametrize(
-    ("said", "reason"),
-    [
-        ("WARNING: a\nERROR: why\nERROR: No matching distribution", "ERROR: why"),
-        ("ERROR: Exception:\nTraceback\nOSError: [Errno 28] No space left", "OSError: [Errno 28] No space left"),
-        ("python: No module named pip\n", "python: No module named pip"),
-        ("", "pip said nothing"),
-    ],
-)
-def test_of_what_pip_says_the_line_with_the_reason_is_passed_on(said: str, reason: str) -> None:
-    assert fetching._reason(said) == reason
 
 
 @pytest.mark.parametrize("missing", ["rich", "matplotlib", "skimage"])

@@ -6,14 +6,13 @@ import importlib.util
 import itertools
 import re
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shm_backend_utils.cli.common import server
-from shm_backend_utils.cli.common.server import REPOSITORY, temporary_server
+from shm_backend_utils.cli.common.server import REPOSITORY
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.server import EmbeddedServer
@@ -85,19 +84,3 @@ def test_a_folder_that_takes_no_models_is_told_in_a_line(tmp_path: Path) -> None
     ) as told:
         server.copy_models([REPOSITORY / "identity"], tmp_path / "file" / "models")
     assert "\n" not in str(told.value)
-
-
-def test_a_file_of_a_model_that_is_not_copied_is_told_with_its_reason(tmp_path: Path) -> None:
-    shutil.copytree(REPOSITORY / "identity", tmp_path / "identity")
-    (tmp_path / "identity" / "weights").symlink_to("nowhere")
-    with pytest.raises(MachineError, match="No such file or directory: .*; make room there, or set TMPDIR"):
-        server.copy_models([tmp_path / "identity"], tmp_path / "models")
-
-
-def test_no_folder_for_temporary_files_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-    with (
-        pytest.raises(MachineError, match="^no temporary folder can be made: No such file or directory; make room"),
-        temporary_server("bench"),
-    ):
-        pass

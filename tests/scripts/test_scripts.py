@@ -39,10 +39,6 @@ def test_a_command_starts_the_tool_of_its_name(command: str) -> None:
     assert importlib.util.find_spec(f"{STARTED_FROM[starter]}.{command}") is not None
 
 
-def test_only_two_commands_are_more_than_one_line() -> None:
-    assert {name for name, tools in COMMANDS.items() if not tools} == {"gpu_check", "setup"}
-
-
 class Program:
     """A program that runs, and what it leaves behind."""
 
@@ -225,9 +221,3 @@ def test_a_demo_without_a_server_says_what_to_do(start: Callable[..., Program]) 
     assert (status, out) == (1, "")
     assert "no Triton server answers at grpc://127.0.0.1:1; is it running" in error
     assert "Traceback" not in error
-
-
-def test_a_server_that_there_is_none_of_is_refused_in_one_line() -> None:
-    program = Program("serve", "--server", "9.9.9")
-    expected = "expected nvidia-pytriton's 0.5.0 (Triton 2.41.0) or 0.7.0 (Triton 2.51.0)"
-    assert program.finish() == (1, "", f"there is no server '9.9.9' to install; {expected}\n")

@@ -17,7 +17,6 @@ from scripts.tools.soak.client.models import MODELS, HeldViews, Noise, Said, is_
 from scripts.tools.soak.client.process import Tally
 from scripts.tools.soak.hostile.assault import Answer, HostileReport, Turn
 from scripts.tools.soak.report import Leaks, SoakReport
-from scripts.tools.soak.soak import crashed_in_frontends
 
 pytestmark = pytest.mark.long
 
@@ -61,15 +60,6 @@ def found(seconds: float, done: Sequence[str], cannot: Sequence[str] = ()) -> So
     return SoakReport(1, seconds, 1, dict.fromkeys(cannot, "no reason"), tally, nothing, {}, 0, 0, 0)
 
 
-def test_a_short_soak_sends_checked_requests(report: dict[str, Any]) -> None:
-    assert report["requests"]["total"] > 0
-    assert report["done"]["infer"] > 0
-
-
-def test_a_short_soak_does_harm(report: dict[str, Any]) -> None:
-    assert sum(report["faults"].values()) > 0
-
-
 @pytest.mark.parametrize("what", MUST_BE_ZERO)
 def test_a_short_soak_finds_nothing_that_must_not_be(report: dict[str, Any], what: str) -> None:
     assert report["failures"][what] == 0
@@ -96,28 +86,6 @@ def test_a_soak_fails_by_each_thing_that_must_not_be(group: str) -> None:
     report = found(60, MUST_BE_DONE)
     report.tally.add(group, "something")
     assert not report.is_good
-
-
-def test_an_interrupt_raises_once_and_only_in_the_work_that_it_is_for() -> None:
-    program = """
-import signal
-from scripts.tools.soak.client.kit import Connection
-from scripts.tools.soak.client.workloads.table import Signals
-
-signals, connection, loops = Signals(), Connection("ShmClient", "gRPC", "localhost:1", 1.0), []
-
-def work():
-    while True:
-        loops.append(1)
-
-signals.raise_in(work, signal.SIGUSR1, 0.001, connection)
-assert signals.has_raised and loops
-signals.raise_in(lambda: None, signal.SIGINT, 10.0, connection)
-assert not signals.has_raised
-signal.raise_signal(signal.SIGINT)
-signal.raise_signal(signal.SIGUSR1)
-"""
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60, check=True)
 
 
 def hostile(answers: Sequence[Answer], turns: Sequence[Turn]) -> HostileReport:
@@ -166,26 +134,3 @@ def test_a_view_that_changes_while_it_is_held_is_found() -> None:
     assert views.pass_call() == 0
     changing[3] = 1
     assert views.pass_call() == 1
-
-
-CRASH = """
-I1127 00:21:40.280676 10810 model.py:26] "soak refused"
-Signal (11) received.
- 0# 0x0000563BC651252D in /cache/bin/tritonserver
- 1# 0x00007FC39C45A050 in /lib/x86_64-linux-gnu/libc.so.6
- 2# 0x0000563BC658197E in {file}
- 3# 0x00007FC39C2D44A3 in /lib/x86_64-linux-gnu/libstdc++.so.6
-"""
-
-
-@pytest.mark.parametrize(
-    ("log", "is_tritons"),
-    [
-        (CRASH.format(file="/cache/bin/tritonserver"), True),
-        (CRASH.format(file="TRITONBACKEND_ModelInstanceExecute in /cache/backends/python/libtriton_python.so"), False),
-        ("I1127 00:21:40.280676 10810 model.py:26] 1# nothing in /cache/bin/tritonserver", False),
-        ("", False),
-    ],
-)
-def test_a_crash_in_a_frontend_is_told_apart(log: str, is_tritons: bool) -> None:
-    assert crashed_in_frontends(log) is is_tritons

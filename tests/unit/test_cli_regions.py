@@ -121,12 +121,6 @@ def test_the_table_ends_with_advice_on_what_the_dead_left(dead: Path, capsys: py
     assert dead.exists()
 
 
-@pytest.mark.usefixtures("shared_memory")
-def test_the_table_of_no_regions_is_its_summary(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["regions"]) == 0
-    assert capsys.readouterr().out == "0 regions in /dev/shm, 0 with a dead owner\n"
-
-
 def test_reaping_removes_the_dead_and_keeps_the_living(
     region: ManagedRegion, dead: Path, shared_memory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -157,19 +151,6 @@ def test_a_server_that_does_not_answer_is_reported_and_nothing_reaped(
     why = f"{wrong}: the server's HTTP endpoint, which knows what is registered, does not answer"
     assert (output.err.startswith(why), output.out) == (True, "")
     assert dead.exists()
-
-
-def test_a_server_that_is_no_triton_is_reported(
-    url: str, answer: list[Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    answer.append("a string where a region should be")
-    assert cli.main(["regions", "--url", url]) == 1
-    assert capsys.readouterr().err.startswith(f"{url}: ")
-
-
-def test_where_there_is_no_dev_shm_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regions, "DEV_SHM", tmp_path / "none")
-    assert cli.main(["regions"]) == 0
 
 
 @pytest.mark.parametrize("arguments", [[], ["--json"], ["--reap"]])

@@ -113,17 +113,6 @@ def test_every_process_that_has_it_is_named_once_and_its_holders_keep_it(region:
         assert pid in [holder.pid for holder in memory.holders]
 
 
-def test_what_nobody_holds_is_gone_and_other_memory_is_not_taken_for_it() -> None:
-    region = ManagedRegion.create(100, kind=RegionKind.SEALED)
-    region.close()
-    del region
-    fd = os.memfd_create("somebody's")
-    try:
-        assert find_sealed_memory().found == []
-    finally:
-        os.close(fd)
-
-
 def test_what_is_mapped_alone_is_found_too(region: ManagedRegion, proc: Path) -> None:
     """A result outlives its client's descriptors, and then nobody can be asked about the owner."""
     device = region.segment.identity[0]
@@ -141,18 +130,6 @@ def test_what_is_mapped_alone_is_found_too(region: ManagedRegion, proc: Path) ->
     memory = SealedMemory(inode(region), 4 * mmap.PAGESIZE, holders=[Holder(77, "python3")])
     assert find_sealed_memory().found == [memory]
     assert cli.main(["regions"]) == 0
-
-
-def test_a_file_that_is_called_like_it_is_not_taken_for_it(
-    tmp_path: Path, proc: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with (tmp_path / "file").open("wb") as file:
-        (proc / "77" / "fd").mkdir(parents=True)
-        (proc / "77" / "fd" / "3").symlink_to(f"/proc/self/fd/{file.fileno()}")
-        (proc / "77" / "maps").touch()
-        (proc / "77" / "comm").touch()
-        monkeypatch.setattr(os, "readlink", lambda _: "/memfd:shmbu (deleted)")
-        assert find_sealed_memory().found == []
 
 
 def test_looking_leaves_everything_as_it_is(region: ManagedRegion) -> None:

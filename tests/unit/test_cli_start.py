@@ -17,8 +17,6 @@ from typing import Any
 import pytest
 
 import shm_backend_utils
-from scripts.tools.release import __main__ as release
-from scripts.tools.release.checks import BuildError
 from shm_backend_utils import cli
 from shm_backend_utils.cli.common import server
 from shm_backend_utils.cli.terminal import ENDING, Interrupted, raise_on_signals, undisturbed
@@ -45,18 +43,6 @@ def test_it_tells_its_version() -> None:
     assert found.value == "shm_backend_utils.cli:main"
 
 
-def test_a_copy_that_was_not_installed_tells_it_too(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(_: str) -> str:
-        raise metadata.PackageNotFoundError
-
-    monkeypatch.setattr(metadata, "version", fail)
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["--version"])
-    assert (caught.value.code, capsys.readouterr().out) == (0, f"{DISTRIBUTION} {shm_backend_utils.__version__}\n")
-
-
 @pytest.mark.parametrize("arguments", [[], ["nonsense"]])
 def test_what_is_no_command_is_told_how_to_ask(arguments: list[str]) -> None:
     done = run(*arguments)
@@ -76,10 +62,6 @@ def test_a_command_that_is_gone_is_one_line_about_what_took_its_place(
         "",
         "shm-backend-utils has no old any more: use the new one\n",
     )
-
-
-def test_no_command_is_gone_and_there() -> None:
-    assert not {command.name for command in cli.COMMANDS} & set(cli.GONE)
 
 
 # Output that cannot be written
@@ -217,17 +199,3 @@ def test_what_has_a_server_for_a_while_removes_its_folder_all_the_same(
         pass
     assert len(removed) == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def test_and_so_does_a_release(tmp_path: Path, removed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-
-    def fail(*_: Any) -> Any:
-        raise BuildError("nothing is built")
-
-    monkeypatch.setattr(release, "export", fail)
-    with pytest.raises(Interrupted):
-        release.release(tmp_path, tmp_path / "dist")
-    assert len(removed) == 1
-    assert list((tmp_path / "temporary").iterdir()) == []

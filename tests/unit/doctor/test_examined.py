@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import socket
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -27,7 +25,6 @@ from shm_backend_utils.client.errors import (
 from shm_backend_utils.client.paths.choice import ProbeAnswer
 from shm_backend_utils.client.transports.transport import AsyncTransport, Transport
 from shm_backend_utils.errors import (
-    MachineError,
     ProbedError,
     RegionGoneError,
     RegionRefusedError,
@@ -259,11 +256,6 @@ def test_a_refusal_has_one_meaning(code: str) -> None:
     assert (found.trouble.code, found.model) == (code, "m")
 
 
-def test_a_process_without_memory_says_so() -> None:
-    found = finding_of_refusal(MachineError("no file descriptor is left"), None, "localhost", "m")
-    assert (found.trouble.code, "no file descriptor" in found.found) == ("refused", True)
-
-
 def test_memory_of_dev_shm_may_be_another_users_where_sealed_memory_is_only_gone() -> None:
     found = finding_of_refusal(ProbeAnswer(None, NOT_MINE), ProbeAnswer(None, GONE), "localhost", "m")
     assert found.trouble.code == "other-user"
@@ -358,31 +350,10 @@ def test_gpus_are_compared(case: str) -> None:
     assert codes_of(model_checks.findings_on_gpus(config("m"), client, report, HERE)) == expected
 
 
-def test_a_client_without_the_device_of_a_driver_loads_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.setattr(model_checks, "_DEVICE", tmp_path / "none")
-    assert model_checks.find_client_gpus()[:2] == ((), "")
-
-
-def test_which_namespaces_differ_is_told() -> None:
-    assert model_checks._apart({"namespaces": {**HERE["namespaces"], "net": 1}}, HERE) == "other namespaces: net"
-    assert model_checks._apart({}, HERE) == "the namespaces are the same"
-
-
 @pytest.mark.parametrize("url", ["", "http://", "localhost:none", "ftp://localhost:1", "localhost:8001/path", "a b"])
 def test_a_url_that_is_none(url: str) -> None:
     found = [each.trouble.code for each in examine(url).findings]
     assert {"bad-url", "unknown-host"} & set(found)
-
-
-def test_a_server_that_hangs_is_waited_for_a_bounded_time() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        for protocol in ("http", "grpc"):
-            begin = time.process_time()
-            found = [
-                each.trouble.code for each in examine(f"{protocol}://127.0.0.1:{silent.getsockname()[1]}").findings
-            ]
-            assert {"no-answer", "wrong-port", "server-not-reachable"} & set(found)
-            assert time.process_time() - begin < 5
 
 
 def test_a_folder_needs_no_url(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:

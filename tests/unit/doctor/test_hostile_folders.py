@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from shm_backend_utils.cli.doctor import as_text, folder_checks
+from shm_backend_utils.cli.doctor import as_text
 from shm_backend_utils.cli.doctor.checkup import Checkup
 from shm_backend_utils.cli.doctor.folder_checks import findings_in_folder
 from tests.unit.doctor.test_folder import model as model  # noqa: PLC0414  # a fixture
@@ -36,13 +34,6 @@ def test_what_is_no_module_is_not_imported(make: Callable[[Path], None], model: 
     assert codes(model) == set()
 
 
-@pytest.mark.parametrize("make", [pipe, device, huge, Path.mkdir], ids=lambda make: make.__name__)
-def test_a_copy_without_a_file_of_its_version(make: Callable[[Path], None], model: Path) -> None:
-    (model / "1" / "shm_backend_utils").mkdir()
-    make(model / "1" / "shm_backend_utils" / "__init__.py")
-    assert codes(model) == {"other-copy"}
-
-
 OVERFLOWS: Final = pytest.param(
     "a" + ".b" * 300_000,
     marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10's own parser dies of it"),
@@ -54,39 +45,6 @@ def test_code_that_no_parser_likes(code: str, model: Path) -> None:
     (model / "1" / "model.py").write_text(code)
     (found,) = [each for each in findings_in_folder(model) if each.trouble.code == "code-does-not-parse"]
     assert not found.found.endswith(": ")
-
-
-def test_a_call_at_the_end_of_a_long_chain(model: Path) -> None:
-    """Of which Python's own printer of syntax trees makes a RecursionError."""
-    chain = "".join(f".a{number}" for number in range(700))
-    with (model / "1" / "model.py").open("a") as file:
-        file.write(f"\nclass Other:\n    def execute(self, requests):\n        self{chain}.serve(requests)\n")
-    (found,) = [each for each in findings_in_folder(model) if each.trouble.code == "not-returned"]
-    assert found.found.endswith(" returns")
-
-
-def test_a_copy_that_may_not_be_read_beside_a_configuration_that_cannot(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(file: Path) -> bytes:
-        raise PermissionError(errno.EACCES, "Permission denied", str(file))
-
-    (model / "config.pbtxt").write_text("garbage {")
-    (model / "1" / "shm_backend_utils").mkdir()
-    monkeypatch.setattr(folder_checks, "read_source", refuse)
-    other = model.parent / "n"
-    other.mkdir()
-    (other / "config.pbtxt").write_text("garbage {")
-    expected = {("m", "config-not-read"), ("m", "unreadable"), ("n", "config-not-read")}
-    assert expected <= {(each.model, each.trouble.code) for each in findings_in_folder(model.parent)}
-
-
-def test_a_working_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
-    assert codes(Path("model")) == {"unreadable"}
 
 
 def test_code_is_not_run(model: Path, tmp_path: Path) -> None:
@@ -122,12 +80,3 @@ def test_a_configuration_that_no_parser_likes(line: str, model: Path) -> None:
     checkup.conclude(findings_in_folder(model), "nothing")
     assert checkup.exit_status == 1
     assert len(as_text(checkup)) < 10_000
-
-
-def test_a_name_that_is_no_text(tmp_path: Path, model: Path) -> None:
-    named = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\x1b"))
-    model.rename(named)
-    (named / "1" / "model.py").unlink()
-    checkup = Checkup()
-    checkup.conclude(findings_in_folder(named), "nothing")
-    assert as_text(checkup).encode()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.testing.faults.at_hand import Late
-from shm_backend_utils.testing.faults.system_calls import CALLS, INTERRUPT, Failing, Fault
+from shm_backend_utils.testing.faults.system_calls import INTERRUPT, Failing, Fault
 from shm_backend_utils.testing.harness import ModelHarness
 from shm_backend_utils.testing.leak_probe import ShmLeakProbe
 from tests.e2e.eventually import eventually
@@ -152,14 +151,6 @@ def late() -> Iterator[Late]:
         yield Late(harness, AT_ONCE)
 
 
-def test_a_thread_gets_the_answer_or_the_deadline_is_over(late: Late) -> None:
-    with ShmClient(late, timeout_s=LONG_S) as client:
-        assert client.infer("identity", {"INPUT0": X})["OUTPUT0"].tolist() == X.tolist()
-        late.seconds = NEVER
-        with pytest.raises(DeadlineExceededError):
-            client.infer("identity", {"INPUT0": X}, timeout_s=SHORT_S)
-
-
 def test_a_task_gets_the_answer_or_the_deadline_is_over(late: Late) -> None:
     async def call() -> None:
         async with AsyncShmClient(late, timeout_s=LONG_S) as client:
@@ -181,26 +172,3 @@ def test_a_stream_goes_on_or_its_patience_is_over() -> None:
             late.seconds = NEVER
             with pytest.raises(DeadlineExceededError):
                 list(client.stream("frames", {"IMAGE": image}, timeout_s=SHORT_S))
-
-
-@pytest.mark.parametrize("call", CALLS)
-def test_faults_that_were_made_before_either_happens_leave_nothing_behind(call: str) -> None:
-    module, name = CALLS[call]
-    real = getattr(module, name)
-    outer, inner = (Failing(Fault(call, 0, errno.EIO)) for _ in range(2))
-    with outer:
-        failing = getattr(module, name)
-        with inner:
-            assert getattr(module, name) is not failing
-        assert getattr(module, name) is failing
-    assert getattr(module, name) is real
-
-
-def test_both_of_two_faults_happen() -> None:
-    first, second = Failing(Fault("fstat", 0, errno.EIO)), Failing(Fault("fstat", 0, errno.EPERM))
-    with first, second:
-        for error in (errno.EPERM, errno.EIO, errno.EBADF):
-            with pytest.raises(OSError, match=os.strerror(error)):
-                os.fstat(-1)
-    assert first.has_happened
-    assert second.has_happened
