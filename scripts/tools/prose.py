@@ -25,7 +25,7 @@ HABITS: Final = {
     "'who' for anybody": Habit(
         r"(?:^|[.;:,|(] ?|\b(?:and|as|by|for|from|if|of|or|than|to) )who(?:ever)?\b(?![^.!?]*\?)", 1, 18
     ),
-    "'there is none'": Habit(r"\bthere (?:is|are) (?:none|nobody|nothing|no)\b|\b(?:nobody|somebody)\b", 11, 108),
+    "'there is none'": Habit(r"\bthere (?:is|are) (?:none|nobody|nothing|no)\b|\b(?:nobody|somebody)\b", 11, 107),
     "'one's' and 'is told'": Habit(r"\bone's\b|\b(?:is|are|was) told\b|\bas ever\b|\blikewise\b", 0, 13),
     "nicknames": Habit(r"\b(?:desk|office|annex|bury|buried|forsake|patience|trial)s?\b", 1, 1),
     "a sentence over 35 words": Habit(r"(?:\S+ ){35}\S+", 7, 46),

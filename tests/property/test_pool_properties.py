@@ -26,7 +26,7 @@ needs = st.builds(
     Need,
     st.integers(0, 7 * PAGE_SIZE),
     slot_count=st.sampled_from([1, 1, 1, 2]),
-    record_byte_size=st.just(PAGE_SIZE),
+    record_byte_size=st.sampled_from([PAGE_SIZE, PAGE_SIZE, 2 * PAGE_SIZE]),
     group=st.sampled_from(["direct", "direct", "triton-shm"]),
     kind=st.sampled_from([RegionKind.SYSTEM, RegionKind.SYSTEM, RegionKind.SEALED]),
 )
@@ -53,6 +53,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.holdings: list[Holding] = []
         self.tickets: list[Ticket] = []
         self.leases: list[tuple[ManagedRegion, SlotRegion]] = []
+        self.kinds: dict[str, object] = {}
         self.is_closed = False
 
     def teardown(self) -> None:
@@ -67,6 +68,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert region.capacity >= need.byte_size
         assert len(region.slots) == need.slot_count
         assert memory.nbytes == region.byte_size
+        assert self.kinds.setdefault(region.key, need[1:]) == need[1:], "of another kind"
         holding = Holding(need, region, memory)
         self.holdings.append(holding)
         return holding
@@ -88,7 +90,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert self.is_closed
             return multiple()
         except BudgetError:
-            assert need.byte_size + data_offset(need.slot_count, PAGE_SIZE) > BUDGET - PAGE_SIZE
+            assert need.byte_size + data_offset(need.slot_count, need.record_byte_size) > BUDGET - PAGE_SIZE
             return multiple()
         self.tickets.append(ticket)
         return ticket

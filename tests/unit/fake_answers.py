@@ -30,10 +30,6 @@ def _config(server: FakeServer, request: Any) -> Any:
     return answer
 
 
-def _metadata(kind: Any) -> Callable[[FakeServer, Any], Any]:
-    return lambda server, request: json_format.ParseDict(server.metadata(getattr(request, "name", "")), kind())
-
-
 def _load(server: FakeServer, request: Any) -> Any:
     server.loads.append((request.model_name, values_of(request.parameters)))
     return service_pb2.RepositoryModelLoadResponse()
@@ -51,13 +47,10 @@ def _index(server: FakeServer) -> list[dict[str, str]]:
 GRPC_ANSWERS: Final[Mapping[str, Callable[[FakeServer, Any], Any]]] = {
     "ServerLive": lambda server, _: service_pb2.ServerLiveResponse(live=server.is_live),
     "ServerReady": lambda server, _: service_pb2.ServerReadyResponse(ready=server.is_ready),
-    "ServerMetadata": _metadata(service_pb2.ServerMetadataResponse),
+    "ServerMetadata": lambda server, _: service_pb2.ServerMetadataResponse(**server.metadata("")),
+    "ModelMetadata": lambda server, request: service_pb2.ModelMetadataResponse(**server.metadata(request.name)),
     "ModelReady": lambda server, request: service_pb2.ModelReadyResponse(ready=bool(server.config(request.name))),
-    "ModelMetadata": _metadata(service_pb2.ModelMetadataResponse),
     "ModelConfig": _config,
-    "ModelStatistics": lambda server, request: json_format.ParseDict(
-        server.statistics(request.name), service_pb2.ModelStatisticsResponse()
-    ),
     "RepositoryIndex": lambda server, _: json_format.ParseDict(
         {"models": _index(server)}, service_pb2.RepositoryIndexResponse()
     ),
@@ -97,10 +90,6 @@ def http_answer(server: FakeServer, message: HttpMessage) -> Answer:
 
 def _of_models(server: FakeServer, parts: list[str]) -> Answer:
     match [unquote(part) for part in parts]:
-        case ["stats"]:
-            return _json(server.statistics(""))
-        case [name, *_, "stats"]:
-            return _json(server.statistics(name))
         case [name, *_, "ready"]:
             server.config(name)
             return _EMPTY

@@ -38,26 +38,15 @@ Compute = Callable[["Order", Arrays], Any]
 
 @dataclass
 class Order:
-    """A request as it came over the wire.
-
-    Attributes
-    ----------
-    model : str
-    version : str
-    parameters : dict
-        In Python's types.
-    headers : dict
-    inputs : dict
-        Arrays that travelled, or ``(key, offset, byte_size, dtype, shape)`` of registered memory.
-    outputs : dict or None
-        Those wanted, with their place in registered memory; None for all.
-    """
+    """A request as it came over the wire."""
 
     model: str
     version: str = ""
-    parameters: dict[str, Any] = field(default_factory=dict)
+    parameters: dict[str, Any] = field(default_factory=dict)  # in Python's types
     headers: dict[str, str] = field(default_factory=dict)
+    # Arrays that travelled, or (key, offset, byte_size, dtype, shape) of registered memory.
     inputs: dict[str, Any] = field(default_factory=dict)
+    # Those wanted, with their place in registered memory; None for all.
     outputs: dict[str, tuple[str, int, int] | None] | None = None
 
 
@@ -84,35 +73,13 @@ def config(name: str, *, dims: str = "-1", dtype: str = "TYPE_FP32", count: int 
 
 
 class FakeServer:
-    """A server with some models.
-
-    Parameters
-    ----------
-    *configs : dict
-        The models' configurations. They may be changed in :attr:`configs` while it runs.
-    compute : callable, optional
-        Takes the order and the inputs, returns the outputs; by default :func:`doubled`.
-
-    Attributes
-    ----------
-    orders : list of Order
-        Every request for inference so far.
-    before : callable
-        Called with each order before anything is looked at; may raise, or wait.
-    after : callable
-        Called with each order before it is answered, when everything is written.
-    is_live, is_ready : bool
-        What it says of itself.
-    loads : list of (str, dict)
-        Models that were to be loaded, with the parameters of that.
-    unloads : list of (str, bool)
-        Models that were to be unloaded, and whether with their dependents.
-    """
+    """A server with some models, by their configurations; each computes its outputs by one function."""
 
     def __init__(self, *configs: dict[str, Any], compute: Compute = doubled) -> None:
-        self.configs = {each["name"]: each for each in configs}
+        self.configs = {each["name"]: each for each in configs}  # which a test may change
         self.compute = compute
-        self.orders: list[Order] = []
+        self.orders: list[Order] = []  # every request for inference so far
+        # Called with each order: before anything is looked at, when it may raise or wait; and when all is written.
         self.before: Callable[[Order], None] = lambda order: None
         self.after: Callable[[Order], None] = lambda order: None
         self.registered: dict[str, SystemSegment] = {}
@@ -120,9 +87,9 @@ class FakeServer:
         self._process = os.getpid()
         self._lock = threading.Lock()
         self.frame_limit_s = 5.0
-        self.is_live = self.is_ready = True
-        self.loads: list[tuple[str, dict[str, Any]]] = []
-        self.unloads: list[tuple[str, bool]] = []
+        self.is_live = self.is_ready = True  # as it says itself
+        self.loads: list[tuple[str, dict[str, Any]]] = []  # models that were to be loaded, and by which parameters
+        self.unloads: list[tuple[str, bool]] = []  # those to be unloaded, and whether with their dependents
 
     def config(self, name: str) -> dict[str, Any]:
         """Return a model's configuration."""
@@ -131,24 +98,10 @@ class FakeServer:
         return self.configs[name]
 
     def metadata(self, name: str) -> dict[str, Any]:
-        """Return what it says of a model, or of itself if the name is empty."""
+        """Return what it says of a model's versions, or of itself if the name is empty."""
         if not name:
             return {"name": "fake", "version": "1.0", "extensions": ["model_repository"]}
-        described = self.config(name)
-        tensors = {
-            f"{kind}s": [
-                {"name": each["name"], "datatype": each["data_type"][5:], "shape": [int(size) for size in each["dims"]]}
-                for each in described[kind]
-            ]
-            for kind in ("input", "output")
-        }
-        return {"name": name, "versions": ["1"], "platform": "python", **tensors}
-
-    def statistics(self, name: str) -> dict[str, Any]:
-        """Return how often a model, or each, was called."""
-        names = [self.config(name)["name"]] if name else list(self.configs)
-        counts = {each: sum(order.model == each for order in self.orders) for each in names}
-        return {"model_stats": [{"name": each, "inference_count": count} for each, count in counts.items()]}
+        return {"name": self.config(name)["name"], "versions": ["1"]}
 
     def register(self, name: str, key: str, byte_size: int) -> None:
         """Map shared memory under a name."""

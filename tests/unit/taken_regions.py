@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final
 
@@ -11,10 +12,11 @@ import numpy.typing as npt
 from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
-from shm_backend_utils.origin import Origin
 from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
 
-__all__ = ["REGION", "Memory", "is_there", "take", "used"]
+__all__ = ["REGION", "SHM", "Memory", "is_there", "own_files", "take", "used"]
+
+SHM: Final = Path("/dev/shm")
 
 REGION: Final = data_offset(1, PAGE_SIZE) + PAGE_SIZE
 """What the smallest region takes of the budget."""
@@ -22,9 +24,11 @@ REGION: Final = data_offset(1, PAGE_SIZE) + PAGE_SIZE
 Memory = npt.NDArray[np.uint8]
 
 
-def take(pool: SlotPool, byte_size: int = 1, slot_count: int = 1, group: str = "direct") -> tuple[SlotRegion, Memory]:
+def take(
+    pool: SlotPool, byte_size: int = 1, slot_count: int = 1, group: str = "direct", holder: object = "take"
+) -> tuple[SlotRegion, Memory]:
     """Take a region that there is room for, as a call does."""
-    ticket = pool.request(Need(byte_size, slot_count, group=group), Origin.here("take"))
+    ticket = pool.request(Need(byte_size, slot_count, group=group), holder)
     assert ticket.granted.done()
     return pool.redeem(ticket)
 
@@ -37,4 +41,9 @@ def used(pool: SlotPool, byte_size: int = 1, slot_count: int = 1, group: str = "
 
 def is_there(region: SlotRegion) -> bool:
     """Return whether the region has a name in /dev/shm."""
-    return (Path("/dev/shm") / region.key).exists()
+    return (SHM / region.key).exists()
+
+
+def own_files() -> set[Path]:
+    """Return the regions of this process that have a name."""
+    return set(SHM.glob(f"shmbu-{os.getpid()}-*"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import threading
@@ -14,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import DeadlineExceededError, InferenceError, ServerUnavailableError, ShmClient
-from shm_backend_utils.client.errors import ConnectionLostError, deadline_exceeded, translated
+from shm_backend_utils.client import InferenceError, ServerUnavailableError, ShmClient
+from shm_backend_utils.client.errors import ConnectionLostError, translated
 from shm_backend_utils.client.paths.call import is_answer
 from shm_backend_utils.client.transports.http.codec import Answer
 from shm_backend_utils.errors import PeerError, SlotInUseError, StaleRequestError
@@ -23,7 +22,7 @@ from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAME
 from shm_backend_utils.protocol.refusals import refusal
 from tests.opened import open_region
 from tests.unit.fake_server import Arrays, FakeServer, Order, config
-from tests.unit.fake_wires import async_client_of, client_of
+from tests.unit.fake_wires import client_of
 
 X = np.arange(6, dtype=np.float32)
 LONG_S = 10.0
@@ -56,18 +55,6 @@ def test_a_proxys_answer_over_grpc_says_nothing_of_the_request(text: str) -> Non
     error = translated("StatusCode.UNAVAILABLE", text, "grpc://localhost")
     assert isinstance(error, ServerUnavailableError)
     assert is_answer(translated("StatusCode.UNAVAILABLE", "Request for unknown model: 'm' is not ready", "there"))
-
-
-def test_a_request_that_got_no_answer_may_still_begin(server: FakeServer) -> None:
-    def lose(_: Order) -> None:
-        raise deadline_exceeded()
-
-    server.before = lose
-    with client_of(server) as client, client.prepare("m", {"IN0": (X.shape, X.dtype)}) as call:
-        with pytest.raises(DeadlineExceededError):
-            call.infer()
-        errors = [InferenceError("it is refused"), deadline_exceeded()]
-        assert [call._call.did_not_start(error) for error in errors] == [True, False]
 
 
 def test_memory_of_a_request_that_a_gateway_gave_up_is_not_used_again(
@@ -116,21 +103,6 @@ def test_an_output_that_the_model_has_no_more_is_missed_once(server: FakeServer)
         assert outcomes(client, IN0=X, IN1=X) == ["PeerError", "direct"]
 
 
-def test_a_model_that_uses_no_slots_any_more_is_noticed_by_one_call(
-    monkeypatch: pytest.MonkeyPatch, server: FakeServer
-) -> None:
-    in_slot = FakeServer._in_slot
-
-    def ignore(self: FakeServer, order: Order) -> Arrays:
-        return {"OUT0": X} if not self.configs["m"]["parameters"] else in_slot(self, order)
-
-    monkeypatch.setattr(FakeServer, "_in_slot", ignore)
-    with client_of(server, inline_bytes=0) as client:
-        client.infer("m", {"IN0": X})
-        server.configs["m"] = config("m", dims="6", parameters={})
-        assert outcomes(client, IN0=X) == ["PeerError", "triton-shm"]
-
-
 def test_a_stream_may_end_in_the_garbage_collector_wherever_that_runs() -> None:
     def frames(order: Order, inputs: Arrays) -> Any:
         return ({"OUT0": inputs["IN0"]} for _ in range(5))
@@ -175,15 +147,7 @@ def test_a_call_whose_slot_is_busy_is_sent_again_in_other_memory(server: FakeSer
 SHAPES = {"IN0": ((6,), np.float32)}
 
 
-async def infer_prepared(server: FakeServer, **named: float) -> np.ndarray[Any, Any]:
-    async with async_client_of(server) as client:
-        with await client.prepare("m", SHAPES) as call:
-            call.inputs["IN0"][...] = X
-            array: np.ndarray[Any, Any] = (await call.infer(**named))["OUT0"].copy()
-            return array
-
-
-def infer_prepared_blocking(server: FakeServer, **named: float) -> np.ndarray[Any, Any]:
+def infer_prepared(server: FakeServer, **named: float) -> np.ndarray[Any, Any]:
     with client_of(server) as client, client.prepare("m", SHAPES) as call:
         call.inputs["IN0"][...] = X
         array: np.ndarray[Any, Any] = call.infer(**named)["OUT0"].copy()
@@ -195,28 +159,15 @@ def infer(server: FakeServer) -> None:
         client.infer("m", {"IN0": X})
 
 
-PREPARED = {
-    "blocking": infer_prepared_blocking,
-    "async": lambda server, **named: asyncio.run(infer_prepared(server, **named)),
-}
-both_clients = pytest.mark.parametrize("infer", PREPARED.values(), ids=list(PREPARED))
-
-
-@both_clients
-def test_a_prepared_call_whose_slot_is_busy_is_sent_again_in_its_own_memory(
-    server: FakeServer, infer: Callable[..., np.ndarray[Any, Any]]
-) -> None:
+def test_a_prepared_call_whose_slot_is_busy_is_sent_again_in_its_own_memory(server: FakeServer) -> None:
     server.before = lambda order: busy(order) if len(server.orders) < 3 else None
-    np.testing.assert_array_equal(infer(server), 2 * X)
+    np.testing.assert_array_equal(infer_prepared(server), 2 * X)
     assert len({order.parameters[SLOT_PARAMETER] for order in server.orders}) == 1
     generations = [order.parameters[GENERATION_PARAMETER] for order in server.orders]
     assert len(set(generations)) == 3, "each is executed once at the most"
 
 
-@both_clients
-def test_a_prepared_call_whose_slot_is_held_for_long_says_what_the_server_said(
-    server: FakeServer, infer: Callable[..., np.ndarray[Any, Any]]
-) -> None:
+def test_a_prepared_call_whose_slot_is_held_for_long_says_what_the_server_said(server: FakeServer) -> None:
     with contextlib.ExitStack() as stack:
 
         def hold_and_refuse(order: Order) -> None:
@@ -230,7 +181,7 @@ def test_a_prepared_call_whose_slot_is_held_for_long_says_what_the_server_said(
 
         server.before = hold_and_refuse
         with pytest.raises(InferenceError, match="shm:busy: "):
-            infer(server)
+            infer_prepared(server)
     assert len(server.orders) == 1
 
 
@@ -256,7 +207,7 @@ ENDS: list[tuple[Callable[[Order], None], dict[str, float], int]] = [
 
 @pytest.mark.parametrize(
     ("infer", "before", "named", "count"),
-    [(each, *end) for each in PREPARED.values() for end in ENDS] + [(infer, *end) for end in ENDS[:2]],
+    [(infer_prepared, *end) for end in ENDS] + [(infer, *end) for end in ENDS[:2]],
 )
 def test_a_call_is_not_sent_again_for_ever_too_late_or_when_it_has_begun(
     server: FakeServer, infer: Callable[..., object], before: Callable[[Order], None], named: Any, count: int
@@ -267,7 +218,7 @@ def test_a_call_is_not_sent_again_for_ever_too_late_or_when_it_has_begun(
     assert len(server.orders) == count
 
 
-@pytest.mark.parametrize("infer", [*PREPARED.values(), infer])
+@pytest.mark.parametrize("infer", [infer_prepared, infer])
 @pytest.mark.parametrize("said", ["the model has no time", refusal(StaleRequestError("the client has given it up"))])
 def test_a_call_is_not_sent_again_for_another_refusal(
     server: FakeServer, infer: Callable[..., object], said: str

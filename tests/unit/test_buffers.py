@@ -181,21 +181,7 @@ def test_a_region_that_grows_is_its_calls_until_then_even_if_that_was_cancelled(
         assert pool.status.idle == 1
 
 
-def test_a_region_that_others_share_does_not_grow(pool: SlotPool) -> None:
-    region, memory = pool.redeem(pool.request(NEED, "a test"))
-    assert not pool.grow(region, region.data_end + 1)
-    del memory
-
-
 # Regions at once, or not at all
-
-
-def test_a_region_is_there_at_once_while_there_is_room(pool: SlotPool) -> None:
-    ticket = pool.request_at_once(Need(2**14), "a test")
-    assert ticket is not None
-    region, memory = pool.redeem(ticket)
-    assert memory.nbytes == region.byte_size
-    del memory
 
 
 def test_who_cannot_have_one_at_once_is_in_nobodys_way(pool: SlotPool, caplog: pytest.LogCaptureFixture) -> None:

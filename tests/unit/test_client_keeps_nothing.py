@@ -33,7 +33,6 @@ from shm_backend_utils.errors import (
     ClosedError,
     PeerError,
     RegionGoneError,
-    SlotInDoubtError,
     SlotInUseError,
 )
 from shm_backend_utils.memory.pool.slot import Slot
@@ -69,30 +68,6 @@ def raising(error: BaseException) -> Callable[..., Any]:
     return fail
 
 
-def fail_before(server: FakeServer, patch: pytest.MonkeyPatch, error: BaseException) -> None:
-    server.before = raising(error)
-
-
-def fail_after(server: FakeServer, patch: pytest.MonkeyPatch, error: BaseException) -> None:
-    server.after = raising(error)
-
-
-def fail_in_model(server: FakeServer, patch: pytest.MonkeyPatch, error: BaseException) -> None:
-    server.compute = raising(InferenceError(str(error)))
-
-
-def fail_copying(server: FakeServer, patch: pytest.MonkeyPatch, error: BaseException) -> None:
-    patch.setattr(np, "copyto", raising(error))
-
-
-def fail_beginning(server: FakeServer, patch: pytest.MonkeyPatch, error: BaseException) -> None:
-    patch.setattr(Slot, "begin", raising(error))
-
-
-def fail_reading(server: FakeServer, patch: pytest.MonkeyPatch, error: BaseException) -> None:
-    patch.setattr(results, "decode", raising(error))
-
-
 def fail_making_arrays(server: FakeServer, patch: pytest.MonkeyPatch, error: BaseException) -> None:
     def broken(places: Any, memory: Any, *_: Any, **__: Any) -> Result:
         kept = memory[10:]
@@ -101,20 +76,17 @@ def fail_making_arrays(server: FakeServer, patch: pytest.MonkeyPatch, error: Bas
     patch.setattr(direct, "result_of", broken)
 
 
-def misses_an_output(server: FakeServer, patch: pytest.MonkeyPatch, error: BaseException) -> None:
-    server.compute = lambda order, inputs: {}
-
-
-FAILURES = [
-    fail_before,
-    fail_after,
-    fail_in_model,
-    fail_copying,
-    fail_beginning,
-    fail_reading,
-    fail_making_arrays,
-    misses_an_output,
-]
+Failure = Callable[[FakeServer, pytest.MonkeyPatch, BaseException], None]
+FAILURES: dict[str, Failure] = {
+    "before": lambda server, patch, error: setattr(server, "before", raising(error)),
+    "after": lambda server, patch, error: setattr(server, "after", raising(error)),
+    "in the model": lambda server, patch, error: setattr(server, "compute", raising(InferenceError(str(error)))),
+    "copying": lambda server, patch, error: patch.setattr(np, "copyto", raising(error)),
+    "beginning": lambda server, patch, error: patch.setattr(Slot, "begin", raising(error)),
+    "reading": lambda server, patch, error: patch.setattr(results, "decode", raising(error)),
+    "making arrays": fail_making_arrays,
+    "an output is missing": lambda server, patch, error: setattr(server, "compute", lambda order, inputs: {}),
+}
 ERRORS = [
     InferenceError("no", "StatusCode.INTERNAL"),
     DeadlineExceededError("late"),
@@ -128,43 +100,37 @@ def infer(client: ShmClient) -> None:
     client.infer("m", {"IN0": X})
 
 
-def submit(client: ShmClient) -> None:
-    client.submit("m", {"IN0": X}).result(LONG_S)
-
-
-def split(client: ShmClient) -> None:
-    client.infer("batches", {"IN0": np.ones((10, 3), np.float32)}, split=True)
-
-
 def prepare(client: ShmClient) -> None:
     with client.prepare("m", {"IN0": ((6,), np.float32)}) as call:
         call.infer()
 
 
-def registered(client: ShmClient) -> None:
-    client.infer("m", {"IN0": X}, path="triton-shm")
-
-
-CALLS = [infer, submit, split, prepare, registered]
-CASES = [(infer, fail, error) for fail in FAILURES for error in ERRORS]
+CALLS: dict[str, Callable[[ShmClient], object]] = {
+    "infer": infer,
+    "submit": lambda client: client.submit("m", {"IN0": X}).result(LONG_S),
+    "split": lambda client: client.infer("batches", {"IN0": np.ones((10, 3), np.float32)}, split=True),
+    "prepare": prepare,
+    "registered": lambda client: client.infer("m", {"IN0": X}, path="triton-shm"),
+}
+CASES = [("infer", where, error) for where in FAILURES for error in ERRORS]
 CASES += [
-    (call, fail, ERRORS[(row + column) % len(ERRORS)])
-    for row, call in enumerate(CALLS[1:])
-    for column, fail in enumerate(FAILURES)
+    (call, where, ERRORS[(row + column) % len(ERRORS)])
+    for row, call in enumerate(["submit", "split", "prepare", "registered"])
+    for column, where in enumerate(FAILURES)
 ]
 
 
-@pytest.mark.parametrize(("call", "fail", "error"), CASES, ids=lambda each: getattr(each, "__name__", repr(each)))
+@pytest.mark.parametrize(("call", "where", "error"), CASES, ids=repr)
 def test_an_error_that_somebody_keeps_keeps_no_slot(
-    client: ShmClient, server: FakeServer, fail: Any, error: BaseException, call: Any
+    client: ShmClient, server: FakeServer, call: str, where: str, error: BaseException
 ) -> None:
     gc.disable()
     kept = None
     try:
         with pytest.MonkeyPatch.context() as patch:
-            fail(server, patch, error)
+            FAILURES[where](server, patch, error)
             try:
-                call(client)
+                CALLS[call](client)
             except BaseException as raised:
                 kept = raised
         server.before = server.after = lambda order: None
@@ -175,12 +141,12 @@ def test_an_error_that_somebody_keeps_keeps_no_slot(
         gc.enable()
 
 
-@pytest.mark.parametrize("fail", [fail_reading, fail_making_arrays], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("where", ["reading", "making arrays"])
 def test_an_error_of_a_stream_that_somebody_keeps_keeps_no_slot(
-    client: ShmClient, server: FakeServer, monkeypatch: pytest.MonkeyPatch, fail: Any
+    client: ShmClient, server: FakeServer, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     server.compute = lambda order, inputs: ({"OUT0": inputs["IN0"] * factor} for factor in range(3))
-    fail(server, monkeypatch, PeerError("odd"))
+    FAILURES[where](server, monkeypatch, PeerError("odd"))
     monkeypatch.setattr(streams, "result_of", direct.result_of)
     with pytest.raises(PeerError) as kept:
         list(client.stream("stream", {"IN0": X}))
@@ -203,15 +169,6 @@ def test_a_stream_that_is_closed_twice_leaves_the_next_one_alone_that_has_its_sl
         closed.close()
     assert (slot.generation, slot.state) == (before, "sent")
     next_one.close()
-
-
-@pytest.mark.parametrize(("outputs", "count"), [(None, 8), ({"OUT0": 2**20}, 8), ({"OUT0": 2**22}, 4)])
-def test_a_ring_has_more_places_if_they_are_small(client: ShmClient, outputs: Any, count: int) -> None:
-    core, settings = client._open_core(), client._settings.of_call("stream", "stream", "direct", None, {})
-    call = client._driver.run(open_stream(core, settings, {"IN0": X}, outputs, None, 30)).call
-    assert isinstance(call, DirectStream)
-    assert len(call._frames) == count
-    call.close()
 
 
 def test_a_stream_that_is_let_go_of_gives_its_memory_back(client: ShmClient, server: FakeServer) -> None:
@@ -272,21 +229,6 @@ def test_a_prepared_call_that_two_threads_use_at_once_says_so(client: ShmClient,
         np.testing.assert_array_equal(call.infer()["OUT0"], 2 * X)
 
 
-def test_a_prepared_call_without_an_answer_waits_for_its_slot(client: ShmClient, server: FakeServer) -> None:
-    with client.prepare("m", {"IN0": ((6,), np.float32)}) as call:
-        call.inputs["IN0"][:] = X
-        lease = call._call.region._region.lease(0)  # type: ignore[attr-defined]
-        server.before = raising(DeadlineExceededError("late"))
-        with pytest.raises(DeadlineExceededError):
-            call.infer()
-        server.before = lambda _: None
-        assert lease.take()  # as a model that has begun after all
-        with pytest.raises(SlotInDoubtError):
-            call.infer()
-        lease.give_back()
-        np.testing.assert_array_equal(call.infer()["OUT0"], 2 * X)
-
-
 def test_a_call_that_is_made_again_holds_nothing_of_its_attempts(client: ShmClient, server: FakeServer) -> None:
     held: list[int] = []
 
@@ -344,24 +286,6 @@ def test_a_submitted_call_that_waits_for_a_thread_keeps_no_array_of_the_users(
     concurrent.futures.wait(first, LONG_S)
 
 
-def test_memory_that_the_model_cannot_open_is_replaced_once_and_not_used_again(
-    client: ShmClient, server: FakeServer
-) -> None:
-    refused: list[Order] = []
-
-    def refuse_once(order: Order) -> None:
-        if not refused:
-            refused.append(order)
-            raise InferenceError(refusal(RegionGoneError("the region")))
-
-    server.before = refuse_once
-    np.testing.assert_array_equal(client.infer("m", {"IN0": X})["OUT0"], 2 * X)
-    assert server.orders[-1].parameters["shm_slot"] != refused[0].parameters["shm_slot"]
-    assert (client.stats().retries, client.stats().slots_held) == (1, 0)
-    key = refused[0].parameters["shm_slot"].split("/")[2]
-    assert not (Path("/dev/shm") / key).exists()
-
-
 def test_a_request_that_has_begun_is_not_sent_again(client: ShmClient, server: FakeServer) -> None:
     before = len(server.orders)
     server.after = raising(InferenceError(refusal(RegionGoneError("the region"))))
@@ -381,6 +305,7 @@ def test_a_client_that_is_closed_says_so_at_every_entry(client: ShmClient) -> No
         lambda: client.prepare("m", {"IN0": ((6,), np.float32)}),
         lambda: list(client.stream("m", {"IN0": X})),
         lambda: client.explain("m"),
+        client.is_server_live,
         client.stats,
         call.infer,
     ):
@@ -465,12 +390,3 @@ def test_a_client_is_garbage(server: FakeServer, is_closed: bool) -> None:
         warnings.simplefilter("ignore", ResourceWarning)  # tests/unit/test_unclosed.py
         parts = used(server, "direct", "triton-shm", "inline", is_closed=is_closed)
         assert eventually(lambda: all(part() is None for part in parts)), [part() for part in parts]
-
-
-def test_results_of_a_client_that_is_garbage_stay_valid(server: FakeServer) -> None:
-    with client_of(server) as client:
-        result = client.infer("m", {"IN0": X})["OUT0"]
-        core = weakref.ref(client._core)
-    del client
-    assert eventually(lambda: core() is None)
-    np.testing.assert_array_equal(result, 2 * X)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final, NoReturn, cast
 
 import numpy as np
@@ -17,7 +17,6 @@ from shm_backend_utils.client import (
     PathUnavailableError,
     PoolOptions,
     Result,
-    ServerUnavailableError,
     ShmClient,
 )
 from shm_backend_utils.errors import RegionGoneError, RegionRefusedError, ShmError, TensorError
@@ -45,13 +44,6 @@ def client(server: FakeServer) -> Iterator[ShmClient]:
 
 def core_of(client: ShmClient) -> Any:
     return cast(Any, client._core)
-
-
-def test_the_size_of_an_output_is_learned_from_the_first_call_unless_it_is_configured(client: ShmClient) -> None:
-    for count, overflowed in ((6, 24), (6, 0), (600, 2400), (600, 0), (6, 0)):
-        result = client.infer("m", {"IN0": np.ones(count, np.float32)})
-        assert result.overflowed == ({"OUT0": overflowed} if overflowed else {})
-    assert client.infer("fixed", {"IN0": X}).overflowed == {}
 
 
 def test_one_large_output_does_not_tax_the_thousand_calls_after_it(client: ShmClient) -> None:
@@ -93,100 +85,12 @@ def test_calls_on_another_path_forget_nothing(client: ShmClient) -> None:
     assert client.infer("m", inputs).overflowed == {}
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-def test_sizes_are_learned_by_the_row(server: FakeServer, client: ShmClient, rows: int) -> None:
-    server.configs["m"] = config("m", max_batch_size=8)
-    assert client.infer("m", {"IN0": np.ones((rows, 100), np.float32)}).overflowed == {"OUT0": rows * 400}
-    assert client.infer("m", {"IN0": np.ones((8, 100), np.float32)}).overflowed == {}
-
-
-CHANGES: dict[str, Callable[[], tuple[dict[str, Any], Any]]] = {
-    "another rank": lambda: (config("m", dims="-1,-1"), np.ones((2, 3), np.float32)),
-    "another dtype": lambda: (config("m", dtype="TYPE_INT64"), np.ones(3, np.int64)),
-    "batches": lambda: (config("m", max_batch_size=4), np.ones((4, 3), np.float32)),
-    "a fixed size": lambda: (config("m", dims="3"), np.ones(3, np.float32)),
-}
-
-
-def of_configuration(server: FakeServer) -> Callable[[Order], None]:
-    """Return what refuses requests that a model of the present configuration does not take, before it has begun."""
-
-    def check(order: Order) -> None:
-        has_carrier = "SHM" in order.inputs
-        if has_carrier is not bool(server.configs["m"].get("max_batch_size")):
-            raise InferenceError("[request id: <id_unknown>] unexpected shape for input 'SHM' for model 'm'")
-
-    return check
-
-
-@pytest.mark.parametrize("change", CHANGES.values(), ids=list(CHANGES))
-@pytest.mark.parametrize("kind", ["infer", "submit", "prepare"])
-def test_a_configuration_that_changed_is_noticed(
-    client: ShmClient, server: FakeServer, change: Callable[[], tuple[dict[str, Any], Any]], kind: str
-) -> None:
-    server.before = of_configuration(server)
-    client.infer("m", {"IN0": X})
-    server.configs["m"], given = change()
-    if kind == "infer":
-        result = client.infer("m", {"IN0": given})
-    elif kind == "submit":
-        result = client.submit("m", {"IN0": given}).result(30)
-    else:
-        with client.prepare("m", {"IN0": (given.shape, given.dtype)}) as call:
-            call.inputs["IN0"][:] = given
-            result = call.infer()
-    np.testing.assert_array_equal(result["OUT0"], given * 2)
-    with pytest.raises(TensorError):
-        client.infer("m", {"IN0": np.ones((1, 1, 1, 1), np.float16)})
-    if server.configs["m"].get("max_batch_size"):  # and back again
-        server.configs["m"], retries = config("m", dims="-1,-1"), client.stats().retries
-        np.testing.assert_array_equal(client.infer("m", {"IN0": given})["OUT0"], given * 2)
-        assert client.stats().retries == retries + 1
-
-
-def test_what_a_server_was_found_to_be_is_forgotten_when_it_does_not_answer(
-    client: ShmClient, server: FakeServer
-) -> None:
-    client.infer("m", {"IN0": X})
-
-    def is_gone(_: Order) -> None:
-        raise ServerUnavailableError("gone")
-
-    server.before = is_gone
-    with pytest.raises(ServerUnavailableError):
-        client.infer("m", {"IN0": X})
-    server.before = lambda _: None
-    server.configs["m"] = config("m", parameters={"SHM_PATHS": {"string_value": "inline"}})
-    result = client.infer("m", {"IN0": X})
-    assert result.path == "inline"
-    with pytest.raises(PathUnavailableError):
-        client.infer("m", {"IN0": X}, path="direct")
-
-
 def test_models_of_different_names_and_versions_are_told_apart(client: ShmClient, server: FakeServer) -> None:
     server.configs["other"] = config("other", dims="-1,-1")
     for name, version in itertools.product(("m", "other"), ("", "1", "2")):
         given = X if name == "m" else X.reshape(2, 3)
         client.infer(name, {"IN0": given}, model_version=version)
         assert (server.orders[-1].model, server.orders[-1].version) == (name, version)
-
-
-def test_memory_of_one_model_serves_another_with_nothing_left_of_the_first(
-    client: ShmClient, server: FakeServer
-) -> None:
-    def compute(_: Order, inputs: Arrays) -> Arrays:
-        return {name.replace("IN", "OUT"): array.copy() for name, array in inputs.items()}
-
-    server.compute = compute
-    server.configs["two"] = config("two", count=2)
-    hint: Any = {"OUT0": 64}
-    assert set(client.infer("two", {"IN0": X, "IN1": X + 1})) == {"OUT0", "OUT1"}
-    for size in (3, 1, 5):
-        result = client.infer("m", {"IN0": X[:size]}, outputs=hint)
-        np.testing.assert_array_equal(result["OUT0"], X[:size])
-        del result
-    result = client.infer("two", {"IN0": X, "IN1": X + 1}, outputs={"OUT0": 64, "OUT1": 64})
-    np.testing.assert_array_equal(result["OUT1"], X + 1)
 
 
 def test_rows_of_a_learned_size_begin_where_an_element_may(client: ShmClient, server: FakeServer) -> None:
@@ -336,18 +240,6 @@ def test_kinds_without_end_leave_no_more_shelves_than_regions() -> None:
             regions = pool.status.idle + pool.status.held + pool.status.quarantined
             assert sum(map(len, shelves.values())) <= regions
             assert pool.status.byte_size <= budget
-
-
-def test_an_idle_region_is_never_another_kinds() -> None:
-    rng = random.Random(1)
-    with contextlib.closing(SlotPool(PoolOptions(max_bytes=1 << 24))) as pool:
-        for _ in range(MANY):
-            need = Need(rng.randint(1, 3 * PAGE_SIZE), rng.randint(1, 3), rng.randint(1, 2) * PAGE_SIZE)
-            region, memory = pool.redeem(pool.request(need, "somebody"))
-            assert len(region.slots) == need.slot_count
-            assert region.slots[0].record.room == need.record_byte_size // 2
-            assert region.capacity >= need.byte_size
-            del region, memory
 
 
 def test_a_server_that_registers_little_is_told_also_where_there_is_memory_for_one_try_alone(

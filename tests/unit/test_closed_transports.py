@@ -199,39 +199,3 @@ def test_what_fails_while_it_is_open_has_not_ended(server: HoldingServer) -> Non
     with pytest.raises(ValueError, match="metadata was invalid"):
         next(stream(transport))
     transport.close()
-
-
-class EndlessCall:
-    """A stream of a server that always has one more answer; it counts those that were read."""
-
-    def __init__(self) -> None:
-        self.read = 0
-        self._is_cancelled = False
-
-    def __iter__(self) -> Iterator[Any]:
-        while not self._is_cancelled:
-            self.read += 1
-            yield service_pb2.ModelStreamInferResponse()
-
-    def done(self) -> bool:
-        return self._is_cancelled
-
-    def cancel(self) -> None:
-        self._is_cancelled = True
-
-
-@over_grpc
-def test_a_stream_is_read_no_further_than_a_little_ahead_of_its_user(server: HoldingServer) -> None:
-    transport, call = cast(Any, connect(server.url, None)), EndlessCall()
-    transport._connections, transport._service = None, lambda: SimpleNamespace(ModelStreamInfer=lambda *_, **__: call)
-    answers = stream(transport)
-    for taken in range(1, 20):
-        next(answers)
-        time.sleep(0.005)  # in which thousands would be read
-        assert call.read <= taken + 3
-    answers.close()
-    for thread in threading.enumerate():
-        if thread.name == "shm stream reader":
-            thread.join(PATIENCE_S)
-            assert not thread.is_alive()
-    transport.close()

@@ -149,38 +149,6 @@ def test_an_error_is_caught_by_code_that_knows_only_builtin_or_tritonclients_err
     assert [other for other in others if not issubclass(kind, other)] == []
 
 
-@pytest.mark.parametrize(
-    ("error", "message", "parts"),
-    [
-        (
-            TableError("inputs[0].offset", "1", "0"),
-            "inputs[0].offset: found 1, expected 0",
-            {"field": "inputs[0].offset", "found": "1", "expected": "0"},
-        ),
-        (
-            VersionError("3", 2),
-            "the request's protocol version: found 3, expected 2, which this model's shm_backend_utils speaks; install "
-            "the same release for client and model",
-            {},
-        ),
-        (TensorError("X", "tensor 'X' is wrong"), "tensor 'X' is wrong", {"tensor": "X"}),
-        (
-            RegionRefusedError("regions[0]", "it is a symbolic link"),
-            "regions[0] refused: it is a symbolic link",
-            {"field": "regions[0]", "reason": "it is a symbolic link", "errno": None, "filename": None},
-        ),
-        (ClosedError("this session"), "this session is closed; make a new one", {}),
-        (RegionGoneError("regions[0] does not exist"), "regions[0] does not exist", {}),
-    ],
-    ids=lambda each: type(each).__name__,
-)
-def test_an_error_reads_as_its_message_and_keeps_its_parts(
-    error: ShmError, message: str, parts: dict[str, object]
-) -> None:
-    assert str(error) == message
-    assert {name: getattr(error, name) for name in parts} == parts
-
-
 # Answers of the server
 
 
@@ -240,7 +208,6 @@ def test_a_model_that_is_unavailable_is_an_answer_and_no_missing_server(message:
 # No answer
 
 FAILED = "failed to connect to all addresses; last error: "
-OVER_HTTP = "Cannot connect to host localhost:8000 ssl:default"
 
 NO_SERVER: dict[tuple[Callable[[str], ShmError], type[ShmError], str], list[str]] = {
     (from_grpc, ServerUnavailableError, f"no Triton server answers at {ADDRESS}; is it running"): [
@@ -260,8 +227,6 @@ NO_SERVER: dict[tuple[Callable[[str], ShmError], type[ShmError], str], list[str]
         "Connection refused",
         "No route to host",
         "Network is unreachable",
-        f"ClientConnectorError: {OVER_HTTP} [Connect call failed ('127.0.0.1', 8000)]",
-        f"ClientConnectorError: {OVER_HTTP} [Connection refused]",
     ],
     (from_grpc, UnknownHostError, "is not known to this machine; is its name right?"): [
         "DNS resolution failed for nowhere:8001: C-ares status is not ARES_SUCCESS: Domain name not found",
@@ -272,8 +237,6 @@ NO_SERVER: dict[tuple[Callable[[str], ShmError], type[ShmError], str], list[str]
         "Name or service not known",
         "Temporary failure in name resolution",
         "No address associated with hostname",
-        "gaierror: [Errno -2] Name or service not known",
-        f"ClientConnectorDNSError: {OVER_HTTP} [Name or service not known]",
     ],
     (from_grpc, ConnectionLostError, "broke before the answer came; the model may have run"): [
         "Socket closed",
@@ -284,9 +247,6 @@ NO_SERVER: dict[tuple[Callable[[str], ShmError], type[ShmError], str], list[str]
     (from_http, ConnectionLostError, "broke before the answer came; the model may have run"): [
         "Connection reset by peer",
         "Broken pipe",
-        "HTTPConnectionClosed: connection closed.",
-        "ServerDisconnectedError: Server disconnected",
-        "ClientOSError: [Errno 104] Connection reset by peer",
     ],
     (from_grpc, TlsError, "use grpcs:// or https:// only where the server speaks TLS"): [
         f"{FAILED}UNKNOWN: Ssl handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: OPENSSL: WRONG_VERSION_NUMBER",
@@ -295,8 +255,6 @@ NO_SERVER: dict[tuple[Callable[[str], ShmError], type[ShmError], str], list[str]
     (from_http, TlsError, "use grpcs:// or https:// only where the server speaks TLS"): [
         "[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006)",
         "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate (_ssl.c:1006)",
-        f"ClientConnectorSSLError: {OVER_HTTP} [[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006)]",
-        f"ClientConnectorCertificateError: {OVER_HTTP} [SSLCertVerificationError: (1, '[SSL: CERTIFICATE_VERIFY_FAILED",
     ],
 }
 REASONS = [(*told, message) for told, messages in NO_SERVER.items() for message in messages]

@@ -102,48 +102,6 @@ def answered(answer: bytes) -> list[tuple[int, bytes]]:
         return connections.get(["/question"])
 
 
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        (b"\r\n\r\n", "not understood"),
-        (b"HTTP/1.1 200 OK\r\n\r\n", "not understood"),
-        (b"SSH-2.0\r\nContent-Length: 0\r\n\r\n", "not understood"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n12", "more than an answer"),
-    ],
-    ids=["no head", "no length", "no status", "more than one"],
-)
-def test_an_answer_that_is_not_as_answers_are_is_none(answer: bytes, reason: str) -> None:
-    with pytest.raises(HTTPException, match=reason):
-        answered(answer)
-    assert answered(EMPTY) == [(204, b"")]
-
-
-@pytest.mark.parametrize("url", ["http://", "http:///v2", "ftp://127.0.0.1", "127.0.0.1:8000", "http:"])
-def test_what_is_no_url_of_an_http_server_is_not_connected_to(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(socket, "create_connection")
-    with pytest.raises(ValueError, match=f"'{url}' is no URL of an HTTP server"):
-        KeptConnections(url, LONG_S).get(["/question"])
-
-
-def test_a_question_that_a_new_connection_does_not_take_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def sendall(*_: object) -> None:
-        raise BrokenPipeError
-
-    with socket.create_server(("127.0.0.1", 0)) as listening, monkeypatch.context() as patch:
-        patch.setattr(socket.socket, "sendall", sendall)
-        with pytest.raises(BrokenPipeError):
-            KeptConnections(address_of(listening), LONG_S).get(["/question"])
-
-
-def test_a_new_connection_that_is_closed_without_an_answer_is_an_error() -> None:
-    with (
-        listener(lambda connection: connection.shutdown(socket.SHUT_RDWR)) as url,
-        contextlib.closing(KeptConnections(url, LONG_S)) as connections,
-        pytest.raises(ConnectionResetError),
-    ):
-        connections.get(["/question"])
-
-
 def test_a_kept_connection_that_is_ended_instead_of_an_answer_is_closed_and_another_one_asked() -> None:
     rest: list[bytes] = []
     with (

@@ -7,7 +7,6 @@ import concurrent.futures
 import functools
 import math
 import sys
-import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -31,6 +30,7 @@ from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.testing.faults.system_calls import Interrupts
 from tests.unit.fake_server import FakeServer, Order, config
 from tests.unit.fake_wires import FakeTransport, async_client_of, client_of
+from tests.unit.side_by_side import side_by_side
 
 CALLS: Final = 300
 THREADS: Final = 200
@@ -61,29 +61,6 @@ def outcome_of(call: Steps[Any], sent: Any) -> Any:
     with pytest.raises(StopIteration) as end:
         call.send(sent)
     return end.value.value
-
-
-def test_one_call_searches_and_the_others_have_what_it_finds(once: Once) -> None:
-    first, second, other = caller(once), caller(once), caller(once, "something else")
-    assert next(first) is next(other) is PAUSE
-    found = future_in(next(second))
-    assert not found.cancel(), "the wait is everybody's"
-    assert outcome_of(first, "found") == "found"
-    assert outcome_of(second, found.result(0)) == "found"
-    assert next(caller(once)) is PAUSE, "nothing is remembered here"
-
-
-def test_an_error_of_the_server_is_everybodys(once: Once) -> None:
-    first, second = caller(once), caller(once)
-    next(first)
-    found = future_in(next(second))
-    said = InferenceError("no such model", "404")
-    with pytest.raises(InferenceError):
-        first.throw(said)
-    with pytest.raises(InferenceError, match="no such model") as raised:
-        second.send(found.result(0))
-    assert raised.value is not said, "its frames are the other call's"
-    assert raised.value.status() == "404"
 
 
 @pytest.mark.parametrize("error", [out_of_time("it waited"), KeyboardInterrupt(), asyncio.CancelledError(), None])
@@ -193,20 +170,7 @@ def test_a_burst_of_tasks_asks_once_and_again_once_after_a_restart(
 def test_a_burst_of_threads_asks_once_and_again_once_after_a_restart(server: FakeServer, counting: Counting) -> None:
     def burst(client: Any) -> list[Any]:
         outcomes: list[Any] = []
-        gate = threading.Barrier(THREADS)
-
-        def call() -> None:
-            gate.wait(60)
-            try:
-                outcomes.append(client.infer("m", {"IN0": X}))
-            except ServerUnavailableError as error:
-                outcomes.append(error)
-
-        threads = [threading.Thread(target=call) for _ in range(THREADS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+        side_by_side(*[lambda: outcomes.append(client.infer("m", {"IN0": X}))] * THREADS)
         return outcomes
 
     with client_of(server, inline_bytes=0) as client:

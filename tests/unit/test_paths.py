@@ -84,24 +84,6 @@ def test_another_path_is_refused_with_those_that_there_are(path: str) -> None:
         check_path(path)
 
 
-CHECKS = (
-    Check("same machine?", True, "it is", ("direct", "triton-shm")),
-    Check("user allowed?", None, "who knows", ("direct",)),
-    Check("declares direct?", False, "it does not", ("direct",)),
-)
-
-
-def test_a_path_is_open_unless_a_check_that_it_needs_says_no() -> None:
-    explanation = Explanation("resize", None, "", CHECKS)
-    assert [explanation.open(path) for path in ("direct", "triton-shm", "inline")] == [False, True, True]
-    assert explanation.obstacles("direct") == [CHECKS[2]]
-    assert [str(check) for check in CHECKS] == [
-        "same machine?  yes  it is",
-        "user allowed?  unknown  who knows",
-        "declares direct?  no  it does not",
-    ]
-
-
 def test_to_another_machine_tensors_go_inline(far_away: PathChooser) -> None:
     explanation = explained(far_away, model())
     assert explanation.path == "inline"
@@ -147,11 +129,6 @@ def test_what_the_configuration_says_is_checked(
     far_away: PathChooser, known: KnownModel, name: str, outcome: bool | None
 ) -> None:
     assert found(explained(far_away, known), name).outcome is outcome
-
-
-def test_a_user_who_is_not_allowed_is_told_what_to_add(far_away: PathChooser) -> None:
-    detail = found(explained(far_away, model(uids="1000000")), "user allowed?").detail
-    assert detail == f"add user {os.geteuid()} to the parameter SHM_ALLOWED_UIDS of model 'resize'"
 
 
 def test_a_model_that_declares_nothing_is_open_for_every_client(far_away: PathChooser) -> None:

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
-import subprocess
-import sys
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 
 import shm_backend_utils
@@ -25,17 +21,15 @@ from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.memory.pool import inventory as inventory_module
 from shm_backend_utils.memory.pool import pool as pool_module
 from shm_backend_utils.memory.pool.need import Need
-from shm_backend_utils.memory.pool.options import PoolOptions
+from shm_backend_utils.memory.pool.options import PoolOptions, PoolStatus
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.memory.repeater import Repeater
-from shm_backend_utils.origin import Origin
 from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
 from shm_backend_utils.testing.faults.system_calls import Interrupts
 from tests.e2e.eventually import eventually
+from tests.unit.taken_regions import REGION, is_there, own_files, take
 
-SHM = Path("/dev/shm")
-REGION = data_offset(1, PAGE_SIZE) + PAGE_SIZE
 LONG_S = 30.0
 
 
@@ -57,54 +51,26 @@ def pool() -> Iterator[SlotPool]:
         yield pool
 
 
-def take(pool: SlotPool, origin: object) -> npt.NDArray[np.uint8]:
-    return pool.redeem(pool.request(Need(1), origin))[1]
-
-
 def test_memory_that_is_collected_while_the_pool_is_locked_comes_back(pool: SlotPool) -> None:
-    cycle: list[Any] = [take(pool, Disruptive(gc.collect))]
+    cycle: list[Any] = [take(pool, holder=Disruptive(gc.collect))]
     cycle.append(cycle)
     del cycle
-    ticket = pool.request(Need(1), Origin.here("wait"))
-    ticket.granted.result(LONG_S)
-
-
-def test_memory_that_dies_in_another_thread_while_the_pool_is_locked_comes_back(pool: SlotPool) -> None:
-    held: list[Any] = []
-
-    def let_another_thread_clear() -> None:
-        other = threading.Thread(target=held.clear)
-        other.start()
-        other.join()
-
-    held.append(take(pool, Disruptive(let_another_thread_clear)))
-    ticket = pool.request(Need(1), Origin.here("wait"))
-    ticket.granted.result(LONG_S)
-    assert held == []
-
-
-def test_memory_that_dies_while_an_error_is_put_into_words_comes_back(pool: SlotPool) -> None:
-    doomed: list[Any] = []
-    held = [take(pool, Disruptive(doomed.clear))]
-    ticket = pool.request(Need(1), Origin.here("wait"))
-    assert not ticket.granted.done()
-    doomed.append(held.pop())
-    pool.exhausted(ticket, 1)
+    ticket = pool.request(Need(1), "wait")
     ticket.granted.result(LONG_S)
 
 
 def test_a_pool_that_is_abandoned_removes_its_regions_and_fails_who_waits(pool: SlotPool) -> None:
-    memory = take(pool, Origin.here("take"))
-    ticket = pool.request(Need(1), Origin.here("wait"))
+    _, memory = take(pool)
+    ticket = pool.request(Need(1), "wait")
     pool.abandon()
     with pytest.raises(ClosedError):
         ticket.granted.result(LONG_S)
-    assert objects_of_this_process() == []
+    assert own_files() == set()
     memory[-1] = 42
     assert memory[-1] == 42
     pool.abandon()
     with pytest.raises(ClosedError):
-        pool.request(Need(1), Origin.here("take"))
+        pool.request(Need(1), "take")
     SlotPool(PoolOptions()).abandon()  # one that never had memory
 
 
@@ -116,89 +82,41 @@ def test_a_pool_that_another_thread_abandons_while_it_is_locked_is_closed_then(p
         other.start()
         abandoned.append(other)
 
-    held = take(pool, Disruptive(abandon))
-    ticket = pool.request(Need(1), Origin.here("wait"))
+    held = take(pool, holder=Disruptive(abandon))
+    ticket = pool.request(Need(1), "wait")
     abandoned[0].join()
     with pytest.raises(ClosedError):
         ticket.granted.result(LONG_S)
-    assert objects_of_this_process() == []
-    assert held.nbytes
+    assert own_files() == set()
+    assert held[1].nbytes
 
 
 def test_a_pool_that_is_abandoned_within_its_own_locked_section_is_closed_after_it(pool: SlotPool) -> None:
-    held = take(pool, Disruptive(pool.abandon))
-    ticket = pool.request(Need(1), Origin.here("wait"))
+    held = take(pool, holder=Disruptive(pool.abandon))
+    ticket = pool.request(Need(1), "wait")
     with pytest.raises(ClosedError):
         ticket.granted.result(5)
-    eventually(lambda: objects_of_this_process() == [])
-    assert held.nbytes
+    eventually(lambda: own_files() == set())
+    assert held[1].nbytes
 
 
-def objects_of_this_process() -> list[Path]:
-    return list(SHM.glob(f"shmbu-{os.getpid()}-*"))
-
-
-PROGRAM = """
-import contextlib, faulthandler, gc, logging
-from shm_backend_utils.client import PoolOptions
-from shm_backend_utils.origin import Origin
-from shm_backend_utils.client.core import ClientMemory
-from shm_backend_utils.gpu.memory.access import CudaAccess
-from shm_backend_utils.memory.pool import inventory as inventory_module
-from shm_backend_utils.memory.pool.need import Need
-from shm_backend_utils.errors import ClosedError
-
-faulthandler.dump_traceback_later(10, exit=True)  # a deadlock
-
-class Collecting:
-    def __str__(self):
-        gc.collect()
-        return "take"
-
-logging.basicConfig()
-gc.disable()
-
-# A log handler that asks for the pool's figures
-pool = ClientMemory(PoolOptions(max_bytes=12288), CudaAccess()).pool
-figures = []
-handler = logging.Handler()
-handler.emit = lambda record: figures.append(pool.status)
-logging.getLogger("shm_backend_utils").addHandler(handler)
-region, memory = pool.redeem(pool.request(Need(1), Origin.here("take")))
-pool.request(Need(1), Origin.here("wait"))
-assert figures[0].held == 1
-del region, memory
-pool.close()
-
-# A client that is collected while its pool is locked
-memory_of_client = ClientMemory(PoolOptions(max_bytes=12288), CudaAccess())
-pool = memory_of_client.pool
-class Client:
-    pass
-client = Client()
-client.itself = client
-memory_of_client.end_with(client)
-del client
-region, memory = pool.redeem(pool.request(Need(1), Collecting()))
-with contextlib.suppress(ClosedError):
-    pool.request(Need(1), Origin.here("wait"))
-pool.close()
-"""
-
-
-def test_it_does_not_hang() -> None:
-    with subprocess.Popen([sys.executable, "-c", PROGRAM], stderr=subprocess.PIPE, text=True) as running:
-        _, errors = running.communicate()
-    for left in SHM.glob(f"shmbu-{running.pid}-*"):
-        left.unlink(missing_ok=True)
-    assert running.returncode == 0, errors
+def test_a_handler_of_the_log_may_ask_for_the_pools_figures(pool: SlotPool) -> None:
+    figures: list[PoolStatus] = []
+    handler, logger = logging.Handler(), logging.getLogger("shm_backend_utils")
+    handler.emit = lambda record: figures.append(pool.status)  # type: ignore[method-assign]
+    held = take(pool)
+    logger.addHandler(handler)
+    pool.request(Need(1), "wait")
+    logger.removeHandler(handler)
+    assert [each.held for each in figures] == [1]
+    assert held[1].nbytes
 
 
 @pytest.mark.parametrize("end", [SlotPool.close, SlotPool.abandon], ids=["closed", "abandoned"])
 def test_a_pool_that_has_ended_has_no_thread(end: Callable[[SlotPool], None]) -> None:
     before = threading.enumerate()
     pool = SlotPool(PoolOptions(max_bytes=REGION))
-    take(pool, "taker")
+    take(pool)
     (thread,) = [each for each in threading.enumerate() if each not in before]
     end(pool)
     thread.join(LONG_S)
@@ -219,31 +137,6 @@ def heal(pool: SlotPool, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(inventory_module, "_LOST_S", -1.0)
         pool._keep_house()
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "was_idle", "idle"),
-    [
-        (SlotRegion, "prefault", False, 1),
-        (SlotRegion, "__init__", False, 0),
-        (SlotPool, "_hold", False, 0),
-        (SlotPool, "_hold", True, 0),
-    ],
-)
-def test_an_interrupt_while_memory_is_taken_loses_no_region_and_promises_nothing(
-    owner: type, name: str, was_idle: bool, idle: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with contextlib.closing(SlotPool(PoolOptions(max_bytes=MEBIBYTE))) as pool:
-        if was_idle:
-            pool.redeem(pool.request(Need(1), "another"))
-        ticket = pool.request(Need(1), "taker")
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, name, interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                pool.redeem(ticket)
-        pool.withdraw(ticket)
-        heal(pool, monkeypatch)
-        assert (pool.status.held, pool.status.idle, pool.status.byte_size) == (0, idle, idle * REGION)
 
 
 def test_an_interrupt_while_regions_make_way_leaves_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,29 +162,13 @@ def test_an_interrupt_while_regions_make_way_leaves_none_of_them(monkeypatch: py
         pool.drop_idle()
         heal(pool, monkeypatch)
         assert pool.status.byte_size == 0
-        assert not any((SHM / region.key).exists() for region in regions)
+        assert not any(map(is_there, regions))
         assert sorted(pool.take_unregistered()) == sorted(region.key for region in regions)
-
-
-def test_an_interrupted_close_removes_all_regions(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = SlotPool(PoolOptions(max_bytes=MEBIBYTE))
-    region, memory = pool.redeem(pool.request(Need(1), "taker"))
-    with monkeypatch.context() as patch:
-        patch.setattr(Repeater, "stop", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            pool.close()
-    eventually(lambda: not (SHM / region.key).exists())
-    pool.close()
-    assert memory.nbytes
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in a finalizer
 def test_an_interrupt_at_any_step_leaves_nothing_behind_and_closes() -> None:
-    def files() -> set[Path]:
-        return set(SHM.glob(f"shmbu-{os.getpid()}-*"))
-
-    before = files()
-    step = 1
+    before, step = own_files(), 1
     while True:
         pool = SlotPool(PoolOptions(max_bytes=MEBIBYTE))
         was_interrupted = INTERRUPTS.at(step, lambda: pool.redeem(pool.request(Need(1), "taker")))  # noqa: B023
@@ -299,7 +176,7 @@ def test_an_interrupt_at_any_step_leaves_nothing_behind_and_closes() -> None:
         closing.start()
         closing.join(LONG_S)
         assert not closing.is_alive(), f"closing hangs after an interrupt at {INTERRUPTS.where}"
-        assert files() == before, f"memory is left after an interrupt at {INTERRUPTS.where}"
+        assert own_files() == before, f"memory is left after an interrupt at {INTERRUPTS.where}"
         if not was_interrupted:
             return
         step += 1
@@ -369,4 +246,4 @@ def test_a_pool_that_ends_while_its_first_region_is_made_has_no_thread_afterward
     end(ending)
     threads[0].join(LONG_S)
     assert not threads[0].is_alive()
-    assert objects_of_this_process() == []
+    assert own_files() == set()

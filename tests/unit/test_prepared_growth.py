@@ -6,7 +6,7 @@ import contextlib
 import gc
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +17,18 @@ from shm_backend_utils.client import (
     CopyWarning,
     DeadlineExceededError,
     InferenceError,
-    MemoryRefusedError,
     PoolOptions,
     PreparedCall,
     Result,
     ShmClient,
 )
 from shm_backend_utils.client.errors import deadline_exceeded
-from shm_backend_utils.client.inputs.sources import described_inputs
-from shm_backend_utils.client.known_model import KnownModel
 from shm_backend_utils.client.paths import taking
-from shm_backend_utils.client.streams import guessed_rooms
-from shm_backend_utils.errors import CallerError, ClosedError, RegionGoneError
+from shm_backend_utils.errors import CallerError, ClosedError
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol.address import SLOT_PARAMETER, parse_address
-from shm_backend_utils.protocol.call_layout import ALIGNMENT, CallLayout
 from shm_backend_utils.protocol.form import TableForm
-from shm_backend_utils.protocol.refusals import refusal
 from tests.opened import open_region
 from tests.unit.fake_server import Arrays, FakeServer, Order, config
 from tests.unit.fake_wires import client_of
@@ -155,26 +149,6 @@ def test_a_call_grows_when_memory_is_free_again(server: FakeServer) -> None:
         assert [bool(count_to(call, 10_000).overflowed) for _ in range(2)] == [False, False]
 
 
-def test_a_call_grows_into_memory_that_lies_idle(client: ShmClient) -> None:
-    core: Any = client._core
-    sizes = set()
-    for _ in range(2):
-        grown(client).close()
-        core.known["m", ""].learned.per_row.clear()
-        sizes.add(client.stats().pool_bytes)
-    assert len(sizes) == 1
-
-
-def test_a_call_whose_own_region_is_gone_is_lost_as_ever(server: FakeServer, client: ShmClient) -> None:
-    def refuse(order: Order) -> None:
-        raise InferenceError(refusal(RegionGoneError("shm_slot", "it does not exist")))
-
-    with grown(client) as call:
-        server.before = refuse
-        with pytest.raises(MemoryRefusedError, match="prepare another call"):
-            call.infer()
-
-
 # Requests that get no answer
 
 
@@ -244,18 +218,6 @@ def test_whatever_is_closed_first_nothing_is_left(server: FakeServer, order: str
         call.close()
 
 
-def test_a_call_that_is_closed_while_it_is_inferred_gives_everything_back(
-    server: FakeServer, client: ShmClient
-) -> None:
-    call = grown(client)
-    server.before = lambda order: call.close()
-    call.inputs["IN0"][0] = 100
-    result = call.infer()
-    assert result["OUT0"].tolist() == list(range(100))
-    del result
-    assert client.stats().slots_held == client.stats().quarantined == 0
-
-
 def test_a_call_that_is_closed_while_it_grows_gives_everything_back(
     client: ShmClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,58 +237,17 @@ def test_a_call_that_is_closed_while_it_grows_gives_everything_back(
     assert client.stats().slots_held == client.stats().quarantined == 0
 
 
-MOST = 2**20
-SPEC = ModelSpec.from_config(
-    {
-        "name": "frames",
-        "max_batch_size": 4,
-        "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [3]}],
-        "output": [
-            {"name": "KNOWN", "data_type": "TYPE_FP32", "dims": [3]},
-            {"name": "Y", "data_type": "TYPE_FP32", "dims": [-1]},
-            {"name": "Z", "data_type": "TYPE_FP32", "dims": [-1]},
-        ],
-    }
-)
+@pytest.mark.parametrize("guess", [0, 2**16, 2**20])
+def test_a_first_stream_has_room_by_a_guess_that_takes_no_more_than_it_may(guess: int) -> None:
+    def frames(_: Order, inputs: Arrays) -> Iterator[Arrays]:
+        yield from ({"OUT0": np.ones(250, np.float32), "OUT1": inputs["IN1"]} for _ in range(20))
 
-
-@pytest.fixture
-def known() -> KnownModel:
-    return KnownModel(SPEC, head_room=1.0)
-
-
-def laid_out(
-    known: KnownModel,
-    frames: int,
-    wanted: Mapping[str, int | None] | None = None,
-    guesses: Mapping[str, int] | None = None,
-    rows: int = 1,
-) -> CallLayout:
-    given = described_inputs({"X": ((rows, 3), np.float32)})
-    return known.lay_out(given, wanted, slot_count=1 + frames, learned={**(guesses or {}), **known.learned.per_row})
-
-
-@pytest.mark.parametrize(("frames", "rows"), [(1, 1), (4, 4), (64, 1), (1000, 4)])
-def test_all_frames_together_take_no_more_than_they_may(known: KnownModel, frames: int, rows: int) -> None:
-    guesses = guessed_rooms(laid_out(known, frames, rows=rows), frames, MOST)
-    made = laid_out(known, frames, guesses=guesses, rows=rows)
-    rooms = {name: room.byte_size for name, room in made.table.outputs.items()}
-    assert rooms["KNOWN"] == 12 * rows
-    assert rooms["Y"] == rooms["Z"] == rows * guesses["Y"]
-    assert MOST - 2 * frames * rows * ALIGNMENT < frames * (rooms["Y"] + rooms["Z"]) <= MOST
-
-
-def test_what_was_learned_is_no_guess(known: KnownModel) -> None:
-    known.learned.learn({"Y": 100, "Z": 200}, 1)
-    unguessed = laid_out(known, 4)
-    assert guessed_rooms(unguessed, 4, MOST) == {}
-    made = laid_out(known, 4, guesses={"Y": 7, "Z": 7})
-    assert {name: made.table.outputs[name].byte_size for name in "YZ"} == {"Y": 100, "Z": 200}
-
-
-def test_without_memory_for_it_nothing_is_guessed(known: KnownModel) -> None:
-    assert guessed_rooms(laid_out(known, 4), 4, 0) == {"Y": 0, "Z": 0}
-    assert guessed_rooms(laid_out(known, 4, {"Y": 0, "Z": 8}), 4, MOST) == {}, "a hint is no guess"
+    pool, one = PoolOptions(stream_guess_bytes=guess), np.ones(1, np.float32)
+    two = config("s", count=2, model_transaction_policy={"decoupled": True})
+    with FakeServer(two, compute=frames) as server, client_of(server, pool=pool) as client:
+        results = client.stream("s", {"IN0": one, "IN1": one})
+        assert {bool(result.overflowed) for result in results} == {guess == 0}
+        assert client.stats().pool_bytes < 1.2 * guess + 2**17
 
 
 def test_a_guess_never_takes_more_than_a_quarter_of_the_budget() -> None:

@@ -111,13 +111,6 @@ def test_what_changes_after_prepare_but_for_the_inputs_is_not_sent(client: ShmCl
         assert [users(order) for order in server.orders] == [[("answer", int, 1)]] * 2
 
 
-def test_shapes_and_dtypes_that_look_alike_are_told_apart(client: ShmClient, server: FakeServer) -> None:
-    server.configs["m"] = config("m", dims="-1,-1")
-    for shape in ((2, 2), (1, 4), (4, 1), (0, 4), (2, 2)):
-        given = np.zeros(shape, np.float32)
-        assert client.infer("m", {"IN0": given})["OUT0"].shape == shape
-
-
 def test_outputs_by_name_and_all_outputs_are_told_apart_also_side_by_side(server: FakeServer, protocol: str) -> None:
     server.configs["m"] = config("m", max_batch_size=8, dims="4", dynamic_batching={})
     server.configs["m"]["output"].append({"name": "OUT1", "data_type": "TYPE_INVALID", "dims": ["4"]})

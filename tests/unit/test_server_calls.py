@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -16,7 +15,6 @@ from shm_backend_utils.client.errors import (
     ServerUnavailableError,
     TimeoutValueError,
 )
-from shm_backend_utils.errors import ClosedError
 from tests.unit.fake_server import FakeServer, Order, config
 from tests.unit.fake_wires import AsyncFakeTransport, FakeTransport
 
@@ -127,33 +125,6 @@ def test_a_decoupled_model_is_asked_by_a_stream_where_there_are_any(
     assert call("is_model_ready", "d") is (protocol == "http")
 
 
-def test_what_a_server_says_has_one_shape(server: FakeServer, call: Call) -> None:
-    tensors = [{"datatype": "FP32", "shape": [-1]}]
-    assert call("get_server_metadata") == {"name": "fake", "version": "1.0", "extensions": ["model_repository"]}
-    assert call("get_model_metadata", "m") == {
-        "name": "m",
-        "versions": ["1"],
-        "platform": "python",
-        "inputs": [{"name": "IN0", **tensors[0]}],
-        "outputs": [{"name": "OUT0", **tensors[0]}],
-    }
-    assert call("get_model_config", "b")["max_batch_size"] == 8
-    assert call("get_model_config", "b")["parameters"]["SHM_PATHS"]["string_value"] == "direct,triton-shm,inline"
-    server.orders.append(Order("m"))
-    of_all = [(each["name"], each["inference_count"]) for each in call("get_inference_statistics")["model_stats"]]
-    assert of_all == [("m", 1), ("b", 0)]
-    assert [each["name"] for each in call("get_inference_statistics", "b", "1")["model_stats"]] == ["b"]
-
-
-def test_a_model_is_loaded_as_it_is_or_with_a_configuration_and_files(
-    server: FakeServer, call: Call, protocol: str
-) -> None:
-    call("load_model", "m")
-    call("load_model", "a/b", config="{}", files={"file:1/model.py": b"\xff"})
-    sent = b"\xff" if protocol == "grpc" else base64.b64encode(b"\xff").decode()
-    assert server.loads == [("m", {}), ("a/b", {"config": "{}", "file:1/model.py": sent})]
-
-
 def test_a_model_is_unloaded_alone_or_with_its_dependents(server: FakeServer, call: Call) -> None:
     call("unload_model", "m")
     call("unload_model", "m", unload_dependents=True)
@@ -177,20 +148,6 @@ def test_who_asks_a_server_that_loads_nothing_is_told_how_to_start_it(
     with pytest.raises(InferenceError, match=f"start it with --model-control-mode=explicit .{Refusing.SAID}") as error:
         call(method, "m")
     assert error.value.status() == "StatusCode.UNAVAILABLE"
-
-
-@pytest.mark.parametrize("method", ["get_model_metadata", "get_model_config", "get_inference_statistics"])
-def test_an_unknown_model_is_an_error(call: Call, method: str) -> None:
-    with pytest.raises(InferenceError, match="'nobody' is not found"):
-        call(method, "nobody")
-
-
-@pytest.mark.usefixtures("protocol")
-def test_a_closed_client_asks_nothing() -> None:
-    made = ShmClient(URL)
-    made.close()
-    with pytest.raises(ClosedError):
-        made.is_server_live()
 
 
 def test_both_clients_offer_the_same() -> None:

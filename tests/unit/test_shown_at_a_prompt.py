@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from typing import Final
@@ -19,12 +18,13 @@ from shm_backend_utils.client import (
     PoolOptions,
     ShmClient,
 )
-from shm_backend_utils.client.explanation import Tally, TextTable
+from shm_backend_utils.client.explanation import Tally
 from shm_backend_utils.compat.attach import CudaRegion
 from shm_backend_utils.memory.pool.options import PoolStatus
 from shm_backend_utils.model import BatchCall, ShmSession, StreamCall
 from tests.unit.emulated import delivered
 from tests.unit.sessions import session_of, tensor
+from tests.unit.side_by_side import side_by_side
 
 pytestmark = pytest.mark.usefixtures("server_of_every_client")
 X: Final = np.arange(6, dtype=np.float32)
@@ -179,12 +179,6 @@ def test_in_a_notebook_it_is_a_table_in_which_nothing_is_markup(shown: Explanati
     assert "<script>" not in page
 
 
-def test_a_table_without_rows_is_its_title() -> None:
-    assert repr(Explanation("m", None, "", ())) == "model 'm' takes the path None:"
-    assert str(TextTable("nothing", [])) == "nothing"
-    assert ET.fromstring(TextTable("nothing", []).html()).findtext("caption") == "nothing"
-
-
 POOL = PoolStatus(held=1, idle=2, quarantined=3, byte_size=4, max_bytes=5)
 
 
@@ -215,9 +209,5 @@ def test_threads_lose_no_count() -> None:
             tally.succeeded("direct", 2)
             tally.retried()
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    side_by_side(*[work] * 4)
     assert (stats(tally).requests, stats(tally).bytes_avoided, stats(tally).retries) == (4000, 8000, 4000)

@@ -140,18 +140,6 @@ def test_a_small_output_on_a_gpu_is_written_there() -> None:
         operation.close()
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
-@pytest.mark.parametrize("path", ["direct", "triton-shm", "inline"])
-@pytest.mark.parametrize("count", [1, 2**18])
-def test_an_output_may_be_written_to_whatever_way_it_came(protocol: Any, path: Any, count: int) -> None:
-    x = np.ones(count, np.float32)
-    with FakeServer(config("m")) as server, client_of(server, protocol) as client:
-        results = [client.infer("m", {"IN0": x}, path=path) for _ in range(3)]
-        for result in results:
-            result["OUT0"][...] += 1
-            np.testing.assert_array_equal(result["OUT0"], 3 * x)
-
-
 def test_a_result_tells_which_came_with_the_response_though_the_path_shares_memory() -> None:
     x = np.ones(4, np.float32)
     with FakeServer(config("m")) as server, client_of(server) as client:

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shm_backend_utils import dtypes
-from shm_backend_utils.client.inputs.sources import Source, described_inputs, sources
+from shm_backend_utils.client.inputs.sources import Source, sources
 from shm_backend_utils.errors import TensorError, TensorNameError, TensorShapeError, TensorTypeError
 from shm_backend_utils.gpu.arrays.imported import imported, is_on_gpu
 from shm_backend_utils.model_spec import ModelSpec
@@ -80,12 +79,6 @@ def test_an_array_is_copied_only_once_and_not_before_it_is_written(kind: Any) ->
     assert (written(made) == -1).all()
 
 
-def test_a_scalar_of_numpy_is_a_number() -> None:
-    made = source(np.float64(1.5), dims=(1, -1))
-    assert made.shape == (1, 1)
-    assert made.dtype is dtypes.BY_NAME["FP32"]
-
-
 @pytest.mark.parametrize("device", [2, 4, 7, 10, 13])
 def test_a_producer_in_a_devices_memory_is_refused(device: int) -> None:
     with pytest.raises(TensorError, match=f"'X' lies on DLPack device type {device}; .* copy it there") as caught:
@@ -110,13 +103,6 @@ class Zeros(Producer):
 
     def _is_zerotensor(self) -> bool:
         return True
-
-
-class Nowhere(Producer):
-    """A tensor of torch that has no memory."""
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        raise ValueError("no memory")
 
 
 @pytest.mark.parametrize("device", [(1, 0), (2, 0)], ids=["host", "GPU"])
@@ -150,14 +136,6 @@ def test_numbers_of_no_given_dtype_are_as_numpy_takes_them(value: list[Any]) -> 
     assert same(untyped_array("X", value), np.asarray(value))
 
 
-def test_a_tensor_without_memory_is_refused_by_every_way_to_give_it() -> None:
-    nowhere = Nowhere(VALUES)
-    with pytest.raises(TensorError, match="'X' is a .*Nowhere that cannot be read: no memory; give an array"):
-        source(nowhere)
-    with pytest.raises(TensorError, match="'X' is described by an object of type Nowhere; expected"):
-        described_inputs({"X": nowhere}, lambda name, value, found: source(value) if is_on_gpu(value) else None)
-
-
 def test_a_list_of_two_images_for_a_model_without_batches_is_not_one_image_twice_as_high() -> None:
     image = np.zeros((2, 4, 3), np.float32)
     with pytest.raises(
@@ -167,50 +145,6 @@ def test_a_list_of_two_images_for_a_model_without_batches_is_not_one_image_twice
     ):
         source([image, image], dims=(-1, -1, 3))
     assert same(written(source([image], dims=(-1, -1, 3))), image)
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [
-        [np.zeros(3, np.float32), np.zeros(4, np.float32)],
-        [np.zeros((1, 3), np.float32), np.zeros((1, 4), np.float32)],
-        [np.zeros(3, np.float32), np.zeros((1, 3), np.float32)],
-        [np.zeros((1, 1, 3), np.float32)],
-        [np.array(1, np.float32)],
-    ],
-    ids=["rows", "parts", "row and part", "too many dimensions", "too few dimensions"],
-)
-def test_a_list_of_arrays_that_do_not_match_is_refused(parts: list[Any]) -> None:
-    with pytest.raises(TensorShapeError, match="'X' is a list of arrays of shapes .*; expected rows of 1 dimensions"):
-        source(parts, dims=(-1, 3))
-    with pytest.raises(TensorTypeError, match="'X' is a list of arrays of dtypes float32 and float64"):
-        source([VALUES[0], VALUES[1].astype(np.float64)], dims=(-1, 3))
-    for ragged in ([[1, 2], [3]], [[1], 2]):
-        with pytest.raises(TensorShapeError, match="'X' is a nested list that is not rectangular"):
-            source(ragged, dims=(-1, -1))
-
-
-@pytest.mark.parametrize(
-    ("value", "config_dtype"),
-    [
-        ([2**63 + 1, 1], "TYPE_UINT64"),
-        ([[1, 2, 3], [4, 5, 6]], "TYPE_FP32"),
-        ([0.5, 1], "TYPE_FP16"),
-        ([2**53], "TYPE_FP64"),
-        ([1.0, 2.0], "TYPE_INT32"),
-        ([True, False], "TYPE_BOOL"),
-        ([], "TYPE_BOOL"),
-        ([], "TYPE_INT8"),
-        ([np.float32(1), np.float32(2)], "TYPE_FP32"),
-        ([np.int8(1), 2, np.float64(3)], "TYPE_UINT8"),
-        ([np.float32(0.1), float(np.float32(1 / 3))], "TYPE_FP32"),
-    ],
-    ids=str,
-)
-def test_pythons_numbers_take_the_models_dtype(value: list[Any], config_dtype: str) -> None:
-    made = source(value, config_dtype, (-1,) * np.ndim(value))
-    assert f"TYPE_{made.dtype.name}" == config_dtype
-    assert written(made).tolist() == value
 
 
 @pytest.mark.parametrize(
@@ -241,40 +175,8 @@ def test_pythons_numbers_that_the_models_dtype_does_not_hold_are_refused(value: 
     assert caught.value.tensor == "X"
 
 
-@pytest.mark.parametrize("dims", [(1,), (-1,), (1, 1), (-1, 1, -1)], ids=str)
-def test_one_number_serves_where_all_dimensions_may_be_1(dims: tuple[int, ...]) -> None:
-    assert same(written(source(5, dims=dims)), np.full((1,) * len(dims), 5, np.float32))
-    assert source(5, dims=(3,)).shape == ()  # which the layout will refuse
-
-
 @pytest.mark.parametrize("value", [[1.0], 1.0, ["word"], [VALUES], Producer(VALUES)], ids=type)
 def test_what_has_to_be_read_for_an_input_that_the_model_does_not_have_is_refused(value: Any) -> None:
     spec = ModelSpec.from_config({"name": "model", "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [1]}]})
     with pytest.raises(TensorNameError, match="model 'model' has no input 'Y'; it has X"):
         sources(spec, {"Y": value})
-
-
-def test_the_bytes_of_a_source_are_counted_whatever_its_kind() -> None:
-    values = [VALUES, VALUES.T, [VALUES, VALUES[:1]], [VALUES[0]], [[1.0, 2.0]], VALUES[:0]]
-    made = [source(value, dims=(-1,), max_batch_size=8) for value in values]
-    assert [each.byte_size for each in made] == [24, 24, 36, 12, 8, 0]
-    taken = source(VALUES, dims=(-1, 3))
-    assert source(taken, dims=(-1, 3)) is taken
-    assert source(np.array(["word"]), "TYPE_FP32").dtype is dtypes.BYTES  # which the layout will refuse
-
-
-def test_what_is_elsewhere_is_asked_for_and_what_is_not_is_read_here() -> None:
-    tensors = [{"name": name, "data_type": "TYPE_FP32", "dims": [-1]} for name in "XY"]
-    there = Source(dtypes.BY_NAME["FP32"], (2,), 8, (), device=1)
-    asked: list[str] = []
-
-    def elsewhere(name: str, value: Any, found: Mapping[str, Source]) -> Source | None:
-        assert sorted(found) == sorted(asked)
-        asked.append(name)
-        return there if value == "there" else None
-
-    spec = ModelSpec.from_config({"name": "model", "input": tensors})
-    made = sources(spec, {"X": "there", "Y": [1.0]}, elsewhere)
-    assert asked == ["X", "Y"]
-    assert made["X"] is there
-    assert made["Y"].device is None

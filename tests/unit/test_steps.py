@@ -107,65 +107,6 @@ def value(of: Any) -> Steps[Any]:
     return of
 
 
-def failure(error: BaseException) -> Steps[Any]:
-    yield from ()
-    raise error
-
-
-def test_an_operation_without_steps_is_done_or_its_error_raised(run: Run) -> None:
-    assert run(value(42)) == 42
-    with pytest.raises(KeyError, match="it"):
-        run(failure(KeyError("it")))
-
-
-def test_the_outcome_of_each_step_is_sent_to_the_operation(run: Run) -> None:
-    def operation() -> Steps[Any]:
-        outcomes = [(yield Send("message", 1.0))]
-        outcomes.append((yield Offload(lambda: "work", LONG_S)))
-        outcomes.append((yield Pause(0.0)))
-        outcomes.append((yield Together([value(1), one(Send(2, 1.0)), *map(value, range(3, 40))], LONG_S)))
-        outcomes.append((yield Wait(done, 1e-9)))
-        return outcomes
-
-    done = Future()
-    done.set_result(42)
-    assert run(operation()) == ["message", "work", None, list(range(1, 40)), 42]
-
-
-STEPS = [
-    lambda: Send(KeyError("it"), 1.0),
-    lambda: Offload(lambda: dict[str, int]()["it"], LONG_S),
-    lambda: Together([value(1), failure(KeyError("it"))], LONG_S),
-    lambda: Wait(failed(KeyError("it")), 1.0),
-]
-
-
-def failed(error: BaseException) -> Future:
-    future = Future()
-    future.set_exception(error)
-    return future
-
-
-@pytest.mark.parametrize("step", STEPS, ids=["send", "offload", "together", "wait"])
-def test_the_error_of_a_step_is_thrown_into_the_operation_which_may_go_on_or_end(
-    run: Run, step: Callable[[], Any]
-) -> None:
-    ended = []
-
-    def operation() -> Steps[Any]:
-        with pytest.raises(KeyError):
-            yield step()
-        ended.append((yield Send("again", 1.0)))
-        try:
-            yield step()
-        finally:
-            ended.append("end")
-
-    with pytest.raises(KeyError):
-        run(operation())
-    assert ended == ["again", "end"]
-
-
 @pytest.mark.parametrize("timeout_s", [1e7, 1e10, float("inf")])
 def test_a_time_that_is_accepted_can_be_waited(
     run: Run, thread: concurrent.futures.ThreadPoolExecutor, timeout_s: float

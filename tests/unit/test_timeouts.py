@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
@@ -18,7 +17,6 @@ from shm_backend_utils.client import AsyncShmClient, DeadlineExceededError, Pool
 from shm_backend_utils.client.client import SubmittedCalls
 from shm_backend_utils.client.errors import deadline_exceeded
 from shm_backend_utils.client.paths import choice
-from shm_backend_utils.http.reply_in_time import ReplyInTime
 from shm_backend_utils.memory import mapped_segment, shared_file
 from tests.unit.fake_server import FakeServer, config
 from tests.unit.fake_wires import FakeTransport
@@ -143,20 +141,6 @@ def test_the_timeout_is_that_of_all_requests_together(
         assert not in_time(lambda: CALLS[call](made, "triton-shm"))
 
 
-def test_a_prepared_call_whose_memory_the_server_has_forgotten_ends_in_time(
-    transport: SlowTransport, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is asked, the memory is registered anew, and it is asked once more."""
-    with (
-        a_client(transport, monkeypatch) as made,
-        made.prepare("m", {"IN0": ((6,), np.float32)}, path="triton-shm") as call,
-    ):
-        call.infer().release()
-        transport._server.registered.clear()
-        transport.delays_s = {"SystemSharedMemoryRegister": 0.8 * TIMEOUT_S, "ModelInfer": 0.4 * TIMEOUT_S}
-        assert not in_time(lambda: call.infer(timeout_s=TIMEOUT_S))
-
-
 def test_a_host_name_that_nobody_can_tell_the_meaning_of_keeps_no_other_task_waiting(
     transport: SlowTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,12 +158,6 @@ def test_a_host_name_that_nobody_can_tell_the_meaning_of_keeps_no_other_task_wai
             told.set()
 
     asyncio.run(call())
-
-
-def test_explain_ends_in_time(transport: SlowTransport, monkeypatch: pytest.MonkeyPatch) -> None:
-    with a_client(transport, monkeypatch, timeout_s=TIMEOUT_S) as made:
-        transport.delays_s = dict.fromkeys(PROCEDURES, 0.8 * TIMEOUT_S)
-        assert not in_time(lambda: made.explain("m"))
 
 
 def test_many_regions_that_are_to_be_unregistered_delay_no_call(
@@ -333,34 +311,3 @@ def test_a_call_of_a_task_ends_in_time_whatever_is_slow(
                 await in_time_async(made.infer("m", {"IN0": X}, path="triton-shm", timeout_s=TIMEOUT_S))
 
     asyncio.run(main())
-
-
-LONG_S = 30.0
-ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-
-
-@pytest.fixture
-def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """The client's end of a connection, and the server's."""
-    client, server = socket.socketpair()
-    with client, server:
-        yield client, server
-
-
-def test_an_answer_that_was_read_lets_go_of_its_connection(ends: tuple[socket.socket, socket.socket]) -> None:
-    client, server = ends
-    server.sendall(ANSWER)
-    reply = ReplyInTime(client, time.monotonic() + LONG_S)
-    reader = reply.fp
-    reply.begin()
-    assert (reply.status, reply.read()) == (200, b"ok")
-    assert reader.closed
-    client.close()
-    assert client.fileno() == -1  # while somebody reads from it, it stays open
-
-
-def test_an_answer_that_comes_too_late_is_not_read(ends: tuple[socket.socket, socket.socket]) -> None:
-    client, server = ends
-    server.sendall(ANSWER)
-    with pytest.raises(TimeoutError):
-        ReplyInTime(client, time.monotonic() - 1).begin()

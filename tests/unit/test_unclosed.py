@@ -222,15 +222,6 @@ def test_a_call_that_no_line_of_the_users_has_made_has_an_origin_too(idle: Async
     assert origin_of(call).startswith("infer at ")
 
 
-def test_a_function_that_runs_in_an_event_loop_is_named() -> None:
-    async def main() -> Any:
-        made: asyncio.Future[Origin] = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().call_soon(lambda: made.set_result(Origin.here("infer")))
-        return await made
-
-    assert str(asyncio.run(main())).startswith(f"infer at {__file__}:")
-
-
 def test_the_line_is_that_of_the_instruction_wherever_in_a_function_it_is() -> None:
     first = here() + 1
     origins = [

@@ -39,12 +39,6 @@ def test_nothing_stays_open_whichever_call_fails(region: ManagedRegion, call: st
     assert after > 1
 
 
-def test_a_process_without_descriptors_is_told_so_and_the_region_is_not_refused(region: ManagedRegion) -> None:
-    for call in ("open", "mmap"):
-        with Failing(Fault(call, 0, errno.EMFILE)), pytest.raises(ShmError, match="this process has none left"):
-            ManagedRegion.open(region.segment.key, region.header.token.hex(), "region")
-
-
 ERRORS = [errno.ENOLCK, errno.ENOMEM, errno.EINTR]
 
 

@@ -263,15 +263,6 @@ PROGRAMS = {
     """,
 }
 UNUSED = {
-    "an attempt to share memory that is given up there": """
-        steps = client._core.paths._check_server(5.0)
-        steps.send(next(steps).work())
-        def work():
-            global steps
-            del steps
-        harmless(work)
-        steps.close()
-    """,
     "a client that was never used": """
         def work():
             global client, connected

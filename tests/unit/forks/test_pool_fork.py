@@ -17,10 +17,10 @@ LONG_S = 60
 
 # What every program begins with: a pool, one region that is idle, and one that is held by `memory`.
 BEGIN = """
-import asyncio, signal, threading
+import signal, threading
 from pathlib import Path
 import numpy as np
-from shm_backend_utils.client import AsyncShmClient, ForkedError, PoolOptions
+from shm_backend_utils.client import PoolOptions
 from shm_backend_utils.origin import Origin
 from shm_backend_utils.memory.pool.need import Need
 from shm_backend_utils.memory.pool.pool import SlotPool
@@ -39,37 +39,6 @@ del to_be_idle
 """
 
 USES = {
-    "the client gives an error": """
-        client = AsyncShmClient("127.0.0.1:1")
-        def work():
-            try:
-                asyncio.run(client.infer("model", {}))
-            except ForkedError as error:
-                assert "is a fork; make a new one in this process" in str(error)
-                return
-            sys.exit("no error")
-        in_child(work)
-        asyncio.run(client.close())
-    """,
-    "it may close pool and client without harm": """
-        client = AsyncShmClient("127.0.0.1:1")
-        def work():
-            assert pool.is_forked
-            pool.close()
-            asyncio.run(client.close())
-        in_child(work)
-        assert is_there(held) and is_there(idle)
-        assert take()[0] is idle
-    """,
-    "arrays of the parent are valid there and may die": """
-        def work():
-            global memory
-            assert memory[-1] == 42
-            del memory
-        in_child(work)
-        assert is_there(held)
-        assert pool.status.held == 1
-    """,
     "it may make a pool of its own": """
         def work():
             global pool

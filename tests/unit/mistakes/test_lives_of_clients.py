@@ -151,10 +151,13 @@ def streaming() -> Iterator[FakeServer]:
 
 
 def ask(client: ShmClient, **named: Any) -> Iterator[Any]:
-    return client.stream("stream", {"IN0": X}, outputs={"OUT0": X.nbytes}, **named)
+    return client.stream("stream", {"IN0": X}, **{"outputs": {"OUT0": X.nbytes}, **named})
 
 
-@pytest.mark.parametrize(("named", "count"), [({}, 8), ({"frames": 1}, 1), ({"frames": np.int64(3)}, 3)])
+@pytest.mark.parametrize(
+    ("named", "count"),
+    [({}, 8), ({"frames": 1}, 1), ({"frames": np.int64(3)}, 3), ({"outputs": {"OUT0": 2**22}}, 4)],  # fewer large ones
+)
 @pytest.mark.parametrize("what", ["results", "arrays"])
 def test_who_holds_every_frame_is_told(streaming: FakeServer, named: dict[str, Any], count: int, what: str) -> None:
     kept: list[Any] = []

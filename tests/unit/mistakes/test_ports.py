@@ -4,47 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import ClassVar
 
 import grpc
 import numpy as np
 import pytest
 
 from shm_backend_utils.client import AsyncShmClient, InferenceError, ServerUnavailableError, ShmClient
+from tests.unit.answering_server import answering
 
 X = {"X": np.ones(3, np.float32)}
 Infer = Callable[[str], None]
 
 
-class MetricsPort(BaseHTTPRequestHandler):
-    """Answers every request alike."""
-
-    answer: ClassVar[tuple[int, bytes]] = 400, b""
-
-    def do_GET(self) -> None:
-        status, body = self.answer
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *words: object) -> None:
-        """Say nothing."""
-
-
-class TalkativeMetricsPort(MetricsPort):
-    answer = 200, b"# HELP nv_inference_request_success Number of"
-
-
-class PortWithoutThatPath(MetricsPort):
-    """Answers as Triton does where the URL has a path that it does not know."""
-
-    answer = 404, b'{"error":"Not Found"}'
+METRICS = {"mute": (400, b""), "talkative": (200, b"# HELP nv_inference_request_success Number of")}
+NO_SUCH_PATH = 404, b'{"error":"Not Found"}'  # as Triton answers
 
 
 def infer(url: str) -> None:
@@ -63,20 +38,11 @@ def infer_in_a_task(url: str) -> None:
 either = pytest.mark.parametrize("use", [infer, infer_in_a_task])
 
 
-@contextmanager
-def serving(handler: type[MetricsPort]) -> Iterator[ThreadingHTTPServer]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
-
-
-@pytest.fixture(params=[MetricsPort, TalkativeMetricsPort])
-def metrics_port(request: pytest.FixtureRequest) -> Iterator[ThreadingHTTPServer]:
-    with serving(request.param) as server:
-        yield server
+@pytest.fixture(params=METRICS)
+def metrics_port(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A port whose URL this is, at which every request is answered alike."""
+    with answering(lambda _: METRICS[request.param]) as url:
+        yield url
 
 
 @pytest.fixture
@@ -90,9 +56,9 @@ def grpc_port() -> Iterator[int]:
 
 
 @either
-def test_http_to_the_metrics(metrics_port: ThreadingHTTPServer, use: Infer) -> None:
+def test_http_to_the_metrics(metrics_port: str, use: Infer) -> None:
     with pytest.raises(InferenceError) as error:
-        use(f"http://127.0.0.1:{metrics_port.server_port}")
+        use(metrics_port)
     assert str(error.value).endswith(
         "; is this Triton's HTTP port? By default HTTP is on 8000, and metrics are on 8002"
     )
@@ -100,8 +66,7 @@ def test_http_to_the_metrics(metrics_port: ThreadingHTTPServer, use: Infer) -> N
 
 @either
 def test_http_with_a_path_that_the_server_has_not(use: Infer) -> None:
-    with serving(PortWithoutThatPath) as server:
-        url = f"http://127.0.0.1:{server.server_port}"
+    with answering(lambda _: NO_SUCH_PATH) as url:
         with pytest.raises(InferenceError) as error:
             use(f"{url}/v2")
         assert str(error.value) == (
@@ -112,8 +77,8 @@ def test_http_with_a_path_that_the_server_has_not(use: Infer) -> None:
 
 
 @either
-def test_grpc_to_http(metrics_port: ThreadingHTTPServer, use: Infer) -> None:
-    url = f"127.0.0.1:{metrics_port.server_port}"
+def test_grpc_to_http(metrics_port: str, use: Infer) -> None:
+    url = metrics_port.removeprefix("http://")
     with pytest.raises(ServerUnavailableError) as error:
         use(url)
     assert str(error.value).startswith(

@@ -17,8 +17,9 @@ from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.rows import RowBlocks
 from shm_backend_utils.protocol.layout import PAGE_SIZE
-from tests.unit.threads.conftest import Run
+from tests.unit.side_by_side import side_by_side
 
+pytestmark = pytest.mark.usefixtures("switching_often")
 THREADS = 8
 ROUNDS = 150
 BUDGET = 10 * PAGE_SIZE
@@ -88,7 +89,7 @@ def files() -> list[Path]:
     return list(Path("/dev/shm").glob(f"shmbu-{os.getpid()}-*"))
 
 
-def test_threads_that_take_wait_and_give_up_never_share_a_region(side_by_side: Run) -> None:
+def test_threads_that_take_wait_and_give_up_never_share_a_region() -> None:
     pool, holders, before = SlotPool(PoolOptions(max_bytes=BUDGET, idle_s=0.01)), Holders(), len(files())
     is_over = threading.Event()
 
@@ -118,7 +119,7 @@ def test_threads_that_take_wait_and_give_up_never_share_a_region(side_by_side: R
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_pool_that_is_closed_under_threads_leaves_nothing_and_lets_nobody_wait(side_by_side: Run, seed: int) -> None:
+def test_a_pool_that_is_closed_under_threads_leaves_nothing_and_lets_nobody_wait(seed: int) -> None:
     pool, holders, before = SlotPool(PoolOptions(max_bytes=BUDGET, idle_s=0.01)), Holders(), len(files())
     rounds = threading.Semaphore(0)
 
@@ -140,7 +141,7 @@ def test_a_pool_that_is_closed_under_threads_leaves_nothing_and_lets_nobody_wait
     assert pool.status.byte_size == 0
 
 
-def test_rows_of_a_block_go_to_one_thread_each(side_by_side: Run) -> None:
+def test_rows_of_a_block_go_to_one_thread_each() -> None:
     pool, blocks = SlotPool(PoolOptions(max_bytes=1 << 20)), RowBlocks[int]()
     need = Need(4096, slot_count=4)
     holders = Holders()

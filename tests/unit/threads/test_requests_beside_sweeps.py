@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -23,20 +22,20 @@ from shm_backend_utils.model.mapping.resolver import Resolver
 from shm_backend_utils.protocol.address import parse_address
 from shm_backend_utils.protocol.spans import Table
 from tests.unit.sessions import double, session_of, tensor
+from tests.unit.side_by_side import side_by_side
 from tests.unit.table_client import Client
-from tests.unit.threads.conftest import Run
 
+pytestmark = pytest.mark.usefixtures("switching_often")
 CLIENTS, REQUESTS = 4, 12
 
 
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
-    sys.setswitchinterval(0.005)
     with session_of(monkeypatch, [tensor("X")], [tensor("Y")], parameters={"SHM_MAX_MAPPED_BYTES": "20000000"}) as made:
         yield made
 
 
-def test_sweeps_take_no_memory_from_a_request_and_leave_none(session: ShmSession, side_by_side: Run) -> None:
+def test_sweeps_take_no_memory_from_a_request_and_leave_none(session: ShmSession) -> None:
     context = session._context
     assert context is not None
     resolver = context.resolver
@@ -72,7 +71,7 @@ def test_sweeps_take_no_memory_from_a_request_and_leave_none(session: ShmSession
     assert resolver.registry.mapped() == (0, 0)
 
 
-def test_first_requests_of_several_threads_start_one_sweeper_which_ends_with_the_session(side_by_side: Run) -> None:
+def test_first_requests_of_several_threads_start_one_sweeper_which_ends_with_the_session() -> None:
     def sweepers() -> set[threading.Thread]:
         return {thread for thread in threading.enumerate() if thread.name == "shm sweeper"}
 
@@ -85,7 +84,7 @@ def test_first_requests_of_several_threads_start_one_sweeper_which_ends_with_the
     assert sweepers() <= before
 
 
-def test_uses_that_begin_and_end_side_by_side_are_all_counted(side_by_side: Run) -> None:
+def test_uses_that_begin_and_end_side_by_side_are_all_counted() -> None:
     region, registry = ManagedRegion.create(4096), Registry()
     key, token = region.segment.key, region.header.token.hex()
     mapped = registry.obtain("r", lambda: MappedRegion(ManagedRegion.open(key, token, "region")), "region")
@@ -128,7 +127,7 @@ def regions() -> Iterator[list[ManagedRegion]]:
         region.close()
 
 
-def test_one_thread_of_one_process_has_a_slot_at_a_time(regions: list[ManagedRegion], side_by_side: Run) -> None:
+def test_one_thread_of_one_process_has_a_slot_at_a_time(regions: list[ManagedRegion]) -> None:
     inside, taken = [0], [0] * 9
     held = threading.Lock()
 

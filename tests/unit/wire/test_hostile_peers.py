@@ -189,13 +189,6 @@ def test_a_call_ends_by_its_error_in_time(connected: Connect, serve: Serve, expe
         assert str(failure.value).count(listener.url) <= 1, "it is told twice"
 
 
-def test_a_closed_port(connected: Connect) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    with pytest.raises(ServerUnavailableError, match="no Triton server answers"):
-        ask(connected(f"grpc://127.0.0.1:{port}"))
-
-
 def test_calls_that_had_not_begun_are_sent_again(connected: Connect) -> None:
     """A server says goodbye to a call that it has not seen, refuses the next, and answers it on a third connection."""
     behaviours = iter(
@@ -414,22 +407,6 @@ def test_without_time_nothing_is_sent(connected: Connect) -> None:
             ask(transport, -1.0)
         ask(transport)
     assert len(requests) == 2
-
-
-def test_a_signal_ends_a_call_and_its_connection() -> None:
-    with Listener(at_once(SETTINGS)) as listener:
-        transport = connect(listener.url, None)
-        before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
-        try:
-            thread = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
-            thread.start()
-            with pytest.raises(KeyboardInterrupt):
-                ask(transport)
-            thread.join()
-        finally:
-            signal.signal(signal.SIGUSR1, before)
-        assert transport._connections._idle == []  # type: ignore[attr-defined]
-        transport.close()
 
 
 def test_signals_without_end_do_not_move_the_deadline() -> None:
