@@ -14,15 +14,15 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 38_408,
+    "shm_backend_utils": 38_390,
     "shm_backend_utils/*.py": 1_143,
     "shm_backend_utils/cli": 3_252,
     "shm_backend_utils/client": 8_501,
     "shm_backend_utils/compat": 2_165,
-    "shm_backend_utils/gpu": 2_893,
+    "shm_backend_utils/gpu": 2_882,
     "shm_backend_utils/http": 279,
     "shm_backend_utils/memory": 3_634,
-    "shm_backend_utils/model": 5_361,
+    "shm_backend_utils/model": 5_354,
     "shm_backend_utils/protocol": 1_952,
     "shm_backend_utils/repository": 198,
     "shm_backend_utils/server": 1_284,

@@ -27,7 +27,7 @@ from .runtime import LEGACY_STREAM, CudaRuntime
 from .scratch import Scratch
 from .streams import NamedStream, named_stream
 
-__all__ = ["DeviceArrays", "DeviceUses", "shared_by"]
+__all__ = ["DeviceArrays", "DeviceUses"]
 
 
 class DeviceUses:
@@ -120,17 +120,6 @@ class DeviceUses:
             for device in self:
                 self._arrays.runtime.retired.add(device, kept.copy().clear)
         self.release()
-
-
-def shared_by(every: Iterable[DeviceUses | None]) -> DeviceUses | None:
-    """Return one object for all calls of a batch, which has what each of them has noted so far; None if none has."""
-    found: DeviceUses | None = None
-    for each in every:
-        if found is None:
-            found = each
-        elif each is not None and each is not found:
-            found.join(each)
-    return found
 
 
 class DeviceArrays:

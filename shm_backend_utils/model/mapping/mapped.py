@@ -55,7 +55,6 @@ class MappedRegion:
     __slots__ = (
         "__weakref__",
         "_fence",
-        "_pinning",
         "_unpin",
         "addresses",
         "last_use",
@@ -66,14 +65,8 @@ class MappedRegion:
         "use_count",
     )
 
-    def __init__(
-        self,
-        opened: ManagedRegion | MappedSegment | CudaMapping,
-        fence: MappedRegion | None = None,
-        pinning: Pinning | None = None,
-    ) -> None:
+    def __init__(self, opened: ManagedRegion | MappedSegment | CudaMapping, fence: MappedRegion | None = None) -> None:
         self._unpin: Callable[[], None] | None = None
-        self._pinning = pinning
         self._fence = fence
         self.managed = opened if isinstance(opened, ManagedRegion) else None  # if it is one of ours
         self.segment = opened.segment if isinstance(opened, ManagedRegion) else opened
@@ -95,10 +88,10 @@ class MappedRegion:
             return self._fence is not None and self._fence.is_abandoned
         return (self.managed is not None and self.managed.is_orphaned) or self.segment.is_unlinked
 
-    def keep(self) -> None:
-        """Take note that this is to be the process' mapping of its memory, which may have been mapped before."""
-        if self._pinning is not None and isinstance(self.memory, HostMemory):
-            self._unpin = self._pinning.pin(self.memory.array)
+    def pin(self, pinning: Pinning) -> None:
+        """Pin memory of the host until this is gone."""
+        if isinstance(self.memory, HostMemory):
+            self._unpin = pinning.pin(self.memory.array)
             if self._unpin is not None:
                 self.memory.memory_type = MemoryType.CPU_PINNED
 

@@ -25,6 +25,7 @@ from ...memory.descriptors import NoDescriptorsError
 from ...memory.mapped_segment import MappedSegment
 from ...memory.shared_file import SharedFile
 from .mapped import MappedRegion, Slot
+from .memory import Pinning
 
 __all__ = ["Registry"]
 
@@ -37,8 +38,9 @@ _last_use: Final = attrgetter("last_use")
 class Registry:
     """Maps regions under names, at most ``max_mapped_bytes``: the longest unused make room for others. Thread-safe."""
 
-    def __init__(self, max_mapped_bytes: int | None = None) -> None:
+    def __init__(self, max_mapped_bytes: int | None = None, pinning: Pinning | None = None) -> None:
         self._max_mapped_bytes = max_mapped_bytes
+        self._pinning = pinning  # for what gets a name
         self._lock = threading.RLock()
         self.names: dict[str, MappedRegion] = {}  # to be read without a lock, as are slots
         self._regions: weakref.WeakSet[MappedRegion] = weakref.WeakSet()  # with those that only calls hold
@@ -178,7 +180,8 @@ class Registry:
         else:
             self._make_room(segment.byte_size)
             region = opened
-            region.keep()
+            if self._pinning is not None:
+                region.pin(self._pinning)
             self._regions.add(region)
             self._by_object.setdefault(segment.identity, []).append(region)
         region.names.add(name)

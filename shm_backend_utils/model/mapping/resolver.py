@@ -117,10 +117,9 @@ _PREFIX: Final = "registered: "  # no managed region's key has a colon
 class NamedRegions:
     """Finds, or maps, what registered names stand for. Thread-safe; no request waits for another one's mapping."""
 
-    def __init__(self, config: Config, registry: Registry, pinning: Pinning | None) -> None:
+    def __init__(self, config: Config, registry: Registry) -> None:
         self._config = config
         self._registry = registry
-        self._pinning = pinning
         self._server = StatusEndpoint(config.server_url)
         self._known: dict[str, Registration] = {}  # as the server has told them last
 
@@ -140,8 +139,7 @@ class NamedRegions:
         registration = policy.resolve(claim, found, self._config, field)
 
         def open_it() -> MappedRegion:
-            segment = policy.open_registered(registration, self._config, field, self._registry.check_room)
-            return MappedRegion(segment, pinning=self._pinning)
+            return MappedRegion(policy.open_registered(registration, self._config, field, self._registry.check_room))
 
         mapped = self._registry.obtain(_name_of(registration), open_it, field)
         self._known[claim.name] = registration
@@ -185,11 +183,10 @@ class Resolver:
     """Finds or maps the memory of requests, and unmaps in a thread what owners have given up. Thread-safe."""
 
     def __init__(self, config: Config, cuda: CudaAccess, pinning: Pinning | None = None) -> None:
-        self.registry = Registry(config.max_mapped_bytes)
+        self.registry = Registry(config.max_mapped_bytes, pinning)
         self._config = config
         self._cuda = cuda
-        self._pinning = pinning
-        self._named = NamedRegions(config, self.registry, pinning)
+        self._named = NamedRegions(config, self.registry)
         self._fetcher = Fetcher(config.handover_s)
         self._lock = threading.Lock()  # of the sweeper's start and end
         self._is_closed = False
@@ -264,9 +261,7 @@ class Resolver:
 
     def _managed(self, key: str, token: str, field: str) -> tuple[MappedRegion, ManagedRegion]:
         def open_it() -> MappedRegion:
-            return MappedRegion(
-                policy.open_managed(key, token, self._config, self._fetcher, field), pinning=self._pinning
-            )
+            return MappedRegion(policy.open_managed(key, token, self._config, self._fetcher, field))
 
         mapped = self.registry.obtain(f"{key} {token}", open_it, field)
         assert mapped.managed is not None

@@ -15,7 +15,7 @@ from ... import dtypes
 from ...dtypes import BYTES, DType
 from ...errors import ModelError
 from ...gpu.arrays.device_view import DeviceView
-from ...gpu.model import DeviceArrays, DeviceUses, shared_by
+from ...gpu.model import DeviceArrays, DeviceUses
 from ...protocol.spans import InputSpan, OutputSpan
 from ...tensors.attributes import MemoryType
 from ...tensors.strings import Strings
@@ -183,11 +183,13 @@ class BatchCall:
 
     def _device_uses(self) -> DeviceUses | None:
         """Return what all calls have to do with GPUs, as one: a copy for one is in order for all; None if nothing."""
-        uses = shared_by(call.devices for call in self.calls)
-        if uses is not None:
-            for call in self.calls:
-                call.devices = uses
-        return uses
+        noted = [call.devices for call in self.calls if call.devices is not None]
+        for each in noted[1:]:
+            if each is not noted[0]:
+                noted[0].join(each)
+        for call in self.calls if noted else ():
+            call.devices = noted[0]
+        return noted[0] if noted else None
 
 
 def batches_of(calls: Iterable[Call], fail: Callable[[Call, BaseException], None]) -> list[list[Call]]:

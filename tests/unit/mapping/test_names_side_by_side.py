@@ -40,7 +40,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> dict[str, Registration]:
 @pytest.fixture
 def regions() -> Iterator[NamedRegions]:
     registry = Registry()
-    with closing(NamedRegions(Config(), registry, None)) as regions:
+    with closing(NamedRegions(Config(), registry)) as regions:
         yield regions
     registry.unregister_all()
 

@@ -15,7 +15,7 @@ from shm_backend_utils import dtypes
 from shm_backend_utils.gpu.arrays.device_view import DeviceView
 from shm_backend_utils.gpu.errors import CudaError
 from shm_backend_utils.gpu.memory.access import CudaAccess
-from shm_backend_utils.gpu.model import DeviceArrays, DeviceUses, shared_by
+from shm_backend_utils.gpu.model import DeviceArrays, DeviceUses
 from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.gpu.streams import NamedStream
 from shm_backend_utils.model.mapping.memory import Pinning
@@ -87,9 +87,8 @@ def test_calls_of_a_batch_share_what_they_have_noted(arrays: DeviceArrays, uses:
     more.name(stream)
     more.reads_host = True
     uses.add(0)
-    assert shared_by([None, uses, None, more, uses]) is uses
+    uses.join(more)
     assert (list(uses), uses.streams[DEVICE], uses.reads_host) == ([0, 1], [NamedStream(stream, DEVICE)], True)
-    assert shared_by([None]) is None
 
 
 @pytest.mark.parametrize("device", [0, DEVICE])
