@@ -14,7 +14,7 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 38_390,
+    "shm_backend_utils": 38_392,
     "shm_backend_utils/*.py": 1_143,
     "shm_backend_utils/cli": 3_252,
     "shm_backend_utils/client": 8_501,
@@ -22,7 +22,7 @@ CEILINGS: Final = {
     "shm_backend_utils/gpu": 2_882,
     "shm_backend_utils/http": 279,
     "shm_backend_utils/memory": 3_634,
-    "shm_backend_utils/model": 5_354,
+    "shm_backend_utils/model": 5_356,
     "shm_backend_utils/protocol": 1_952,
     "shm_backend_utils/repository": 198,
     "shm_backend_utils/server": 1_284,
@@ -30,7 +30,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 6_654,
     "scripts": 12_941,
     "scripts/tools/bench": 3_548,
-    "tests": 60_453,
+    "tests": 60_452,
     "docs": 3_929,
 }
 """By folder, or by pattern of files: the most lines."""

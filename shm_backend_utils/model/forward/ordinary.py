@@ -212,4 +212,6 @@ def _array_of(spec: ModelSpec | None, name: str, value: Any, arrays: DeviceArray
     if is_on_gpu(value):
         return arrays.adopt(value)
     array = untyped_array(name, value) if spec is None else whole_array(spec, spec.input(name), value)
+    if spec is not None:  # before objects are read as strings: the model may take numbers
+        spec.input(name).check(dtypes.from_numpy(array.dtype, name), array.shape)
     return Strings.of(name, array) if array.dtype.kind in "OSU" else array
