@@ -29,7 +29,10 @@ from tests.selection import left_out
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_S = 5.0
-SLOW = tuple(f"tests/{folder}/" for folder in ("crash", "e2e", "server", "scripts", "conformance", "deploy"))
+SLOW = (
+    *(f"tests/{folder}/" for folder in ("crash", "e2e", "server", "scripts", "conformance", "deploy")),
+    "tests/unit/test_interrupted_calls",
+)
 WITH_PYTORCH = (
     "tests/e2e/test_contract.py",
     "tests/harness/test_values",

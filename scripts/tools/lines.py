@@ -30,7 +30,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 6_654,
     "scripts": 12_941,
     "scripts/tools/bench": 3_548,
-    "tests": 60_452,
+    "tests": 60_455,
     "docs": 3_929,
 }
 """By folder, or by pattern of files: the most lines."""
