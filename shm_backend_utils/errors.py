@@ -1,36 +1,8 @@
-"""Every error of this package, sorted by whose fault it is.
+"""Every error of this package. The classes below :class:`ShmError` say whose fault it is: caller, peer, model, machine.
 
-::
-
-    ShmError
-    ├── CallerError            what was asked for is wrong; ask differently
-    │   ├── TableError         what a request says of its slot and its tensors
-    │   │   └── VersionError   another version of the protocol
-    │   ├── TensorError        a tensor, in one of these respects:
-    │   │   ├── TensorNameError, TensorTypeError, TensorShapeError, BatchSizeError, MissingTensorError
-    │   ├── BudgetError        more shared memory than a client may have
-    │   ├── RegionRefusedError memory that was named, but may not be opened
-    │   ├── RequestRefusedError  ``model.py`` refuses a request, in words and by a status of its own
-    │   └── ClosedError        an object was used after it was closed
-    ├── PeerError              the other process broke off or broke the contract
-    │   ├── SlotInDoubtError   the model may still be writing to this call's memory
-    │   ├── RegionGoneError    the memory is no longer there
-    │   ├── StaleRequestError  the client gave this request up
-    │   ├── SlotInUseError     somebody else holds the slot's lock
-    │   ├── ReplayedRequestError  this request was executed before
-    │   ├── ProbedError        this request was a probe, which was answered
-    │   ├── ForwardError       another model, called on behalf of this request, failed
-    │   ├── RequestCancelledError  the client does not want the answer any more
-    │   └── StalledStreamError the client reads its stream no further
-    ├── ModelError             ``model.py`` or its ``config.pbtxt`` is wrong
-    │   └── DeviceMemoryError  a tensor is on the GPU, or is not, other than the code that uses it assumes
-    └── MachineError           the machine lacks something: memory, a server, a library
-        ├── NoSharedMemoryError  /dev/shm has no room for what is needed
-        └── PoolExhaustedError no shared memory became free in time
-
-A message names the object, the value found, the value expected and the remedy. Messages reach remote callers,
-so none of them holds a shared-memory key, a token or a path. Each class has a ``code``, with which its text begins
-where it reaches a remote caller: both halves branch on that, never on prose.
+A message names the object, the value found, the value expected and the remedy. Messages reach remote callers, so none
+holds a shared-memory key, a token or a path. The text that a remote caller gets begins with the class's ``code``: both
+halves branch on that, never on prose.
 """
 
 from __future__ import annotations

@@ -31,11 +31,7 @@ def owners_of_kind(kind: type[T]) -> list[T]:
 
 
 def never_destroy(kept: object) -> None:
-    """Let an object live as long as this process, its interpreter's end included.
-
-    For what would speak to others when it is destroyed, and shares its connection with the process that it was forked
-    from: gRPC says goodbye, and event loops take sockets out of an epoll that both processes have.
-    """
+    """Let an object live as long as this process: its end would disturb a connection that forked processes share."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 

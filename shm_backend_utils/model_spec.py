@@ -152,10 +152,7 @@ class ModelSpec:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelSpec:
-        """Read the configuration in the JSON of ``args["model_config"]`` and the server's configuration endpoint.
-
-        Integers may be strings, as in protobuf's JSON form. ModelError if ``SHM_PATHS`` names an unknown path.
-        """
+        """Read a configuration in JSON, whose integers may be strings; ModelError if ``SHM_PATHS`` is wrong."""
         max_batch_size = int(config.get("max_batch_size", 0))
         batched = max_batch_size > 0
         inputs = {tensor["name"]: _tensor_spec(tensor, batched) for tensor in config.get("input", ())}

@@ -1,8 +1,7 @@
 """What others raise, told as this library's errors.
 
-Where memory is in hand, no generator does it, and no ``ExitStack``. An error that a function of
-``contextlib.contextmanager`` raises for another one, or takes, lies in a cycle from Python 3.12 on, with all frames
-that it came through. Memory of a client's that these had would stay mapped until the collector comes.
+A context manager that is a generator would tie the error, from Python 3.12 on, to a cycle with all frames that it came
+through, and their memory would stay mapped until the collector comes.
 """
 
 from __future__ import annotations
@@ -18,10 +17,7 @@ E = TypeVar("E", bound=BaseException)
 
 
 class telling(contextlib.ContextDecorator, Generic[E]):  # noqa: N801  # as contextlib's own, it reads as a verb
-    """Have a block, or a function, raise what these errors mean.
-
-    ``meaning`` returns, for one, the error to raise instead; None to let it be.
-    """
+    """Have a block, or a function, raise what ``meaning`` returns for one of these errors; None lets it be."""
 
     def __init__(self, kinds: type[E] | tuple[type[E], ...], meaning: Callable[[E], BaseException | None]) -> None:
         self._kinds = kinds

@@ -18,11 +18,10 @@ def _nothing_more() -> str:
 
 
 class Unclosed:
-    """A part of something that is to be closed, and garbage when that is. It then issues a ResourceWarning.
+    """A part of what is to be closed: it issues a ResourceWarning if it is garbage before that, but in forked children.
 
-    It reads and writes no file, and says nothing in a forked child, whose parent has what is to be closed. The warning
-    is of the line of ``origin``; ``advice`` says how to close it. ``rest`` returns what more is to be said; None if it
-    was closed with something else.
+    The warning is of the line of ``origin``; ``advice`` says how to close it; ``rest`` returns what more is to be said,
+    or None if it was closed with something else.
     """
 
     __slots__ = ("_advice", "_is_closed", "_origin", "_process", "_rest")

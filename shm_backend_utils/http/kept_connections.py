@@ -1,8 +1,6 @@
-"""Short questions to one HTTP server, over kept connections: a question costs one round trip.
+"""Short questions to one HTTP server over kept connections, without proxies: each costs one round trip.
 
-They understand only a server's answers to short questions: a status, a length and a body. ``http.client``
-understands all of HTTP, and takes twice as long. The client's own connections are another thing: they carry tensors
-and users' certificates, and answer by the client's errors.
+They understand only a status, a length and a body, in half the time of ``http.client``.
 """
 
 from __future__ import annotations
@@ -29,10 +27,7 @@ _SCHEMES: Final = {"http": HTTPConnection, "https": HTTPSConnection}
 
 
 class KeptConnections:
-    """Connections to one server, by no proxy. Any number of threads may ask, each over connections of its own.
-
-    The first question raises the faults of the URL. Connecting and asking may each take ``timeout_s``.
-    """
+    """Connections to one server. Any number of threads may ask, and each question has ``timeout_s``."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
         self._url = url
@@ -45,10 +40,9 @@ class KeptConnections:
         self._idle = []
 
     def get(self, paths: Sequence[str]) -> list[tuple[int, bytes]]:
-        """Ask several questions at once; over a connection that the server has closed meanwhile, once more.
+        """Ask several questions at once, again if the server had closed a connection; return statuses and bodies.
 
-        Return the answers' statuses and bodies. TimeoutError if there was no whole answer in time; OSError,
-        HTTPException or ValueError if the server cannot be reached, or does not answer in that way.
+        TimeoutError without a whole answer in time; else OSError, HTTPException or ValueError.
         """
         deadline = time.monotonic() + self._timeout_s
         asked: list[_Connection] = []
@@ -163,10 +157,7 @@ class _Connection:
 
 
 def connect(url: str, timeout_s: float) -> HTTPConnection:
-    """Connect to the server of a URL, by no proxy: whatever ``http_proxy`` names must not speak for the server.
-
-    OSError, HTTPException or ValueError if it is no URL, or no server answers.
-    """
+    """Connect to the server of a URL, by no proxy; OSError, HTTPException or ValueError if that cannot be."""
     place = urlsplit(url)
     kind = _SCHEMES.get(place.scheme)
     if kind is None or not place.hostname:

@@ -23,13 +23,7 @@ class Access:
             raise CallerError(f"mode is {self.mode!r}; expected for example 0o600, or 0o660 with a group")
 
     def give_to(self, fd: int) -> None:
-        """Have an open file of this process' own opened by these alone, whatever the umask says.
-
-        Parameters
-        ----------
-        fd : int
-            Its descriptor.
-        """
+        """Have an open file of this process' own opened by these alone, whatever the umask says."""
         os.fchmod(fd, self.mode)
         if self.group_id is not None:
             os.fchown(fd, -1, self.group_id)

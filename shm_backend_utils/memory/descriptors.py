@@ -20,13 +20,10 @@ NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 class Descriptor:
-    """An open file descriptor, which is closed with its object at the latest, unless it must outlive that.
+    """An open file descriptor, closed with its object unless it must outlive that, and in a forked child at once.
 
-    A forked child closes its copy at once: it would keep the parent's memory and locks alive.
-
-    A signal's handler may raise between any two steps of the interpreter. So a system call's descriptor is kept in
-    the same step: ``list.extend`` and ``map`` come back to the interpreter with all done. So it is closed, too.
-    ``open_it`` must therefore be a function in C, such as ``os.open``.
+    A signal's handler may raise between two steps of the interpreter. If ``open_it`` is a function in C,
+    ``list.extend`` and ``map`` open and keep the descriptor in one step.
     """
 
     __slots__ = ("__weakref__", "_held", "_outlives")
@@ -42,10 +39,7 @@ class Descriptor:
         return self._held[0] if self._held else -1
 
     def reopened(self) -> Descriptor:
-        """Return another open file description of the same file, to read and write it: locks belong to one of them.
-
-        Another process's lease on the file (fcntl(2)) fails this, where without O_NONBLOCK it would wait for 45 s.
-        """
+        """Open the file once more, as locks belong to a description; O_NONBLOCK, as a peer's lease could block."""
         return Descriptor(os.open, f"/proc/self/fd/{self.fileno()}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
 
     def forsake(self) -> None:

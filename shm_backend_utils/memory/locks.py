@@ -125,10 +125,9 @@ def borrow(fd: int, record: int) -> SharedLease | None:
 
 
 class SharedLease:
-    """A shared lock on one byte, through a description of its own. Made by :func:`use` and :func:`borrow`.
+    """A shared lock on one byte, through a description of its own.
 
-    It is held until it is given back, also if this object is lost: memory that it protects may still be mapped, as
-    where CUDA fails to unmap it, and its owner must not free that.
+    It outlives this object: where CUDA fails to unmap memory, its owner must not free that.
     """
 
     __slots__ = ("_own",)

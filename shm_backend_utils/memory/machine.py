@@ -79,12 +79,7 @@ def _reclaimable(folder: Path) -> int:
 
 
 def process_facts() -> dict[str, Any]:
-    """Return facts about this process, in JSON's types; None for unknown ones.
-
-    Two processes have the ``boot_id`` in common if one kernel runs both, and ``shm_device``, the number of
-    ``/dev/shm``'s file system, if they share that; ``shm_bytes`` and ``shm_free_bytes`` are both 0 where it has no
-    limit. ``namespaces`` are the inodes of :data:`NAMESPACES`.
-    """
+    """Return facts about this process, in JSON's types: None if unknown, 0 for the size of an unlimited /dev/shm."""
     return {
         "pid": os.getpid(),
         "uid": os.geteuid(),

@@ -95,10 +95,7 @@ class ManagedRegion:
         return cls(kind.map(file, header.byte_size), header)
 
     def grow(self, byte_size: int, deadline: float = math.inf) -> None:
-        """Make a region of this process' own larger, under a new token: requests name it anew, and models map it anew.
-
-        Views of it, and models' mappings, stay valid. Raises as :meth:`.MappedSegment.grow`.
-        """
+        """Make a region of this process' own larger, under a new token, so that requests and models name it anew."""
         self.segment.grow(whole_pages(byte_size), deadline)
         token = secrets.token_bytes(layout.TOKEN_LENGTH)
         self.header = replace(self.header, byte_size=self.segment.byte_size, token=token)

@@ -26,11 +26,7 @@ _PREFAULT_PIECE: Final = 4 * 2**20  # about a millisecond
 
 
 class MappedSegment(ABC):
-    """Shared memory, mapped readable and writable as a whole.
-
-    The descriptor lives until :meth:`close`. The mapping lives until the last array over it is gone, whatever happens
-    to the segment or its owner; its memory is freed by the kernel with the last mapping.
-    """
+    """Shared memory, mapped as a whole until the last array over it is gone, and open until :meth:`close`."""
 
     _room: Callable[[], float]  # how many bytes there are for memory like this
 
@@ -80,11 +76,7 @@ class MappedSegment(ABC):
             raise RegionRefusedError(file.field, reason) from None
 
     def grow(self, byte_size: int, deadline: float = math.inf) -> None:
-        """Take space for more bytes of this process's object, and map it anew; views of it stay valid.
-
-        OSError if there is no room, or it cannot grow; TimeoutError after the deadline, by ``time.monotonic()``. Either
-        gives back what was taken.
-        """
+        """Take space for more bytes and map them anew; OSError, or TimeoutError, if that cannot be in time."""
         with contextlib.closing(self._descriptor.reopened()) as descriptor:  # stays open if this is closed
             fd = descriptor.fileno()
             try:
@@ -123,10 +115,9 @@ class MappedSegment(ABC):
         return self._descriptor.fileno()
 
     def prefault(self, deadline: float = math.inf) -> None:
-        """Enter every page into this process' page tables, which first use would do one by one, each at a fault's cost.
+        """Enter every page into this process' page tables, until a moment; a kernel before 5.14 does nothing.
 
-        Piece by piece, as the interpreter's other threads, and signals, wait meanwhile, and until a moment by
-        ``time.monotonic()``: the rest is left to first use. A kernel before 5.14 cannot; then this does nothing.
+        Piece by piece, as the interpreter's other threads and signals wait meanwhile.
         """
         mapped = self._map
         if mapped is not None:

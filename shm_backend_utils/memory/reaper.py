@@ -1,9 +1,7 @@
 """Find managed regions, and remove those whose owner is proven dead.
 
-The proof: a regular file with our prefix and a ready header, of this user, whose owner's lease is free. An owner holds
-that lease from before its region has a name until it is dead or done, so no client will ever write a generation there
-again. The reaper only asks for it, so that others who ask meanwhile find it free, too. It leaves all other files alone.
-An empty file needs no header, only a name of exactly our form: nothing can be lost.
+The proof: a regular file of this user, with our prefix and a ready header, or empty and with a name of exactly our
+form; and its owner's lease is free, which it is not before the owner is dead or done. Other files stay.
 """
 
 from __future__ import annotations

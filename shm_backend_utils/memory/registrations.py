@@ -1,8 +1,4 @@
-"""The registrations of clients at the server: the answer of its status endpoint, which gives names a meaning.
-
-``GET v2/systemsharedmemory/status``, and ``…/region/NAME/status``, are part of Triton's system shared memory extension
-(``extension_shared_memory.md``).
-"""
+"""The registrations of clients at the server, by Triton's system shared memory extension: they give names a meaning."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from http.client import HTTPException
 from typing import Any, Final
 
 from ..errors import MachineError
-from ..http.json_answers import fetch_json
+from ..http.answers import fetch_json
 from ..http.kept_connections import KeptConnections
 
 __all__ = ["Registration", "StatusEndpoint", "fetch_registrations"]

@@ -1,7 +1,6 @@
-"""Sealed memory: it has no name, cannot be truncated, and is gone with the last process that has it.
+"""Sealed memory: a memfd (memfd_create(2)) that has no name, cannot be truncated, and ends with its last process.
 
-A memfd (memfd_create(2)) whose size is sealed. A process that wants to map it asks its maker over a socket
-(:mod:`.handover`): neither ``/dev/shm``, nor a common PID or IPC namespace is needed, but a common network namespace.
+Processes fetch it from its maker over a socket (:mod:`.handover`), for which they share a network namespace alone.
 """
 
 from __future__ import annotations

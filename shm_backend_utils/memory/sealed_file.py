@@ -14,20 +14,14 @@ __all__ = ["SealedFile"]
 
 
 class SealedFile(SharedFile):
-    """A memfd (memfd_create(2)), to be used as any :class:`.SharedFile`, and checked as one.
-
-    Honest clients seal its size. That is not checked: an allowed client could name a file without seals instead.
-    """
+    """A memfd, checked as any :class:`.SharedFile`; not for seals, as its client could hand over a file without any."""
 
     @classmethod
     def take(cls, key: str, received: Descriptor, field: str) -> SealedFile:
-        """Open what was received once more, if it is such a file; what was received is closed then.
+        """Open what was received once more, for locks of its own, and close it; RegionRefusedError if it is no memfd.
 
-        A lock belongs to an open file description (fcntl(2)), and that of the received one is its sender's, too.
-
-        What was received may be anything: nothing is asked of it that could block, before it is known to be a memfd. If
-        this raises, it may still be open, and to close it may block. RegionRefusedError if it is no memfd, or may not
-        be opened by this user; OSError if this process has no file descriptors left.
+        It may be anything: nothing that could block is asked of it before it is known to be a memfd. If this raises, it
+        may still be open.
         """
         _check_is_memfd(received, field)
         file = cls(key, _reopened(received, field), field)
@@ -35,10 +29,7 @@ class SealedFile(SharedFile):
         return file
 
     def check_space(self, byte_size: int) -> None:
-        """Raise RegionRefusedError unless it has memory for so many bytes, and they are whole pages of ordinary size.
-
-        Where no huge page (``MFD_HUGETLB``) is free to fill a hole, the kernel ends the process that touches it.
-        """
+        """Raise RegionRefusedError unless it has memory for these whole pages; huge ones may be missing."""
         page_size = os.fstatvfs(self._descriptor.fileno()).f_bsize
         if page_size > PAGE_SIZE:
             raise RegionRefusedError(self.field, f"its pages have {page_size} bytes; expected pages of {PAGE_SIZE}")
@@ -56,10 +47,8 @@ def _check_is_memfd(received: Descriptor, field: str) -> None:
 
 
 def _reopened(received: Descriptor, field: str) -> Descriptor:
-    # Without O_NONBLOCK, a lease of its client's would block this for lease-break-time, which is 45 s (fcntl(2)).
-    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK
     try:
-        return Descriptor(os.open, f"/proc/self/fd/{received.fileno()}", flags)
+        return received.reopened()
     except OSError as error:
         if error.errno in NO_DESCRIPTORS:
             raise

@@ -1,8 +1,4 @@
-"""POSIX shared memory: create, open, identify, unlink. One class, one mapping, no protocol.
-
-On Linux, ``shm_open("/key")`` is ``open("/dev/shm/key")`` (shm_overview(7)), which is what this module does; unlike
-``multiprocessing.shared_memory`` it has no resource tracker that unlinks a region because somebody else exited.
-"""
+"""POSIX shared memory: create, open, identify, unlink. shm_open(3) is open(2) in ``/dev/shm`` (shm_overview(7))."""
 
 from __future__ import annotations
 

@@ -46,11 +46,9 @@ _OBSTACLES: Final = {errno.ELOOP: "it is a symbolic link", errno.EXDEV: "somethi
 
 
 class SharedFile:
-    """A regular file in /dev/shm, or a subclass's file.
+    """A regular file in /dev/shm, or a subclass's; a ``with`` statement closes it unless it was mapped.
 
-    To be used in a ``with`` statement, which closes it unless it was mapped.
-
-    Nothing here touches the file's memory: a file of a stranger, or one that shrinks meanwhile, can do no harm.
+    Nothing here touches its memory: a stranger's file, or one that shrinks meanwhile, can do no harm.
     """
 
     def __init__(self, key: str, descriptor: Descriptor, field: str) -> None:
@@ -136,11 +134,7 @@ class SharedFile:
 
 
 def open_by_name(key: str) -> Descriptor:
-    """Open a file of /dev/shm to read and write it, unless something is mounted there: of that, nothing is asked.
-
-    A file system of FUSE can have whoever opens its files wait for ever. OSError if it cannot be opened; EXDEV if
-    something is mounted there.
-    """
+    """Open a file of /dev/shm, unless something is mounted there (EXDEV): a file of FUSE could block for ever."""
     with (
         contextlib.closing(Descriptor(os.open, DEV_SHM / key, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)) as place,
         contextlib.closing(Descriptor(os.open, DEV_SHM, os.O_PATH | os.O_CLOEXEC)) as folder,
@@ -186,11 +180,8 @@ def total_bytes() -> int:
 def allocate(fd: int, offset: int, byte_size: int, room: float, deadline: float = math.inf) -> None:
     """Give memory to every byte of a part of a file: a full /dev/shm must fail here, not as a SIGBUS at first touch.
 
-    Where there is a deadline, by ``time.monotonic()``, piece by piece, to look at the clock: the kernel clears half a
-    gigabyte to two in a second; TimeoutError once it is over. Else at once: then the kernel gives all back if it
-    cannot take all. What there is no room for takes nothing from others meanwhile; ``room`` is how many
-    bytes there are at all. OSError if it cannot be done, as where ``byte_size`` is not more than 0; a number in
-    ``NO_SPACE`` means too little room.
+    OSError with a number in ``NO_SPACE`` if there is too little of ``room``. With a deadline it goes piece by piece,
+    and raises TimeoutError; without, the kernel gives all back if it cannot take all.
     """
     if byte_size - os.fstat(fd).st_blocks * BLOCK_SIZE > room:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -67,11 +67,7 @@ class CallInput(NamedTuple):
 
 
 class CallLayout(NamedTuple):
-    """A call, laid out.
-
-    Region 0 of the spans is the slot's own, on the host; region 1 is on the first of the call's GPUs, and so on. Only
-    their lender knows where lent inputs are: their spans name region :data:`LENT`, which there is not.
-    """
+    """A call, laid out: region 0 is the slot's own, region 1 is on the first of the call's GPUs, and so on."""
 
     table: Table  # further regions are added where there are any
     batch_size: int | None  # None without a batch dimension
@@ -95,11 +91,7 @@ def aligned(offset: int) -> int:
 
 
 def record_byte_size(spec: ModelSpec) -> int:
-    """Return the size of the slot records that have room for any call of a model.
-
-    It is a page, or a power of two of them: each half has room for all tensors that the configuration lists. Where
-    these are too many, :func:`obstacle_in_tensors` says so.
-    """
+    """Return the size of slot records, in whole pages, whose halves have room for any call of a model."""
     needed, size = _needed_of_record(spec), layout.PAGE_SIZE
     while size // 2 < needed and size < layout.MAX_RECORD_BYTE_SIZE:
         size *= 2
@@ -148,11 +140,10 @@ def lay_out(  # noqa: PLR0912  # one function: each further one costs a call a m
     most_rows: int,
     output_devices: Mapping[str, int] = NO_DEVICES,
 ) -> CallLayout:
-    """Check a call against the model's configuration, and lay it out; TensorError if the model does not take it.
+    """Check a call against the model's configuration, and lay it out from ``begin`` on; TensorError if it does not fit.
 
     ``wanted`` are outputs with the bytes that the user hints at, None for all; ``learned`` the bytes per row that
-    outputs needed before, used where neither a hint nor the configuration tells. The region's data begins at ``begin``.
-    Inputs may be anything with the attributes of a CallInput.
+    outputs needed before, used where neither a hint nor the configuration tells.
     """
     cursor = begin
     spans: dict[str, InputSpan] = {}
@@ -207,10 +198,7 @@ def lay_out(  # noqa: PLR0912  # one function: each further one costs a call a m
 
 
 def rows_of(whole: CallLayout, spec: ModelSpec, begin: int, end: int) -> CallLayout:
-    """Return the layout of some rows of a call to a model, in the same place.
-
-    Where rows of an output have no certain size, each row gets the same share of the room, in whole elements.
-    """
+    """Return the layout of some rows of a call, in place; outputs of unknown size share room in whole elements."""
     assert whole.batch_size is not None
     rows, count = whole.batch_size, end - begin
     inputs, outputs = {}, {}
@@ -310,10 +298,7 @@ class LearnedSizes:
         del self.needed[:-CALLS]  # of streams, which do not shrink them
 
     def shrink(self) -> bool:
-        """Forget unneeded room after enough calls: none of its outputs is larger than all of them together.
-
-        Return whether calls have had less for a while: memory that none of them has is not needed then.
-        """
+        """Forget unneeded room after enough calls; return whether calls have had less for a while."""
         needed = self.needed
         if len(needed) < CALLS:
             return False

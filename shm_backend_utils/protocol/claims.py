@@ -82,10 +82,7 @@ class CudaRegionClaim:
 
 @dataclass(frozen=True, slots=True)
 class NamedRegionClaim:
-    """A foreign region: one without a header, by the name under which it is registered at the server.
-
-    Offsets of spans count from the beginning of the registered part. Nothing fences it: it has no slots.
-    """
+    """A foreign region, by its registered name: offsets count from the registered part, and nothing fences it."""
 
     name: str
 
@@ -118,10 +115,7 @@ def encode_claim(claim: RegionClaim) -> bytes:
 
 
 def decode_claims(data: bytes, begin: int, end: int, count: int) -> tuple[tuple[RegionClaim, ...], int]:
-    """Read a table's further regions, copied out of shared memory; return where they end, too.
-
-    TableError if one is not as it should be: the message names the field, and never a key, a token or a handle.
-    """
+    """Read a table's further regions, which were copied out; return where they end, too. TableError names no secret."""
     if count > MAX_REGIONS:
         raise TableError("region_count", str(count), f"at most {MAX_REGIONS}")
     claims: list[RegionClaim] = []
@@ -186,10 +180,7 @@ def _check_fence(field: str, fence: int, earlier: tuple[RegionClaim, ...]) -> No
 
 
 def check_are_different(claims: tuple[RegionClaim, ...], group: str = "regions", first: int = 1) -> None:
-    """Raise :class:`TableError` if a region is named twice: spans that seem apart could then be the same bytes.
-
-    ``group`` and ``first`` are for the message: the peer's name of its regions, and their first number.
-    """
+    """Raise TableError, for ``group[index]``, if a region is named twice: spans could be the same bytes."""
     seen: set[str | bytes] = set()
     for index, claim in enumerate(claims, first):
         name = _name_of(claim)

@@ -1,8 +1,6 @@
-"""The form that the table of nearly every request of a model has. Pure.
+"""The form of nearly every table: all inputs in the configuration's order, and outputs, in the slot's own region. Pure.
 
-Such a table tells of all inputs, in the order of the configuration, and of outputs, in the slot's own region. The
-known part of the inputs is compared at once. Of every other table, right or wrong, the form says nothing: it is
-read by :func:`.table.decode`, and checked against the configuration then.
+Its known part is compared at once. :func:`.table.decode` reads every other table.
 """
 
 from __future__ import annotations
@@ -63,10 +61,9 @@ class TableForm:
         return cls(spec) if all(t.dtype and t.dtype.itemsize and t.reshape is None for t in inputs) else None
 
     def decode(self, data: bytes, generation: int, data_begin: int, byte_size: int) -> Table | None:
-        """Return the same as :func:`.table.decode`, for a table of this form and generation that fits the model.
+        """Return a table of this form and generation that fits the model, as :func:`.table.decode` does; else None.
 
-        None for any other. Tensors lie one behind the other, and at multiples of their elements' size: more is not to
-        be checked, if the region begins at one, as every mapping does.
+        As tensors lie one behind the other, at multiples of their elements' size, no more is to be checked.
         """
         inputs: dict[str, InputSpan] = {}
         outputs: dict[str, OutputSpan] = {}

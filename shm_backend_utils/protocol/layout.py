@@ -96,10 +96,7 @@ def write_header(buffer: memoryview, header: Header) -> None:
 
 
 def parse_header(data: bytes, byte_size: int) -> Header | None:
-    """Return the header out of a region's first :data:`HEADER_LENGTH` bytes or more, which were copied.
-
-    None without a ready header of this version that fits the size of the region's file.
-    """
+    """Return the header in a region's copied first bytes; None if it is not ready, or does not fit the file's size."""
     if len(data) < HEADER_LENGTH:
         return None
     magic, version, slot_count, claimed, token, record_byte_size = _HEADER.unpack_from(data)
@@ -113,10 +110,10 @@ def parse_header(data: bytes, byte_size: int) -> Header | None:
 
 
 class SlotRecord:
-    """One slot's record, over the whole region's buffer, which it keeps alive. Every read is a fresh copy.
+    """One slot's record, over the whole region's buffer, which it keeps alive; peers write ``request`` or ``results``.
 
-    A peer writes ``request``, or ``results``: copy it as a whole, and let ``decode`` check the copy. To call a function
-    costs more than a word: each request reads and writes ``client_words`` and ``model_words``.
+    Each request reads and writes ``client_words`` and ``model_words`` itself: to call a function costs more than a
+    word.
     """
 
     __slots__ = ("client_words", "model_words", "request", "results", "results_room", "room", "table")

@@ -1,8 +1,7 @@
-"""Descriptors of named regions: the request parameter ``shm_io``, for tools that keep registered regions of their own.
+"""The request parameter ``shm_io``, for tools that register regions themselves: the tensors, without a slot.
 
-``{"v": 1, "model": NAME, "regions": […], "inputs": {…}, "outputs": {…}}``, in JSON or in hexadecimal digits of it. It
-is read into the same checked value that a slot's table is. Without a slot, nothing fences such a request from the
-next one, and the model writes no results.
+``{"v": 1, "model": NAME, "regions": […], "inputs": {…}, "outputs": {…}}``, in JSON or in hexadecimal digits of it.
+Nothing fences such a request, and the model writes no results.
 """
 
 from __future__ import annotations
@@ -36,10 +35,7 @@ _MANAGED: Final = ("system", "lent")  # kinds of version 1, which the protocol's
 
 
 def encode_descriptor(model: str, table: Table) -> str:
-    """Return the value of ``shm_io`` for a model; the table's regions are named ones, and of CUDA without a fence.
-
-    TableError if it would be longer than :data:`MAX_DESCRIPTOR_LENGTH` characters.
-    """
+    """Return the value of ``shm_io`` for a table of named and CUDA regions; TableError if it is too long."""
     value = {
         "v": _VERSION,
         "model": model,
@@ -56,11 +52,7 @@ def encode_descriptor(model: str, table: Table) -> str:
 
 
 def parse_descriptor(text: Any) -> tuple[str, Table]:
-    """Return the model and the table in the value of ``shm_io``; the table has no region 0, which is a slot's own.
-
-    TableError if it is no descriptor: the message names the field, and never a handle. VersionError if it names managed
-    regions, as clients of version 1 did.
-    """
+    """Return the model and the table, without a region 0, in a value of ``shm_io``; TableError tells no secret."""
     if type(text) is not str:
         raise TableError(PARAMETER, f"a value of type {type(text).__name__}", "a string")
     _check_length(text)

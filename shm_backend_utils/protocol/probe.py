@@ -74,11 +74,7 @@ def is_probe(data: bytes) -> bool:
 
 
 def decode_probe(data: bytes, data_begin: int, byte_size: int) -> Probe:
-    """Check a probe of :func:`is_probe`, in the client's half of a slot's record, copied as a whole.
-
-    ``data_begin`` and ``byte_size`` are where the data of the slot's own region begins, and how large that is.
-    TableError, which names the field, if it breaks the protocol.
-    """
+    """Check a probe as :func:`.table.decode` checks a table; TableError if it breaks the protocol."""
     (word,) = _WORD.unpack_from(data, table.PROBE_OFFSET)
     plain = data[: table.PROBE_OFFSET] + _WORD.pack(0) + data[table.PROBE_OFFSET + _WORD.size :]
     generation, said = table.decode(plain, data_begin, byte_size)

@@ -1,8 +1,4 @@
-"""Refusal codes: the word at the beginning of each error that a model half answers with.
-
-Over HTTP Triton drops its own status codes, and prose is for people. So both halves branch on these words alone. Each
-error class of :mod:`shm_backend_utils.errors` has one, its ``code``; ``docs/protocol.md`` lists them all.
-"""
+"""Refusal codes: the first word of each error of a model half, by which both halves branch, as HTTP drops statuses."""
 
 from __future__ import annotations
 

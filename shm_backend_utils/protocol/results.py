@@ -187,10 +187,7 @@ def decode(  # noqa: PLR0912, PLR0915  # one function: when an answer comes, cac
 
 
 def _events(data: bytes, begin: int, count: int, region_count: int) -> tuple[int, ...]:
-    """Return the numbers of the regions whose events there are.
-
-    ValueError if there is no such region, or one is named twice; struct.error if they end too early.
-    """
+    """Return the numbers of the regions that have events; ValueError if wrong, struct.error if they end too early."""
     events: tuple[int, ...] = struct.unpack_from(f"<{count}H", data, begin)
     if min(events) < 1 or max(events) >= region_count or len(set(events)) != count:
         raise ValueError(f"events of regions {brief(str(events))}, of which {region_count - 1} are there")
@@ -211,10 +208,7 @@ def unused_memory(model: str) -> PeerError:
 
 
 def check_output(spec: ModelSpec, name: str, dtype: DType | None, shape: tuple[int, ...]) -> None:
-    """Raise PeerError unless an output that an answer describes is one that the model's configuration has.
-
-    A peer's words become a type or a size nowhere else.
-    """
+    """Raise PeerError unless an output that a peer describes is one that the model's configuration has."""
     expected = spec.outputs.get(name)
     if expected is None or dtype is None:
         found = "of a type that Triton does not have" if dtype is None else "which its configuration does not have"

@@ -93,10 +93,7 @@ Extent = tuple[int, int, int, str]
 
 
 def check_outputs_are_apart(table: Table) -> None:
-    """Raise :class:`TableError` if an output overlaps another tensor; with a ring, that of any place.
-
-    Inputs may overlap each other. Regions are taken to be different memory.
-    """
+    """Raise TableError if an output, in any place of a ring, overlaps another tensor. Inputs may overlap."""
     extents: list[Extent] = [
         (span.region, span.offset, span.offset + span.byte_size, name)
         for name, span in table.outputs.items()

@@ -106,10 +106,7 @@ def tensor_length(name: str, rank: int) -> int:
 
 
 def encode(table: Table) -> bytes:
-    """Return a table in its binary form, without the generation that stands in front of it.
-
-    Its shapes have at most :data:`MAX_RANK` dimensions, and its names at most 65,535 bytes.
-    """
+    """Return a table, with no more than MAX_RANK dimensions, in its binary form, without the generation in front."""
     pieces = [*map(encode_claim, table.regions)]
     pack = TENSOR.pack
     for name, (dtype, shape, region, offset, byte_size) in table.inputs.items():

@@ -31,11 +31,7 @@ _NO_VALUE: Final = re.compile(r'Enum type "inference\.([\w.]+)" has no value nam
 
 
 def read_config(folder: Path) -> Any:
-    """Return the ``ModelConfig`` of a model's folder; an empty one without a file.
-
-    ModelError if it is none: the message has file, line and column, protobuf's words, and the remedy. OSError if
-    it cannot be read, or is no file.
-    """
+    """Return the ``ModelConfig`` of a model's folder, empty without a file; ModelError names place and remedy."""
     file = folder / CONFIG_FILE
     config = model_config_pb2.ModelConfig()
     if not file.exists():
@@ -54,10 +50,7 @@ def read_config(folder: Path) -> Any:
 
 
 def check_tensors(config: Any) -> None:
-    """Check inputs and outputs, as the server does once the model had its say.
-
-    ModelError if one lacks a name, a type or sizes, or has such as cannot be.
-    """
+    """Check inputs and outputs as the server does once the model had its say; ModelError if one lacks something."""
     for side in ("input", "output"):
         for tensor in getattr(config, side):
             said = f"model {side} " + (f"'{tensor.name}' " if tensor.name else "")

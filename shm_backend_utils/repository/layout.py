@@ -19,10 +19,7 @@ def version_folders(model: Path) -> list[Path]:
 
 
 def is_model_folder(folder: Path) -> bool:
-    """Return whether a folder is a model's: it has a configuration, or a version with code.
-
-    OSError if it cannot be read.
-    """
+    """Return whether a folder has a configuration, or a version with code; OSError if it cannot be read."""
     return (folder / CONFIG_FILE).exists() or any(
         (version / CODE_FILE).is_file() for version in version_folders(folder)
     )

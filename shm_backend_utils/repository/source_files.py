@@ -19,10 +19,7 @@ class NoSourceError(OSError):
 
 
 def read_source(file: Path) -> bytes:
-    """Return a file's contents. It never waits: a pipe or a device is no source.
-
-    NoSourceError if it is no regular file, or larger than :data:`MOST_BYTES`; OSError if it cannot be read.
-    """
+    """Return a file's contents, without waiting; NoSourceError if it is no regular file, or too large; else OSError."""
     fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         mode = os.fstat(fd).st_mode

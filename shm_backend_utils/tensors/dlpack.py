@@ -1,11 +1,7 @@
-"""DLPack capsules where NumPy's own support ends. The structures are those of ``dlpack.h``.
+"""DLPack capsules where NumPy's own support ends: writable arrays, BF16, and consumers that break the protocol.
 
-NumPy makes the capsules, because their destructors must be compiled: one that is written in Python and runs while an
-exception is being raised loses that exception. This module does two things that NumPy does not: it takes a capsule
-over as a *writable* array, and it copes with consumers that break the protocol.
-
-A capsule named "dltensor" owns its tensor until a consumer renames it to "used_dltensor"; from then on the consumer
-owns the tensor, and calls its deleter when it is done.
+NumPy makes the capsules, because destructors must be compiled: one in Python that runs while an exception is being
+raised loses that. A consumer renames a capsule "dltensor" to "used_dltensor", and then owns its tensor.
 """
 
 from __future__ import annotations
@@ -62,11 +58,10 @@ ON_GPU: Final = frozenset({CUDA, CUDA_MANAGED})
 
 
 def export(array: npt.NDArray[Any], max_version: tuple[int, int] | None = None) -> object:
-    """Return a capsule over the array's memory: a versioned one, if the consumer asks for it and NumPy (2.1) can.
+    """Return a capsule over the array's memory, versioned if the consumer asks for it and NumPy (2.1) makes such.
 
-    If NumPy cannot, a consumer that asks for it gets a read-only array, too, though the capsule does not say so. Those
-    that ask in a process with such a NumPy are like PyTorch, which passes over it anyway. BufferError if the array is
-    read-only, and the consumer does not ask for a capsule that could say so.
+    An older NumPy gives out a read-only array all the same. BufferError if it is read-only and no versioned one is
+    asked for.
     """
     is_bf16 = array.dtype == dtypes.BF16.numpy
     known = array.view(np.uint16) if is_bf16 else array  # what NumPy takes as one of its own, or as nothing at all
@@ -114,19 +109,12 @@ class _Lender:
 
 
 def read(produce: Callable[[], object]) -> npt.NDArray[Any]:
-    """Return the contents of an unversioned capsule of CPU memory as a read-only array, without a copy.
-
-    ``produce`` returns the capsule, and may be called twice. TypeError as from :func:`consume`.
-    """
+    """Return the unversioned capsule of CPU memory that ``produce`` makes, maybe twice, as a read-only array."""
     return array_of(_Lender(produce))
 
 
 def array_of(value: Any) -> npt.NDArray[Any]:
-    """Return a host object with ``__dlpack__`` as an array without a copy: by NumPy, or for BF16 without it.
-
-    BufferError, RuntimeError or TypeError if it does not give its memory away, or is of a data type without a
-    counterpart.
-    """
+    """Return a host object's memory as an array; BufferError, RuntimeError or TypeError if it gives none."""
     try:
         return np.from_dlpack(value)
     except (BufferError, RuntimeError, TypeError):
@@ -146,10 +134,7 @@ def check_is_resolved(value: Any, tensor: str) -> None:
 
 
 def consume(capsule: object) -> npt.NDArray[Any]:
-    """Take over an unversioned capsule of CPU memory and return it as an array, writable and without a copy.
-
-    TypeError if it is no such capsule, or of a data type that has no counterpart in :mod:`shm_backend_utils.dtypes`.
-    """
+    """Take over an unversioned capsule of CPU memory as a writable array; TypeError if it is no such capsule."""
     managed = managed_tensor(capsule)
     tensor = managed.tensor
     if tensor.device.device_type != CPU_DEVICE[0]:

@@ -13,17 +13,12 @@ from ..dtypes import DType
 __all__ = [
     "NAME_USED",
     "NAME_USED_VERSIONED",
-    "NAME_VERSIONED",
     "NUMPY_MAKES_VERSIONED",
     "VERSION",
     "Consumed",
     "ForeignMemory",
-    "ManagedTensor",
-    "Tensor",
-    "VersionedTensor",
     "byte_strides",
     "c_strides",
-    "capsule_is_valid",
     "dtype_of",
     "managed_tensor",
     "rename_capsule",
@@ -164,10 +159,7 @@ def c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 def straighten(tensor: Tensor) -> None:
-    """Write the strides of C order into a tensor that is C-contiguous.
-
-    NumPy leaves them at anything where a dimension is 0 or 1, and they do not matter. To some consumers they do.
-    """
+    """Write the strides of C order: NumPy leaves any where a size is 0 or 1, and some consumers read them."""
     if not tensor.strides:
         return
     stride = 1

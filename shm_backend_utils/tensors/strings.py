@@ -1,7 +1,6 @@
-"""Tensors of strings as bytes, in Triton's form: for each element its length, 32 bits little-endian, then its bytes.
+"""Tensors of strings in Triton's form: for each element its length, 32 bits little-endian, then its bytes.
 
-They come from a peer. Each length, and each element, is read once out of shared memory: copied, checked, and used from
-the copy. So the cost of reading depends on the elements, not on the room behind them.
+They come from a peer, so each length and element is read once out of shared memory, then checked and used.
 """
 
 from __future__ import annotations
@@ -47,40 +46,12 @@ class Strings(Sequence[bytes]):
 
     @classmethod
     def encoded_as(cls, tensor: str, data: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> Strings:
-        """Return strings that are there as bytes.
-
-        Parameters
-        ----------
-        tensor : str
-            Its name, for messages.
-        data : numpy.ndarray of uint8
-            The tensor; more may follow. In shared memory, nothing of it is read twice.
-        shape : tuple of int
-            The tensor's.
-
-        Returns
-        -------
-        Strings
-            Over ``data``, which it keeps; nothing is checked before the elements are asked for.
-        """
+        """Return strings that are there as bytes, which more may follow; elements are checked when asked for."""
         return cls(tensor, shape, data, None)
 
     @classmethod
     def of(cls, tensor: str, elements: npt.NDArray[Any]) -> Strings:
-        """Return strings that are there as an array of ``bytes`` or ``str``, which become UTF-8.
-
-        Parameters
-        ----------
-        tensor : str
-            Its name, for messages.
-        elements : numpy.ndarray
-            Of any shape, and of objects or of NumPy's types of strings.
-
-        Returns
-        -------
-        Strings
-            Of the same shape. It keeps the array, and looks at the elements when they are asked for.
-        """
+        """Return strings that are there as an array of ``bytes`` or ``str``; the latter become UTF-8."""
         return cls(tensor, elements.shape, None, elements)
 
     def afresh(self) -> Strings:

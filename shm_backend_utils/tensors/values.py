@@ -24,15 +24,11 @@ _PLAIN: Final = frozenset({bool, int, float, str, bytes})
 
 
 def parts_of(spec: ModelSpec, tensor: TensorSpec, value: Any) -> list[npt.NDArray[Any]]:
-    """Return a user's value for a tensor as arrays that follow one another along the first axis.
+    """Return a user's value for a tensor as arrays of one dtype that follow one another along the first axis.
 
-    The value is on the host: a NumPy array, or what has ``__dlpack__``, ``__array_interface__`` or ``__array__``; a
-    list or tuple of such: rows, if each has one dimension less than the tensor; else parts of a batch; or Python
-    numbers, strings and nested lists of them, which take the tensor's dtype if they fit it. One number serves a tensor
-    whose dimensions may all be 1.
-
-    There is at least one array, of no subclass, and all have one dtype; strings may be of objects, or of NumPy's kinds
-    S and U. TensorError if the tensor cannot be made of this value.
+    An array of any library on the host; a list of such, which are rows or parts of a batch; or numbers, strings and
+    nested lists of them, which take the tensor's dtype if they fit. TensorError if the tensor cannot be made of the
+    value.
     """
     if isinstance(value, (list, tuple)) and value and all(_is_array(part) for part in value):
         return _rows_or_parts(spec, tensor, [host_array(tensor.name, part) for part in value])
@@ -46,10 +42,7 @@ def whole_array(spec: ModelSpec, tensor: TensorSpec, value: Any) -> npt.NDArray[
 
 
 def host_array(name: str, value: Any) -> npt.NDArray[Any]:
-    """Return an array of any library, on the host, as one of NumPy's own kind, without a copy where that can be.
-
-    TensorError if it lies elsewhere, does not give its memory away, or has masked elements.
-    """
+    """Return any library's array as NumPy's; TensorError if it is masked, not on the host, or not given away."""
     if isinstance(value, np.ndarray):
         mask = None if value.dtype.names else getattr(value, "mask", None)
     else:
@@ -65,10 +58,7 @@ def host_array(name: str, value: Any) -> npt.NDArray[Any]:
 
 
 def untyped_array(name: str, value: Any) -> npt.NDArray[Any]:
-    """Return it as NumPy takes it, in native byte order; strings become objects, with zeros at their ends.
-
-    TensorError as from :func:`host_array`, or if no dtype holds its integers, beside its other numbers, as they are.
-    """
+    """Return it as NumPy takes it, in native byte order; TensorError also if an integer would change."""
     if _is_array(value):
         return _native(host_array(name, value))
     elements = _elements(name, value)
@@ -161,11 +151,7 @@ def _rows_or_parts(spec: ModelSpec, tensor: TensorSpec, parts: list[npt.NDArray[
 
 
 def _of_numbers(tensor: TensorSpec, value: Any) -> npt.NDArray[Any]:
-    """Return a number, a string or a nested list of these as an array of the model's dtype; object for strings.
-
-    TensorError if the list is not rectangular, or an element is nothing that this dtype can hold: integers must fit
-    exactly, fractions as near as can be.
-    """
+    """Return nested numbers, exactly if they are integers, or strings, as an array of the model's dtype."""
     elements = _elements(tensor.name, value)
     if elements.ndim == 0 and all(size in (-1, 1) for size in tensor.shape):
         elements = elements.reshape((1,) * len(tensor.shape))

@@ -1,8 +1,7 @@
-"""The model's side of the handover: a sealed region is fetched from its client, who may be anybody and do anything.
+"""The model's side of the handover: it fetches a sealed region from a client that may do anything.
 
-Its client may accept and say nothing, send what is no answer, or descriptors whose closing blocks. So nothing here
-waits for longer than a bound, and what came from him is closed elsewhere, unless it is known to be a memfd. Descriptors
-come in only when it is known that his regions may be opened.
+So nothing here waits longer than a bound, and another thread closes what came, unless it is a memfd: that may block.
+Descriptors come in only when the client's regions may be opened.
 """
 
 from __future__ import annotations
@@ -76,10 +75,9 @@ class Fetcher:
         self._is_closed = True
 
     def _receive(self, connection: socket.socket, key: str, field: str) -> SealedFile:
-        """Take the answer, and what came with it.
+        """Take the answer, and the descriptor that came with it.
 
-        It stays in the socket (``MSG_PEEK``), and with it the descriptors that there is no room for here: the kernel
-        would close them at once. What there is room for belongs to an object in the step in which it comes.
+        The socket keeps it (``MSG_PEEK``): the kernel would close descriptors that find no room here at once.
         """
         arguments = (ANSWER_LENGTH + 1,), (_ROOM_FOR_ONE,), (_HOW_TO_RECEIVE,)
         answers, again = itertools.tee(map(connection.recvmsg, *arguments))

@@ -73,9 +73,8 @@ def accept_descriptors(connection: socket.socket, *, is_wanted: bool) -> bool:
 class Closer:
     """Closes sockets and descriptors, in a few threads that live while there are any.
 
-    Closing the last descriptor of something may take many seconds: a TCP socket with ``SO_LINGER``, a file of FUSE, and
-    a Unix socket that such descriptors lie in, unread. Who sends us descriptors chooses which. So no thread that others
-    wait for closes them.
+    To close the last descriptor of a TCP socket, a file of FUSE, or a Unix socket that holds such may take many
+    seconds.
     """
 
     def __init__(self) -> None:

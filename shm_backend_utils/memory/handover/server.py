@@ -43,15 +43,10 @@ class Offer(NamedTuple):
 
 
 class HandoverServer:
-    """A listening socket, and the thread that answers there. It opens and closes all that it has in that thread.
+    """A listening socket, and the thread that answers there and owns all that is open: no signal's handler runs in it.
 
-    No signal's handler runs there. So an interrupt of its maker loses nothing, and nothing a peer does can block it: it
-    peeks at what was sent, so that descriptors which came along are closed with the connection, by the closer: that may
-    take long.
-
-    Others change ``offers``, by the regions' numbers, at any time. When ``ends`` returns True, nothing is left to be
-    done and the server ends, for good; it is also called when the server failed to open. MachineError if the process
-    can have no more threads.
+    Others change ``offers`` at any time. When ``ends`` returns True, the server ends, for good; it is also called when
+    the server failed to open. It only peeks at messages, so that the closer closes descriptors that a peer sent.
     """
 
     def __init__(self, offers: Mapping[int, Offer], closer: Closer, ends: Callable[[HandoverServer], bool]) -> None:
@@ -270,11 +265,10 @@ class HandoverRegistry:
         return SealedKey(name, number)
 
     def offer(self, key: SealedKey, token: bytes, access: Access, copy: Callable[[], Descriptor]) -> None:
-        """Hand a region to models that know the token and have access, as this user and root do, until it is withdrawn.
+        """Hand a region to models that know the token and have access, until it is withdrawn; ValueError if it was.
 
-        ``copy`` returns the region's descriptor, opened anew: locks belong to open file descriptions, and who is given
-        one could release its locks. It is called in another thread; what it opens must stay open until the key is
-        withdrawn. ValueError if the key was withdrawn, or is another process'.
+        The server's thread calls ``copy``, which opens the region anew: who gets its own description could release its
+        locks.
         """
         if key.number not in self._issued:
             raise ValueError("a region is offered under a key that was withdrawn, or that another process has made")

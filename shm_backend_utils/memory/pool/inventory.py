@@ -139,10 +139,7 @@ class Inventory:
             region.destroy()
 
     def _make_room(self, ticket: Ticket) -> bool:
-        """Have room for a ticket's new region, for which idle ones may have to go; return whether there is enough.
-
-        An idle one of the same kind, which was too small, goes first: so calls that grow leave none behind.
-        """
+        """Have room for a new region; idle ones may go, one of the same kind first: growing calls leave none."""
         kind, size, idle = ticket.need[1:], ticket.byte_size, self._unused()
         if self.max_bytes - self.byte_size + sum(parts[0].byte_size for parts in idle) < size:
             return False

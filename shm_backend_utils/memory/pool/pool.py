@@ -44,13 +44,10 @@ Memory = npt.NDArray[np.uint8]
 class SlotPool:
     """Keeps regions for reuse. Thread-safe, and first come, first served.
 
-    A region is given back by itself, when its memory and every array made from it are gone. That happens in finalizers,
-    which may run in any thread at any point, also inside a locked section of this class. So neither giving back nor
-    taking an idle region takes a lock: a deque's appends and pops are atomic. Where somebody waits, or a region needs
-    care, a finalizer hurries the housekeeper, a thread that may wait for the lock.
-
-    A region that comes back in doubt goes into quarantine until it can be reclaimed. ``tend`` is called whenever
-    regions may have been let go of, and returns whether it wants to be soon again.
+    Finalizers give a region back when the last array over it is gone: in any thread, also inside a locked section here.
+    So neither giving back nor taking an idle region takes a lock; where more is to do, they hurry the housekeeper's
+    thread. A region in doubt is in quarantine until it can be reclaimed. ``tend`` is called whenever regions may have
+    been let go of, and returns whether it wants to be soon again.
     """
 
     def __init__(self, options: PoolOptions, tend: Callable[[], bool] | None = None) -> None:

@@ -84,11 +84,7 @@ class Slot:
         return self._record is not None and self._record.started != self._record.completed
 
     def fence(self) -> bool:
-        """Make sure that no request that was ever sent will touch the slot, nor what is kept for it; return whether.
-
-        Holding the lease shows that no model executes here. The generation that is raised meanwhile makes every request
-        that is still on its way a stale one, which is refused when it arrives.
-        """
+        """Return whether no request that was ever sent will touch the slot: none executes, and late ones are stale."""
         if self._record is None:
             return False
         lease = self._region.lease(self.index)

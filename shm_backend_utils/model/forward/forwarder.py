@@ -14,7 +14,7 @@ from urllib.parse import quote
 from ...errors import BudgetError, CallerError, MachineError, ModelError, NoSharedMemoryError, PeerError, shown
 from ...gpu.arrays.device_view import DeviceView
 from ...gpu.model import DeviceArrays
-from ...http.json_answers import fetch_json
+from ...http.answers import fetch_json
 from ...memory.pool.options import PoolOptions
 from ...memory.pool.pool import SlotPool
 from ...model_spec import ModelSpec, output_names
