@@ -20,7 +20,7 @@
 
 #define SHMBU_MAGIC "SHMBUREG" /* 8 bytes, without the zero behind them */
 #define SHMBU_KEY_PREFIX "shmbu-" /* of the region's name in /dev/shm; then 1 to 64 of 0-9, a-z and - */
-#define SHMBU_SEALED_KEY_PREFIX "shmbu-fd-" /* of a sealed region; then the desk's digits, "-" and the number in decimal */
+#define SHMBU_SEALED_KEY_PREFIX "shmbu-fd-" /* of a sealed region; then the socket's digits, "-" and the number in decimal */
 #define SHMBU_HANDOVER_MAGIC "shmbu-fd" /* 8 bytes, of a question and an answer */
 #define SHMBU_SLOT_PARAMETER "shm_slot"
 #define SHMBU_GENERATION_PARAMETER "shm_generation"
@@ -34,7 +34,7 @@ enum {
     SHMBU_MAX_SLOT_COUNT = 1024,
     SHMBU_MAX_RECORD_BYTE_SIZE = 1 << 20,
     SHMBU_MAX_KEY_LENGTH = 70,
-    SHMBU_DESK_LENGTH = 32, /* hexadecimal digits, lower case: of the socket that hands sealed regions over */
+    SHMBU_SOCKET_LENGTH = 32, /* hexadecimal digits, lower case: of the socket that hands sealed regions over */
     SHMBU_MAX_TENSORS = 512, /* inputs and outputs of a table together; outputs of results */
     SHMBU_MAX_REGIONS = 64, /* further regions of a table; events of results */
     SHMBU_MAX_RANK = 32,
@@ -168,7 +168,7 @@ SHMBU_AT(shmbu_results, event_count, 22);
 SHMBU_SIZE(shmbu_results, 24);
 
 /* What a model asks for at a sealed region's socket, which is an abstract one of type SOCK_SEQPACKET. Its address is a zero
- * byte and the key up to the desk's digits. */
+ * byte and the key up to the socket's digits. */
 struct shmbu_question {
     uint8_t magic[8];
     uint32_t version;

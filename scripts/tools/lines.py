@@ -31,7 +31,7 @@ CEILINGS: Final = {
     "scripts": 12_941,
     "scripts/tools/bench": 3_548,
     "tests": 60_455,
-    "docs": 3_635,
+    "docs": 3_619,
 }
 """By folder, or by pattern of files: the most lines."""
 

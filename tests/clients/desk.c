@@ -24,8 +24,8 @@ void write_hex(char *text, const uint8_t *bytes, int count)
 int open_desk(char *key)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX}; /* an abstract address begins with a zero byte */
-    uint8_t random[SHMBU_DESK_LENGTH / 2];
-    char digits[SHMBU_DESK_LENGTH + 1];
+    uint8_t random[SHMBU_SOCKET_LENGTH / 2];
+    char digits[SHMBU_SOCKET_LENGTH + 1];
     if (getrandom(random, sizeof random, 0) != sizeof random)
         return -1;
     write_hex(digits, random, sizeof random);

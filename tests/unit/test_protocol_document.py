@@ -58,7 +58,7 @@ CONSTANTS: Final[Mapping[str, int]] = {
     "MAX_SLOT_COUNT": layout.MAX_SLOT_COUNT,
     "MAX_RECORD_BYTE_SIZE": layout.MAX_RECORD_BYTE_SIZE,
     "MAX_KEY_LENGTH": len(KEY_PREFIX) + 64,
-    "DESK_LENGTH": len(SEALED_KEY.desk),
+    "SOCKET_LENGTH": len(SEALED_KEY.desk),
     "MAX_TENSORS": spans.MAX_TENSORS,
     "MAX_REGIONS": claims.MAX_REGIONS,
     "MAX_RANK": table.MAX_RANK,
@@ -268,8 +268,8 @@ SENTENCES: Final = [
     f"at most {named.MAX_DESCRIPTOR_LENGTH} characters.",
     f"has one more input, `{BATCH_CARRIER}` (",
     f"whom the model's `{UIDS_PARAMETER}` names",
-    "`shmbu-`, then 1 to 64 of `0`-`9`, `a`-`z` and `-`. What",
-    f"is a zero byte and `{handover._PREFIX}DESK`, and no byte behind.",
+    "`shmbu-`, then 1 to 64 of `0`-`9`, `a`-`z` and `-`. The",
+    f"is a zero byte and `{handover._PREFIX}SOCKET`, and no byte behind.",
     f"`magic` | 8 bytes | `{handover._MAGIC.decode()}` |",
     f"`version` | u32 | {layout.VERSION} |",
     f"`status` | u32 | {handover._GIVEN}: one descriptor comes with this; {handover._REFUSED}: none does,",
@@ -292,7 +292,7 @@ def test_the_numbers_of_the_page_are_the_codes() -> None:
 
 def test_the_key_of_a_sealed_region_is_as_the_page_says() -> None:
     desk = "0123456789abcdef" * 2
-    assert "The key** is `shmbu-fd-DESK-NUMBER`. DESK is 32 random hexadecimal digits" in PROSE
+    assert "The key** is `shmbu-fd-SOCKET-NUMBER`. SOCKET is 32 random hexadecimal digits" in PROSE
     assert "NUMBER, 1 to 18 decimal digits without zeros in front" in PROSE
     key = handover.parse_sealed_key(f"shmbu-fd-{desk}-{'9' * 18}")
     assert key == (desk, int("9" * 18))
