@@ -14,14 +14,14 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 38_097,
+    "shm_backend_utils": 38_094,
     "shm_backend_utils/*.py": 1_103,
     "shm_backend_utils/cli": 3_252,
     "shm_backend_utils/client": 8_501,
     "shm_backend_utils/compat": 2_165,
     "shm_backend_utils/gpu": 2_882,
     "shm_backend_utils/http": 241,
-    "shm_backend_utils/memory": 3_554,
+    "shm_backend_utils/memory": 3_551,
     "shm_backend_utils/model": 5_356,
     "shm_backend_utils/protocol": 1_894,
     "shm_backend_utils/repository": 185,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ..errors import ClosedError, PeerError, PoolExhaustedError, ShmError, SlotInDoubtError, SlotInUseError, TensorError
-from ..memory.pool.need import Need
+from ..memory.pool.inventory import Need
 from ..protocol.call_layout import CALLS, NO_DEVICES, lay_out
 from ..protocol.refusals import code_in
 from .core import Core, open_call

@@ -15,7 +15,7 @@ from ..forks import forsake_in_children
 from ..gpu.memory.access import CudaAccess
 from ..gpu.memory.bank import DeviceBank
 from ..memory import reaper
-from ..memory.pool.need import DIRECT, PREPARED
+from ..memory.pool.inventory import DIRECT, PREPARED
 from ..memory.pool.options import PoolOptions
 from ..memory.pool.pool import SlotPool
 from ..model_spec import ModelSpec

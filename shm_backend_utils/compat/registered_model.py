@@ -28,7 +28,7 @@ from ..client.transports.transport import Transport
 from ..dtypes import BYTES
 from ..errors import PeerError, ShmError, TensorNameError, TensorShapeError, TensorTypeError
 from ..gpu.memory.access import CudaAccess
-from ..memory.pool.need import Need, region_size
+from ..memory.pool.inventory import Need, region_size
 from ..memory.pool.options import PoolOptions
 from ..origin import Origin
 from ..protocol.call_layout import aligned

@@ -14,7 +14,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from shm_backend_utils.errors import BudgetError, ClosedError, RegionGoneError
 from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.memory.pool.need import Need, Ticket
+from shm_backend_utils.memory.pool.inventory import Need, Waiter
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
@@ -45,13 +45,13 @@ class PoolMachine(RuleBasedStateMachine):
     """What clients do with a pool, one step at a time."""
 
     held: Bundle[Holding] = Bundle("held")
-    waiting: Bundle[Ticket] = Bundle("waiting")
+    waiting: Bundle[Waiter] = Bundle("waiting")
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = SlotPool(PoolOptions(max_bytes=BUDGET, prefault=False))
         self.holdings: list[Holding] = []
-        self.tickets: list[Ticket] = []
+        self.waiters: list[Waiter] = []
         self.leases: list[tuple[ManagedRegion, SlotRegion]] = []
         self.kinds: dict[str, object] = {}
         self.is_closed = False
@@ -79,39 +79,39 @@ class PoolMachine(RuleBasedStateMachine):
         if taken is None:
             return multiple()
         assert not self.is_closed
-        assert all(ticket.granted.done() for ticket in self.tickets), "past those that wait"
+        assert all(waiter.granted.done() for waiter in self.waiters), "past those that wait"
         return self.hold(need, *taken)
 
     @rule(target=waiting, need=needs)
     def request(self, need: Need) -> Any:
         try:
-            ticket = self.pool.request(need, "machine")
+            waiter = self.pool.request(need, "machine")
         except ClosedError:
             assert self.is_closed
             return multiple()
         except BudgetError:
             assert need.byte_size + data_offset(need.slot_count, need.record_byte_size) > BUDGET - PAGE_SIZE
             return multiple()
-        self.tickets.append(ticket)
-        return ticket
+        self.waiters.append(waiter)
+        return waiter
 
-    @rule(target=held, ticket=consumes(waiting))
-    def redeem(self, ticket: Ticket) -> Any:
-        if not ticket.granted.done():
-            self.pool.withdraw(ticket)
-            self.tickets.remove(ticket)
+    @rule(target=held, waiter=consumes(waiting))
+    def take_granted(self, waiter: Waiter) -> Any:
+        if not waiter.granted.done():
+            self.pool.withdraw(waiter)
+            self.waiters.remove(waiter)
             return multiple()
-        self.tickets.remove(ticket)
+        self.waiters.remove(waiter)
         try:
-            return self.hold(ticket.need, *self.pool.redeem(ticket))
+            return self.hold(waiter.need, *self.pool.take_granted(waiter))
         except ClosedError:
             assert self.is_closed
             return multiple()
 
-    @rule(ticket=consumes(waiting))
-    def withdraw(self, ticket: Ticket) -> None:
-        self.pool.withdraw(ticket)
-        self.tickets.remove(ticket)
+    @rule(waiter=consumes(waiting))
+    def withdraw(self, waiter: Waiter) -> None:
+        self.pool.withdraw(waiter)
+        self.waiters.remove(waiter)
 
     @rule(holding=consumes(held), fate=st.sampled_from(["well", "well", "well", "spoiled", "in doubt"]))
     def give_back(self, holding: Holding, fate: str) -> None:
@@ -150,7 +150,7 @@ class PoolMachine(RuleBasedStateMachine):
     def close(self) -> None:
         self.pool.close()
         self.is_closed = True
-        assert all(ticket.granted.done() for ticket in self.tickets)
+        assert all(waiter.granted.done() for waiter in self.waiters)
 
     @invariant()
     def the_figures_are_right(self) -> None:
@@ -159,11 +159,11 @@ class PoolMachine(RuleBasedStateMachine):
         if self.is_closed:
             assert (status.held, status.idle, status.quarantined, status.byte_size) == (0, 0, 0, 0)
             return
-        granted = [ticket.granted.result() for ticket in self.tickets if ticket.granted.done()]
+        granted = [waiter.granted.result() for waiter in self.waiters if waiter.granted.done()]
         assert status.held == len(self.holdings) + sum(isinstance(grant, SlotRegion) for grant in granted)
         assert status.quarantined == len(self.leases)
-        if status.idle and self.tickets:
-            first = next((ticket for ticket in self.tickets if not ticket.granted.done()), None)
+        if status.idle and self.waiters:
+            first = next((waiter for waiter in self.waiters if not waiter.granted.done()), None)
             assert first is None or first.byte_size > status.max_bytes - status.byte_size
 
     @invariant()

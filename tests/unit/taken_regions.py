@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from shm_backend_utils.memory.pool.need import Need
+from shm_backend_utils.memory.pool.inventory import Need
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
@@ -28,9 +28,9 @@ def take(
     pool: SlotPool, byte_size: int = 1, slot_count: int = 1, group: str = "direct", holder: object = "take"
 ) -> tuple[SlotRegion, Memory]:
     """Take a region that there is room for, as a call does."""
-    ticket = pool.request(Need(byte_size, slot_count, group=group), holder)
-    assert ticket.granted.done()
-    return pool.redeem(ticket)
+    waiter = pool.request(Need(byte_size, slot_count, group=group), holder)
+    assert waiter.granted.done()
+    return pool.take_granted(waiter)
 
 
 def used(pool: SlotPool, byte_size: int = 1, slot_count: int = 1, group: str = "direct") -> SlotRegion:

@@ -21,7 +21,7 @@ from shm_backend_utils.client.paths.call import LONG_COPY
 from shm_backend_utils.errors import BudgetError, ClosedError, RegionGoneError, RegionRefusedError
 from shm_backend_utils.memory import shared_file
 from shm_backend_utils.memory.kinds import RegionKind
-from shm_backend_utils.memory.pool.need import Need
+from shm_backend_utils.memory.pool.inventory import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.protocol.layout import PAGE_SIZE
@@ -39,7 +39,7 @@ def pool() -> Iterator[SlotPool]:
 
 
 def test_what_a_request_uses_beside_its_slot_is_kept_until_the_slot_is_free(pool: SlotPool) -> None:
-    region, memory = pool.redeem(pool.request(NEED, "a test"))
+    region, memory = pool.take_granted(pool.request(NEED, "a test"))
     kept = [weakref.ref(beside := np.empty(8))]
     region.slots[0].kept = (beside,)
     region.slots[0].begin(b"")
@@ -53,7 +53,7 @@ def test_what_a_request_uses_beside_its_slot_is_kept_until_the_slot_is_free(pool
 
 
 def test_it_goes_with_the_pool(pool: SlotPool) -> None:
-    region, memory = pool.redeem(pool.request(NEED, "a test"))
+    region, memory = pool.take_granted(pool.request(NEED, "a test"))
     kept = weakref.ref(beside := np.empty(8))
     region.slots[0].kept = (beside,)
     region.slots[0].begin(b"")
@@ -67,7 +67,7 @@ def test_it_goes_with_the_pool(pool: SlotPool) -> None:
 
 @pytest.mark.parametrize("kind", RegionKind)
 def test_a_region_grows_with_what_lies_there(pool: SlotPool, kind: RegionKind) -> None:
-    region, memory = pool.redeem(pool.request(Need(PAGE_SIZE, kind=kind), "a test"))
+    region, memory = pool.take_granted(pool.request(Need(PAGE_SIZE, kind=kind), "a test"))
     memory[region.data_offset :] = 7
     before, slot = (region.key, region.token, region.data_end), region.slots[0]
     generation = slot.begin(b"")
@@ -94,11 +94,11 @@ def test_a_region_grows_with_what_lies_there(pool: SlotPool, kind: RegionKind) -
 
 
 def test_a_region_grows_at_once_or_not_at_all(pool: SlotPool) -> None:
-    region, memory = pool.redeem(pool.request(Need(PAGE_SIZE), "a test"))
+    region, memory = pool.take_granted(pool.request(Need(PAGE_SIZE), "a test"))
     token = region.token
     assert not pool.grow(region, 2**16 + PAGE_SIZE)
     assert pool.grow(region, region.data_end)
-    _, other = pool.redeem(pool.request(Need(2**15), "another"))
+    _, other = pool.take_granted(pool.request(Need(2**15), "another"))
     assert not pool.grow(region, region.data_end + 2**15)
     assert (region.token, memory.nbytes) == (token, region.byte_size)
     del other
@@ -112,7 +112,7 @@ def test_a_region_grows_at_once_or_not_at_all(pool: SlotPool) -> None:
 def test_what_finds_no_room_to_grow_gives_back_what_it_has_taken(
     pool: SlotPool, kind: RegionKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    region, memory = pool.redeem(pool.request(Need(PAGE_SIZE, kind=kind), "a test"))
+    region, memory = pool.take_granted(pool.request(Need(PAGE_SIZE, kind=kind), "a test"))
     blocks, end, allocate = os.fstat(region.fd).st_blocks, region.data_end, os.posix_fallocate
 
     def without_the_last_page(fd: int, offset: int, byte_size: int) -> None:
@@ -133,7 +133,7 @@ def test_what_finds_no_room_to_grow_gives_back_what_it_has_taken(
 def test_a_pool_that_is_closed_while_a_region_grows_leaves_nothing_and_other_files_alone(
     pool: SlotPool, kind: RegionKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    region, memory = pool.redeem(pool.request(Need(PAGE_SIZE, kind=kind), "a test"))
+    region, memory = pool.take_granted(pool.request(Need(PAGE_SIZE, kind=kind), "a test"))
     inode, allocate, found = os.fstat(region.fd).st_ino, os.posix_fallocate, list[int]()
 
     def close_first(fd: int, offset: int, byte_size: int) -> None:
@@ -150,7 +150,7 @@ def test_a_pool_that_is_closed_while_a_region_grows_leaves_nothing_and_other_fil
 
 
 def test_a_region_grows_once_if_two_ask_for_it(pool: SlotPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    region, memory = pool.redeem(pool.request(Need(PAGE_SIZE), "a test"))
+    region, memory = pool.take_granted(pool.request(Need(PAGE_SIZE), "a test"))
     end, allocate = region.data_end + 8 * PAGE_SIZE, os.posix_fallocate
     with ThreadPoolExecutor() as threads:
         second = list[Future[bool]]()
@@ -169,7 +169,7 @@ def test_a_region_grows_once_if_two_ask_for_it(pool: SlotPool, monkeypatch: pyte
 
 def test_a_region_that_grows_is_its_calls_until_then_even_if_that_was_cancelled() -> None:
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=4 * LONG_COPY))) as pool:
-        region, memory = pool.redeem(pool.request(NEED._replace(slot_count=1), "a test"))
+        region, memory = pool.take_granted(pool.request(NEED._replace(slot_count=1), "a test"))
         settings: Any = SimpleNamespace(deadline=math.inf, left_s=LONG_S)
         steps = taking.grow(pool, settings, region, memory, region.data_end + LONG_COPY)
         growing: Any = next(steps)
@@ -185,13 +185,13 @@ def test_a_region_that_grows_is_its_calls_until_then_even_if_that_was_cancelled(
 
 
 def test_who_cannot_have_one_at_once_is_in_nobodys_way(pool: SlotPool, caplog: pytest.LogCaptureFixture) -> None:
-    _, memory = pool.redeem(pool.request(Need(2**15), "a test"))
+    _, memory = pool.take_granted(pool.request(Need(2**15), "a test"))
     assert pool.request_at_once(Need(2**15), "another") is None
     assert (pool.wait_count, caplog.records) == (0, [])
     assert pool.take_idle(NEED, "a third") is None  # which asks no queue if somebody waits
-    ticket = pool.request(NEED, "a third")
-    assert ticket.granted.done()
-    pool.withdraw(ticket)
+    waiter = pool.request(NEED, "a third")
+    assert waiter.granted.done()
+    pool.withdraw(waiter)
     del memory
     assert pool.request_at_once(Need(2**15), "another") is not None
 

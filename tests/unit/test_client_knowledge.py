@@ -20,7 +20,7 @@ from shm_backend_utils.client import (
     ShmClient,
 )
 from shm_backend_utils.errors import RegionGoneError, RegionRefusedError, ShmError, TensorError
-from shm_backend_utils.memory.pool.need import Need, region_size
+from shm_backend_utils.memory.pool.inventory import Need, region_size
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from shm_backend_utils.protocol.refusals import refusal
@@ -235,7 +235,7 @@ def test_kinds_without_end_leave_no_more_shelves_than_regions() -> None:
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=budget))) as pool:
         for number in range(MANY):
             need = Need(rng.randint(1, PAGE_SIZE), rng.randint(1, 4), rng.randint(1, 4) * PAGE_SIZE, f"{number}")
-            pool.redeem(pool.request(need, "nobody"))
+            pool.take_granted(pool.request(need, "nobody"))
             shelves = pool._inventory.shelves
             regions = pool.status.idle + pool.status.held + pool.status.quarantined
             assert sum(map(len, shelves.values())) <= regions

@@ -19,7 +19,7 @@ import shm_backend_utils
 from shm_backend_utils.client import PoolOptions, ShmClient
 from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.pool import inventory
-from shm_backend_utils.memory.pool.need import Need
+from shm_backend_utils.memory.pool.inventory import Need
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.protocol.address import parse_address
 from shm_backend_utils.testing.faults.system_calls import Interrupts
@@ -118,7 +118,7 @@ def test_an_interrupt_while_a_region_grows_leaves_one_that_a_model_can_open(
 ) -> None:
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=2**20))) as pool:
         for step in steps(3):
-            region, memory = pool.redeem(pool.request(Need(2**12, kind=kind), INTERRUPTS.where))
+            region, memory = pool.take_granted(pool.request(Need(2**12, kind=kind), INTERRUPTS.where))
             address = parse_address(region.slots[0].address_pattern % "m")
             with contextlib.closing(open_region(address.key, address.token, INTERRUPTS.where)) as opened:
                 assert opened.header.byte_size == region.byte_size == region.data_end

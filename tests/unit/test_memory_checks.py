@@ -13,7 +13,7 @@ from shm_backend_utils.memory.access import PRIVATE
 from shm_backend_utils.memory.descriptors import Descriptor
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.pool import pool as pool_module
-from shm_backend_utils.memory.pool.need import Need
+from shm_backend_utils.memory.pool.inventory import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
@@ -91,15 +91,15 @@ def test_a_destroyed_region_gives_its_descriptor_away_once() -> None:
 
 def test_idle_regions_are_not_destroyed_for_a_call_that_cannot_have_enough_anyway() -> None:
     pool = SlotPool(PoolOptions(max_bytes=10 * PAGE_SIZE))
-    held = pool.redeem(pool.request(Need(4 * PAGE_SIZE, group="other"), "test"))
-    idle = pool.redeem(pool.request(Need(100), "test"))
+    held = pool.take_granted(pool.request(Need(4 * PAGE_SIZE, group="other"), "test"))
+    idle = pool.take_granted(pool.request(Need(100), "test"))
     key = idle[0].key
     del idle
-    ticket = pool.request(Need(6 * PAGE_SIZE), "test")
-    assert not ticket.granted.done()
+    waiter = pool.request(Need(6 * PAGE_SIZE), "test")
+    assert not waiter.granted.done()
     assert (Path("/dev/shm") / key).exists()
     assert pool.status.idle == 1
-    pool.withdraw(ticket)
+    pool.withdraw(waiter)
     del held
     pool.close()
 
@@ -108,10 +108,10 @@ def test_a_region_of_the_same_kind_that_is_too_small_makes_room_before_others() 
     pool = SlotPool(PoolOptions(max_bytes=20 * PAGE_SIZE))
     keys = {}
     for group in ("other", "direct"):  # the other one is idle for longer
-        region, memory = pool.redeem(pool.request(Need(100, group=group), "test"))
+        region, memory = pool.take_granted(pool.request(Need(100, group=group), "test"))
         keys[group] = region.key
         del memory
-    held = pool.redeem(pool.request(Need(2 * PAGE_SIZE), "test"))
+    held = pool.take_granted(pool.request(Need(2 * PAGE_SIZE), "test"))
     assert {group: (Path("/dev/shm") / key).exists() for group, key in keys.items()} == {"other": True, "direct": False}
     del held
     pool.close()
@@ -128,6 +128,6 @@ def test_a_pool_that_is_closed_while_a_region_is_made_does_not_hand_it_out(monke
 
     monkeypatch.setattr(pool_module, "SlotRegion", make)
     with pytest.raises(ClosedError, match="this client"):
-        pool.redeem(pool.request(Need(100), "test"))
+        pool.take_granted(pool.request(Need(100), "test"))
     assert not (Path("/dev/shm") / made[0].key).exists()
     assert pool.status.byte_size == 0

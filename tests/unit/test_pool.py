@@ -15,7 +15,7 @@ import pytest
 from shm_backend_utils.errors import CallerError, MachineError
 from shm_backend_utils.memory.access import Access
 from shm_backend_utils.memory.pool import options as module
-from shm_backend_utils.memory.pool.need import Need, region_size
+from shm_backend_utils.memory.pool.inventory import Need, region_size
 from shm_backend_utils.memory.pool.options import PoolOptions, RegionName
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
@@ -225,8 +225,8 @@ def test_several_clients_leave_as_much_as_each_has(monkeypatch: pytest.MonkeyPat
             stack.callback(pools[-1].close)
         held: list[object] = []
         for _ in range(90):
-            tickets = [(pool, pool.request_at_once(Need(1, group="alone"), "a call")) for pool in pools]
-            held += [pool.redeem(ticket) for pool, ticket in tickets if ticket is not None]
+            waiters = [(pool, pool.request_at_once(Need(1, group="alone"), "a call")) for pool in pools]
+            held += [pool.take_granted(waiter) for pool, waiter in waiters if waiter is not None]
         assert [pool.status.held for pool in pools] == [90 // (count + 1)] * count
         waiting = pools[0].request(Need(1, group="alone"), "a call")
         assert not waiting.granted.done()

@@ -20,7 +20,7 @@ import shm_backend_utils
 from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.memory.pool import inventory as inventory_module
 from shm_backend_utils.memory.pool import pool as pool_module
-from shm_backend_utils.memory.pool.need import Need
+from shm_backend_utils.memory.pool.inventory import Need
 from shm_backend_utils.memory.pool.options import PoolOptions, PoolStatus
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
@@ -55,16 +55,16 @@ def test_memory_that_is_collected_while_the_pool_is_locked_comes_back(pool: Slot
     cycle: list[Any] = [take(pool, holder=Disruptive(gc.collect))]
     cycle.append(cycle)
     del cycle
-    ticket = pool.request(Need(1), "wait")
-    ticket.granted.result(LONG_S)
+    waiter = pool.request(Need(1), "wait")
+    waiter.granted.result(LONG_S)
 
 
 def test_a_pool_that_is_abandoned_removes_its_regions_and_fails_who_waits(pool: SlotPool) -> None:
     _, memory = take(pool)
-    ticket = pool.request(Need(1), "wait")
+    waiter = pool.request(Need(1), "wait")
     pool.abandon()
     with pytest.raises(ClosedError):
-        ticket.granted.result(LONG_S)
+        waiter.granted.result(LONG_S)
     assert own_files() == set()
     memory[-1] = 42
     assert memory[-1] == 42
@@ -83,19 +83,19 @@ def test_a_pool_that_another_thread_abandons_while_it_is_locked_is_closed_then(p
         abandoned.append(other)
 
     held = take(pool, holder=Disruptive(abandon))
-    ticket = pool.request(Need(1), "wait")
+    waiter = pool.request(Need(1), "wait")
     abandoned[0].join()
     with pytest.raises(ClosedError):
-        ticket.granted.result(LONG_S)
+        waiter.granted.result(LONG_S)
     assert own_files() == set()
     assert held[1].nbytes
 
 
 def test_a_pool_that_is_abandoned_within_its_own_locked_section_is_closed_after_it(pool: SlotPool) -> None:
     held = take(pool, holder=Disruptive(pool.abandon))
-    ticket = pool.request(Need(1), "wait")
+    waiter = pool.request(Need(1), "wait")
     with pytest.raises(ClosedError):
-        ticket.granted.result(5)
+        waiter.granted.result(5)
     eventually(lambda: own_files() == set())
     assert held[1].nbytes
 
@@ -150,7 +150,7 @@ def test_an_interrupt_while_regions_make_way_leaves_none_of_them(monkeypatch: py
         destroy(region)
 
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=3 * REGION))) as pool:
-        taken = [pool.redeem(pool.request(Need(1), "another")) for _ in range(3)]
+        taken = [pool.take_granted(pool.request(Need(1), "another")) for _ in range(3)]
         regions = [region for region, _ in taken]
         for region in regions:
             region.is_registered = True
@@ -171,7 +171,7 @@ def test_an_interrupt_at_any_step_leaves_nothing_behind_and_closes() -> None:
     before, step = own_files(), 1
     while True:
         pool = SlotPool(PoolOptions(max_bytes=MEBIBYTE))
-        was_interrupted = INTERRUPTS.at(step, lambda: pool.redeem(pool.request(Need(1), "taker")))  # noqa: B023
+        was_interrupted = INTERRUPTS.at(step, lambda: pool.take_granted(pool.request(Need(1), "taker")))  # noqa: B023
         closing = threading.Thread(target=pool.close, daemon=True)
         closing.start()
         closing.join(LONG_S)
@@ -183,17 +183,19 @@ def test_an_interrupt_at_any_step_leaves_nothing_behind_and_closes() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in a finalizer
-def test_an_interrupt_at_any_step_of_redeeming_leaves_no_promise() -> None:
+def test_an_interrupt_at_any_step_of_taking_what_was_granted_leaves_no_reservation() -> None:
     was_interrupted, step = True, 1
     while was_interrupted:
         with contextlib.closing(SlotPool(PoolOptions(max_bytes=2 * REGION))) as pool:
-            pool.redeem(pool.request(Need(PAGE_SIZE + 1, group="other"), "another"))  # makes way, for more than asked
-            ticket = pool.request(Need(1), "taker")
-            was_interrupted = INTERRUPTS.at(step, lambda: pool.redeem(ticket))  # noqa: B023
-            pool.withdraw(ticket)
+            pool.take_granted(
+                pool.request(Need(PAGE_SIZE + 1, group="other"), "another")
+            )  # makes way, for more than asked
+            waiter = pool.request(Need(1), "taker")
+            was_interrupted = INTERRUPTS.at(step, lambda: pool.take_granted(waiter))  # noqa: B023
+            pool.withdraw(waiter)
             pool.drop_idle()
             status = pool.status
-            assert status.byte_size == status.held * REGION, f"a promise is left after {INTERRUPTS.where}"
+            assert status.byte_size == status.held * REGION, f"a reservation is left after {INTERRUPTS.where}"
         step += 1
 
 
@@ -201,13 +203,13 @@ def test_an_interrupt_at_any_step_of_taking_an_idle_region_loses_none(monkeypatc
     was_interrupted, step = True, 1
     while was_interrupted:
         with contextlib.closing(SlotPool(PoolOptions(max_bytes=REGION))) as pool:
-            pool.redeem(pool.request(Need(1), "another"))
+            pool.take_granted(pool.request(Need(1), "another"))
             taken: list[Any] = []  # so that no finalizer is interrupted
             was_interrupted = INTERRUPTS.at(step, lambda: taken.append(pool.take_idle(Need(1), "taker")))  # noqa: B023
             taken.clear()
             heal(pool, monkeypatch)
             assert pool.status.held == 0, f"the region is lost after an interrupt at {INTERRUPTS.where}"
-            pool.redeem(pool.request(Need(1), "next"))
+            pool.take_granted(pool.request(Need(1), "next"))
         step += 1
 
 
@@ -216,12 +218,12 @@ def test_an_interrupt_at_any_step_of_a_finalizer_loses_no_region(monkeypatch: py
     step = 1
     while step == 1 or INTERRUPTS.where:
         with contextlib.closing(SlotPool(PoolOptions(max_bytes=REGION))) as pool:
-            held = [pool.redeem(pool.request(Need(1), "another"))]
+            held = [pool.take_granted(pool.request(Need(1), "another"))]
             INTERRUPTS.at(step, held.clear)
             heal(pool, monkeypatch)
-            ticket = pool.request(Need(1), "next")
-            assert ticket.granted.done(), f"the region is lost after an interrupt at {INTERRUPTS.where}"
-            region, memory = pool.redeem(ticket)
+            waiter = pool.request(Need(1), "next")
+            assert waiter.granted.done(), f"the region is lost after an interrupt at {INTERRUPTS.where}"
+            region, memory = pool.take_granted(waiter)
             assert pool.take_idle(Need(1), "third") is None, f"it is in use twice after {INTERRUPTS.where}"
             assert (region.byte_size, memory.nbytes, pool.status.held) == (REGION, REGION, 1)
         step += 1
@@ -242,7 +244,7 @@ def test_a_pool_that_ends_while_its_first_region_is_made_has_no_thread_afterward
     ending = SlotPool(PoolOptions(max_bytes=MEBIBYTE))
     monkeypatch.setattr(pool_module, "Repeater", Late)
     with pytest.raises(ClosedError):
-        ending.redeem(ending.request(Need(1), "taker"))
+        ending.take_granted(ending.request(Need(1), "taker"))
     end(ending)
     threads[0].join(LONG_S)
     assert not threads[0].is_alive()

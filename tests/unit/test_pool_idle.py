@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from shm_backend_utils.memory.locks import SlotLease
-from shm_backend_utils.memory.pool.inventory import Inventory, Kind
-from shm_backend_utils.memory.pool.need import Need
+from shm_backend_utils.memory.pool.inventory import Inventory, Kind, Need
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
@@ -86,20 +85,20 @@ def test_a_region_in_doubt_in_which_a_model_executes_waits_in_quarantine(pool: S
         assert (status.held, status.idle, status.quarantined, status.byte_size) == (0, 0, 1, TWO_SLOTS)
         assert pool.take_idle(Need(1, 2), "use") is None
         assert not pool.request(Need(1, 2), "use").granted.done(), "nobody gets it"
-        ticket = pool.request(Need(1, 1, group="triton-shm"), "use")
-        assert not ticket.granted.done(), "it makes no way"
+        waiter = pool.request(Need(1, 1, group="triton-shm"), "use")
+        assert not waiter.granted.done(), "it makes no way"
         assert is_there(region)
-        assert "0 slots are held" in str(pool.exhausted(ticket, 1))
-        assert "1 more are in quarantine" in str(pool.exhausted(ticket, 1))
+        assert "0 slots are held" in str(pool.exhausted(waiter, 1))
+        assert "1 more are in quarantine" in str(pool.exhausted(waiter, 1))
 
 
 def test_who_waits_gets_the_region_when_the_model_has_finished(pool: SlotPool) -> None:
     region = use(pool)
     with executing(region):
         use(pool, 0)
-        ticket = pool.request(Need(1, 2), "use")
-        assert not ticket.granted.done()
-    assert ticket.granted.result(LONG_S) is region
+        waiter = pool.request(Need(1, 2), "use")
+        assert not waiter.granted.done()
+    assert waiter.granted.result(LONG_S) is region
     assert pool.status.quarantined == 0
 
 

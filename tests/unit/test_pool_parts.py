@@ -14,8 +14,7 @@ import pytest
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.memory.pool.inventory import Inventory
-from shm_backend_utils.memory.pool.need import Need
+from shm_backend_utils.memory.pool.inventory import Inventory, Need
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.rows import Row, RowBlocks
@@ -158,7 +157,7 @@ def test_an_interrupt_while_they_are_shared_leaves_no_call_without_memory(
 
 @pytest.mark.parametrize("need", [Need(1, 2), Need(1, group="another")], ids=["of two slots", "of another group"])
 def test_calls_of_other_kinds_have_a_region_each(pool: SlotPool, need: Need) -> None:
-    held = [pool.redeem(pool.request(need, "a call")) for _ in range(12)]
+    held = [pool.take_granted(pool.request(need, "a call")) for _ in range(12)]
     assert len({region.key for region, _ in held}) == 12
     assert all(len(region.slots) == need.slot_count for region, _ in held)
 
@@ -193,7 +192,7 @@ LAYOUTS = ["first", "second", "third"]
 
 
 def begun(pool: SlotPool) -> tuple[RowBlocks[str], Row[str]]:
-    region, memory = pool.redeem(pool.request(Need(1, 3), "block"))
+    region, memory = pool.take_granted(pool.request(Need(1, 3), "block"))
     blocks: RowBlocks[str] = RowBlocks()
     blocks.begin("calls", region, memory, list(LAYOUTS))
     first = blocks.take("calls")

@@ -14,7 +14,7 @@ import pytest
 
 from shm_backend_utils.client.errors import PoolExhaustedError
 from shm_backend_utils.errors import ClosedError
-from shm_backend_utils.memory.pool.need import Need, Ticket
+from shm_backend_utils.memory.pool.inventory import Need, Waiter
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
@@ -42,14 +42,14 @@ def _no_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SlotPool, "_patience", lambda _: 1e6)
 
 
-def ask(pool: SlotPool, byte_size: int = 1, holder: object = "ask") -> Ticket:
+def ask(pool: SlotPool, byte_size: int = 1, holder: object = "ask") -> Waiter:
     return pool.request(Need(byte_size), holder)
 
 
-def redeemed(pool: SlotPool, ticket: Ticket) -> tuple[SlotRegion, Memory]:
-    """Wait until the ticket is granted, and return its region."""
-    ticket.granted.result(LONG_S)
-    return pool.redeem(ticket)
+def granted(pool: SlotPool, waiter: Waiter) -> tuple[SlotRegion, Memory]:
+    """Wait until the waiter is granted, and return its region."""
+    waiter.granted.result(LONG_S)
+    return pool.take_granted(waiter)
 
 
 def taken(pool: SlotPool, need: Need = NEED, holder: object = "taker") -> Memory:
@@ -57,29 +57,29 @@ def taken(pool: SlotPool, need: Need = NEED, holder: object = "taker") -> Memory
     idle = pool.take_idle(need, holder)
     if idle is not None:
         return idle[1]
-    return redeemed(pool, pool.request(need, holder))[1]
+    return granted(pool, pool.request(need, holder))[1]
 
 
 @pytest.mark.usefixtures("_no_rounds")
-def test_a_ticket_that_waits_is_granted_when_a_region_is_given_back_and_counted(pool: SlotPool) -> None:
+def test_a_waiter_that_waits_is_granted_when_a_region_is_given_back_and_counted(pool: SlotPool) -> None:
     held = [taken(pool) for _ in range(3)]
     assert pool.wait_count == 0
-    ticket = ask(pool)
-    assert not ticket.granted.done()
+    waiter = ask(pool)
+    assert not waiter.granted.done()
     held.pop()
-    region, memory = redeemed(pool, ticket)
+    region, memory = granted(pool, waiter)
     assert memory.nbytes == region.byte_size
     assert (pool.status.held, pool.wait_count) == (3, 1)
 
 
 def test_who_came_first_is_served_first(pool: SlotPool) -> None:
     held = [taken(pool) for _ in range(3)]
-    tickets = [ask(pool) for _ in range(3)]
-    while tickets:
+    waiters = [ask(pool) for _ in range(3)]
+    while waiters:
         held.pop()
-        first = tickets.pop(0)
+        first = waiters.pop(0)
         first.granted.result(LONG_S)
-        assert not any(ticket.granted.done() for ticket in tickets)
+        assert not any(waiter.granted.done() for waiter in waiters)
 
 
 def test_a_small_call_does_not_overtake_a_large_one_that_waits(pool: SlotPool) -> None:
@@ -88,13 +88,13 @@ def test_a_small_call_does_not_overtake_a_large_one_that_waits(pool: SlotPool) -
     small = ask(pool)
     assert (large.granted.done(), small.granted.done()) == (False, False)
     del held
-    large_region, memory = redeemed(pool, large)
+    large_region, memory = granted(pool, large)
     assert not small.granted.done()
     del memory
-    assert redeemed(pool, small)[0] is large_region
+    assert granted(pool, small)[0] is large_region
 
 
-def test_a_ticket_that_is_withdrawn_from_the_queue_lets_the_next_one_pass(pool: SlotPool) -> None:
+def test_a_waiter_that_is_withdrawn_from_the_queue_lets_the_next_one_pass(pool: SlotPool) -> None:
     held = [taken(pool) for _ in range(2)]
     large, small = ask(pool, ALL_THREE), ask(pool)
     pool.withdraw(large)
@@ -103,7 +103,7 @@ def test_a_ticket_that_is_withdrawn_from_the_queue_lets_the_next_one_pass(pool: 
     assert len(held) == 2
 
 
-def test_a_ticket_that_its_owner_cancelled_is_passed_over(pool: SlotPool) -> None:
+def test_a_waiter_that_its_owner_cancelled_is_passed_over(pool: SlotPool) -> None:
     held = [taken(pool) for _ in range(3)]
     cancelled, next_one = ask(pool), ask(pool)
     assert cancelled.granted.cancel()
@@ -112,17 +112,17 @@ def test_a_ticket_that_its_owner_cancelled_is_passed_over(pool: SlotPool) -> Non
     assert pool.status.held == 3
 
 
-def test_a_ticket_that_was_redeemed_cannot_be_redeemed_again(pool: SlotPool) -> None:
-    ticket = ask(pool)
-    memory = redeemed(pool, ticket)[1]
+def test_a_waiter_that_has_its_region_gets_no_other(pool: SlotPool) -> None:
+    waiter = ask(pool)
+    memory = granted(pool, waiter)[1]
     with pytest.raises(ClosedError):
-        pool.redeem(ticket)
+        pool.take_granted(waiter)
     assert (pool.status.held, pool.status.byte_size) == (1, memory.nbytes)
 
 
 def test_the_error_of_who_waited_in_vain_names_how_many_regions_are_held_and_by_which_lines(pool: SlotPool) -> None:
     origins = [*(Origin.here("infer") for _ in range(2)), Origin.here("prepare")]
-    held = [redeemed(pool, ask(pool, holder=origin))[1] for origin in origins]
+    held = [granted(pool, ask(pool, holder=origin))[1] for origin in origins]
     error = pool.exhausted(ask(pool), 2.5)
     assert isinstance(error, PoolExhaustedError)
     line = rf"{re.escape(__file__)}:\d+"
@@ -157,18 +157,18 @@ def test_taking_and_giving_back_wait_for_no_lock() -> None:
 def test_one_that_comes_back_while_somebody_waits_and_the_lock_is_taken_is_granted_after_it() -> None:
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=REGION))) as pool:
         held = [taken(pool)]
-        ticket = pool.request(NEED, "waiter")
+        waiter = pool.request(NEED, "waiter")
         with pool._lock:
             held.clear()
-            assert not ticket.granted.done()
-        ticket.granted.result(LONG_S)
+            assert not waiter.granted.done()
+        waiter.granted.result(LONG_S)
 
 
 @pytest.mark.usefixtures("_no_rounds")
 def test_one_that_comes_back_while_another_is_added_is_granted_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=2 * REGION))) as pool:
         held = [taken(pool)]
-        promised, waiting = pool.request(NEED, "taker"), pool.request(NEED, "waiter")
+        first, waiting = pool.request(NEED, "taker"), pool.request(NEED, "waiter")
         add = pool._inventory.add
 
         def add_late(*arguments: Any) -> None:
@@ -176,7 +176,7 @@ def test_one_that_comes_back_while_another_is_added_is_granted_after_it(monkeypa
             add(*arguments)
 
         monkeypatch.setattr(pool._inventory, "add", add_late)
-        memory = pool.redeem(promised)[1]
+        memory = pool.take_granted(first)[1]
         assert memory.nbytes
         waiting.granted.result(LONG_S)
 

@@ -14,7 +14,7 @@ import pytest
 
 from shm_backend_utils.client import PoolOptions
 from shm_backend_utils.client.errors import DeadlineExceededError
-from shm_backend_utils.memory.pool.need import Need, region_size
+from shm_backend_utils.memory.pool.inventory import Need, region_size
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from tests.e2e.eventually import eventually
@@ -35,7 +35,7 @@ def pool() -> Iterator[SlotPool]:
 
 
 def take(pool: SlotPool, need: Need = NEED) -> tuple[SlotRegion, object]:
-    return pool.redeem(pool.request(need, "taker"))
+    return pool.take_granted(pool.request(need, "taker"))
 
 
 def known_region(pool: SlotPool) -> SlotRegion:
@@ -55,7 +55,7 @@ def spoil(pool: SlotPool) -> None:
 WAYS_TO_GO: dict[str, Callable[[SlotPool], object]] = {
     "it is idle for too long": SlotPool.drop_idle,
     "it makes way for another": lambda pool: take(pool, LARGER),
-    "it was promised to make way": lambda pool: pool.withdraw(pool.request(LARGER, "taker")),
+    "it made way for a waiter that gave up": lambda pool: pool.withdraw(pool.request(LARGER, "taker")),
     "it is spoiled": spoil,
     "the pool is closed": SlotPool.close,
     "the pool is abandoned": SlotPool.abandon,

@@ -11,7 +11,7 @@ from ...dtypes import BYTES
 from ...errors import BudgetError, MachineError, PoolExhaustedError
 from ...gpu.memory.bank import ShortOfMemoryError, rounded_up
 from ...memory.kinds import RegionKind
-from ...memory.pool.need import Need, Ticket
+from ...memory.pool.inventory import Need, Waiter
 from ...memory.pool.pool import SlotPool
 from ...memory.pool.rows import Row
 from ...memory.pool.slot import SlotRegion
@@ -38,7 +38,7 @@ def take(
     kind = RegionKind.SYSTEM if group == RegisteredCall.path else known.kind
     need = _need(known, end, slot_count, group, kind)
     taken = pool.take_idle(need, settings.origin)
-    return taken or (yield from _redeem(pool, settings, pool.request(need, settings.origin)))
+    return taken or (yield from _take_granted(pool, settings, pool.request(need, settings.origin)))
 
 
 def _need(known: KnownModel, end: int, slot_count: int, group: str, kind: RegionKind) -> Need:
@@ -57,23 +57,23 @@ def grow(pool: SlotPool, settings: CallSettings, region: SlotRegion, memory: Hos
     return (yield from offloaded(work, settings.left_s, _MAKING))
 
 
-def _redeem(pool: SlotPool, settings: CallSettings, ticket: Ticket) -> Steps[tuple[SlotRegion, HostMemory]]:
+def _take_granted(pool: SlotPool, settings: CallSettings, waiter: Waiter) -> Steps[tuple[SlotRegion, HostMemory]]:
     try:
-        if not ticket.granted.done():
+        if not waiter.granted.done():
             timeout_s = settings.left_s
             try:
-                yield Wait(ticket.granted, timeout_s)
+                yield Wait(waiter.granted, timeout_s)
             except TimeoutError:
-                raise pool.exhausted(ticket, timeout_s) from None
-        redeem = functools.partial(pool.redeem, ticket, settings.deadline)
-        if ticket.byte_size >= LONG_COPY:
-            return (yield from offloaded(redeem, settings.left_s, _MAKING))
+                raise pool.exhausted(waiter, timeout_s) from None
+        work = functools.partial(pool.take_granted, waiter, settings.deadline)
+        if waiter.byte_size >= LONG_COPY:
+            return (yield from offloaded(work, settings.left_s, _MAKING))
         try:
-            return redeem()  # sooner than a thread could begin with it
+            return work()  # sooner than a thread could begin with it
         except TimeoutError:
             raise out_of_time(_MAKING) from None
     except BaseException:
-        pool.withdraw(ticket)
+        pool.withdraw(waiter)
         raise
 
 
@@ -106,8 +106,8 @@ def take_row(pool: SlotPool, once: Once, plan: Plan, *, is_expected: bool) -> St
         need = _need(known, whole.end, count, "direct, side by side", known.kind)
         taken = pool.take_idle(need, settings.origin)
         try:
-            ticket = pool.request_at_once(need, settings.origin) if taken is None else None
-            taken = taken if ticket is None else (yield from _redeem(pool, settings, ticket))
+            waiter = pool.request_at_once(need, settings.origin) if taken is None else None
+            taken = taken if waiter is None else (yield from _take_granted(pool, settings, waiter))
         except (BudgetError, MachineError):
             return None
         if taken is None:

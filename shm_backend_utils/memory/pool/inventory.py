@@ -1,23 +1,37 @@
-"""Which regions a pool has, and in what state each is."""
+"""Which regions a pool has, in what state each is, and for whom they are reserved."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import itertools
 import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from ...errors import ClosedError
+from ...protocol.layout import PAGE_SIZE, data_offset
 from ..kinds import RegionKind
-from .need import DIRECT, FAR_MORE, SMALL, Need, Ticket
+from ..managed import roomy, whole_pages
 from .options import PoolStatus
 from .slot import SlotRegion, Whole
 from .states import SPOILED
 
-__all__ = ["Inventory", "Kind", "Shelf"]
+__all__ = [
+    "DIRECT",
+    "FAR_MORE",
+    "PREPARED",
+    "SMALL",
+    "Inventory",
+    "Kind",
+    "Need",
+    "Waiter",
+    "least_size",
+    "region_size",
+]
 
 Kind = tuple[int, int, str, RegionKind]
 """What regions must have in common to be exchanged: slots, records, group."""
@@ -27,6 +41,52 @@ _MOST_PARTS: Final = 256
 _MOST_BYTES_OF_PARTS: Final = 16 * 2**20
 _PARTS_OF_THE_BUDGET: Final = 64  # one part in use keeps all of its region
 _LOST_S: Final = 5.0  # a region on its way to or from a shelf is in nobody's hands for a moment
+
+
+FAR_MORE: Final = 16
+"""So many times what a call needs is left to idle, and to go in time, if it is more than ``SMALL``."""
+
+SMALL: Final = 2**20
+
+DIRECT: Final = "direct"
+"""The group of regions for calls on the direct path that need nothing but memory on the host."""
+
+PREPARED: Final = "direct, prepared"
+"""The group of those for prepared calls, which have a region by themselves: it may grow."""
+
+
+class Need(NamedTuple):
+    """What a call needs of a region. Regions of different groups, or kinds, are never exchanged."""
+
+    byte_size: int  # of data
+    slot_count: int = 1
+    record_byte_size: int = PAGE_SIZE  # of each slot's record
+    group: str = DIRECT
+    kind: RegionKind = RegionKind.SYSTEM
+
+
+def region_size(need: Need) -> int:
+    """Return the size of the region that a pool makes for a need: similar calls fit in it, too."""
+    data = roomy(max(need.byte_size, 1), PAGE_SIZE)
+    return data + data_offset(need.slot_count, need.record_byte_size)
+
+
+def least_size(need: Need) -> int:
+    """Return the size of the smallest region that meets a need."""
+    return whole_pages(max(need.byte_size, 1) + data_offset(need.slot_count, need.record_byte_size))
+
+
+@dataclass(eq=False)
+class Waiter:
+    """A call that waits for a region, or has one reserved: nobody else keeps this, so that it ends with the call."""
+
+    need: Need
+    byte_size: int  # of the whole region, if one is made
+    holder: object  # who asks; its text names it to people
+    region: SlotRegion | None = None  # the idle one that is reserved; None if there is room to make one
+    count: int = 1  # of parts, if one is made
+    is_making: bool = False  # it has taken its room
+    granted: concurrent.futures.Future[SlotRegion | None] = field(default_factory=concurrent.futures.Future)
 
 
 class Shelf(NamedTuple):
@@ -47,42 +107,42 @@ class Inventory:
         # The idle regions of each kind, smallest first; a tuple is replaced, never changed.
         self.shelves: dict[Kind, tuple[Shelf, ...]] = {}
         self.lost_since: dict[SlotRegion, float] = {}  # in nobody's hands at the last look, by time.monotonic()
-        # What tickets have that are not redeemed, None for room; a ticket that an interrupt has taken gives it back.
-        self._granted: dict[weakref.ref[Ticket], SlotRegion | None] = {}
-        self._rooms: set[weakref.ref[Ticket]] = set()  # tickets whose regions are to be made, or are being made
+        # A region, or None for room to make one, until its waiter has that; a waiter that is gone gives it back.
+        self._reserved: dict[weakref.ref[Waiter], SlotRegion | None] = {}
         self._unregistered: deque[str] = deque()
 
-    def grant(self, ticket: Ticket) -> bool:
-        """Give a ticket an idle region, or room for a new one; return whether it has either."""
-        reference, need = weakref.ref(ticket), ticket.need
-        if reference in self._granted:  # whoever gave it was interrupted
+    def reserve(self, waiter: Waiter) -> bool:
+        """Reserve an idle region for a waiter, or room for a new one; return whether there is either."""
+        reference, need = weakref.ref(waiter), waiter.need
+        if reference in self._reserved:  # an interrupt came before the queue knew
             return True
-        ticket.idle = self.take(need.byte_size, need[1:])
-        if ticket.idle is not None:
-            ticket.idle.holder = ticket.holder
-        elif not self._make_room(ticket):
-            return False
-        self._granted[reference] = ticket.idle
+        waiter.region = self.take(need.byte_size, need[1:])
+        if waiter.region is None:
+            return self._make_room(waiter)
+        waiter.region.holder = waiter.holder
+        self._reserved[reference] = waiter.region
         return True
 
-    def redeem(self, ticket: Ticket) -> None:
-        """Leave to its holder what a ticket was granted; ClosedError if that was taken back."""
-        reference = weakref.ref(ticket)
-        if reference not in self._granted:
+    def hand_over(self, waiter: Waiter) -> None:
+        """Leave to a waiter what is reserved for it; ClosedError if nothing is, any more."""
+        reference = weakref.ref(waiter)
+        if waiter.is_making or reference not in self._reserved:
             raise ClosedError("this client")
-        del self._granted[reference]
+        if waiter.region is None:
+            waiter.is_making = True
+        else:
+            del self._reserved[reference]
 
-    def take_back(self, ticket: Ticket) -> None:
-        """Have back what a ticket was granted. Nothing happens if it was redeemed."""
-        self._take_back(weakref.ref(ticket))
+    def release(self, waiter: Waiter) -> None:
+        """Have back what is reserved for a waiter, unless that has taken it."""
+        if not waiter.is_making:
+            self._release(weakref.ref(waiter))
 
-    def _take_back(self, reference: weakref.ref[Ticket]) -> None:
-        if reference in self._granted:
-            self._rooms.discard(reference)
-            region = self._granted.pop(reference)
-            if region is not None:
-                region.holder = None
-                self.returned.append(region)
+    def _release(self, reference: weakref.ref[Waiter]) -> None:
+        region = self._reserved.pop(reference, None)
+        if region is not None:
+            region.holder = None
+            self.returned.append(region)
 
     def take(self, byte_size: int, kind: Kind) -> SlotRegion | None:
         """Take the smallest idle region of a kind that has room, and not far too much; None if there is none."""
@@ -101,20 +161,20 @@ class Inventory:
         assert region.shelf is not None
         region.shelf.append(region)
 
-    def add(self, regions: Sequence[SlotRegion], ticket: Ticket) -> None:
-        """Add the new regions, which are held, that a ticket had room for."""
+    def add(self, regions: Sequence[SlotRegion], waiter: Waiter) -> None:
+        """Add the new regions, which are held, that a waiter had room for."""
         for region in regions:
-            self._add(region, ticket.need[1:])
-        self._rooms.discard(weakref.ref(ticket))
+            self._add(region, waiter.need[1:])
+        self._reserved.pop(weakref.ref(waiter), None)
 
-    def undo(self, regions: Iterable[SlotRegion], ticket: Ticket) -> None:
-        """Destroy the regions that were made for a ticket, added or not, and have back its room."""
+    def undo(self, regions: Iterable[SlotRegion], waiter: Waiter) -> None:
+        """Destroy the regions that were made for a waiter, added or not, and have back its room."""
         for region in regions:
             if region in self._kinds:
                 self.destroy(region)
             else:
                 self._unlink(region)
-        self._rooms.discard(weakref.ref(ticket))
+        self._reserved.pop(weakref.ref(waiter), None)
 
     def _add(self, region: SlotRegion, kind: Kind) -> None:
         shelf = next((shelf for shelf in self.shelves.get(kind, ()) if shelf.capacity == region.capacity), None)
@@ -125,22 +185,22 @@ class Inventory:
         region.shelf = shelf.regions
         self._kinds[region] = kind
 
-    def room_to_grow(self, region: SlotRegion, byte_size: int) -> Ticket | None:
-        """Return a ticket with room for more bytes of a region, until :meth:`have_grown`; None if there is none."""
-        ticket = Ticket(Need(byte_size, *self._kinds[region]), byte_size, region.holder)
-        return ticket if self._make_room(ticket) else None
+    def room_to_grow(self, region: SlotRegion, byte_size: int) -> Waiter | None:
+        """Return a waiter with room for more bytes of a region, until :meth:`have_grown`; None without room."""
+        waiter = Waiter(Need(byte_size, *self._kinds[region]), byte_size, region.holder)
+        return waiter if self._make_room(waiter) else None
 
-    def have_grown(self, region: SlotRegion, ticket: Ticket) -> None:
+    def have_grown(self, region: SlotRegion, waiter: Waiter) -> None:
         """Take note that a region has grown, or has not; it goes if the pool was closed meanwhile."""
-        self._rooms.discard(weakref.ref(ticket))
+        self._reserved.pop(weakref.ref(waiter), None)
         if region in self._kinds:
             self._add(region, self._kinds[region])
         else:
             region.destroy()
 
-    def _make_room(self, ticket: Ticket) -> bool:
+    def _make_room(self, waiter: Waiter) -> bool:
         """Have room for a new region; idle ones may go, one of the same kind first: growing calls leave none."""
-        kind, size, idle = ticket.need[1:], ticket.byte_size, self._unused()
+        kind, size, idle = waiter.need[1:], waiter.byte_size, self._unused()
         if self.max_bytes - self.byte_size + sum(parts[0].byte_size for parts in idle) < size:
             return False
         has_made_way = False
@@ -153,18 +213,18 @@ class Inventory:
                 has_made_way = True
         if self.byte_size + size > self.max_bytes:  # somebody has taken one meanwhile
             return False
-        ticket.count = self._parts_for(ticket)
-        self._rooms = {weakref.ref(ticket), *[reference for reference in self._rooms if reference() is not None]}
+        waiter.count = self._parts_for(waiter)
+        self._reserved[weakref.ref(waiter)] = None
         return True
 
-    def _parts_for(self, ticket: Ticket) -> int:
-        """Return how many parts a ticket's new region should have, two for each that is held."""
-        kind, need = ticket.need[1:], ticket.need
+    def _parts_for(self, waiter: Waiter) -> int:
+        """Return how many parts a waiter's new region should have, two for each that is held."""
+        kind, need = waiter.need[1:], waiter.need
         if need.group != DIRECT or need.slot_count > 1:
             return 1
         held = sum([region.holder is not None for region, its_kind in self._kinds.items() if its_kind == kind])
         most_bytes = min(_MOST_BYTES_OF_PARTS, self.max_bytes // _PARTS_OF_THE_BUDGET, self.max_bytes - self.byte_size)
-        count = min(2 * held, _MOST_PARTS, most_bytes // ticket.byte_size)
+        count = min(2 * held, _MOST_PARTS, most_bytes // waiter.byte_size)
         return 1 if count < _LEAST_PARTS else count
 
     def sort_returned(self) -> None:
@@ -173,15 +233,15 @@ class Inventory:
             self._care_for(self.returned.popleft())
         for region in list(self.quarantined):
             self._retry(region)
-        for reference in list(self._granted):
+        for reference in list(self._reserved):
             if reference() is None:
-                self._take_back(reference)
+                self._release(reference)
 
     @property
     def byte_size(self) -> int:
-        """Of all regions, and of those that are to be made. It is counted each time, and so forgets lost tickets."""
-        tickets = [ticket for reference in list(self._rooms) if (ticket := reference()) is not None]
-        return self.made_bytes + sum([ticket.count * ticket.byte_size for ticket in tickets])
+        """Of all regions, and of those that are to be made. It is counted each time, and so forgets lost waiters."""
+        to_make = [reference() for reference, region in list(self._reserved.items()) if region is None]
+        return self.made_bytes + sum([each.count * each.byte_size for each in to_make if each is not None])
 
     @property
     def made_bytes(self) -> int:
@@ -211,7 +271,7 @@ class Inventory:
     def destroy_lost(self, held: Iterable[object]) -> None:
         """Destroy the regions that an interrupt has left in nobody's hands, for seconds: a moment of that is usual."""
         now = time.monotonic()
-        kept = {*held, *self.returned, *self.quarantined, *self._granted.values()}
+        kept = {*held, *self.returned, *self.quarantined, *self._reserved.values()}
         for shelf in itertools.chain(*self.shelves.values()):
             kept.update(list(shelf.regions))
         lost = [region for region in self._kinds if region not in kept]
@@ -221,10 +281,9 @@ class Inventory:
                 self.destroy(region)
 
     def destroy_all(self) -> None:
-        """Destroy every region, and leave none on a shelf; have back what tickets were granted."""
+        """Destroy every region, and leave none on a shelf; reserve nothing."""
         self.shelves = {}
-        self._granted.clear()
-        self._rooms.clear()
+        self._reserved.clear()
         for region in list(self._kinds):
             self.destroy(region)
 
@@ -251,10 +310,7 @@ class Inventory:
 
     def take_unregistered(self) -> list[str]:
         """Return the keys of registered regions that were destroyed since the last time: to be unregistered."""
-        keys = []
-        while self._unregistered:
-            keys.append(self._unregistered.popleft())
-        return keys
+        return [self._unregistered.popleft() for _ in range(len(self._unregistered))]
 
     def status(self) -> PoolStatus:
         """Return how many regions are in which state, and their bytes."""

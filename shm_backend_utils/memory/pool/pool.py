@@ -24,8 +24,7 @@ from ..machine import MORE_MEMORY, memory_bytes
 from ..managed import whole_pages
 from ..repeater import Repeater
 from ..shared_file import MORE_ROOM, total_bytes
-from .inventory import Inventory
-from .need import FAR_MORE, SMALL, Need, Ticket, least_size, region_size
+from .inventory import FAR_MORE, SMALL, Inventory, Need, Waiter, least_size, region_size
 from .options import PoolOptions, PoolStatus
 from .slot import SlotRegion, make_parts
 from .states import FREE, SPOILED
@@ -58,7 +57,7 @@ class SlotPool:
         self._looked_at = 0  # how many bytes there were at the last look at the budget
         self._tend = tend
         self._lock = threading.Lock()
-        self._waiting: deque[weakref.ref[Ticket]] = deque()  # whether there are any may be looked at without the lock
+        self._waiting: deque[weakref.ref[Waiter]] = deque()  # whether there are any may be looked at without the lock
         self._watched: dict[int, tuple[weakref.ref[Memory], SlotRegion]] = {}  # by the reference's id
         self._closed = False
         self._housekeeper: Repeater | None = None
@@ -90,35 +89,35 @@ class SlotPool:
         watched = [(region, reference()) for reference, region in list(self._watched.values())]
         return [(region, memory) for region, memory in watched if memory is not None]
 
-    def request(self, need: Need, holder: object) -> Ticket:
+    def request(self, need: Need, holder: object) -> Waiter:
         """Ask for a region: granted at once, or in turn. BudgetError or NoSharedMemoryError if it never can be."""
-        ticket = self._queued(need, holder)
-        if not ticket.granted.done():
+        waiter = self._queued(need, holder)
+        if not waiter.granted.done():
             with self._lock:
                 found = f"{self._inventory}, and {len(self._waiting)} calls wait"
                 self.wait_count += 1
             _LOG.warning("the pool has run dry: %s", found)
             self._hurry()  # its next round may be half of idle_s away
-        return ticket
+        return waiter
 
-    def request_at_once(self, need: Need, holder: object) -> Ticket | None:
-        """Ask for a region, and wait for none: the ticket is granted, or there is none; raises as :meth:`request`."""
-        ticket = self._queued(need, holder)
-        if ticket.granted.done():
-            return ticket
-        self.withdraw(ticket)
+    def request_at_once(self, need: Need, holder: object) -> Waiter | None:
+        """Ask for a region, and wait for none: the waiter is granted one, or is None; raises as :meth:`request`."""
+        waiter = self._queued(need, holder)
+        if waiter.granted.done():
+            return waiter
+        self.withdraw(waiter)
         return None
 
-    def redeem(self, ticket: Ticket, deadline: float = math.inf) -> tuple[SlotRegion, Memory]:
-        """Return a granted ticket's region, made if it must be, and its memory, with which the region is given back."""
-        region = ticket.granted.result()
+    def take_granted(self, waiter: Waiter, deadline: float = math.inf) -> tuple[SlotRegion, Memory]:
+        """Return a granted waiter's region, made if it must be, and its memory, with which the region is given back."""
+        region = waiter.granted.result()
         is_new = region is None
         if region is None:
-            region = self._made(ticket, deadline)
+            region = self._made(waiter, deadline)
         else:
             with self._lock:
-                self._inventory.redeem(ticket)
-        memory = self._hold(region, ticket.holder)
+                self._inventory.hand_over(waiter)
+        memory = self._hold(region, waiter.holder)
         if is_new and self.options.prefault:
             region.prefault(deadline)
         return region, memory
@@ -133,8 +132,8 @@ class SlotPool:
             with self._lock:
                 if self._closed:
                     raise ClosedError("this client")
-                ticket = None if self._waiting else self._inventory.room_to_grow(region, more)
-            if ticket is None:
+                waiter = None if self._waiting else self._inventory.room_to_grow(region, more)
+            if waiter is None:
                 return False
             try:
                 region.grow(end, deadline)
@@ -145,26 +144,26 @@ class SlotPool:
                 raise
             finally:
                 with self._lock:
-                    self._inventory.have_grown(region, ticket)
+                    self._inventory.have_grown(region, waiter)
                     self._serve()
         if self.options.prefault:
             region.prefault(deadline)
         return True
 
-    def withdraw(self, ticket: Ticket) -> None:
-        """Give up a ticket, granted or not; it cannot be redeemed then. Nothing happens if it was redeemed."""
+    def withdraw(self, waiter: Waiter) -> None:
+        """Take a waiter out of the queue, with what was granted to it, unless it has taken that."""
         with self._lock:
             with contextlib.suppress(ValueError):
-                self._waiting.remove(weakref.ref(ticket))
-            self._inventory.take_back(ticket)
+                self._waiting.remove(weakref.ref(waiter))
+            self._inventory.release(waiter)
             self._serve()
 
-    def exhausted(self, ticket: Ticket, waited_s: float) -> PoolExhaustedError:
-        """Return the error for a ticket that was not granted in time."""
+    def exhausted(self, waiter: Waiter, waited_s: float) -> PoolExhaustedError:
+        """Return the error for a waiter that was granted nothing in time."""
         with self._lock:
             found = str(self._inventory)
         return PoolExhaustedError(
-            f"no {ticket.byte_size} bytes of shared memory became free within {waited_s:.3g} s: {found}. "
+            f"no {waiter.byte_size} bytes of shared memory became free within {waited_s:.3g} s: {found}. "
             "Release results sooner, or raise PoolOptions(max_bytes=...)"
         )
 
@@ -221,9 +220,9 @@ class SlotPool:
     def _clear(self) -> None:
         self._inventory.destroy_all()
         for reference in self._waiting:
-            ticket = reference()
-            if ticket is not None and ticket.granted.set_running_or_notify_cancel():
-                ticket.granted.set_exception(ClosedError("this client"))
+            waiter = reference()
+            if waiter is not None and waiter.granted.set_running_or_notify_cancel():
+                waiter.granted.set_exception(ClosedError("this client"))
         self._waiting.clear()
 
     def _hold(self, region: SlotRegion, holder: object) -> Memory:
@@ -270,15 +269,15 @@ class SlotPool:
         if self._housekeeper is not None:
             self._housekeeper.hurry()
 
-    def _queued(self, need: Need, holder: object) -> Ticket:
-        """Return a new ticket, which waits unless its turn has come at once."""
-        ticket = Ticket(need, self._size_for(need), holder)
+    def _queued(self, need: Need, holder: object) -> Waiter:
+        """Return a new waiter, whose turn may have come at once."""
+        waiter = Waiter(need, self._size_for(need), holder)
         with self._lock:
             if self._closed:
                 raise ClosedError("this client")
-            self._waiting.append(weakref.ref(ticket))
+            self._waiting.append(weakref.ref(waiter))
             self._serve()
-        return ticket
+        return waiter
 
     def _serve(self) -> None:
         """Sort what was given back, then grant what can be granted, in order; clear a closed pool. Needs the lock."""
@@ -287,16 +286,16 @@ class SlotPool:
         if self._closed:
             self._clear()
         while self._waiting:
-            ticket = self._waiting[0]()
-            if ticket is not None and not self._inventory.grant(ticket):
+            waiter = self._waiting[0]()
+            if waiter is not None and not self._inventory.reserve(waiter):
                 return
             self._waiting.popleft()  # last: whatever is raised before, it can be taken back
-            if ticket is None:
+            if waiter is None:
                 continue
-            if ticket.granted.set_running_or_notify_cancel():
-                ticket.granted.set_result(ticket.idle)
+            if waiter.granted.set_running_or_notify_cancel():
+                waiter.granted.set_result(waiter.region)
             else:
-                self._inventory.take_back(ticket)
+                self._inventory.release(waiter)
 
     def _look_at_budget(self) -> None:
         """Have the budget follow what other processes leave of the machine's memory."""
@@ -325,24 +324,24 @@ class SlotPool:
             f"{MORE_ROOM if is_system else MORE_MEMORY}, {larger_part}or send less at once"
         )
 
-    def _made(self, ticket: Ticket, deadline: float) -> SlotRegion:
+    def _made(self, waiter: Waiter, deadline: float) -> SlotRegion:
         regions: list[SlotRegion] = []
         try:
             with self._lock:
-                self._inventory.redeem(ticket)  # in here: from then on nobody else takes the room back
-            regions = self._make_regions(ticket, deadline)
+                self._inventory.hand_over(waiter)  # in here: from then on nobody else takes the room back
+            regions = self._make_regions(waiter, deadline)
             for region in regions:
-                region.holder = ticket.holder
+                region.holder = waiter.holder
             with self._lock:
                 if self._housekeeper is None:  # before any is there that only a housekeeper can end
                     self._housekeeper = Repeater(self._keep_house, self._patience(), "shm pool")
                 if self._closed:  # whoever closed the pool may not have seen this housekeeper
                     self._housekeeper.stop_some_time()
                     raise ClosedError("this client")
-                self._inventory.add(regions, ticket)
+                self._inventory.add(regions, waiter)
         except BaseException:
             with self._lock:
-                self._inventory.undo(regions, ticket)
+                self._inventory.undo(regions, waiter)
                 self._serve()
             raise
         for region in regions[1:]:  # others have these; an interrupt leaves some in nobody's hands
@@ -353,13 +352,13 @@ class SlotPool:
                 self._serve()
         return regions[0]
 
-    def _make_regions(self, ticket: Ticket, deadline: float) -> list[SlotRegion]:
-        need, access = ticket.need, self.options.access
-        data_size = ticket.byte_size - data_offset(need.slot_count, need.record_byte_size)
+    def _make_regions(self, waiter: Waiter, deadline: float) -> list[SlotRegion]:
+        need, access = waiter.need, self.options.access
+        data_size = waiter.byte_size - data_offset(need.slot_count, need.record_byte_size)
         make = functools.partial(SlotRegion, data_size, need.slot_count, need.record_byte_size, access, deadline)
         try:
-            if ticket.count > 1:
-                return make_parts(ticket.count, data_size, need.record_byte_size, access, deadline, need.kind)
+            if waiter.count > 1:
+                return make_parts(waiter.count, data_size, need.record_byte_size, access, deadline, need.kind)
             return [make(need.kind)]
         except MachineError:  # somebody else has taken the room; what lies idle here may be enough
             self.drop_idle()

@@ -13,7 +13,7 @@ from ...dtypes import BYTES
 from ...errors import ClosedError
 from ...gpu.model import DeviceArrays
 from ...memory.managed import array_at
-from ...memory.pool.need import Need
+from ...memory.pool.inventory import Need
 from ...memory.pool.pool import SlotPool
 from ...model_spec import BATCH_CARRIER
 from ...protocol import results
@@ -222,11 +222,11 @@ def _take(pool: SlotPool, need: Need, holder: str) -> Any:
     """Take a region at once: a model must not wait for memory that its own calls hold."""
     taken = pool.take_idle(need, holder)
     if taken is None:
-        ticket = pool.request(need, holder)
-        if not ticket.granted.done():
-            pool.withdraw(ticket)
-            raise pool.exhausted(ticket, 0)
-        taken = pool.redeem(ticket)
+        waiter = pool.request(need, holder)
+        if not waiter.granted.done():
+            pool.withdraw(waiter)
+            raise pool.exhausted(waiter, 0)
+        taken = pool.take_granted(waiter)
     return taken
 
 

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from shm_backend_utils.errors import ShmError
 from shm_backend_utils.memory.pool import pool as pool_module
-from shm_backend_utils.memory.pool.need import Need
+from shm_backend_utils.memory.pool.inventory import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.states import FREE, SPOILED
@@ -65,7 +65,7 @@ class SlotMachine(RuleBasedStateMachine):
         self.requests: list[Request] = []
         self.works: list[Work] = []
         self.borrowed: list[Borrowed] = []
-        self.tickets: list[Any] = []
+        self.waiters: list[Any] = []
         self.executed: set[tuple[str, int]] = set()
         self.generations: dict[str, int] = {}
         self.value = 0
@@ -105,8 +105,8 @@ class SlotMachine(RuleBasedStateMachine):
     def check_that_all_is_idle(self) -> None:
         if self.is_closed_first or self.was_interrupted:  # an interrupt may cost a region until the client is closed
             return
-        while self.tickets:
-            self.pool.withdraw(self.tickets.pop())
+        while self.waiters:
+            self.pool.withdraw(self.waiters.pop())
         status = self.pool.status
         assert (status.held, status.quarantined) == (0, 0)
         self.pool.drop_idle()
@@ -122,23 +122,23 @@ class SlotMachine(RuleBasedStateMachine):
             if taken is not None:
                 self.hold(*taken)
                 return
-            ticket = self.pool.request(need, "machine")
-            self.tickets.append(ticket)
-            if ticket.granted.done():
-                self.tickets.remove(ticket)
-                self.hold(*self.pool.redeem(ticket))
+            waiter = self.pool.request(need, "machine")
+            self.waiters.append(waiter)
+            if waiter.granted.done():
+                self.waiters.remove(waiter)
+                self.hold(*self.pool.take_granted(waiter))
 
-    @precondition(lambda self: self.tickets)
+    @precondition(lambda self: self.waiters)
     @rule(which=choices, gives_up=st.booleans(), fault=sometimes)
     def wait(self, which: int, gives_up: bool, fault: Fault | None) -> None:
-        ticket = self.tickets[which % len(self.tickets)]
+        waiter = self.waiters[which % len(self.waiters)]
         with self.failing(fault):
-            if ticket.granted.done() and not gives_up:
-                self.tickets.remove(ticket)
-                self.hold(*self.pool.redeem(ticket))
+            if waiter.granted.done() and not gives_up:
+                self.waiters.remove(waiter)
+                self.hold(*self.pool.take_granted(waiter))
             elif gives_up:
-                self.pool.withdraw(ticket)
-                self.tickets.remove(ticket)
+                self.pool.withdraw(waiter)
+                self.waiters.remove(waiter)
 
     @precondition(lambda self: self.sendable())
     @rule(which=choices)

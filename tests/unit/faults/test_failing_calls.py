@@ -15,7 +15,7 @@ from shm_backend_utils.errors import ShmError
 from shm_backend_utils.memory import locks
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.pool import pool as pool_module
-from shm_backend_utils.memory.pool.need import Need
+from shm_backend_utils.memory.pool.inventory import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.testing.faults.at_hand import Late
@@ -50,7 +50,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> SlotPool:
 
 def take_in_doubt(pool: SlotPool) -> list[object]:
     """Return the memory of a call that got no answer."""
-    region, memory = pool.redeem(pool.request(Need(100), "test"))
+    region, memory = pool.take_granted(pool.request(Need(100), "test"))
     region.slots[0].state = "sent"
     return [memory]
 
@@ -87,7 +87,7 @@ def test_of_several_in_quarantine_none_is_lost_when_looking_at_the_first_is_inte
 
 
 def test_an_interrupt_while_a_lock_is_asked_for_leaves_it_free(pool: SlotPool) -> None:
-    region, memory = pool.redeem(pool.request(Need(100), "test"))
+    region, memory = pool.take_granted(pool.request(Need(100), "test"))
     lease, fd = region._region.lease(0), region._region.segment.fileno()
     for take in (lease.take, lease.take_back, lambda: locks.borrow(fd, region._region.record_offset(0))):
         for error, raised in ((INTERRUPT, KeyboardInterrupt), (errno.ENOLCK, (OSError, ShmError))):
@@ -107,7 +107,7 @@ def test_a_region_whose_making_fails_at_any_call_leaves_the_budget_as_it_was(poo
             while happened:
                 with Failing(Fault(call, after, error)) as failing:
                     try:
-                        _, memory = pool.redeem(pool.request(Need(100), "test"))
+                        _, memory = pool.take_granted(pool.request(Need(100), "test"))
                         del memory
                     except (OSError, ShmError, KeyboardInterrupt):
                         assert failing.has_happened
@@ -125,7 +125,7 @@ def test_a_region_for_which_no_thread_can_be_started_is_gone(pool: SlotPool, mon
     with monkeypatch.context() as patch:
         patch.setattr(pool_module, "Repeater", repeat)
         with pytest.raises(RuntimeError, match="can't start new thread"):
-            pool.redeem(pool.request(Need(100), "test"))
+            pool.take_granted(pool.request(Need(100), "test"))
     status = pool.status
     assert (status.held, status.idle, status.byte_size) == (0, 0, 0)
     take_in_doubt(pool).clear()

@@ -22,11 +22,11 @@ from pathlib import Path
 import numpy as np
 from shm_backend_utils.client import PoolOptions
 from shm_backend_utils.origin import Origin
-from shm_backend_utils.memory.pool.need import Need
+from shm_backend_utils.memory.pool.inventory import Need
 from shm_backend_utils.memory.pool.pool import SlotPool
 
 def take():
-    return pool.redeem(pool.request(Need(1), Origin.here("take")))
+    return pool.take_granted(pool.request(Need(1), Origin.here("take")))
 
 def is_there(region):
     return (Path("/dev/shm") / region.key).exists()
@@ -55,14 +55,14 @@ USES = {
         pool.close()
         pool = SlotPool(PoolOptions(max_bytes=held.byte_size))
         only, memory = take()
-        ticket = pool.request(Need(1), Origin.here("take"))
-        waiter = threading.Thread(target=ticket.granted.result, args=(30,))
-        waiter.start()
+        waiter = pool.request(Need(1), Origin.here("take"))
+        thread = threading.Thread(target=waiter.granted.result, args=(30,))
+        thread.start()
         in_child(pool.close)
-        assert not ticket.granted.done()
+        assert not waiter.granted.done()
         del memory
-        waiter.join()
-        assert pool.redeem(ticket)[0] is only
+        thread.join()
+        assert pool.take_granted(waiter)[0] is only
     """,
 }
 
@@ -102,7 +102,7 @@ def stop(stopped_at):
 inventory = pool._inventory
 inventory.{} = lambda {}: stop({})
 need = Need(2**17 - 2 * 4096)
-threading.Thread(target=lambda: pool.redeem(pool.request(need, "take"))).start()
+threading.Thread(target=lambda: pool.take_granted(pool.request(need, "take"))).start()
 reached.wait(30)
 """
 STATES = {

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.errors import TensorError
-from shm_backend_utils.memory.pool.need import Need
+from shm_backend_utils.memory.pool.inventory import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.model import Call
@@ -77,7 +77,7 @@ def test_memory_of_a_gpu_is_not_looked_for_on_the_host(lending: Lending) -> None
 
 
 def test_memory_that_earlier_calls_hold_is_lent_from_first_byte_to_last(lending: Lending, pool: SlotPool) -> None:
-    region, memory = pool.redeem(pool.request(Need(100), "test"))
+    region, memory = pool.take_granted(pool.request(Need(100), "test"))
     assert lending.place_of(memory) == (1, 0)
     assert lending.place_of(memory[-1:]) == (1, region.byte_size - 1)
     assert lending.place_of(memory[10:20]) == (1, 10)

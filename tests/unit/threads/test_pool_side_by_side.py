@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shm_backend_utils.errors import ClosedError
-from shm_backend_utils.memory.pool.need import Need
+from shm_backend_utils.memory.pool.inventory import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.rows import RowBlocks
@@ -48,16 +48,16 @@ def take(pool: SlotPool, chance: random.Random) -> Any:
     taken = pool.take_idle(need, "thread")
     if taken is not None:
         return taken
-    ticket = pool.request(need, "thread")
+    waiter = pool.request(need, "thread")
     try:
-        ticket.granted.result(chance.choice([0.0, 0.001, 10]))
+        waiter.granted.result(chance.choice([0.0, 0.001, 10]))
     except concurrent.futures.TimeoutError:
-        if chance.random() < 0.5 or not ticket.granted.cancel():
-            pool.withdraw(ticket)
+        if chance.random() < 0.5 or not waiter.granted.cancel():
+            pool.withdraw(waiter)
         else:
-            pool.withdraw(ticket)
+            pool.withdraw(waiter)
         return None
-    return pool.redeem(ticket)
+    return pool.take_granted(waiter)
 
 
 def use(pool: SlotPool, holders: Holders, seed: int) -> None:
@@ -150,7 +150,7 @@ def test_rows_of_a_block_go_to_one_thread_each() -> None:
         for _ in range(ROUNDS):
             taken = None
             while (row := blocks.take("alike")) is None:
-                taken = pool.take_idle(need, "thread") or pool.redeem(pool.request(need, "thread"))
+                taken = pool.take_idle(need, "thread") or pool.take_granted(pool.request(need, "thread"))
                 blocks.begin("alike", *taken, [0, 1, 2, 3])
             del taken
             key = f"{row.region.key}/{row.slot.index}"
