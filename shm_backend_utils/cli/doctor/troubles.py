@@ -19,7 +19,7 @@ _ADVICE: Final = False  # the exit status stays 0
 _CARRIER: Final = f'{{ name: "{BATCH_CARRIER}" data_type: TYPE_UINT8 dims: [ -1 ] optional: true }}'
 _ALL_PATHS: Final = f'parameters {{ key: "{PATHS_PARAMETER}" value: {{ string_value: "direct,triton-shm,inline" }} }}'
 _LOAD_AGAIN: Final = (
-    "Load the model again, or restart the server; the server's log, or the kernel's, says what killed it."
+    "Load the model again, or restart the server; the server's log, or the kernel's, has the cause of death."
 )
 _MORE_ROOM: Final = "docker: --shm-size; Kubernetes: an emptyDir of medium Memory mounted at /dev/shm"
 
@@ -53,7 +53,7 @@ class ServerTrouble(Trouble):
         "Correct the name, or make it known: in a pod it is localhost, with Compose the service's name.",
     )
     SERVER_NOT_REACHABLE = (
-        "Nobody answers at the address, so no request gets anywhere.",
+        "No program answers at the address, so no request gets anywhere.",
         "Start the server, or correct the address: by default Triton's gRPC is on 8001 and its HTTP on 8000. Publish "
         "the port of a container.",
     )
@@ -63,7 +63,7 @@ class ServerTrouble(Trouble):
         "https://.",
     )
     WRONG_PORT = (
-        "What listens at the address speaks another protocol than the URL says.",
+        "The program at the address speaks another protocol than the URL says.",
         "Use grpc:// with Triton's gRPC port, by default 8001, and http:// with its HTTP port, by default 8000.",
     )
     TLS = (
@@ -72,7 +72,7 @@ class ServerTrouble(Trouble):
         "its certificate.",
     )
     NOT_TRITON = (
-        "What answers at the address is not Triton.",
+        "The program at the address is not Triton.",
         "Correct host and port: by default Triton's HTTP is on 8000 and its gRPC on 8001; on 8002 it has only its "
         "metrics.",
     )
@@ -84,7 +84,7 @@ class ServerTrouble(Trouble):
     )
     NO_INDEX = (
         "The server does not tell which models it has, so none was examined.",
-        "Ask for one model by --model, or have what stands before the server let the repository index through.",
+        "Ask for one model by --model, or let the proxy before the server pass the repository index.",
     )
     NO_MODELS = (
         "The server has loaded nothing, so no request can be served.",
@@ -92,7 +92,7 @@ class ServerTrouble(Trouble):
     )
     NO_OWN_REGION = (
         "This process can make no region in /dev/shm: the path triton-shm is closed to it, and it needs sealed memory.",
-        "Do what the finding about /dev/shm says; where there is none, the system's reason tells what is lacking.",
+        "Follow the finding about /dev/shm; without one, the system's reason names the cause.",
         _ADVICE,
     )
     NO_SUCH_MODEL = (
@@ -101,7 +101,7 @@ class ServerTrouble(Trouble):
     )
     MODEL_NOT_LOADED = (
         "The server has the model, and has not loaded it.",
-        "Mend what the reason names (the server's log has more), and load the model again.",
+        "Mend the cause that the reason names (the server's log has more), and load the model again.",
     )
     LIBRARY_MISSING = (
         "The Python that runs the model has no shm_backend_utils, or not all of it.",
@@ -119,8 +119,7 @@ class ServerTrouble(Trouble):
     )
     OTHER_MACHINE = (
         "The server is on another machine, and machines share no memory: requests go in band.",
-        "Run client and server on one machine, for example as containers of one pod; otherwise there is nothing to "
-        "mend.",
+        "Run client and server on one machine, for example as containers of one pod, or let requests go in band.",
     )
     OUT_OF_TIME = (
         "The time was up before everything was examined.",
@@ -177,7 +176,7 @@ class FolderTrouble(Trouble):
     """What can be wrong in a model's folder."""
 
     NOT_A_MODEL = (
-        "The folder is neither a model's nor a repository of models, so there is nothing to examine.",
+        "The folder is neither a model's nor a repository of models, so the doctor cannot examine it.",
         f"Name a folder with {CONFIG_FILE} or 1/model.py, or one that has such folders.",
     )
     UNREADABLE = (
@@ -193,7 +192,7 @@ class FolderTrouble(Trouble):
         f"Correct it in {CONFIG_FILE}.",
     )
     NO_CONFIG = (
-        f"There is no {CONFIG_FILE}, and model.py does not complete the configuration by itself.",
+        f"The model has no {CONFIG_FILE}, and model.py does not complete the configuration by itself.",
         f"Add {CONFIG_FILE}, or auto_complete_config to model.py that ends with shm_backend_utils.model.auto_complete.",
     )
     OTHER_NAME = (
@@ -206,7 +205,7 @@ class FolderTrouble(Trouble):
     )
     NO_MODEL_CODE = (
         "A folder of a version lacks the model's code, and Triton does not load that version.",
-        "Put model.py, or what default_model_filename names, into it.",
+        "Put model.py, or the file that default_model_filename names, into it.",
     )
     NOT_RETURNED = (
         "A call of the session answers requests, and execute drops the answers: clients wait until their time is over.",
@@ -231,7 +230,7 @@ class FolderTrouble(Trouble):
     )
     ORDINARY_MODEL = (
         "The model uses nothing of this library: its requests take Triton's own paths.",
-        "Nothing, if that is what you want; else use ShmSession in model.py, and set SHM_PATHS in config.pbtxt.",
+        "Nothing, if you want that; else use ShmSession in model.py, and set SHM_PATHS in config.pbtxt.",
         _ADVICE,
     )
     OTHER_COPY = (
@@ -245,11 +244,12 @@ class ModelTrouble(Trouble):
     """What can be wrong between this process and a model that is loaded: what a probe of it tells."""
 
     FORWARD_FAILS = (
-        "The model's calls of other models (call.forward) keep failing, as there is no shared memory for them.",
-        "Mend what the finding names: room in /dev/shm, its mode, or who removes files there (systemd: RemoveIPC=no).",
+        "The model's calls of other models (call.forward) keep failing, because they get no shared memory.",
+        "Mend the cause that the finding names: room in /dev/shm, its mode, or a service that removes files there "
+        "(systemd: RemoveIPC=no).",
     )
     LIFE_UNKNOWN = (
-        "Nobody can tell from here whether the model's process lives: this Triton calls dead models ready, too.",
+        "The doctor cannot tell from here whether the model's process lives: this Triton calls dead models ready, too.",
         "Run the doctor on the server's machine, in its container and as its user.",
         _ADVICE,
     )
@@ -263,16 +263,16 @@ class ModelTrouble(Trouble):
     )
     NO_SESSION = (
         "The model declares the direct path, and no session answers: its code uses none, or execute fails before that.",
-        "Serve requests by ShmSession in model.py, and mend what execute raises; or remove SHM_PATHS and the input SHM "
-        "from config.pbtxt.",
+        "Serve requests by ShmSession in model.py, and mend the errors of execute; or remove SHM_PATHS and the input "
+        "SHM from config.pbtxt.",
     )
     MODEL_BUSY = (
         "The model did not answer in time: it is busy, or it hangs, or has no slot for one more sequence.",
-        "Ask again when it has less to do; make sure that execute returns what session.serve returns; if it hangs, "
-        "load it again.",
+        "Ask again when it has less to do; let execute return the responses of session.serve; if it hangs, load it "
+        "again.",
     )
     NEEDS_GRPC = (
-        "The model is decoupled, and over HTTP there are no streams.",
+        "The model is decoupled, and Triton has no streams over HTTP.",
         "Use a gRPC URL for it.",
         _ADVICE,
     )
@@ -296,17 +296,17 @@ class ModelTrouble(Trouble):
         "--ipc=container:NAME or one volume at /dev/shm on both sides.",
     )
     NO_SEALED_MEMORY = (
-        "The model cannot fetch sealed memory, so clients take that in /dev/shm, which has a size and keeps what is "
-        "left.",
+        "The model cannot fetch sealed memory, so clients take memory in /dev/shm, which has a size and outlives its "
+        "owner.",
         "Run client and server in one network namespace: docker --network=container:NAME, containers of one pod.",
         _ADVICE,
     )
     REFUSED = (
         "The model refuses memory of this process.",
-        "Do what the refusal says.",
+        "Follow the refusal.",
     )
     WRONG_REPORT = (
-        "The model has answered the probe, and what lies in the client's memory is not its answer.",
+        "The model has answered the probe, and the client's memory does not hold its answer.",
         "Install the same release on both sides; if it stays so, report it with the output of --json.",
     )
     NUMPY_2_STRINGS = (
@@ -349,7 +349,7 @@ class MachineTrouble(Trouble):
     """What can be wrong with this machine, or container."""
 
     NO_DEV_SHM = (
-        "There is no folder /dev/shm, where Triton's Python backend has its pools, and clients have their system "
+        "The folder /dev/shm is missing. Triton's Python backend has its pools there, and clients their system "
         "regions.",
         f"Mount a tmpfs there ({_MORE_ROOM}).",
     )
@@ -365,7 +365,8 @@ class MachineTrouble(Trouble):
     )
     DEV_SHM_FULL = (
         "/dev/shm has hardly any room left: requests go in band then, or fail.",
-        f"See what takes it with `shm-backend-utils regions`, and remove it, or give it more room ({_MORE_ROOM}).",
+        "List its users with `shm-backend-utils regions`, and remove files there, or give it more room "
+        f"({_MORE_ROOM}).",
     )
     STALE_REGIONS = (
         "There are regions in /dev/shm whose owner is dead; they take its room.",
@@ -382,7 +383,7 @@ class MachineTrouble(Trouble):
     )
     LITTLE_MEMORY = (
         "This machine, or its container, has hardly any memory left; shared memory counts towards it.",
-        f"End what takes it, or {MORE_MEMORY}.",
+        f"End programs that use much, or {MORE_MEMORY}.",
     )
 
 
