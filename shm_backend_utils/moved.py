@@ -1,4 +1,4 @@
-"""Names at their old import paths: they work until version 0.4, with a warning."""
+"""Names at their old import paths, which work with a warning."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ def moved(old: str, new: str) -> Callable[[str], Any]:
             return home.__all__
         if name not in home.__all__:
             raise AttributeError(f"module {old!r} has no attribute {name!r}")
-        warnings.warn(
-            f"{old}.{name} has moved: import it from {new}; the old path goes with version 0.4",
-            DeprecationWarning,
-            stacklevel=2,
-        )
+        warnings.warn(f"{old}.{name} has moved: import it from {new}", DeprecationWarning, stacklevel=2)
         return getattr(home, name)
 
     return find

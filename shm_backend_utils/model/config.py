@@ -72,9 +72,7 @@ def _check_names(names: Iterable[str]) -> None:
     """Raise ModelError for a name that begins as ours do and is none: what was meant would go without a word."""
     for name in names:
         if name.upper() == _GONE:
-            raise ModelError(
-                f"parameter {name} went with 0.3: all memory has ordinary pages; remove it from config.pbtxt"
-            )
+            raise ModelError(f"parameter {name} is gone: all memory has ordinary pages; remove it from config.pbtxt")
         if name.upper().startswith(PREFIX) and name not in PARAMETERS:
             close = difflib.get_close_matches(name.upper(), PARAMETERS, n=1)
             expected = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(sorted(PARAMETERS))}"

@@ -30,6 +30,7 @@ from .modes.stream import StreamCall, run_stream
 
 __all__ = ["ShmSession"]
 
+_DEFAULTS: Final = Config()
 _responses_of: Final = attrgetter("response")
 
 
@@ -42,8 +43,8 @@ class ShmSession:
     ----------
     spec : ModelSpec
         The model's configuration.
-    config : Config
-        What the configuration says of regions.
+    config : Config, optional
+        The parameters of the configuration.
     cuda : CudaAccess, optional
         By default NVIDIA's driver, loaded when a request uses a GPU first.
     device : int, optional
@@ -60,11 +61,13 @@ class ShmSession:
     def __init__(
         self,
         spec: ModelSpec,
-        config: Config,
+        config: Config = _DEFAULTS,
         cuda: CudaAccess | None = None,
         device: int | None = None,
         version: str = "",
     ) -> None:
+        if type(spec) is not ModelSpec:
+            raise ModelError("ShmSession takes a ModelSpec; in initialize, write ShmSession.from_args(args)")
         reaper.reap()
         context = Context(spec, config, cuda or CudaAccess(), device or 0)
         self._context: Context | None = context
@@ -81,9 +84,7 @@ class ShmSession:
 
     @classmethod
     def from_args(cls, args: Mapping[str, str], cuda: CudaAccess | None = None) -> ShmSession:
-        """Make the session from what Triton passes to ``initialize``.
-
-        What keeps clients from the model is told by the server's log.
+        """Make the session of ``initialize``, to be closed in ``finalize``. The server's log has advice on the model.
 
         Parameters
         ----------
@@ -91,11 +92,6 @@ class ShmSession:
             As ``initialize`` gets it.
         cuda : CudaAccess, optional
             As for the class.
-
-        Returns
-        -------
-        ShmSession
-            To be closed in ``finalize``.
 
         Raises
         ------

@@ -85,7 +85,7 @@ control_input [ { name: "ID" control [ { kind: CONTROL_SEQUENCE_CORRID data_type
 """
 ROWS: Final = re.findall(
     r"^\| (.+?) \| (.+) \|$",
-    (ROOT / "docs/configuration.md").read_text().partition("## What Triton does")[2].partition("\n## ")[0],
+    (ROOT / "docs/configuration.md").read_text().partition("## How Triton changes")[2].partition("\n## ")[0],
     re.MULTILINE,
 )[1:]
 PATHS: Final[tuple[PathName, ...]] = ("direct", "triton-shm", "inline")

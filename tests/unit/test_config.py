@@ -36,7 +36,7 @@ def test_a_name_that_is_nearly_one_of_ours_is_refused_and_told_which(typo: str, 
 
 @pytest.mark.parametrize("name", ["SHM_HUGE_PAGES", "shm_huge_pages"])
 def test_huge_pages_have_gone(name: str) -> None:
-    with pytest.raises(ModelError, match=f"{name} went with 0.3: all memory has ordinary pages; remove it from"):
+    with pytest.raises(ModelError, match=f"{name} is gone: all memory has ordinary pages; remove it from"):
         config(**{name: "false"})
 
 

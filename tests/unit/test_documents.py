@@ -30,16 +30,13 @@ def test_each_test_that_the_design_names_is_there() -> None:
 
 
 def test_each_threat_has_a_test() -> None:
-    table = (ROOT / "docs" / "design.md").read_text().partition("| threat | what happens | test |\n")[2]
+    table = (ROOT / "docs" / "design.md").read_text().partition("| threat | effect | test |\n")[2]
     rows = [row.strip("| ").split(" | ") for row in table.partition("\n\n")[0].splitlines()[1:]]
     assert [row for row in rows if not row[0].startswith("**") and (len(row) != 3 or "`test_" not in row[2])] == []
 
 
 def test_every_change_that_is_listed_as_equivalent_can_still_be_made() -> None:
     assert equivalents() - {(mutant.file, mutant.function, mutant.change) for mutant in mutants_of([])} == set()
-
-
-# Dependencies
 
 
 REQUIREMENT = re.compile(r"([A-Za-z0-9_.-]+)(?:\[[^]]*])?(.*)$")
@@ -79,9 +76,6 @@ def test_every_dependency_has_its_row_and_no_other() -> None:
     assert documented() == declared()
 
 
-# Pictures
-
-
 IMAGES = ROOT / "docs" / "images"
 
 
@@ -98,9 +92,6 @@ def test_the_numbers_show_every_picture_of_the_bench_which_is_there_in_both_form
     for name in PICTURES:
         assert (IMAGES / f"{name}.png").is_file()
         assert (IMAGES / f"{name}.svg").is_file()
-
-
-# Errors
 
 
 ERRORS = (ROOT / "docs" / "errors.md").read_text()

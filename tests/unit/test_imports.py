@@ -1,4 +1,4 @@
-"""What is imported, where, and what that needs; what the package offers; old paths, which work until version 0.4."""
+"""What is imported, where, and what that needs; what the package offers; old paths, which work with a warning."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ OLD_NAMES = [
 def test_an_old_path_warns_and_gives_the_very_same_object(old: str, new: str, name: str) -> None:
     home = f"shm_backend_utils.compat.{new}"
     names: dict[str, object] = {}
-    told = f"shm_backend_utils.{old}.{name} has moved: import it from {home}; the old path goes with version 0.4"
+    told = f"shm_backend_utils.{old}.{name} has moved: import it from {home}"
     with pytest.warns(DeprecationWarning, match=f"^{told}$") as warned:
         exec(compile(f"from shm_backend_utils.{old} import {name}", "model.py", "exec"), names)
     assert names[name] is getattr(import_module(home), name)

@@ -243,5 +243,5 @@ def test_another_kind_of_memory_is_refused_with_those_that_there_are(wrong: Any)
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_huge_pages_have_gone(wanted: Any) -> None:
-    with pytest.raises(CallerError, match="huge_pages went with 0.3: all memory has ordinary pages; leave it out"):
+    with pytest.raises(CallerError, match="huge_pages is gone: all memory has ordinary pages; leave it out"):
         PoolOptions(huge_pages=wanted)

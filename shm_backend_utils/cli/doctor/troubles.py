@@ -268,8 +268,7 @@ class ModelTrouble(Trouble):
     )
     MODEL_BUSY = (
         "The model did not answer in time: it is busy, or it hangs, or has no slot for one more sequence.",
-        "Ask again when it has less to do; let execute return the responses of session.serve; if it hangs, load it "
-        "again.",
+        "Ask again later; let execute return the responses of session.serve; if it hangs, load it again.",
     )
     NEEDS_GRPC = (
         "The model is decoupled, and Triton has no streams over HTTP.",

@@ -61,7 +61,7 @@ class PoolOptions:
         Who may open the memory; by default this user alone. A server that runs as another user needs, for example,
         ``Access(mode=0o660, group_id=...)``, and this user's id in the model's ``SHM_ALLOWED_UIDS``.
     huge_pages : None
-        Went with 0.3: all memory has ordinary pages. It is to be left out.
+        Leave it out: all memory has ordinary pages.
     """
 
     max_bytes: int | None = None
@@ -78,7 +78,7 @@ class PoolOptions:
 
     def __post_init__(self, huge_pages: object) -> None:
         if huge_pages is not None:
-            raise CallerError("PoolOptions.huge_pages went with 0.3: all memory has ordinary pages; leave it out")
+            raise CallerError("PoolOptions.huge_pages is gone: all memory has ordinary pages; leave it out")
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is None and least:

@@ -78,6 +78,10 @@ def answered(session: ShmSession, infer: Callable[[Call], Any]) -> str:
             "shm:model: output 'Y' was requested, but model.py wrote none; write it by call.put('Y', array) or "
             "call.output('Y', shape, dtype): what a function returns is not sent",
         ),
+        (
+            lambda call: ShmSession(dict[str, Any]()),  # type: ignore[arg-type]
+            "shm:model: ShmSession takes a ModelSpec; in initialize, write ShmSession.from_args(args)",
+        ),
         (lambda call: call.input("X").strings(), "shm:tensor: tensor 'X' holds FP32, no strings; use .numpy()"),
     ],
     ids=[
@@ -92,6 +96,7 @@ def answered(session: ShmSession, infer: Callable[[Call], Any]) -> str:
         "a size that is a fraction",
         "a dtype of Triton's",
         "outputs that are returned",
+        "a session of args",
         "strings that are none",
     ],
 )
