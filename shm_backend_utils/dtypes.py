@@ -35,25 +35,13 @@ _NO_DL: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes
-    ----------
-    name : str
-        Triton's name, for example ``"FP32"``.
-    numpy : numpy.dtype
-        In native byte order.
-    dlpack_code, dlpack_bits : int
-        ``DLDataType.code`` and ``DLDataType.bits``; lanes are always 1.
-    itemsize : int
-        Bytes per element; 0 for strings, each of which has a size of its own.
-    """
-
-    name: str
-    numpy: np.dtype[Any]
+    name: str  # Triton's, for example "FP32"
+    numpy: np.dtype[Any]  # in native byte order
     dlpack_code: int
-    dlpack_bits: int
-    itemsize: int
+    dlpack_bits: int  # lanes are always 1
+    itemsize: int  # 0 for strings, each of which has a size of its own
 
 
 def _row(name: str, numpy_type: npt.DTypeLike, dlpack_code: int) -> DType:
@@ -94,20 +82,7 @@ _NAMES: Final = ", ".join(BY_NAME)
 
 
 def from_numpy(dtype: npt.DTypeLike, tensor: str) -> DType:
-    """Return the row of a NumPy dtype.
-
-    Parameters
-    ----------
-    dtype : numpy.dtype or a value that makes one
-        Must be in native byte order. Kinds ``S``, ``U`` and ``T`` are strings.
-    tensor : str
-        The tensor that has this dtype, for the message.
-
-    Raises
-    ------
-    TensorTypeError
-        The dtype has no counterpart in the table, or is none of NumPy's.
-    """
+    """Return the row of a NumPy dtype in native byte order; TensorTypeError, for a tensor, if there is none."""
     try:
         numpy = np.dtype(dtype)
     except TypeError:

@@ -101,16 +101,8 @@ class CallerError(ShmError):
 class TableError(CallerError, ValueError):
     """A request's description of its slot and its tensors breaks the protocol, or contradicts itself.
 
-    You get it for a slot's table, a descriptor of named regions (``shm_io``), and the parameters ``shm_slot`` and
-    ``shm_generation``. You do not get it for a valid table of memory that may not be opened
-    (:class:`RegionRefusedError`), or of tensors that the model does not take (:class:`TensorError`).
-
-    Parameters
-    ----------
-    field : str
-        The offending field, for example ``inputs[0].offset``.
-    found, expected : str
-        The value found, in words that disclose no secret, and the value expected.
+    It has the ``field``, for example ``inputs[0].offset``, and the values ``found`` and ``expected``. You do not get it
+    for a valid table of memory that may not be opened, or of tensors that the model does not take.
     """
 
     code = "shm:table"
@@ -170,15 +162,7 @@ class MissingTensorError(TensorError):
 
 
 class RegionRefusedError(CallerError, PermissionError):
-    """A region was named that this process may not, or will not, open.
-
-    Parameters
-    ----------
-    field : str
-        The field that names the region, for example ``regions[1]``.
-    reason : str
-        The rule that refused it. Holds no key, token or path.
-    """
+    """A region was named, by a ``field``, that this process may not, or will not, open for a ``reason``."""
 
     code = "shm:refused"
 

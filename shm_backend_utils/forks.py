@@ -7,26 +7,25 @@ import os
 import weakref
 from typing import Final, Protocol, TypeVar
 
-__all__ = ["Forsakable", "forsake_in_children", "never_destroy", "owners_of_kind"]
-
+__all__ = ["HasAfterFork", "call_after_fork", "never_destroy", "owners_of_kind"]
 
 T = TypeVar("T")
 
 
-class Forsakable(Protocol):
-    """What is its process' own."""
+class HasAfterFork(Protocol):
+    """An object of one process alone."""
 
-    def forsake(self) -> None:
-        """Forget everything, in a forked child. Nothing else runs in it yet."""
+    def after_fork(self) -> None:
+        """Forget everything, in a forked child, where nothing else runs yet."""
 
 
-def forsake_in_children(owner: Forsakable) -> None:
-    """Have an object forsake what it has in every child that is forked while it lives."""
+def call_after_fork(owner: HasAfterFork) -> None:
+    """Have :meth:`~HasAfterFork.after_fork` of an object called in every child that is forked while it lives."""
     _OWNERS.add(weakref.ref(owner, _OWNERS.discard))
 
 
 def owners_of_kind(kind: type[T]) -> list[T]:
-    """Return the objects of a class that `forsake_in_children` has and that still live; a parent's too."""
+    """Return the living objects of a class, a parent's too, that were given to :func:`call_after_fork`."""
     return [each for each in _living() if isinstance(each, kind)]
 
 
@@ -35,19 +34,17 @@ def never_destroy(kept: object) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
-_OWNERS: Final[set[weakref.ref[Forsakable]]] = set()
-"""A WeakSet fails whoever goes through it while another thread adds to it; a copy of a set is made at once.
-
-Python keeps what is registered for forks as long as the process lives. So one function is, for all owners."""
+_OWNERS: Final[set[weakref.ref[HasAfterFork]]] = set()
+"""A plain set is copied in one step, where a WeakSet fails if another thread adds to it meanwhile."""
 
 
-def _living() -> list[Forsakable]:
+def _living() -> list[HasAfterFork]:
     return [owner for reference in list(_OWNERS) if (owner := reference()) is not None]
 
 
-def _forsake_all() -> None:
+def _call_all() -> None:
     for owner in _living():
-        owner.forsake()
+        owner.after_fork()
 
 
-os.register_at_fork(after_in_child=_forsake_all)
+os.register_at_fork(after_in_child=_call_all)  # once, as Python keeps it for ever

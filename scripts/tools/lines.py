@@ -14,19 +14,19 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 38_084,
-    "shm_backend_utils/*.py": 1_099,
+    "shm_backend_utils": 37_980,
+    "shm_backend_utils/*.py": 1_055,
     "shm_backend_utils/cli": 3_252,
     "shm_backend_utils/client": 8_501,
     "shm_backend_utils/compat": 2_165,
     "shm_backend_utils/gpu": 2_882,
     "shm_backend_utils/http": 241,
-    "shm_backend_utils/memory": 3_551,
+    "shm_backend_utils/memory": 3_537,
     "shm_backend_utils/model": 5_350,
     "shm_backend_utils/protocol": 1_894,
     "shm_backend_utils/repository": 185,
     "shm_backend_utils/server": 1_284,
-    "shm_backend_utils/tensors": 1_026,
+    "shm_backend_utils/tensors": 980,
     "shm_backend_utils/testing": 6_654,
     "scripts": 12_941,
     "scripts/tools/bench": 3_548,

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import ClosedError
-from ..forks import forsake_in_children
+from ..forks import call_after_fork
 from ..memory.repeater import Repeater
 from ..origin import Origin
 from ..unclosed import Unclosed
@@ -51,7 +51,7 @@ class SubmittedCalls:
         self._with_threads: set[Submitted] = set()  # until their callbacks have returned, which may take as they like
         self._waiting: dict[Submitted, float] = {}  # for a thread, until a moment; who takes one out, ends it
         self._watch: Repeater | None = None
-        forsake_in_children(self)
+        call_after_fork(self)
 
     def submit(self, call: Callable[[], Result], deadline: float) -> Submitted:
         """Have a thread make a call, if one begins with it in time; raises ClosedError after :meth:`close`."""
@@ -83,7 +83,7 @@ class SubmittedCalls:
             if self._waiting.pop(future, None) is not None and future.cancel():
                 future.set_running_or_notify_cancel()
 
-    def forsake(self) -> None:
+    def after_fork(self) -> None:
         """Fail what was under way, in a forked child, where nobody else would ever end it."""
         for future in self._under_way:
             concurrent.futures.Future.__init__(future)  # anew: another thread may have held its lock

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
 from ..errors import BudgetError, CallerError, NoSharedMemoryError, TensorError
-from ..forks import forsake_in_children
+from ..forks import call_after_fork
 from ..gpu.memory.access import CudaAccess
 from ..gpu.memory.bank import DeviceBank
 from ..memory import reaper
@@ -87,7 +87,7 @@ class Core:
         self.once = Once()
         self.is_forked = False  # a copy, in a forked child, of its parent's client
         self.is_closed = False  # or begins to be
-        forsake_in_children(self)
+        call_after_fork(self)
 
     def connect(self, transport: Transport | AsyncTransport, inline_bytes: int | None) -> None:
         """Take note of the connection, before anything is asked by it."""
@@ -97,10 +97,10 @@ class Core:
         self.paths = PathChooser(codec, transport.host, self.registrations, self.pool.options, inline_bytes)
         reaper.reap()
 
-    def forsake(self) -> None:
+    def after_fork(self) -> None:
         """Know that this is a copy, in a forked child, of its parent's client."""
         self.is_forked = True
-        self.tally.forsake()
+        self.tally.after_fork()
 
     @property
     def state(self) -> str:

@@ -198,7 +198,7 @@ class Tally:
                 pool_max_bytes=pool.max_bytes,
             )
 
-    def forsake(self) -> None:
+    def after_fork(self) -> None:
         """Take another lock, in a forked child: the parent's other threads may have held this one."""
         self.lock = threading.RLock()
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from ..errors import ClosedError, ShmError
-from ..forks import forsake_in_children, never_destroy
+from ..forks import call_after_fork, never_destroy
 from .errors import DeadlineExceededError, out_of_time
 from .explanation import Tally
 from .transports.transport import AsyncTransport, Transport
@@ -124,9 +124,9 @@ class _Driver(Generic[AnyTransport]):
         # Not a loop's own threads: an application that keeps those busy would have every call wait for them.
         self._threads = concurrent.futures.ThreadPoolExecutor(thread_count, "shm together")
         self._is_closed = False
-        forsake_in_children(self)
+        call_after_fork(self)
 
-    def forsake(self) -> None:
+    def after_fork(self) -> None:
         """Leave the connection alone, in a forked child: it is the parent's."""
         never_destroy(self.transport)
 

@@ -26,7 +26,7 @@ from ..client.transports.grpc.address import CHANNEL_OPTIONS, GrpcAddress, tls_c
 from ..client.transports.grpc.codec import Metadata
 from ..client.transports.grpc.transport import GrpcTransport
 from ..errors import CallerError, ClosedError
-from ..forks import forsake_in_children, never_destroy
+from ..forks import call_after_fork, never_destroy
 from .registered_model import InferShmError, RegisteredModel, TensorDeclaration
 
 __all__ = ["InferShmError", "OptionError", "TritonSHMClient"]
@@ -81,7 +81,7 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
         self._is_verbose = verbose
         self._at_exit = functools.partial(_unregister_all, self.registered_models)
         atexit.register(self._at_exit)
-        forsake_in_children(self)
+        call_after_fork(self)
 
     def register_shm_model(
         self,
@@ -224,7 +224,7 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
         if not self._is_forked:
             super().close()
 
-    def forsake(self) -> None:
+    def after_fork(self) -> None:
         """Leave the connection alone, in a forked child: it is the parent's."""
         self._is_forked = True
         never_destroy(self)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..forks import forsake_in_children
+from ..forks import call_after_fork
 from .errors import CudaError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Retired:
         self._idle: deque[Work] = deque()  # finalizers append to this and the next, without a lock
         self._busy: deque[tuple[int, Work]] = deque()
         self._waiting: deque[_Waiting] = deque()
-        forsake_in_children(self)
+        call_after_fork(self)
 
     def add(self, device: int, work: Work) -> None:
         """Do this when a device has finished its present work. Adding never waits."""
@@ -85,7 +85,7 @@ class Retired:
         """Whether something is left to be done."""
         return bool(self._idle or self._busy or self._waiting)
 
-    def forsake(self) -> None:
+    def after_fork(self) -> None:
         """Forget everything in a forked child: the memory is its parent's."""
         self._lock = threading.Lock()
         self._idle.clear()

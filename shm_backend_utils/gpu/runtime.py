@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, Final, Literal, NamedTuple
 
 from ..errors import MachineError
-from ..forks import forsake_in_children
+from ..forks import call_after_fork
 from .errors import CudaError
 from .retired import Retired
 
@@ -90,9 +90,9 @@ class CudaRuntime:
             ) from None
         self._version: int = self._ask("asking for the driver's version", "cuDriverGetVersion")
         self.retired = Retired(self)  # memory that is to be freed or unmapped when its device has finished with it
-        forsake_in_children(self)
+        call_after_fork(self)
 
-    def forsake(self) -> None:
+    def after_fork(self) -> None:
         """Replace the lock in a forked child, where the parent's threads do not run. CUDA refuses all calls there."""
         self._lock = threading.RLock()
 

@@ -15,7 +15,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Final
 from urllib.parse import urlsplit
 
-from ..forks import forsake_in_children
+from ..forks import call_after_fork
 
 __all__ = ["KeptConnections", "connect"]
 
@@ -33,9 +33,9 @@ class KeptConnections:
         self._url = url
         self._timeout_s = timeout_s
         self._idle: list[_Connection] = []  # a list's append and pop are atomic
-        forsake_in_children(self)
+        call_after_fork(self)
 
-    def forsake(self) -> None:
+    def after_fork(self) -> None:
         """Forget the parent's connections in a forked child: one would read the other's answers."""
         self._idle = []
 
@@ -99,9 +99,9 @@ class _Connection:
         self._end = f" HTTP/1.1\r\nHost: {place.netloc}\r\n\r\n"
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
-        forsake_in_children(self)
+        call_after_fork(self)
 
-    def forsake(self) -> None:
+    def after_fork(self) -> None:
         """Let go of the parent's connection in a forked child, which would keep it from ending."""
         self.close()
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ..errors import NoSharedMemoryError
-from ..forks import forsake_in_children
+from ..forks import call_after_fork
 from ..telling import telling
 
 __all__ = ["NO_DESCRIPTORS", "Descriptor", "NoDescriptorsError", "failures_told", "no_descriptors"]
@@ -31,7 +31,7 @@ class Descriptor:
     def __init__(self, open_it: Callable[..., int], *arguments: Any) -> None:
         self._outlives = False
         self._held: list[int] = []
-        forsake_in_children(self)
+        call_after_fork(self)
         self._held.extend(map(open_it, *zip(arguments, strict=True)))
 
     def fileno(self) -> int:
@@ -42,7 +42,7 @@ class Descriptor:
         """Open the file once more, as locks belong to a description; O_NONBLOCK, as a peer's lease could block."""
         return Descriptor(os.open, f"/proc/self/fd/{self.fileno()}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
 
-    def forsake(self) -> None:
+    def after_fork(self) -> None:
         """Close it, in a forked child."""
         self.close()
 

@@ -22,9 +22,8 @@ from .kinds import RegionKind
 from .locks import SlotLease
 from .mapped_segment import MappedSegment
 from .sealed import SealedSegment
-from .sealed_file import SealedFile
 from .segment import SystemSegment
-from .shared_file import SharedFile
+from .shared_file import SealedFile, SharedFile
 
 __all__ = ["KEY", "KEY_PREFIX", "ManagedRegion", "array_at", "roomy", "whole_pages"]
 
@@ -149,7 +148,7 @@ class ManagedRegion:
         return self.segment.buffer()
 
     def bytes(self) -> npt.NDArray[np.uint8]:
-        """Return the whole region as bytes, so that a span's offset is an index."""
+        """Return the whole region as bytes, so that a span's offset is an index; arrays keep the memory mapped."""
         if not self._buffer:
             raise ClosedError("this region")
         return np.frombuffer(self._buffer, np.uint8)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from ..errors import ClosedError, RegionRefusedError
-from ..forks import forsake_in_children
+from ..forks import call_after_fork
 from .descriptors import NO_DESCRIPTORS, Descriptor, failures_told
 from .shared_file import BLOCK_SIZE, SharedFile, allocate
 
@@ -37,7 +37,7 @@ class MappedSegment(ABC):
         self._descriptor = descriptor  # until it is mapped
         self._maker = 0  # the process that has made the memory; 0 if it was somebody else
         self._map: mmap.mmap | None = None
-        forsake_in_children(self)
+        call_after_fork(self)
         try:
             status = os.fstat(descriptor.fileno())
             # What the mapping *is*, where the key is only what it was called.
@@ -140,7 +140,7 @@ class MappedSegment(ABC):
                 self.unlink()
             self.close()
 
-    def forsake(self) -> None:
+    def after_fork(self) -> None:
         """Let go of the memory in a forked child, but for what arrays keep."""
         self.close()
 

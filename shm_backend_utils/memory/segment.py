@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 
 from ..errors import NoSharedMemoryError, RegionGoneError, RegionRefusedError
-from ..forks import forsake_in_children
+from ..forks import call_after_fork
 from .access import PRIVATE, Access
 from .descriptors import Descriptor, failures_told
 from .mapped_segment import MappedSegment
@@ -46,7 +46,7 @@ class SystemSegment(MappedSegment):
     ) -> SystemSegment:
         """Make a new object with all of its space taken. It gets its name last, when ``prepare`` was called with it."""
         descriptor = Descriptor(os.open, DEV_SHM, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, access.mode)
-        forsake_in_children(descriptor)  # other threads may fork meanwhile
+        call_after_fork(descriptor)  # other threads may fork meanwhile
         try:
             access.give_to(descriptor.fileno())
             allocate(descriptor.fileno(), 0, byte_size, free_bytes(), deadline)

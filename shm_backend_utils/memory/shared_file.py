@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import math
 import os
 import stat
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import NoSharedMemoryError, RegionGoneError, RegionRefusedError
+from ..protocol.layout import PAGE_SIZE
 from .descriptors import NO_DESCRIPTORS, Descriptor, failures_told
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "DEV_SHM",
     "MORE_ROOM",
     "NO_SPACE",
+    "SealedFile",
     "SharedFile",
     "allocate",
     "free_bytes",
@@ -28,6 +31,7 @@ __all__ = [
 ]
 
 _SPACE_PIECE: Final = 128 * 2**20  # some tens of milliseconds
+_OBSTACLES: Final = {errno.ELOOP: "it is a symbolic link", errno.EXDEV: "something is mounted there"}
 
 DEV_SHM: Final = Path("/dev/shm")
 BLOCK_SIZE: Final = 512
@@ -40,9 +44,6 @@ MORE_ROOM: Final = (
     "give /dev/shm more room (docker: --shm-size; Kubernetes: an emptyDir of medium Memory mounted at /dev/shm)"
 )
 """What to do about that."""
-
-
-_OBSTACLES: Final = {errno.ELOOP: "it is a symbolic link", errno.EXDEV: "something is mounted there"}
 
 
 class SharedFile:
@@ -131,6 +132,52 @@ class SharedFile:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class SealedFile(SharedFile):
+    """A memfd, checked as any :class:`.SharedFile`; not for seals, as its client could hand over a file without any."""
+
+    @classmethod
+    def take(cls, key: str, received: Descriptor, field: str) -> SealedFile:
+        """Open what was received once more, for locks of its own, and close it; RegionRefusedError if it is no memfd.
+
+        It may be anything: nothing that could block is asked of it before it is known to be a memfd. If this raises, it
+        may still be open.
+        """
+        _check_is_memfd(received, field)
+        file = cls(key, _reopened(received, field), field)
+        received.close()
+        return file
+
+    def check_space(self, byte_size: int) -> None:
+        """Raise RegionRefusedError unless it has memory for these whole pages; huge ones may be missing."""
+        page_size = os.fstatvfs(self._descriptor.fileno()).f_bsize
+        if page_size > PAGE_SIZE:
+            raise RegionRefusedError(self.field, f"its pages have {page_size} bytes; expected pages of {PAGE_SIZE}")
+        if byte_size % PAGE_SIZE:
+            raise RegionRefusedError(self.field, f"it claims {byte_size} bytes; expected whole pages of {PAGE_SIZE}")
+        super().check_space(byte_size)
+
+
+def _check_is_memfd(received: Descriptor, field: str) -> None:
+    """Raise unless it is a memfd. Any other call may block: on a file of FUSE, fstat does."""
+    try:
+        fcntl.fcntl(received.fileno(), fcntl.F_GET_SEALS)
+    except OSError:
+        raise RegionRefusedError(field, "what its client has handed over is no memfd; expected a sealed one") from None
+
+
+def _reopened(received: Descriptor, field: str) -> Descriptor:
+    try:
+        return received.reopened()
+    except OSError as error:
+        if error.errno in NO_DESCRIPTORS:
+            raise
+        raise RegionRefusedError(
+            field,
+            f"the server cannot open it: {os.strerror(error.errno or 0)}; its client can let other users in by "
+            "PoolOptions(access=...)",
+        ) from None
 
 
 def open_by_name(key: str) -> Descriptor:

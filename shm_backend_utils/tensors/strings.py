@@ -23,13 +23,7 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 class Strings(Sequence[bytes]):
-    """The elements of a tensor of strings, in C order. Nothing is converted before it is asked for.
-
-    Attributes
-    ----------
-    shape : tuple of int
-        The tensor's.
-    """
+    """The elements of a tensor of strings of a ``shape``, in C order. Nothing is converted before it is asked for."""
 
     def __init__(
         self,
@@ -56,19 +50,11 @@ class Strings(Sequence[bytes]):
 
     def afresh(self) -> Strings:
         """Return the same, not looked at yet: in shared memory there may be other strings by now."""
-        if self._given is not None:
-            return Strings(self._tensor, self.shape, None, self._given)
-        return Strings(self._tensor, self.shape, self._encoded, None)
+        return Strings(self._tensor, self.shape, self.memory, self._given)
 
     @property
     def encoded(self) -> npt.NDArray[np.uint8]:
-        """The tensor as bytes; more may follow.
-
-        Raises
-        ------
-        TensorTypeError
-            An element is no string.
-        """
+        """The tensor as bytes, which more may follow; TensorTypeError if an element is no string."""
         if self._encoded is None:
             self._encoded = np.frombuffer(self.packed(), np.uint8)
         return self._encoded
@@ -101,15 +87,7 @@ class Strings(Sequence[bytes]):
     @overload
     def __getitem__(self, index: slice) -> list[bytes]: ...
     def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
-        """Return an element, or some.
-
-        Raises
-        ------
-        TensorError
-            The bytes are not what they should be: a length leads beyond their end.
-        TensorTypeError
-            An element is no string.
-        """
+        """Return an element, or some; TensorError if a length leads beyond the bytes, or an element is no string."""
         return self._all()[index]
 
     def __iter__(self) -> Iterator[bytes]:

@@ -54,13 +54,7 @@ class StringsView(TensorView):
         return self.strings().numpy()
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        """Return what ``np.asarray(view)`` is: the same as :meth:`numpy`.
-
-        Raises
-        ------
-        ValueError
-            There must be no copy.
-        """
+        """Return :meth:`numpy`; ValueError if there must be no copy."""
         if copy is False:
             raise ValueError(f"tensor {self.name!r} holds strings, which become an array by a copy alone")
         return super().__array__(dtype)

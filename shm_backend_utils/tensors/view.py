@@ -84,13 +84,7 @@ class TensorView(NoArray):
         return array
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        """Return what ``np.asarray(view)`` is: the same as :meth:`numpy`, copied if ``dtype`` or ``copy`` need it.
-
-        Raises
-        ------
-        ValueError
-            There must be no copy, but ``dtype`` is another one.
-        """
+        """Return :meth:`numpy`, copied if ``dtype`` or ``copy`` need it; ValueError if it needs a forbidden copy."""
         array = self.numpy()
         wanted = array.dtype if dtype is None else np.dtype(dtype)
         if copy is False and wanted != array.dtype:
@@ -98,23 +92,11 @@ class TensorView(NoArray):
         return array.astype(wanted, copy=bool(copy))
 
     def strings(self) -> Strings:
-        """Return the elements of a tensor of strings; a :class:`StringsView` does.
-
-        Raises
-        ------
-        TensorTypeError
-            It holds no strings.
-        """
+        """Return the elements of a :class:`StringsView`; TensorTypeError, as this holds no strings."""
         raise TensorTypeError(self.name, f"tensor {self.name!r} holds {self.triton_dtype}, no strings; use .numpy()")
 
     def cupy(self) -> Any:
-        """Raise: a view never copies. A :class:`DeviceView`, of a tensor on a GPU, has it as an array of CuPy.
-
-        Raises
-        ------
-        DeviceMemoryError
-            Always.
-        """
+        """Return an array of CuPy over a :class:`DeviceView`; DeviceMemoryError, as a view never copies to a GPU."""
         raise DeviceMemoryError(
             f"tensor {self.name!r} is in host memory; use .numpy() for a view, or call.to_device(view) for a copy. "
             "Triton itself brings tensors of plain clients to the host, unless config.pbtxt has the parameter "

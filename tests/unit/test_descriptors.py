@@ -48,7 +48,7 @@ def test_it_is_open_until_it_is_closed_or_its_object_is_gone() -> None:
 def test_closing_twice_closes_nobody_elses() -> None:
     descriptor = Descriptor(os.dup, 0)
     number = descriptor.fileno()
-    descriptor.forsake()
+    descriptor.after_fork()
     again = os.dup(0)
     assert again == number
     descriptor.close()
@@ -210,7 +210,7 @@ def test_another_process_than_the_maker_takes_no_name_away(key: str, monkeypatch
     segment.unlink()
     assert not (SHM / key).exists()
     segment = SystemSegment.create(key, PAGE)
-    segment.forsake()  # as in a forked child
+    segment.after_fork()  # as in a forked child
     assert segment.is_closed
     assert (SHM / key).exists()
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ...errors import ClosedError
-from ...forks import forsake_in_children
+from ...forks import call_after_fork
 from ..errors import deadline_exceeded
 from .conversation import Unanswered
 from .server import MOST_ATTEMPTS, Server, handshake_told
@@ -35,7 +35,7 @@ class Connections:
         self._is_closed = False
         if server.tls is not None:
             server.tls.sslsocket_class = _TlsSocket
-        forsake_in_children(self)
+        call_after_fork(self)
 
     def exchange(self, request: Any, timeout_s: float) -> Any:
         """Send a request and return the answer; on another connection, if it has not begun for certain on the first.
@@ -80,7 +80,7 @@ class Connections:
                 break
         raise self._server.unanswered(outcome)
 
-    def forsake(self) -> None:
+    def after_fork(self) -> None:
         """Close the parent's sockets in a forked child: they would keep the connections from ending."""
         for connection in [*self._idle, *self._in_use]:
             connection.close()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from ...errors import BudgetError, MachineError
-from ...forks import forsake_in_children
+from ...forks import call_after_fork
 from ...memory import locks
 from ...memory.descriptors import Descriptor
 from ...memory.managed import roomy
@@ -60,7 +60,7 @@ class DeviceBank:
         self._given_up: deque[_GivenUp] = deque()  # finalizers append to it, without a lock
         self._starting = threading.Lock()
         self._collector: Repeater | None = None
-        forsake_in_children(self)
+        call_after_fork(self)
 
     def provide(self, region: SlotRegion, devices: Iterable[int], byte_sizes: Iterable[int]) -> None:
         """Give a region memory on those of the devices where it has none; :func:`rounded_up` gave the sizes."""
@@ -101,7 +101,7 @@ class DeviceBank:
         if self.cuda.has_retired or self._given_up:
             self._free_later()
 
-    def forsake(self) -> None:
+    def after_fork(self) -> None:
         """Forget everything in a forked child, which cannot use its parent's device memory."""
         self._lock = threading.Lock()  # the parent's other threads may have held it, and do not run here
         self._starting = threading.Lock()

@@ -22,8 +22,7 @@ from ...errors import ClosedError, RegionGoneError, RegionRefusedError
 from ...protocol.handover import ANSWER_LENGTH, Question, SealedKey, decode_answer, encode_question
 from ...telling import telling
 from ..descriptors import Descriptor, failures_told
-from ..sealed_file import SealedFile
-from ..shared_file import owner_refused
+from ..shared_file import SealedFile, owner_refused
 from .peers import Closer, Peer, accept_descriptors
 
 __all__ = ["Fetcher"]

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from typing import Final, NamedTuple
 
-from ...forks import forsake_in_children
+from ...forks import call_after_fork
 from ..access import Access
 from ..descriptors import Descriptor
 
@@ -79,7 +79,7 @@ class Closer:
 
     def __init__(self) -> None:
         self._begin()
-        forsake_in_children(self)
+        call_after_fork(self)
 
     def _begin(self) -> None:
         self._left: deque[socket.socket | Descriptor] = deque()  # what is just being closed, too: a fork has it open
@@ -105,7 +105,7 @@ class Closer:
         """Whether so many wait that nothing new should be opened."""
         return self.waiting >= MOST_WAITING
 
-    def forsake(self) -> None:
+    def after_fork(self) -> None:
         """Close a forked child's copies at once. That is quick: the parent has them open, too."""
         left = self._left
         self._begin()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from ...errors import MachineError
-from ...forks import forsake_in_children
+from ...forks import call_after_fork
 from ...protocol.handover import QUESTION_LENGTH, Question, SealedKey, decode_question, encode_answer
 from ..access import Access
 from ..descriptors import Descriptor, failures_told
@@ -61,7 +61,7 @@ class HandoverServer:
         self._listener: socket.socket | None = None
         self._connected: dict[int, tuple[socket.socket, float]] = {}  # by descriptor, the oldest first; when to drop it
         self._pause_until = 0.0
-        forsake_in_children(self)
+        call_after_fork(self)
         try:
             threading.Thread(target=self._run, name="shm-handover", daemon=True).start()
         except RuntimeError:
@@ -88,7 +88,7 @@ class HandoverServer:
             with contextlib.suppress(OSError):
                 os.eventfd_write(waker.fileno(), 1)
 
-    def forsake(self) -> None:
+    def after_fork(self) -> None:
         """Close a forked child's copies. Its parent's server goes on."""
         if self._waker is not None:
             self._waker.close()
@@ -244,7 +244,7 @@ class HandoverRegistry:
         self._numbers = itertools.count(1)  # a forked child goes on where its parent is
         self._closer = Closer()
         self._begin()
-        forsake_in_children(self)
+        call_after_fork(self)
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
@@ -283,7 +283,7 @@ class HandoverRegistry:
         """Hand a region over no longer. Twice is fine. Takes no lock, so that finalizers may call it."""
         self._forget(key.number)
 
-    def forsake(self) -> None:
+    def after_fork(self) -> None:
         """Forget all that the parent has, in a forked child: its server is not here."""
         self._begin()
 

@@ -299,14 +299,14 @@ class Inventory:
             self._unregistered.append(region.key)
             region.is_registered = False  # who is interrupted here does it all again
 
-    def forsake(self) -> None:
+    def after_fork(self) -> None:
         """Forget every region, in a forked child: they are the parent's."""
         regions = list(self._kinds)
         self._kinds.clear()  # first: what is given back meanwhile is not looked after here
         self.shelves.clear()
         self.quarantined.clear()
         for region in regions:
-            region.forsake()
+            region.after_fork()
 
     def take_unregistered(self) -> list[str]:
         """Return the keys of registered regions that were destroyed since the last time: to be unregistered."""

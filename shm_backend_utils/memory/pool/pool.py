@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import BudgetError, ClosedError, MachineError, NoSharedMemoryError, PoolExhaustedError
-from ...forks import forsake_in_children
+from ...forks import call_after_fork
 from ...protocol.layout import data_offset
 from ..kinds import RegionKind
 from ..machine import MORE_MEMORY, memory_bytes
@@ -61,7 +61,7 @@ class SlotPool:
         self._watched: dict[int, tuple[weakref.ref[Memory], SlotRegion]] = {}  # by the reference's id
         self._closed = False
         self._housekeeper: Repeater | None = None
-        forsake_in_children(self)
+        call_after_fork(self)
 
     def take_idle(self, need: Need, holder: object) -> tuple[SlotRegion, Memory] | None:
         """Return a region that is free, and its memory, without a lock; None if there is none, or others wait."""
@@ -203,11 +203,11 @@ class SlotPool:
         if not self.is_forked:
             self._end(_FINALIZERS_PATIENCE_S)
 
-    def forsake(self) -> None:
+    def after_fork(self) -> None:
         """Forget every region, in a forked child. Arrays over them stay valid."""
         self.is_forked = True
         self._lock = threading.Lock()  # one of the parent's other threads may have held it, and does not run here
-        self._inventory.forsake()
+        self._inventory.after_fork()
         self._waiting.clear()
 
     def _end(self, patience_s: float | None) -> None:

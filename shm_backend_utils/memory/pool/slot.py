@@ -273,7 +273,7 @@ class SlotRegion:
         """Enter its memory into this process' page tables, as much as can be until a moment."""
         self._region.segment.prefault(deadline)
 
-    def forsake(self) -> None:
+    def after_fork(self) -> None:
         """Let go of the parent's descriptor in a forked child. The name, and the lease, stay the parent's."""
         self.device_memory = {}
         self._close()

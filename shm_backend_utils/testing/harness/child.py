@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
-from ...forks import forsake_in_children, never_destroy
+from ...forks import call_after_fork, never_destroy
 from ..emulator.host import Faults
 from .requests import Delivery
 from .stub import Receiver, ServerCalls, StubError
@@ -50,7 +50,7 @@ class ChildInstance:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             )
         self._connection: Connection[Any, Any] = Connection(ours.detach())
-        forsake_in_children(self)
+        call_after_fork(self)
         self._reader = threading.Thread(target=self._read, name=f"{name} child", daemon=True)
         self._reader.start()
         try:
@@ -59,7 +59,7 @@ class ChildInstance:
             self._end()
             raise
 
-    def forsake(self) -> None:
+    def after_fork(self) -> None:
         """Close the copy of the connection, in a forked child: the process is to end with its parent."""
         self._is_dead = True
         self._connection.close()

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ...client.errors import DeadlineExceededError, ForkedError, InferenceError
 from ...client.transports.transport import AsyncTransport, Transport
 from ...errors import CallerError, ClosedError
-from ...forks import forsake_in_children, never_destroy
+from ...forks import call_after_fork, never_destroy
 from ...origin import Origin
 from ...unclosed import Unclosed
 from ..emulator import MetricsRegistry
@@ -96,7 +96,7 @@ class ModelHarness:
         self._patience_s = patience_s
         self._name = paths[0].name
         self._server = EmulatedServer(paths, kind, faults)
-        forsake_in_children(self)
+        call_after_fork(self)
         self._unclosed = Unclosed(Origin.here("the ModelHarness made"), "call close(), or use it in a with statement")
 
     def infer(
@@ -283,7 +283,7 @@ class ModelHarness:
             self._unclosed.close()
             server.close()
 
-    def forsake(self) -> None:
+    def after_fork(self) -> None:
         """Leave the models alone, in a forked child: they are the parent's."""
         if self._server is not None:
             never_destroy(self._server)

@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 
 from shm_backend_utils.errors import ClosedError, RegionGoneError, RegionRefusedError
-from shm_backend_utils.memory import sealed_file
+from shm_backend_utils.memory import shared_file
 from shm_backend_utils.memory.descriptors import Descriptor, NoDescriptorsError
 from shm_backend_utils.memory.handover import fetching
 from shm_backend_utils.memory.handover.fetching import Fetcher
 from shm_backend_utils.memory.handover.peers import Closer
 from shm_backend_utils.memory.sealed import SealedSegment
-from shm_backend_utils.memory.sealed_file import SealedFile
+from shm_backend_utils.memory.shared_file import SealedFile
 from shm_backend_utils.protocol.handover import QUESTION_LENGTH, Question, SealedKey, decode_question, encode_answer
 from shm_backend_utils.testing.faults.system_calls import Interrupts
 from tests.unit.fetching.conftest import ENOUGH_S
@@ -317,7 +317,7 @@ def test_a_process_without_descriptors_says_so(fetcher: Fetcher, left: int) -> N
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it may come in a finalizer
 def test_wherever_an_interrupt_comes_nothing_stays_open(fetcher: Fetcher) -> None:
     """The fixture of every test here counts descriptors."""
-    interrupts = Interrupts(Path(fetching.__file__).parent, Path(sealed_file.__file__))
+    interrupts = Interrupts(Path(fetching.__file__).parent, Path(shared_file.__file__))
     number, was_interrupted = 1, True
     while was_interrupted:
         with ScriptedDesk(give(memfd())) as desk:

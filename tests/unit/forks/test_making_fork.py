@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shm_backend_utils.forks import forsake_in_children, owners_of_kind
+from shm_backend_utils.forks import call_after_fork, owners_of_kind
 from tests.unit.forks.programs import ENDINGS, run_program
 from tests.unit.harness.folders import folder_of
 
@@ -152,7 +152,7 @@ def test_a_forked_child_leaves_its_parents_models_alone(tmp_path: Path, make: st
 
 
 class Owned:
-    def forsake(self) -> None:
+    def after_fork(self) -> None:
         pass
 
 
@@ -160,10 +160,10 @@ class Owned:
 def test_owners_are_found_while_others_come_and_go() -> None:
     def come_and_go(_: int) -> None:
         for _ in range(2000):
-            forsake_in_children(Owned())
+            call_after_fork(Owned())
 
     kept = Owned()
-    forsake_in_children(kept)
+    call_after_fork(kept)
     with ThreadPoolExecutor(4) as threads:
         coming = [threads.submit(come_and_go, number) for number in range(3)]
         while not all(each.done() for each in coming):
@@ -182,7 +182,7 @@ from shm_backend_utils.memory.descriptors import Descriptor
 from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.pool.slot import SlotRegion
-from shm_backend_utils.memory.sealed_file import SealedFile
+from shm_backend_utils.memory.shared_file import SealedFile
 from shm_backend_utils.memory.shared_file import SharedFile
 
 client = SlotRegion(4096, 1, 4096, PRIVATE, kind=RegionKind("{kind}"))

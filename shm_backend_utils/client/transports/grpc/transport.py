@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from ....errors import CallerError, ClosedError
-from ....forks import forsake_in_children, never_destroy, owners_of_kind
+from ....forks import call_after_fork, never_destroy, owners_of_kind
 from ....protocol.address import SLOT_PARAMETER
 from ....protocol.spans import MAX_FRAMES
 from ...errors import deadline_exceeded, translated, unavailable
@@ -227,7 +227,7 @@ class AsyncGrpcTransport(_Grpc, AsyncTransport):
             if os.getpid() == owner:  # a forked child must not speak on its parent's connection
                 reading.leave()
 
-    def forsake(self) -> None:
+    def after_fork(self) -> None:
         """Stay in a forked child, as what gRPC has of it does."""
         never_destroy(self)
 
@@ -258,7 +258,7 @@ class AsyncGrpcTransport(_Grpc, AsyncTransport):
                     "does ShmClient"
                 )
             self._channel = self._grpc_address.channel(grpc.aio)
-            forsake_in_children(self)
+            call_after_fork(self)
             self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         return self._stub
 

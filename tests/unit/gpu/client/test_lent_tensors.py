@@ -137,8 +137,8 @@ def test_a_closed_client_keeps_what_it_has_lent(server: GpuServer, client: ShmCl
     with server.at_work_on_the_next():
         memory = lent(client, DeadlineExceededError, timeout_s=1)
         if is_forked:
-            pool.forsake()
-            bank.forsake()
+            pool.after_fork()
+            bank.after_fork()
         pool.close()
         bank.collect()
         gc.collect()
