@@ -82,7 +82,7 @@ _NAMES: Final = ", ".join(BY_NAME)
 
 
 def from_numpy(dtype: npt.DTypeLike, tensor: str) -> DType:
-    """Return the row of a NumPy dtype in native byte order; TensorTypeError, for a tensor, if there is none."""
+    """Return the row of a NumPy dtype in native byte order; TensorTypeError, for a tensor, if the table lacks it."""
     try:
         numpy = np.dtype(dtype)
     except TypeError:
