@@ -1,4 +1,4 @@
-"""List what shared memory there is, and whose it is; remove what the dead left."""
+"""List shared memory with its owners; remove the regions of dead processes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Run the embedded server in the foreground. Prints one line when every model is ready.
 
-Where there is a driver of GPUs, or the environment names some, a line on standard error says what models see of them.
+With a driver of GPUs, or GPUs in the environment, a line on standard error says which of them models see.
 """
 
 from __future__ import annotations

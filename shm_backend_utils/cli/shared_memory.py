@@ -1,4 +1,4 @@
-"""The shared memory of this machine, and who has it: sealed memory, and pools of Triton's Python backend."""
+"""The shared memory of this machine, and its users: sealed memory, and pools of Triton's Python backend."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Holder(NamedTuple):
 
 
 class MappedObject(NamedTuple):
-    """What a process has mapped of sealed memory, or of a file in ``/dev/shm``, whoever that belongs to."""
+    """Sealed memory, or a file in ``/dev/shm`` of any user, that a process has mapped."""
 
     identity: Identity
     byte_size: int  # up to the last byte that is mapped
@@ -74,7 +74,7 @@ class Process(NamedTuple):
 
     @property
     def mapped_sealed(self) -> list[MappedObject]:
-        """What of that is sealed memory."""
+        """The mappings of sealed memory."""
         return [each for each in self.mapped if each.is_sealed]
 
 
@@ -86,7 +86,7 @@ class Processes(NamedTuple):
 
 
 def look_into_processes(pids: Iterable[int] | None = None) -> Processes:
-    """Look at what processes have mapped, all by default, as far as this user may. Changes nothing."""
+    """Look at the mappings of processes, all by default, as far as this user may. Changes nothing."""
     found = []
     hidden = []
     numbers = sorted(int(folder.name) for folder in _PROC.glob("[0-9]*")) if pids is None else pids
@@ -119,7 +119,7 @@ def _mapped(folder: Path) -> list[MappedObject]:
 
 @dataclass
 class SealedMemory:
-    """One sealed region, as found; user and owner are None where nobody has it open, so that nobody can be asked."""
+    """One sealed region, as found; user and owner are None if no process has it open."""
 
     inode: int  # what tells it from others: it has no name
     byte_size: int  # of all of it; where nobody has it open, of what is mapped
@@ -132,7 +132,7 @@ class SealedMemory:
 
 
 class Search(NamedTuple):
-    """What was found, the largest first."""
+    """The findings, the largest first."""
 
     found: list[SealedMemory]
     is_complete: bool  # this user may look into every process
@@ -236,7 +236,7 @@ class BackendPool:
 def find_pool_files() -> list[PoolFile]:
     """Return the pools in ``/dev/shm``, the largest first. To be called *before* processes are looked into.
 
-    A pool that is made later has nobody in a list of processes that is older.
+    A pool that is younger than the list of processes would have no users in it.
     """
     found = []
     with contextlib.suppress(OSError):  # there is no /dev/shm

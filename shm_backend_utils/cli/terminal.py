@@ -36,7 +36,7 @@ OWNER: Final = {True: "alive", False: "dead", None: "unknown"}
 
 
 class Interrupted(BaseException):
-    """A signal asks the program to end. Not an Exception, so that nobody catches it by accident."""
+    """A signal asks the program to end. Not an Exception, so no code catches it by accident."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -101,7 +101,7 @@ def port(text: str) -> int:
 def exit_status(program: Callable[[], int], *errors: type[Exception]) -> int:
     """Run a program that cleans up when a signal ends it, and return its exit status.
 
-    Of these errors, and of what the system refuses, only the message is printed: it says all that a user needs.
+    For these errors, and errors of the system, it prints only the message, which says all that a user needs.
     """
     told: tuple[type[Exception], ...] = (*errors, OSError)
     try:
@@ -115,7 +115,7 @@ def exit_status(program: Callable[[], int], *errors: type[Exception]) -> int:
 
 
 def printable(text: str) -> str:
-    """Return what somebody has called a file, a program or a model, without what a terminal would obey."""
+    """Return the name of a file, a program or a model, without characters that a terminal would obey."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 

@@ -111,7 +111,7 @@ def attach(
     TensorError, TableError
         A tensor has not the size of its shape, outputs overlap, or a tensor lies beyond its region.
     CallerError
-        There is nothing to attach, or something is given twice.
+        No tensor lies in shared memory, or something is given twice.
     """
     _check_names(inputs, outputs or (), parameters or {})
     regions = _Regions(cuda_regions or {}, cuda or CudaAccess())

@@ -27,7 +27,7 @@ _MAX_INT64: Final = 2**63 - 1
 
 
 class RegionStatus(NamedTuple):
-    """What is registered under a name."""
+    """The memory that is registered under a name."""
 
     name: str
     key: str
@@ -76,7 +76,7 @@ class SharedMemoryManager:
         CallerError
             The name is taken, or offset and size make no sense.
         RegionGoneError
-            There is no such object.
+            The object does not exist.
         RegionRefusedError
             It may not be opened, or is too small.
         MachineError

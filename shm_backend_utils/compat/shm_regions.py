@@ -62,7 +62,7 @@ class ShmHandle(ABC):
 
         Parameters
         ----------
-        dtype : numpy.dtype or what makes one
+        dtype : numpy.dtype, or an argument of one
             ``object`` and the kinds ``S`` and ``U`` mean strings, which come as an array of ``bytes`` objects.
         shape : int or sequence of int
             Of the tensor.

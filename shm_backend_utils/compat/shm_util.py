@@ -104,8 +104,8 @@ def create_set_shm_regions(*arguments: Any, **named: Any) -> Any:  # noqa: D417 
     ----------
     input_list : sequence
         Of ``(name, value)``, or of values alone, which are then called ``INPUT0``, ``INPUT1`` and so on. A value is a
-        NumPy array of any data type of Triton's, strings as ``object``, ``S`` or ``U``; or a list of arrays: the rows
-        of the tensor, or the tensor itself if it is only one.
+        NumPy array of any data type of Triton's, with strings as ``object``, ``S`` or ``U``. Or it is a list of arrays:
+        the rows of the tensor, or the tensor itself if it is only one.
     output_list : sequence of (str, int)
         Names, and how many bytes each output may have.
     shm_region_names : sequence of str or None

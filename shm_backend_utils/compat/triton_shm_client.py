@@ -176,7 +176,7 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
         model_version, request_id, sequence_id, sequence_start, sequence_end, priority, timeout, headers
             As of tritonclient's ``infer``; ``timeout`` is in microseconds.
         compression_algorithm, parameters
-            Likewise.
+            As of tritonclient's ``infer``, too.
 
         Returns
         -------

@@ -225,7 +225,7 @@ class ShmLeakDetector:
         self._prefix = prefix
 
     def Probe(self) -> ShmLeakProbe:  # noqa: N802  # the original's name
-        """Return a context manager that checks what its block leaves behind."""
+        """Return a context manager that checks for leaks of its block."""
         return ShmLeakProbe(self._prefix)
 
 

@@ -56,7 +56,7 @@ def _reason(told: str) -> str:
 def appear_whole(folder: Path, is_complete: Callable[[], bool], fill: Callable[[Path, Path], None]) -> None:
     """Make a folder that holds everything from the moment that it exists. Two processes may make it at once.
 
-    ``fill`` takes a folder for what is of use meanwhile, and the one to make and fill, which then moves to its place.
+    ``fill`` takes a folder for temporary files, and the one to make and fill, which then moves to its place.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".installing-", dir=folder.parent) as scratch:

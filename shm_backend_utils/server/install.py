@@ -1,7 +1,7 @@
 """Install the tritonserver that a wheel of ``nvidia-pytriton`` carries, each version in a folder of its own.
 
 The wheel holds a complete server: the binary, its libraries, the Python backend, and one stub for each Python version.
-It is fetched without its dependencies, because it pins ``numpy<2``, and it is never imported. What is installed::
+It is fetched without its dependencies, because it pins ``numpy<2``, and it is never imported. It installs::
 
     DIR/bin/tritonserver          DIR/lib/*.so           DIR/backends/python/   with the stub of this Python's version
 
@@ -53,8 +53,8 @@ def install(folder: Path | None = None, *, version: str | None = None) -> Instal
     Raises
     ------
     MachineError
-        There is no such version, the wheel cannot be fetched or unpacked or is not the one that it was, what is in a
-        folder that was named is no server or does not run here, or this interpreter cannot be run by the server's stub.
+        The version is unknown. The wheel cannot be fetched or unpacked, or has another SHA-256. A named folder has no
+        server that runs here. The server's stub cannot run this interpreter.
     """
     release = find_release(version)
     find_libpython()

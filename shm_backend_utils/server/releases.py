@@ -83,7 +83,7 @@ def find_release(version: str | None = None) -> Release:
     Raises
     ------
     MachineError
-        There is no such release.
+        The release is unknown.
     """
     wanted = version or os.environ.get(VERSION_VARIABLE) or DEFAULT
     try:

@@ -1,9 +1,9 @@
 """The process between a launcher and its tritonserver: it ends the server when the launcher ends, however that ends.
 
 Run as ``python -m shm_backend_utils.server.supervisor LOG LOG_LIMIT SHM_PREFIX COMMAND…`` with a pipe as standard input
-whose other end the launcher holds. When that end closes (the launcher stopped, or was killed), or on SIGTERM, the
-server is asked to exit, then killed; its orphaned stubs are killed; and the shared memory of its Python backend is
-removed, which a killed server leaves behind. Should this process itself be killed, the kernel kills the server.
+whose other end the launcher holds. When that end closes (the launcher stopped, or was killed), or on SIGTERM, it asks
+the server to exit, then kills it and its orphaned stubs. It removes the shared memory of the Python backend, which a
+killed server leaves behind. If this process itself is killed, the kernel kills the server.
 """
 
 from __future__ import annotations

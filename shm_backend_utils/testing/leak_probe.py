@@ -31,8 +31,8 @@ _DELETED: Final = " (deleted)"  # an object that has lost its name meanwhile is 
 class ShmLeakProbe:
     """A context manager that fails if there is more shared memory after its block than before.
 
-    It counts this process' open descriptors and mappings of objects in ``/dev/shm`` and of sealed memory, the objects
-    in ``/dev/shm`` that this package has made in this process, and the bytes of the Python backend's pools. A block
+    It counts this process' descriptors and mappings of objects in ``/dev/shm`` and of sealed memory. It also counts
+    the objects in ``/dev/shm`` that this package has made here, and the bytes of the Python backend's pools. A block
     that raises is not looked at. Without a block, :meth:`growth` returns the growth since the probe was made.
 
     Parameters
@@ -45,8 +45,8 @@ class ShmLeakProbe:
     Raises
     ------
     AssertionError
-        When the block is left: something has grown, also after garbage was collected. The message says what, and by how
-        much.
+        When the block is left: something has grown, also after garbage was collected. The message says how much of
+        each.
     """
 
     def __init__(self, pool_prefix: str | None = POOL_PREFIX) -> None:

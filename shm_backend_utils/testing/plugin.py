@@ -6,8 +6,8 @@ run of pytest, so its fixtures import their needs when they are used.
 The death of a server that many tests share costs at most one test, and is reported. Triton before 24.12 may crash by
 itself (its issue 7368). A test that fails as the server crashes proves nothing: it is run once more, at a new server,
 and fails only if it fails again. Where anything else has ended the server, the test fails. Either way all fixtures are
-given back, those of modules and of the session too, as they may hold clients of what is gone; the next test makes new
-ones. The summary at the end of a run names every test during which a server died.
+given back, those of modules and of the session too, as they may hold clients of the dead server. The next test makes
+new ones. The summary at the end of a run names every test during which a server died.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What several commands use, and tools that run in a checkout: servers, models, command lines and rounds."""
+"""Parts that commands share with tools of a checkout: servers, models, command lines and rounds."""

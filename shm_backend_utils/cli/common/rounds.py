@@ -16,8 +16,8 @@ __all__ = ["Times", "shuffled"]
 def shuffled(names: Iterable[str], round_number: int) -> list[str]:
     """Return the names in an order of the round's own, always the same one.
 
-    The first finds the caches coldest, and each finds in them what the one before it left; so every case is to come
-    first, and after every other one, as often. An order that only rotates keeps its neighbours.
+    The first case finds the coldest caches, and each case the caches of the one before it. So every case comes first,
+    and after every other one, as often. An order that only rotates keeps its neighbours.
     """
     order = list(names)
     random.Random(round_number).shuffle(order)
@@ -25,7 +25,7 @@ def shuffled(names: Iterable[str], round_number: int) -> list[str]:
 
 
 class Times:
-    """What each case took in every round."""
+    """The time of each case in every round."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._milliseconds: dict[str, list[float]] = {name: [] for name in names}

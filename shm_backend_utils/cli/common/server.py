@@ -46,7 +46,7 @@ def sample_models() -> list[Path]:
 
 
 def copy_models(models: Iterable[Path], folder: Path) -> Path:
-    """Copy models into a folder, and return it; MachineError if there is no room for them, or no permission."""
+    """Copy models into a folder, and return it; MachineError without room or permission."""
     try:
         for model in models:
             ignored = shutil.ignore_patterns("__pycache__")

@@ -1,7 +1,7 @@
 """The ways that a photograph can take to the model and back, all over gRPC and all in one shape, measured side by side.
 
-``place`` puts a photograph where its path wants it; the request that it returns can be made again and again, and is
-what is timed. A relay between client and server counts the bytes of inferences, whatever client sends them.
+``place`` puts a photograph where its path wants it. It returns the request that is timed, which can be sent again and
+again. A relay between client and server counts the bytes of all inferences.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def relay_to(server_url: str) -> Iterator[Relay]:
 
 @dataclass
 class Measurement:
-    """What was measured."""
+    """The measurements of a path."""
 
     milliseconds: dict[str, list[float]]  # per path, one for each request
     outputs: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)  # the normalized photographs by name
@@ -213,7 +213,7 @@ class Measurement:
 
 
 def measure(url: str, photographs: dict[str, Photograph], rounds: int, on_round: Callable[[], None]) -> Measurement:
-    """Send every photograph on every path, once per round: what the machine does meanwhile hits all alike."""
+    """Send every photograph on every path, once per round, so other work of the machine slows all paths alike."""
     measurement = Measurement({path.name: [] for path in PATHS})
     with _placed(url, photographs) as requests:
         for round_number in range(-WARM_UP_ROUNDS, rounds):

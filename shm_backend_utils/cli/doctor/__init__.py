@@ -1,4 +1,4 @@
-"""Find out what keeps requests from the direct path, and say what to do about it."""
+"""Find the obstacles to the direct path, and name the remedy of each."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Examine, and tell; return 1 if something fatal was found, 2 if what was asked for cannot be.
+    """Examine, and print the findings; return 1 for something fatal, 2 for an impossible request.
 
     A signal ends it only when the memory that it has made is removed.
     """
@@ -157,7 +157,7 @@ def as_json(checkup: Checkup, subject: str) -> str:
 
 
 def as_text(checkup: Checkup) -> str:
-    """Return what was found as lines: of the server and the machine first, then of each model."""
+    """Return the findings as lines: first those of the server and the machine, then those of each model."""
     told: defaultdict[str, list[str]] = defaultdict(list)
     for model, line in checkup.fine:
         told[model].append(f"✓ {_one_line(line)}")

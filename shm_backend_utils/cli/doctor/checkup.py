@@ -1,4 +1,4 @@
-"""What a run of the doctor has: what is fine, what is wrong, and how long it may take."""
+"""A run of the doctor: its findings, its good news, and its time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Checkup:
     deadline: float = math.inf  # when the server is asked nothing more, by time.monotonic()
 
     def start_time(self) -> None:
-        """Have the time begin in which the server is asked: what comes before waits for nobody."""
+        """Start the time for questions to the server."""
         self.deadline = time.monotonic() + TIME_S
 
     def add_fine(self, line: str, model: str = "") -> None:
@@ -47,7 +47,7 @@ class Checkup:
         self.findings += findings
 
     def conclude(self, findings: Iterable[Finding], otherwise: str, model: str = "") -> None:
-        """Take note of findings, or, if there is none, of what is fine."""
+        """Note the findings, or without any, that this part is fine."""
         found = list(findings)
         self.findings += found
         if not found:

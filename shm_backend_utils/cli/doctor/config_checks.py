@@ -1,4 +1,4 @@
-"""What a model's configuration says against the direct path."""
+"""Obstacles to the direct path in a model's configuration."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _DIRECT: Final = "direct"
 
 
 def findings_in_config(config: Mapping[str, Any], model: str) -> list[Finding]:
-    """Return what in a model's configuration, in the server's JSON form, keeps its requests from the direct path.
+    """Return the obstacles to the direct path in a model's configuration, in the server's JSON form.
 
-    That is nothing for ensembles and models of other backends, which cannot have that path.
+    Ensembles and models of other backends cannot have that path, and get no findings.
     """
     if not is_of_python_backend(config):
         return []
@@ -30,7 +30,7 @@ def findings_in_config(config: Mapping[str, Any], model: str) -> list[Finding]:
 def mentions_shared_memory(config: Mapping[str, Any]) -> bool:
     """Return whether a configuration has anything that is written for this library: a parameter, or the input SHM.
 
-    Of a model that has neither, nobody may want more than Triton's own paths.
+    A model without either may be meant for Triton's own paths.
     """
     return (
         any(name.upper().startswith(PREFIX) for name in config.get("parameters", {}))

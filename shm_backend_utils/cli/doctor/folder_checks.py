@@ -1,4 +1,4 @@
-"""What is wrong in a model's folder, without a server: its configuration, its code, and copies of this library.
+"""Faults in a model's folder, found without a server: in its configuration, its code, and copies of this library.
 
 The code is looked at without running it.
 """
@@ -53,7 +53,7 @@ _PROTOCOL_VERSION: Final = "protocol/layout.py", re.compile(rb"^VERSION\b.*= (\d
 
 @dataclass(frozen=True)
 class ModelCode:
-    """What is known of a model's code by its syntax."""
+    """Facts about a model's code, by its syntax."""
 
     file: Path  # with the model's class
     error: str  # why it cannot be parsed, with the line; empty if it can
@@ -181,7 +181,7 @@ def _bound_by(node: ast.stmt) -> list[str]:
 
 
 def findings_in_folder(folder: Path) -> list[Finding]:
-    """Return what is wrong in a model's folder, or in each of a repository; nothing for models of other backends."""
+    """Return the faults of a model's folder, or of each in a repository; none for models of other backends."""
     try:
         folder = folder.absolute()
         if not folder.is_dir():

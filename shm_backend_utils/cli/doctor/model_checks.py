@@ -49,7 +49,7 @@ _INSTANCE: Final = "MIG-"
 
 
 class Probes(NamedTuple):
-    """What came of the probes of a model with each kind of memory; None where it need not be tried."""
+    """The results of a model's probes with each kind of memory; None for a kind that need not be tried."""
 
     sealed: ProbeAnswer | MachineError
     system: ProbeAnswer | MachineError | None
@@ -64,7 +64,7 @@ class Probes(NamedTuple):
 
     @property
     def kind(self) -> RegionKind:
-        """What memory the model could open."""
+        """The kind of memory that the model could open."""
         is_sealed = isinstance(self.sealed, ProbeAnswer) and self.sealed.report is not None
         return RegionKind.SEALED if is_sealed else RegionKind.SYSTEM
 
@@ -82,8 +82,8 @@ def examine_model(
     """Look whether a model lives, and probe it; return whether it shares memory.
 
     Of the versions that are ready, the one that requests get that name none is probed. Only a model that ``declares``
-    the direct path, and whose configuration has nothing against that, is. ``here`` is what :func:`.process_facts` says
-    of this process.
+    the direct path, and whose configuration has nothing against that, is. ``here`` has the :func:`.process_facts` of
+    this process.
     """
     name = str(config.get("name"))
     try:
@@ -174,8 +174,8 @@ def examine_processes(
     """Look at the processes of each version of a Python model; where none is seen, ask its session for signs of life.
 
     Return how often the model is to be probed until a living process gets the probe, 0 where none lives: the server
-    gives requests that come one by one to each process in turn. An empty version is what the server takes for the
-    model. Raises as ``server_calls.sign_of_life``.
+    gives requests that come one by one to each process in turn. An empty version is the server's default. Raises as
+    ``server_calls.sign_of_life``.
     """
     codec, name, tries = driver.transport.codec, str(config["name"]), 0
     for version in versions:
@@ -246,7 +246,7 @@ def _trouble_of_memory(code: str, said: list[str], host: str) -> Trouble:
 
 
 def findings_in_report(spec: ModelSpec, report: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield what the report of a model's session tells that is not as it should be; what it lacks is not judged."""
+    """Yield the faults that the report of a model's session shows. Missing members are no faults."""
     version = report.get("version")
     if version != __version__:
         yield Finding(ModelTrouble.OTHER_VERSION, f"the model has {version}, and this is {__version__}", spec.name)
@@ -264,7 +264,7 @@ def findings_in_report(spec: ModelSpec, report: Mapping[str, Any]) -> Iterator[F
 
 
 def checked_config(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model's configuration as Triton writes it in JSON, whoever wrote this one; ValueError if it is none."""
+    """Return a model's configuration as Triton writes it in JSON; ValueError if this is none."""
     message = model_config_pb2.ModelConfig()
     try:
         text = json.dumps(told, ensure_ascii=False).encode()
@@ -275,7 +275,7 @@ def checked_config(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked_report(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model's report without what is not of the type that the protocol says, as if it had not told that."""
+    """Return a model's report without the members whose type is not the protocol's."""
     gpus = told.get("gpus")
     report: dict[str, Any] = {name: told[name] for name in _FLAGS if isinstance(told.get(name), bool)}
     report |= {name: told[name] for name in _TEXTS if isinstance(told.get(name), str)}
@@ -295,7 +295,7 @@ def _of_type(told: Any, kind: type) -> dict[str, Any]:
 
 
 class ClientGpus(NamedTuple):
-    """What this process sees of GPUs."""
+    """The GPUs that this process sees."""
 
     uuids: tuple[str, ...] = ()  # 32 hexadecimal digits each; with ModelTrouble.MIG they are the instances'
     obstacle: str = ""  # why it sees none; empty if there is no sign of any
@@ -303,7 +303,7 @@ class ClientGpus(NamedTuple):
 
 
 def find_client_gpus(cuda: CudaAccess | None = None) -> ClientGpus:
-    """Return what this process sees. Without a sign of a GPU no driver is loaded, as that takes its time."""
+    """Return the GPUs of this process. Without a sign of a GPU no driver is loaded, as that takes its time."""
     visible = visible_devices()
     if cuda is None and not _DEVICE.exists():
         return ClientGpus(visible=visible)
@@ -323,9 +323,9 @@ def has_gpus(config: Mapping[str, Any]) -> bool:
 def findings_on_gpus(
     config: Mapping[str, Any], client: ClientGpus, report: Mapping[str, Any], here: Mapping[str, Any]
 ) -> Iterator[Finding]:
-    """Yield what keeps client and model from sharing memory of GPUs.
+    """Yield the reasons why client and model cannot share memory of GPUs.
 
-    The report is the model's, with ``gpus``; ``here`` is what :func:`.process_facts` says of this process.
+    The report is the model's, with ``gpus``; ``here`` has the :func:`.process_facts` of this process.
     """
     model = str(config.get("name"))
     told = report.get("gpus") or {}

@@ -63,7 +63,7 @@ _LIBRARY_MISSING: Final = re.compile(rf"ModuleNotFoundError: No module named '?{
 
 
 def findings_on_machine() -> list[Finding]:
-    """Look at ``/dev/shm``, at what is left there, and at how much memory there is. Changes nothing."""
+    """Look at ``/dev/shm``, its leftovers, and the size of memory. Changes nothing."""
     return [*_dev_shm(), *_left_behind(), *_memory()]
 
 
@@ -103,7 +103,7 @@ def _memory() -> Iterator[Finding]:
 
 
 def finding_of_host(host: str) -> Finding | None:
-    """Return the finding for a host name that means nothing, or that nobody explains in time; None if it is known."""
+    """Return the finding for a host name that cannot be resolved in time; None if it is known."""
     found: list[BaseException | None] = []
 
     def look_up() -> None:
@@ -164,7 +164,7 @@ def examine_server(driver: BlockingDriver, checkup: Checkup) -> bool:
 def models_of(driver: BlockingDriver, checkup: Checkup, wanted: str | None) -> dict[str, list[str]] | None:
     """Return the models that are to be examined, each with its ready versions; None if the server answers no more.
 
-    What keeps others from being loaded are findings, and so it is that there are none.
+    Models that are not loaded, and a server without models, are findings.
     """
     codec = driver.transport.codec
     try:
@@ -197,7 +197,7 @@ def models_of(driver: BlockingDriver, checkup: Checkup, wanted: str | None) -> d
 
 
 def examine_registering(driver: BlockingDriver, checkup: Checkup) -> str | None:
-    """Have the server register a page of this process; return what it says if it could not open it, else None."""
+    """Let the server register a page of this process; return its error if it could not open the page, else None."""
     try:
         page = SlotRegion(PAGE_SIZE, 1, PAGE_SIZE, PRIVATE)
     except (MachineError, OSError) as error:

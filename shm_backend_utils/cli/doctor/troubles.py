@@ -25,7 +25,7 @@ _MORE_ROOM: Final = "docker: --shm-size; Kubernetes: an emptyDir of medium Memor
 
 
 class Trouble(Enum):
-    """One thing that goes wrong in practice: what is wrong, in one sentence, and what to do about it.
+    """A fault that happens in practice, in one sentence, and its remedy.
 
     If it is fatal, requests fail, or are slower than they need be; else it is a piece of advice.
     """
@@ -42,7 +42,7 @@ class Trouble(Enum):
 
 
 class ServerTrouble(Trouble):
-    """What can be wrong with a server, with the way to it, and with the state of its models."""
+    """Faults of a server, of the way to it, and of the state of its models."""
 
     BAD_URL = (
         "The URL does not name a server.",
@@ -128,7 +128,7 @@ class ServerTrouble(Trouble):
 
 
 class ConfigTrouble(Trouble):
-    """What can be wrong in a model's configuration."""
+    """Faults in a model's configuration."""
 
     INPUTS_NOT_OPTIONAL = (
         "Triton refuses a request of the direct path, which carries no bytes for the model's inputs.",
@@ -173,7 +173,7 @@ class ConfigTrouble(Trouble):
 
 
 class FolderTrouble(Trouble):
-    """What can be wrong in a model's folder."""
+    """Faults in a model's folder."""
 
     NOT_A_MODEL = (
         "The folder is neither a model's nor a repository of models, so the doctor cannot examine it.",
@@ -241,7 +241,7 @@ class FolderTrouble(Trouble):
 
 
 class ModelTrouble(Trouble):
-    """What can be wrong between this process and a model that is loaded: what a probe of it tells."""
+    """Faults between this process and a loaded model, as a probe shows them."""
 
     FORWARD_FAILS = (
         "The model's calls of other models (call.forward) keep failing, because they get no shared memory.",
@@ -345,7 +345,7 @@ class ModelTrouble(Trouble):
 
 
 class MachineTrouble(Trouble):
-    """What can be wrong with this machine, or container."""
+    """Faults of this machine, or container."""
 
     NO_DEV_SHM = (
         "The folder /dev/shm is missing. Triton's Python backend has its pools there, and clients their system "

@@ -27,7 +27,7 @@ _ENCODER: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 
 @dataclass(frozen=True, slots=True)
 class TensorContent:
-    """What leaves a stub of a tensor."""
+    """A tensor's parts that leave a stub."""
 
     name: str
     datatype: str  # Triton's name, as "FP32"; "INVALID" for what the stub could not name
@@ -56,9 +56,9 @@ def deliver(
 ) -> InferenceRequest:
     """Return a request as a stub gets it. Inputs are copied, as into the backend's pool.
 
-    They are names, Triton's data types (``"FP32"``, ``"BYTES"``, ``"BF16"``), and what they hold. Requested are all
-    outputs of the model, if the client named none. ``parameters()`` of the request has the parameters as JSON, in an
-    order that nobody promised: the last comes first. A timeout of 0 is none. The context of an OpenTelemetry trace is
+    They are names, Triton's data types (``"FP32"``, ``"BYTES"``, ``"BF16"``), and contents. If the client named no
+    outputs, all are requested. ``parameters()`` of the request has the parameters as JSON, the last one first, because
+    Triton promises no order. A timeout of 0 is none. The context of an OpenTelemetry trace is
     JSON. The request's response sender sends to the sink; ``is_cancelled`` returns whether the client has given up.
     """
     kind: type[InferenceRequest] = backend.InferenceRequest
@@ -98,12 +98,12 @@ def deliver_response(
 
 
 def sent_outputs(response: InferenceResponse) -> list[TensorContent]:
-    """Return what leaves a stub with a response; nothing, if it has an error."""
+    """Return the tensors that leave a stub with a response; none if it has an error."""
     return [] if response.has_error() else [_content(tensor) for tensor in response.output_tensors()]
 
 
 def sent_inputs(request: InferenceRequest) -> list[TensorContent]:
-    """Return what leaves a stub with a request that a model made."""
+    """Return the tensors that leave a stub with a request of a model's."""
     return [_content(tensor) for tensor in request.inputs()]
 
 

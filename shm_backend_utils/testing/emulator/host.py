@@ -21,8 +21,8 @@ _T = TypeVar("_T")
 class Host(Protocol):
     """The server around an emulated stub.
 
-    What it refuses, it refuses with a :class:`~.errors.TritonModelException` that has the server's own words; the
-    emulator puts before them what the stub, and the backend in the server, do.
+    It refuses by a :class:`~.errors.TritonModelException` with the server's own words. The emulator puts the words of
+    the stub, and of the backend in the server, before them.
     """
 
     @property
@@ -47,13 +47,13 @@ class Host(Protocol):
         """
 
     def cancel(self, request: InferenceRequest) -> None:
-        """Cancel what :meth:`stream` has begun."""
+        """Cancel a request of :meth:`stream`."""
 
     def model_dir(self) -> str:
         """Return the folder of the version of the model whose code runs in this thread."""
 
     def instance_name(self) -> str:
-        """Return what the server calls the instance whose code runs in this thread, for example ``"multiply_0_0"``."""
+        """Return the name of the instance whose code runs in this thread, for example ``"multiply_0_0"``."""
 
     def log(self, level: str, message: str) -> None:
         """Write to the server's log; ``level`` is ``"INFO"``, ``"WARNING"``, ``"ERROR"`` or ``"VERBOSE"``."""
@@ -69,17 +69,17 @@ class Host(Protocol):
 
 
 class ResponseSink(Protocol):
-    """Where goes what a response sender of a request sends."""
+    """The receiver of a response sender's responses."""
 
     def send(self, response: InferenceResponse | None, *, is_final: bool) -> None:
         """Take a response, pruned to the requested outputs; None if the stream only ends.
 
-        What the server refuses raises a :class:`~.errors.TritonModelException` in the model.
+        A refusal of the server raises a :class:`~.errors.TritonModelException` in the model.
         """
 
 
 def asked(host: Host, failed: str, action: Callable[[], _T]) -> _T:
-    """Return what the host answers to an action; TritonModelException, which begins with ``failed``, if it refuses."""
+    """Return the host's answer to an action; TritonModelException, which begins with ``failed``, if it refuses."""
     try:
         return action()
     except TritonModelException as error:

@@ -43,7 +43,7 @@ class _Family:
 class MetricsRegistry:
     """The metrics of a server, which models of any of its stubs add to.
 
-    A family stays when nobody uses it any more; a series goes with the last object that stands for it.
+    A family stays when no model uses it any more; a series goes with the last object that stands for it.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class MetricsRegistry:
         self._lock = threading.Lock()
 
     def add_family(self, name: str, description: str, kind: str) -> None:
-        """Register a family, if there is none of this name.
+        """Register a family, unless this name is registered.
 
         TritonModelException if it is no name for a metric, or that of a family of another kind.
         """
@@ -125,7 +125,7 @@ class MetricsRegistry:
         return series.value
 
     def series(self, family: str) -> dict[tuple[tuple[str, str], ...], Series]:
-        """Return a family's series by their labels, sorted; none if there is no such family."""
+        """Return a family's series by their labels, sorted; empty for an unknown family."""
         with self._lock:
             found = self._families.get(family)
             return {} if found is None else dict(found.series)
@@ -136,7 +136,7 @@ def _refuse(series: Series, operation: str) -> NoReturn:
 
 
 class MetricKind(NumberedEnum):
-    """What a family's series do."""
+    """The behaviour of a family's series."""
 
     COUNTER = 0
     GAUGE = 1

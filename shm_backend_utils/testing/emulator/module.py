@@ -54,12 +54,12 @@ def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) 
 
 
 def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """Return what a model's configuration says of an input; None if it has none of this name."""
+    """Return an input's entry in a model's configuration; None without such an input."""
     return _named(model_config, "input", name)
 
 
 def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """Return what a model's configuration says of an output; None if it has none of this name."""
+    """Return an output's entry in a model's configuration; None without such an output."""
     return _named(model_config, "output", name)
 
 
@@ -70,18 +70,18 @@ def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) ->
 
 
 def triton_to_numpy_type(data_type: int) -> Any:
-    """Return NumPy's type for the number of one of Triton's; None if there is none."""
+    """Return NumPy's type for the number of one of Triton's; None without a counterpart."""
     return _BY_NUMBER.get(data_type)
 
 
 def numpy_to_triton_type(data_type: Any) -> int | None:
-    """Return the number of Triton's type for one of NumPy's; None if there is none."""
+    """Return the number of Triton's type for one of NumPy's; None without a counterpart."""
     found = next((number for number, numpy in _BY_NUMBER.items() if data_type == numpy), None)
     return 13 if found is None and data_type == np.bytes_ else found
 
 
 def triton_string_to_numpy(triton_type_string: str) -> Any:
-    """Return NumPy's type for one of the configuration's names; raises KeyError if there is none."""
+    """Return NumPy's type for one of the configuration's names; raises KeyError without a counterpart."""
     return TRITON_STRING_TO_NUMPY[triton_type_string]
 
 
@@ -144,7 +144,7 @@ class Logger:
 
 
 class ModelControl:
-    """What a model can do about the other models of its server."""
+    """A model's control over the other models of its server."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -184,7 +184,7 @@ class ModelControl:
     def is_model_ready(self, model_name: str, model_version: str = "") -> bool:
         """Return whether a model can execute requests; from Triton 23.07 on.
 
-        TritonModelException if the version is no number, or there is no such model.
+        TritonModelException if the version is no number, or the model does not exist.
         """
         name = text("is_model_ready", "model_name", model_name)
         version = text("is_model_ready", "model_version", model_version)

@@ -25,7 +25,7 @@ __all__ = [
 
 
 def refuse(function: str, argument: str, value: object, expected: str) -> NoReturn:
-    """Raise what the stub raises for an argument of a wrong type."""
+    """Raise the stub's error for an argument of a wrong type."""
     raise TypeError(
         f"{function}(): incompatible function arguments: {argument} is {value!r} of type {type(value).__name__}; "
         f"expected {expected}"
@@ -70,7 +70,7 @@ def texts(function: str, argument: str, value: object) -> list[str]:
 
 
 def truth(function: str, argument: str, value: object) -> bool:
-    """Return a bool, or what tells whether it is true, as pybind11 asks it."""
+    """Return a value's truth, as pybind11 asks for it."""
     if value is None or not hasattr(value, "__bool__"):
         refuse(function, argument, value, "a bool")
     return bool(value)
@@ -124,11 +124,11 @@ class ClassFunction:
 
 
 class TritonModelException(Exception):  # noqa: N818  # Triton's name
-    """What the Python backend refuses."""
+    """A refusal of the Python backend."""
 
 
 class StubDiesError(Exception):
-    """What kills a real stub, or even its server, or has it read memory that is gone. No real stub raises it."""
+    """A call that kills a real stub, or even its server, or lets it read freed memory. No real stub raises it."""
 
 
 class ErrorCode(NumberedEnum):
@@ -148,7 +148,7 @@ ErrorCode.__name__ = "__ErrorCode"  # which no class statement can say
 
 
 class TritonError:
-    """The error of a response: what the client is told, and a code, INTERNAL by default, from Triton 23.09 on.
+    """The error of a response: a text for the client, and a code, INTERNAL by default, from Triton 23.09 on.
 
     It is no exception: ``raise`` needs :class:`TritonModelException`.
     """
@@ -171,7 +171,7 @@ class TritonError:
         self._code = code
 
     def message(self) -> str:
-        """Return what the client is told."""
+        """Return the text for the client."""
         return self._message
 
     def code(self) -> ErrorCode:

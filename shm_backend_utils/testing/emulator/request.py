@@ -230,7 +230,7 @@ class InferenceRequest:
         return set(self._requested_output_names)
 
     def get_response_sender(self) -> InferenceResponseSender:
-        """Return what sends responses to it."""
+        """Return its response sender."""
         return self._sender
 
     def is_cancelled(self) -> bool:
@@ -243,7 +243,7 @@ class InferenceRequest:
         return self._is_cancelled()
 
     def set_release_flags(self, flags: int, /) -> None:
-        """Say what becomes of it after ``execute``: it is released, or scheduled again; from Triton 23.11 on.
+        """Choose its fate after ``execute``: it is released, or scheduled again; from Triton 23.11 on.
 
         StubDiesError if no client has sent it: a real stub dies of that.
         """

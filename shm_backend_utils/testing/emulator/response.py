@@ -37,7 +37,7 @@ def to_json(parameters: Mapping[str, Any] | None) -> str:
 
 
 class InferenceResponse:
-    """What a model answers one request with: outputs, or an error, with which they are not sent.
+    """A model's answer to one request: outputs, or an error, with which they are not sent.
 
     ``parameters`` go to the client with the response; from Triton 25.02 on.
     """
@@ -87,8 +87,7 @@ class InferenceResponse:
 
 
 class InferenceResponseSender:
-    """What sends the responses to a request: any number of them for a decoupled model, one for any other,
-    which may use it from Triton 24.06 on.
+    """Sends the responses to a request: any number for a decoupled model, one for others, from Triton 24.06 on.
 
     Models get it from a request, and do not make it.
     """
@@ -107,9 +106,9 @@ class InferenceResponseSender:
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
         """Send a response, of which only the outputs that were asked for are kept.
 
-        No response, with the flag ``TRITONSERVER_RESPONSE_COMPLETE_FINAL``, ends the stream. TritonModelException if
-        the flags are others than that or 0, or there is no response and no flag, or the last one was sent before, or a
-        model that is not decoupled sends a second one, or none.
+        No response, with the flag ``TRITONSERVER_RESPONSE_COMPLETE_FINAL``, ends the stream. TritonModelException for
+        other flags than that or 0, without both response and flag, or after the last response. It is also raised if a
+        model that is not decoupled sends a second response, or none.
         """
         if response is not None and not isinstance(response, InferenceResponse):
             refuse("send", "response", response, "an InferenceResponse or None")

@@ -1,4 +1,4 @@
-"""Tensors: NumPy's view of one, DLPack's view of it, and what leaves of it."""
+"""Tensors: NumPy's view of one, DLPack's view of it, and the part of it that is sent."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _HOST_DEVICES = frozenset({CPU_DEVICE[0], CUDA_HOST})
 
 
 def serialize_byte_tensor(input_tensor: npt.NDArray[Any]) -> bytes | tuple[()] | None:
-    """Return strings in C order, each after its length; an empty tuple for no elements, None if there are no strings.
+    """Return strings in C order, each after its length; an empty tuple for no elements, None for other types.
 
     They are objects, or NumPy's bytes, which lose their last zeros. An object that is no bytes is written as its
     ``str``.
@@ -241,8 +241,8 @@ def _from_dlpack(kind: type[Tensor], name: str, tensor: object, /) -> Tensor:
 class Tensor:
     """A tensor of a request or a response.
 
-    What ``as_numpy`` returns and what leaves with a response are not always the same memory: of a tensor that was made
-    of an array they are, until it has been sent once; of any other, the array is a copy that was made with the tensor.
+    The array of ``as_numpy`` and the memory that a response sends can differ. A tensor that was made of an array has
+    one memory until it is sent. For any other, the array is a copy that was made with the tensor.
 
     Strings are objects, or NumPy's bytes. An array that is not C-contiguous is copied. TritonModelException if the name
     is empty, or the array has a type that Triton does not have; TypeError if it is no array.

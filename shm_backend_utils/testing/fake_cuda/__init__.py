@@ -1,6 +1,6 @@
 """A CUDA driver for machines without a GPU, which NVIDIA's bindings take for theirs: on POSIX shared memory.
 
-It works across processes, is late where CUDA may be late, and notes what is done that CUDA leaves undefined. Its C
+It works across processes, is late where CUDA may be late, and notes uses that CUDA leaves undefined. Its C
 sources are built by ``gcc`` when it is loaded first.
 """
 

@@ -1,8 +1,8 @@
-"""A CUDA driver without a GPU, on which NVIDIA's own ``cuda-bindings`` run: in as many processes as one likes.
+"""A CUDA driver without a GPU, on which NVIDIA's own ``cuda-bindings`` run: in any number of processes.
 
-It keeps CUDA's rules where code can break them, as NVIDIA documents them: what is on streams is done late, by threads;
-new memory is full of rubbish; host code that touches device memory crashes; a handle opens as CUDA says, or does not.
-What CUDA leaves undefined is counted (:meth:`FakeDriver.violations`). It measures nothing, and is no GPU.
+It keeps CUDA's documented rules where code can break them. Threads do the work on streams, late. New memory is full of
+rubbish. Host code that touches device memory crashes. A handle opens as CUDA says, or does not. Uses that CUDA leaves
+undefined are counted (:meth:`FakeDriver.violations`). It measures nothing, and is no GPU.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def library() -> Path:
     """Return the library, built if need be. It is named ``libcuda.so.1`` and lies in a folder of its own.
 
     So ``LD_LIBRARY_PATH`` with that folder lets any process use it as its CUDA driver. Several may build at once.
-    MachineError if there is no C compiler, or it could not build it.
+    MachineError without a C compiler, or if that could not build it.
     """
     sources = sorted(_SOURCES.glob("*.[ch]"))
     state = hashlib.sha256(repr(_FLAGS).encode())
@@ -82,7 +82,7 @@ def _build(sources: list[Path], built: Path) -> None:
 
 
 class LiveCounts(NamedTuple):
-    """What was not given back: ``LiveCounts()`` is nothing."""
+    """Objects that were not given back: ``LiveCounts()`` is nothing."""
 
     allocations: int = 0  # memory of devices, managed memory and mappings of virtual memory
     opened: int = 0  # how often handles of memory were opened and not closed
@@ -92,20 +92,20 @@ class LiveCounts(NamedTuple):
 
 
 class FakeDriver:
-    """The fake driver in this process, and what tests ask of it. Its state is the operating-system process' own.
+    """The fake driver in this process, with questions for tests. Its state is the operating-system process' own.
 
-    A virtual process is a number from 0 to 15: objects of one are to another what those of another process are.
+    A virtual process is a number from 0 to 15: its objects are to another one those of another process.
 
     The environment is read when the library is loaded, also by processes that find it through ``LD_LIBRARY_PATH``
     (:func:`.build.library`):
 
-    - ``SHM_FAKE_CUDA_DEVICES``: how many GPUs there are (2; at most 8);
-    - ``SHM_FAKE_CUDA_UUIDS``: theirs, 32 hexadecimal digits each, with commas between them;
-    - ``SHM_FAKE_CUDA_MEMORY_BYTES``: how much memory each has, for this process (4 GiB);
-    - ``SHM_FAKE_CUDA_DELAY_US``: how late each piece of work on a stream begins (200);
-    - ``SHM_FAKE_CUDA_DRIVER_VERSION``: ``13000``; functions that came later are not found;
-    - ``SHM_FAKE_CUDA_PID_NAMESPACE``, ``SHM_FAKE_CUDA_PID``: as this process' handles tell them;
-    - ``SHM_FAKE_CUDA_FAIL``: ``function:error:times``, with commas between them, as :meth:`fail_next`;
+    - ``SHM_FAKE_CUDA_DEVICES``: the number of GPUs (2; at most 8).
+    - ``SHM_FAKE_CUDA_UUIDS``: theirs, 32 hexadecimal digits each, with commas between them.
+    - ``SHM_FAKE_CUDA_MEMORY_BYTES``: the memory of each, for this process (4 GiB).
+    - ``SHM_FAKE_CUDA_DELAY_US``: the delay before each piece of work on a stream (200).
+    - ``SHM_FAKE_CUDA_DRIVER_VERSION``: ``13000``; functions that came later are not found.
+    - ``SHM_FAKE_CUDA_PID_NAMESPACE``, ``SHM_FAKE_CUDA_PID``: as this process' handles tell them.
+    - ``SHM_FAKE_CUDA_FAIL``: ``function:error:times``, with commas between them, as :meth:`fail_next`.
     - ``SHM_FAKE_CUDA_VIOLATIONS``: the file to which violations are appended, too.
     """
 
@@ -134,7 +134,7 @@ class FakeDriver:
         return cls(native) if native is not None and _is_fake(native) else None
 
     def bindings(self, process: int = 0) -> Any:
-        """Return what is to a virtual process as ``cuda.bindings.driver`` is to one."""
+        """Return the ``cuda.bindings.driver`` of a virtual process."""
         return _Bindings(self._native, process)
 
     def runtime(self, process: int = 0) -> CudaRuntime:
@@ -152,7 +152,7 @@ class FakeDriver:
     def fail_next(self, function: str, error: str, times: int = 1, process: int | None = None) -> None:
         """Let the next calls of a function of the driver, in one virtual process or in any, fail by an error's name.
 
-        Raises ValueError: there is no such function here, or no such error.
+        Raises ValueError for an unknown function or error.
         """
         known = self._native.fake_cuda_fail_next(
             function.encode(), error.encode(), times, _ALL if process is None else process
@@ -165,7 +165,7 @@ class FakeDriver:
         return int(self._native.fake_cuda_count(function.encode(), _ALL if process is None else process))
 
     def live(self, process: int | None = None) -> LiveCounts:
-        """Return what was not given back, by one virtual process or all."""
+        """Return the objects that one virtual process, or all, did not give back."""
         counts = (ctypes.c_int * 5)()
         self._native.fake_cuda_live(_ALL if process is None else process, counts)
         return LiveCounts(*counts)
@@ -178,7 +178,7 @@ class FakeDriver:
         return int(self._native.fake_cuda_depth(_ALL if process is None else process))
 
     def violations(self) -> list[str]:
-        """Return what was done that CUDA leaves undefined, in this operating-system process.
+        """Return the uses that CUDA leaves undefined, in this operating-system process.
 
         Processes with ``SHM_FAKE_CUDA_VIOLATIONS`` in their environment append theirs to the file of that name, too.
         """
@@ -189,7 +189,7 @@ class FakeDriver:
         return found
 
     def end(self, process: int) -> None:
-        """End a virtual process, as one that is killed: what it has is gone, and what it was doing is never done.
+        """End a virtual process, as one that is killed: its objects are gone, and its pending work is never done.
 
         Its number is not to be used again; nor are its runtimes.
         """
@@ -226,7 +226,7 @@ class FakeDriver:
     def memory(self, address: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Return device memory as a writable NumPy array, as it is now, whatever is on streams. Not to be kept.
 
-        Raises ValueError: there is no such memory.
+        Raises ValueError for unknown memory.
         """
         kind = np.dtype(dtype)
         byte_size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
@@ -240,7 +240,7 @@ class FakeDriver:
         return seen
 
     def tensor(self, values: npt.ArrayLike, **options: Any) -> Tensor:
-        """Return a tensor of an array library that is nobody's, with these values; see :func:`.new_tensor`."""
+        """Return a tensor of an invented array library, with these values; see :func:`.new_tensor`."""
         return new_tensor(self, values, **options)
 
 

@@ -1,4 +1,4 @@
-"""Tensors of an array library that is nobody's, on the fake driver: what a user of torch, CuPy or JAX would pass."""
+"""Tensors of an invented array library, on the fake driver, as a user of torch, CuPy or JAX would pass them."""
 
 from __future__ import annotations
 

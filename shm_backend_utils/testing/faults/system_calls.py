@@ -111,7 +111,7 @@ class Interrupts:
     def at(self, number: int, work: Callable[[], object]) -> bool:
         """Do work that is interrupted before the n-th bytecode, from 1 on; return whether it raised KeyboardInterrupt.
 
-        A test tries one number after another until the work comes to its end. Finalizers swallow what is raised.
+        A test tries one number after another until the work comes to its end. Finalizers swallow exceptions.
         """
         count = 0
         self.where = ""

@@ -18,7 +18,7 @@ _DRAIN_S: Final = 30.0
 
 
 class Instance(Protocol):
-    """An instance of a model: a :class:`.Stub`, or one in a child process. What it raises is :class:`.StubError`."""
+    """An instance of a model: a :class:`.Stub`, or one in a child process. It raises :class:`.StubError`."""
 
     def load(self) -> None:
         """Import model.py."""

@@ -53,7 +53,7 @@ class RequestChecks:
         self._is_sequence = config.HasField("sequence_batching")
 
     def check(self, request: Request) -> tuple[Delivery, int]:
-        """Return what a request's model gets, and the request's batch size, 1 where the model has none.
+        """Return the request as its model gets it, and its batch size, 1 if the model has no batches.
 
         ServerError if the server refuses it.
         """

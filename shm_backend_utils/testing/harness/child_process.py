@@ -30,7 +30,7 @@ class _Parent:
         self.metrics = MetricsRegistry()
 
     def send(self, *message: Any) -> None:
-        """Send a message; nobody may be there any more."""
+        """Send a message; the other end may be gone."""
         with self._lock, contextlib.suppress(OSError):
             self._connection.send(message)
 
@@ -113,7 +113,7 @@ class _Process:
         self._stub: Stub  # once the first message has said which
 
     def run(self) -> None:
-        """Do what comes, one after another in the main thread, until there is no more."""
+        """Do the work that comes, one piece after another in the main thread, until the end."""
         threading.Thread(target=self._read, name="server", daemon=True).start()
         while (message := self._work.get()) is not None:
             what, number, *content = message

@@ -168,7 +168,7 @@ class LoadedModel:
         return self._batcher.obstacle(batch)
 
     def close(self) -> None:
-        """Finalize the instances, when they have executed what they had; StubError if a model's ``finalize`` raised."""
+        """Finalize the instances, after their last requests; StubError if a model's ``finalize`` raised."""
         self._batcher.drain()
         try:
             self._end()

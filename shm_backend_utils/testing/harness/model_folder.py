@@ -87,7 +87,7 @@ def complete(config: Any, folder: Path, version: str) -> Any:
 
 
 def with_auto_completed(config: Any, completed: str) -> Any:
-    """Return a configuration with what the model's ``auto_complete_config`` has made of it, as JSON."""
+    """Return a configuration that the model's ``auto_complete_config`` has completed, as JSON."""
     said = json_format.ParseDict(json.loads(completed), model_config_pb2.ModelConfig())
     merged = model_config_pb2.ModelConfig()
     merged.CopyFrom(config)
@@ -107,7 +107,7 @@ def with_auto_completed(config: Any, completed: str) -> Any:
 
 
 def as_json(config: Any) -> str:
-    """Return a configuration as ``initialize`` gets it: every field, also those that nobody set."""
+    """Return a configuration as ``initialize`` gets it: every field, also those that were not set."""
     return json.dumps(_CODEC.told(config), separators=(",", ":"), ensure_ascii=False)
 
 
@@ -187,7 +187,7 @@ class ModelFolder:
 
     @classmethod
     def read(cls, path: Path) -> ModelFolder:
-        """Read what is there; ModelError, which says what to change, if the server would not load it."""
+        """Read the folder; ModelError, with the remedy, if the server would not load it."""
         if not path.is_dir():
             raise ModelError(f"there is no model folder {path}; expected FOLDER/config.pbtxt and FOLDER/1/model.py")
         config = read_config(path)
@@ -257,7 +257,7 @@ class ModelCode:
             ) from None
 
     def close(self) -> None:
-        """Take out of the process what importing it has put in."""
+        """Remove its modules and paths from the process."""
         for name in self._modules:
             sys.modules.pop(name, None)
         self._modules = {}

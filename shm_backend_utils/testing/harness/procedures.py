@@ -68,7 +68,7 @@ _EXTENSIONS: Final = (
 
 
 class InferMessage(NamedTuple):
-    """What a message asks for."""
+    """The request in a message."""
 
     request: Request
     places: Mapping[str, memoryview]  # outputs that go into registered memory
@@ -77,7 +77,7 @@ class InferMessage(NamedTuple):
 
 @contextlib.contextmanager
 def read_request(message: Any, regions: RegisteredRegions) -> Iterator[InferMessage]:
-    """Yield what a ``ModelInferRequest`` asks for; registered memory is in use while the block runs.
+    """Yield the request in a ``ModelInferRequest``; registered memory is in use while the block runs.
 
     ServerError if the server refuses it.
     """

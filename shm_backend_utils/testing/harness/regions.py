@@ -1,4 +1,4 @@
-"""Registered shared memory, and what sessions ask the emulated server over HTTP: that, and models' configurations."""
+"""Registered shared memory, and the emulated server's HTTP endpoint for it and for models' configurations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CONFIG: Final = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/config")
 
 
 class RegisteredRegion(NamedTuple):
-    """A region, and what its name stands for."""
+    """A region, and the memory that its name stands for."""
 
     name: str
     key: str
@@ -48,7 +48,7 @@ class RegisteredRegions:
         self._leaving: set[str] = set()
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Open a region and map it; ServerError if the name is taken, or there is no such memory."""
+        """Open a region and map it; ServerError if the name is taken, or the memory does not exist."""
         with self._lock:
             self._let_go()
             if name in self._regions:
@@ -73,7 +73,7 @@ class RegisteredRegions:
             self._let_go()
 
     def find(self, name: str) -> list[RegisteredRegion]:
-        """Return a region, or all of them if the name is empty; ServerError if there is none of this name."""
+        """Return a region, or all of them if the name is empty; ServerError for an unknown name."""
         with self._lock:
             self._let_go()
             if not name:
@@ -85,7 +85,7 @@ class RegisteredRegions:
     def view(self, name: str, offset: int, byte_size: int) -> memoryview:
         """Return the bytes that a tensor has in a region. Release it, or the region stays mapped.
 
-        ServerError if there is no such region, or it is too small.
+        ServerError for an unknown region, or one that is too small.
         """
         with self._lock:
             self._let_go()
@@ -109,7 +109,7 @@ class RegisteredRegions:
 
 
 class HttpEndpoint:
-    """Listens on the loopback interface, in threads of its own. ``model`` raises ServerError if there is none."""
+    """Listens on the loopback interface, in threads of its own. ``model`` raises ServerError for an unknown model."""
 
     def __init__(self, regions: RegisteredRegions, model: Callable[[str, str], LoadedModel]) -> None:
         self._regions = regions

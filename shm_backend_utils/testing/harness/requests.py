@@ -28,7 +28,7 @@ _FORSAKEN: Final = (
 
 
 class ServerError(Exception):
-    """What the emulated server refuses or fails a request with: its words, and Triton's code, as ``"INVALID_ARG"``."""
+    """The emulated server's refusal of a request, or its failure: a text, and Triton's code, as ``"INVALID_ARG"``."""
 
     def __init__(self, message: str, code: str = "INVALID_ARG") -> None:
         super().__init__(message)
@@ -90,7 +90,7 @@ def request_of_arrays(
     parameters: Mapping[str, Any] | None,
     **more: Any,
 ) -> Request:
-    """Return a request of arrays, or of what NumPy makes arrays of."""
+    """Return a request of arrays, or of values that NumPy makes arrays of."""
     names = None if outputs is None else output_names(outputs)
     return Request({name: _input(name, value) for name, value in inputs.items()}, names, parameters or {}, **more)
 
@@ -129,7 +129,7 @@ class Answer:
         self.put(Outcome([], (message, code), is_final=True))
 
     def forsake(self) -> None:
-        """Take it that nobody can answer any more."""
+        """Note that no model can answer any more."""
         self.fail(_FORSAKEN.format(self._model))
 
     def outcomes(self, patience_s: float | None = None) -> Iterator[Outcome]:
@@ -159,7 +159,7 @@ class Answer:
                 return found
 
     def cancel(self) -> None:
-        """Say that nobody waits any more; whoever still does is told."""
+        """Note that no client waits any more, and call the callback."""
         if self.is_over:
             return
         self._is_cancelled = True
@@ -168,11 +168,11 @@ class Answer:
             self._on_cancel()
 
     def is_cancelled(self) -> bool:
-        """Return whether nobody waits any more."""
+        """Return whether no client waits any more."""
         return self._is_cancelled
 
     def when_cancelled(self, tell: Callable[[], object]) -> None:
-        """Have somebody told, who is somewhere else."""
+        """Set the callback of a cancellation."""
         self._on_cancel = tell
         if self._is_cancelled:
             tell()

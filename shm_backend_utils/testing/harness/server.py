@@ -1,4 +1,4 @@
-"""The emulated server: its models, what is registered, and what models ask of it."""
+"""The emulated server: its models, registrations, and answers to models."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class EmulatedServer:
     def load_by_name(self, name: str) -> None:
         """Load a model of a folder that was loaded before, or lies beside one that was.
 
-        ServerError if there is none, or it does not load.
+        ServerError if it does not exist, or does not load.
         """
         beside = [folder.parent / name for folder in self._folders.values()]
         folder = self._folders.get(name) or next((each for each in beside if each.is_dir()), None)
@@ -89,7 +89,7 @@ class EmulatedServer:
             raise ServerError(str(error)) from error
 
     def model(self, name: str, version: str = "") -> LoadedModel:
-        """Return a model; ServerError if there is none of this name and version."""
+        """Return a model; ServerError for an unknown name or version."""
         model = self._models.get(name)
         if model is None:
             raise ServerError(f"Request for unknown model: '{name}' is not found", "NOT_FOUND")
@@ -167,14 +167,14 @@ class EmulatedServer:
         self.unload(name)
 
     def is_model_ready(self, name: str, version: str) -> bool:
-        """Return whether a model can execute requests, to a model; TritonModelException if there is no such one."""
+        """Return whether a model can execute requests, to a model; TritonModelException for an unknown one."""
         try:
             return self.model(name, version).is_ready()
         except ServerError as error:
             raise TritonModelException(error.message) from None
 
     def close(self) -> None:
-        """Finalize every model, and let go of what is registered. Twice is fine.
+        """Finalize every model, and unmap the registered memory. Twice is fine.
 
         ModelError if a model's ``finalize`` raised, now or when it was unloaded; all others were called.
         """

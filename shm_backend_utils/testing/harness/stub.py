@@ -1,4 +1,4 @@
-"""A stub process: it calls model.py, looks at what comes back, and asks its server. In any process."""
+"""A stub process: it calls model.py, checks the responses, and asks its server. In any process."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ModelCall(NamedTuple):
 
 
 class ServerCalls(Protocol):
-    """What the server does for a stub. What it refuses is a ``TritonModelException`` with its words."""
+    """The server's services for a stub. A refusal is a ``TritonModelException`` with the server's words."""
 
     @property
     def metrics(self) -> MetricsRegistry:
@@ -76,7 +76,7 @@ class StubHost:
     """The host of one emulated stub.
 
     ``is_executing`` returns whether the model is past ``initialize`` and not yet in ``finalize``; ``instance_name``
-    what the server calls the instance.
+    the server's name for the instance.
     """
 
     backend: ModuleType
@@ -156,16 +156,16 @@ class Receiver(Protocol):
         """Take an error as the last response."""
 
     def forsake(self) -> None:
-        """Take it that nobody can answer any more."""
+        """Note that no model can answer any more."""
 
     def is_cancelled(self) -> bool:
-        """Return whether nobody waits any more."""
+        """Return whether no client waits any more."""
 
 
 class Stub:
     """One instance of a model's code, whose name errors tell.
 
-    At ``server_url`` the server says what is registered.
+    At ``server_url`` the server lists registered memory.
     """
 
     def __init__(self, file: Path, name: str, calls: ServerCalls, server_url: str, faults: Faults) -> None:
@@ -241,7 +241,7 @@ class Stub:
             del request
 
     def is_ready(self) -> bool:
-        """Return what the model's ``is_ready`` does, which is asked from Triton 26.03 on; True if it has none."""
+        """Return the answer of the model's ``is_ready``, which Triton asks from 26.03 on; True without one."""
         if not hasattr(self._model, "is_ready"):
             return True
         try:
@@ -342,7 +342,7 @@ class Stub:
 
 
 class StubError(Exception):
-    """What a stub reports to its server, in the words of a real one."""
+    """A stub's report to its server, in the words of a real one."""
 
 
 class _Sink:

@@ -71,7 +71,7 @@ class _Answering:
             raise ClosedError("this client")
 
     def close(self) -> None:
-        """Cancel what no model has answered, wait for what is executed, and end. Twice is fine."""
+        """Cancel unanswered requests, wait for those in execution, and end. Twice is fine."""
         with self._lock:
             self._is_closed = True
             answers = list(self._answers)
