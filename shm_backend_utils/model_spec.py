@@ -24,6 +24,7 @@ from .errors import (
 __all__ = [
     "BATCH_CARRIER",
     "PATHS",
+    "PATHS_LINE",
     "PATHS_PARAMETER",
     "UIDS_PARAMETER",
     "ModelSpec",
@@ -39,14 +40,14 @@ Its presence alone declares every path: a model that completes its configuration
 """
 
 PATHS_PARAMETER: Final = "SHM_PATHS"
-"""The parameter in ``config.pbtxt`` that declares which paths a model serves."""
+PATHS_LINE: Final = f'parameters {{ key: "{PATHS_PARAMETER}" value: {{ string_value: "direct,triton-shm,inline" }} }}'
+"""The parameter in ``config.pbtxt`` that declares the paths which a model serves, and its line for all paths."""
 
 UIDS_PARAMETER: Final = "SHM_ALLOWED_UIDS"
 """The parameter in ``config.pbtxt`` that says whose regions the model opens."""
 
 PATHS: Final = frozenset({"direct", "triton-shm", "inline"})
 """The paths that the parameter may name."""
-
 
 _MOST_ROWS: Final = 2**31 - 1
 _LARGEST: Final = 2**63 - 1
@@ -217,10 +218,8 @@ class ModelSpec:
             )
         if self.paths is not None and "direct" in self.paths:
             return None
-        return (
-            f"model {self.name!r} does not declare the direct path; if its model.py uses ShmSession, set the "
-            f'parameter {PATHS_PARAMETER} to "direct,triton-shm,inline" in its config.pbtxt'
-        )
+        remedy = f"add to its config.pbtxt: {PATHS_LINE}" if self.paths is None else f"add direct to {PATHS_PARAMETER}"
+        return f"model {self.name!r} does not declare the direct path; if its model.py uses ShmSession, {remedy}"
 
     def obstacle_in_inputs(self) -> str | None:
         """Return the obstacle if Triton would not pass on a request without tensors."""

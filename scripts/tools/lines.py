@@ -14,9 +14,9 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 37_979,
-    "shm_backend_utils/*.py": 1_055,
-    "shm_backend_utils/cli": 3_252,
+    "shm_backend_utils": 37_977,
+    "shm_backend_utils/*.py": 1_054,
+    "shm_backend_utils/cli": 3_251,
     "shm_backend_utils/client": 8_501,
     "shm_backend_utils/compat": 2_165,
     "shm_backend_utils/gpu": 2_882,

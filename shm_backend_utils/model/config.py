@@ -15,7 +15,7 @@ import numpy as np
 from ..dtypes import BYTES
 from ..errors import ModelError
 from ..memory.backend_pools import USUAL_PREFIX, prefix_of_pools
-from ..model_spec import PATHS_PARAMETER, UIDS_PARAMETER, ModelSpec
+from ..model_spec import PATHS_LINE, PATHS_PARAMETER, UIDS_PARAMETER, ModelSpec
 from .server_url import url_of_server
 
 __all__ = ["PARAMETERS", "PREFIX", "Config", "advice", "refused_lines"]
@@ -200,7 +200,7 @@ def advice(spec: ModelSpec, config: Mapping[str, Any], *, stub_reads_numpy: bool
     if spec.paths is None:
         yield (
             f"no client shares memory with model {spec.name!r}, though it makes a ShmSession: add to its config.pbtxt: "
-            f'parameters {{ key: "{PATHS_PARAMETER}" value: {{ string_value: "direct,triton-shm,inline" }} }}'
+            f"{PATHS_LINE}"
         )
         obstacle = spec.obstacle_in_inputs()
         if obstacle is not None:

@@ -70,7 +70,7 @@ def test_an_ensemble_is_not_told_to_declare_anything(any_client: AnyClient, mode
     explanation = any_client.explain(model)
     assert explanation.path == "triton-shm"
     assert f"model '{model}' is an ensemble" in explanation.reason
-    assert "set the parameter" not in str(explanation)
+    assert "does not declare" not in str(explanation)
     assert "optional" not in str(explanation)
 
 

@@ -29,7 +29,7 @@ def test_a_model_that_does_not_know_this_library_is_told_how_to(client: AnyClien
     explanation = client.explain("unaware")
     assert explanation.path == "triton-shm"
     assert "model 'unaware' does not declare the direct path" in explanation.reason
-    assert 'set the parameter SHM_PATHS to "direct,triton-shm,inline"' in explanation.reason
+    assert 'add to its config.pbtxt: parameters { key: "SHM_PATHS" value: ' in explanation.reason
     assert [check.name for check in explanation.obstacles("direct")] == ["declares direct?", "inputs optional?"]
     assert "input 'X' of model 'unaware' is not optional" in str(explanation)
 

@@ -8,7 +8,7 @@ import pytest
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.errors import ModelError, PeerError, TensorError
-from shm_backend_utils.model_spec import ModelSpec, TensorSpec
+from shm_backend_utils.model_spec import PATHS_LINE, ModelSpec, TensorSpec
 
 CARRIER = {"name": "SHM", "data_type": "TYPE_UINT8", "dims": [-1], "optional": True}
 FP32 = dtypes.BY_NAME["FP32"]
@@ -108,8 +108,8 @@ def test_an_unknown_path_is_an_error_of_the_model(declared: str) -> None:
 @pytest.mark.parametrize(
     ("model", "obstacle", "remedy"),
     [
-        (config(parameters={}), "does not declare the direct path", 'set the parameter SHM_PATHS to "direct,'),
-        (config(parameters=paths("inline")), "does not declare the direct path", "set the parameter SHM_PATHS"),
+        (config(parameters={}), "does not declare the direct path", f"add to its config.pbtxt: {PATHS_LINE}"),
+        (config(parameters=paths("inline")), "does not declare the direct path", "add direct to SHM_PATHS"),
         (
             config(input=[{"name": "X", "dims": []}]),
             "input 'X' of model 'resize' is not optional",

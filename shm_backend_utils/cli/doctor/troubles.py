@@ -10,14 +10,13 @@ from typing import Final
 
 from ...memory.machine import MORE_MEMORY
 from ...model.config import PREFIX
-from ...model_spec import BATCH_CARRIER, PATHS, PATHS_PARAMETER
+from ...model_spec import BATCH_CARRIER, PATHS, PATHS_LINE, PATHS_PARAMETER
 from ...repository.layout import CONFIG_FILE
 
 __all__ = ["ConfigTrouble", "FolderTrouble", "MachineTrouble", "ModelTrouble", "ServerTrouble", "Trouble"]
 
 _ADVICE: Final = False  # the exit status stays 0
 _CARRIER: Final = f'{{ name: "{BATCH_CARRIER}" data_type: TYPE_UINT8 dims: [ -1 ] optional: true }}'
-_ALL_PATHS: Final = f'parameters {{ key: "{PATHS_PARAMETER}" value: {{ string_value: "direct,triton-shm,inline" }} }}'
 _LOAD_AGAIN: Final = (
     "Load the model again, or restart the server; the server's log, or the kernel's, has the cause of death."
 )
@@ -140,7 +139,7 @@ class ConfigTrouble(Trouble):
     )
     NO_SHM_PATHS = (
         "The model does not tell clients that it serves the direct path, so they take slower ones.",
-        f"If its model.py uses ShmSession, add `{_ALL_PATHS}` in config.pbtxt, and load the model again.",
+        f"If its model.py uses ShmSession, add `{PATHS_LINE}` in config.pbtxt, and load the model again.",
     )
     UNKNOWN_PATH = (
         f"The parameter {PATHS_PARAMETER} names a path that does not exist, so the model declares none.",
