@@ -88,8 +88,8 @@ def from_numpy(dtype: npt.DTypeLike, tensor: str) -> DType:
     except TypeError:
         raise TensorTypeError(
             tensor,
-            f"tensor {tensor!r} has dtype {dtype!r}, which NumPy does not know; expected for example np.float32 or "
-            "'float32'",
+            f"tensor {tensor!r} has dtype {dtype!r}, which NumPy does not know; expected for example np.float32, or "
+            "for strings 'S20'",
         ) from None
     if numpy.kind in "SUT":
         return BYTES

@@ -214,9 +214,9 @@ VALUES: list[tuple[Callable[[Any], object], list[Any], type[Exception], str]] = 
     ),
     (
         lambda dtype: described_inputs({"X": ((2, 3), dtype)}),
-        ["FP32", "TYPE_FP32", "flaot32", 7],
+        ["FP32", "TYPE_FP32", "flaot32", "BYTES", 7],
         TensorTypeError,
-        "tensor 'X' has dtype {}, which NumPy does not know; expected for example np.float32 or 'float32'",
+        "tensor 'X' has dtype {}, which NumPy does not know; expected for example np.float32, or for strings 'S20'",
     ),
     (wanted_outputs, [3, np.float32(1), object], CallerError, "outputs is {}; expected a list of names, or a mapping"),
 ]
