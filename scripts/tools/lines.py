@@ -30,7 +30,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 6_653,
     "scripts": 12_941,
     "scripts/tools/bench": 3_548,
-    "tests": 60_451,
+    "tests": 60_546,
     "docs": 3_498,
 }
 """By folder, or by pattern of files: the most lines."""

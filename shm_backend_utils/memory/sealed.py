@@ -87,7 +87,7 @@ class SealedSegment(MappedSegment):
 
     def unlink(self) -> None:
         """Hand it out no more, and give back the owner's lease, by which models see that."""
-        if self._offered is not None and self._maker == os.getpid() and self._map is not None:
+        if self._offered is not None and self._maker == os.getpid():
             REGISTRY.withdraw(self._offered)
             locks.let_go_of_owner_lease(self.fileno())
             self._offered = None

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import InferenceError, ServerUnavailableError, ShmClient
-from shm_backend_utils.client.errors import ConnectionLostError, translated
+from shm_backend_utils.client.errors import ConnectionLostError, MemoryRefusedError, translated
 from shm_backend_utils.client.paths.call import is_answer
 from shm_backend_utils.client.transports.http.codec import Answer
-from shm_backend_utils.errors import PeerError, SlotInUseError, StaleRequestError
+from shm_backend_utils.errors import PeerError, RegionGoneError, SlotInUseError, StaleRequestError
 from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address
 from shm_backend_utils.protocol.refusals import refusal
 from tests.opened import open_region
@@ -230,3 +230,35 @@ def test_a_call_is_not_sent_again_for_another_refusal(
     with pytest.raises(InferenceError, match=said):
         infer(server)
     assert len(server.orders) == 1
+
+
+def test_a_part_without_an_answer_keeps_the_other_parts_from_being_sent_again() -> None:
+    """The first was refused for certain, which alone would have the whole call made again."""
+
+    def answer(order: Order) -> None:
+        slot = parse_address(order.parameters[SLOT_PARAMETER]).slot
+        raise (
+            InferenceError(refusal(RegionGoneError("it was removed"))) if slot == 0 else ConnectionLostError("it broke")
+        )
+
+    with FakeServer(config("m", max_batch_size=2)) as server, client_of(server) as client:
+        server.before = answer
+        with pytest.raises(MemoryRefusedError):
+            client.infer("m", {"IN0": np.ones((4, 1), np.float32)}, split=True)
+        assert len(server.orders) == 2
+
+
+@pytest.mark.parametrize("path", ["triton-shm", "inline"])
+def test_a_call_that_a_model_which_shares_no_memory_by_now_has_failed_is_not_sent_again(
+    server: FakeServer, path: Any
+) -> None:
+    def fail(_: Order) -> None:
+        server.configs["m"] = config("m", parameters={})
+        raise InferenceError("the model has failed")
+
+    with client_of(server) as client:
+        client.infer("m", {"IN0": X}, path=path)
+        server.before = fail
+        with pytest.raises(InferenceError, match="the model has failed"):
+            client.infer("m", {"IN0": X}, path=path)
+    assert len(server.orders) == 2

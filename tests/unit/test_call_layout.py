@@ -22,7 +22,14 @@ from shm_backend_utils.errors import (
 )
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol import layout, results, table
-from shm_backend_utils.protocol.call_layout import CallLayout, lay_out, obstacle_in_tensors, record_byte_size
+from shm_backend_utils.protocol.call_layout import (
+    CALLS,
+    CallLayout,
+    LearnedSizes,
+    lay_out,
+    obstacle_in_tensors,
+    record_byte_size,
+)
 from shm_backend_utils.protocol.results import OutputPlace
 
 FP32 = np.dtype(np.float32)
@@ -121,6 +128,18 @@ def test_a_model_that_learned_gives_head_room_at_its_next_call_and_does_not_unle
     for byte_size in (400, 100):
         known.learned.learn({"OPEN": byte_size}, rows=4)
         assert open_room(known) == 600
+
+
+def test_learned_sizes_shrink_when_enough_calls_have_needed_less() -> None:
+    learned = LearnedSizes(head_room=1)
+    learned.learn({"Y": 600}, rows=1)
+    for least in (600, 6):
+        while len(learned.needed) < CALLS - 1:
+            learned.needed.append(6)
+            assert not learned.shrink()
+        learned.needed.append(6)
+        learned.shrink()
+        assert learned.per_row == {"Y": least}
 
 
 def model_of(name_length: int, count: int, rank: int = 1) -> ModelSpec:

@@ -118,13 +118,27 @@ def test_who_wants_sealed_memory_alone_is_told_that_there_is_none(blind: BlindSe
         assert not blind.orders
 
 
+def refuse_sealed(order: Order) -> None:
+    if SLOT_PARAMETER in order.parameters and is_sealed(order):
+        raise InferenceError(refusal(RegionRefusedError(SLOT_PARAMETER, "the server closes too much")))
+
+
+def test_sealed_memory_alone_that_is_refused_later_is_replaced_by_another_path(
+    server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with client_of(server, pool=PoolOptions(region="sealed")) as client, caplog.at_level(logging.WARNING):
+        infer(client)
+        server.before = refuse_sealed
+        infer(client)
+        seen = len(server.orders)
+        infer(client)
+        assert not [order for order in server.orders[seen:] if SLOT_PARAMETER in order.parameters]
+    assert "take memory in /dev/shm" not in caplog.text
+
+
 def test_memory_that_is_refused_later_is_replaced_by_that_of_dev_shm(
     server: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse_sealed(order: Order) -> None:
-        if is_sealed(order):
-            raise InferenceError(refusal(RegionRefusedError(SLOT_PARAMETER, "the server closes too much")))
-
     with client_of(server) as client:
         infer(client)
         server.before = refuse_sealed

@@ -159,6 +159,17 @@ def test_a_model_that_answers_without_having_used_the_memory_is_found_out(models
     assert "answered without having used the shared memory" in error
 
 
+def test_an_output_of_which_the_results_say_nothing_is_missed(models: Models, client: Client) -> None:
+    def answer(call: Call) -> None:
+        double(call)
+        call._requested = ["another"]
+
+    models.answer = answer
+    error = models.refused(client, lambda call: call.forward("other", {"X": X}, {"Y": 16}))
+    assert "model 'other'" in error
+    assert "output 'Y'" in error
+
+
 def test_a_session_that_is_closed_meanwhile_is_told_so(models: Models, client: Client) -> None:
     models.change = lambda outputs: models.caller.close()
     error = models.refused(client, lambda call: call.forward("other", {"X": X}, {"Y": 16}))

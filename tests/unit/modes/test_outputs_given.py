@@ -79,6 +79,16 @@ def test_an_input_that_is_put_is_passed_through_from_first_byte_to_last(open_ses
     assert (place.offset, place.byte_size) == (client.data + 4, 12)
 
 
+def test_what_is_on_the_host_is_no_copy_there(open_session: Open, client: Client) -> None:
+    def infer(call: Call) -> None:
+        x = call.input("X")
+        assert np.shares_memory(call.to_host(x), x.numpy())
+        call.put("Y", x)
+
+    (response,) = open_session().serve([client.request({"X": X}, {"Y": 16})], infer)
+    assert response.error() is None
+
+
 def test_an_input_of_another_request_is_copied(open_session: Open, client: Client) -> None:
     other, kept = Client(), []
     serve(open_session, other.request({"X": X + 1}, {}), lambda call: kept.append(call.input("X")))

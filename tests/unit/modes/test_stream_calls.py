@@ -19,7 +19,7 @@ from shm_backend_utils.protocol.spans import MAX_FRAMES, OutputSpan, Ring, Table
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.emulated import answers_to, delivered, message_of, outputs_of
 from tests.unit.modes.doubling import MakeClient, Open, X, streaming
-from tests.unit.sessions import tensor
+from tests.unit.sessions import double, tensor
 from tests.unit.table_client import Client
 
 
@@ -68,6 +68,13 @@ def test_without_a_ring_responses_go_through_triton(open_session: Open, client: 
     streaming(open_session).serve_streams([request], answer)
     assert [outputs_of(sent)["Y"].tolist() for sent in answers_to(request).sent[:-1] if sent] == [X.tolist()] * 2
     assert client.is_over()
+
+
+def test_a_model_without_streams_takes_no_ring(open_session: Open, make_client: MakeClient) -> None:
+    client = make_client(slots=2)
+    request = client.request({"X": X}, {"Y": 16}, ring=Ring(1, 1, 1024))
+    (response,) = open_session().serve([request], double)
+    assert message_of(response).startswith("shm:table: frame_count: found 1, expected 0: model ")
 
 
 def test_a_response_has_the_outputs_that_were_written_since_the_last_one(open_session: Open) -> None:
