@@ -24,6 +24,7 @@ from .errors import InferenceError, PathUnavailableError
 from .explanation import ClientStats, Explanation, Tally
 from .inputs.devices import Gpus, device_source, inputs_on_gpus
 from .known_model import KnownModel
+from .once import Once
 from .paths.call import Call, Plan, check_sequence_id, is_answer
 from .paths.choice import PathChooser
 from .paths.direct import DirectCall, PreparedDirectCall
@@ -31,7 +32,7 @@ from .paths.on_gpus import CallOnGpus, StagedOnGpus
 from .paths.taking import take, take_row, take_with_devices
 from .paths.triton_shm import InlineCall, RegisteredCall, Registrations
 from .settings import CallSettings
-from .steps import Once, Pause, Send, Steps
+from .steps import Pause, Send, Steps
 from .transports.messages import Codec
 from .transports.transport import AsyncTransport, Transport
 
@@ -152,11 +153,7 @@ class Core:
         return self.tally.stats(reasons, self.pool.wait_count, self.pool.status)
 
     def close(self) -> Steps[None]:
-        """Remove the memory, and unregister what is registered.
-
-        In this order: a registration that the server has not answered to finds no memory any more. The server may still
-        be busy with requests that this client has given up; it is waited for, but not long.
-        """
+        """Remove the memory, so that late registrations find none, and then unregister what is registered."""
         self.is_closed = True
         self.pool.close()
         self.gpus.close()

@@ -1,21 +1,15 @@
 """What a client asks of its server beside inference: is it there, what does it have, and load this.
 
-Each is a generator of :mod:`.steps`, for both clients, and ends by a deadline. The processes of a server's Python
-models are looked for in ``/proc``, in its PID and network namespaces. A stub is a child of its server, and a server
-listens at its port: other servers of the machine do not count.
+Each is a generator of :mod:`.steps`, for both clients, and ends by a deadline.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import re
 import time
-import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from ..errors import CallerError, MachineError
@@ -24,12 +18,12 @@ from ..protocol.probe import ALIVE_ADDRESS
 from ..protocol.refusals import code_in
 from .core import Core
 from .errors import DeadlineExceededError, InferenceError, LivenessUnknownError, ServerUnavailableError
+from .model_processes import living_processes
 from .paths.call import is_answer
-from .paths.choice import asked
+from .paths.probe import asked
 from .settings import ClientSettings
 from .steps import Pause, Send, Steps, left_until, offloaded
 from .transports.messages import Codec, Question
-from .transports.this_machine import is_this_machine
 
 __all__ = [
     "ask",
@@ -38,7 +32,6 @@ __all__ = [
     "is_of_dead_process",
     "is_so",
     "living_in",
-    "living_processes",
     "load",
     "notices_dead_models",
     "sign_of_life",
@@ -52,11 +45,6 @@ _SEQUENCE_WAIT_S: Final = 2.0  # it takes the server one to notice that a proces
 _TELLS_OF_DEAD: Final = (2, 65)  # 26.01
 _NOT_CONTROLLED: Final = "explicit model load / unload is not allowed"
 _DEAD: Final = re.compile(r"(?i)stub process .*(not healthy|unhealthy)")
-_PROC: Final = Path("/proc")
-_SERVER: Final = "tritonserver"
-_STUB: Final = "triton_python_backend_stub"
-_LISTENS: Final = "0A"
-_PORTS: Final[Mapping[str, int]] = {"http": 80, "https": 443, "grpcs": 443}
 
 
 def start(core: Core, settings: ClientSettings) -> Steps[None]:
@@ -146,58 +134,6 @@ def instances_of(config: Mapping[str, Any]) -> int:
     """Return how many processes a Python model has, as its configuration tells: at least one."""
     groups = config.get("instance_group", ())
     return max(sum(int(group.get("count") or 1) * max(len(group.get("gpus") or ()), 1) for group in groups), 1)
-
-
-def living_processes(address: str, config: Mapping[str, Any], version: str) -> int | None:
-    """Return how many processes of a Python model live; None where this process cannot see the server's."""
-    url = urllib.parse.urlsplit(address)
-    port = url.port or _PORTS.get(url.scheme)
-    if not url.hostname or port is None or not is_this_machine(url.hostname):
-        return None
-    sockets = {*_listening(port)}
-    parents = {pid: words for pid, _, words in _processes(_SERVER)}
-    stubs = [(parent, words) for _, parent, words in _processes(_STUB)]
-    servers = [pid for pid in {*parents, *(parent for parent, _ in stubs)} if _has_any(pid, sockets)]
-    if len(servers) != 1:
-        return None
-    groups = "|".join(re.escape(str(group.get("name"))) for group in config.get("instance_group", ()))
-    name = re.compile(rf"(?:{groups})(?:_[0-9]+)?")
-    model, folders = str(config["name"]), []
-    for parent, words in stubs:
-        *_, folder, found_version, _ = ("", "", "", *Path(words[1]).parts)
-        if parent != servers[0] or version not in ("", found_version):
-            continue
-        names = filter(name.fullmatch, words[2:])
-        if any(folder == model or not each.startswith(f"{folder}_") for each in names):  # else it is another model's
-            folders.append(folder)
-    return folders.count(model) or len(folders)  # what the server fetched from elsewhere lies in folders of other names
-
-
-def _processes(program: str) -> Iterator[tuple[int, int, list[str]]]:
-    """Yield number, parent and command line of all that run a program; one that has ended has no command line."""
-    for folder in _PROC.glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            words = os.fsdecode((folder / "cmdline").read_bytes()).split("\0")
-            if Path(words[0]).name == program:
-                parent = (folder / "stat").read_bytes().rpartition(b")")[2].split()[1]
-                yield int(folder.name), int(parent), words
-
-
-def _listening(port: int) -> Iterator[str]:
-    """Yield what links to descriptors of sockets say that listen at a port, in this namespace."""
-    for table in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):
-            for line in (_PROC / "net" / table).read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
-                    yield f"socket:[{fields[9]}]"
-
-
-def _has_any(pid: int, sockets: set[str]) -> bool:
-    try:
-        return any(str(each.readlink()) in sockets for each in (_PROC / str(pid) / "fd").iterdir())
-    except OSError:  # it is another user's, or has ended
-        return False
 
 
 def sign_of_life(codec: Codec, deadline: float, config: Mapping[str, Any], version: str) -> Steps[str | None]:

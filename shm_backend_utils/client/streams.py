@@ -103,7 +103,7 @@ class DirectStream(InRegion):
         return self.codec.infer(
             name,
             self.settings.options,
-            outputs=None if layout.requested is None else dict.fromkeys(layout.requested),
+            outputs=layout.requested and dict.fromkeys(layout.requested),
             batch_size=layout.batch_size,
             slot=(self._slot.address_pattern % name, generation),
         )

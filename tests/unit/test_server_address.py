@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shm_backend_utils.client import server_calls
+from shm_backend_utils.client import model_processes
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory.registrations import fetch_registrations
 from shm_backend_utils.model.forward.forwarder import ModelSpecs
@@ -126,7 +126,7 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     begin(tmp_path, 10, 1, "/opt/tritonserver")
     (tmp_path / "10/fd").mkdir()
     (tmp_path / "10/fd/3").symlink_to("socket:[777]")
-    monkeypatch.setattr(server_calls, "_PROC", tmp_path)
+    monkeypatch.setattr(model_processes, "_PROC", tmp_path)
     return tmp_path
 
 
@@ -153,4 +153,4 @@ def test_a_process_counts_for_its_model_alone(proc: Path, stubs: list[tuple[str,
         begin(proc, pid, 10, STUB, f"{folder}/model.py", "shm1", "1", "1", "10", "/opt", "64", instance, "DEFAULT")
     begin(proc, 99, 1, STUB)  # somebody else's, who says nothing
     described = {"name": "a", "instance_group": [{"name": "a_0", "kind": "KIND_CPU", "count": 2}]}
-    assert server_calls.living_processes("grpc://localhost:8001", described, "1") == living
+    assert model_processes.living_processes("grpc://localhost:8001", described, "1") == living

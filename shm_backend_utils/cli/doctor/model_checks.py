@@ -14,7 +14,7 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 from ... import __version__
 from ...client import server_calls
 from ...client.errors import DeadlineExceededError, InferenceError
-from ...client.paths.choice import ProbeAnswer, probe_model
+from ...client.paths.probe import ProbeAnswer, probe_model
 from ...client.steps import BlockingDriver
 from ...client.transports.grpc.codec import GrpcCodec
 from ...client.transports.this_machine import is_this_machine

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from ...dtypes import BY_NAME, BYTES
+from ...dtypes import BY_NAME, BYTES, DType
 from ...errors import CallerError, ClosedError, PeerError
 from ...memory.kinds import RegionKind
 from ...model_spec import ModelSpec
@@ -36,7 +36,7 @@ __all__ = [
     "InRegion",
     "Plan",
     "check_sequence_id",
-    "checked_output",
+    "described_output",
     "is_answer",
     "output_in",
     "source_of",
@@ -105,11 +105,7 @@ class Call(ABC):
 
     @abstractmethod
     def send(self, timeout_s: float) -> Steps[Result]:
-        """Run the model on what lies in the inputs now. May be done again; arrays of the last result change then.
-
-        InferenceError is the server's answer; after DeadlineExceededError and ServerUnavailableError the model may
-        still be executing, or begin to. SlotInDoubtError if it may still be executing an earlier request of this call.
-        """
+        """Run the model on what lies in the inputs now. SlotInDoubtError if an earlier request may still run."""
 
     def sources(self) -> dict[str, Source]:
         """Return the inputs as they lie here, to be written elsewhere."""
@@ -180,14 +176,17 @@ def check_sequence_id(spec: ModelSpec, options: RequestOptions) -> None:
         )
 
 
-def checked_output(codec: Codec, response: Any, spec: ModelSpec, name: str) -> npt.NDArray[Any] | None:
-    """As :func:`output_in`; also a PeerError if it is not as the model's configuration says."""
+def described_output(
+    codec: Codec, response: Any, spec: ModelSpec, name: str
+) -> tuple[DType, tuple[int, ...]] | None:
+    """Return an output's type and shape; None if it is not there, PeerError if the configuration has another."""
     described = codec.output_of(response, name)
     if described is None:
         return None
-    datatype, shape = described
-    check_output(spec, name, BY_NAME.get(datatype), shape)
-    return output_in(response, name)
+    dtype, shape = BY_NAME.get(described[0]), described[1]
+    check_output(spec, name, dtype, shape)
+    assert dtype is not None
+    return dtype, shape
 
 
 def output_in(response: Any, name: str) -> npt.NDArray[Any] | None:

@@ -93,7 +93,7 @@ class DirectCall(InRegion, Call):
             message = self.codec.infer(
                 spec.name,
                 self.settings.options,
-                outputs=None if layout.requested is None else dict.fromkeys(layout.requested),
+                outputs=layout.requested and dict.fromkeys(layout.requested),
                 batch_size=layout.batch_size,
                 slot=(slot.address_pattern % spec.name, generation),
             )
@@ -108,7 +108,7 @@ class DirectCall(InRegion, Call):
                     raise broken_results("an event of memory that has none")
                 yield from gpus.outputs_are_ready(outputs, events, deadline)
             names = {place.name for place in outputs}
-            for name in spec.outputs if layout.requested is None else layout.requested:
+            for name in layout.requested or spec.outputs:
                 if name not in names:
                     raise missing_output(spec.name, name)
             avoided = sum(map(_BYTE_SIZE, layout.table.inputs.values()))

@@ -12,13 +12,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ... import dtypes
 from ...dtypes import BYTES
 from ...errors import ClosedError, PeerError, ShmError, SlotInDoubtError
 from ...memory.managed import array_at
 from ...memory.pool.slot import SlotRegion
 from ...protocol.call_layout import CallLayout
-from ...protocol.results import check_output, missing_output
+from ...protocol.results import missing_output
 from ...tensors.strings import Strings
 from ..errors import InferenceError, MemoryRefusedError, OutputRoomError
 from ..inputs.sources import SAME_VALUES, Source
@@ -26,9 +25,9 @@ from ..result import Result
 from ..steps import Send, Steps, left_until
 from ..transports.messages import Codec, InputTensor, Place
 from ..unregistering import IN_USE
-from .call import Call, HostMemory, InRegion, checked_output, is_answer
+from .call import Call, HostMemory, InRegion, described_output, is_answer, output_in
 
-__all__ = ["InlineCall", "RegisteredCall", "Registrations", "in_band", "no_strings"]
+__all__ = ["InlineCall", "RegisteredCall", "Registrations", "no_strings"]
 
 
 @dataclass(eq=False, repr=False)
@@ -56,31 +55,30 @@ class InlineCall(Call):
 
     def message(self) -> Any:
         """Return the message of a request for what lies in the inputs now."""
-        layout, spans = self.layout, self.layout.table.inputs
-        inputs = [
-            in_band(name, array, layout)
-            if spans[name].dtype is BYTES
-            else InputTensor(name, spans[name].dtype.name, array.shape, array)
-            for name, array in self._arrays.items()
-        ]
-        outputs = None if layout.requested is None else dict.fromkeys(layout.requested)
+        spans, inputs = self.layout.table.inputs, []
+        for name, array in self._arrays.items():
+            dtype = spans[name].dtype
+            content = _text(name, array) if dtype is BYTES else array
+            inputs.append(InputTensor(name, dtype.name, array.shape, content))
+        outputs = self.layout.requested and dict.fromkeys(self.layout.requested)
         return self.codec.infer(self.known.spec.name, self.settings.options, inputs=inputs, outputs=outputs)
 
     def result(self, answer: Any) -> Result:
         """Return a response's outputs; those that it does not have are left out."""
         response, spec = self.codec.result(answer), self.known.spec
         found = {}
-        for name in spec.outputs if self.layout.requested is None else self.layout.requested:
-            array = checked_output(self.codec, response, spec, name)
-            if array is not None:
-                found[name] = array
+        for name in self.layout.requested or spec.outputs:
+            if described_output(self.codec, response, spec, name) is not None:
+                array = output_in(response, name)
+                if array is not None:
+                    found[name] = array
         return Result(found, self.path, lambda: response, in_response=tuple(found))
 
     def send(self, timeout_s: float) -> Steps[Result]:
         if self.is_closed:
             raise ClosedError("this call")
         result = self.result((yield Send(self.message(), timeout_s)))
-        for name in self.known.spec.outputs if self.layout.requested is None else self.layout.requested:
+        for name in self.layout.requested or self.known.spec.outputs:
             if name not in result.in_response:
                 raise missing_output(self.known.spec.name, name)
         return result
@@ -90,12 +88,9 @@ class InlineCall(Call):
         self._arrays = {}
 
 
-def in_band(name: str, array: npt.NDArray[Any], layout: CallLayout) -> InputTensor:
-    """Return an input that travels with the request."""
-    dtype = layout.table.inputs[name].dtype
-    if dtype is BYTES:
-        array = Strings.of(name, array).numpy()  # tritonclient would send whatever else as it prints
-    return InputTensor(name, dtype.name, array.shape, array)
+def _text(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return an input's strings as they are sent: tritonclient would send whatever else as it prints."""
+    return Strings.of(name, array).numpy()
 
 
 def no_strings(layout: CallLayout) -> dict[str, npt.NDArray[Any]]:
@@ -195,8 +190,8 @@ class RegisteredCall(InRegion, Call):
     def __post_init__(self) -> None:
         self._strings = no_strings(self.layout)  # which travel with the request
         outputs, layout = self.known.spec.outputs, self.layout
-        self._wanted = tuple(outputs if layout.requested is None else layout.requested)
-        rooms = {name: layout.table.outputs[name] for name in self._wanted if name in layout.certain}
+        self._names = layout.requested or tuple(outputs)
+        rooms = {name: layout.table.outputs[name] for name in self._names if name in layout.certain}
         self._placed = {  # outputs in the region
             name: Place(self.region.key, room.offset, room.byte_size)
             for name, room in rooms.items()
@@ -244,7 +239,7 @@ class RegisteredCall(InRegion, Call):
                     continue
                 raise
         response = self.codec.result(answer)
-        arrays = {name: self._output(name, response, memory) for name in self._wanted}
+        arrays = {name: self._output(name, response, memory) for name in self._names}
         placed = sum(arrays[name].nbytes for name in self._placed)
         placed += sum(span.byte_size for span in self.layout.table.inputs.values() if span.dtype is not BYTES)
         in_response = tuple(name for name in arrays if name not in self._placed)
@@ -264,28 +259,27 @@ class RegisteredCall(InRegion, Call):
         return re.fullmatch(pattern, said) is not None
 
     def _message(self) -> Any:
-        layout, arrays = self.layout, self.arrays()
-        inputs = [
-            InputTensor(name, span.dtype.name, span.shape, Place(self.region.key, span.offset, span.byte_size))
-            if span.byte_size and span.dtype is not BYTES
-            else in_band(name, arrays[name], layout)  # the server places nothing empty, and no strings
-            for name, span in layout.table.inputs.items()
-        ]
-        outputs = {name: self._placed.get(name) for name in self._wanted}
+        inputs = []
+        for name, (dtype, shape, _, offset, byte_size) in self.layout.table.inputs.items():
+            content: Place | npt.NDArray[Any] = Place(self.region.key, offset, byte_size)
+            if dtype is BYTES:  # the server places no strings, and nothing empty
+                content = _text(name, self._strings[name])
+            elif not byte_size:
+                content = np.empty(shape, dtype.numpy)
+            inputs.append(InputTensor(name, dtype.name, shape, content))
+        outputs = {name: self._placed.get(name) for name in self._names}
         return self.codec.infer(self.known.spec.name, self.settings.options, inputs=inputs, outputs=outputs)
 
     def _output(self, name: str, response: Any, memory: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
-        described = self.codec.output_of(response, name)
-        array: npt.NDArray[Any] | None
-        if described is not None and name in self._placed:
-            datatype, shape = described
-            dtype, room = dtypes.BY_NAME.get(datatype), self._placed[name]
-            check_output(self.known.spec, name, dtype, shape)
-            assert dtype is not None
-            has_objects = dtype is BYTES  # of a type that the configuration leaves open
-            array = None if has_objects else array_at(memory, room.offset, dtype.numpy, shape, room.byte_size)
-        else:
-            array = checked_output(self.codec, response, self.known.spec, name)
+        described = described_output(self.codec, response, self.known.spec, name)
+        room = self._placed.get(name)
+        array: npt.NDArray[Any] | None = None
+        if described is not None and room is None:
+            array = output_in(response, name)
+        elif described is not None and room is not None:
+            dtype, shape = described
+            if dtype is not BYTES:  # of a type that the configuration leaves open
+                array = array_at(memory, room.offset, dtype.numpy, shape, room.byte_size)
         if array is None:
             raise PeerError(f"model {self.known.spec.name!r} answered without output {name!r}, or with too much of it")
         return array

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shm_backend_utils.client.transports.conversation import Unanswered
-from shm_backend_utils.client.transports.grpc.http2 import Call, Http2, Reply
+from shm_backend_utils.client.transports.grpc.http2 import Http2, Reply, Request
 from shm_backend_utils.client.transports.grpc.transport import head_of
 from tests.unit.wire.peers import (
     END_HEADERS,
@@ -69,7 +69,7 @@ def test_calls_and_answers_of_any_size(
         peer.send(stream, message(bytes(calls[stream // 2][1])), trailers, padding)
 
     conversation, peer = Http2(), H2Peer(answer)
-    numbers = [conversation.begin(Call(HEAD, bytes([7]) * size), 12.5) for size, _ in calls]
+    numbers = [conversation.begin(Request(HEAD, bytes([7]) * size), 12.5) for size, _ in calls]
     talk(conversation, peer, sizes)
     told = text.strip(" ")  # h2 sends no spaces around a value
     assert numbers == list(range(1, 2 * len(calls), 2))
@@ -97,7 +97,7 @@ def percent_encoded(text: str) -> str:
 def test_the_second_answer_is_read_like_the_first(sizes: list[int]) -> None:
     conversation, peer = Http2(), H2Peer(lambda peer, stream, received: peer.send(stream, received))
     for number in (1, 3, 5, 7):
-        assert conversation.begin(Call(HEAD, bytes([number])), 1) == number
+        assert conversation.begin(Request(HEAD, bytes([number])), 1) == number
         talk(conversation, peer, sizes)
         assert conversation.ended.pop(number) == Reply(0, "", bytes([number]))
 
@@ -121,7 +121,7 @@ def test_whatever_comes_every_call_ends_with_the_connection(frames: list[Any], s
 def test_answers_are_taken_one_by_one(answers: list[bytes], sizes: list[int]) -> None:
     taken: list[bytes] = []
     conversation, peer = Http2(), H2Peer(lambda peer, stream, _: peer.send(stream, b"".join(map(message, answers))))
-    conversation.begin(Call(HEAD, b"", taken.append), 1)
+    conversation.begin(Request(HEAD, b"", taken.append), 1)
     talk(conversation, peer, sizes)
     assert (taken, conversation.ended) == (answers, {1: Reply(0, "", b"")})
 
@@ -139,7 +139,7 @@ def begun(calls: int = 1, take: Callable[[bytes], object] | None = None) -> Http
     conversation = Http2()
     conversation.receive(SETTINGS)
     for _ in range(calls):
-        conversation.begin(Call(HEAD, b"?", take), 1)
+        conversation.begin(Request(HEAD, b"?", take), 1)
     sent_by(conversation)
     return conversation
 
@@ -297,7 +297,7 @@ def test_no_more_calls_at_once_than_the_peer_takes() -> None:
     conversation = begun()
     conversation.receive(frame(4, 0, 0, bytes((0, 3, 0, 0, 0, 2))))
     rooms = [conversation.has_room]
-    conversation.begin(Call(HEAD, b""), 1)
+    conversation.begin(Request(HEAD, b""), 1)
     rooms.append(conversation.has_room)
     conversation.receive(of_stream(1))
     rooms.append(conversation.has_room)
@@ -308,7 +308,7 @@ def test_stream_numbers_run_out() -> None:
     conversation = begun()
     conversation._next = 2**31 - 1
     rooms = [conversation.has_room]
-    assert conversation.begin(Call(HEAD, b""), 1) == 2**31 - 1
+    assert conversation.begin(Request(HEAD, b""), 1) == 2**31 - 1
     rooms.append(conversation.has_room)
     assert rooms == [True, False]
 
@@ -334,7 +334,7 @@ def test_what_the_peer_may_send_is_renewed(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_timeout_is_never_shorter_than_its_callers(timeout_s: float) -> None:
     heard: Callable[[H2Peer, int, bytes], None] = lambda peer, stream, _: peer.send(stream, message(b""))  # noqa: E731
     conversation, peer = Http2(), H2Peer(heard)
-    conversation.begin(Call(HEAD, b""), timeout_s)
+    conversation.begin(Request(HEAD, b""), timeout_s)
     talk(conversation, peer, [])
     told = peer.headers[1]["grpc-timeout"]
     assert len(told) <= 9

@@ -15,7 +15,7 @@ import hpack
 
 from ..conversation import Conversation, Unanswered
 
-__all__ = ["Call", "Http2", "Reply"]
+__all__ = ["Http2", "Reply", "Request"]
 
 # Kinds of frames, their flags, and settings
 _DATA, _HEADERS, _, _RST_STREAM, _SETTINGS, _PUSH_PROMISE, _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = range(10)
@@ -44,7 +44,7 @@ _REFUSED_STREAM, _CANCEL = 7, 8
 _OF_RESETS: Final = {_CANCEL: 1, 11: 8, 12: 7}
 
 
-class Call(NamedTuple):
+class Request(NamedTuple):
     """A request."""
 
     head: bytes  # in HPACK, up to the timeout's value; by no table that both sides would keep
@@ -112,7 +112,7 @@ class Http2(Conversation):
     def has_room(self) -> bool:
         return not self._is_going and len(self._streams) < self._most_streams and self._next <= _MOST
 
-    def begin(self, request: Call, timeout_s: float) -> int:
+    def begin(self, request: Request, timeout_s: float) -> int:
         head, message, take = request
         number = self._next
         self._next = number + 2

@@ -21,7 +21,7 @@ import grpc.aio
 
 from ....errors import ClosedError
 
-__all__ = ["AHEAD", "AsyncReading", "AsyncStreams", "Reading", "StreamCall", "Streams", "Take"]
+__all__ = ["AHEAD", "AsyncReading", "AsyncStreams", "Reading", "StreamRequest", "Streams", "Take"]
 
 AHEAD: Final = 2
 """With one more answer than so many that its user has not taken, a reader of grpcio's waits, and so does the server."""
@@ -30,8 +30,8 @@ DRAIN_S: Final = 1.0
 Take = Callable[[Any], object]
 
 
-class StreamCall(NamedTuple):
-    """A call with any number of answers. It is cancelled, or kept for the next one, or neither."""
+class StreamRequest(NamedTuple):
+    """A request with any number of answers. It is cancelled, or kept for the next one, or neither."""
 
     ahead: int  # how many answers are read before they are wanted, and one more
     read: Callable[[Take], object]  # makes it, and hands on each answer
@@ -42,15 +42,15 @@ class StreamCall(NamedTuple):
 class Reading:
     """A call that a thread reads, as gRPC's own iterator has no timeout."""
 
-    def __init__(self, call: StreamCall, streams: Streams) -> None:
+    def __init__(self, request: StreamRequest, streams: Streams) -> None:
         self.answers: queue.SimpleQueue[Any] = queue.SimpleQueue()  # None, or an error, once it has ended
         self.wanted: queue.SimpleQueue[bool] = queue.SimpleQueue()  # unlike a semaphore, safe from interrupts
-        for _ in range(call.ahead):
+        for _ in range(request.ahead):
             self.wanted.put(True)
         self.is_wanted = True
         self._streams = streams
-        self._cancels = [call.cancel]  # a list's pop is atomic: nobody cancels what is kept
-        self.thread = threading.Thread(target=self._read, args=(call,), name="shm stream reader", daemon=True)
+        self._cancels = [request.cancel]  # a list's pop is atomic: nobody cancels what is kept
+        self.thread = threading.Thread(target=self._read, args=(request,), name="shm stream reader", daemon=True)
 
     def leave(self) -> None:
         """Want no more answers. Waits for nothing, and takes no lock: a finalizer may do it. Twice is fine."""
@@ -62,12 +62,12 @@ class Reading:
         with contextlib.suppress(IndexError):
             self._cancels.pop()()
 
-    def _read(self, call: StreamCall) -> None:
+    def _read(self, request: StreamRequest) -> None:
         try:
-            call.read(self._take)
+            request.read(self._take)
             with contextlib.suppress(IndexError):
                 self._cancels.pop()
-                call.keep()
+                request.keep()
             self.answers.put(None)
         except Exception as error:  # whoever waits for the answers would wait in vain
             self.answers.put(error)

@@ -28,8 +28,8 @@ from ..messages import Codec
 from ..transport import AsyncTransport, Transport, is_cancelled
 from .address import GrpcAddress
 from .codec import GrpcCodec, GrpcMessage, Metadata
-from .http2 import Call
-from .streams import AHEAD, AsyncStreams, Reading, StreamCall, Streams, Take
+from .http2 import Request
+from .streams import AHEAD, AsyncStreams, Reading, StreamRequest, Streams, Take
 
 __all__ = ["AsyncGrpcTransport", "GrpcTransport", "head_of"]
 
@@ -74,7 +74,7 @@ class GrpcTransport(_Grpc, Transport):
             content = request.SerializeToString()
             if len(content) <= _MOST_BYTES:
                 head, read = self._way_of(procedure)
-                status, details, answer = self._connections.exchange(Call(head, content), timeout_s)
+                status, details, answer = self._connections.exchange(Request(head, content), timeout_s)
                 try:
                     if not status:
                         return read(answer)
@@ -92,7 +92,7 @@ class GrpcTransport(_Grpc, Transport):
         message.request.parameters[_ALWAYS_ENDED].bool_param = True
         owner, is_over = os.getpid(), False
         try:
-            reading = Reading(self._stream_call(message), self._streams)
+            reading = Reading(self._stream_request(message), self._streams)
         except Exception as error:
             raise _error(error, self.address, self._is_closed) from None
         try:
@@ -117,13 +117,13 @@ class GrpcTransport(_Grpc, Transport):
             elif os.getpid() == owner:  # a forked child must not speak on its parent's connection
                 reading.leave()
 
-    def _stream_call(self, message: GrpcMessage) -> StreamCall:
+    def _stream_request(self, message: GrpcMessage) -> StreamRequest:
         _, request, metadata, compression = message
         content = request.SerializeToString()
         is_in_ring = SLOT_PARAMETER in request.parameters  # else nothing but grpcio's windows bounds what comes unread
         if self._connections is None or metadata or compression or len(content) > _MOST_BYTES or not is_in_ring:
             answers = self._service().ModelStreamInfer(iter((request,)), metadata=metadata, compression=compression)
-            return StreamCall(AHEAD, lambda take: deque(map(take, answers), 0), answers.cancel, lambda: None)
+            return StreamRequest(AHEAD, lambda take: deque(map(take, answers), 0), answers.cancel, lambda: None)
         if self._is_closed:
             raise ClosedError("this client")
         with self._lock:
@@ -131,15 +131,15 @@ class GrpcTransport(_Grpc, Transport):
         head, read_answer = self._way_of("ModelStreamInfer")
 
         def read(take: Take) -> None:
-            call = Call(head, content, lambda answer: take(read_answer(answer)))
+            request = Request(head, content, lambda answer: take(read_answer(answer)))
             try:
-                status, details, _ = connections.exchange(call, _NO_END_S)
+                status, details, _ = connections.exchange(request, _NO_END_S)
             except DecodeError as error:
                 status, details = _INTERNAL, f"the answer cannot be read: {error}"
             if status:
                 raise translated(_STATUS.get(status), details, self.address)
 
-        return StreamCall(MAX_FRAMES, read, connections.close, lambda: self._idle.append(connections))
+        return StreamRequest(MAX_FRAMES, read, connections.close, lambda: self._idle.append(connections))
 
     def close(self) -> None:
         self._is_closed = True
@@ -182,7 +182,7 @@ class AsyncGrpcTransport(_Grpc, AsyncTransport):
             content = request.SerializeToString()
             if len(content) <= _MOST_BYTES:
                 head, read = self._way_of(procedure)
-                status, details, answer = await self._connections.exchange(Call(head, content), timeout_s)
+                status, details, answer = await self._connections.exchange(Request(head, content), timeout_s)
                 try:
                     if not status:
                         return read(answer)
