@@ -108,7 +108,7 @@ class AsyncShmClient(
     async def _responses(self, core: Core, opening: Steps[OpenStream]) -> AsyncGenerator[Result, None]:
         driver, _ = self._open()
         with await driver.run(opening, core.tally) as stream:
-            answers = driver.transport.stream(stream.call.message(), stream.patience_s)
+            answers = driver.transport.stream(stream.call.message(), stream.timeout_s)
             async with contextlib.aclosing(answers):
                 async for answer in answers:
                     results = await driver.run(stream.results(answer))

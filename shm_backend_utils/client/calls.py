@@ -35,7 +35,7 @@ from .paths.taking import grow
 from .paths.triton_shm import InlineCall
 from .result import Result
 from .settings import CallSettings
-from .steps import COPIED, LEAST_S, Offload, Pause, Steps, forget_locals, left_until
+from .steps import COPIED, Offload, Pause, Steps, forget_locals
 
 __all__ = ["infer", "infer_prepared", "prepare", "repair", "send"]
 
@@ -123,7 +123,7 @@ def infer(  # noqa: PLR0912, PLR0915  # one function: each further one costs eve
             call.write(given)
         else:
             try:
-                yield Offload(functools.partial(call.write, given), max(settings.deadline - time.monotonic(), LEAST_S))
+                yield Offload(functools.partial(call.write, given), settings.deadline)
             except TimeoutError:
                 raise out_of_time(COPYING) from None
         del given, inputs  # else the user's arrays would live as long as the request
@@ -132,7 +132,7 @@ def infer(  # noqa: PLR0912, PLR0915  # one function: each further one costs eve
             raise ClosedError("this client")
         failure: ShmError | None = None
         try:
-            result = yield from call.send(max(settings.deadline - time.monotonic(), LEAST_S))
+            result = yield from call.send(settings.deadline)
         except ShmError as error:
             failure = error
         if failure is not None:
@@ -141,7 +141,7 @@ def infer(  # noqa: PLR0912, PLR0915  # one function: each further one costs eve
             finally:
                 del failure  # it has this frame in its traceback
         if result.overflowed or known.learned.per_row or devices:
-            result = yield from _learned(core, call, result, _REMEDY, settings.left_s)
+            result = yield from _learned(core, call, result, _REMEDY, settings.deadline)
         tally = core.tally
         with tally.lock:  # as its succeeded() does, without one more function
             tally.paths[result.path] += 1
@@ -166,9 +166,8 @@ def prepare(
     return (yield from open_call(core, path, plan, PreparedDirectCall))
 
 
-def infer_prepared(core: Core, call: Call, timeout_s: float) -> Steps[Result]:
+def infer_prepared(core: Core, call: Call, deadline: float) -> Steps[Result]:
     """Make one request of a call that the user has filled; again where a late one held its slot, to be refused."""
-    deadline = time.monotonic() + timeout_s
     if isinstance(call, PreparedDirectCall) and call.lacking:
         yield from _grow(core, call, call.settings._replace(deadline=deadline))
     refusal: InferenceError | None = None
@@ -177,7 +176,7 @@ def infer_prepared(core: Core, call: Call, timeout_s: float) -> Steps[Result]:
             try:
                 if call.gpus is not None:
                     yield from call.gpus.write(call, call.gpus.filled, deadline)
-                return (yield from send(core, call, left_until(deadline), _REMEDY_OF_PREPARED))
+                return (yield from send(core, call, deadline, _REMEDY_OF_PREPARED))
             except SlotInDoubtError:
                 if refusal is None:
                     raise
@@ -196,18 +195,18 @@ def infer_prepared(core: Core, call: Call, timeout_s: float) -> Steps[Result]:
     raise AssertionError("the last attempt returns or raises")
 
 
-def send(core: Core, call: Call, timeout_s: float, remedy: str = _REMEDY) -> Steps[Result]:
+def send(core: Core, call: Call, deadline: float, remedy: str = _REMEDY) -> Steps[Result]:
     """Make one request of a call, and learn from it; ``remedy`` tells what to do where an output found no room."""
     if core.is_closed:
         raise ClosedError("this client")
     try:
-        result = yield from call.send(timeout_s)
+        result = yield from call.send(deadline)
     except ShmError as error:
         meaning = _meaning(core, call, error)
         if meaning is not error:
             raise meaning from None
         raise
-    result = yield from _learned(core, call, result, remedy, timeout_s)
+    result = yield from _learned(core, call, result, remedy, deadline)
     core.tally.succeeded(result.path, result.bytes_avoided)
     return result
 
@@ -255,7 +254,7 @@ def _again(core: Core, call: Call, failure: ShmError) -> Steps[Result]:
                 call.close()
             call = again
             try:
-                return (yield from send(core, call, left_until(call.settings.deadline)))
+                return (yield from send(core, call, call.settings.deadline))
             except ShmError as error:
                 failure = error
     finally:
@@ -306,7 +305,7 @@ def _meaning(core: Core, call: Call, error: ShmError) -> ShmError:
     return error
 
 
-def _learned(core: Core, call: Call, result: Result, remedy: str, timeout_s: float) -> Steps[Result]:
+def _learned(core: Core, call: Call, result: Result, remedy: str, deadline: float) -> Steps[Result]:
     """Learn how large outputs are, and return the result with those on GPUs that are wanted there."""
     learned, layout = call.known.learned, call.layout
     rows = layout.batch_size or 1
@@ -322,7 +321,7 @@ def _learned(core: Core, call: Call, result: Result, remedy: str, timeout_s: flo
         core.pool.drop_idle()
     if call.output_devices:
         library = call.settings.library if call.gpus is None else call.gpus.library
-        result = yield from brought_to_gpus(core.gpus, result, call.output_devices, library, timeout_s)
+        result = yield from brought_to_gpus(core.gpus, result, call.output_devices, library, deadline)
     return result
 
 

@@ -241,7 +241,7 @@ class ShmClient(
         driver = self._driver
         with (
             driver.run(opening, core.tally) as stream,
-            contextlib.closing(driver.transport.stream(stream.call.message(), stream.patience_s)) as answers,
+            contextlib.closing(driver.transport.stream(stream.call.message(), stream.timeout_s)) as answers,
         ):
             for answer in answers:
                 results = driver.run(stream.results(answer))

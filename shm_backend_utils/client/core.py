@@ -117,10 +117,10 @@ class Core:
         kept = ": the server keeps the memory that it has registered there"
         return "" if self.registrations.is_empty else kept
 
-    def check_server_answers(self, timeout_s: float) -> Steps[None]:
+    def check_server_answers(self, deadline: float) -> Steps[None]:
         """Raise ServerUnavailableError or DeadlineExceededError unless there is a server."""
         try:
-            yield Send(self.codec.ask("model config"), timeout_s)
+            yield Send(self.codec.ask("model config"), deadline)
         except InferenceError as error:
             if not is_answer(error):
                 raise  # else it has no model of that name, but it is there
@@ -137,11 +137,10 @@ class Core:
                     raise
                 known = renewed
 
-    def explain(self, model: str, version: str, timeout_s: float) -> Steps[Explanation]:
+    def explain(self, model: str, version: str, deadline: float) -> Steps[Explanation]:
         """Check everything anew and tell which path a model's calls take, and why."""
-        deadline = time.monotonic() + timeout_s
         self.paths.forget_server()
-        known = yield from self.look_up(model, version, timeout_s)
+        known = yield from self.look_up(model, version, deadline)
         known.refusals.clear()
         known.sealed = None
         return (yield from self.paths.explain(known, deadline))
@@ -178,7 +177,7 @@ class Core:
         def ask() -> Steps[KnownModel]:
             known = self._recall(*key)
             if known is None or known.seen < since:
-                known = yield from self.look_up(*key, settings.left_s)
+                known = yield from self.look_up(*key, settings.deadline)
             if known.explanation is None:
                 yield from self.paths.explain(known, settings.deadline)
             return known
@@ -198,10 +197,10 @@ class Core:
         known = self.known.get((model, version))
         return None if known is None or known.is_worth_another_look else known
 
-    def look_up(self, model: str, version: str, timeout_s: float) -> Steps[KnownModel]:
+    def look_up(self, model: str, version: str, deadline: float) -> Steps[KnownModel]:
         """Ask the server for a model, and return it; the same object as before if nothing has changed."""
         asked = time.monotonic()
-        answer = yield Send(self.codec.ask("model config", model, version), timeout_s)
+        answer = yield Send(self.codec.ask("model config", model, version), deadline)
         spec = ModelSpec.of_server(model, self.codec.told(answer))
         known = self.known.get((model, version))
         if known is None or known.spec != spec:

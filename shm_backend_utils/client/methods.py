@@ -190,7 +190,7 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
         CallerError, TypeError, TensorError, PathUnavailableError, PoolExhaustedError, BudgetError, MachineError
             As of :meth:`infer`.
         """
-        core, timeout_s = self._open_core(), self._settings.patience_s(timeout_s)
+        core, timeout_s = self._open_core(), self._settings.timeout_of(timeout_s)
         settings = self._settings.of_call("prepare", model, path, timeout_s, options, library=library)
 
         def prepared() -> Steps[Any]:
@@ -247,8 +247,8 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
         """
         core = self._open_core()
         settings = self._settings.of_call("stream", model, path, timeout_s, options, stream, library)
-        patience_s = self._settings.patience_s(timeout_s)
-        return self._responses(core, open_stream(core, settings, inputs, outputs, frames, patience_s))
+        timeout_s = self._settings.timeout_of(timeout_s)
+        return self._responses(core, open_stream(core, settings, inputs, outputs, frames, timeout_s))
 
     def explain(self, model: str, *, model_version: str = "") -> ExplanationT:
         """Check anew which path calls of a model take, and why.
@@ -256,7 +256,8 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
         Printed, the answer is a table: a line for each condition, with what to do. By default the server chooses the
         version. It is an InferenceError if the server has no such model.
         """
-        return self._run(self._open_core().explain(model, model_version, self._settings.timeout_s))
+        deadline = time.monotonic() + self._settings.timeout_s
+        return self._run(self._open_core().explain(model, model_version, deadline))
 
     def stats(self) -> ClientStats:
         """Return this client's counters: figures of this moment, which do not change afterwards."""
@@ -340,7 +341,7 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
 
     def _ask(self, timeout_s: float | None, call: Any, *named: Any) -> Any:
         """Make one call of :mod:`.server_calls`."""
-        core, deadline = self._open_core(), time.monotonic() + self._settings.patience_s(timeout_s)
+        core, deadline = self._open_core(), time.monotonic() + self._settings.timeout_of(timeout_s)
         return self._run(call(core.codec, deadline, *named))
 
     def _open_core(self) -> Core:

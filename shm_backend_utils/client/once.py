@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from ..errors import ShmError
 from .errors import DeadlineExceededError, out_of_time
-from .steps import Steps, Wait, left_until
+from .steps import Steps, Wait
 
 __all__ = ["Once"]
 
@@ -76,7 +76,7 @@ class Once:
             finally:
                 mine.end(outcome)
             try:
-                outcome = yield Wait(theirs, left_until(deadline), theirs.thread)
+                outcome = yield Wait(theirs, deadline, theirs.thread)
             except TimeoutError:
                 raise out_of_time("another call was asking the server the same") from None
             if outcome is not None:

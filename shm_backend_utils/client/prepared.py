@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Final, Generic, NoReturn, TypeVar
@@ -145,7 +146,7 @@ class _Prepared(OfThisProcess, Generic[ResultT]):
     def _infer(self, timeout_s: float | None, stream: Any) -> Steps[Result]:
         if stream is not None:
             self.inputs_ready(stream)
-        patience_s = self._timeout_s if timeout_s is None else check_timeout(timeout_s)
+        deadline = time.monotonic() + (self._timeout_s if timeout_s is None else check_timeout(timeout_s))
         if self._core.is_forked:
             raise ForkedError("this call")
         if not self._in_use.acquire(blocking=False):
@@ -157,7 +158,7 @@ class _Prepared(OfThisProcess, Generic[ResultT]):
             if self._call.gpus is not None:
                 self._call.gpus.named = self._named
             self._named = ()
-            return (yield from infer_prepared(self._core, self._call, patience_s))
+            return (yield from infer_prepared(self._core, self._call, deadline))
         finally:
             self._in_use.release()
 

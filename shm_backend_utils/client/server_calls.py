@@ -5,7 +5,6 @@ Each is a generator of :mod:`.steps`, for both clients, and ends by a deadline.
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ from .model_processes import living_processes
 from .paths.call import is_answer
 from .paths.probe import asked
 from .settings import ClientSettings
-from .steps import Pause, Send, Steps, left_until, offloaded
+from .steps import Pause, Send, Steps, offloaded
 from .transports.messages import Codec, Question
 
 __all__ = [
@@ -50,7 +49,7 @@ _DEAD: Final = re.compile(r"(?i)stub process .*(not healthy|unhealthy)")
 def start(core: Core, settings: ClientSettings) -> Steps[None]:
     """Make sure that there is a server; that it is ready in time, if the client is to wait for that."""
     if settings.wait_ready_s is None:
-        yield from core.check_server_answers(settings.timeout_s)
+        yield from core.check_server_answers(time.monotonic() + settings.timeout_s)
         return
     deadline = time.monotonic() + settings.wait_ready_s
     while True:
@@ -70,14 +69,14 @@ def start(core: Core, settings: ClientSettings) -> Steps[None]:
 
 def ask(codec: Codec, deadline: float, question: Question, model: str = "", version: str = "") -> Steps[dict[str, Any]]:
     """Return what the server answers, in JSON's types."""
-    answer = yield Send(codec.ask(question, model, version), left_until(deadline))
+    answer = yield Send(codec.ask(question, model, version), deadline)
     return codec.told(answer)
 
 
 def is_so(codec: Codec, deadline: float, question: Question, model: str = "", version: str = "") -> Steps[bool]:
     """Return whether the server says yes."""
     try:
-        return codec.says_so((yield Send(codec.ask(question, model, version), left_until(deadline))))
+        return codec.says_so((yield Send(codec.ask(question, model, version), deadline)))
     except InferenceError as error:
         if not is_answer(error):
             raise
@@ -127,7 +126,7 @@ def living_in(codec: Codec, deadline: float, config: Mapping[str, Any], version:
     elif not version:
         version = max(versions, key=lambda each: (len(each), each))
     look = partial(living_processes, codec.address, config, version)
-    return (yield from offloaded(look, left_until(deadline), "the server's processes were looked at"))
+    return (yield from offloaded(look, deadline, "the server's processes were looked at"))
 
 
 def instances_of(config: Mapping[str, Any]) -> int:
@@ -141,9 +140,10 @@ def sign_of_life(codec: Codec, deadline: float, config: Mapping[str, Any], versi
     spec = ModelSpec.from_config(config)
     if spec.obstacle_in_paths() is not None or spec.obstacle_in_inputs() is not None:
         return None
-    timeout_s = min(left_until(deadline), _SEQUENCE_WAIT_S if spec.sequences else math.inf)
+    if spec.sequences:
+        deadline = min(deadline, time.monotonic() + _SEQUENCE_WAIT_S)
     try:
-        said = yield from asked(codec, spec, (ALIVE_ADDRESS, 1), timeout_s, version)
+        said = yield from asked(codec, spec, (ALIVE_ADDRESS, 1), deadline, version)
     except DeadlineExceededError:
         if not spec.sequences:
             raise
@@ -168,12 +168,12 @@ def load(codec: Codec, deadline: float, model: str, config: str | None, files: M
     parameters: dict[str, str | bytes] = {**files}
     if config is not None:
         parameters["config"] = config
-    yield from _control(Send(codec.load(model, parameters), left_until(deadline)))
+    yield from _control(Send(codec.load(model, parameters), deadline))
 
 
 def unload(codec: Codec, deadline: float, model: str, dependents: bool) -> Steps[None]:
     """Have a model unloaded; with ``dependents``, also those that it is made of."""
-    yield from _control(Send(codec.unload(model, dependents=dependents), left_until(deadline)))
+    yield from _control(Send(codec.unload(model, dependents=dependents), deadline))
 
 
 def _control(message: Send) -> Steps[None]:

@@ -21,7 +21,6 @@ from .options import (
     check_timeout,
     check_tls,
 )
-from .steps import left_until
 from .transports.connect import Connectable
 from .transports.messages import split_url
 
@@ -41,11 +40,6 @@ class CallSettings(NamedTuple):
     origin: Origin  # the place in the user's code
     named: Named = ()  # what on GPUs the call comes behind; if it is empty, all that those have to do
     library: str | None = None  # whose arrays outputs on GPUs are
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until the deadline; always a little, so that what is ready is taken."""
-        return left_until(self.deadline)
 
 
 class ClientSettings:
@@ -80,7 +74,7 @@ class ClientSettings:
         shown = address.rpartition("@")[2].partition("?")[0]
         return f"{f'{scheme}://{shown}'!r} path={self._path}"
 
-    def patience_s(self, timeout_s: float | None) -> float:
+    def timeout_of(self, timeout_s: float | None) -> float:
         """Return how long to wait, in seconds, where a call says so or not."""
         return self.timeout_s if timeout_s is None else check_timeout(timeout_s)
 

@@ -93,14 +93,14 @@ def _in_one_region(
 
 def _together(operations: list[Steps[Any]], settings: CallSettings) -> Steps[list[Any]]:
     try:
-        return (yield Together(operations, settings.left_s))  # type: ignore[no-any-return]
+        return (yield Together(operations, settings.deadline))  # type: ignore[no-any-return]
     except TimeoutError:
         raise out_of_time("some of its parts waited for a thread", "these were") from None
 
 
 def _outcome(core: Core, call: Call) -> Steps[Result | ShmError]:
     try:
-        return (yield from send(core, call, call.settings.left_s))
+        return (yield from send(core, call, call.settings.deadline))
     except ShmError as error:
         forget_locals(error)
         return error

@@ -2,7 +2,7 @@
 
 Operations have no I/O. Each is a generator: it yields a step where something must be sent or waited for, is sent what
 came of it, and returns the result. So everything but this module and the transports is the same for both clients, and
-written once.
+written once. The deadlines of steps are moments by ``time.monotonic()``.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class Send(NamedTuple):
     """Send a message; what comes of it is the answer."""
 
     message: Any
-    timeout_s: float
+    deadline: float
 
 
 class SendForStream(NamedTuple):
     """Send a request that is answered by a stream; what comes of it is the first answer, or None."""
 
     message: Any
-    timeout_s: float
+    deadline: float
 
 
 class Wait(NamedTuple):
@@ -74,7 +74,7 @@ class Wait(NamedTuple):
     """
 
     future: concurrent.futures.Future[Any]
-    timeout_s: float
+    deadline: float
     thread: int | None = None
 
 
@@ -88,7 +88,7 @@ class Offload(NamedTuple):
     """Do work that takes long; what comes of it is what it returns, or a TimeoutError."""
 
     work: Callable[[], Any]
-    timeout_s: float
+    deadline: float
 
 
 class Together(NamedTuple):
@@ -99,7 +99,7 @@ class Together(NamedTuple):
     """
 
     operations: Sequence[Generator[Any, Any, Any]]
-    timeout_s: float
+    deadline: float
 
 
 class Copied(NamedTuple):
@@ -140,7 +140,10 @@ class BlockingDriver(_Driver[Transport]):
             while True:
                 try:
                     if isinstance(step, Send):
-                        outcome = self.transport.send(step.message, step.timeout_s)
+                        left_s = max(
+                            step.deadline - time.monotonic(), LEAST_S
+                        )  # inline, as it is on the way of every call
+                        outcome = self.transport.send(step.message, left_s)
                     elif isinstance(step, Offload):
                         outcome = step.work()
                     elif not isinstance(step, Copied):
@@ -172,17 +175,17 @@ class BlockingDriver(_Driver[Transport]):
             if step.thread == threading.get_ident():
                 return None
             try:
-                return step.future.result(step.timeout_s)
+                return step.future.result(left_until(step.deadline))
             except concurrent.futures.TimeoutError:  # before Python 3.11 not the builtin one
                 raise TimeoutError from None
         if isinstance(step, Pause):
             return time.sleep(step.pause_s)
         if isinstance(step, SendForStream):
-            with contextlib.closing(self.transport.stream(step.message, step.timeout_s)) as answers:
+            with contextlib.closing(self.transport.stream(step.message, left_until(step.deadline))) as answers:
                 return next(answers, None)
-        return self._do_together(step.operations, step.timeout_s)
+        return self._do_together(step.operations, step.deadline)
 
-    def _do_together(self, operations: Sequence[Steps[Any]], timeout_s: float) -> list[Any]:
+    def _do_together(self, operations: Sequence[Steps[Any]], deadline: float) -> list[Any]:
         futures: list[concurrent.futures.Future[Any]] = []
         try:
             for operation in operations:
@@ -192,7 +195,7 @@ class BlockingDriver(_Driver[Transport]):
             if self._is_closed:
                 raise ClosedError("this client") from None
             raise
-        _, late = concurrent.futures.wait(futures, timeout_s)
+        _, late = concurrent.futures.wait(futures, left_until(deadline))
         begun = [future for future in late if not future.cancel()]
         concurrent.futures.wait(begun)
         if len(begun) < len(late):
@@ -211,7 +214,8 @@ class AsyncioDriver(_Driver[AsyncTransport]):
             while True:
                 try:
                     if isinstance(step, Send):
-                        outcome = await self.transport.send(step.message, step.timeout_s)
+                        left_s = max(step.deadline - time.monotonic(), LEAST_S)  # inline, as above
+                        outcome = await self.transport.send(step.message, left_s)
                     elif isinstance(step, Offload):
                         outcome = await self._offload(step)
                     elif not isinstance(step, Copied):
@@ -239,13 +243,13 @@ class AsyncioDriver(_Driver[AsyncTransport]):
             if step.future.done():
                 return step.future.result()
             try:
-                return await asyncio.wait_for(asyncio.wrap_future(step.future), step.timeout_s)
+                return await asyncio.wait_for(asyncio.wrap_future(step.future), left_until(step.deadline))
             except asyncio.TimeoutError:  # before Python 3.11 not the builtin one
                 raise TimeoutError from None
         if isinstance(step, Pause):
             return await asyncio.sleep(step.pause_s)
         if isinstance(step, SendForStream):
-            async with contextlib.aclosing(self.transport.stream(step.message, step.timeout_s)) as answers:
+            async with contextlib.aclosing(self.transport.stream(step.message, left_until(step.deadline))) as answers:
                 return await anext(answers, None)
         return await self._do_together(step.operations)
 
@@ -254,7 +258,7 @@ class AsyncioDriver(_Driver[AsyncTransport]):
             raise ClosedError("this client")
         done = asyncio.get_running_loop().run_in_executor(self._threads, step.work)
         try:
-            return await asyncio.wait_for(done, step.timeout_s)
+            return await asyncio.wait_for(done, left_until(step.deadline))
         except asyncio.TimeoutError:  # before Python 3.11 not the builtin one
             raise TimeoutError from None
 
@@ -294,10 +298,10 @@ def until_copied(operation: Steps[Any]) -> Steps[None]:
             step = operation.send(outcome)
 
 
-def offloaded(work: Callable[[], T], timeout_s: float, doing: str) -> Steps[T]:
+def offloaded(work: Callable[[], T], deadline: float, doing: str) -> Steps[T]:
     """Do work that takes long, in another thread if the client has one; a DeadlineExceededError has ``doing``."""
     try:
-        return (yield Offload(work, timeout_s))  # type: ignore[no-any-return]
+        return (yield Offload(work, deadline))  # type: ignore[no-any-return]
     except TimeoutError:
         raise out_of_time(doing) from None
 

@@ -103,7 +103,7 @@ class DirectStream(InRegion):
         return self.codec.infer(
             name,
             self.settings.options,
-            outputs=layout.requested and dict.fromkeys(layout.requested),
+            outputs=layout.requested,
             batch_size=layout.batch_size,
             slot=(self._slot.address_pattern % name, generation),
         )
@@ -154,7 +154,7 @@ class OpenStream:
     """A stream that has its memory. A context manager, which gives the memory back, and counts the call."""
 
     core: Core
-    patience_s: float  # how long to wait for a response
+    timeout_s: float  # how long to wait for a response
     call: DirectStream | InlineCall
     output_devices: Mapping[str, int]
     library: str | None  # whose arrays outputs on GPUs are
@@ -176,9 +176,8 @@ class OpenStream:
             known.warn_of_overflow(result.overflowed, _REMEDY, call.settings.origin)
         self.bytes_avoided += result.bytes_avoided
         if self.output_devices:
-            result = yield from brought_to_gpus(
-                self.core.gpus, result, self.output_devices, self.library, self.patience_s
-            )
+            deadline = time.monotonic() + self.timeout_s
+            result = yield from brought_to_gpus(self.core.gpus, result, self.output_devices, self.library, deadline)
         # Triton ends some streams by a response without outputs.
         return [result] if call.path != InlineCall.path or result else []
 
@@ -206,12 +205,12 @@ def open_stream(
     inputs: Mapping[str, Any],
     outputs: Outputs,
     frames: int | None,
-    patience_s: float,
+    timeout_s: float,
 ) -> Steps[OpenStream]:
     """Take memory for a request to a decoupled model, and for its responses; copy the inputs there."""
     if core.is_forked:
         raise ForkedError("this stream")
-    settings = settings._replace(deadline=time.monotonic() + patience_s)
+    settings = settings._replace(deadline=time.monotonic() + timeout_s)
     wanted, devices = wanted_outputs(outputs)
     known, given = yield from core.fitting(settings, lambda known: sources(known.spec, inputs, core.on_gpus))
     on_host = {name: CallInput(each.dtype, each.shape, each.byte_size) for name, each in given.items()}
@@ -250,7 +249,7 @@ def open_stream(
         call.close()
         raise
     library = settings.library or library_of_inputs(on_gpus)
-    return OpenStream(core, patience_s, call, devices, library)
+    return OpenStream(core, timeout_s, call, devices, library)
 
 
 def _open_ring(

@@ -15,14 +15,14 @@ IN_USE: Final = "currently in use"
 _ROUND_S: Final = 0.01
 
 
-def unregister_when_free(unregister: Callable[[], object], patience_s: float = 5.0) -> None:
+def unregister_when_free(unregister: Callable[[], object], timeout_s: float = 5.0) -> None:
     """Call ``unregister`` until the server no longer answers that a request is in the region, or raise what it says.
 
     Before 24.12, Triton lets go of a region a moment after it has answered the request, and refuses until then. From
     then on it says yes, keeps the region until its requests have ended, and tells nobody when that is: memory is free
     once each request that used it was answered, not once it is unregistered.
     """
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + timeout_s
     while True:
         try:
             unregister()

@@ -105,7 +105,7 @@ class RegisteredModel:
         if self._memory.pool.is_forked:  # where others than this thread may have held permits, for ever
             raise _as_infer_shm_error(ForkedError("this client"))
         row_count = self._checked(inputs)
-        patience_s = _FOREVER_S if client_timeout is None else min(float(client_timeout), _FOREVER_S)
+        timeout_s = _FOREVER_S if client_timeout is None else min(float(client_timeout), _FOREVER_S)
         results = {name: np.empty((row_count, *shape), dtype) for name, (shape, dtype) in self.outputs.items()}
         origin = Origin.here("infer_shm")
         failure: dict[str, BaseException] = {}
@@ -117,7 +117,7 @@ class RegisteredModel:
             with self._permits:
                 if failure:
                     return
-                deadline = time.monotonic() + patience_s
+                deadline = time.monotonic() + timeout_s
                 try:
                     yield from self._infer(self._settings(deadline, options, origin), given, targets)
                 except BaseException as error:
@@ -166,7 +166,7 @@ class RegisteredModel:
         settings = self._settings(
             time.monotonic() + _REGISTRATION_S, RequestOptions(), Origin.here("register_shm_model")
         )
-        self._driver.run(self._core.check_server_answers(settings.left_s))
+        self._driver.run(self._core.check_server_answers(settings.deadline))
         try:
             known = self._driver.run(self._core.known_model(settings))
         except InferenceError as error:
@@ -266,7 +266,7 @@ def _does_not_fit(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) ->
 
 
 def _together(operations: list[Steps[None]]) -> Steps[None]:
-    yield Together(operations, _FOREVER_S)
+    yield Together(operations, time.monotonic() + _FOREVER_S)
 
 
 def _positive(what: str, value: int) -> int:

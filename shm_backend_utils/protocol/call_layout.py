@@ -72,7 +72,7 @@ class CallLayout(NamedTuple):
     table: Table  # further regions are added where there are any
     batch_size: int | None  # None without a batch dimension
     certain: frozenset[str]  # outputs whose room will do: by the configuration, or by the user's word
-    requested: tuple[str, ...] | None  # in the order of the configuration; None for all
+    requested: Mapping[str, None] | None  # names in the order of the configuration; None for all
     end: int  # of the last tensor on the host, as an offset in the region
     devices: tuple[int, ...] = ()  # GPUs on which the call needs memory
     device_byte_sizes: tuple[int, ...] = ()
@@ -192,7 +192,7 @@ def lay_out(  # noqa: PLR0912  # one function: each further one costs a call a m
             continue
         rooms[name] = OutputSpan(0, cursor, room)
         cursor = (cursor + room + ALIGNMENT - 1) & -ALIGNMENT
-    requested = None if wanted is None else tuple([name for name in spec.outputs if name in wanted])
+    requested = None if wanted is None else {name: None for name in spec.outputs if name in wanted}
     found = CallLayout(Table(spans, rooms), batch_size, frozenset(certain), requested, cursor)
     return _with_devices(found, inputs, output_devices) if on_devices else found
 

@@ -126,7 +126,7 @@ class FakeTransport(Transport):
     def send(self, message: Any, timeout_s: float) -> Any:
         return self._wire(self._server, message)
 
-    def stream(self, message: Any, patience_s: float) -> Generator[Any, None, None]:
+    def stream(self, message: Any, timeout_s: float) -> Generator[Any, None, None]:
         if isinstance(message, HttpMessage):
             raise CallerError("HTTP has no streams")
         for outputs in self._server.stream(grpc_order(message)):
@@ -149,8 +149,8 @@ class AsyncFakeTransport(AsyncTransport):
         await asyncio.sleep(0)
         return await asyncio.to_thread(self._inner.send, message, timeout_s)
 
-    async def stream(self, message: Any, patience_s: float) -> AsyncGenerator[Any, None]:
-        for answer in self._inner.stream(message, patience_s):
+    async def stream(self, message: Any, timeout_s: float) -> AsyncGenerator[Any, None]:
+        for answer in self._inner.stream(message, timeout_s):
             await asyncio.sleep(0)
             yield answer
 

@@ -170,7 +170,7 @@ def test_a_region_grows_once_if_two_ask_for_it(pool: SlotPool, monkeypatch: pyte
 def test_a_region_that_grows_is_its_calls_until_then_even_if_that_was_cancelled() -> None:
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=4 * LONG_COPY))) as pool:
         region, memory = pool.take_granted(pool.request(NEED._replace(slot_count=1), "a test"))
-        settings: Any = SimpleNamespace(deadline=math.inf, left_s=LONG_S)
+        settings: Any = SimpleNamespace(deadline=math.inf)
         steps = taking.grow(pool, settings, region, memory, region.data_end + LONG_COPY)
         growing: Any = next(steps)
         steps.close()

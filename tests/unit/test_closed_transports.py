@@ -46,8 +46,8 @@ class OnLoop(Transport):
     def send(self, message: Any, timeout_s: float) -> Any:
         return self._run(self._inner.send(message, timeout_s))
 
-    def stream(self, message: Any, patience_s: float) -> Generator[Any, None, None]:
-        answers = self._inner.stream(message, patience_s)
+    def stream(self, message: Any, timeout_s: float) -> Generator[Any, None, None]:
+        answers = self._inner.stream(message, timeout_s)
 
         async def following() -> Any:
             return await anext(answers, None)

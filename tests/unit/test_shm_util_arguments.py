@@ -275,7 +275,7 @@ class Region:
 def test_what_stays_in_use_is_an_error() -> None:
     region = Region(1000)
     with pytest.raises(InferenceServerException, match="currently in use"):
-        unregister_when_free(region.unregister, patience_s=0.03)
+        unregister_when_free(region.unregister, timeout_s=0.03)
     assert region.attempts > 1
 
 

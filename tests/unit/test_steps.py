@@ -32,6 +32,7 @@ from shm_backend_utils.client.transports.transport import AsyncTransport, Transp
 from shm_backend_utils.errors import CallerError, ClosedError
 
 LONG_S = 30.0
+LATER = time.monotonic() + 1e6
 Future = concurrent.futures.Future[Any]
 Run = Callable[[Steps[Any]], Any]
 
@@ -44,7 +45,7 @@ class Echo(Transport):
             raise message
         return message
 
-    def stream(self, message: Any, patience_s: float) -> Generator[Any, None, None]:
+    def stream(self, message: Any, timeout_s: float) -> Generator[Any, None, None]:
         yield message
 
     def close(self) -> None:
@@ -60,7 +61,7 @@ class AsyncEcho(AsyncTransport):
             raise message
         return message
 
-    async def stream(self, message: Any, patience_s: float) -> Any:
+    async def stream(self, message: Any, timeout_s: float) -> Any:
         yield message
 
     async def close(self) -> None:
@@ -112,15 +113,15 @@ def test_a_time_that_is_accepted_can_be_waited(
     run: Run, thread: concurrent.futures.ThreadPoolExecutor, timeout_s: float
 ) -> None:
     try:
-        patience_s = check_timeout(timeout_s)
+        deadline = time.monotonic() + check_timeout(timeout_s)
     except CallerError:
         return
     go = threading.Event()
     future = thread.submit(go.wait, LONG_S)
     threading.Timer(0.01, go.set).start()
-    assert run(one(Wait(future, patience_s)))
+    assert run(one(Wait(future, deadline)))
     with pytest.raises(TimeoutError):
-        run(one(Wait(Future(), 0.01)))
+        run(one(Wait(Future(), time.monotonic() + 0.01)))
 
 
 def test_a_thread_does_itself_what_takes_long_and_a_loop_goes_on_meanwhile() -> None:
@@ -129,7 +130,7 @@ def test_a_thread_does_itself_what_takes_long_and_a_loop_goes_on_meanwhile() -> 
         with concurrent.futures.ThreadPoolExecutor(1) as busy:
             loop.set_default_executor(busy)  # it does not wait for the loop's own threads
             before = loop.run_in_executor(None, go.wait, LONG_S)
-            task = asyncio.ensure_future(driver.run(one(Offload(lambda: work.wait(LONG_S), LONG_S))))
+            task = asyncio.ensure_future(driver.run(one(Offload(lambda: work.wait(LONG_S), LATER))))
             await asyncio.sleep(0)
             work.set()
             try:
@@ -141,16 +142,16 @@ def test_a_thread_does_itself_what_takes_long_and_a_loop_goes_on_meanwhile() -> 
 
     work = threading.Event()
     assert asyncio.run(main())
-    assert run_blocking(one(Offload(threading.get_ident, LONG_S))) == threading.get_ident()
+    assert run_blocking(one(Offload(threading.get_ident, LATER))) == threading.get_ident()
 
 
 def test_what_is_done_together_is_done_side_by_side(run: Run) -> None:
     barrier = threading.Barrier(8, timeout=LONG_S)
 
     def meet() -> Steps[Any]:
-        yield Offload(barrier.wait, LONG_S)
+        yield Offload(barrier.wait, LATER)
 
-    assert run(one(Together([meet() for _ in range(8)], LONG_S))) == [None] * 8
+    assert run(one(Together([meet() for _ in range(8)], LATER))) == [None] * 8
 
 
 def test_nothing_is_done_in_a_thread_once_a_driver_is_closed() -> None:
@@ -158,13 +159,13 @@ def test_nothing_is_done_in_a_thread_once_a_driver_is_closed() -> None:
         driver = AsyncioDriver(AsyncEcho())
         await driver.close()
         with pytest.raises(ClosedError):
-            await driver.run(one(Offload(lambda: 42, LONG_S)))
+            await driver.run(one(Offload(lambda: 42, LATER)))
 
     asyncio.run(main())
     driver = BlockingDriver(Echo())
     driver.close()
     with pytest.raises(ClosedError):
-        driver.run(one(Together([value(1)], LONG_S)))
+        driver.run(one(Together([value(1)], LATER)))
 
 
 def test_the_first_error_is_raised_when_all_have_ended(run: Run) -> None:
@@ -177,7 +178,7 @@ def test_the_first_error_is_raised_when_all_have_ended(run: Run) -> None:
             raise KeyError(number)
 
     with pytest.raises(KeyError, match="1"):
-        run(one(Together([end(number) for number in range(4)], LONG_S)))
+        run(one(Together([end(number) for number in range(4)], LATER)))
     assert sorted(ended) == [0, 1, 2, 3]
 
 
@@ -187,8 +188,8 @@ WAITED_FOR = Future()
 @pytest.mark.parametrize(
     "step",
     [
-        *(Send("message", 1.0), Wait(WAITED_FOR, LONG_S), Pause(LONG_S), Offload(lambda: time.sleep(0.05), LONG_S)),
-        Together([one(Pause(LONG_S)), one(Pause(LONG_S))], LONG_S),
+        *(Send("message", LATER), Wait(WAITED_FOR, LATER), Pause(LONG_S), Offload(lambda: time.sleep(0.05), LATER)),
+        Together([one(Pause(LONG_S)), one(Pause(LONG_S))], LATER),
     ],
     ids=lambda step: type(step).__name__,
 )
@@ -229,7 +230,7 @@ def test_an_error_keeps_nothing_of_what_an_operation_had_in_hand(run: Run) -> No
         return array
 
     def operation() -> Steps[None]:
-        held = yield Offload(memory, LONG_S)
+        held = yield Offload(memory, LATER)
         parts = held[1:]
         try:
             raise ValueError(parts.nbytes)

@@ -104,7 +104,7 @@ class Call(ABC):
         """Copy inputs on the host to where they belong; nothing happens if the call was closed meanwhile."""
 
     @abstractmethod
-    def send(self, timeout_s: float) -> Steps[Result]:
+    def send(self, deadline: float) -> Steps[Result]:
         """Run the model on what lies in the inputs now. SlotInDoubtError if an earlier request may still run."""
 
     def sources(self) -> dict[str, Source]:
@@ -152,7 +152,7 @@ def write_inputs(call: Call | InRegion, given: Mapping[str, Source], settings: C
     if sum(LONG_COPY if source.device is not None else source.byte_size for source in given.values()) < LONG_COPY:
         call.write(given)
     else:
-        yield from offloaded(lambda: call.write(given), settings.left_s, COPYING)
+        yield from offloaded(lambda: call.write(given), settings.deadline, COPYING)
 
 
 def source_of(name: str, array: npt.NDArray[Any]) -> Source:
@@ -176,9 +176,7 @@ def check_sequence_id(spec: ModelSpec, options: RequestOptions) -> None:
         )
 
 
-def described_output(
-    codec: Codec, response: Any, spec: ModelSpec, name: str
-) -> tuple[DType, tuple[int, ...]] | None:
+def described_output(codec: Codec, response: Any, spec: ModelSpec, name: str) -> tuple[DType, tuple[int, ...]] | None:
     """Return an output's type and shape; None if it is not there, PeerError if the configuration has another."""
     described = codec.output_of(response, name)
     if described is None:

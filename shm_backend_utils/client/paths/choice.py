@@ -21,7 +21,7 @@ from ...protocol.refusals import NOT_OPENED, code_in
 from ..errors import MemoryRefusedError, PathUnavailableError
 from ..explanation import Check, Explanation
 from ..known_model import KnownModel
-from ..steps import Steps, left_until, offloaded
+from ..steps import Steps, offloaded
 from ..transports.messages import Codec
 from ..transports.this_machine import is_this_machine
 from .direct import DirectCall
@@ -156,7 +156,7 @@ class PathChooser:
             return found(False, str(error), is_passing=True)
         try:
             slot = region.slots[0].address_pattern % model.spec.name, _NEVER_BEGUN
-            said = yield from asked(self._codec, model.spec, slot, left_until(deadline), model.version)
+            said = yield from asked(self._codec, model.spec, slot, deadline, model.version)
         except CallerError as error:  # over HTTP, which has no streams
             return found(None, str(error))
         finally:
@@ -178,7 +178,7 @@ class PathChooser:
         is_here = True  # as long as nothing says otherwise
         try:
             is_here = yield from offloaded(
-                lambda: is_this_machine(host), left_until(deadline), "the server's host name was being looked up"
+                lambda: is_this_machine(host), deadline, "the server's host name was being looked up"
             )
             probe = SlotRegion(PAGE_SIZE, 1, PAGE_SIZE, self._options.access)
         except MachineError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -76,28 +75,26 @@ class DirectCall(InRegion, Call):
         """Return whether the server refused the request, and the model has not begun with it."""
         return is_answer(error) and not self.slot.is_started
 
-    def send(self, timeout_s: float) -> Steps[Result]:  # noqa: PLR0912  # one function, as it is on each call's way
+    def send(self, deadline: float) -> Steps[Result]:  # one function, as it is on each call's way
         memory, buffers = self.memory, self.buffers  # first: they keep the slot, if the call is closed meanwhile
         if self.is_closed:
             raise ClosedError("this call")
         slot, spec, layout, region, gpus = self.slot, self.known.spec, self.layout, self.region, self.gpus
-        if gpus is not None:
-            deadline = time.monotonic() + timeout_s
-            if gpus.is_lost:
-                raise LostMemoryError
+        if gpus is not None and gpus.is_lost:
+            raise LostMemoryError
         if slot.state != FREE:
-            yield from self._take_back(time.monotonic() + timeout_s)
+            yield from self._take_back(deadline)
         slot.kept = buffers
         generation = slot.begin(encode(layout.table))
         try:
             message = self.codec.infer(
                 spec.name,
                 self.settings.options,
-                outputs=layout.requested and dict.fromkeys(layout.requested),
+                outputs=layout.requested,
                 batch_size=layout.batch_size,
                 slot=(slot.address_pattern % spec.name, generation),
             )
-            answer = yield Send(message, timeout_s)
+            answer = yield Send(message, deadline)
             sizes = [region.data_end, *map(_BYTE_SIZE, buffers)]
             data = bytes(slot.results)
             if not data:
@@ -228,12 +225,12 @@ class PreparedDirectCall(DirectCall):
             self._filled = super().arrays()
         return dict(self._filled)
 
-    def send(self, timeout_s: float) -> Steps[Result]:
+    def send(self, deadline: float) -> Steps[Result]:
         self._check_is_open()
         for name, span in self.layout.table.inputs.items():
             if span.dtype is BYTES:
                 self._write_strings(name, span)
-        result = yield from super().send(timeout_s)
+        result = yield from super().send(deadline)
         if result.overflowed or self.lacking:
             rooms = self.layout.table.outputs
             self.lacking = {name: size for name, size in result.overflowed.items() if not rooms[name].region}

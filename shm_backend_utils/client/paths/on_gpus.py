@@ -32,7 +32,7 @@ from ..inputs.devices import DeviceSource, Gpus, GpuWork, inputs_on_gpus, librar
 from ..options import check_is_installed
 from ..result import Result
 from ..settings import CallSettings
-from ..steps import Pause, Steps, left_until, offloaded
+from ..steps import Pause, Steps, offloaded
 from .call import COPYING, HostMemory, Plan
 
 __all__ = [
@@ -75,7 +75,7 @@ def _followed(work: GpuWork, named: Named, devices: Iterable[int], deadline: flo
     if named or work.gpus.runtime.records_devices:
         work.follow(named, devices)
     else:  # the host waits
-        yield from offloaded(lambda: work.follow(named, devices), left_until(deadline), _COMES_BEFORE)
+        yield from offloaded(lambda: work.follow(named, devices), deadline, _COMES_BEFORE)
 
 
 def _worked_off(work: GpuWork, deadline: float) -> Steps[None]:
@@ -312,7 +312,7 @@ class StagedOnGpus(OnGpus):
     def write(self, call: Any, given: Mapping[str, Any], deadline: float) -> Steps[None]:
         sources = inputs_on_gpus(given)
         yield from can_be_downloaded(sources, self.named, deadline)
-        yield from offloaded(lambda: call.write(sources), left_until(deadline), COPYING)
+        yield from offloaded(lambda: call.write(sources), deadline, COPYING)
 
 
 def can_be_downloaded(sources: Mapping[str, DeviceSource], named: Named, deadline: float) -> Steps[None]:
@@ -325,7 +325,7 @@ def can_be_downloaded(sources: Mapping[str, DeviceSource], named: Named, deadlin
 
 
 def brought_to_gpus(
-    gpus: Gpus, result: Result, devices: Mapping[str, int], library: str | None, timeout_s: float
+    gpus: Gpus, result: Result, devices: Mapping[str, int], library: str | None, deadline: float
 ) -> Steps[Result]:
     """Return a result whose outputs are on these GPUs: those that came back on the host are copied there."""
     arrays: dict[str, Any] = dict(result)
@@ -341,7 +341,7 @@ def brought_to_gpus(
                 gpus.runtime.synchronize_stream(stream, devices[name])
             arrays[name] = _in_library(target, library)
 
-    yield from offloaded(upload, timeout_s, "its outputs were being copied to a GPU")
+    yield from offloaded(upload, deadline, "its outputs were being copied to a GPU")
     return dataclasses.replace(result, _arrays=arrays)
 
 

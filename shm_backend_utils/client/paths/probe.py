@@ -19,7 +19,7 @@ from ...protocol.refusals import code_in
 from ...protocol.spans import InputSpan, OutputSpan
 from ..errors import InferenceError
 from ..options import RequestOptions
-from ..steps import Send, SendForStream, Steps, left_until
+from ..steps import Send, SendForStream, Steps
 from ..transports.messages import Codec
 from .call import is_answer
 
@@ -41,7 +41,7 @@ class ProbeAnswer(NamedTuple):
 
 
 def asked(
-    codec: Codec, spec: ModelSpec, slot: tuple[str, int], timeout_s: float, version: str = ""
+    codec: Codec, spec: ModelSpec, slot: tuple[str, int], deadline: float, version: str = ""
 ) -> Steps[str | None]:
     """Send a model a request without tensors, and return what was said to refuse it; None if it was executed."""
     options = RequestOptions(model_version=version)
@@ -51,7 +51,7 @@ def asked(
         options["sequence_start"] = options["sequence_end"] = True
     message = codec.infer(spec.name, options, batch_size=1 if spec.max_batch_size else None, slot=slot)
     try:
-        yield SendForStream(message, timeout_s) if spec.is_decoupled else Send(message, timeout_s)
+        yield SendForStream(message, deadline) if spec.is_decoupled else Send(message, deadline)
     except InferenceError as error:
         if not is_answer(error):
             raise
@@ -73,7 +73,7 @@ def probe_model(
         place = InputSpan(BY_NAME["UINT8"], (NONCE_LENGTH,), 0, begin, NONCE_LENGTH)
         generation = slot.begin(encode_probe(place, OutputSpan(0, report, room), with_gpus=with_gpus))
         address = slot.address_pattern % spec.name, generation
-        answer = ProbeAnswer(None, (yield from asked(codec, spec, address, left_until(deadline))) or "")
+        answer = ProbeAnswer(None, (yield from asked(codec, spec, address, deadline)) or "")
         if answer.code != ProbedError.code:
             return answer
         if not slot.is_completed:

@@ -22,7 +22,7 @@ from ..inputs.devices import Gpus
 from ..known_model import KnownModel
 from ..once import Once
 from ..settings import CallSettings
-from ..steps import Pause, Steps, Wait, offloaded
+from ..steps import Pause, Steps, Wait, left_until, offloaded
 from .call import LONG_COPY, HostMemory, Plan
 from .on_gpus import LostMemoryError, models_are_done
 from .triton_shm import RegisteredCall
@@ -55,20 +55,20 @@ def grow(pool: SlotPool, settings: CallSettings, region: SlotRegion, memory: Hos
 
     if end - region.data_end < LONG_COPY:
         return work()
-    return (yield from offloaded(work, settings.left_s, _MAKING))
+    return (yield from offloaded(work, settings.deadline, _MAKING))
 
 
 def _take_granted(pool: SlotPool, settings: CallSettings, waiter: Waiter) -> Steps[tuple[SlotRegion, HostMemory]]:
     try:
         if not waiter.granted.done():
-            timeout_s = settings.left_s
+            timeout_s = left_until(settings.deadline)
             try:
-                yield Wait(waiter.granted, timeout_s)
+                yield Wait(waiter.granted, settings.deadline)
             except TimeoutError:
                 raise pool.exhausted(waiter, timeout_s) from None
         work = functools.partial(pool.take_granted, waiter, settings.deadline)
         if waiter.byte_size >= LONG_COPY:
-            return (yield from offloaded(work, settings.left_s, _MAKING))
+            return (yield from offloaded(work, settings.deadline, _MAKING))
         try:
             return work()  # sooner than a thread could begin with it
         except TimeoutError:
@@ -91,7 +91,7 @@ def take_row(pool: SlotPool, once: Once, plan: Plan, *, is_expected: bool) -> St
     count = min(known.spec.max_batch_size // batch_size, most)
     if count < 2:
         return None
-    key = layout.requested, tuple(table.inputs.items()), tuple(table.outputs.items())
+    key = layout.requested and tuple(layout.requested), tuple(table.inputs.items()), tuple(table.outputs.items())
 
     def begin() -> Steps[HostMemory | None]:
         """Make a block, which goes with its memory; return that, or None if there is no room for it."""
@@ -167,7 +167,7 @@ def _provide(pool: SlotPool, settings: CallSettings, provide: Callable[[], None]
     while True:
         kept.append(memory)
         try:
-            return (yield from offloaded(allocate, settings.left_s, "its memory on GPUs was being made"))
+            return (yield from offloaded(allocate, settings.deadline, "its memory on GPUs was being made"))
         except ShortOfMemoryError as error:
             pool.drop_idle()
             if time.monotonic() > settings.deadline:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -22,7 +21,7 @@ from ...tensors.strings import Strings
 from ..errors import InferenceError, MemoryRefusedError, OutputRoomError
 from ..inputs.sources import SAME_VALUES, Source
 from ..result import Result
-from ..steps import Send, Steps, left_until
+from ..steps import Send, Steps
 from ..transports.messages import Codec, InputTensor, Place
 from ..unregistering import IN_USE
 from .call import Call, HostMemory, InRegion, described_output, is_answer, output_in
@@ -60,8 +59,8 @@ class InlineCall(Call):
             dtype = spans[name].dtype
             content = _text(name, array) if dtype is BYTES else array
             inputs.append(InputTensor(name, dtype.name, array.shape, content))
-        outputs = self.layout.requested and dict.fromkeys(self.layout.requested)
-        return self.codec.infer(self.known.spec.name, self.settings.options, inputs=inputs, outputs=outputs)
+        name, outputs = self.known.spec.name, self.layout.requested
+        return self.codec.infer(name, self.settings.options, inputs=inputs, outputs=outputs)
 
     def result(self, answer: Any) -> Result:
         """Return a response's outputs; those that it does not have are left out."""
@@ -74,10 +73,10 @@ class InlineCall(Call):
                     found[name] = array
         return Result(found, self.path, lambda: response, in_response=tuple(found))
 
-    def send(self, timeout_s: float) -> Steps[Result]:
+    def send(self, deadline: float) -> Steps[Result]:
         if self.is_closed:
             raise ClosedError("this call")
-        result = self.result((yield Send(self.message(), timeout_s)))
+        result = self.result((yield Send(self.message(), deadline)))
         for name in self.layout.requested or self.known.spec.outputs:
             if name not in result.in_response:
                 raise missing_output(self.known.spec.name, name)
@@ -128,7 +127,7 @@ class Registrations:
         region.is_registered = True
         self._known.add(key)  # before it is: if the answer does not come in time, it may be nevertheless
         try:
-            yield Send(self._codec.register(key, f"/{key}", region.byte_size), left_until(deadline))
+            yield Send(self._codec.register(key, f"/{key}", region.byte_size), deadline)
         except InferenceError as error:
             if not is_answer(error):
                 raise
@@ -160,7 +159,7 @@ class Registrations:
                 mine.update(iter(self._unwanted.pop, None))  # in one step, between whose parts no interrupt comes
             for key in list(mine):
                 try:
-                    yield Send(self._codec.unregister(key), left_until(deadline))
+                    yield Send(self._codec.unregister(key), deadline)
                 except ShmError as error:
                     if not is_answer(error):
                         break
@@ -190,7 +189,7 @@ class RegisteredCall(InRegion, Call):
     def __post_init__(self) -> None:
         self._strings = no_strings(self.layout)  # which travel with the request
         outputs, layout = self.known.spec.outputs, self.layout
-        self._names = layout.requested or tuple(outputs)
+        self._names = tuple(layout.requested or outputs)
         rooms = {name: layout.table.outputs[name] for name in self._names if name in layout.certain}
         self._placed = {  # outputs in the region
             name: Place(self.region.key, room.offset, room.byte_size)
@@ -211,20 +210,19 @@ class RegisteredCall(InRegion, Call):
             given[name].write_to(self._strings[name])
         super().write({name: source for name, source in given.items() if name not in self._strings})
 
-    def send(self, timeout_s: float) -> Steps[Result]:
+    def send(self, deadline: float) -> Steps[Result]:
         self._check_is_open()
         if self.region.is_to_go:
             raise SlotInDoubtError(
                 "a request of this call got no answer, and the server may still write to this call's memory; prepare "
                 "another call"
             )
-        deadline = time.monotonic() + timeout_s
         memory = self.memory  # keeps the region until there is an answer, even if the call is closed meanwhile
         message, is_first, answer = self._message(), True, None
         while answer is None:
             yield from self.registrations.add(self.region, deadline)
             try:
-                answer = yield Send(message, left_until(deadline))
+                answer = yield Send(message, deadline)
             except BaseException as error:
                 if not is_answer(error):
                     self.region.spoil("unfenced")

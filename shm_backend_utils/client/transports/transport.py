@@ -32,8 +32,8 @@ class Transport(_Connection):
         """
 
     @abstractmethod
-    def stream(self, message: Any, patience_s: float) -> Generator[Any, None, None]:
-        """Send a request and return the answers as they come; ``patience_s`` is the longest wait for the next."""
+    def stream(self, message: Any, timeout_s: float) -> Generator[Any, None, None]:
+        """Send a request and return the answers as they come; ``timeout_s`` is the longest wait for the next."""
 
     @abstractmethod
     def close(self) -> None:
@@ -48,7 +48,7 @@ class AsyncTransport(_Connection):
         """As :meth:`Transport.send`."""
 
     @abstractmethod
-    def stream(self, message: Any, patience_s: float) -> AsyncGenerator[Any, None]:
+    def stream(self, message: Any, timeout_s: float) -> AsyncGenerator[Any, None]:
         """As :meth:`Transport.stream`."""
 
     @abstractmethod

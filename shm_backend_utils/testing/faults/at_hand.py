@@ -148,13 +148,13 @@ class Late:
         """Return a transport for tasks of the running event loop."""
         return _AsyncLateTransport(self._server.connect_async(), self)
 
-    def pause_s(self, patience_s: float) -> float:
+    def pause_s(self, timeout_s: float) -> float:
         """Return how long an answer is held back whose receiver goes after some seconds."""
-        return max(0.0, min(self.seconds, patience_s))
+        return max(0.0, min(self.seconds, timeout_s))
 
-    def check(self, patience_s: float) -> None:
+    def check(self, timeout_s: float) -> None:
         """Raise DeadlineExceededError if the receiver has gone meanwhile."""
-        if self.seconds >= patience_s:
+        if self.seconds >= timeout_s:
             raise deadline_exceeded()
 
 
@@ -172,10 +172,10 @@ class _LateTransport(Transport):
         self._late.check(left_s)
         return answer
 
-    def stream(self, message: Any, patience_s: float) -> Generator[Any, None, None]:
-        for answer in self._inner.stream(message, patience_s):
-            time.sleep(self._late.pause_s(patience_s))
-            self._late.check(patience_s)
+    def stream(self, message: Any, timeout_s: float) -> Generator[Any, None, None]:
+        for answer in self._inner.stream(message, timeout_s):
+            time.sleep(self._late.pause_s(timeout_s))
+            self._late.check(timeout_s)
             yield answer
 
     def close(self) -> None:
@@ -196,10 +196,10 @@ class _AsyncLateTransport(AsyncTransport):
         self._late.check(left_s)
         return answer
 
-    async def stream(self, message: Any, patience_s: float) -> AsyncGenerator[Any, None]:
-        async for answer in self._inner.stream(message, patience_s):
-            await asyncio.sleep(self._late.pause_s(patience_s))
-            self._late.check(patience_s)
+    async def stream(self, message: Any, timeout_s: float) -> AsyncGenerator[Any, None]:
+        async for answer in self._inner.stream(message, timeout_s):
+            await asyncio.sleep(self._late.pause_s(timeout_s))
+            self._late.check(timeout_s)
             yield answer
 
     async def close(self) -> None:

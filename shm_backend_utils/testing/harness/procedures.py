@@ -241,7 +241,7 @@ def infer(server: EmulatedServer, message: Any, began: Callable[[Answer], object
         return write_response(model, request, pending.answer.only(), places)
 
 
-def stream_infer(server: EmulatedServer, message: Any, patience_s: float) -> Iterator[Any]:
+def stream_infer(server: EmulatedServer, message: Any, timeout_s: float) -> Iterator[Any]:
     """Yield the ``ModelStreamInferResponse`` messages that answer one request; TimeoutError if none comes in time."""
     answered = service_pb2.ModelStreamInferResponse
     try:
@@ -249,7 +249,7 @@ def stream_infer(server: EmulatedServer, message: Any, patience_s: float) -> Ite
             model = server.model(request.model, request.version)
             answer = server.execute_aside(request)
             try:
-                for outcome in answer.outcomes(patience_s):
+                for outcome in answer.outcomes(timeout_s):
                     if outcome.is_empty and not (wants_empty_final and model.is_decoupled):
                         continue
                     if outcome.error is not None:

@@ -132,11 +132,11 @@ class Answer:
         """Note that no model can answer any more."""
         self.fail(_FORSAKEN.format(self._model))
 
-    def outcomes(self, patience_s: float | None = None) -> Iterator[Outcome]:
+    def outcomes(self, timeout_s: float | None = None) -> Iterator[Outcome]:
         """Return the responses as they come, the last one too; TimeoutError if none came in this time."""
         while True:
             try:
-                outcome = self._outcomes.get(timeout=patience_s)
+                outcome = self._outcomes.get(timeout=timeout_s)
             except queue.Empty:
                 raise TimeoutError from None
             yield outcome

@@ -53,11 +53,11 @@ class _Answering:
             done.set_result(PROCEDURES[message.procedure](self._server, message.request))
         return _Call(done, began)
 
-    def stream(self, message: GrpcMessage, patience_s: float) -> Generator[Any, None, None]:
+    def stream(self, message: GrpcMessage, timeout_s: float) -> Generator[Any, None, None]:
         """Yield the responses to a request, as they come."""
         self.check_open()
         try:
-            for told in stream_infer(self._server, message.request, patience_s):
+            for told in stream_infer(self._server, message.request, timeout_s):
                 self.check_open()
                 if told.error_message:
                     raise translated(None, told.error_message, _ADDRESS)
@@ -133,8 +133,8 @@ class HarnessTransport(Transport):
             call.give_up()
             del call  # an error and its frames would keep each other, and with them the memory of a result
 
-    def stream(self, message: GrpcMessage, patience_s: float) -> Generator[Any, None, None]:
-        return self._answering.stream(message, patience_s)
+    def stream(self, message: GrpcMessage, timeout_s: float) -> Generator[Any, None, None]:
+        return self._answering.stream(message, timeout_s)
 
     def close(self) -> None:
         self._answering.close()
@@ -162,9 +162,9 @@ class AsyncHarnessTransport(AsyncTransport):
             call.give_up()
             del call, done  # an error and its frames would keep each other, and with them the memory of a result
 
-    async def stream(self, message: GrpcMessage, patience_s: float) -> AsyncGenerator[Any, None]:
+    async def stream(self, message: GrpcMessage, timeout_s: float) -> AsyncGenerator[Any, None]:
         loop = asyncio.get_running_loop()
-        responses = _InOneThread(self._answering.stream(message, patience_s))
+        responses = _InOneThread(self._answering.stream(message, timeout_s))
         try:
             while True:
                 is_over, response = await loop.run_in_executor(None, responses.step)

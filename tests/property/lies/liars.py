@@ -73,7 +73,7 @@ class LyingTransport(FakeTransport):
             raise InferenceError(random_text(self._chance, ERRORS), self._chance.choice(_STATUSES))
         return lying_http(self._chance) if self._is_http else lying_grpc(self._chance)
 
-    def stream(self, message: Any, patience_s: float) -> Generator[Any, None, None]:
+    def stream(self, message: Any, timeout_s: float) -> Generator[Any, None, None]:
         named = _parameters_grpc(message)
         for index in range(1 << 20):
             if SLOT_PARAMETER in named:

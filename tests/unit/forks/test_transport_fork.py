@@ -12,7 +12,7 @@ import pytest
 from tests.unit.forks.programs import run_program
 
 BEGIN = """
-import asyncio, subprocess, threading
+import asyncio, subprocess, threading, time
 from shm_backend_utils.client import AsyncShmClient, ForkedError, ShmClient
 from shm_backend_utils.errors import PeerError
 
@@ -31,18 +31,18 @@ def unheard(work):
     assert heard() == before, "the child has spoken on its parent's connection"
 
 def answers(client):
-    client._driver.run(client._core.check_server_answers(10))
+    client._driver.run(client._core.check_server_answers(time.monotonic() + 10))
 
 def held(client):
-    client._driver.run(client._core.look_up("held", "", 30))
+    client._driver.run(client._core.look_up("held", "", time.monotonic() + 30))
 
 async def answers_async(client):
     driver, core = client._open()
-    await driver.run(core.check_server_answers(10))
+    await driver.run(core.check_server_answers(time.monotonic() + 10))
 
 async def held_async(client):
     driver, core = client._open()
-    await driver.run(core.look_up("held", "", 30))
+    await driver.run(core.look_up("held", "", time.monotonic() + 30))
 
 def outcome(call):
     try:

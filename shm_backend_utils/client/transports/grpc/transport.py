@@ -88,7 +88,7 @@ class GrpcTransport(_Grpc, Transport):
         except Exception as error:
             raise _error(error, self.address, self._is_closed) from None
 
-    def stream(self, message: GrpcMessage, patience_s: float) -> Generator[Any, None, None]:
+    def stream(self, message: GrpcMessage, timeout_s: float) -> Generator[Any, None, None]:
         message.request.parameters[_ALWAYS_ENDED].bool_param = True
         owner, is_over = os.getpid(), False
         try:
@@ -99,7 +99,7 @@ class GrpcTransport(_Grpc, Transport):
             self._streams.begin(reading)
             while not is_over:
                 try:
-                    answer = reading.answers.get(timeout=patience_s)
+                    answer = reading.answers.get(timeout=timeout_s)
                 except queue.Empty:
                     raise deadline_exceeded() from None
                 if answer is None:
@@ -200,7 +200,7 @@ class AsyncGrpcTransport(_Grpc, AsyncTransport):
         except Exception as error:
             raise _error(error, self.address, self._is_closed) from None
 
-    async def stream(self, message: GrpcMessage, patience_s: float) -> AsyncGenerator[Any, None]:
+    async def stream(self, message: GrpcMessage, timeout_s: float) -> AsyncGenerator[Any, None]:
         _, request, metadata, compression = message
         owner = os.getpid()
         try:
@@ -212,7 +212,7 @@ class AsyncGrpcTransport(_Grpc, AsyncTransport):
             while True:
                 getting = asyncio.ensure_future(reading.answers.get())
                 try:  # before Python 3.12, wait_for may swallow a cancellation
-                    if not (await asyncio.wait((getting,), timeout=patience_s))[0]:
+                    if not (await asyncio.wait((getting,), timeout=timeout_s))[0]:
                         raise deadline_exceeded()
                 finally:
                     getting.cancel()  # nothing happens if it is done

@@ -71,7 +71,7 @@ class HttpTransport(_Http, Transport):
     def send(self, message: HttpMessage, timeout_s: float) -> Answer:
         return self._checked(self._connections.exchange(self._request(message), timeout_s))
 
-    def stream(self, message: Any, patience_s: float) -> Generator[Any, None, None]:
+    def stream(self, message: Any, timeout_s: float) -> Generator[Any, None, None]:
         _refuse_streams(self.address)
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class AsyncHttpTransport(_Http, AsyncTransport):
     async def send(self, message: HttpMessage, timeout_s: float) -> Answer:
         return self._checked(await self._connections.exchange(self._request(message), timeout_s))
 
-    def stream(self, message: Any, patience_s: float) -> AsyncGenerator[Any, None]:
+    def stream(self, message: Any, timeout_s: float) -> AsyncGenerator[Any, None]:
         _refuse_streams(self.address)
 
     async def close(self) -> None:
