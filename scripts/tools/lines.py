@@ -14,10 +14,10 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 37_977,
+    "shm_backend_utils": 37_841,
     "shm_backend_utils/*.py": 1_054,
     "shm_backend_utils/cli": 3_251,
-    "shm_backend_utils/client": 8_501,
+    "shm_backend_utils/client": 8_365,
     "shm_backend_utils/compat": 2_165,
     "shm_backend_utils/gpu": 2_882,
     "shm_backend_utils/http": 241,
@@ -30,7 +30,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 6_653,
     "scripts": 12_941,
     "scripts/tools/bench": 3_548,
-    "tests": 60_546,
+    "tests": 60_543,
     "docs": 3_498,
 }
 """By folder, or by pattern of files: the most lines."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Coroutine, Mapping
-from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from ..errors import CallerError
@@ -92,9 +91,7 @@ class AsyncShmClient(
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         await self.close()
 
     def _begin(self) -> None:

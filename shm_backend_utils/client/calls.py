@@ -52,11 +52,7 @@ _BUSY_PAUSE_S: Final = 0.005  # a refusal takes less than a millisecond
 
 
 def infer(  # noqa: PLR0912, PLR0915  # one function: each further one costs every call a microsecond
-    core: Core,
-    settings: CallSettings,
-    inputs: Mapping[str, Any],
-    outputs: Outputs,
-    elsewhere: Elsewhere | None = None,
+    core: Core, settings: CallSettings, inputs: Mapping[str, Any], outputs: Outputs, elsewhere: Elsewhere | None = None
 ) -> Steps[Result]:
     """Make a call; ``elsewhere`` takes its inputs on GPUs, by default so that they may be lent."""
     if type(outputs) is dict and {*map(type, outputs)} == {str} and {*map(type, outputs.values())} == {int}:

@@ -8,7 +8,6 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import ClosedError
@@ -220,9 +219,7 @@ class ShmClient(
         self._open_core()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def _begin(self) -> None:

@@ -47,12 +47,14 @@ _DEADLINE: Final = "StatusCode.DEADLINE_EXCEEDED"
 _UNAVAILABLE: Final = "StatusCode.UNAVAILABLE"
 
 
-class InferenceError(InferenceServerException, PeerError):
-    """The server refused or failed the request. ``status()`` and ``message()`` quote it."""
-
+class _OfServerError(InferenceServerException):
     def __init__(self, message: str, status: str | None = None) -> None:
-        InferenceServerException.__init__(self, message, status)
+        super().__init__(message, status)
         self.args = (message, status)
+
+
+class InferenceError(_OfServerError, PeerError):
+    """The server refused or failed the request. ``status()`` and ``message()`` quote it."""
 
 
 class DeadlineExceededError(InferenceError, TimeoutError):
@@ -80,12 +82,8 @@ class LivenessUnknownError(PeerError):
     """The server calls a model ready, and nothing tells whether the model's process is alive."""
 
 
-class ServerUnavailableError(InferenceServerException, MachineError, ConnectionError):
+class ServerUnavailableError(_OfServerError, MachineError, ConnectionError):
     """No server answers there. The request did not reach one."""
-
-    def __init__(self, message: str, status: str | None = None) -> None:
-        InferenceServerException.__init__(self, message, status)
-        self.args = (message, status)
 
 
 class ConnectionLostError(ServerUnavailableError):
@@ -118,10 +116,7 @@ class ForkedError(ClosedError):
 
 
 def translated(status: str | None, message: str, address: str) -> ShmError:
-    """Return an error of a server, of gRPC or of HTTP as one of ours.
-
-    ``status`` is gRPC's code, such as ``"StatusCode.UNAVAILABLE"``, or HTTP's number.
-    """
+    """Return an error of a server as one of ours; the status is gRPC's, as ``"StatusCode.UNAVAILABLE"``, or HTTP's."""
     message = message or "the server gave no reason"
     if status == _DEADLINE:
         return deadline_exceeded(address)
@@ -218,11 +213,7 @@ _REASONS: Final[tuple[tuple[re.Pattern[str], type[ServerUnavailableError], str],
         UnknownHostError,
         "the host of {address} is not known to this machine; is its name right?",
     ),
-    (
-        re.compile(r"(?i)Connection refused|Connect call failed"),
-        ServerUnavailableError,
-        _NOBODY,
-    ),
+    (re.compile(r"(?i)Connection refused|Connect call failed"), ServerUnavailableError, _NOBODY),
     (
         re.compile(r"(?i)http1.x server|Failed parsing HTTP/2"),
         ServerUnavailableError,

@@ -1,7 +1,4 @@
-"""The processes of a server's Python models, by ``/proc``, in this process's PID and network namespaces.
-
-A stub is a child of its server, and a server listens at its port: other servers of the machine do not count.
-"""
+"""The processes of one server's Python models, by ``/proc``: children of the process that listens at its port."""
 
 from __future__ import annotations
 

@@ -55,11 +55,7 @@ class Once:
         self._searches: _Searches = {}
 
     def find(self, what: Hashable, search: Callable[[], Steps[T]], deadline: float) -> Steps[T]:
-        """Return what ``search`` finds; of calls that ask at once, only one searches.
-
-        Raises what the search raises, DeadlineExceededError after ``deadline``. If the search is cancelled, or runs out
-        of time, another call searches: so it looks first whether it was found already.
-        """
+        """Return what ``search`` finds, or raise what it raises; another call searches if this one is broken off."""
         while True:
             mine = _Search(self._searches, what)
             outcome: _Outcome | None = None

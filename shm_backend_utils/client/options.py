@@ -29,7 +29,7 @@ __all__ = [
     "check_options",
     "check_path",
     "check_timeout",
-    "check_tls",
+    "tls_context",
 ]
 
 PathName = Literal["auto", "direct", "triton-shm", "inline"]
@@ -235,8 +235,8 @@ def check_is_installed(library: str | None) -> None:
         )
 
 
-def check_tls(tls: Tls) -> None:
-    """Raise :class:`CallerError` unless the certificates can be read."""
+def tls_context(tls: Tls) -> ssl.SSLContext:
+    """Return the certificates as sockets take them; CallerError if they cannot be read."""
     try:
         context = ssl.create_default_context(cafile=tls.root_certificates)
         if tls.certificate_chain is not None:
@@ -244,6 +244,7 @@ def check_tls(tls: Tls) -> None:
     except OSError as error:  # ssl.SSLError is one
         files = ", ".join(str(file) for file in vars(tls).values() if file)
         raise CallerError(f"Tls({files}) cannot be read: {error}; expected files in PEM format") from None
+    return context
 
 
 def check_inline_bytes(inline_bytes: object) -> int:

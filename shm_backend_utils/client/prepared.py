@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Coroutine, Mapping
-from types import TracebackType
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
 import numpy.typing as npt
@@ -138,9 +137,7 @@ class _Prepared(OfThisProcess, Generic[ResultT]):
     def __enter__(self: Self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def _infer(self, timeout_s: float | None, stream: Any) -> Steps[Result]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Final, NoReturn
 
 import numpy.typing as npt
@@ -148,9 +147,7 @@ class Result(Arrays):
     def __enter__(self) -> Result:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._arrays = None
 
     def __repr__(self) -> str:

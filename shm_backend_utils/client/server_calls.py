@@ -1,7 +1,4 @@
-"""What a client asks of its server beside inference: is it there, what does it have, and load this.
-
-Each is a generator of :mod:`.steps`, for both clients, and ends by a deadline.
-"""
+"""What a client asks of its server beside inference: is it there, what does it have, and load this."""
 
 from __future__ import annotations
 

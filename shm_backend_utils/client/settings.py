@@ -19,7 +19,7 @@ from .options import (
     check_options,
     check_path,
     check_timeout,
-    check_tls,
+    tls_context,
 )
 from .transports.connect import Connectable
 from .transports.messages import split_url
@@ -58,7 +58,7 @@ class ClientSettings:
         if tls is not None and not is_secure:
             raise CallerError(f"tls was given, but URL {url!r} is without TLS; write grpcs:// or https://")
         if tls is not None:
-            check_tls(tls)
+            tls_context(tls)  # which looks whether they can be read
         self.url = url
         self.timeout_s = check_timeout(timeout_s)
         self.tls = tls

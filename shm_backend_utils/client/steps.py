@@ -24,7 +24,6 @@ from .transports.transport import AsyncTransport, Transport
 
 __all__ = [
     "COPIED",
-    "LEAST_S",
     "AsyncioDriver",
     "BlockingDriver",
     "Offload",
@@ -43,14 +42,14 @@ __all__ = [
 T = TypeVar("T")
 AnyTransport = TypeVar("AnyTransport", bound=Transport | AsyncTransport)
 
-LEAST_S: Final = 1e-3
+_LEAST_S: Final = 1e-3
 _USUAL_THREADS: Final = 16
 _PACKAGE: Final = f"{Path(__file__).parents[1]}/"
 
 
 def left_until(deadline: float) -> float:
     """Return the seconds until a moment, by ``time.monotonic()``; always a little, so that what is ready is taken."""
-    return max(deadline - time.monotonic(), LEAST_S)
+    return max(deadline - time.monotonic(), _LEAST_S)
 
 
 class Send(NamedTuple):
@@ -68,10 +67,7 @@ class SendForStream(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Wait for a future; what comes of it is its result, or a TimeoutError.
-
-    A thread that blocks does not wait for itself, as a signal's handler would: what comes of that is None.
-    """
+    """Wait for a future's result, or a TimeoutError; a thread that would wait for itself, in a signal, gets None."""
 
     future: concurrent.futures.Future[Any]
     deadline: float
@@ -92,10 +88,9 @@ class Offload(NamedTuple):
 
 
 class Together(NamedTuple):
-    """Do several operations side by side; when all have ended, what comes of it is a list of their results.
+    """Do several operations side by side; when all have ended, what comes of it are their results, or the first error.
 
-    If some have failed, it is the first one's error; if no thread has begun with one in time, a TimeoutError. Those
-    that have begun end by deadlines of their own.
+    If no thread has begun with one in time, it is a TimeoutError. Those that have begun end by deadlines of their own.
     """
 
     operations: Sequence[Generator[Any, Any, Any]]
@@ -140,9 +135,7 @@ class BlockingDriver(_Driver[Transport]):
             while True:
                 try:
                     if isinstance(step, Send):
-                        left_s = max(
-                            step.deadline - time.monotonic(), LEAST_S
-                        )  # inline, as it is on the way of every call
+                        left_s = max(step.deadline - time.monotonic(), _LEAST_S)  # inline: each call comes here
                         outcome = self.transport.send(step.message, left_s)
                     elif isinstance(step, Offload):
                         outcome = step.work()
@@ -214,7 +207,7 @@ class AsyncioDriver(_Driver[AsyncTransport]):
             while True:
                 try:
                     if isinstance(step, Send):
-                        left_s = max(step.deadline - time.monotonic(), LEAST_S)  # inline, as above
+                        left_s = max(step.deadline - time.monotonic(), _LEAST_S)  # inline, as above
                         outcome = await self.transport.send(step.message, left_s)
                     elif isinstance(step, Offload):
                         outcome = await self._offload(step)

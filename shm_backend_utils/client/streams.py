@@ -8,13 +8,12 @@ import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final, SupportsIndex
 
 import numpy as np
 
 from ..errors import BudgetError, CallerError, ClosedError, NoSharedMemoryError, PeerError
-from ..memory.pool.slot import SlotRegion
+from ..memory.pool.slot import Memory, SlotRegion
 from ..model_spec import ModelSpec
 from ..protocol import results
 from ..protocol.call_layout import ALIGNMENT, AnyInput, CallInput, CallLayout
@@ -25,7 +24,7 @@ from .errors import DeadlineExceededError, ForkedError, PathUnavailableError, st
 from .inputs.devices import inputs_on_gpus, library_of_inputs
 from .inputs.sources import Outputs, sources, wanted_outputs
 from .known_model import KnownModel
-from .paths.call import HostMemory, InRegion, check_sequence_id, write_inputs
+from .paths.call import InRegion, check_sequence_id, write_inputs
 from .paths.direct import result_of
 from .paths.on_gpus import brought_to_gpus, can_be_downloaded
 from .paths.taking import take
@@ -83,7 +82,7 @@ class DirectStream(InRegion):
     known: KnownModel
     layout: CallLayout
     region: SlotRegion
-    memory: HostMemory
+    memory: Memory
 
     path = "direct"
 
@@ -93,7 +92,7 @@ class DirectStream(InRegion):
         ring = Ring(1, len(self._frames), _stride(layout))
         self.layout = layout._replace(table=layout.table._replace(ring=ring))
         self._index = 0
-        self._released: dict[int, weakref.ref[HostMemory]] = {}
+        self._released: dict[int, weakref.ref[Memory]] = {}
         self._inputs_end = max((span.offset + span.byte_size for span in layout.table.inputs.values()), default=0)
 
     def message(self) -> Any:
@@ -161,10 +160,7 @@ class OpenStream:
     bytes_avoided: int = 0  # so far
 
     def results(self, answer: Any) -> Steps[list[Result]]:
-        """Return the results of the next answer, one or none. The caller alone holds what is in the list.
-
-        The client learns how large outputs were that found too little room: its next stream has as much.
-        """
+        """Return the results of the next answer, one or none, which the caller alone holds; learn from them."""
         call, known = self.call, self.call.known
         try:
             result = call.result(answer)
@@ -184,9 +180,7 @@ class OpenStream:
     def __enter__(self) -> OpenStream:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         call = self.call
         is_held = isinstance(error, DeadlineExceededError) and isinstance(call, DirectStream) and call.is_held
         del error, trace  # what is raised here keeps this frame

@@ -18,9 +18,7 @@ _ROUND_S: Final = 0.01
 def unregister_when_free(unregister: Callable[[], object], timeout_s: float = 5.0) -> None:
     """Call ``unregister`` until the server no longer answers that a request is in the region, or raise what it says.
 
-    Before 24.12, Triton lets go of a region a moment after it has answered the request, and refuses until then. From
-    then on it says yes, keeps the region until its requests have ended, and tells nobody when that is: memory is free
-    once each request that used it was answered, not once it is unregistered.
+    Triton from 24.12 on says yes at once, and keeps the region until its requests have ended.
     """
     deadline = time.monotonic() + timeout_s
     while True:

@@ -6,12 +6,9 @@ import os
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
 from shm_backend_utils.memory.pool.inventory import Need
 from shm_backend_utils.memory.pool.pool import SlotPool
-from shm_backend_utils.memory.pool.slot import SlotRegion
+from shm_backend_utils.memory.pool.slot import Memory, SlotRegion
 from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
 
 __all__ = ["REGION", "SHM", "Memory", "is_there", "own_files", "take", "used"]
@@ -20,8 +17,6 @@ SHM: Final = Path("/dev/shm")
 
 REGION: Final = data_offset(1, PAGE_SIZE) + PAGE_SIZE
 """What the smallest region takes of the budget."""
-
-Memory = npt.NDArray[np.uint8]
 
 
 def take(

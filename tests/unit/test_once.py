@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import DeadlineExceededError, InferenceError, ServerUnavailableError
-from shm_backend_utils.client import steps as once_module
+from shm_backend_utils.client import once as once_module
 from shm_backend_utils.client.errors import out_of_time
 from shm_backend_utils.client.known_model import KnownModel
 from shm_backend_utils.client.once import Once

@@ -20,15 +20,7 @@ from ...gpu.runtime import BLOCK_BYTES, CudaRuntime, PointerFacts
 from ...gpu.streams import Named
 from .sources import Source
 
-__all__ = [
-    "DeviceSource",
-    "GpuWork",
-    "Gpus",
-    "device_source",
-    "inputs_on_gpus",
-    "library_of_inputs",
-    "work_of",
-]
+__all__ = ["DeviceSource", "GpuWork", "Gpus", "device_source", "inputs_on_gpus", "library_of_inputs", "work_of"]
 
 
 class Gpus:

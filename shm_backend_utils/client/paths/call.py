@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ...dtypes import BY_NAME, BYTES, DType
 from ...errors import CallerError, ClosedError, PeerError
 from ...memory.kinds import RegionKind
+from ...memory.pool.slot import Memory
 from ...model_spec import ModelSpec
 from ...protocol.call_layout import AnyInput, CallInput, CallLayout
 from ...protocol.results import check_output
@@ -32,7 +33,6 @@ __all__ = [
     "COPYING",
     "LONG_COPY",
     "Call",
-    "HostMemory",
     "InRegion",
     "Plan",
     "check_sequence_id",
@@ -49,9 +49,6 @@ LONG_COPY: Final = 4 * 2**20
 
 COPYING: Final = "its inputs were being copied"
 """For the error of a call whose deadline comes meanwhile."""
-
-HostMemory = npt.NDArray[np.uint8]
-"""A whole region of the pool, which is given back when this and all arrays made from it are gone."""
 
 
 class Plan(NamedTuple):
@@ -128,7 +125,7 @@ class InRegion:
     """A call, or a stream, whose inputs on the host lie in one region of the pool."""
 
     layout: CallLayout
-    memory: HostMemory
+    memory: Memory
     is_closed = False
 
     def write(self, given: Mapping[str, Source]) -> None:

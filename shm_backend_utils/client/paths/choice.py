@@ -139,11 +139,7 @@ class PathChooser:
         self._of_server = None
 
     def _try_sealed(self, model: KnownModel, is_here: bool, deadline: float) -> Steps[Check]:
-        """Have a model that declares the direct path open sealed memory, and return what came of it.
-
-        The request names a slot in which none was ever begun. So a model that has opened the memory refuses it as
-        stale, before ``model.py`` sees it. The outcome is None if it has said nothing of the memory.
-        """
+        """Have a model open sealed memory by a request that is stale, so that ``model.py`` does not see it."""
         needed_by = (_DIRECT,) if self._options.region == "sealed" else ()
         found = functools.partial(Check, _SEALED, needed_by=needed_by)
         if not is_here:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ...dtypes import BYTES
 from ...errors import ClosedError, SlotInDoubtError, TensorError
 from ...memory.kinds import RegionKind
-from ...memory.pool.slot import Slot, SlotRegion
+from ...memory.pool.slot import Memory, Slot, SlotRegion
 from ...memory.pool.states import AFTER, FREE
 from ...protocol import results
 from ...protocol.call_layout import CallLayout, aligned
@@ -27,7 +27,7 @@ from ..errors import MemoryRefusedError
 from ..inputs.sources import Source
 from ..result import Result
 from ..steps import Send, Steps
-from .call import Call, HostMemory, InRegion, is_answer, output_in, source_of
+from .call import Call, InRegion, is_answer, output_in, source_of
 from .on_gpus import CallOnGpus, GpuBuffer, LostMemoryError
 from .triton_shm import no_strings
 
@@ -36,7 +36,7 @@ __all__ = ["DirectCall", "PreparedDirectCall", "result_of"]
 _BYTE_SIZE: Final = operator.attrgetter("byte_size")
 _BY_PLACE: Final = operator.attrgetter("region", "offset")
 _BYTE: Final = np.dtype(np.uint8)
-_NO_MEMORY: Final[HostMemory] = np.empty(0, np.uint8)
+_NO_MEMORY: Final[Memory] = np.empty(0, np.uint8)
 
 
 @dataclass(eq=False, repr=False)
@@ -45,7 +45,7 @@ class DirectCall(InRegion, Call):
 
     region: SlotRegion
     slot: Slot
-    memory: HostMemory
+    memory: Memory
     gpus: CallOnGpus | None = field(default=None, init=False)
     buffers: Sequence[GpuBuffer] = ()
     """What the table names beside the slot's own region, from number 1 on."""
@@ -128,7 +128,7 @@ class DirectCall(InRegion, Call):
         self.memory = _NO_MEMORY
         self.gpus, self.buffers = None, ()
 
-    def _input(self, memory: HostMemory, span: InputSpan) -> Any:
+    def _input(self, memory: Memory, span: InputSpan) -> Any:
         dtype, shape, _, offset, byte_size = span
         if dtype is BYTES:
             return memory[offset : offset + byte_size]
@@ -148,7 +148,7 @@ class DirectCall(InRegion, Call):
 
 def result_of(
     places: Sequence[results.OutputPlace],
-    memory: HostMemory,
+    memory: Memory,
     buffers: Sequence[GpuBuffer],
     response: Callable[[], Any],
     bytes_avoided: int = 0,
@@ -208,7 +208,7 @@ def _strings(name: str, encoded: Any, shape: tuple[int, ...]) -> npt.NDArray[Any
 class _Kept:
     """The source of NumPy's array of a grown region: it keeps the former array, by which the region is in use."""
 
-    def __init__(self, memory: HostMemory, former: HostMemory) -> None:
+    def __init__(self, memory: Memory, former: Memory) -> None:
         self.__array_interface__ = memory.__array_interface__
         self._kept = memory, former
 

@@ -23,7 +23,7 @@ from ...gpu.ordering import Mark
 from ...gpu.runtime import CudaRuntime
 from ...gpu.streams import Named, NamedStream
 from ...memory import locks
-from ...memory.pool.slot import SlotRegion
+from ...memory.pool.slot import Memory, SlotRegion
 from ...protocol.claims import CudaRegionClaim
 from ...protocol.results import OutputPlace, broken_results
 from ...protocol.spans import InputSpan, Table
@@ -33,7 +33,7 @@ from ..options import check_is_installed
 from ..result import Result
 from ..settings import CallSettings
 from ..steps import Pause, Steps, offloaded
-from .call import COPYING, HostMemory, Plan
+from .call import COPYING, Plan
 
 __all__ = [
     "CallOnGpus",
@@ -244,7 +244,7 @@ class CallOnGpus(OnGpus):
                 found[name] = self.buffers[span.region - 1].array_at(memory, span.offset, span.dtype.numpy, span.shape)
         return found
 
-    def sources(self, memory: HostMemory) -> dict[str, DeviceSource]:
+    def sources(self, memory: Memory) -> dict[str, DeviceSource]:
         """Return the inputs on GPUs as they lie here, to be written elsewhere, or lent again."""
         found: dict[str, DeviceSource] = dict(self._lent)
         work = GpuWork(self._gpus)
@@ -255,7 +255,7 @@ class CallOnGpus(OnGpus):
                 found[name].library = self.library
         return found
 
-    def _plain_array(self, span: InputSpan, memory: HostMemory) -> DeviceArray:
+    def _plain_array(self, span: InputSpan, memory: Memory) -> DeviceArray:
         """Return an input's array, of no library."""
         return self.buffers[span.region - 1].plain_array_at(memory, span.offset, span.dtype.numpy, span.shape)
 

@@ -14,7 +14,7 @@ from ...memory.kinds import RegionKind
 from ...memory.pool.inventory import Need, Waiter
 from ...memory.pool.pool import SlotPool
 from ...memory.pool.rows import Row
-from ...memory.pool.slot import SlotRegion
+from ...memory.pool.slot import Memory, SlotRegion
 from ...protocol.call_layout import CallInput, CallLayout, rows_of
 from ...protocol.layout import data_offset
 from ..errors import out_of_time
@@ -23,7 +23,7 @@ from ..known_model import KnownModel
 from ..once import Once
 from ..settings import CallSettings
 from ..steps import Pause, Steps, Wait, left_until, offloaded
-from .call import LONG_COPY, HostMemory, Plan
+from .call import LONG_COPY, Plan
 from .on_gpus import LostMemoryError, models_are_done
 from .triton_shm import RegisteredCall
 
@@ -34,7 +34,7 @@ _MAKING: Final = "its memory was being made"
 
 def take(
     pool: SlotPool, settings: CallSettings, known: KnownModel, end: int, slot_count: int, group: str
-) -> Steps[tuple[SlotRegion, HostMemory]]:
+) -> Steps[tuple[SlotRegion, Memory]]:
     """Take a region for a model's calls, whose last tensor ends at ``end``, until the deadline."""
     kind = RegionKind.SYSTEM if group == RegisteredCall.path else known.kind
     need = _need(known, end, slot_count, group, kind)
@@ -47,7 +47,7 @@ def _need(known: KnownModel, end: int, slot_count: int, group: str, kind: Region
     return Need(end - data_offset(slot_count, size), slot_count, size, group, kind)
 
 
-def grow(pool: SlotPool, settings: CallSettings, region: SlotRegion, memory: HostMemory, end: int) -> Steps[bool]:
+def grow(pool: SlotPool, settings: CallSettings, region: SlotRegion, memory: Memory, end: int) -> Steps[bool]:
     """Have a region's data reach an offset, if there is room for that now; return whether they do."""
 
     def work() -> bool:  # it keeps the memory, and so the region, even when nobody waits for it any more
@@ -58,7 +58,7 @@ def grow(pool: SlotPool, settings: CallSettings, region: SlotRegion, memory: Hos
     return (yield from offloaded(work, settings.deadline, _MAKING))
 
 
-def _take_granted(pool: SlotPool, settings: CallSettings, waiter: Waiter) -> Steps[tuple[SlotRegion, HostMemory]]:
+def _take_granted(pool: SlotPool, settings: CallSettings, waiter: Waiter) -> Steps[tuple[SlotRegion, Memory]]:
     try:
         if not waiter.granted.done():
             timeout_s = left_until(settings.deadline)
@@ -93,7 +93,7 @@ def take_row(pool: SlotPool, once: Once, plan: Plan, *, is_expected: bool) -> St
         return None
     key = layout.requested and tuple(layout.requested), tuple(table.inputs.items()), tuple(table.outputs.items())
 
-    def begin() -> Steps[HostMemory | None]:
+    def begin() -> Steps[Memory | None]:
         """Make a block, which goes with its memory; return that, or None if there is no room for it."""
         whole = known.lay_out(
             {
@@ -132,7 +132,7 @@ def take_row(pool: SlotPool, once: Once, plan: Plan, *, is_expected: bool) -> St
 _ROUND_S: Final = 0.05
 
 
-def take_with_devices(pool: SlotPool, gpus: Gpus, plan: Plan) -> Steps[tuple[SlotRegion, HostMemory]]:
+def take_with_devices(pool: SlotPool, gpus: Gpus, plan: Plan) -> Steps[tuple[SlotRegion, Memory]]:
     """Take a region with one slot, and with what a call needs on GPUs; no model's GPU works there any more."""
     settings, layout = plan.settings, plan.layout
     sizes = [rounded_up(byte_size) for byte_size in layout.device_byte_sizes]
@@ -154,9 +154,9 @@ def take_with_devices(pool: SlotPool, gpus: Gpus, plan: Plan) -> Steps[tuple[Slo
             return region, memory
 
 
-def _provide(pool: SlotPool, settings: CallSettings, provide: Callable[[], None], memory: HostMemory) -> Steps[None]:
+def _provide(pool: SlotPool, settings: CallSettings, provide: Callable[[], None], memory: Memory) -> Steps[None]:
     """Let a region have memory on GPUs, until the deadline; idle regions go where there is too little."""
-    kept: list[HostMemory] = []  # which keeps the region, if nobody waits for this any more
+    kept: list[Memory] = []  # which keeps the region, if nobody waits for this any more
 
     def allocate() -> None:
         try:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ...dtypes import BYTES
 from ...errors import ClosedError, PeerError, ShmError, SlotInDoubtError
 from ...memory.managed import array_at
-from ...memory.pool.slot import SlotRegion
+from ...memory.pool.slot import Memory, SlotRegion
 from ...protocol.call_layout import CallLayout
 from ...protocol.results import missing_output
 from ...tensors.strings import Strings
@@ -24,7 +24,7 @@ from ..result import Result
 from ..steps import Send, Steps
 from ..transports.messages import Codec, InputTensor, Place
 from ..unregistering import IN_USE
-from .call import Call, HostMemory, InRegion, described_output, is_answer, output_in
+from .call import Call, InRegion, described_output, is_answer, output_in
 
 __all__ = ["InlineCall", "RegisteredCall", "Registrations", "no_strings"]
 
@@ -57,7 +57,7 @@ class InlineCall(Call):
         spans, inputs = self.layout.table.inputs, []
         for name, array in self._arrays.items():
             dtype = spans[name].dtype
-            content = _text(name, array) if dtype is BYTES else array
+            content = Strings.of(name, array).numpy() if dtype is BYTES else array  # else sent as it prints
             inputs.append(InputTensor(name, dtype.name, array.shape, content))
         name, outputs = self.known.spec.name, self.layout.requested
         return self.codec.infer(name, self.settings.options, inputs=inputs, outputs=outputs)
@@ -87,11 +87,6 @@ class InlineCall(Call):
         self._arrays = {}
 
 
-def _text(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return an input's strings as they are sent: tritonclient would send whatever else as it prints."""
-    return Strings.of(name, array).numpy()
-
-
 def no_strings(layout: CallLayout) -> dict[str, npt.NDArray[Any]]:
     """Return arrays of empty strings for the inputs that are strings, for the user to fill."""
     spans = layout.table.inputs
@@ -104,10 +99,7 @@ _TOO_SMALL: Final = "should be at least"
 
 
 class Registrations:
-    """What this client has registered at the server: each region under its own random key.
-
-    It never unregisters anything else, and never everything at once, which would take other clients' regions away.
-    """
+    """What this client has registered at the server, each region under its own random key, and unregisters alone."""
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
@@ -143,11 +135,9 @@ class Registrations:
         self._known.discard(region.key)
 
     def drop(self, keys: Iterable[str] | None, deadline: float) -> Steps[bool]:
-        """Unregister those of these keys that are registered, None for all, so that the server lets go of their memory.
+        """Unregister these keys, None for all; return whether one has a request in it, which only Triton < 24.12 tells.
 
-        What the server does not answer to, or still has a request in, is tried again the next time. The call that takes
-        unwanted keys unregisters them alone. Return whether there is a request left in one: from 24.12 on the server
-        does not say so. No harm: names are random, and memory that may still be written is no other call's.
+        What the server does not answer to, or still has a request in, is tried again the next time.
         """
         registered = self._known.intersection(list(self._known) if keys is None else keys)
         self._unwanted |= registered
@@ -174,14 +164,13 @@ class Registrations:
 
 @dataclass(eq=False, repr=False)
 class RegisteredCall(InRegion, Call):
-    """Tensors lie in a registered region, from which the server copies. Nothing fences one request from the next.
+    """Tensors lie in a registered region, from which the server copies, but for outputs of uncertain size.
 
-    Outputs whose size is not certain before the model has run travel with the response: the server fails a request
-    whose output does not fit its place, and the model must not run twice.
+    The server fails a request whose output does not fit its place, and the model must not run twice.
     """
 
     region: SlotRegion
-    memory: HostMemory
+    memory: Memory
     registrations: Registrations
 
     path = "triton-shm"
@@ -229,7 +218,7 @@ class RegisteredCall(InRegion, Call):
                 elif _TOO_SMALL in str(error):
                     raise OutputRoomError(
                         f"an output of model {self.known.spec.name!r} needs more bytes than its hint gave it, and on "
-                        f"the path triton-shm it cannot come back another way: {error}; give a larger hint, or none",
+                        f"the path triton-shm it cannot come back another way: {error}; give a larger hint, or none"
                     ) from None
                 elif is_first and self._is_unknown(str(error.message())):  # the server looks for it before all else
                     is_first = False
@@ -261,7 +250,7 @@ class RegisteredCall(InRegion, Call):
         for name, (dtype, shape, _, offset, byte_size) in self.layout.table.inputs.items():
             content: Place | npt.NDArray[Any] = Place(self.region.key, offset, byte_size)
             if dtype is BYTES:  # the server places no strings, and nothing empty
-                content = _text(name, self._strings[name])
+                content = Strings.of(name, self._strings[name]).numpy()
             elif not byte_size:
                 content = np.empty(shape, dtype.numpy)
             inputs.append(InputTensor(name, dtype.name, shape, content))
@@ -270,13 +259,12 @@ class RegisteredCall(InRegion, Call):
 
     def _output(self, name: str, response: Any, memory: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
         described = described_output(self.codec, response, self.known.spec, name)
-        room = self._placed.get(name)
         array: npt.NDArray[Any] | None = None
-        if described is not None and room is None:
-            array = output_in(response, name)
-        elif described is not None and room is not None:
-            dtype, shape = described
-            if dtype is not BYTES:  # of a type that the configuration leaves open
+        if described is not None:
+            (dtype, shape), room = described, self._placed.get(name)
+            if room is None:
+                array = output_in(response, name)
+            elif dtype is not BYTES:  # of a type that the configuration leaves open
                 array = array_at(memory, room.offset, dtype.numpy, shape, room.byte_size)
         if array is None:
             raise PeerError(f"model {self.known.spec.name!r} answered without output {name!r}, or with too much of it")

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from ...errors import ClosedError
 from ..errors import deadline_exceeded
-from .conversation import Conversation, Unanswered
-from .server import MOST_ATTEMPTS, Server, handshake_told
+from .conversation import MOST_ATTEMPTS, Conversation, Server, Unanswered, handshake_told
 
 __all__ = ["AsyncConnections"]
 
@@ -113,9 +112,7 @@ class AsyncConnections:
         except BaseException:
             connection.close()
             raise
-        refusal = self._server.refusal(connection.conversation)
-        if refusal is not None:
-            raise refusal
+        self._server.check_takes_requests(connection.conversation)
         self._list(connection)
         return connection
 

@@ -13,8 +13,7 @@ from typing import Any, Final
 from ...errors import ClosedError
 from ...forks import call_after_fork
 from ..errors import deadline_exceeded
-from .conversation import Unanswered
-from .server import MOST_ATTEMPTS, Server, handshake_told
+from .conversation import MOST_ATTEMPTS, Server, Unanswered, handshake_told
 
 __all__ = ["Connections"]
 
@@ -38,11 +37,7 @@ class Connections:
         call_after_fork(self)
 
     def exchange(self, request: Any, timeout_s: float) -> Any:
-        """Send a request and return the answer; on another connection, if it has not begun for certain on the first.
-
-        DeadlineExceededError or ServerUnavailableError if there is none; ClosedError if the client was closed, before
-        or meanwhile.
-        """
+        """Return the answer to a request, as :meth:`.Transport.send`; send it again if it certainly has not begun."""
         deadline = time.monotonic() + timeout_s
         outcome: Any = None
         for _ in range(MOST_ATTEMPTS):
@@ -138,9 +133,7 @@ class _Connection:
         self._watch(sock, select.POLLIN)
         while not (self.conversation.is_ready or self.conversation.failure):
             self.take_turn(deadline)
-        refusal = self._server.refusal(self.conversation)
-        if refusal is not None:
-            raise refusal
+        self._server.check_takes_requests(self.conversation)
         self.is_open = True
 
     def is_fit(self) -> bool:

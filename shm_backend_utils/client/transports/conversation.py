@@ -1,11 +1,16 @@
-"""What is said over one connection to a server, without its I/O: requests become bytes, and bytes become answers."""
+"""A server as connections to it need it, and what is said over one: requests become bytes, bytes answers. No I/O."""
 
 from __future__ import annotations
 
+import ssl
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
-__all__ = ["Conversation", "Unanswered"]
+from ...memory.descriptors import NO_DESCRIPTORS, no_descriptors
+from ...telling import telling
+from ..errors import ServerUnavailableError, unavailable
+
+__all__ = ["MOST_ATTEMPTS", "Conversation", "Server", "Unanswered", "handshake_told"]
 
 
 class Unanswered(NamedTuple):
@@ -46,3 +51,43 @@ class Conversation(ABC):
     @abstractmethod
     def cancel(self, number: int) -> None:
         """Forget a request that nobody waits for any more."""
+
+
+MOST_ATTEMPTS: Final = 3
+"""So often a request is sent that never begins."""
+
+
+class Server(NamedTuple):
+    """Where a server is, and how to speak to it."""
+
+    host: str
+    port: int
+    address: str  # for messages to people
+    conversation: type[Conversation]
+    tls: ssl.SSLContext | None = None
+
+    def unreachable(self, error: OSError, *, is_connected: bool) -> Exception:
+        """Return the error for what a socket raises; a refusal as it is."""
+        if isinstance(error, ServerUnavailableError):
+            return error
+        if error.errno in NO_DESCRIPTORS:
+            return no_descriptors("a connection to a server takes a file descriptor")
+        doing = "" if is_connected else "failed to connect: "
+        return unavailable(self.address, f"{doing}{type(error).__name__}: {error.strerror or error}")
+
+    def check_takes_requests(self, conversation: Conversation) -> None:
+        """Raise ServerUnavailableError for a connection that has just been made and takes no request."""
+        if conversation.failure or not conversation.has_room:
+            raise unavailable(self.address, conversation.failure or "failed to connect: it takes no requests")
+
+    def unanswered(self, outcome: Unanswered) -> Exception:
+        """Return the error for a request without an answer."""
+        doing = "" if outcome.may_have_begun else "failed to connect: "
+        return unavailable(self.address, f"{doing}{outcome.reason}")
+
+
+def handshake_told() -> telling[OSError]:
+    """Have errors say that they are of TLS: how a server without it ends a handshake, is chance."""
+    return telling(
+        (ssl.SSLError, ConnectionResetError), lambda error: OSError(f"TLS handshake: {type(error).__name__}: {error}")
+    )

@@ -45,10 +45,7 @@ class InputTensor(NamedTuple):
 
 
 class Codec(ABC):
-    """Turns what a client wants to say into messages of one protocol, and answers into what they mean. No I/O.
-
-    A message is what a transport of the same protocol sends; it is sent once.
-    """
+    """Makes the messages that a transport of the same protocol sends, each once, and reads the answers. No I/O."""
 
     address: str = ""
     """The server's, with its scheme; empty for one that is no address, and whose processes nobody can look at."""
@@ -112,10 +109,7 @@ class Codec(ABC):
 
 
 def split_url(url: str) -> tuple[str, bool, str, str]:
-    """Return protocol (``"grpc"`` or ``"http"``), whether with TLS, the address, and the host in it.
-
-    CallerError if the URL is not one of a server.
-    """
+    """Return protocol (``"grpc"`` or ``"http"``), whether with TLS, address, and host; CallerError if it is no URL."""
     if not isinstance(url, str):
         raise CallerError(f"the URL is {url!r}; expected a str, for example 'localhost:8001'")
     scheme, separator, address = url.partition("://")

@@ -13,10 +13,7 @@ __all__ = ["is_this_machine"]
 
 @failures_told("to look up a host takes a file descriptor")
 def is_this_machine(host: str) -> bool:
-    """Return whether a host's address is one of this machine's: only to those can a socket be bound.
-
-    NoDescriptorsError if this process cannot find out.
-    """
+    """Return whether a socket can be bound to a host: only to this machine's; NoDescriptorsError if nothing tells."""
     try:
         addresses: Sequence[Any] = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
     except OSError as error:

@@ -57,9 +57,6 @@ class AsyncTransport(_Connection):
 
 
 def is_cancelled() -> bool:
-    """Return whether somebody has cancelled the running task; if nobody has, a CancelledError is of what it waits for.
-
-    Python 3.10 does not tell, which is taken for no.
-    """
+    """Return whether somebody has cancelled the running task; Python 3.10 does not tell, which is taken for no."""
     cancelling = getattr(asyncio.current_task(), "cancelling", None)
     return cancelling is not None and cancelling() > 0

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ...errors import BudgetError, ClosedError, MachineError, NoSharedMemoryError, PoolExhaustedError
 from ...forks import call_after_fork
@@ -26,18 +25,16 @@ from ..repeater import Repeater
 from ..shared_file import MORE_ROOM, total_bytes
 from .inventory import FAR_MORE, SMALL, Inventory, Need, Waiter, least_size, region_size
 from .options import PoolOptions, PoolStatus
-from .slot import SlotRegion, make_parts
+from .slot import Memory, SlotRegion, make_parts
 from .states import FREE, SPOILED
 
-__all__ = ["Memory", "SlotPool"]
+__all__ = ["SlotPool"]
 
 _LOG: Final = logging.getLogger(__name__)
 _QUARANTINE_ROUND_S: Final = 0.05
 _FINALIZERS_PATIENCE_S: Final = 1.0
 _PARTS_OF_THE_BUDGET: Final = 4
 _PARTS_UNLOOKED: Final = 64
-
-Memory = npt.NDArray[np.uint8]
 
 
 class SlotPool:

@@ -13,14 +13,12 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from .slot import Slot, SlotRegion
+from .slot import Memory, Slot, SlotRegion
 from .states import FREE, SPOILED
 
 __all__ = ["Row", "RowBlocks"]
 
-Memory = npt.NDArray[np.uint8]
 Layout = TypeVar("Layout")
 
 

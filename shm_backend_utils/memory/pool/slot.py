@@ -9,6 +9,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from ...errors import ClosedError
 from ...protocol.address import SlotAddress
 from ...protocol.layout import GENERATION, SlotRecord
@@ -19,7 +22,9 @@ from ..kinds import RegionKind
 from ..managed import ManagedRegion
 from .states import AFTER, FREE, SENT, SPOILED, State
 
-__all__ = ["Slot", "SlotRegion", "Whole", "make_parts"]
+__all__ = ["Memory", "Slot", "SlotRegion", "Whole", "make_parts"]
+
+Memory = npt.NDArray[np.uint8]  # a whole region, which is given back when this and all arrays of it are gone
 
 
 class Slot:

@@ -134,7 +134,7 @@ def _figures(times_us: dict[str, list[float]]) -> list[Figure]:
 
 MOST_FUNCTIONS: Final = 15
 README_MODEL: Final = "counted_multiply"  # README's `multiply`, as it stands there
-_WIRE: Final = ("client/transports/connections:", "client/transports/server:", "client/transports/grpc/http2:")
+_WIRE: Final = ("client/transports/connections:", "client/transports/conversation:", "client/transports/grpc/http2:")
 _PACKAGE: Final = f"{Path(shm_backend_utils.__file__).parent}/"
 _NO_FUNCTIONS: Final = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>", "<module>")
 _WARM_UP: Final = 20

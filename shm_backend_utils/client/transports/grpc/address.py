@@ -15,7 +15,7 @@ import grpc
 from ....memory.descriptors import failures_told
 from ...errors import proxy_for
 from ...options import Tls
-from ..server import Server
+from ..conversation import Server
 from .http2 import Http2
 
 __all__ = ["CHANNEL_OPTIONS", "GrpcAddress", "tls_credentials"]

@@ -17,7 +17,7 @@ import hpack
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from ....errors import CallerError, ClosedError
+from ....errors import CallerError, ClosedError, ShmError
 from ....forks import call_after_fork, never_destroy, owners_of_kind
 from ....protocol.address import SLOT_PARAMETER
 from ....protocol.spans import MAX_FRAMES
@@ -37,7 +37,6 @@ _ALWAYS_ENDED: Final = "triton_enable_empty_final_response"  # Triton tells of a
 _IS_LAST: Final = "triton_final_response"
 _ENDED: Final = "the stream has ended before its last response"
 _STATUS: Final = {status.value[0]: str(status) for status in grpc.StatusCode}
-_INTERNAL: Final = 13
 _NO_END_S: Final = 1e8
 _MOST_BYTES: Final = 1 << 18
 """Larger requests are carried by grpcio, which is faster then."""
@@ -70,21 +69,17 @@ class GrpcTransport(_Grpc, Transport):
 
     def send(self, message: GrpcMessage, timeout_s: float) -> Any:
         procedure, request, metadata, compression = message
-        if self._connections is not None and not (metadata or compression):
-            content = request.SerializeToString()
-            if len(content) <= _MOST_BYTES:
-                head, read = self._way_of(procedure)
-                status, details, answer = self._connections.exchange(Request(head, content), timeout_s)
-                try:
-                    if not status:
-                        return read(answer)
-                except DecodeError as error:
-                    status, details = _INTERNAL, f"the answer cannot be read: {error}"
-                raise translated(_STATUS.get(status), details, self.address)
         try:
-            return getattr(self._service(), procedure)(
-                request, timeout=timeout_s, metadata=metadata, compression=compression
-            )
+            if self._connections is not None and not (metadata or compression):
+                content = request.SerializeToString()
+                if len(content) <= _MOST_BYTES:
+                    head, read = self._way_of(procedure)
+                    status, details, answer = self._connections.exchange(Request(head, content), timeout_s)
+                    if status:
+                        raise translated(_STATUS.get(status), details, self.address)
+                    return read(answer)
+            call = getattr(self._service(), procedure)
+            return call(request, timeout=timeout_s, metadata=metadata, compression=compression)
         except Exception as error:
             raise _error(error, self.address, self._is_closed) from None
 
@@ -132,10 +127,7 @@ class GrpcTransport(_Grpc, Transport):
 
         def read(take: Take) -> None:
             request = Request(head, content, lambda answer: take(read_answer(answer)))
-            try:
-                status, details, _ = connections.exchange(request, _NO_END_S)
-            except DecodeError as error:
-                status, details = _INTERNAL, f"the answer cannot be read: {error}"
+            status, details, _ = connections.exchange(request, _NO_END_S)
             if status:
                 raise translated(_STATUS.get(status), details, self.address)
 
@@ -178,21 +170,17 @@ class AsyncGrpcTransport(_Grpc, AsyncTransport):
 
     async def send(self, message: GrpcMessage, timeout_s: float) -> Any:
         procedure, request, metadata, compression = message
-        if self._connections is not None and not (metadata or compression):
-            content = request.SerializeToString()
-            if len(content) <= _MOST_BYTES:
-                head, read = self._way_of(procedure)
-                status, details, answer = await self._connections.exchange(Request(head, content), timeout_s)
-                try:
-                    if not status:
-                        return read(answer)
-                except DecodeError as error:
-                    status, details = _INTERNAL, f"the answer cannot be read: {error}"
-                raise translated(_STATUS.get(status), details, self.address)
         try:
-            return await getattr(self._service(), procedure)(
-                request, timeout=timeout_s, metadata=metadata, compression=compression
-            )
+            if self._connections is not None and not (metadata or compression):
+                content = request.SerializeToString()
+                if len(content) <= _MOST_BYTES:
+                    head, read = self._way_of(procedure)
+                    status, details, answer = await self._connections.exchange(Request(head, content), timeout_s)
+                    if status:
+                        raise translated(_STATUS.get(status), details, self.address)
+                    return read(answer)
+            call = getattr(self._service(), procedure)
+            return await call(request, timeout=timeout_s, metadata=metadata, compression=compression)
         except asyncio.CancelledError:
             if self._is_closed and not is_cancelled():
                 raise ClosedError("this client") from None
@@ -242,11 +230,7 @@ class AsyncGrpcTransport(_Grpc, AsyncTransport):
                 await self._channel.close()
 
     def _service(self) -> Any:
-        """Return gRPC's stub, over a channel that is opened when it is first needed.
-
-        CallerError if a parent of this process had one at the fork: all of a process share a thread, which children
-        lack.
-        """
+        """As that for threads; CallerError if a parent of this process had one at the fork: it lacks gRPC's thread."""
         if self._channel is None:
             if self._is_closed:
                 raise ClosedError("this client")
@@ -271,12 +255,11 @@ def _response(answer: Any, address: str) -> Any:
 
 
 def _error(error: Any, address: str, is_closed: bool) -> BaseException:
-    """Return what gRPC raises as one of our errors, and what is no news of a call as it is.
-
-    Whoever closes a channel cancels its calls. A call that begins meanwhile fails in one of several other ways.
-    """
+    """Return what went wrong as one of our errors; a call of a closed channel is cancelled, or fails in other ways."""
+    if isinstance(error, DecodeError):
+        return translated("StatusCode.INTERNAL", f"the answer cannot be read: {error}", address)
     if not isinstance(error, grpc.RpcError):
-        return ClosedError("this client") if is_closed else error
+        return ClosedError("this client") if is_closed and not isinstance(error, ShmError) else error
     if is_closed and error.code() is grpc.StatusCode.CANCELLED:
         return ClosedError("this client")
     return translated(str(error.code()), error.details() or "", address)

@@ -1,7 +1,4 @@
-"""Messages of the KServe v2 protocol over HTTP: JSON, followed by the tensors' bytes.
-
-Triton's extension for binary tensors wants the size of the JSON in a header of its own, ``_JSON_SIZE``.
-"""
+"""Messages of the KServe v2 protocol over HTTP: JSON, whose size is in a header, followed by the tensors' bytes."""
 
 from __future__ import annotations
 
@@ -190,8 +187,7 @@ class HttpCodec(Codec):
         except ValueError:
             text = answer.body[:50].decode(errors="replace").strip()
             raise InferenceError(
-                f"the server answers {text!r}, which is not JSON; {_IS_THIS_HTTP}",
-                str(answer.status),
+                f"the server answers {text!r}, which is not JSON; {_IS_THIS_HTTP}", str(answer.status)
             ) from None
         if isinstance(told, list):  # of the repository index, which over gRPC has a name for it
             return {"models": told}
@@ -235,9 +231,7 @@ def _placed(place: Place) -> dict[str, Any]:
 def _scheduling(options: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if options.get("sequence_id"):
-        found["sequence_id"] = options["sequence_id"]
-        found["sequence_start"] = options.get("sequence_start", False)
-        found["sequence_end"] = options.get("sequence_end", False)
+        found = {name: options.get(name, False) for name in ("sequence_id", "sequence_start", "sequence_end")}
     if options.get("priority"):
         found["priority"] = options["priority"]
     if options.get("timeout") is not None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ssl
 import urllib.parse
-from collections.abc import AsyncGenerator, Generator
-from typing import Any, Final, NoReturn
+from typing import Any, ClassVar, Final, NoReturn
 
 from ....errors import CallerError
-from ...options import Tls
+from ...options import Tls, tls_context
 from ..aio_connections import AsyncConnections
 from ..connections import Connections
+from ..conversation import Server
 from ..messages import Codec
-from ..server import Server
 from ..transport import AsyncTransport, Transport
 from .codec import Answer, HttpCodec, HttpMessage
 from .http1 import Http1, Request
@@ -23,10 +21,9 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 
 class _Http:
-    """What connections for threads and for tasks have in common.
+    """What connections for threads and tasks share; ``address`` has a path where Triton is not at the server's root."""
 
-    ``address`` has a path behind ``HOST:PORT`` where Triton is not at the server's root.
-    """
+    _kind: ClassVar[Any]  # of connections
 
     def __init__(self, address: str, host: str, tls: Tls | None) -> None:
         self.codec: Codec = HttpCodec()
@@ -35,9 +32,13 @@ class _Http:
         self.codec.needs_grpcio = ""
         place = urllib.parse.urlsplit(self.address)
         port = place.port or _PORTS[place.scheme]
-        self._server = Server(host, port, self.address, Http1, None if tls is None else _context(tls))
+        server = Server(host, port, self.address, Http1, None if tls is None else tls_context(tls))
+        self._connections = self._kind(server)
         self._base = place.path
         self._first_lines = f" HTTP/1.1\r\nHost: {place.netloc}\r\n"
+
+    def stream(self, message: Any, timeout_s: float) -> NoReturn:
+        raise CallerError(f"{self.address} is HTTP, which has no streams; use a gRPC URL for decoupled models")
 
     def _request(self, message: HttpMessage) -> Request:
         method, path, body, headers, most_bytes = message
@@ -64,15 +65,10 @@ class _Http:
 class HttpTransport(_Http, Transport):
     """For threads. May be used from several at once."""
 
-    def __init__(self, address: str, host: str, tls: Tls | None) -> None:
-        super().__init__(address, host, tls)
-        self._connections = Connections(self._server)
+    _kind = Connections
 
     def send(self, message: HttpMessage, timeout_s: float) -> Answer:
         return self._checked(self._connections.exchange(self._request(message), timeout_s))
-
-    def stream(self, message: Any, timeout_s: float) -> Generator[Any, None, None]:
-        _refuse_streams(self.address)
 
     def close(self) -> None:
         self._connections.close()
@@ -81,26 +77,10 @@ class HttpTransport(_Http, Transport):
 class AsyncHttpTransport(_Http, AsyncTransport):
     """For tasks of one event loop, which must be running when it is made."""
 
-    def __init__(self, address: str, host: str, tls: Tls | None) -> None:
-        super().__init__(address, host, tls)
-        self._connections = AsyncConnections(self._server)
+    _kind = AsyncConnections
 
     async def send(self, message: HttpMessage, timeout_s: float) -> Answer:
         return self._checked(await self._connections.exchange(self._request(message), timeout_s))
 
-    def stream(self, message: Any, timeout_s: float) -> AsyncGenerator[Any, None]:
-        _refuse_streams(self.address)
-
     async def close(self) -> None:
         await self._connections.close()
-
-
-def _refuse_streams(address: str) -> NoReturn:
-    raise CallerError(f"{address} is HTTP, which has no streams; use a gRPC URL for decoupled models")
-
-
-def _context(tls: Tls) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=tls.root_certificates)
-    if tls.certificate_chain is not None:
-        context.load_cert_chain(tls.certificate_chain, tls.private_key)
-    return context
