@@ -13,10 +13,6 @@ from .origin import Origin
 __all__ = ["Unclosed"]
 
 
-def _nothing_more() -> str:
-    return ""
-
-
 class Unclosed:
     """A part of what is to be closed: it issues a ResourceWarning if it is garbage before that, but in forked children.
 
@@ -26,7 +22,7 @@ class Unclosed:
 
     __slots__ = ("_advice", "_is_closed", "_origin", "_process", "_rest")
 
-    def __init__(self, origin: Origin, advice: str, rest: Callable[[], str | None] = _nothing_more) -> None:
+    def __init__(self, origin: Origin, advice: str, rest: Callable[[], str | None] = str) -> None:
         self._origin = origin
         self._advice = advice
         self._rest = rest

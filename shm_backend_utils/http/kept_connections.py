@@ -94,7 +94,8 @@ class _Connection:
         self._socket: socket.socket = connect(url, timeout_s).sock
         if place.scheme == "http":  # the kernel keeps the time, without a system call more for each wait
             self._socket.settimeout(None)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(timeout_s))
+            timeval = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
         self._begin = f"GET {place.path}"
         self._end = f" HTTP/1.1\r\nHost: {place.netloc}\r\n\r\n"
         self._poll = select.poll()
@@ -138,7 +139,12 @@ class _Connection:
     def close(self) -> None:
         self._socket.close()
 
-    def _receive(self) -> bytes:
+    def _receive_until(self, deadline: float, received: int) -> bytes:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        if received > _MOST:
+            raise HTTPException("an answer that is too long")
         try:
             piece = self._socket.recv(_MOST)
         except BlockingIOError:
@@ -146,14 +152,6 @@ class _Connection:
         if not piece:
             raise ConnectionResetError
         return piece
-
-    def _receive_until(self, deadline: float, received: int) -> bytes:
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError
-        if received > _MOST:
-            raise HTTPException("an answer that is too long")
-        return self._receive()
 
 
 def connect(url: str, timeout_s: float) -> HTTPConnection:
@@ -165,7 +163,3 @@ def connect(url: str, timeout_s: float) -> HTTPConnection:
     connection: HTTPConnection = kind(place.hostname, place.port, timeout=timeout_s)
     connection.connect()
     return connection
-
-
-def _timeval(seconds: float) -> bytes:
-    return struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))

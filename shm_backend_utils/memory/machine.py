@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-__all__ = ["MORE_MEMORY", "NAMESPACES", "available_bytes", "memory_bytes", "process_facts", "visible_devices"]
+__all__ = ["MORE_MEMORY", "available_bytes", "memory_bytes", "process_facts", "visible_devices"]
 
 MORE_MEMORY: Final = "give the container more memory (docker: --memory; Kubernetes: resources.limits.memory)"
 """What to do where there is too little."""
@@ -23,12 +23,13 @@ _OWN_CGROUP: Final = Path("/proc/self/cgroup")
 _MEMINFO: Final = Path("/proc/meminfo")
 _UNIFIED: Final = "0::"
 
-NAMESPACES: Final = ("ipc", "mnt", "pid", "net")
-"""Of namespaces(7), those that decide what a process shares with another one."""
-
+_NAMESPACES: Final = Path("/proc/self/ns")
+_SHARED: Final = ("ipc", "mnt", "pid", "net")  # of namespaces(7), those that decide what processes share
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _SHM: Final = "/dev/shm"
 _VISIBLE: Final = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+
+T = TypeVar("T")
 
 
 def memory_bytes() -> int:
@@ -83,8 +84,8 @@ def process_facts() -> dict[str, Any]:
     return {
         "pid": os.getpid(),
         "uid": os.geteuid(),
-        "boot_id": _boot_id(),
-        "namespaces": {name: _inode(f"/proc/self/ns/{name}") for name in NAMESPACES},
+        "boot_id": _if_known(lambda path: path.read_text().strip(), _BOOT_ID),
+        "namespaces": {name: _if_known(lambda path: path.stat().st_ino, _NAMESPACES / name) for name in _SHARED},
         **_shm_facts(),
     }
 
@@ -94,9 +95,9 @@ def visible_devices() -> dict[str, str]:
     return {name: os.environ[name] for name in _VISIBLE if name in os.environ}
 
 
-def _boot_id() -> str | None:
+def _if_known(read: Callable[[Path], T], path: Path) -> T | None:
     try:
-        return _BOOT_ID.read_text().strip()
+        return read(path)
     except (OSError, ValueError):
         return None
 
@@ -111,10 +112,3 @@ def _shm_facts() -> dict[str, int | None]:
         "shm_free_bytes": space.f_bavail * space.f_frsize,
         "shm_device": status.st_dev,
     }
-
-
-def _inode(path: str) -> int | None:
-    try:
-        return Path(path).stat().st_ino
-    except OSError:
-        return None

@@ -123,20 +123,8 @@ def encode(table: Table) -> bytes:
         pieces += (pack(offset, byte_size, region, 0, 0, len(text), 0), text, PADDING[-len(text) % 8])
     body = b"".join(pieces)
     ring = table.ring or _NO_RING
-    return (
-        HEAD.pack(
-            0,
-            HEAD.size + len(body),
-            len(table.inputs),
-            len(table.outputs),
-            len(table.regions),
-            ring.frames,
-            ring.slot,
-            0,
-            ring.stride,
-        )[_WORD:]
-        + body
-    )
+    counts = len(table.inputs), len(table.outputs), len(table.regions)
+    return HEAD.pack(0, HEAD.size + len(body), *counts, ring.frames, ring.slot, 0, ring.stride)[_WORD:] + body
 
 
 def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call of one costs each request a microsecond

@@ -6,6 +6,7 @@ A region's name goes before it is unregistered, so that a registration that come
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -60,6 +61,16 @@ WAYS_TO_GO: dict[str, Callable[[SlotPool], object]] = {
     "the pool is closed": SlotPool.close,
     "the pool is abandoned": SlotPool.abandon,
 }
+
+
+def test_keys_that_another_thread_takes_meanwhile_are_no_error(pool: SlotPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Shared(deque[str]):
+        def popleft(self) -> str:
+            self.clear()
+            return super().popleft()
+
+    monkeypatch.setattr(pool._inventory, "_unregistered", Shared(["key"]))
+    assert pool.take_unregistered() == []
 
 
 @pytest.mark.parametrize("go", WAYS_TO_GO.values(), ids=list(WAYS_TO_GO))

@@ -55,7 +55,7 @@ class HandoverServer:
         self._closer = closer
         self._takes_no_descriptors = False  # from anybody
         self._ends = ends
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None  # it could not open, or has ended before its time
         self._is_open = threading.Event()  # or has failed to open
         self._waker: Descriptor | None = None
         self._listener: socket.socket | None = None
@@ -70,16 +70,11 @@ class HandoverServer:
                 "the limit (ulimit -u; docker: --pids-limit)"
             ) from None
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether it could not open, or has ended before its time."""
-        return self._error is not None
-
     def wait_until_open(self) -> None:
         """Wait until models can connect. MachineError if this process can have no socket for that."""
         self._is_open.wait()
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
     def wake(self) -> None:
         """Have the thread look whether anything is left to be done. Takes no lock, so that finalizers may call it."""
@@ -104,7 +99,7 @@ class HandoverServer:
             while not self._ends(self):
                 self._serve()
         except BaseException as error:
-            self._error = error
+            self.error = error
             self._ends(self)
             if self._is_open.is_set():
                 raise  # who waits for it to open is told otherwise
@@ -298,14 +293,11 @@ class HandoverRegistry:
         """Return whether a server has nothing to do any more. Asked by its thread; the next key gets another server."""
         with self._lock:
             if self._server is server:
-                if self._has_keys and not server.has_failed:
+                has_keys = bool(self._offers) or any(name() is not None for name in list(self._issued.values()))
+                if has_keys and server.error is None:
                     return False
                 self._server = None
             return True
-
-    @property
-    def _has_keys(self) -> bool:
-        return bool(self._offers) or any(name() is not None for name in list(self._issued.values()))
 
 
 class _ServerName(str):

@@ -230,7 +230,13 @@ class Inventory:
     def sort_returned(self) -> None:
         """Destroy, reclaim, or put into quarantine what was given back; look again at what is there."""
         while self.returned:
-            self._care_for(self.returned.popleft())
+            region = self.returned.popleft()
+            if region not in self._kinds:
+                continue  # the pool was closed meanwhile
+            if region.is_reusable:
+                self.put_back(region)
+            else:
+                self.quarantined.append(region)  # first: whatever is raised, somebody looks at it again
         for region in list(self.quarantined):
             self._retry(region)
         for reference in list(self._reserved):
@@ -310,7 +316,11 @@ class Inventory:
 
     def take_unregistered(self) -> list[str]:
         """Return the keys of registered regions that were destroyed since the last time: to be unregistered."""
-        return [self._unregistered.popleft() for _ in range(len(self._unregistered))]
+        keys = []
+        with contextlib.suppress(IndexError):  # other threads take them, too
+            while True:
+                keys.append(self._unregistered.popleft())
+        return keys
 
     def status(self) -> PoolStatus:
         """Return how many regions are in which state, and their bytes."""
@@ -324,16 +334,6 @@ class Inventory:
             f"{sum(holders.values())} slots are held, {self.byte_size} of {self.max_bytes} bytes"
             f"{': ' if by_whom else ''}{by_whom}; {len(self.quarantined)} more are in quarantine"
         )
-
-    def _care_for(self, region: SlotRegion) -> None:
-        """Sort a region that is no longer held by what can be done with it now."""
-        if region not in self._kinds:
-            return  # the pool was closed meanwhile
-        if region.is_reusable:
-            self.put_back(region)
-        else:
-            self.quarantined.append(region)  # first: whatever is raised, somebody looks at it again
-            self._retry(region)
 
     def _retry(self, region: SlotRegion) -> None:
         """Let a region out of quarantine, if that can be."""

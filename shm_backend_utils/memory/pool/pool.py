@@ -123,7 +123,7 @@ class SlotPool:
         """Make a region that is held larger, if there is room at once; return whether its data reach ``end`` then."""
         with region.growing:
             more = whole_pages(end) - region.byte_size
-            if more <= 0 or not region.can_grow:
+            if more <= 0 or len(region.whole.slots) > 1:
                 return end <= region.data_end
             self._look_at_budget()
             with self._lock:

@@ -211,11 +211,6 @@ class SlotRegion:
         self.idle_since = 0.0  # by time.monotonic()
         self.shelf: deque[SlotRegion] | None = None  # where its pool keeps it while nobody has it
 
-    @property
-    def can_grow(self) -> bool:
-        """Whether all of it is the memory of one slot."""
-        return len(self.whole.slots) == 1
-
     def grow(self, byte_size: int, deadline: float) -> None:
         """Make it larger, with its contents; raises as :meth:`.ManagedRegion.grow`."""
         self._region.grow(byte_size, deadline)
