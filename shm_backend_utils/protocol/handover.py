@@ -49,17 +49,17 @@ ANSWER_LENGTH: Final = _ANSWER.size
 class SealedKey(NamedTuple):
     """The key of a sealed region."""
 
-    desk: str  # 32 lowercase hexadecimal digits, random: which socket hands it over
+    socket: str  # which one hands it over: 32 lowercase hexadecimal digits, random
     number: int  # of the region there, from 1 on; none is used twice
 
     def __str__(self) -> str:
         """Return what stands for the key in ``shm_slot``."""
-        return f"{_PREFIX}{self.desk}-{self.number}"
+        return f"{_PREFIX}{self.socket}-{self.number}"
 
     @property
     def socket_address(self) -> bytes:
         """The address of the socket: abstract ones begin with a zero byte."""
-        return f"\0{_PREFIX}{self.desk}".encode()
+        return f"\0{_PREFIX}{self.socket}".encode()
 
 
 class Question(NamedTuple):

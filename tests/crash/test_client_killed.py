@@ -120,7 +120,7 @@ def named_of(pid: int) -> list[Path]:
     return list(SHM.glob(f"shmbu-{pid}-*"))
 
 
-def desks_of(pid: int) -> set[str]:
+def sockets_of(pid: int) -> set[str]:
     """Return the names of the sockets at which a process hands its regions over."""
     sockets = {name.removeprefix("socket:[").rstrip("]") for name in open_files(pid)}
     lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
@@ -135,12 +135,12 @@ def test_nothing_is_left_of_sealed_memory_also_where_no_client_starts_again(
     regions = regions_of(sealed_victim.pid)
     assert held_regions(stub, regions)
     assert named_of(sealed_victim.pid) == []
-    (desk,) = desks_of(sealed_victim.pid)
+    (name,) = sockets_of(sealed_victim.pid)
     sealed_victim.kill()
     sealed_victim.wait()
     begin = time.monotonic()
     assert named_of(sealed_victim.pid) == []
-    assert desk not in Path("/proc/net/unix").read_text()
+    assert name not in Path("/proc/net/unix").read_text()
     while held_regions(stub, regions):
         assert time.monotonic() - begin < SWEEP_S + A_BUSY_MACHINE_S
         time.sleep(0.05)

@@ -17,7 +17,7 @@ _CLONE_NEWNET = 0x40000000
 _X = np.arange(1000, dtype=np.float32)
 
 
-def open_desk_elsewhere() -> SealedKey:
+def open_server_elsewhere() -> SealedKey:
     """Open the socket of this process' sealed regions in a network namespace that nobody else has.
 
     It stays open as long as the returned key. A thread has the network of the one that has started it.
@@ -37,7 +37,7 @@ def open_desk_elsewhere() -> SealedKey:
 
 
 def main(url: str) -> None:
-    key = open_desk_elsewhere()
+    key = open_server_elsewhere()
     with ShmClient(url, inline_bytes=0) as client, client.infer("identity", {"INPUT0": _X}) as result:
         told = {"path": result.path, "right": bool((result["OUTPUT0"] == _X).all())}
         told["why"] = str(client.explain("identity"))

@@ -8,11 +8,11 @@ import sys
 from shm_backend_utils.cli.doctor import examine
 from shm_backend_utils.memory.handover.server import REGISTRY
 
-from .another_network import open_desk_elsewhere
+from .another_network import open_server_elsewhere
 
 
-def main(url: str, model: str, desk: str) -> None:
-    key = open_desk_elsewhere() if desk == "elsewhere" else None
+def main(url: str, model: str, where: str) -> None:
+    key = open_server_elsewhere() if where == "elsewhere" else None
     checkup = examine(url, model)
     if key is not None:
         REGISTRY.withdraw(key)

@@ -1,4 +1,4 @@
-"""Sealed regions that are made by hand, and handed over by a desk that does what a test says."""
+"""Sealed regions that are made by hand, and handed over by a server that does what a test says."""
 
 from __future__ import annotations
 

@@ -114,12 +114,12 @@ def test_the_other_protocols_port(server: Server) -> None:
     assert codes_of(examine(f"http://{server.loading.server.metrics_url}")) == {"not-triton"}
 
 
-def elsewhere(server: Server, model: str, desk: str, namespaces: tuple[str, ...], folder: Path) -> Any:
+def elsewhere(server: Server, model: str, where: str, namespaces: tuple[str, ...], folder: Path) -> Any:
     reason = obstacle(namespaces or ("--net",))
     if reason is not None:
         pytest.skip(f"namespaces are not permitted here: {reason}")
     server.has(model, WITH_SESSION, X + Y + PATHS)
-    words = server.url("grpc"), model, desk
+    words = server.url("grpc"), model, where
     with running("doctor_elsewhere", *words, namespaces=namespaces, folder=folder) as program:
         return program.told()
 

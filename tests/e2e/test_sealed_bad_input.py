@@ -20,7 +20,7 @@ from tritonclient.utils import InferenceServerException
 from shm_backend_utils.client import PoolOptions, ShmClient
 from shm_backend_utils.memory.descriptors import Descriptor
 from shm_backend_utils.protocol.layout import PAGE_SIZE
-from tests.unit.fetching.scripted_desk import Script, ScriptedDesk, give, say_nothing
+from tests.unit.fetching.scripted_server import Script, ScriptedServer, give, say_nothing
 
 from .eventually import eventually
 from .loading_server import LoadingServer
@@ -115,9 +115,9 @@ HAND_OVERS: Final[dict[str, tuple[Callable[[], Script], str]]] = {
 @pytest.mark.parametrize("hand_over", HAND_OVERS)
 def test_what_is_no_region_is_refused_in_time(fetching: Fetching, hand_over: str, protocol: str) -> None:
     script, complaint = HAND_OVERS[hand_over]
-    with ScriptedDesk(script()) as desk:
+    with ScriptedServer(script()) as server:
         begin = time.monotonic()
-        told = fetching.refusal(address(MODEL, desk.key), protocol)
+        told = fetching.refusal(address(MODEL, server.key), protocol)
         assert time.monotonic() - begin < BOUND_S + A_BUSY_MACHINE_S
     assert complaint in told
-    assert str(desk.key) not in told
+    assert str(server.key) not in told

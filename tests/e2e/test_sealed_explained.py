@@ -38,7 +38,7 @@ def infer(client: AnyClient) -> set[type]:
 
 
 def name_a_socket_that_nobody_has(patch: pytest.MonkeyPatch) -> None:
-    """Have models look for this process' desk where none is, as in another network namespace."""
+    """Have models look for this process' handover server where none is, as in another network namespace."""
     patch.setattr(SealedKey, "__str__", lambda key: f"shmbu-fd-{'0' * 32}-{key.number}")
 
 

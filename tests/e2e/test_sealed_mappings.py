@@ -130,7 +130,7 @@ def test_connections_that_say_nothing_keep_no_model_from_fetching(
 
 
 @pytest.mark.parametrize("ending", ["os._exit", "sys.exit"])
-@pytest.mark.parametrize("before", [True, False], ids=["with a desk", "without a desk"])
+@pytest.mark.parametrize("before", [True, False], ids=["with a server", "without a server"])
 def test_a_child_has_a_client_of_its_own_and_the_parents_goes_on(
     triton_server: EmbeddedServer, ending: str, before: bool
 ) -> None:

@@ -75,7 +75,7 @@ class Failing:
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
-    monkeypatch.setattr(sealed, "REGISTRY", HandoverRegistry())  # which has no desk yet
+    monkeypatch.setattr(sealed, "REGISTRY", HandoverRegistry())  # which has no server yet
     return Failing(monkeypatch)
 
 

@@ -58,7 +58,7 @@ CONSTANTS: Final[Mapping[str, int]] = {
     "MAX_SLOT_COUNT": layout.MAX_SLOT_COUNT,
     "MAX_RECORD_BYTE_SIZE": layout.MAX_RECORD_BYTE_SIZE,
     "MAX_KEY_LENGTH": len(KEY_PREFIX) + 64,
-    "SOCKET_LENGTH": len(SEALED_KEY.desk),
+    "SOCKET_LENGTH": len(SEALED_KEY.socket),
     "MAX_TENSORS": spans.MAX_TENSORS,
     "MAX_REGIONS": claims.MAX_REGIONS,
     "MAX_RANK": table.MAX_RANK,
@@ -291,18 +291,18 @@ def test_the_numbers_of_the_page_are_the_codes() -> None:
 
 
 def test_the_key_of_a_sealed_region_is_as_the_page_says() -> None:
-    desk = "0123456789abcdef" * 2
+    name = "0123456789abcdef" * 2
     assert "The key** is `shmbu-fd-SOCKET-NUMBER`. SOCKET is 32 random hexadecimal digits" in PROSE
     assert "NUMBER, 1 to 18 decimal digits without zeros in front" in PROSE
-    key = handover.parse_sealed_key(f"shmbu-fd-{desk}-{'9' * 18}")
-    assert key == (desk, int("9" * 18))
-    assert key.socket_address == b"\0shmbu-fd-" + desk.encode()
+    key = handover.parse_sealed_key(f"shmbu-fd-{name}-{'9' * 18}")
+    assert key == (name, int("9" * 18))
+    assert key.socket_address == b"\0shmbu-fd-" + name.encode()
     assert parse_address(str(ADDRESS._replace(key=str(key)))).key == str(key)
     assert len(str(key)) <= CONSTANTS["MAX_KEY_LENGTH"]
     for wrong in ("0" * 31, "0" * 33, "A" * 32):
-        assert handover.parse_sealed_key(str(key._replace(desk=wrong))) is None
+        assert handover.parse_sealed_key(str(key._replace(socket=wrong))) is None
     for number in ("", "0", "01", "9" * 19):
-        assert handover.parse_sealed_key(f"shmbu-fd-{desk}-{number}") is None
+        assert handover.parse_sealed_key(f"shmbu-fd-{name}-{number}") is None
 
 
 def test_the_table_and_the_results_in_hexadecimal_are_such() -> None:

@@ -202,7 +202,7 @@ class CallOnGpus(OnGpus):
         if self._lent:
             gpus.bank.take_care_of(region)
         if is_prepared:  # tensors serve as long as it lives: models keep them mapped until the region is gone
-            region.lent += [source.value for source in self._lent.values()]
+            region.borrowed += [source.value for source in self._lent.values()]
 
     def write(self, call: Any, given: Mapping[str, Any], deadline: float) -> Steps[None]:
         """Copy the inputs on GPUs that are not lent, behind what the user has named, and wait until that is done."""

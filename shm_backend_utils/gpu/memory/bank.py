@@ -71,7 +71,7 @@ class DeviceBank:
 
     def take_care_of(self, region: SlotRegion) -> None:
         """Take over a region's memory on GPUs, its own and users', when the region is destroyed."""
-        self._in_regions[id(region.device_memory)] = region.device_memory, region.lent
+        self._in_regions[id(region.device_memory)] = region.device_memory, region.borrowed
         region.on_destroy = self._give_up
 
     def keep_while(self, is_in_use: Callable[[], bool], what: object) -> None:
@@ -112,7 +112,7 @@ class DeviceBank:
 
     def _give_up(self, region: SlotRegion, descriptor: Descriptor) -> None:
         """Keep a destroyed region's memory on GPUs until nobody uses it; this never waits."""
-        held, lent, kept = region.device_memory, region.lent, [slot.kept for slot in region.slots]
+        held, lent, kept = region.device_memory, region.borrowed, [slot.kept for slot in region.slots]
         records = [slot.record_offset for slot in region.slots if slot.kept]
 
         def is_in_use() -> bool:

@@ -241,7 +241,7 @@ class SlotPool:
             return
         region = watched[1]
         region.holder = None
-        is_ready = not region.lent
+        is_ready = not region.borrowed
         for slot in region.slots:  # as its is_reusable tells, without two more functions on the way of every call
             is_ready = is_ready and slot.state == FREE
         place = region.shelf if is_ready else self._inventory.returned

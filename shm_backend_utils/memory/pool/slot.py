@@ -153,6 +153,7 @@ class SlotRegion:
 
     __slots__ = (
         "_region",
+        "borrowed",
         "buffer",
         "byte_size",
         "capacity",
@@ -164,7 +165,6 @@ class SlotRegion:
         "idle_since",
         "is_registered",
         "kind",
-        "lent",
         "on_destroy",
         "shelf",
         "slots",
@@ -200,7 +200,7 @@ class SlotRegion:
         self.is_registered = False  # the server may know it by its key
         self.device_memory: dict[int, Any] = {}  # on GPUs, by device
         # Memory of users that its slot fences: it lives until no model uses it. So the region serves one call alone.
-        self.lent: list[Any] = []
+        self.borrowed: list[Any] = []
         # The streams of GPUs on which users of its memory said that they work with it, and may still read results; None
         # among them where somebody did not say so.
         self.worked_on: set[Any] = set()
@@ -242,12 +242,12 @@ class SlotRegion:
     @property
     def is_reusable(self) -> bool:
         """Whether another call may have it now."""
-        return self.state == FREE and not self.lent
+        return self.state == FREE and not self.borrowed
 
     @property
     def is_to_go(self) -> bool:
         """Whether no other call will ever have it."""
-        return self.state == SPOILED or bool(self.lent)
+        return self.state == SPOILED or bool(self.borrowed)
 
     def spoil(self, event: Literal["refusal", "unfenced", "lost"]) -> None:
         """Take note of what makes it useless, with all its parts."""

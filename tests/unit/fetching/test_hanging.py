@@ -20,7 +20,7 @@ from shm_backend_utils.memory.handover import peers
 from shm_backend_utils.memory.handover.fetching import Fetcher
 from shm_backend_utils.memory.handover.peers import Closer
 from shm_backend_utils.protocol.handover import QUESTION_LENGTH, SealedKey, encode_answer
-from tests.unit.fetching.scripted_desk import FIELD, TOKEN, ScriptedDesk, give, memfd, say_nothing
+from tests.unit.fetching.scripted_server import FIELD, TOKEN, ScriptedServer, give, memfd, say_nothing
 
 NOBODY = 65534
 BOUND_S = 0.2
@@ -44,8 +44,8 @@ def refused(fetcher: Fetcher, key: SealedKey, match: str) -> None:
 
 
 def test_who_accepts_and_says_nothing_is_refused(hasty: Fetcher) -> None:
-    with ScriptedDesk(say_nothing) as desk:
-        refused(hasty, desk.key, TOO_LATE)
+    with ScriptedServer(say_nothing) as server:
+        refused(hasty, server.key, TOO_LATE)
 
 
 def test_who_never_accepts_is_refused(hasty: Fetcher) -> None:
@@ -57,7 +57,7 @@ def test_who_never_accepts_is_refused(hasty: Fetcher) -> None:
 
 
 def test_nobody_is_charged_for_another_who_hangs(hasty: Fetcher) -> None:
-    with ScriptedDesk(say_nothing) as hanging, ScriptedDesk(give(memfd())) as honest:
+    with ScriptedServer(say_nothing) as hanging, ScriptedServer(give(memfd())) as honest:
         for _ in range(2):
             refused(hasty, hanging.key, TOO_LATE)
         fetch(hasty, honest.key)
@@ -82,7 +82,7 @@ def full() -> Iterator[tuple[SealedKey, socket.socket]]:
 def test_a_crowd_before_it_is_told(hasty: Fetcher, full: tuple[SealedKey, socket.socket]) -> None:
     key, _ = full
     refused(hasty, key, "accepts no connections, and others wait for it already")
-    with ScriptedDesk(give(memfd())) as honest:
+    with ScriptedServer(give(memfd())) as honest:
         fetch(hasty, honest.key)
 
 
@@ -112,8 +112,8 @@ class FullCloser(Closer):
 
 
 def test_while_too_much_waits_to_be_closed_nothing_is_fetched() -> None:
-    with ScriptedDesk(give()) as desk:
-        refused(Fetcher(BOUND_S, FullCloser()), desk.key, f"still closes {peers.MOST_WAITING} things")
+    with ScriptedServer(give()) as server:
+        refused(Fetcher(BOUND_S, FullCloser()), server.key, f"still closes {peers.MOST_WAITING} things")
 
 
 # Of whom nothing is asked
@@ -125,8 +125,8 @@ def test_of_whom_is_not_allowed_nothing_is_asked(fetcher: Fetcher) -> None:
     def script(connection: socket.socket) -> None:
         heard.append(connection.recv(QUESTION_LENGTH))
 
-    with ScriptedDesk(script) as desk, pytest.raises(RegionRefusedError, match="whom the model's SHM_ALLOWED_UIDS"):
-        fetcher.fetch(desk.key, TOKEN, FIELD, lambda uid: False)
+    with ScriptedServer(script) as server, pytest.raises(RegionRefusedError, match="whom the model's SHM_ALLOWED_UIDS"):
+        fetcher.fetch(server.key, TOKEN, FIELD, lambda uid: False)
     assert heard == [b""]
 
 
@@ -152,8 +152,8 @@ def test_who_is_not_allowed_can_send_no_descriptors(fetcher: Fetcher) -> None:
         time.sleep(0.05)  # in which the descriptor would come
         return False
 
-    with ScriptedDesk(script) as desk, pytest.raises(RegionRefusedError):
-        fetcher.fetch(desk.key, TOKEN, FIELD, is_allowed)
+    with ScriptedServer(script) as server, pytest.raises(RegionRefusedError):
+        fetcher.fetch(server.key, TOKEN, FIELD, is_allowed)
     assert sent == []
 
 
@@ -182,8 +182,8 @@ def test_what_a_stranger_may_have_sent_counts_among_what_waits_to_be_closed(
 ) -> None:
     monkeypatch.setattr(peers, "_SO_PASSRIGHTS", option)
     closer = NotingCloser()
-    with ScriptedDesk(give()) as desk, pytest.raises(RegionRefusedError, match="SHM_ALLOWED_UIDS"):
-        Fetcher(BOUND_S, closer).fetch(desk.key, TOKEN, FIELD, lambda uid: False)
+    with ScriptedServer(give()) as server, pytest.raises(RegionRefusedError, match="SHM_ALLOWED_UIDS"):
+        Fetcher(BOUND_S, closer).fetch(server.key, TOKEN, FIELD, lambda uid: False)
     assert closer.count == count
 
 

@@ -29,13 +29,13 @@ from shm_backend_utils.memory.shared_file import SealedFile
 from shm_backend_utils.protocol.handover import QUESTION_LENGTH, Question, SealedKey, decode_question, encode_answer
 from shm_backend_utils.testing.faults.system_calls import Interrupts
 from tests.unit.fetching.conftest import ENOUGH_S
-from tests.unit.fetching.scripted_desk import FIELD, PAGE, SEALS, TOKEN, Script, ScriptedDesk, give, memfd
+from tests.unit.fetching.scripted_server import FIELD, PAGE, SEALS, TOKEN, Script, ScriptedServer, give, memfd
 from tests.unit.handover.asking import a_lingering_socket
 
 
 def refused(fetcher: Fetcher, match: str, *handed_over: Descriptor) -> None:
-    with ScriptedDesk(give(*handed_over)) as desk, pytest.raises(RegionRefusedError, match=match):
-        fetcher.fetch(desk.key, TOKEN, FIELD, lambda uid: True)
+    with ScriptedServer(give(*handed_over)) as server, pytest.raises(RegionRefusedError, match=match):
+        fetcher.fetch(server.key, TOKEN, FIELD, lambda uid: True)
 
 
 def pipe() -> Descriptor:
@@ -72,14 +72,17 @@ def test_what_is_no_memfd_is_refused(fetcher: Fetcher, opened: Callable[[], Desc
 def test_a_memfd_is_taken_whatever_is_sealed_as_a_file_is_that_its_client_could_name(
     fetcher: Fetcher, seals: int
 ) -> None:
-    with ScriptedDesk(give(memfd(seals))) as desk, fetcher.fetch(desk.key, TOKEN, FIELD, lambda uid: True) as file:
+    with (
+        ScriptedServer(give(memfd(seals))) as server,
+        fetcher.fetch(server.key, TOKEN, FIELD, lambda uid: True) as file,
+    ):
         file.check_size(PAGE)
 
 
 def test_a_memfd_that_cannot_be_written_to_is_refused_when_it_is_mapped(fetcher: Fetcher) -> None:
     with (
-        ScriptedDesk(give(memfd(SEALS | fcntl.F_SEAL_WRITE))) as desk,
-        fetcher.fetch(desk.key, TOKEN, FIELD, lambda uid: True) as file,
+        ScriptedServer(give(memfd(SEALS | fcntl.F_SEAL_WRITE))) as server,
+        fetcher.fetch(server.key, TOKEN, FIELD, lambda uid: True) as file,
         pytest.raises(RegionRefusedError, match="the server cannot map its"),
     ):
         SealedSegment.map(file, PAGE)
@@ -115,7 +118,7 @@ def test_holes_are_told(fetcher: Fetcher) -> None:
     made = memfd(0)
     os.ftruncate(made.fileno(), 3 * PAGE)
     fcntl.fcntl(made.fileno(), fcntl.F_ADD_SEALS, SEALS)
-    with ScriptedDesk(give(made)) as desk, fetcher.fetch(desk.key, TOKEN, FIELD, lambda uid: True) as file:
+    with ScriptedServer(give(made)) as server, fetcher.fetch(server.key, TOKEN, FIELD, lambda uid: True) as file:
         file.check_size(3 * PAGE)
         file.check_space(PAGE)
         with pytest.raises(RegionRefusedError, match=f"memory for {PAGE} bytes of {3 * PAGE}, and else holes"):
@@ -154,7 +157,7 @@ def lingering() -> Iterator[Descriptor]:
 
 
 class SlowCloser(Closer):
-    """Closes nothing before the desk has let go of what it has handed over: who lets go of it last, lingers."""
+    """Closes nothing before the server has let go of what it has handed over: who lets go of it last, lingers."""
 
     def __init__(self, handed_over: Descriptor) -> None:
         super().__init__()
@@ -184,7 +187,7 @@ def anybody(uid: int) -> bool:
 
 
 def fetch_from(script: Script, fetcher: Fetcher, field: str = FIELD) -> None:
-    with ScriptedDesk(script) as desk, fetcher.fetch(desk.key, TOKEN, field, anybody):
+    with ScriptedServer(script) as server, fetcher.fetch(server.key, TOKEN, field, anybody):
         pass
 
 
@@ -198,19 +201,19 @@ def test_an_honest_client_is_asked_for_one_region_and_hands_it_over(fetcher: Fet
         asked.append(decode_question(connection.recv(QUESTION_LENGTH + 1)))
         socket.send_fds(connection, [encode_answer(is_given=True)], [region.fileno()])
 
-    with ScriptedDesk(script) as desk, fetcher.fetch(desk.key, TOKEN, FIELD, anybody) as file:
+    with ScriptedServer(script) as server, fetcher.fetch(server.key, TOKEN, FIELD, anybody) as file:
         assert os.path.samestat(file.status, status)
-        assert (file.key, file.field, file.status.st_size) == (str(desk.key), FIELD, PAGE)
+        assert (file.key, file.field, file.status.st_size) == (str(server.key), FIELD, PAGE)
         assert file.read(4) == b"here"
         file.check_size(PAGE)
         file.check_space(PAGE)
-    assert asked == [Question(desk.key.number, bytes.fromhex(TOKEN))]
+    assert asked == [Question(server.key.number, bytes.fromhex(TOKEN))]
 
 
 def test_it_is_opened_anew_so_that_its_locks_are_its_own(fetcher: Fetcher) -> None:
     region = memfd()
     kept = os.dup(region.fileno())
-    with ScriptedDesk(give(region)) as desk, fetcher.fetch(desk.key, TOKEN, FIELD, anybody) as file:
+    with ScriptedServer(give(region)) as server, fetcher.fetch(server.key, TOKEN, FIELD, anybody) as file:
         descriptor = file.detach()
         assert not os.get_inheritable(descriptor.fileno())
         os.lseek(kept, 100, os.SEEK_SET)
@@ -310,8 +313,8 @@ def test_a_process_without_descriptors_says_so(fetcher: Fetcher, left: int) -> N
         socket.send_fds(connection, [encode_answer(is_given=True)], [region.fileno()])
         connection.recv(1)
 
-    with ScriptedDesk(script) as desk, pytest.raises(NoDescriptorsError, match="takes two file descriptors"):
-        fetcher.fetch(desk.key, TOKEN, FIELD, anybody)
+    with ScriptedServer(script) as server, pytest.raises(NoDescriptorsError, match="takes two file descriptors"):
+        fetcher.fetch(server.key, TOKEN, FIELD, anybody)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it may come in a finalizer
@@ -320,8 +323,8 @@ def test_wherever_an_interrupt_comes_nothing_stays_open(fetcher: Fetcher) -> Non
     interrupts = Interrupts(Path(fetching.__file__).parent, Path(shared_file.__file__))
     number, was_interrupted = 1, True
     while was_interrupted:
-        with ScriptedDesk(give(memfd())) as desk:
-            fetch = partial(fetcher.fetch, desk.key, TOKEN, FIELD, anybody)
+        with ScriptedServer(give(memfd())) as server:
+            fetch = partial(fetcher.fetch, server.key, TOKEN, FIELD, anybody)
             was_interrupted = interrupts.at(number, lambda: fetch().close())  # noqa: B023
         number += 3
     assert number > 100

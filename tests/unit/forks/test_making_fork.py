@@ -66,7 +66,7 @@ def test_a_child_has_no_region_that_is_just_being_made(kind: str, place: str) ->
     )
 
 
-def test_a_child_has_no_desk_that_is_just_being_opened() -> None:
+def test_a_child_has_no_server_that_is_just_being_opened() -> None:
     run_program("os._exit", MAKING, "making(RegionKind.SEALED, server, 'SealedKey')")
 
 
@@ -79,7 +79,7 @@ def test_a_child_has_no_copy_that_is_just_being_handed_over() -> None:
 
         region = SlotRegion(4096, 1, 4096, PRIVATE, kind=RegionKind.SEALED)
         (offer,) = REGISTRY._offers.values()
-        copied = offer.copy()  # as the desk's thread does
+        copied = offer.copy()  # as the server's thread does
 
         def work():
             assert copied.fileno() == -1

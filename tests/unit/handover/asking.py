@@ -22,14 +22,14 @@ CONTENT = b"what is in the region"
 
 
 class Region:
-    """A region's memory, which an office offers."""
+    """A region's memory, which a registry offers."""
 
-    def __init__(self, office: HandoverRegistry, access: Access = PRIVATE, key: SealedKey | None = None) -> None:
+    def __init__(self, registry: HandoverRegistry, access: Access = PRIVATE, key: SealedKey | None = None) -> None:
         self.memory = Descriptor(os.memfd_create, "region", os.MFD_CLOEXEC)
         os.write(self.memory.fileno(), CONTENT)
         self.status = os.fstat(self.memory.fileno())
-        self.key = key or office.new_key()
-        office.offer(self.key, TOKEN, access, self.copy)
+        self.key = key or registry.new_key()
+        registry.offer(self.key, TOKEN, access, self.copy)
 
     def copy(self) -> Descriptor:
         return Descriptor(os.open, f"/proc/self/fd/{self.memory.fileno()}", os.O_RDWR | os.O_CLOEXEC)
@@ -84,8 +84,8 @@ def count_open() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def desks() -> int:
-    """How many threads of desks there are."""
+def servers() -> int:
+    """How many threads of servers there are."""
     return [thread.name for thread in threading.enumerate()].count("shm-handover")
 
 

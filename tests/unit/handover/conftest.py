@@ -1,4 +1,4 @@
-"""An office that must have closed all it had when nothing is offered any more."""
+"""A registry that must have closed all it had when nothing is offered any more."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Iterator
 import pytest
 
 from shm_backend_utils.memory.handover.server import HandoverRegistry
-from tests.unit.handover.asking import count_open, desks, settles
+from tests.unit.handover.asking import count_open, servers, settles
 
 
 @pytest.fixture
-def office() -> Iterator[HandoverRegistry]:
+def registry() -> Iterator[HandoverRegistry]:
     gc.collect()
     before = count_open()
     made = HandoverRegistry()
     yield made
     for number in [*made._offers, *made._issued]:
         made._forget(number)
-    assert settles(lambda: desks() == 0)
+    assert settles(lambda: servers() == 0)
     gc.collect()
     assert settles(lambda: count_open() <= before), "descriptors were left open"

@@ -44,7 +44,7 @@ HONEST: Final = f"{__package__}.honest"
 """The program whose processes are attacked."""
 
 _KIND: Final = socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
-_DESKS: Final = re.compile(r" @(shmbu-fd-[0-9a-f]{32})$", re.MULTILINE)
+_SOCKETS: Final = re.compile(r" @(shmbu-fd-[0-9a-f]{32})$", re.MULTILINE)
 
 FLOOD: Final = 10_000
 FLOOD_AT_ONCE: Final = 8
@@ -91,15 +91,15 @@ class _Lingering(Attack):
             self._kept.pop().close()  # resets the others
 
 
-class LingeringDesk(_Lingering):
-    """A desk of his own, to which his requests send the model: it hands over at once to who connects."""
+class LingeringServer(_Lingering):
+    """A handover server of his own, to which his requests send the model: it hands over at once to who connects."""
 
     def prepare(self) -> None:
         super().prepare()
         self._key = SealedKey(secrets.token_hex(16), 1)
-        self._desk = socket.socket(socket.AF_UNIX, _KIND)
-        self._desk.bind(self._key.socket_address)
-        self._desk.listen(4096)
+        self._socket = socket.socket(socket.AF_UNIX, _KIND)
+        self._socket.bind(self._key.socket_address)
+        self._socket.listen(4096)
 
     def strike(self) -> None:
         """Serve whoever has connected, and send the model here."""
@@ -108,30 +108,30 @@ class LingeringDesk(_Lingering):
         asking = threading.Thread(target=self.wire.send, args=(parameters,))
         asking.start()
         while asking.is_alive():
-            with contextlib.suppress(BlockingIOError), self._desk.accept()[0] as model:
+            with contextlib.suppress(BlockingIOError), self._socket.accept()[0] as model:
                 if len(self._kept) < _MOST_LINGERING:
                     self.give(model)
             asking.join(0.0005)
 
     def close(self) -> None:
         super().close()
-        self._desk.close()
+        self._socket.close()
 
 
 class LingeringGuests(_Lingering):
-    """Goes to every desk of every client, and leaves something there that takes long to close."""
+    """Goes to the handover socket of every client, and leaves something there that takes long to close."""
 
     def strike(self) -> None:
-        """Visit each desk once."""
-        for desk in _desks():
+        """Visit each socket once."""
+        for address in _sockets():
             with socket.socket(socket.AF_UNIX, _KIND) as guest, contextlib.suppress(OSError):
-                guest.connect(desk)
+                guest.connect(address)
                 if len(self._kept) < _MOST_LINGERING and _is_of_honest_client(guest):
                     self.give(guest)
 
 
-class CrowdedDesks(Attack):
-    """Fills the queue of one client's desk, over and over, beside which others of the same user have theirs."""
+class CrowdedSockets(Attack):
+    """Fills the queue of one client's handover socket, over and over; others of the same user have theirs beside it."""
 
     def prepare(self) -> None:
         self._crowd: list[socket.socket] = []
@@ -139,14 +139,14 @@ class CrowdedDesks(Attack):
     def strike(self) -> None:
         """Leave with the last crowd, and come with the next one."""
         self.pause()
-        desks = _desks()
-        if not desks:
+        addresses = _sockets()
+        if not addresses:
             return
-        desk = self.chance.choice(desks)
-        with contextlib.suppress(OSError):  # the queue is full, or the desk has gone
+        address = self.chance.choice(addresses)
+        with contextlib.suppress(OSError):  # the queue is full, or the socket has gone
             for _ in range(_CROWD):
                 self._crowd.append(socket.socket(socket.AF_UNIX, _KIND))
-                self._crowd[-1].connect(desk)
+                self._crowd[-1].connect(address)
                 if not _is_of_honest_client(self._crowd[0]):
                     break
         self.wire.answers["connected"] += len(self._crowd)
@@ -157,14 +157,14 @@ class CrowdedDesks(Attack):
 
 
 def _is_of_honest_client(guest: socket.socket) -> bool:
-    """Return whether a desk belongs to a client of a soak: others on this machine are not to be disturbed."""
+    """Return whether a socket belongs to a client of a soak: others on this machine are not to be disturbed."""
     pid, *_ = _CREDENTIALS.unpack(guest.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return HONEST.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
-def _desks() -> list[str]:
-    """Return the addresses of all desks, which every user may read."""
-    return [f"\0{name}" for name in dict.fromkeys(_DESKS.findall(Path("/proc/net/unix").read_text()))]
+def _sockets() -> list[str]:
+    """Return the addresses of all handover sockets, which every user may read."""
+    return [f"\0{name}" for name in dict.fromkeys(_SOCKETS.findall(Path("/proc/net/unix").read_text()))]
 
 
 class Sparse(Attack):
@@ -333,7 +333,7 @@ ATTACKS: Final = (
     Kind("slow reader of a stream", SlowReader, 0.5),
     Kind("garbage tables", Garbage, 0.005),
     Kind("parameters of 100 MB", HugeParameters, 1.0),
-    Kind("lingering sockets for the model that fetches", LingeringDesk, 0.01, uid=DISALLOWED_UID),
-    Kind("lingering sockets at clients' desks", LingeringGuests, 0.01, uid=DISALLOWED_UID),
-    Kind("crowds at clients' desks", CrowdedDesks, 0.01, uid=DISALLOWED_UID),
+    Kind("lingering sockets for the model that fetches", LingeringServer, 0.01, uid=DISALLOWED_UID),
+    Kind("lingering sockets at clients' handover sockets", LingeringGuests, 0.01, uid=DISALLOWED_UID),
+    Kind("crowds at clients' handover sockets", CrowdedSockets, 0.01, uid=DISALLOWED_UID),
 )

@@ -1,4 +1,4 @@
-"""A desk that does what a test says, and what it hands over."""
+"""A handover server that does what a test says, and what it hands over."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Final
 from shm_backend_utils.memory.descriptors import Descriptor
 from shm_backend_utils.protocol.handover import QUESTION_LENGTH, SealedKey, encode_answer
 
-__all__ = ["FIELD", "PAGE", "SEALS", "TOKEN", "Script", "ScriptedDesk", "give", "memfd", "say_nothing"]
+__all__ = ["FIELD", "PAGE", "SEALS", "TOKEN", "Script", "ScriptedServer", "give", "memfd", "say_nothing"]
 
 FIELD: Final = "regions[1]"
 PAGE: Final = 4096
@@ -23,10 +23,10 @@ SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 NUMBER: Final = 7
 
 Script = Callable[[socket.socket], None]
-"""What a desk does with a connection, which is closed afterwards."""
+"""What a server does with a connection, which is closed afterwards."""
 
 
-class ScriptedDesk:
+class ScriptedServer:
     """Serves connections one after another, in a thread of its own, from the block's begin to its end."""
 
     def __init__(self, script: Script) -> None:
@@ -35,7 +35,7 @@ class ScriptedDesk:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(self.key.socket_address)
         self._listener.listen()
-        self._thread = threading.Thread(target=self._run, name="scripted desk")
+        self._thread = threading.Thread(target=self._run, name="scripted server")
 
     def _run(self) -> None:
         while True:
@@ -46,7 +46,7 @@ class ScriptedDesk:
             with connection, contextlib.suppress(ConnectionError):
                 self._script(connection)
 
-    def __enter__(self) -> ScriptedDesk:
+    def __enter__(self) -> ScriptedServer:
         self._thread.start()
         return self
 

@@ -1,4 +1,4 @@
-"""What a desk answers: a descriptor to whom asks rightly and may have it, and nothing to others, nor to crowds."""
+"""What a server answers: a descriptor to whom asks rightly and may have it, and nothing to others, nor to crowds."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ from tests.unit.handover.asking import (
 REFUSED = encode_answer(is_given=False)
 
 
-def test_who_asks_rightly_is_given_the_region(office: HandoverRegistry) -> None:
-    region = Region(office)
+def test_who_asks_rightly_is_given_the_region(registry: HandoverRegistry) -> None:
+    region = Region(registry)
     assert region.is_given()
     assert region.is_given()
 
 
-def test_what_is_given_has_none_of_our_locks(office: HandoverRegistry) -> None:
-    region = Region(office)
+def test_what_is_given_has_none_of_our_locks(registry: HandoverRegistry) -> None:
+    region = Region(registry)
     hold_owner_lease(region.memory.fileno())
     given = ask(region.key)
     assert given is not None
@@ -62,40 +62,40 @@ def test_what_is_given_has_none_of_our_locks(office: HandoverRegistry) -> None:
     "number_and_token", [(0, b"another's token!"), (1, TOKEN)], ids=["wrong token", "unknown number"]
 )
 def test_a_wrong_question_is_refused_in_the_same_words(
-    number_and_token: tuple[int, bytes], office: HandoverRegistry
+    number_and_token: tuple[int, bytes], registry: HandoverRegistry
 ) -> None:
-    region = Region(office)
+    region = Region(registry)
     further, token = number_and_token
     assert reply_to(region.key, encode_question(Question(region.key.number + further, token))) == REFUSED
 
 
-def test_what_was_withdrawn_is_given_no_longer(office: HandoverRegistry) -> None:
-    kept, region = Region(office), Region(office)
+def test_what_was_withdrawn_is_given_no_longer(registry: HandoverRegistry) -> None:
+    kept, region = Region(registry), Region(registry)
     assert region.is_given()
-    office.withdraw(region.key)
+    registry.withdraw(region.key)
     assert not region.is_given()
     assert kept.is_given()
 
 
-def test_what_is_withdrawn_while_it_is_opened_is_not_given(office: HandoverRegistry) -> None:
-    kept, region, key = Region(office), Region(office), office.new_key()
+def test_what_is_withdrawn_while_it_is_opened_is_not_given(registry: HandoverRegistry) -> None:
+    kept, region, key = Region(registry), Region(registry), registry.new_key()
 
     def copy() -> Descriptor:
-        office.withdraw(key)
+        registry.withdraw(key)
         return region.copy()
 
-    office.offer(key, TOKEN, PRIVATE, copy)
+    registry.offer(key, TOKEN, PRIVATE, copy)
     assert ask(key) is None
     assert kept.is_given()
 
 
-def test_what_cannot_be_opened_is_refused(office: HandoverRegistry) -> None:
-    kept, key = Region(office), office.new_key()
+def test_what_cannot_be_opened_is_refused(registry: HandoverRegistry) -> None:
+    kept, key = Region(registry), registry.new_key()
 
     def copy() -> Descriptor:
         raise no_descriptors("a region takes one")
 
-    office.offer(key, TOKEN, PRIVATE, copy)
+    registry.offer(key, TOKEN, PRIVATE, copy)
     assert ask(key) is None
     assert kept.is_given()
 
@@ -105,29 +105,29 @@ def right(key: SealedKey) -> bytes:
 
 
 @pytest.mark.parametrize("garbage", [b"x", bytes(40), bytes(4096)], ids=["short", "no magic", "long"])
-def test_garbage_is_refused(garbage: bytes, office: HandoverRegistry) -> None:
-    region = Region(office)
+def test_garbage_is_refused(garbage: bytes, registry: HandoverRegistry) -> None:
+    region = Region(registry)
     assert reply_to(region.key, garbage) == REFUSED
     assert region.is_given()
 
 
 @pytest.mark.parametrize("more", [b"\0", bytes(8)])
-def test_more_than_a_question_is_refused(more: bytes, office: HandoverRegistry) -> None:
-    region = Region(office)
+def test_more_than_a_question_is_refused(more: bytes, registry: HandoverRegistry) -> None:
+    region = Region(registry)
     assert reply_to(region.key, right(region.key) + more) == REFUSED
     assert reply_to(region.key, right(region.key)[:-1]) == REFUSED
 
 
-def test_who_hangs_up_at_once_is_in_nobodys_way(office: HandoverRegistry) -> None:
-    region = Region(office)
+def test_who_hangs_up_at_once_is_in_nobodys_way(registry: HandoverRegistry) -> None:
+    region = Region(registry)
     connect(region.key).close()
     with connect(region.key) as connection:
         connection.send(right(region.key))  # and does not wait for the answer
     assert region.is_given()
 
 
-def test_only_the_first_of_two_questions_is_answered(office: HandoverRegistry) -> None:
-    kept, region = Region(office), Region(office)
+def test_only_the_first_of_two_questions_is_answered(registry: HandoverRegistry) -> None:
+    kept, region = Region(registry), Region(registry)
     before = count_open()
     for _ in range(20):
         assert reply_to(region.key, right(kept.key), right(region.key)) in (None, encode_answer(is_given=True))
@@ -142,8 +142,8 @@ def old_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("old_kernel")
-def test_descriptors_sent_along_are_refused_on_an_old_kernel(office: HandoverRegistry) -> None:
-    region = Region(office)
+def test_descriptors_sent_along_are_refused_on_an_old_kernel(registry: HandoverRegistry) -> None:
+    region = Region(registry)
     before = count_open()
     for _ in range(20):
         with connect(region.key) as connection:
@@ -156,21 +156,21 @@ def test_descriptors_sent_along_are_refused_on_an_old_kernel(office: HandoverReg
 
 @pytest.mark.usefixtures("old_kernel")
 @pytest.mark.parametrize("before", [0, 1], ids=["with the question", "behind it"])
-def test_a_socket_that_lingers_holds_nobody_up(before: int, office: HandoverRegistry) -> None:
-    region, key, may_go_on = Region(office), office.new_key(), threading.Event()
+def test_a_socket_that_lingers_holds_nobody_up(before: int, registry: HandoverRegistry) -> None:
+    region, key, may_go_on = Region(registry), registry.new_key(), threading.Event()
 
     def copy() -> Descriptor:
         may_go_on.wait(LONG_S)
         return region.copy()
 
-    office.offer(key, TOKEN, PRIVATE, copy)
+    registry.offer(key, TOKEN, PRIVATE, copy)
     with a_lingering_socket() as (slow, other):
         with connect(key) as busy, connect(region.key) as connection:
             busy.send(right(key))
             for _ in range(before):
                 connection.send(right(region.key))
             socket.send_fds(connection, [right(region.key)], [slow.fileno()])
-            slow.close()  # while the desk is busy, so that it has the last descriptor
+            slow.close()  # while the server is busy, so that it has the last descriptor
             may_go_on.set()
             assert [region.is_given() for _ in range(5)] == [True] * 5
         other.close()
@@ -213,15 +213,15 @@ def asked_by(region: Region, user_id: int, group_id: int = NOBODY, further: int 
 
 
 @as_another_user
-def test_another_user_gets_nothing_and_is_not_even_heard(office: HandoverRegistry) -> None:
-    region = Region(office)
+def test_another_user_gets_nothing_and_is_not_even_heard(registry: HandoverRegistry) -> None:
+    region = Region(registry)
     assert asked_by(region, NOBODY) == "broken off"
     assert asked_by(region, 0) == CONTENT.decode()
 
 
 @as_another_user
-def test_another_user_gets_what_is_everybodys_and_nothing_else(office: HandoverRegistry) -> None:
-    private, public = Region(office), Region(office, Access(0o666))
+def test_another_user_gets_what_is_everybodys_and_nothing_else(registry: HandoverRegistry) -> None:
+    private, public = Region(registry), Region(registry, Access(0o666))
     assert asked_by(public, NOBODY) == CONTENT.decode()
     assert asked_by(private, NOBODY) == "refused"
 
@@ -232,8 +232,8 @@ def test_another_user_gets_what_is_everybodys_and_nothing_else(office: HandoverR
     [(GROUP, NOBODY, CONTENT.decode()), (NOBODY, GROUP, CONTENT.decode()), (OTHER_GROUP, OTHER_GROUP, "broken off")],
     ids=["of the group", "of the group among others", "of another group"],
 )
-def test_whom_the_group_admits(group_id: int, further: int, answer: str, office: HandoverRegistry) -> None:
-    region = Region(office, Access(0o660, GROUP))
+def test_whom_the_group_admits(group_id: int, further: int, answer: str, registry: HandoverRegistry) -> None:
+    region = Region(registry, Access(0o660, GROUP))
     assert asked_by(region, NOBODY, group_id, further) == answer
 
 
@@ -289,16 +289,16 @@ def is_broken_off(connection: socket.socket) -> bool:
         return False
 
 
-def test_who_says_nothing_is_waited_for_a_while_and_others_are_served(office: HandoverRegistry) -> None:
-    region = Region(office)
+def test_who_says_nothing_is_waited_for_a_while_and_others_are_served(registry: HandoverRegistry) -> None:
+    region = Region(registry)
     with connect(region.key) as silent:
         assert region.is_given()
         assert silent.recv(1) == b""
 
 
-def test_the_oldest_of_many_silent_ones_make_way(office: HandoverRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_of_many_silent_ones_make_way(registry: HandoverRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_SILENCE_S", NEVER_S)
-    region = Region(office)
+    region = Region(registry)
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(connect(region.key)) for _ in range(server._MOST_SILENT + 5)]
         assert region.is_given()  # they have been accepted before
@@ -307,9 +307,9 @@ def test_the_oldest_of_many_silent_ones_make_way(office: HandoverRegistry, monke
 
 @pytest.mark.parametrize("speaks", [True, False], ids=["garbage", "silent"])
 def test_a_crowd_holds_nobody_up_for_long(
-    speaks: bool, office: HandoverRegistry, request: pytest.FixtureRequest
+    speaks: bool, registry: HandoverRegistry, request: pytest.FixtureRequest
 ) -> None:
-    region = Region(office)
+    region = Region(registry)
     before = count_open()
     for number in range(LARGE_CROWD if request.config.getoption("--all") else CROWD):
         with connect(region.key) as connection:
@@ -328,13 +328,13 @@ import resource, sys
 from tests.unit.handover.asking import Region, count_open
 from shm_backend_utils.memory.handover.server import HandoverRegistry
 
-office = HandoverRegistry()
-region = Region(office)
+registry = HandoverRegistry()
+region = Region(registry)
 resource.setrlimit(resource.RLIMIT_NOFILE, (count_open() + 2, 4096))
 print(region.key, flush=True)
 sys.stdin.read()
 resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))  # glibc opens a library for a thread that ends with Python
-office.withdraw(region.key)
+registry.withdraw(region.key)
 """
 
 
