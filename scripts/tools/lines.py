@@ -14,10 +14,10 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 37_800,
+    "shm_backend_utils": 37_798,
     "shm_backend_utils/*.py": 1_050,
     "shm_backend_utils/cli": 3_251,
-    "shm_backend_utils/client": 8_365,
+    "shm_backend_utils/client": 8_363,
     "shm_backend_utils/compat": 2_165,
     "shm_backend_utils/gpu": 2_882,
     "shm_backend_utils/http": 235,
@@ -30,7 +30,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 6_653,
     "scripts": 12_941,
     "scripts/tools/bench": 3_548,
-    "tests": 60_559,
+    "tests": 60_626,
     "docs": 3_498,
 }
 """By folder, or by pattern of files: the most lines."""

@@ -212,22 +212,19 @@ def repair(core: Core, call: Call, error: ShmError, number: int) -> Steps[KnownM
     if not is_answer(error):
         return None
     if isinstance(error, MemoryRefusedError):
-        if number == 0:
-            return call.known
-        core.paths.refuse(call.known, call.path, str(error), call.kind)
-        return call.known if call.settings.path == "auto" else None
+        if number:
+            core.paths.refuse(call.known, call.path, str(error), call.kind)
+        return call.known if not number or call.settings.path == "auto" else None
     if _was_busy(call, error):
         return call.known
     renewed = yield from core.renew(call.known, call.settings)
     if renewed is call.known:
         return None
-    given = call.sources()
     try:
-        renewed.lay_out(given, call.wanted)
-        has_run = (renewed.spec.paths is None or call.path in renewed.spec.paths) and not call.did_not_start(error)
-    except TensorError:  # the model does not run for such a call
-        has_run = False
-    return None if has_run else renewed
+        renewed.lay_out(call.sources(), call.wanted)
+    except TensorError:
+        return renewed  # nothing is sent: it is laid out once more, and the user gets the error
+    return renewed if call.did_not_start(error) else None
 
 
 def _again(core: Core, call: Call, failure: ShmError) -> Steps[Result]:

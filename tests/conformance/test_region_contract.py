@@ -16,6 +16,7 @@ import pytest
 from shm_backend_utils.errors import ClosedError, RegionGoneError, RegionRefusedError
 from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.model.mapping.mapped import MappedRegion
 from shm_backend_utils.protocol.layout import SlotRecord
 from tests.opened import open_region
 from tests.unit.gpu.fakes import wait_until
@@ -199,10 +200,11 @@ def test_the_peer_knows_that_the_owner_died(
     abandoned: tuple[subprocess.Popen[str], ManagedRegion], end: Callable[[subprocess.Popen[str]], object]
 ) -> None:
     process, region = abandoned
-    assert not region.is_orphaned
+    mapped = MappedRegion(region)
+    assert (region.is_orphaned, mapped.is_abandoned) == (False, False)
     end(process)
     process.wait()
-    assert region.is_orphaned
+    assert (region.is_orphaned, mapped.is_abandoned) == (True, True)
 
 
 def test_bytes_of_the_dead_stay_while_held(abandoned: tuple[subprocess.Popen[str], ManagedRegion], kind: Kind) -> None:

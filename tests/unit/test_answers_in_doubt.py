@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import threading
 import time
 from collections import Counter
@@ -262,3 +263,50 @@ def test_a_call_that_a_model_which_shares_no_memory_by_now_has_failed_is_not_sen
         with pytest.raises(InferenceError, match="the model has failed"):
             client.infer("m", {"IN0": X}, path=path)
     assert len(server.orders) == 2
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("inline", "direct"), ("direct", "inline"), ("triton-shm", "inline"), ("direct,inline", "inline")],
+)
+def test_what_has_run_is_not_sent_again_to_the_model_that_replaced_it(before: str, after: str) -> None:
+    ran: list[Order] = []
+
+    def compute(order: Order, _: Arrays) -> Any:
+        ran.append(order)
+        server.configs["m"] = config("m", parameters={"SHM_PATHS": {"string_value": after}})
+        raise InferenceError("model.py failed", "StatusCode.INTERNAL")
+
+    first = config("m", parameters={"SHM_PATHS": {"string_value": before}})
+    with (
+        FakeServer(first, compute=compute) as server,
+        client_of(server, inline_bytes=0) as client,
+        pytest.raises(InferenceError, match=r"model\.py failed"),
+    ):
+        client.infer("m", {"IN0": X})
+    assert len(ran) == 1
+
+
+# Answers of a model that has not used the memory
+
+
+def test_results_of_another_generation_are_not_taken_for_this_calls(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with client_of(server, path="direct", inline_bytes=0) as client:
+        client.infer("m", {"IN0": X}, outputs={"OUT0": 24}).release()
+        monkeypatch.setattr(server, "_in_slot", lambda order: {})
+        with pytest.raises(PeerError, match="without having used the shared memory"):
+            client.infer("m", {"IN0": 10 * X}, outputs={"OUT0": 24})
+
+
+def test_a_frame_of_another_number_is_not_taken_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = config("m", model_transaction_policy={"decoupled": True})
+    with FakeServer(model, compute=lambda _, inputs: [{"OUT0": X}] * 2) as server, client_of(server) as client:
+        answers = server.stream
+        monkeypatch.setattr(server, "stream", lambda order: itertools.chain(answers(order), [{}]))
+        stream = iter(client.stream("m", {"IN0": X}, outputs={"OUT0": X.nbytes}, frames=2))
+        for _ in range(2):
+            next(stream).release()
+        with pytest.raises(PeerError, match="without having used the shared memory"):
+            next(stream)

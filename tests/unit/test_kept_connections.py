@@ -16,6 +16,7 @@ import pytest
 
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.http import kept_connections
+from shm_backend_utils.http.answers import fetch_json
 from shm_backend_utils.http.kept_connections import KeptConnections
 from shm_backend_utils.memory import registrations
 from shm_backend_utils.memory.registrations import StatusEndpoint
@@ -92,6 +93,12 @@ def test_an_answer_without_an_end_is_not_waited_for_to_its_end(
     monkeypatch.setattr(registrations, "_TIMEOUT_S", 0.2)
     with listener(answer) as url, contextlib.closing(StatusEndpoint(url)) as asked, pytest.raises(MachineError):
         ask(asked)
+
+
+@pytest.mark.parametrize("answer", ENDLESS.values(), ids=ENDLESS)
+def test_a_whole_answer_comes_in_time_or_is_none(answer: Answer) -> None:
+    with listener(answer) as url, pytest.raises((OSError, HTTPException, ValueError)):
+        fetch_json(f"{url}/v2", 0.2)
 
 
 def answered(answer: bytes) -> list[tuple[int, bytes]]:

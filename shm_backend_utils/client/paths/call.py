@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import BY_NAME, BYTES, DType
-from ...errors import CallerError, ClosedError, PeerError
+from ...errors import CallerError, ClosedError, PeerError, TableError
 from ...memory.kinds import RegionKind
 from ...memory.pool.slot import Memory
 from ...model_spec import ModelSpec
 from ...protocol.call_layout import AnyInput, CallInput, CallLayout
+from ...protocol.refusals import code_in
 from ...protocol.results import check_output
 from ..errors import DeadlineExceededError, InferenceError
 from ..inputs.sources import SAME_VALUES, Source, StringSource
@@ -110,7 +111,7 @@ class Call(ABC):
 
     def did_not_start(self, error: BaseException) -> bool:
         """Return whether it is certain that the model has not run, and will not, for the request that failed so."""
-        return False
+        return is_answer(error) and code_in(str(error.message())) == TableError.code  # so a session refuses a path
 
     def close(self) -> None:
         """Give the memory back, as soon as no array needs it. Twice is fine."""

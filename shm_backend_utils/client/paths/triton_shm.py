@@ -233,7 +233,7 @@ class RegisteredCall(InRegion, Call):
         return Result(arrays, self.path, lambda: response, bytes_avoided=placed, in_response=in_response)
 
     def did_not_start(self, error: BaseException) -> bool:
-        return isinstance(error, MemoryRefusedError)
+        return isinstance(error, MemoryRefusedError) or super().did_not_start(error)
 
     def close(self) -> None:
         super().close()
