@@ -7,7 +7,6 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 from rich.console import Console
 from rich.progress import Progress
@@ -22,10 +21,8 @@ from .bench import FULL, QUICK, Amounts, Bench, allow_many_descriptors, bench_se
 from .groups import GROUPS, WITH_OTHER_CLIENT
 from .pictures import PICTURES
 from .reports import Reports, table_of
-from .runs import ReportError, Run, read_run
+from .runs import ReportError, Run
 from .ways import OTHER_CLIENT, has_other_client
-
-_OF_MEASURING: Final = ("only", "quick", "rounds", "requests", "functions")
 
 
 def main() -> int:
@@ -33,16 +30,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures and all medians to FILE")
     parser.add_argument("--document", type=Path, metavar="FILE", help="write a page of documentation to FILE")
-    parser.add_argument(
-        "--plot", type=Path, metavar="DIR", help="draw pictures into DIR, as PNG and SVG; the page shows them"
-    )
-    parser.add_argument(
-        "--from",
-        type=Path,
-        metavar="FILE",
-        dest="source",
-        help="measure nothing: report what --json has written to FILE",
-    )
+    parser.add_argument("--plot", type=Path, metavar="DIR", help="draw pictures into DIR, as SVG; the page shows them")
     parser.add_argument(
         "--only", choices=GROUPS, action="append", metavar="GROUP", help=f"measure one of {', '.join(GROUPS)}"
     )
@@ -59,23 +47,11 @@ def main() -> int:
 def _run(arguments: argparse.Namespace) -> int:
     reports = Reports(arguments.json, arguments.document, arguments.plot)
     reports.check()
-    if arguments.source:
-        _check_nothing_is_to_be_measured(arguments)
-        found = read_run(arguments.source)
-        if arguments.plot and not any(found.curves.of(picture) for picture in PICTURES):
-            raise ReportError(f"{arguments.source} has nothing to draw: no {', '.join(PICTURES)}")
-    else:
-        groups = groups_to_measure(arguments.only, draws=arguments.plot is not None)
-        found = _measured(groups, _amounts(arguments), shows_functions=arguments.functions)
+    groups = groups_to_measure(arguments.only, draws=arguments.plot is not None)
+    found = _measured(groups, _amounts(arguments), shows_functions=arguments.functions)
     Console().print(table_of(found.figures))
     reports.write(found)
     return 0
-
-
-def _check_nothing_is_to_be_measured(arguments: argparse.Namespace) -> None:
-    given = [f"--{name}" for name in _OF_MEASURING if getattr(arguments, name)]
-    if given:
-        raise ReportError(f"--from measures nothing, so there is nothing to do for {', '.join(given)}; leave one out")
 
 
 def _amounts(arguments: argparse.Namespace) -> Amounts:

@@ -17,7 +17,6 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from .runs import Curves
@@ -42,7 +41,6 @@ RC: Final[Mapping[str, Any]] = {
     "font.size": 9.5,
     "grid.color": GRID,
     "grid.linewidth": 0.7,
-    "hatch.linewidth": 0.6,
     "legend.frameon": False,
     "legend.fontsize": 9.5,
     "lines.linewidth": 1.7,
@@ -60,11 +58,6 @@ RC: Final[Mapping[str, Any]] = {
 _PROTOCOLS: Final = {"grpc": "gRPC", "http": "HTTP"}
 _STEPS: Final = (1, 2, 5)
 _PANEL: Final = re.compile(r"(\w+), (\d+) bytes")
-# What a kind is called, and how dark its bars are.
-_KINDS: Final = {"repeated": ("all of one length", 0.45), "varying": ("each of another length", 1.0)}
-_BAR: Final = 0.36
-_ROOM: Final = 1.42
-"""How far a panel goes, over its longest bar: the numbers beside the bars need some room."""
 
 
 class Line(NamedTuple):
@@ -102,19 +95,18 @@ LINES: Final[Mapping[str, Line]] = {
 Panels = Mapping[str, Mapping[str, Mapping[int, float]]]
 """Points, by panel and line."""
 
-_DOTS_PER_INCH: Final = 200  # twice as many as a page shows: sharp on screens with small pixels
 _TITLE_INCHES: Final = 0.62
 _ROW_INCHES: Final = 0.22
 _UNITS: Final = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 
 
 class Drawing(NamedTuple):
-    """A picture as PNG and SVG; ``name`` is that of its files, without the suffix."""
+    """A picture as SVG."""
 
-    name: str
+    file: str
     title: str
     caption: str
-    files: dict[str, bytes]
+    content: bytes
 
 
 def begin(title: str, machine: Mapping[str, str], panels_inches: float, legend_rows: int) -> Figure:
@@ -150,20 +142,6 @@ def legend_below(figure: Figure, axes: Iterable[Axes], columns: int) -> None:
         named.values(), named, loc="lower center", ncols=columns, handlelength=3.2, columnspacing=1.6
     )
     legend.set_in_layout(False)  # it has its place already
-
-
-def saved(figure: Figure, name: str) -> dict[str, bytes]:
-    """Return the files of a picture: the same bytes for the same data."""
-    return {
-        f"{name}.png": _saved(figure, "png", {"Software": None}),
-        f"{name}.svg": _saved(figure, "svg", {"Date": None, "Creator": None}),
-    }
-
-
-def _saved(figure: Figure, suffix: str, metadata: Mapping[str, None]) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=suffix, dpi=_DOTS_PER_INCH, metadata=dict(metadata))
-    return buffer.getvalue()
 
 
 def line_of(name: str) -> Line:
@@ -242,39 +220,6 @@ def _kind(panel: str) -> tuple[str, str]:
     return (found[1], label_of_bytes(int(found[2]))) if found else (panel, "")
 
 
-def _draw_shapes(title: str, panels: Panels, machine: Mapping[str, str]) -> Figure:
-    """Draw milliseconds of each way."""
-    names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
-    sizes = sorted({size for lines in panels.values() for points in lines.values() for size in points})
-    figure = begin(title, machine, 0.62 * len(names) + 0.75, 1)
-    all_axes = figure.subplots(1, len(sizes), sharey=True, squeeze=False)[0]
-    for axes, size in zip(all_axes, sizes, strict=True):
-        for row, name in enumerate(names):
-            for place, (kind, (_, alpha)) in enumerate(_KINDS.items()):
-                milliseconds = panels.get(kind, {}).get(name, {}).get(size)
-                if milliseconds is not None:
-                    y = row + (place - 0.5) * (_BAR + 0.04)
-                    axes.barh(y, milliseconds, _BAR, color=line_of(name).color, alpha=alpha)
-                    axes.annotate(
-                        f"{milliseconds:.2f}",
-                        (milliseconds, y),
-                        (4, 0),
-                        textcoords="offset points",
-                        va="center",
-                        fontsize=8.5,
-                    )
-        axes.set_xlim(0, _ROOM * axes.dataLim.xmax)
-        axes.xaxis.set_major_locator(MaxNLocator(3))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-        axes.set_title(f"around {label_of_bytes(size)}")
-        axes.set_xlabel("ms")
-    all_axes[0].set_yticks(range(len(names)), [line_of(name).label.replace(", ", ",\n") for name in names])
-    all_axes[0].invert_yaxis()
-    handles = [Patch(color=INK, alpha=alpha, label=label) for label, alpha in _KINDS.values()]
-    figure.legend(handles=handles, loc="lower center", ncols=2).set_in_layout(False)
-    return figure
-
-
 class Picture(NamedTuple):
     """How a picture is drawn, and what is said of it."""
 
@@ -298,13 +243,6 @@ PICTURES: Final[Mapping[str, Picture]] = {
         "has another length than the one before.",
         _draw_concurrency,
     ),
-    "shapes": Picture(
-        "Round trips with tensors of one length, and of many, over gRPC",
-        "Medians, one request at a time: tensors of one length, and tensors from half of it to half as much again, no"
-        " two of them alike. Triton's shared memory is registered once, with room for the largest. `ShmClient.infer` "
-        "is held to the direct path; by itself it sends the smallest in band.",
-        _draw_shapes,
-    ),
 }
 """In the order in which a reader sees them."""
 
@@ -315,7 +253,9 @@ def drawings_of(curves: Curves, machine: Mapping[str, str]) -> list[Drawing]:
     for name, picture in PICTURES.items():
         panels = curves.of(name)
         if panels:
+            content = io.BytesIO()
             with mpl.rc_context(dict(RC)):  # type: ignore[arg-type]  # names that are text, too
-                files = saved(picture.draw(picture.title, panels, machine), name)
-            drawings.append(Drawing(name, picture.title, picture.caption, files))
+                figure = picture.draw(picture.title, panels, machine)
+                figure.savefig(content, format="svg", metadata={"Date": None, "Creator": None})  # the same bytes always
+            drawings.append(Drawing(f"{name}.svg", picture.title, picture.caption, content.getvalue()))
     return drawings

@@ -12,8 +12,6 @@ from typing import Final, NamedTuple
 from rich.table import Table
 from rich.text import Text
 
-from shm_backend_utils.cli.terminal import printable
-
 from ..figures import Figure
 from .pictures import Drawing, drawings_of
 from .runs import ReportError, Run, json_of
@@ -68,7 +66,6 @@ def document_of(
     """Return the page, in Markdown; pictures come with the links to them."""
     shown = [f"![{drawing.title}]({link})\n\n{drawing.caption}\n" for drawing, link in pictures]
     lines = [*_rows(("machine", ""), machine.items()), "", *shown, *_rows(COLUMNS, map(cells_of, figures))]
-    lines += [_row(cells_of(elsewhere)) for elsewhere in MEASURED_ELSEWHERE]
     beyond = [figure.name for figure in figures if figure.is_held is False]
     held = sum(figure.is_held is True for figure in figures)
     summary = f"{held} of {held + len(beyond)} limits are held."
@@ -88,24 +85,8 @@ def _row(cells: Sequence[str]) -> str:
 COLUMNS: Final = ("measure", "figure", "of what", "limit", "holds", "from")
 
 
-class Elsewhere(NamedTuple):
-    """A figure that another tool measures."""
-
-    name: str
-    limit: str
-    tool: str
-
-
-MEASURED_ELSEWHERE: Final = (
-    Elsewhere("10^6 requests with faults", "0 wrong bytes, 0 leaked descriptors, mappings or segments", "scripts/soak"),
-)
-"""Rows that every report names, so that it names all that the library is held to."""
-
-
-def cells_of(figure: Figure | Elsewhere) -> tuple[str, ...]:
+def cells_of(figure: Figure) -> tuple[str, ...]:
     """Return the row of a figure, one text for each of :data:`COLUMNS`."""
-    if isinstance(figure, Elsewhere):
-        return figure.name, "", "", figure.limit, "", f"measured by {figure.tool}"
     value = f"{figure.figure:,.0f}" if figure.figure == int(figure.figure) else f"{figure.figure:.2f}"
     holds = {True: "yes", False: "no", None: ""}[figure.is_held]
     return figure.name, value, figure.unit, figure.held_to, holds, figure.basis
@@ -116,15 +97,8 @@ def table_of(figures: list[Figure]) -> Table:
     table = Table(*COLUMNS)
     styles = {True: "green", False: "bold red", None: None}
     for figure in figures:
-        table.add_row(*_shown(figure), style=styles[figure.is_held])
-    for elsewhere in MEASURED_ELSEWHERE:
-        table.add_row(*_shown(elsewhere))
+        table.add_row(*map(Text, cells_of(figure)), style=styles[figure.is_held])
     return table
-
-
-def _shown(figure: Figure | Elsewhere) -> list[Text]:
-    """Return the cells as a terminal may show them: brackets are no markup, and names may be anybody's."""
-    return [Text(printable(cell)) for cell in cells_of(figure)]
 
 
 class Reports(NamedTuple):
@@ -142,7 +116,7 @@ class Reports(NamedTuple):
             check_folder(self.pictures)
 
     def write(self, run: Run) -> None:
-        """Write all of them, JSON first, of which the others can be made again; ReportError where one fails."""
+        """Write all of them, JSON first; ReportError where one fails."""
         for file, content in self._contents(run):
             with _told(file):
                 file.write_bytes(content)
@@ -153,9 +127,8 @@ class Reports(NamedTuple):
             yield self.json, json_of(run).encode()
         drawings = drawings_of(run.curves, run.machine) if self.pictures else []
         for drawing in drawings:
-            for name, content in drawing.files.items():
-                yield Path(self.pictures or "", name), content
+            yield Path(self.pictures or "", drawing.file), drawing.content
         if self.document:
             folder = os.path.relpath(self.pictures or self.document.parent, self.document.parent)
-            links = [(each, Path(folder, f"{each.name}.svg").as_posix()) for each in drawings]
+            links = [(each, Path(folder, each.file).as_posix()) for each in drawings]
             yield self.document, document_of(run.figures, run.machine, links).encode()

@@ -1,19 +1,16 @@
-"""What a run of the bench has found, as JSON and back."""
+"""What a run of the bench has found, and that as JSON."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
-
-from shm_backend_utils.repository.source_files import read_source
 
 from ..figures import Figure
 
 
 class ReportError(Exception):
-    """A report cannot be written, or an earlier one not be read; the message says all that a user needs."""
+    """A report cannot be written; the message says all that a user needs."""
 
 
 class Curve(NamedTuple):
@@ -51,15 +48,6 @@ class Curves:
         """Return them in JSON's types."""
         return [{**curve._asdict(), "points": list(map(list, curve.points.items()))} for curve in self]
 
-    @classmethod
-    def from_json(cls, given: Any) -> Curves:
-        """Return what :meth:`as_json` has written."""
-        curves = cls()
-        for each in given:
-            for x, y in each["points"]:
-                curves.add(each["picture"], each["panel"], each["line"], x, y)
-        return curves
-
 
 def as_json(figure: Figure) -> dict[str, Any]:
     """Return a figure in JSON's types."""
@@ -73,11 +61,6 @@ def as_json(figure: Figure) -> dict[str, Any]:
         "at_most": figure.at_most,
         "at_least": figure.at_least,
     }
-
-
-def from_json(given: Any) -> Figure:
-    """Return what :func:`as_json` has written."""
-    return Figure(*[given[name] for name in ("name", "figure", "unit", "basis", "at_most", "at_least")])
 
 
 class Run(NamedTuple):
@@ -98,15 +81,3 @@ def json_of(run: Run) -> str:
         "curves": run.curves.as_json(),
     }
     return json.dumps(content, indent=2) + "\n"
-
-
-def read_run(file: Path) -> Run:
-    """Read what ``--json`` has written; raise ReportError where that cannot be read, or is something else."""
-    try:
-        content = json.loads(read_source(file))
-        figures = [from_json(figure) for figure in content["figures"]]
-        return Run(content["machine"], figures, content["medians_ms"], Curves.from_json(content["curves"]))
-    except OSError as error:
-        raise ReportError(f"{file} cannot be read: {error.strerror}") from None
-    except (ValueError, LookupError, TypeError, RecursionError) as error:  # of UTF-8, of JSON, of what it says
-        raise ReportError(f"{file} is not what bench --json has written: {error!r}") from None

@@ -12,12 +12,12 @@ from typing import Final
 
 from ...figures import Figure
 from ..bench import Bench
-from .curves import latency, shapes
+from .curves import latency
 from .growth import growth, registered, sealed
 from .modes import batches, forwarding, streams
 from .own_time import functions, own_time
-from .round_trips import client_time, harness, round_trips
-from .stock import compat, infer_beside_stock, other_client, plain_clients, sizes
+from .round_trips import round_trips
+from .stock import compat, infer_beside_stock, other_client, plain_clients
 from .throughput import concurrency, throughput, uploads
 
 __all__ = ["GROUPS", "WITH_OTHER_CLIENT"]
@@ -25,9 +25,7 @@ __all__ = ["GROUPS", "WITH_OTHER_CLIENT"]
 GROUPS: Final[Mapping[str, Callable[[Bench], list[Figure]]]] = {
     "path": round_trips,
     "own-time": own_time,
-    "client": client_time,
     "sealed": sealed,
-    "sizes": sizes,
     "stock": infer_beside_stock,
     "plain": plain_clients,
     "throughput": throughput,
@@ -40,8 +38,6 @@ GROUPS: Final[Mapping[str, Callable[[Bench], list[Figure]]]] = {
     "stream": streams,
     "growth": growth,
     "functions": functions,
-    "harness": harness,
-    "shapes": shapes,
     "concurrency": concurrency,
     "latency": latency,
 }

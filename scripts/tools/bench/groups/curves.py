@@ -1,4 +1,4 @@
-"""What pictures show that nothing is held to: latency over the size of a tensor, and tensors of varying shapes.
+"""Latency over the size of a tensor, which a picture shows and nothing is held to.
 
 What a limit is for, other groups measure in more rounds and with nothing else between. Here all lines take turns, up
 to :data:`TOGETHER`.
@@ -6,7 +6,6 @@ to :data:`TOGETHER`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from typing import Final
@@ -18,7 +17,7 @@ from shm_backend_utils.memory.shared_file import total_bytes
 
 from ...figures import Figure
 from ..bench import Bench
-from ..ways import OTHER_CLIENT, OVER_THE_WIRE, Floats, Send, Way, endless, repeated, varying, ways_of
+from ..ways import OVER_THE_WIRE, Way, ways_of
 
 PICTURE: Final = "latency"
 BYTES: Final = tuple(4**exponent for exponent in range(3, 16))
@@ -67,41 +66,3 @@ def _medians(bench: Bench, protocol: str, byte_size: int, ways: dict[str, Way]) 
         cases = {name: partial(stack.enter_context(way(bench, protocol, byte_size)), x) for name, way in ways.items()}
         what = f"{PICTURE}, {protocol}, {byte_size:,} bytes: {', '.join(ways) if len(ways) == 1 else 'all ways'}"
         return bench.measure(what, cases, rounds, warm_up_rounds=WARM_UP_ROUNDS)
-
-
-SHAPES: Final = "shapes"
-SHAPES_BYTES: Final = (2**12, 2**16, 2**20)
-SHAPES_LINES: Final = ("direct", "stock in band", "stock triton shm", OTHER_CLIENT)
-"""The ways that can send them; what is prepared has one shape."""
-SHAPES_ROUNDS_SHARE: Final = 2
-KINDS: Final = {"repeated": repeated, "varying": varying}
-SHAPES_ROOM: Final = 2
-"""How much room the peers' regions have, over the middle size: the largest array is half as large again."""
-
-
-def shapes(bench: Bench) -> list[Figure]:
-    """Measure tensors of one length, and tensors of which each has another length, over gRPC."""
-    for byte_size in SHAPES_BYTES:
-        with ExitStack() as stack:
-            sends = {
-                name: stack.enter_context(way(bench, "grpc", SHAPES_ROOM * byte_size))
-                for name, way in ways_of("grpc").items()
-                if name in SHAPES_LINES
-            }
-            given = {kind: arrays(byte_size) for kind, arrays in KINDS.items()}
-            cases = {
-                (kind, name): partial(_send_next, send, endless(given[kind]))
-                for kind in KINDS
-                for name, send in sends.items()
-            }
-            named = {f"{name}, {kind}": case for (kind, name), case in cases.items()}
-            medians = bench.measure(
-                f"{SHAPES}, around {byte_size:,} bytes", named, max(bench.amounts.rounds // SHAPES_ROUNDS_SHARE, 1)
-            )
-        for kind, name in cases:
-            bench.curves.add(SHAPES, kind, name, byte_size, medians[f"{name}, {kind}"])
-    return []
-
-
-def _send_next(send: Send, given: Iterator[Floats]) -> None:
-    send(next(given))

@@ -1,4 +1,4 @@
-"""`infer` beside tritonclient and models written with pb_utils alone, beside itself in band, and triton-shm-client."""
+"""`infer` beside tritonclient and models written with pb_utils alone, and beside triton-shm-client."""
 
 from __future__ import annotations
 
@@ -169,34 +169,6 @@ def _shared_request(stack: ExitStack, plain: Any, byte_size: int) -> Request:
 def _check(model: str, y: Any, x: Floats) -> None:
     if not np.array_equal(y, x):
         raise AssertionError(f"{model} does not give back {x.nbytes} bytes")
-
-
-SIZES: Final = {"64 B": 64, "1 KiB": 2**10, "4 KiB": 2**12, "16 KiB": 2**14, "64 KiB": 2**16}
-MOST_OF_IN_BAND: Final = 1.0
-
-
-def sizes(bench: Bench) -> list[Figure]:
-    """Measure identities on the direct path over the same in band, for both protocols."""
-    return [figure for protocol in bench.urls for figure in _sizes_over(bench, protocol)]
-
-
-def _sizes_over(bench: Bench, protocol: str) -> list[Figure]:
-    figures = []
-    with ShmClient(bench.urls[protocol]) as client:
-        for size, byte_size in SIZES.items():
-            cases: dict[str, Callable[[], object]] = {
-                path: partial(_infer_on, client, path, endless(repeated(byte_size))) for path in ("direct", "inline")
-            }
-            name = f"{protocol}: infer of {size}"
-            medians = bench.measure(name, cases, ROUNDS_PER_ROUND * bench.amounts.rounds)
-            figures.append(medians.ratio(name, "direct", "inline", "× the same in band", at_most=MOST_OF_IN_BAND))
-    return figures
-
-
-def _infer_on(client: ShmClient, path: Any, given: Any) -> float:
-    x = next(given)
-    with client.infer(OURS, {"INPUT0": x}, outputs={"OUTPUT0": x.nbytes}, path=path) as result:
-        return float(result["OUTPUT0"][-1])
 
 
 def other_client(bench: Bench) -> list[Figure]:
