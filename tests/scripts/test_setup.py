@@ -43,7 +43,7 @@ class Recorded(Environment):
         self.folder.mkdir(exist_ok=True)
         self._steps.append("create")
 
-    def install(self, contents: Contents, on_line: Callable[[str], None]) -> None:
+    def install(self, contents: Contents) -> None:
         self._steps.append(contents.extras)
         if contents.extras == self._failing:
             raise StepFailedError("pip's words")

@@ -14,7 +14,7 @@ import sys
 
 from .. import ROOT
 from .environment import COMMANDS, EVERYTHING, EVERYTHING_WITH_NUMPY_1, Contents, Environment
-from .subprocesses import Progress, StepFailedError, Subprocess, ignore
+from .subprocesses import StepFailedError, Subprocess
 
 INSTALL_SERVER = "scripts.tools.setup.install_server"
 
@@ -33,30 +33,27 @@ def server_is_installed() -> bool:
 
 
 def set_up(environment: Environment, contents: Contents) -> None:
-    """Do what is still to be done, showing progress. The server is fetched while pip installs packages."""
+    """Do what is still to be done, and name each step. The server is fetched while pip installs packages."""
     is_made = environment.has(contents)
     is_begun = is_made or any(environment.has(included) for included in contents.includes)
     is_served = server_is_installed()
-    steps = {
-        f"make {environment.folder.name}": not is_begun,
-        "install packages": not is_made,
-        "install the server": not is_served,
-    }
-    if not any(steps.values()):
+    if is_made and is_served:
         return
-    make, packages, server = steps
-    with Progress([name for name, is_to_be_done in steps.items() if is_to_be_done]) as progress:
-        if not is_begun:
-            progress.begin(make)
-            environment.create()
-        with Subprocess([str(environment.python), "-m", INSTALL_SERVER]) as installing_server:
-            if not is_made:
-                progress.begin(packages)
-                environment.install(contents, progress.advance_by_pip_line)
-                environment.stamp(contents)
-            if not is_served:
-                progress.begin(server)
-            installing_server.finish(ignore)
+    if not is_begun:
+        _say(f"make {environment.folder.name}")
+        environment.create()
+    with Subprocess([str(environment.python), "-m", INSTALL_SERVER]) as installing_server:
+        if not is_made:
+            _say("install packages")
+            environment.install(contents)
+            environment.stamp(contents)
+        if not is_served:
+            _say("install the server")
+        installing_server.finish()
+
+
+def _say(step: str) -> None:
+    print(f"scripts/setup: {step}", file=sys.stderr, flush=True)
 
 
 def end(number: int, _: object) -> None:

@@ -9,12 +9,11 @@ import re
 import subprocess
 import sys
 import venv
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from .. import ROOT
-from .subprocesses import StepFailedError, ignore, run
+from .subprocesses import StepFailedError, run
 
 __all__ = ["COMMANDS", "EVERYTHING", "EVERYTHING_WITH_NUMPY_1", "Contents", "Environment"]
 
@@ -90,19 +89,19 @@ class Environment:
         except subprocess.CalledProcessError as error:
             raise StepFailedError(f"{error}\n{(error.output or b'').decode(errors='replace')}") from None
         if has_ensurepip:  # that one is as old as Python's release, and needs three times as long to choose packages
-            run(self._pip_install("--upgrade", "pip"), ignore)
+            run(self._pip_install("--upgrade", "pip"))
         else:
-            run([sys.executable, "-m", "pip", "--python", str(self.python), "install", "pip"], ignore)
+            run([sys.executable, "-m", "pip", "--python", str(self.python), "install", "pip"])
 
-    def install(self, contents: Contents, on_line: Callable[[str], None]) -> None:
-        """Install packages, and pass on pip's lines. It counts as made for nothing meanwhile."""
+    def install(self, contents: Contents) -> None:
+        """Install packages. It counts as made for nothing meanwhile."""
         self._stamp.unlink(missing_ok=True)
-        run(self._pip_install("--editable", f"{ROOT}[{contents.extras}]", *contents.requirements), on_line)
+        run(self._pip_install("--editable", f"{ROOT}[{contents.extras}]", *contents.requirements))
         if contents.alone:
-            run(self._pip_install("--no-deps", *contents.alone), on_line)
+            run(self._pip_install("--no-deps", *contents.alone))
         for requirement in contents.where_found:
             with contextlib.suppress(StepFailedError):
-                run(self._pip_install(requirement), on_line)
+                run(self._pip_install(requirement))
 
     def _pip_install(self, *arguments: str) -> list[str]:
         # --no-compile: Python compiles what it imports when it does, and that is a fraction of what is installed.
