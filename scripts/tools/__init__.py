@@ -9,7 +9,5 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-__all__ = ["ROOT"]
-
 ROOT: Final = Path(__file__).resolve().parents[2]
 """The checkout."""

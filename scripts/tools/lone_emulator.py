@@ -17,8 +17,6 @@ from shm_backend_utils.testing.emulator.pybind import TritonModelException
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from shm_backend_utils.testing.emulator.response import InferenceResponse
 
-__all__ = ["KeptAnswers", "LoneServer", "deliver_alone"]
-
 
 class KeptAnswers:
     """What was sent to a request."""

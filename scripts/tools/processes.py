@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-__all__ = ["children", "command_line", "mappings", "open_files", "read_if_there"]
-
 
 def children(pid: int) -> list[int]:
     """Return the processes that any thread of a process has started."""

@@ -23,8 +23,6 @@ from .processes.checks import check_processes, measure_processes
 from .report import Amounts, CheckFailedError, Report
 from .server.checks import check_server
 
-__all__ = ["LEVELS", "Wanted", "check", "default_folder"]
-
 RESULTS: Final = ROOT / "docs" / "gpu"
 TITLE: Final = "shm_backend_utils on a GPU"
 TITLE_OF_A_FAKE: Final = "REHEARSAL ON A FAKE GPU: nothing here was measured on a GPU"

@@ -21,8 +21,6 @@ from .kernels import Kernels, load_kernels
 from .machine import device_name
 from .report import require
 
-__all__ = ["WAITS", "Gpu", "LoadGpu", "load_gpu"]
-
 _COUNTED: Final = (
     "open",
     "close",

@@ -14,8 +14,6 @@ from shm_backend_utils.gpu.arrays.device_array import DeviceArray
 from shm_backend_utils.gpu.memory.allocations import CudaAllocation
 from shm_backend_utils.gpu.runtime import CudaRuntime
 
-__all__ = ["LATE_STEPS", "LIBRARIES", "Kernels", "load_kernels"]
-
 LIBRARIES: Final = ("cupy", "torch", "neither")
 LATE_STEPS: Final = 200
 """Kernels of late work: fewer than CUDA lets a stream have waiting."""

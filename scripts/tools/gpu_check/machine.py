@@ -16,8 +16,6 @@ from shm_backend_utils.gpu.arrays.device_array import DeviceArray
 from shm_backend_utils.gpu.errors import CudaError
 from shm_backend_utils.gpu.runtime import CudaRuntime
 
-__all__ = ["describe", "device_name", "pool_memory", "used_bytes"]
-
 _MISSING: Final = "not installed"
 _DRIVER_FILE: Final = Path("/proc/driver/nvidia/version")
 _QUERY: Final = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")

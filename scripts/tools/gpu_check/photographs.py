@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from .report import require
 
-__all__ = ["COUNT", "HEIGHT", "WIDTH", "compared", "noise"]
-
 COUNT: Final = 2
 HEIGHT: Final = 48
 WIDTH: Final = 64

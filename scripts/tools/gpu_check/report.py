@@ -15,22 +15,6 @@ from shm_backend_utils.cli.common.rounds import Times, shuffled
 from .. import ROOT
 from .. import figures as common
 
-__all__ = [
-    "FULL",
-    "SMALL",
-    "Amounts",
-    "CheckFailedError",
-    "Figure",
-    "NotOnAFakeError",
-    "Outcome",
-    "Report",
-    "identity_figures",
-    "kernel_figure",
-    "medians_ms",
-    "name_of",
-    "require",
-]
-
 TEXT_FILE: Final = "report.txt"
 JSON_FILE: Final = "report.json"
 

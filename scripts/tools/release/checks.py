@@ -13,16 +13,6 @@ import zipfile
 from pathlib import Path
 from typing import Final
 
-__all__ = [
-    "BuildError",
-    "build",
-    "export",
-    "findings_in_changelog",
-    "findings_in_wheel",
-    "findings_of_smoke_test",
-    "unpack",
-]
-
 _PACKAGES: Final = {"shm_backend_utils", "triton_python_backend_utils-stubs", "c_python_backend_utils-stubs"}
 _MARKERS: Final = {
     "shm_backend_utils/py.typed",

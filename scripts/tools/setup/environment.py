@@ -15,8 +15,6 @@ from typing import Final
 from .. import ROOT
 from .subprocesses import StepFailedError, run
 
-__all__ = ["COMMANDS", "EVERYTHING", "EVERYTHING_WITH_NUMPY_1", "Contents", "Environment"]
-
 
 @dataclass(frozen=True)
 class Contents:

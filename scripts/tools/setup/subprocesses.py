@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 import tempfile
 
-__all__ = ["StepFailedError", "Subprocess", "run"]
-
 
 class StepFailedError(Exception):
     """A step of the setup failed; the message is what the command that failed had to say."""

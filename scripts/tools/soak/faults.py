@@ -20,8 +20,6 @@ from .machine import fill
 from .report import MODEL_RELOADS, SERVER_RESTARTS, SMALL_TMPFS, TWO_USERS
 from .server import ALLOWED_UID, DISALLOWED_UID, SoakServer
 
-__all__ = ["Saboteur"]
-
 SACRIFICE: Final = "scripts.tools.soak.client.sacrifice"
 VISITOR: Final = "scripts.tools.soak.client.visitor"
 SACRIFICE_S: Final = 60.0

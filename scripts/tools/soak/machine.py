@@ -14,8 +14,6 @@ from shm_backend_utils.memory.shared_file import DEV_SHM, free_bytes
 
 from ..processes import mappings, open_files, read_if_there
 
-__all__ = ["Growth", "fill", "held_sealed_memory", "held_shared_memory"]
-
 WARM_S: Final = 20.0
 MOST_GROWTH: Final = 64 << 20
 """More than allocators keep for later."""

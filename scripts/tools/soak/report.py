@@ -15,8 +15,6 @@ from shm_backend_utils.protocol.refusals import code_in
 
 from .client.process import Tally
 
-__all__ = ["MODEL_RELOADS", "SERVER_RESTARTS", "SMALL_TMPFS", "TWO_USERS", "WORDS", "Leaks", "SoakReport", "impossible"]
-
 COMPLETE_S: Final = 60.0
 """A run of this length does everything that there is."""
 

@@ -28,8 +28,6 @@ from ..processes import children, command_line
 from .client.process import Tally
 from .machine import held_sealed_memory, held_shared_memory
 
-__all__ = ["ALLOWED_UID", "DISALLOWED_UID", "SoakServer"]
-
 OWN_MODELS: Final = Path(__file__).resolve().parent / "models"
 SAMPLE_MODELS: Final = ("identity", "multiply", "frames", "text_upper")
 START_ATTEMPTS: Final = 3

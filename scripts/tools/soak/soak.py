@@ -24,8 +24,6 @@ from .machine import Growth
 from .report import Leaks, SoakReport, impossible
 from .server import SoakServer
 
-__all__ = ["Soak"]
-
 HANG_S: Final = 45.0
 SWEEP_S: Final = 12.0
 SHORTEST_PAUSE_S: Final = 0.2

@@ -24,8 +24,6 @@ from shm_backend_utils.server.installation import PYTHON, Installation
 
 from .. import ROOT
 
-__all__ = ["VARIABLE", "WHERE", "Environment", "Tally", "find_newest", "passed_to_pytest"]
-
 VARIABLE: Final = "SHM_BACKEND_UTILS_SERVER_NEWEST"
 _BESIDE: Final = ROOT.parent / "shared" / "servers"
 _ARCHIVE: Final = ".tar.xz"

@@ -20,8 +20,6 @@ from .round_trips import round_trips
 from .stock import compat, infer_beside_stock, other_client, plain_clients
 from .throughput import concurrency, throughput, uploads
 
-__all__ = ["GROUPS", "WITH_OTHER_CLIENT"]
-
 GROUPS: Final[Mapping[str, Callable[[Bench], list[Figure]]]] = {
     "path": round_trips,
     "own-time": own_time,

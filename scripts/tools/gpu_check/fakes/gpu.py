@@ -17,8 +17,6 @@ from ..gpu import Gpu
 from ..kernels import load_kernels
 from .modules import install_fakes
 
-__all__ = ["load_fake_gpu"]
-
 
 def load_fake_gpu(library: str) -> Gpu:
     """Return a fake GPU of this process; its memory is another process' to map, as a real one's."""

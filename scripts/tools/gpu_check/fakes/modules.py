@@ -20,8 +20,6 @@ from shm_backend_utils.gpu.memory.allocations import CudaAllocation
 from shm_backend_utils.gpu.runtime import LEGACY_STREAM, CudaRuntime
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 
-__all__ = ["install_fakes"]
-
 
 class FakeStream:
     """A stream as CuPy and PyTorch have them: the current one of its thread for a ``with`` block."""

@@ -19,8 +19,6 @@ from . import memory, refusals, streams
 from .client import Check, Client, ModelProcess
 from .slots import DeviceSlot
 
-__all__ = ["CHECKS", "check_processes", "checks_of", "measure", "measure_processes"]
-
 MOST_OF_THE_SMALLEST: Final = 1.2
 
 CHECKS: Final[Mapping[str, Check]] = {

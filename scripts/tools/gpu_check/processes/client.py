@@ -20,8 +20,6 @@ from ..report import CheckFailedError, require
 from .model import Answer, serve
 from .slots import DeviceSlot, HostSlot, LentSlot, Slot
 
-__all__ = ["Check", "Client", "ModelProcess"]
-
 _START_S: Final = 120.0
 _ANSWER_S: Final = 60.0
 _LET_GO_S: Final = 20.0

@@ -14,8 +14,6 @@ from ..gpu import Gpu
 
 _STEPS_BEFORE: Final = 50  # so that who does not wait is too early
 
-__all__ = ["hand_over", "library_arrays"]
-
 _REFUSED: Final[list[dict[str, Any]]] = [
     {"stream": 0},
     {"stream": -2},

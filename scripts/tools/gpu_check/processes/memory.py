@@ -17,8 +17,6 @@ from ..report import require
 from .client import Check, Client
 from .model import BATCH_ROWS
 
-__all__ = ["CHECKS", "COUNT", "OF_CUPY", "OF_SEVERAL_GPUS", "numbers"]
-
 COUNT: Final = 2**19
 """FP32 numbers: 2 MiB."""
 

@@ -24,8 +24,6 @@ from ...lone_emulator import KeptAnswers, LoneServer, deliver_alone
 from ..gpu import Gpu, LoadGpu
 from .consumers import hand_over, library_arrays
 
-__all__ = ["BATCH_ROWS", "Answer", "serve"]
-
 _OWN_MODELS: Final = Path(__file__).resolve().parents[1] / "models"
 _OUTPUT: Final = ("OUTPUT0",)
 BATCH_ROWS: Final = 2

@@ -20,8 +20,6 @@ from .client import Check, Client
 from .memory import COUNT, numbers
 from .slots import DeviceSlot, HostSlot
 
-__all__ = ["CHECKS", "PINNED", "measure"]
-
 PINNED_COUNT: Final = 2**19
 REQUESTS: Final = 3
 TIMES_AS_FAST: Final = 3.0

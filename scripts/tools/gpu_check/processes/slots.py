@@ -25,8 +25,6 @@ from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 
 from ..gpu import Gpu
 
-__all__ = ["DeviceSlot", "HostSlot", "LentSlot", "Slot"]
-
 _ALIGNMENT: Final = 256
 _FP32: Final = np.dtype(np.float32)
 _NAME_LENGTH: Final = struct.Struct("<H")

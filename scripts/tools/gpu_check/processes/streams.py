@@ -19,8 +19,6 @@ from ..report import Amounts, Figure, Report, name_of, require
 from .client import Check, Client
 from .slots import DeviceSlot
 
-__all__ = ["CHECKS", "measure"]
-
 COUNT: Final = 2**19
 TURNS: Final = 3
 TAIL: Final = 64

@@ -23,8 +23,6 @@ from ..machine import pool_memory
 from ..report import Amounts, CheckFailedError, Report, identity_figures, kernel_figure, medians_ms, name_of, require
 from .client import ServerCheck, ServerClient
 
-__all__ = ["CHECKS", "OF_CUPY", "measure"]
-
 COUNT: Final = 2**19
 DEVICE: Final = "cuda:0"
 ROOM: Final = {"OUTPUT0": ((COUNT,), np.float32, DEVICE)}

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from .client import ServerCheck, ServerClient
 
-__all__ = ["check_server", "checks_of"]
-
 _GROUP: Final = "a real server"
 _WITHOUT: Final = "; --level 1 does without"
 

@@ -20,8 +20,6 @@ from shm_backend_utils.server import EmbeddedServer, Installation
 from ... import ROOT
 from ..gpu import Gpu
 
-__all__ = ["ServerCheck", "ServerClient", "clients_of", "running_server"]
-
 _GPU_CHECK: Final = Path(__file__).resolve().parents[1]
 _OWN_MODELS: Final = _GPU_CHECK / "models"
 _PACKAGE: Final = Path(shm_backend_utils.__file__).parent

@@ -31,8 +31,6 @@ from ..machine import used_bytes
 from ..report import Amounts, CheckFailedError, NotOnAFakeError, Report, identity_figures, medians_ms, name_of, require
 from .client import ServerCheck, ServerClient
 
-__all__ = ["CHECKS", "OF_SHM_UTIL", "measure"]
-
 COUNT: Final = 2**19
 _DEVICE: Final = 0
 

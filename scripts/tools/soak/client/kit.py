@@ -19,8 +19,6 @@ from shm_backend_utils.memory.pool.options import PoolOptions, RegionName
 from .models import HeldViews, Model, Noise, Said, is_right
 from .process import Board, Phase, Tally
 
-__all__ = ["CALL_TIMEOUT_S", "Connection", "Connections", "Kit", "OnLoopCall"]
-
 T = TypeVar("T")
 MAX_BYTES: Final = 32 << 20
 """All clients together are not to fill the soak's small /dev/shm by themselves."""

@@ -12,8 +12,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MODELS", "MOST_ROWS", "HeldViews", "Model", "Noise", "Said", "is_right"]
-
 SMALLEST_BYTES: Final = 64
 LARGEST_BYTES: Final = 1 << 20
 IMAGE_SHAPE: Final = (3, 224, 224)

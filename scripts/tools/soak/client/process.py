@@ -15,8 +15,6 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final
 
-__all__ = ["Board", "ClientProcess", "Phase", "Tally", "stop_event"]
-
 _PHASE: Final = 0
 _VERIFIED: Final = 1
 

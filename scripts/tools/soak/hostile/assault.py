@@ -27,8 +27,6 @@ from ..server import SoakServer
 from .attacker import READY
 from .attacks import ATTACKS, HONEST, Kind
 
-__all__ = ["Answer", "Assault", "HostileReport", "Turn"]
-
 MOST_RATIO: Final = 3.0
 """How much longer than alone the slowest of a hundred honest requests may take."""
 

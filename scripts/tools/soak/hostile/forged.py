@@ -23,8 +23,6 @@ from shm_backend_utils.protocol.layout import PAGE_SIZE, Header
 from shm_backend_utils.protocol.refusals import code_in
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 
-__all__ = ["DATA", "MODEL", "Attack", "Forged", "Wire", "valid_table"]
-
 MODEL: Final = "halves"
 DATA: Final = layout.data_offset(1, PAGE_SIZE)
 TIMEOUT_S: Final = 30.0

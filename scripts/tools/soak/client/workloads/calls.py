@@ -24,24 +24,6 @@ from ..kit import CALL_TIMEOUT_S, Connection, Kit, OnLoopCall
 from ..models import MODELS, MOST_ROWS, Model, Said, is_right
 from ..process import Phase
 
-__all__ = [
-    "ATTACHED_PREFIX",
-    "PlainClientError",
-    "attached",
-    "batches",
-    "bursts",
-    "compat",
-    "deadlines",
-    "forward",
-    "infer",
-    "prepare",
-    "reconnect",
-    "split",
-    "streams",
-    "strings",
-    "submit",
-]
-
 CALLED: Final = [MODELS[name] for name in ("identity", "multiply", "halves", "rows")]
 SMALL: Final = [MODELS[name] for name in ("identity", "halves")]
 SMALL_BYTES: Final = 4096

@@ -44,8 +44,6 @@ from .calls import (
     submit,
 )
 
-__all__ = ["Signals", "choose", "forks", "interrupt", "moment", "threads"]
-
 CHILD_S: Final = 10.0
 NOT_REFUSED: Final = 3
 
