@@ -110,11 +110,11 @@ def rate_of_threads(
 
 
 def until(end: float, given: list[_Given], number: int) -> Iterator[_Given]:
-    """Return what one of many threads or tasks has to send, until a time by ``time.perf_counter``."""
+    """Return what one of many threads or tasks has to send, once at least, until a time by ``time.perf_counter``."""
     for x in endless(given, _APART * number):
+        yield x
         if time.perf_counter() >= end:
             return
-        yield x
 
 
 def rate_ratio(name: str, rates: Rates, unit: str, *, at_least: float) -> Figure:

@@ -42,6 +42,11 @@ def test_a_call_that_fails_ends_the_measurement() -> None:
         rate_of_threads(pool, call, [1], threads=2, seconds=60)  # not waited for
 
 
+def test_a_period_that_is_over_at_once_has_a_call_of_each_thread() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        assert rate_of_threads(pool, lambda x: None, [1], threads=1, seconds=0) > 0
+
+
 def test_functions_of_the_package_are_counted_once_and_no_others() -> None:
     def work() -> None:
         for _ in range(2):
