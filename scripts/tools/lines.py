@@ -28,10 +28,10 @@ CEILINGS: Final = {
     "shm_backend_utils/server": 1_284,
     "shm_backend_utils/tensors": 980,
     "shm_backend_utils/testing": 6_653,
-    "scripts": 12_941,
-    "scripts/tools/bench": 3_548,
-    "tests": 60_626,
-    "docs": 3_498,
+    "scripts": 12_335,
+    "scripts/tools/bench": 3_178,
+    "tests": 60_600,
+    "docs": 3_493,
 }
 """By folder, or by pattern of files: the most lines."""
 

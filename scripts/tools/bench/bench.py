@@ -29,6 +29,7 @@ from shm_backend_utils.memory.shared_file import DEV_SHM
 from shm_backend_utils.server import EmbeddedServer
 
 from ..figures import Figure
+from ..processes import children
 from .runs import Curves
 
 _MODELS: Final = Path(__file__).resolve().parent / "models"
@@ -53,8 +54,7 @@ def bench_server() -> AbstractContextManager[EmbeddedServer]:
 
 def stubs_of(server: EmbeddedServer) -> list[int]:
     """Return the processes that execute the server's models."""
-    threads = Path(f"/proc/{server.pid}/task").iterdir()
-    return [int(pid) for thread in threads for pid in (thread / "children").read_text().split()]
+    return children(server.pid)
 
 
 @contextmanager

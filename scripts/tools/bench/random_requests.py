@@ -6,7 +6,6 @@ saw as JSON; then it waits for the end of its standard input.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import math
@@ -114,29 +113,24 @@ def _are_same(result: Array, expected: Array) -> bool:
     return (result.dtype, result.shape) == (expected.dtype, expected.shape) and bool((result == expected).all())
 
 
-def main() -> int:
+def main(url: str, count: int) -> None:
     """Run the program."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("url")
-    parser.add_argument("--requests", type=int, required=True)
-    arguments = parser.parse_args()
     warnings.simplefilter("ignore", CopyWarning)  # what overflows here is meant to
-    with ShmClient(arguments.url) as client:
+    with ShmClient(url) as client:
         requests = RandomRequests(client)
-        requests.send(max(arguments.requests // WARM_UP_SHARE, LEAST_WARM_UP))
+        requests.send(max(count // WARM_UP_SHARE, LEAST_WARM_UP))
         requests.answers = requests.overflowed = 0
         gc.collect()
         print("warm", flush=True)
         sys.stdin.readline()
         for percent in range(100):
-            requests.send(arguments.requests * (percent + 1) // 100 - arguments.requests * percent // 100)
+            requests.send(count * (percent + 1) // 100 - count * percent // 100)
             print(percent + 1, flush=True)
         gc.collect()
         seen = {"wrong": requests.wrong, "answers": requests.answers, "overflowed": requests.overflowed}
         print(json.dumps(seen), flush=True)
         sys.stdin.read()
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(sys.argv[1], int(sys.argv[2]))

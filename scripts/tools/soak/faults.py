@@ -157,8 +157,7 @@ class Saboteur:
         """Return what became of another user's requests."""
         urls = [self._server.grpc_url, self._server.http_url]
         seed = self._chance.getrandbits(32)
-        command = [sys.executable, "-m", VISITOR, "--uid", str(uid), "--seed", str(seed), *urls]
-        outcome, status = _run(command, VISIT_S)
+        outcome, status = _run([sys.executable, "-m", VISITOR, str(uid), str(seed), *urls], VISIT_S)
         if status != 0:
             self._tally.add("outcomes", f"another user's client: {outcome or status}")
             return {}

@@ -73,7 +73,7 @@ def _by_a_request(bench: Bench) -> list[Figure]:
 def _by_many_requests(bench: Bench) -> list[Figure]:
     """Have a process of its own send requests at random; look at everybody's memory before and after."""
     requests = bench.amounts.requests
-    command = [sys.executable, "-m", PROGRAM, bench.server.grpc_url, "--requests", str(requests)]
+    command = [sys.executable, "-m", PROGRAM, bench.server.grpc_url, str(requests)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
         assert client.stdin is not None
         assert client.stdout is not None

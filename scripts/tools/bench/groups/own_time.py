@@ -141,53 +141,36 @@ _WARM_UP: Final = 20
 
 
 def functions(bench: Bench) -> list[Figure]:
-    """Count the functions, each once, of a request with one input and one output, and of README's own."""
+    """Count the functions, each once, of a request to README's own model."""
     with bench.direct_client() as client:
-        counted = {"": _of_identity(client), " of README's multiply": _of_multiply(client)}
+        called = dict(zip(("execute", "infer"), _of_multiply(client), strict=True))
     figures = []
-    for model, both in counted.items():
-        for where, names in zip((f"execute{model}", f"infer{model}"), both, strict=True):
-            count = sum(not name.startswith(_WIRE) for name in names)
-            name, unit = f"a warm request's way in {where}", "functions of this package"
-            wire = f"and {len(names) - count} of the connection"
-            figures.append(Figure(name, count, unit, wire, at_most=MOST_FUNCTIONS))
-            if bench.shows_functions:
-                bench.say("\n".join([f"in {where}:", *[f"  {name}" for name in names]]))
+    for where, names in called.items():
+        count = sum(not name.startswith(_WIRE) for name in names)
+        name, unit = f"a warm request's way in {where} of README's multiply", "functions of this package"
+        wire = f"and {len(names) - count} of the connection"
+        figures.append(Figure(name, count, unit, wire, at_most=MOST_FUNCTIONS))
+        if bench.shows_functions:
+            bench.say("\n".join([f"in {where}:", *[f"  {name}" for name in names]]))
     return figures
 
 
-def _of_identity(client: ShmClient) -> tuple[list[str], list[str]]:
-    """Return the functions in `execute`, and those in `infer`."""
-    inputs = tensors(1)
-    infer = partial(client.infer, MODEL, inputs, outputs={"Y0": inputs["X0"].nbytes})  # a lambda here would count
-    for _ in range(_WARM_UP):
-        _infer_directly(infer)
-    in_infer = functions_called(infer)
-    client.infer(MODEL, {}, outputs={"FUNCTIONS": 2**16}, parameters={"count_in_next": True}).release()
-    _infer_directly(infer)
-    return _functions_told(client, MODEL, {}), in_infer
-
-
 def _of_multiply(client: ShmClient) -> tuple[list[str], list[str]]:
-    """As :func:`_of_identity`, of README's model."""
-    inputs = {"INPUT0": np.ones((8, 3, 224, 224), np.float32)}
-    infer = partial(client.infer, README_MODEL, inputs, outputs={"OUTPUT0": inputs["INPUT0"].nbytes})
+    """Return the functions in `execute`, and those in `infer`."""
+    x = np.ones((8, 3, 224, 224), np.float32)
+    infer = partial(client.infer, README_MODEL, {"INPUT0": x}, outputs={"OUTPUT0": x.nbytes})  # a lambda would count
     for _ in range(_WARM_UP):
         _infer_directly(infer)
     in_infer = functions_called(infer)
-    return _functions_told(client, README_MODEL, {"INPUT0": inputs["INPUT0"][:1]}), in_infer
+    with client.infer(README_MODEL, {"INPUT0": x[:1]}, outputs={"FUNCTIONS": 2**16}) as result:
+        lines = [line.decode().split("\t") for line in result["FUNCTIONS"].ravel().tolist()]
+    return named_functions((file, name) for file, name in lines), in_infer
 
 
 def _infer_directly(infer: Callable[[], Any]) -> None:
     with infer() as result:
         if result.path != "direct":
             raise AssertionError(f"a call took the path {result.path}, whose way is another one")
-
-
-def _functions_told(client: ShmClient, model: str, inputs: Tensors) -> list[str]:
-    with client.infer(model, inputs, outputs={"FUNCTIONS": 2**16}) as result:
-        lines = [line.decode().split("\t") for line in result["FUNCTIONS"].ravel().tolist()]
-    return named_functions((file, name) for file, name in lines)
 
 
 def functions_called(work: Callable[[], Any]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import faulthandler
 import gc
 import sys
@@ -86,18 +85,12 @@ class SoakClient:
             self._kit.tally.add_error(unraisable.exc_value, "errors that nobody could catch")
 
 
-def main() -> int:
-    """Run the client."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--grpc", required=True)
-    parser.add_argument("--http", required=True)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--board", type=int, required=True, help="the board's inherited descriptor")
-    arguments = parser.parse_args()
+def main(grpc_url: str, http_url: str, seed: int, board_fd: int) -> None:
+    """Run the client; the board's descriptor is inherited."""
     faulthandler.enable()
     warnings.simplefilter("ignore", CopyWarning)  # what overflows here is meant to
     stop = stop_event()
-    kit = Kit({"grpc": arguments.grpc, "http": arguments.http}, arguments.seed, Board(arguments.board))
+    kit = Kit({"grpc": grpc_url, "http": http_url}, seed, Board(board_fd))
     client = SoakClient(kit)
     due = time.monotonic()
     while not stop.is_set():
@@ -108,8 +101,7 @@ def main() -> int:
             due = time.monotonic() + REPORT_INTERVAL_S
     client.close()
     print(kit.tally.take(), flush=True)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

@@ -142,10 +142,7 @@ class ClientProcess:
         self._board = Board.create()
         self._tally = tally
         self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", PROGRAM, "--grpc", grpc_url, "--http", http_url),
-                *("--seed", str(seed), "--board", str(self._board.fd)),
-            ],
+            [sys.executable, "-m", PROGRAM, grpc_url, http_url, str(seed), str(self._board.fd)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=[self._board.fd],

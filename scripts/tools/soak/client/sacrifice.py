@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import mmap
 import os
@@ -25,8 +24,6 @@ LENGTH: Final = 1 << 18
 ATTEMPTS: Final = 5
 HEADER_AND_RECORD: Final = 2 * 4096
 IN_DEV_SHM: Final = ("truncate between requests", "truncate in flight", "truncate everything", "ask for memory")
-WITH_SEALED_MEMORY: Final = ("punch holes", "die before handing over", "die after handing over")
-DEEDS: Final = (*IN_DEV_SHM, *WITH_SEALED_MEMORY)
 
 
 def own_region() -> Path:
@@ -98,15 +95,5 @@ def commit(deed: str, url: str) -> str:
     return "answered"
 
 
-def main() -> int:
-    """Run the program."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("deed", choices=DEEDS)
-    parser.add_argument("url")
-    arguments = parser.parse_args()
-    print(commit(arguments.deed, arguments.url), flush=True)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    print(commit(*sys.argv[1:]), flush=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 from shm_backend_utils.client import PathUnavailableError, ShmClient
@@ -19,7 +19,7 @@ REQUESTS: Final = 20
 TIMEOUT_S: Final = 15.0
 
 
-def visit(urls: list[str], seed: int, tally: Tally) -> None:
+def visit(urls: Sequence[str], seed: int, tally: Tally) -> None:
     """Send requests to a model that takes some other users' memory."""
     model, noise, chance = MODELS["guests"], Noise(seed), random.Random(seed)
     for url in urls:
@@ -38,25 +38,19 @@ def visit(urls: list[str], seed: int, tally: Tally) -> None:
                     tally.add("visit", "right" if found else "wrong")
 
 
-def main() -> int:
+def main(uid: int, seed: int, *urls: str) -> None:
     """Run the client."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--uid", type=int, required=True)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("urls", nargs="+")
-    arguments = parser.parse_args()
-    visit(arguments.urls, arguments.seed, Tally())  # all that is imported late is read while this user may read it
+    visit(urls, seed, Tally())  # all that is imported late is read while this user may read it
     os.setgroups([])
-    os.setgid(arguments.uid)
-    os.setuid(arguments.uid)
+    os.setgid(uid)
+    os.setuid(uid)
     tally = Tally()
     try:
-        visit(arguments.urls, arguments.seed, tally)
+        visit(urls, seed, tally)
     except ShmError as error:
         tally.add_error(error)
     print(tally.take(), flush=True)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

@@ -246,7 +246,7 @@ class Assault:
 
     def _start(self, kind: Kind, at_end: ExitStack) -> Program:
         seed = str(self._chance.getrandbits(32))
-        program = Program.start(ATTACKER, "--seed", seed, kind.name, self._server.grpc_url)
+        program = Program.start(ATTACKER, seed, kind.name, self._server.grpc_url)
         at_end.callback(program.end)
         _wait_for(program, f"the attacker {kind.name!r}")
         return program
@@ -256,7 +256,7 @@ class Assault:
         programs = []
         for number in range(HONEST_COUNT):
             seed = str(self._chance.getrandbits(32))
-            programs.append(Program.start(HONEST, "--seed", seed, urls[number % len(urls)]))
+            programs.append(Program.start(HONEST, seed, urls[number % len(urls)]))
             at_end.callback(programs[-1].end)
         for program in programs:
             _wait_for(program, "an honest client")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -16,21 +15,16 @@ from .forged import Wire
 READY: Final = "ready"
 
 
-def main() -> int:
+def main(seed: int, name: str, url: str) -> None:
     """Run the client: on standard input "go" begins a turn, "stop" ends it, and the end ends everything."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("name", choices=[kind.name for kind in ATTACKS])
-    parser.add_argument("url")
-    arguments = parser.parse_args()
-    (kind,) = [each for each in ATTACKS if each.name == arguments.name]
-    wire = Wire(arguments.url)
+    (kind,) = [each for each in ATTACKS if each.name == name]
+    wire = Wire(url)
     wire.client.is_server_live()  # all that is imported late is read while this user may read it
     if kind.uid is not None:
         os.setgroups([])
         os.setgid(kind.uid)
         os.setuid(kind.uid)
-    with contextlib.closing(kind.attack(wire, arguments.seed)) as attack:
+    with contextlib.closing(kind.attack(wire, seed)) as attack:
         print(READY, flush=True)
         turn, is_over = threading.Thread(), threading.Event()
 
@@ -49,8 +43,7 @@ def main() -> int:
                 is_over.set()
                 turn.join()
                 print(json.dumps(wire.answers), flush=True)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(int(sys.argv[1]), *sys.argv[2:])
