@@ -14,10 +14,10 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 37_798,
+    "shm_backend_utils": 37_796,
     "shm_backend_utils/*.py": 1_050,
     "shm_backend_utils/cli": 3_251,
-    "shm_backend_utils/client": 8_363,
+    "shm_backend_utils/client": 8_361,
     "shm_backend_utils/compat": 2_165,
     "shm_backend_utils/gpu": 2_882,
     "shm_backend_utils/http": 235,
@@ -30,7 +30,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 6_653,
     "scripts": 12_335,
     "scripts/tools/bench": 3_178,
-    "tests": 60_600,
+    "tests": 60_645,
     "docs": 3_493,
 }
 """By folder, or by pattern of files: the most lines."""

@@ -97,6 +97,7 @@ def test_a_usual_table_has_the_form_and_what_changes_it_is_read_generally_or_ali
     assert read_generally(spec, record) == (generation, layout.table)
     changes = [mutated(rng, record, 0, length) for _ in range(10)]
     changes += [moved(rng, record, layout.table) for _ in range(10)]
+    changes += [record[:8] + other.to_bytes(4, "little") + record[12:] for other in (length - 8, length + 8)]
     outputs = len(layout.table.outputs)
     changes += [record[:14] + count.to_bytes(2, "little") + record[16:] for count in {outputs + 1, abs(outputs - 1)}]
     for changed in [*changes, record[: length - 1]]:

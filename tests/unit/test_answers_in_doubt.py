@@ -17,8 +17,10 @@ import pytest
 from shm_backend_utils.client import InferenceError, ServerUnavailableError, ShmClient
 from shm_backend_utils.client.errors import ConnectionLostError, MemoryRefusedError, translated
 from shm_backend_utils.client.paths.call import is_answer
+from shm_backend_utils.client.paths.direct import DirectCall
+from shm_backend_utils.client.paths.triton_shm import InlineCall, RegisteredCall
 from shm_backend_utils.client.transports.http.codec import Answer
-from shm_backend_utils.errors import PeerError, RegionGoneError, SlotInUseError, StaleRequestError
+from shm_backend_utils.errors import ClosedError, PeerError, RegionGoneError, SlotInUseError, StaleRequestError
 from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address
 from shm_backend_utils.protocol.refusals import refusal
 from tests.opened import open_region
@@ -310,3 +312,15 @@ def test_a_frame_of_another_number_is_not_taken_for_the_next(monkeypatch: pytest
             next(stream).release()
         with pytest.raises(PeerError, match="without having used the shared memory"):
             next(stream)
+
+
+@pytest.mark.parametrize("kind", [DirectCall, RegisteredCall, InlineCall])
+def test_a_call_whose_client_closes_while_it_copies_is_not_sent(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    with client_of(server, inline_bytes=0) as client:
+        client.infer("m", {"IN0": X}, path=kind.path)
+        monkeypatch.setattr(kind, "write", lambda *_: client.close())
+        with pytest.raises(ClosedError, match="this client"):
+            client.infer("m", {"IN0": X}, path=kind.path)
+    assert len(server.orders) == 1

@@ -51,6 +51,9 @@ BATCHED = ModelSpec.from_config(
         "output": [tensor("FIXED", dims=[4]), tensor("OPEN", dims=[-1])],
     }
 )
+MIXED = ModelSpec.from_config(
+    {"name": "mixed", "input": [{**tensor("X"), "optional": False}, tensor("W")], "output": [tensor("Y")]}
+)
 STRINGS = ModelSpec.from_config(
     {
         "name": "strings",
@@ -104,6 +107,8 @@ ONE, ROWS = [("X", (1,), FP32)], [("X", (5, 3), FP32)]
         (SIMPLE, ONE, {"Y": ((2, 3), np.float64)}, {}, {"Y": 48}, {"Y"}),
         (SIMPLE, ONE, {"Y": ((), "int8")}, {}, {"Y": 1}, {"Y"}),
         (SIMPLE, ONE, {"Y": None, "Z": 4}, {"Y": 64}, {"Y": 64, "Z": 4}, {"Z"}),
+        (MIXED, ONE, None, {}, {"Y": 0}, set()),
+        (BATCHED, ROWS, {"FIXED": 100}, {}, {"FIXED": 100}, {"FIXED"}),
         (BATCHED, ROWS, None, {}, {"FIXED": 5 * 4 * 4, "OPEN": 0}, {"FIXED"}),
         (BATCHED, ROWS, None, {"OPEN": 100}, {"FIXED": 80, "OPEN": 500}, {"FIXED"}),
         (BATCHED, ROWS, {"OPEN": 7, "FIXED": None}, {"OPEN": 100, "FIXED": 9}, {"OPEN": 7, "FIXED": 80}, None),

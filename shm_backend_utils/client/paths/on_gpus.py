@@ -183,7 +183,7 @@ class CallOnGpus(OnGpus):
         inputs, numbers = dict(layout.table.inputs), dict[int, int]()
         for name, source in self._lent.items():
             base, byte_size, device = source.facts.base, source.facts.byte_size, source.facts.device
-            if is_prepared and source.obstacle:
+            if source.obstacle:
                 described = f"({source.shape}, {str(source.array.dtype)!r}, 'cuda:{source.device}')"
                 raise TensorError(
                     name,

@@ -43,8 +43,6 @@ class InlineCall(Call):
         return dict(self._arrays)
 
     def write(self, given: Mapping[str, Source]) -> None:
-        if self.is_closed:
-            return
         for name, source in given.items():
             array = self._arrays[name] = np.empty(source.shape, source.dtype.numpy)
             if len(source.parts) == 1:  # nearly always

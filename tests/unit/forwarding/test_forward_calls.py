@@ -17,6 +17,8 @@ from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.model import Call
 from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
 from shm_backend_utils.protocol.probe import ALIVE_ADDRESS
+from shm_backend_utils.testing.emulator.request import InferenceRequest
+from shm_backend_utils.testing.emulator.response import InferenceResponse
 from tests.unit.emulated import answered, delivered, message_of, outputs_of
 from tests.unit.forwarding.two_models import Models, X, config, two_models
 from tests.unit.sessions import double, tensor
@@ -153,10 +155,20 @@ def test_a_session_whose_calls_keep_failing_for_want_of_memory_does_not_say_that
     assert sign_of_life() == ""
 
 
-def test_a_model_that_answers_without_having_used_the_memory_is_found_out(models: Models, client: Client) -> None:
-    models.answer = None
+def test_a_model_that_answers_without_having_used_the_memory_is_found_out(
+    models: Models, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent, execute, models.answer = list[InferenceRequest](), models.execute, None
+
+    def noting(request: InferenceRequest) -> InferenceResponse:
+        sent.append(request)
+        return execute(request)
+
+    monkeypatch.setattr(models, "execute", noting)
     error = models.refused(client, lambda call: call.forward("other", {"X": X}, {"Y": 16}))
     assert "answered without having used the shared memory" in error
+    (late,) = models.other.serve(sent, double)
+    assert message_of(late).startswith("shm:stale: ")
 
 
 def test_an_output_of_which_the_results_say_nothing_is_missed(models: Models, client: Client) -> None:
@@ -316,12 +328,13 @@ def test_a_decoupled_model_is_not_called(monkeypatch: pytest.MonkeyPatch, client
 
 UNLIKE: Final[dict[str, tuple[dict[str, Any], Any]]] = {
     "another type": (tensor("Y", "INT64"), np.zeros(4, np.int64)),
+    "another size": (tensor("Y"), X[:3]),
     "another rank": ({**tensor("Y"), "dims": [-1, -1]}, np.zeros((2, 2), np.float32)),
     "strings": (tensor("Y", "STRING"), np.array([b"x"], object)),
     "a type that NumPy does not have": (tensor("Y", "BF16"), np.zeros(4, BF16.numpy)),
     "another name": (tensor("Z"), X),
 }
-"""What the other model gives in place of numbers Y in one row."""
+"""What the other model gives in place of four numbers Y."""
 
 
 @pytest.mark.parametrize("paths", ["direct", ""], ids=["on shared memory", "by an ordinary request"])
@@ -336,6 +349,7 @@ def test_an_answer_unlike_the_other_models_configuration_is_that_models_error(
         assert "without output" not in str(caught.value) or output["name"] != "Y"
         call.put("Y", X)
 
-    with two_models(monkeypatch, config("other", paths, output=[output]), config("other", paths)) as models:
+    told = config("other", paths, output=[{**tensor("Y"), "dims": [4]}])
+    with two_models(monkeypatch, config("other", paths, output=[output]), told) as models:
         models.answer = lambda call: call.put(output["name"], value)
         assert models.serve(client, infer).error() is None

@@ -70,6 +70,17 @@ def test_without_a_ring_responses_go_through_triton(open_session: Open, client: 
     assert client.is_over()
 
 
+def test_without_a_ring_strings_go_through_triton_as_strings(open_session: Open, client: Client) -> None:
+    request = client.request({"X": X}, {"Y": 16})
+
+    def answer(call: StreamCall) -> Iterator[None]:
+        call.put("Y", ["a", "bc"])
+        yield
+
+    streaming(open_session, outputs=[tensor("Y", "STRING")]).serve_streams([request], answer)
+    assert [outputs_of(sent)["Y"].tolist() for sent in answers_to(request).sent[:-1] if sent] == [[b"a", b"bc"]]
+
+
 def test_a_model_without_streams_takes_no_ring(open_session: Open, make_client: MakeClient) -> None:
     client = make_client(slots=2)
     request = client.request({"X": X}, {"Y": 16}, ring=Ring(1, 1, 1024))
