@@ -284,8 +284,7 @@ def _fill(call: Call, given: Mapping[str, Source]) -> Steps[None]:
 def _meaning(core: Core, call: Call, error: ShmError) -> ShmError:
     """Return what to tell the user of a failed request, and take note of what it says about server and model."""
     if isinstance(error, ServerUnavailableError):
-        if core.forget_with(call.known):
-            core.paths.forget_server()  # when it is back, it may have other flags, too
+        core.forget_with(call.known)
     elif isinstance(error, InferenceError):
         if call.known.spec.is_decoupled and error.status() in _NOT_DONE:
             return InferenceError(

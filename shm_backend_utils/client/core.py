@@ -216,12 +216,11 @@ class Core:
             if each is known:
                 self.known.pop(key, None)
 
-    def forget_with(self, known: KnownModel) -> bool:
-        """Forget all models, if this one is among them, as the server may have others by now; return whether it is."""
-        is_there = known in self.known.values()
-        if is_there:
+    def forget_with(self, known: KnownModel) -> None:
+        """Forget the server and its models, if this one is among them: it may have others, and other flags, by now."""
+        if known in self.known.values():
             self.known.clear()
-        return is_there
+            self.paths.forget_server()
 
 
 _LOG: Final = logging.getLogger(__name__)

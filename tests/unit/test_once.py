@@ -212,10 +212,10 @@ def test_a_call_that_fails_late_forgets_nothing_that_was_found_out_since(server:
         core = cast(Any, client._core)
         client.infer("m", {"IN0": X})
         (before,) = core.known.values()
-        assert core.forget_with(before)
+        core.forget_with(before)
         client.infer("m", {"IN0": X})
-        assert not core.forget_with(before)
-        assert core.known
+        core.forget_with(before)
+        assert [] != [*core.known.values()] != [before]
 
 
 def test_who_is_refused_sealed_memory_late_does_not_close_the_path_for_those_who_take_other_memory() -> None:

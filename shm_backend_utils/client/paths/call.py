@@ -18,6 +18,7 @@ from ...model_spec import ModelSpec
 from ...protocol.call_layout import AnyInput, CallInput, CallLayout
 from ...protocol.refusals import code_in
 from ...protocol.results import check_output
+from ...protocol.spans import InputSpan
 from ..errors import DeadlineExceededError, InferenceError
 from ..inputs.sources import SAME_VALUES, Source, StringSource
 from ..known_model import KnownModel
@@ -143,6 +144,12 @@ class InRegion:
                 np.copyto(np.ndarray(shape, dtype.numpy, memory, offset), source.parts[0], casting=SAME_VALUES)
             else:
                 source.write_to(np.ndarray(shape, dtype.numpy, memory, offset))
+
+    def _input(self, memory: Memory, span: InputSpan) -> Any:
+        dtype, shape, _, offset, byte_size = span
+        if dtype is BYTES:
+            return memory[offset : offset + byte_size]
+        return np.ndarray(shape, dtype.numpy, memory, offset)
 
 
 def write_inputs(call: Call | InRegion, given: Mapping[str, Source], settings: CallSettings) -> Steps[None]:

@@ -128,12 +128,6 @@ class DirectCall(InRegion, Call):
         self.memory = _NO_MEMORY
         self.gpus, self.buffers = None, ()
 
-    def _input(self, memory: Memory, span: InputSpan) -> Any:
-        dtype, shape, _, offset, byte_size = span
-        if dtype is BYTES:
-            return memory[offset : offset + byte_size]
-        return np.ndarray(shape, dtype.numpy, memory, offset)
-
     def _take_back(self, deadline: float) -> Steps[None]:
         """Make sure that no model is at work for the call, after a request that got no answer."""
         if not self.slot.fence():

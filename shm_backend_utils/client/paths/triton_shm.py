@@ -185,12 +185,7 @@ class RegisteredCall(InRegion, Call):
         }
 
     def arrays(self) -> dict[str, Any]:
-        on_host = {
-            name: np.ndarray(span.shape, span.dtype.numpy, self.memory, span.offset)
-            for name, span in self.layout.table.inputs.items()
-            if span.dtype is not BYTES
-        }
-        return on_host | self._strings
+        return {name: self._input(self.memory, span) for name, span in self.layout.table.inputs.items()} | self._strings
 
     def write(self, given: Mapping[str, Source]) -> None:
         for name in self._strings.keys() & given.keys():
