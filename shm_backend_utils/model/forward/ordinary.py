@@ -188,15 +188,7 @@ class OrdinaryForwarding(Forwarding):
                 raise missing_output(self.model, name)
             shape = view.shape
             if spec is not None:
-                expected = spec.outputs.get(name)
-                if (
-                    expected is None
-                    or expected.dtype is None
-                    or view.dtype != expected.dtype.numpy
-                    or len(shape) != len(expected.shape)
-                    or (expected.fixed_end and shape[-len(expected.fixed_end) :] != expected.fixed_end)
-                ):
-                    check_output(spec, name, dtypes.BY_NAME.get(view.triton_dtype), shape)
+                check_output(spec, name, dtypes.BY_NAME.get(view.triton_dtype), shape)
             byte_size += math.prod(shape) * view.dtype.itemsize
             hint = self._asked.hints.get(name)
             outputs[name] = self._delivered(name, view) if isinstance(hint, TensorView) else view

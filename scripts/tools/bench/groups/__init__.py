@@ -15,7 +15,7 @@ from ..bench import Bench
 from .curves import latency
 from .growth import growth, registered, sealed
 from .modes import batches, forwarding, streams
-from .own_time import functions, own_time
+from .own_time import functions, infer_time, own_time
 from .round_trips import round_trips
 from .stock import compat, infer_beside_stock, other_client, plain_clients
 from .throughput import concurrency, throughput, uploads
@@ -23,6 +23,7 @@ from .throughput import concurrency, throughput, uploads
 GROUPS: Final[Mapping[str, Callable[[Bench], list[Figure]]]] = {
     "path": round_trips,
     "own-time": own_time,
+    "client": infer_time,
     "sealed": sealed,
     "stock": infer_beside_stock,
     "plain": plain_clients,

@@ -1,4 +1,4 @@
-"""What the library itself takes: all of `execute`, less that of a bare model, and functions of a warm request.
+"""What the library itself takes: `execute` less that of a bare model, `infer` less its connection, functions of both.
 
 The model takes the times itself, keeps them in its own memory, and tells them at the end. Requests come one after
 another, so that it is known which time is whose. Functions are counted by sys.setprofile, on both sides.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -132,8 +133,61 @@ def _figures(times_us: dict[str, list[float]]) -> list[Figure]:
     return figures
 
 
+MOST_OF_INFER_US: Final = 130.0
+
+
+class TimedTransport:
+    """A connection that knows how long its user has waited for it."""
+
+    def __init__(self, inner: Any) -> None:
+        self.waited_s = 0.0
+        self._inner = inner
+
+    def send(self, message: Any, timeout_s: float) -> Any:
+        """Send a message, as the connection does."""
+        begin = time.perf_counter()
+        try:
+            return self._inner.send(message, timeout_s)
+        finally:
+            self.waited_s += time.perf_counter() - begin
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def infer_time(bench: Bench) -> list[Figure]:
+    """Measure the client's own time over gRPC."""
+    x = np.ones(16, np.float32)
+    with bench.direct_client() as client, client.prepare(IDENTITY, {"INPUT0": (x.shape, x.dtype)}) as call:
+        transport = client._driver.transport = TimedTransport(client._driver.transport)  # type: ignore[assignment]
+        calls = {"ShmClient.infer": lambda: client.infer(IDENTITY, {"INPUT0": x}), "PreparedCall.infer": call.infer}
+        unit = "µs beside its connection's"
+        return [
+            Figure(
+                f"{name}, own time, 64 B",
+                _own_us(transport, infer, 2 * ROUNDS_PER_ROUND * bench.amounts.rounds),
+                unit,
+                "",
+                at_most=MOST_OF_INFER_US,
+            )
+            for name, infer in calls.items()
+        ]
+
+
+def _own_us(transport: TimedTransport, infer: Callable[[], object], rounds: int) -> float:
+    """Return the median of what a call takes, less what it waits for its connection."""
+    taken = []
+    for _ in range(rounds):
+        transport.waited_s = 0.0
+        begin = time.perf_counter()
+        infer()
+        taken.append(time.perf_counter() - begin - transport.waited_s)
+    return statistics.median(taken) * 1e6
+
+
 MOST_FUNCTIONS: Final = 15
 README_MODEL: Final = "counted_multiply"  # README's `multiply`, as it stands there
+IDENTITY: Final = "identity"
 _WIRE: Final = ("client/transports/connections:", "client/transports/conversation:", "client/transports/grpc/http2:")
 _PACKAGE: Final = f"{Path(shm_backend_utils.__file__).parent}/"
 _NO_FUNCTIONS: Final = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>", "<module>")
@@ -141,13 +195,24 @@ _WARM_UP: Final = 20
 
 
 def functions(bench: Bench) -> list[Figure]:
-    """Count the functions, each once, of a request to README's own model."""
+    """Count the functions, each once, of a request to README's own model, and of one to an identity."""
+    called: dict[str, list[str]] = {}
     with bench.direct_client() as client:
-        called = dict(zip(("execute", "infer"), _of_multiply(client), strict=True))
+        x = np.ones((8, 3, 224, 224), np.float32)
+        outputs = {"OUTPUT0": x.nbytes}
+        called["infer of README's multiply"] = _in_infer(client, README_MODEL, x, outputs)
+        with client.infer(README_MODEL, {"INPUT0": x[:1]}, outputs={"FUNCTIONS": 2**16}) as result:
+            lines = [line.decode().split("\t") for line in result["FUNCTIONS"].ravel().tolist()]
+        called["execute of README's multiply"] = named_functions((file, name) for file, name in lines)
+        small = np.ones(256, np.float32)
+        outputs = {"OUTPUT0": small.nbytes}
+        called["infer of an identity"] = _in_infer(client, IDENTITY, small, outputs)
+    with ShmClient(bench.server.grpc_url) as client:
+        called["infer of an identity, in band"] = _in_infer(client, IDENTITY, small, outputs, "inline")
     figures = []
     for where, names in called.items():
         count = sum(not name.startswith(_WIRE) for name in names)
-        name, unit = f"a warm request's way in {where} of README's multiply", "functions of this package"
+        name, unit = f"a warm request's way in {where}", "functions of this package"
         wire = f"and {len(names) - count} of the connection"
         figures.append(Figure(name, count, unit, wire, at_most=MOST_FUNCTIONS))
         if bench.shows_functions:
@@ -155,22 +220,16 @@ def functions(bench: Bench) -> list[Figure]:
     return figures
 
 
-def _of_multiply(client: ShmClient) -> tuple[list[str], list[str]]:
-    """Return the functions in `execute`, and those in `infer`."""
-    x = np.ones((8, 3, 224, 224), np.float32)
-    infer = partial(client.infer, README_MODEL, {"INPUT0": x}, outputs={"OUTPUT0": x.nbytes})  # a lambda would count
+def _in_infer(
+    client: ShmClient, model: str, x: npt.NDArray[np.float32], outputs: dict[str, int], path: str = "direct"
+) -> list[str]:
+    """Return the functions of a warm call."""
+    infer = partial(client.infer, model, {"INPUT0": x}, outputs=outputs)  # a lambda would count
     for _ in range(_WARM_UP):
-        _infer_directly(infer)
-    in_infer = functions_called(infer)
-    with client.infer(README_MODEL, {"INPUT0": x[:1]}, outputs={"FUNCTIONS": 2**16}) as result:
-        lines = [line.decode().split("\t") for line in result["FUNCTIONS"].ravel().tolist()]
-    return named_functions((file, name) for file, name in lines), in_infer
-
-
-def _infer_directly(infer: Callable[[], Any]) -> None:
-    with infer() as result:
-        if result.path != "direct":
-            raise AssertionError(f"a call took the path {result.path}, whose way is another one")
+        with infer() as result:
+            if result.path != path:
+                raise AssertionError(f"a call took the path {result.path}, whose way is another one")
+    return functions_called(infer)
 
 
 def functions_called(work: Callable[[], Any]) -> list[str]:
