@@ -106,6 +106,15 @@ def test_an_output_that_the_model_has_no_more_is_missed_once(server: FakeServer)
         assert outcomes(client, IN0=X, IN1=X) == ["PeerError", "direct"]
 
 
+def test_an_output_that_an_answer_in_band_lacks_is_missed() -> None:
+    with (
+        FakeServer(config("m"), compute=lambda *_: {}) as server,
+        client_of(server) as client,
+        pytest.raises(PeerError, match="model 'm' answered without output 'OUT0'"),
+    ):
+        client.infer("m", {"IN0": X}, path="inline")
+
+
 def test_a_stream_may_end_in_the_garbage_collector_wherever_that_runs() -> None:
     def frames(order: Order, inputs: Arrays) -> Any:
         return ({"OUT0": inputs["IN0"]} for _ in range(5))
@@ -324,3 +333,22 @@ def test_a_call_whose_client_closes_while_it_copies_is_not_sent(
         with pytest.raises(ClosedError, match="this client"):
             client.infer("m", {"IN0": X}, path=kind.path)
     assert len(server.orders) == 1
+
+
+@pytest.mark.parametrize("kind", [DirectCall, RegisteredCall])
+def test_what_is_copied_after_a_call_was_closed_goes_nowhere(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    write, same = kind.write, []
+
+    def late(call: Any, given: Any) -> None:
+        memory, before = call.memory, call.memory.tobytes()
+        call.close()
+        write(call, given)
+        same.append(memory.tobytes() == before)
+
+    with client_of(server, inline_bytes=0) as client:
+        monkeypatch.setattr(kind, "write", late)
+        with pytest.raises(ClosedError, match="this call"):
+            client.infer("m", {"IN0": X + 1}, path=kind.path)
+    assert same == [True]

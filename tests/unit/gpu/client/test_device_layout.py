@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client.inputs.sources import described_inputs, wanted_outputs
-from shm_backend_utils.errors import TensorError
+from shm_backend_utils.errors import TensorError, TensorTypeError
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol.call_layout import CallLayout, lay_out, rows_of
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan
@@ -52,6 +52,12 @@ def test_a_device_is_named_as_torch_names_it(text: str, device: int) -> None:
     assert (given["A"].device, given["B"].device) == (device, None)
     wanted = wanted_outputs({"X": text, "Y": ((5,), FP32, text), "Z": 4})
     assert (wanted.devices, wanted.byte_sizes) == ({"X": device, "Y": device}, {"X": None, "Y": 20, "Z": 4})
+
+
+def test_strings_are_not_wanted_on_a_gpu() -> None:
+    spec = ModelSpec.from_config({"name": "s", "input": [], "output": [tensor("X", "STRING")]})
+    with pytest.raises(TensorTypeError, match="tensor 'X' holds strings, which no GPU has"):
+        laid_out({}, {"X": "cuda"}, spec)
 
 
 @pytest.mark.parametrize(
