@@ -214,7 +214,12 @@ def check_output(spec: ModelSpec, name: str, dtype: DType | None, shape: tuple[i
         found = "of a type that Triton does not have" if dtype is None else "which its configuration does not have"
         raise PeerError(f"model {spec.name!r} answered with an output {name!r} {found}")
     rank, end = len(expected.shape), expected.fixed_end
-    if dtype is expected.dtype and len(shape) == rank and (not end or shape[-len(end) :] == end):
+    if (
+        dtype is expected.dtype
+        and len(shape) == rank
+        and (not end or shape[-len(end) :] == end)
+        and min(shape, default=0) >= 0
+    ):
         return  # as nearly always
     try:
         if expected.dtype is None:
