@@ -52,7 +52,11 @@ BATCHED = ModelSpec.from_config(
     }
 )
 MIXED = ModelSpec.from_config(
-    {"name": "mixed", "input": [{**tensor("X"), "optional": False}, tensor("W")], "output": [tensor("Y")]}
+    {
+        "name": "mixed",
+        "input": [{**tensor("X"), "optional": False}, tensor("W")],
+        "output": [tensor("Y"), {"name": "ANY", "dims": [1]}],
+    }
 )
 STRINGS = ModelSpec.from_config(
     {

@@ -198,7 +198,7 @@ class Forwarder:
         """Return how many rows a request has whose tensors are small; None if they are not, or lie on a GPU."""
         given, most = asked.inputs, spec.max_batch_size
         rows: int | None = None
-        byte_size, fits = 0, len(given) == len(spec.inputs)
+        byte_size, fits = 0, True
         for each in given.values():
             if not each.is_plain:
                 return None
@@ -209,7 +209,7 @@ class Forwarder:
         if byte_size > self._inline_bytes:
             return None
         if not fits or (most and not (rows and rows <= most)):
-            lay_out(spec, given, {}, 0, learned={}, most_rows=most)  # raises, unless it is an optional one that lacks
+            lay_out(spec, given, {}, 0, learned={}, most_rows=most)  # raises
         rows = rows or 1
         for name in asked.names:
             tensor, hint = spec.outputs.get(name) or spec.output(name), asked.hints.get(name)

@@ -79,6 +79,15 @@ def test_an_input_that_is_put_is_passed_through_from_first_byte_to_last(open_ses
     assert (place.offset, place.byte_size) == (client.data + 4, 12)
 
 
+@pytest.mark.parametrize("output", [tensor("Y", dims=[-1, -1]), tensor("Y", dims=[3]), tensor("Y", "INT32")], ids=str)
+def test_an_input_that_the_output_cannot_be_is_not_passed_through(
+    open_session: Open, client: Client, output: dict[str, Any]
+) -> None:
+    request = client.request({"X": X}, {"Y": 16})
+    response = serve(open_session, request, lambda call: call.put("Y", call.input("X")), [output])
+    assert "model.py wrote an output that it may not: " in message_of(response)
+
+
 def test_what_is_on_the_host_is_no_copy_there(open_session: Open, client: Client) -> None:
     def infer(call: Call) -> None:
         x = call.input("X")
