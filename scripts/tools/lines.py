@@ -31,7 +31,7 @@ CEILINGS: Final = {
     "scripts": 12_395,
     "scripts/tools/bench": 3_238,
     "tests": 60_692,
-    "docs": 3_493,
+    "docs": 3_491,
 }
 """By folder, or by pattern of files: the most lines."""
 

@@ -43,8 +43,8 @@ def fetch_json(url: str, timeout_s: float) -> Any:
 class _ReplyInTime(HTTPResponse):
     """An answer whose every piece comes by a moment of ``monotonic()``: a socket's timeout begins anew with each."""
 
-    def __init__(self, sock: socket.socket, deadline: float, **named: Any) -> None:
-        super().__init__(sock, **named)
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        super().__init__(sock)
         self.fp = io.BufferedReader(_ReaderInTime(sock, self.fp.detach(), deadline))
 
 

@@ -150,7 +150,7 @@ class SealedFile(SharedFile):
         return file
 
     def check_space(self, byte_size: int) -> None:
-        """Raise RegionRefusedError unless it has memory for these whole pages; huge ones may be missing."""
+        """Raise RegionRefusedError unless it has memory for these whole pages, of ordinary size: huge ones may lack."""
         page_size = os.fstatvfs(self._descriptor.fileno()).f_bsize
         if page_size > PAGE_SIZE:
             raise RegionRefusedError(self.field, f"its pages have {page_size} bytes; expected pages of {PAGE_SIZE}")

@@ -28,7 +28,7 @@ class StringsView(TensorView):
         self.shape = strings.shape
 
     def _as_array(self) -> str:
-        return "view.strings(), which decodes one after the other, or view.numpy()"
+        return "view.strings() or view.numpy()"
 
     @property
     def array(self) -> Any:

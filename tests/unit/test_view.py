@@ -135,7 +135,7 @@ ARRAY_OF: dict[str, tuple[TensorView, str]] = {
     ),
     "StringsView": (
         StringsView("IMAGE", Strings.of("IMAGE", np.array(["a"], object)), "direct"),
-        "view.strings(), which decodes one after the other, or view.numpy()",
+        "view.strings() or view.numpy()",
     ),
 }
 

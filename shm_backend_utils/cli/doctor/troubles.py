@@ -301,7 +301,7 @@ class ModelTrouble(Trouble):
     )
     REFUSED = (
         "The model refuses memory of this process.",
-        "Follow the refusal.",
+        "The refusal's text has the remedy.",
     )
     WRONG_REPORT = (
         "The model has answered the probe, and the client's memory does not hold its answer.",

@@ -100,7 +100,7 @@ class Call(ABC):
 
     @abstractmethod
     def write(self, given: Mapping[str, Source]) -> None:
-        """Copy inputs on the host to where they belong; nothing happens if the call was closed meanwhile."""
+        """Copy inputs on the host to where they belong; no memory of the pool changes once the call was closed."""
 
     @abstractmethod
     def send(self, deadline: float) -> Steps[Result]:

@@ -37,7 +37,7 @@ class ProbeAnswer(NamedTuple):
     @property
     def code(self) -> str:
         """The refusal's code, such as ``shm:gone``; empty if it has none of this package's."""
-        return code_in(self.refusal) or ""
+        return code_in(self.refusal)
 
 
 def asked(

@@ -212,7 +212,7 @@ class SlotRegion:
         self.shelf: deque[SlotRegion] | None = None  # where its pool keeps it while nobody has it
 
     def grow(self, byte_size: int, deadline: float) -> None:
-        """Make it larger, with its contents; raises as :meth:`.ManagedRegion.grow`."""
+        """Make it larger, with its contents; raises as :meth:`.MappedSegment.grow`."""
         self._region.grow(byte_size, deadline)
         self.buffer = self._region.buffer()
         for slot in self.slots:

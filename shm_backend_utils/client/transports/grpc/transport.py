@@ -255,7 +255,7 @@ def _response(answer: Any, address: str) -> Any:
 
 
 def _error(error: Any, address: str, is_closed: bool) -> BaseException:
-    """Return what went wrong as one of our errors; a call of a closed channel is cancelled, or fails in other ways."""
+    """Return errors of gRPC and protobuf as ours, and others as they are; a ClosedError if that was closed."""
     if isinstance(error, DecodeError):
         return translated("StatusCode.INTERNAL", f"the answer cannot be read: {error}", address)
     if not isinstance(error, grpc.RpcError):
