@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import re
 import threading
 import time
 from collections import Counter
@@ -20,7 +21,14 @@ from shm_backend_utils.client.paths.call import is_answer
 from shm_backend_utils.client.paths.direct import DirectCall
 from shm_backend_utils.client.paths.triton_shm import InlineCall, RegisteredCall
 from shm_backend_utils.client.transports.http.codec import Answer
-from shm_backend_utils.errors import ClosedError, PeerError, RegionGoneError, SlotInUseError, StaleRequestError
+from shm_backend_utils.errors import (
+    ClosedError,
+    PeerError,
+    RegionGoneError,
+    SlotInUseError,
+    StaleRequestError,
+    TableError,
+)
 from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address
 from shm_backend_utils.protocol.refusals import refusal
 from tests.opened import open_region
@@ -280,19 +288,20 @@ def test_a_call_that_a_model_which_shares_no_memory_by_now_has_failed_is_not_sen
     ("before", "after"),
     [("inline", "direct"), ("direct", "inline"), ("triton-shm", "inline"), ("direct,inline", "inline")],
 )
-def test_what_has_run_is_not_sent_again_to_the_model_that_replaced_it(before: str, after: str) -> None:
+@pytest.mark.parametrize("said", ["model.py failed", refusal(TableError("record", "too many bytes", "fewer"))])
+def test_what_has_run_is_not_sent_again_to_the_model_that_replaced_it(before: str, after: str, said: str) -> None:
     ran: list[Order] = []
 
     def compute(order: Order, _: Arrays) -> Any:
         ran.append(order)
         server.configs["m"] = config("m", parameters={"SHM_PATHS": {"string_value": after}})
-        raise InferenceError("model.py failed", "StatusCode.INTERNAL")
+        raise InferenceError(said, "StatusCode.INTERNAL")
 
     first = config("m", parameters={"SHM_PATHS": {"string_value": before}})
     with (
         FakeServer(first, compute=compute) as server,
         client_of(server, inline_bytes=0) as client,
-        pytest.raises(InferenceError, match=r"model\.py failed"),
+        pytest.raises(InferenceError, match=re.escape(said)),
     ):
         client.infer("m", {"IN0": X})
     assert len(ran) == 1

@@ -15,8 +15,8 @@ from ...errors import CallerError, ClosedError, PeerError, TableError
 from ...memory.kinds import RegionKind
 from ...memory.pool.slot import Memory
 from ...model_spec import ModelSpec
+from ...protocol.address import SLOT_PARAMETER
 from ...protocol.call_layout import AnyInput, CallInput, CallLayout
-from ...protocol.refusals import code_in
 from ...protocol.results import check_output
 from ...protocol.spans import InputSpan
 from ..errors import DeadlineExceededError, InferenceError
@@ -111,8 +111,8 @@ class Call(ABC):
         return {name: source_of(name, array) for name, array in self.arrays().items()}
 
     def did_not_start(self, error: BaseException) -> bool:
-        """Return whether it is certain that the model has not run, and will not, for the request that failed so."""
-        return is_answer(error) and code_in(str(error.message())) == TableError.code  # so a session refuses a path
+        """Return whether the model certainly has not run: its session refuses paths first, by a word on the slot."""
+        return is_answer(error) and str(error.message()).startswith(f"{TableError.code}: {SLOT_PARAMETER}: ")
 
     def close(self) -> None:
         """Give the memory back, as soon as no array needs it. Twice is fine."""

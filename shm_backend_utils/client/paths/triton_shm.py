@@ -65,10 +65,10 @@ class InlineCall(Call):
         response, spec = self.codec.result(answer), self.known.spec
         found = {}
         for name in self.layout.requested or spec.outputs:
-            if described_output(self.codec, response, spec, name) is not None:
-                array = output_in(response, name)
-                if array is not None:
-                    found[name] = array
+            described = described_output(self.codec, response, spec, name)
+            array = None if described is None else output_in(response, name)
+            if array is not None:
+                found[name] = array
         return Result(found, self.path, lambda: response, in_response=tuple(found))
 
     def send(self, deadline: float) -> Steps[Result]:
@@ -250,7 +250,7 @@ class RegisteredCall(InRegion, Call):
         outputs = {name: self._placed.get(name) for name in self._names}
         return self.codec.infer(self.known.spec.name, self.settings.options, inputs=inputs, outputs=outputs)
 
-    def _output(self, name: str, response: Any, memory: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
+    def _output(self, name: str, response: Any, memory: Memory) -> npt.NDArray[Any]:
         described = described_output(self.codec, response, self.known.spec, name)
         array: npt.NDArray[Any] | None = None
         if described is not None:
