@@ -14,10 +14,10 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 37_790,
+    "shm_backend_utils": 37_789,
     "shm_backend_utils/*.py": 1_050,
     "shm_backend_utils/cli": 3_251,
-    "shm_backend_utils/client": 8_355,
+    "shm_backend_utils/client": 8_354,
     "shm_backend_utils/compat": 2_165,
     "shm_backend_utils/gpu": 2_882,
     "shm_backend_utils/http": 235,
@@ -30,7 +30,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 6_653,
     "scripts": 12_395,
     "scripts/tools/bench": 3_238,
-    "tests": 60_701,
+    "tests": 60_700,
     "docs": 3_491,
 }
 """By folder, or by pattern of files: the most lines."""

@@ -21,14 +21,9 @@ from shm_backend_utils.client.paths.call import is_answer
 from shm_backend_utils.client.paths.direct import DirectCall
 from shm_backend_utils.client.paths.triton_shm import InlineCall, RegisteredCall
 from shm_backend_utils.client.transports.http.codec import Answer
-from shm_backend_utils.errors import (
-    ClosedError,
-    PeerError,
-    RegionGoneError,
-    SlotInUseError,
-    StaleRequestError,
-    TableError,
-)
+from shm_backend_utils.errors import ClosedError, PeerError, RegionGoneError, SlotInUseError, StaleRequestError
+from shm_backend_utils.model.call.checks import shares_no_memory
+from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address
 from shm_backend_utils.protocol.refusals import refusal
 from tests.opened import open_region
@@ -268,43 +263,47 @@ def test_a_part_without_an_answer_keeps_the_other_parts_from_being_sent_again() 
         assert len(server.orders) == 2
 
 
-@pytest.mark.parametrize("path", ["triton-shm", "inline"])
-def test_a_call_that_a_model_which_shares_no_memory_by_now_has_failed_is_not_sent_again(
-    server: FakeServer, path: Any
-) -> None:
-    def fail(_: Order) -> None:
-        server.configs["m"] = config("m", parameters={})
-        raise InferenceError("the model has failed")
-
-    with client_of(server) as client:
-        client.infer("m", {"IN0": X}, path=path)
-        server.before = fail
-        with pytest.raises(InferenceError, match="the model has failed"):
-            client.infer("m", {"IN0": X}, path=path)
-    assert len(server.orders) == 2
+def with_paths(paths: str) -> dict[str, Any]:
+    return config("m", parameters={"SHM_PATHS": {"string_value": paths}} if paths else {})
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [("inline", "direct"), ("direct", "inline"), ("triton-shm", "inline"), ("direct,inline", "inline")],
-)
-@pytest.mark.parametrize("said", ["model.py failed", refusal(TableError("record", "too many bytes", "fewer"))])
+NO_SLOT, NO_SLOT_OF_ANOTHER = [
+    refusal(shares_no_memory(ModelSpec.of_server(name, config(name)))) for name in ("m", "called by m")
+]
+BROKEN = "shm:table: record: found too many bytes, expected fewer"
+
+
+@pytest.mark.parametrize("before", ["inline", "direct", "triton-shm", "direct,inline"])
+@pytest.mark.parametrize("after", ["inline", "direct", ""])
+@pytest.mark.parametrize("said", ["model.py failed", BROKEN, NO_SLOT_OF_ANOTHER, f"quoted: {NO_SLOT}"])
 def test_what_has_run_is_not_sent_again_to_the_model_that_replaced_it(before: str, after: str, said: str) -> None:
     ran: list[Order] = []
 
     def compute(order: Order, _: Arrays) -> Any:
         ran.append(order)
-        server.configs["m"] = config("m", parameters={"SHM_PATHS": {"string_value": after}})
+        server.configs["m"] = with_paths(after)
         raise InferenceError(said, "StatusCode.INTERNAL")
 
-    first = config("m", parameters={"SHM_PATHS": {"string_value": before}})
     with (
-        FakeServer(first, compute=compute) as server,
+        FakeServer(with_paths(before), compute=compute) as server,
         client_of(server, inline_bytes=0) as client,
         pytest.raises(InferenceError, match=re.escape(said)),
     ):
         client.infer("m", {"IN0": X})
     assert len(ran) == 1
+
+
+@pytest.mark.parametrize("path", ["inline", "triton-shm"])
+def test_what_the_models_session_has_refused_for_its_path_is_sent_again(path: str) -> None:
+    def refuse(order: Order) -> None:
+        if SLOT_PARAMETER not in order.parameters:
+            server.configs["m"] = with_paths("direct")
+            raise InferenceError(NO_SLOT, "StatusCode.INVALID_ARGUMENT")
+
+    with FakeServer(with_paths(path)) as server, client_of(server, inline_bytes=0) as client:
+        server.before = refuse
+        assert outcomes(client, 1, IN0=X) == ["direct"]
+    assert len(server.orders) == 2
 
 
 # Answers of a model that has not used the memory

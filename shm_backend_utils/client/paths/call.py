@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -111,8 +112,9 @@ class Call(ABC):
         return {name: source_of(name, array) for name, array in self.arrays().items()}
 
     def did_not_start(self, error: BaseException) -> bool:
-        """Return whether the model certainly has not run: its session refuses paths first, by a word on the slot."""
-        return is_answer(error) and str(error.message()).startswith(f"{TableError.code}: {SLOT_PARAMETER}: ")
+        """Return whether the model certainly has not run: its session, and not one that it calls, refused the path."""
+        said = f"{TableError.code}: {SLOT_PARAMETER}: .* of model {re.escape(repr(self.known.spec.name))} "
+        return is_answer(error) and re.match(said, str(error.message())) is not None
 
     def close(self) -> None:
         """Give the memory back, as soon as no array needs it. Twice is fine."""

@@ -225,9 +225,6 @@ class RegisteredCall(InRegion, Call):
         in_response = tuple(name for name in arrays if name not in self._placed)
         return Result(arrays, self.path, lambda: response, bytes_avoided=placed, in_response=in_response)
 
-    def did_not_start(self, error: BaseException) -> bool:
-        return isinstance(error, MemoryRefusedError) or super().did_not_start(error)
-
     def close(self) -> None:
         super().close()
         self.memory = np.empty(0, np.uint8)
