@@ -16,8 +16,10 @@ import tritonclient.grpc
 from hypothesis import HealthCheck, settings
 
 from shm_backend_utils.cli.common.server import copy_models, copy_sample_models, models_in
+from shm_backend_utils.client.options import PathName
 from shm_backend_utils.client.transports.grpc.address import GrpcAddress
 from shm_backend_utils.errors import MachineError
+from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.server import EmbeddedServer, Installation
 from shm_backend_utils.server.install import FOLDER_VARIABLE, default_folder
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
@@ -187,8 +189,19 @@ def switching_often() -> Iterator[None]:
 
 @pytest.fixture(params=["grpc", "http"])
 def protocol(request: pytest.FixtureRequest) -> str:
-    """Each protocol."""
     return str(request.param)
+
+
+@pytest.fixture(params=["direct", "triton-shm", "inline"])
+def path(request: pytest.FixtureRequest) -> PathName:
+    path: PathName = request.param
+    return path
+
+
+@pytest.fixture
+def region() -> RegionName:
+    """Return what memory clients take."""
+    return "auto"
 
 
 @pytest.fixture(scope="session")

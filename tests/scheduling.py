@@ -37,9 +37,6 @@ class TwoServers(LoadFileScheduling):  # type: ignore[misc]  # xdist tells no ty
         else:
             super()._reschedule(node)
 
-    def _split_scope(self, nodeid: str) -> str:
-        return nodeid.partition("::")[0]
-
 
 @cache
 def uses_the_server(file: str) -> bool:

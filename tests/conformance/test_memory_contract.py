@@ -229,7 +229,6 @@ class Model:
         self._kind = kind
 
     def map(self, more: int = 0) -> Resolved:
-        """Map the memory, if it is not mapped yet."""
         kind = self._kind
         own = None if kind.own is None else slot_of(self.resolver, kind.own)
         claim = kind.claim(more)

@@ -94,7 +94,6 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 @pytest.fixture
 def region(kind: Kind) -> Iterator[ManagedRegion]:
-    """The region as its owner has it."""
     region = kind.create()
     yield region
     kind.remove(region)
@@ -103,7 +102,6 @@ def region(kind: Kind) -> Iterator[ManagedRegion]:
 
 @pytest.fixture
 def peer(kind: Kind, region: ManagedRegion) -> Iterator[ManagedRegion]:
-    """The same region as its peer has it."""
     peer = kind.open(region, region.header.token.hex())
     yield peer
     peer.close()

@@ -41,11 +41,9 @@ class Caller:
         self._wait(lambda: self.answered > seen + 1)
 
     def wait_for_failure(self) -> None:
-        """Return when a call has failed."""
         self._wait(lambda: self.failed > 0)
 
     def end(self) -> None:
-        """Return when the last call is over."""
         self._is_over = True
         self._thread.join()
 

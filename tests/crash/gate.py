@@ -19,7 +19,6 @@ class Gate:
         self._go = folder / "go"
 
     def parameters(self, stage: str) -> dict[str, str]:
-        """Return what makes a request stop at a stage."""
         return {"stage": stage, "arrived": str(self._arrived), "go": str(self._go)}
 
     def close(self) -> None:
@@ -28,7 +27,6 @@ class Gate:
         os.mkfifo(self._arrived)
 
     def wait_for_model(self) -> None:
-        """Return when the model stands at the gate."""
         pipe = os.open(self._arrived, os.O_RDONLY | os.O_NONBLOCK)
         try:
             readable, _, _ = select.select([pipe], [], [], PATIENCE_S)
@@ -38,6 +36,5 @@ class Gate:
         assert readable, "the model did not come to this gate"
 
     def let_go(self) -> None:
-        """Let the model continue."""
         with self._go.open("w"):
             pass

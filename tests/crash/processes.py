@@ -21,7 +21,6 @@ __all__ = ["eventually", "held_regions", "infer_until_answered", "open_region_of
 
 
 def infer_until_answered(call: PreparedCall) -> Result:
-    """Infer until whoever was killed has come back."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
         try:

@@ -28,7 +28,6 @@ class SomebodyElse:
     @classmethod
     @contextlib.contextmanager
     def at(cls, server: EmbeddedServer) -> Iterator[SomebodyElse]:
-        """Connect to a server; it ends with the block."""
         grpc = tritonclient.grpc.InferenceServerClient(server.grpc_url)
         try:
             yield cls(grpc)
@@ -36,22 +35,18 @@ class SomebodyElse:
             grpc.close()
 
     def registered(self) -> set[str]:
-        """Return the names of all regions at the server."""
         return set(self.grpc.get_system_shared_memory_status(as_json=True).get("regions", {}))
 
     def registered_by_this_process(self) -> set[str]:
-        """Return those that this process' clients have registered."""
         return {name for name in self.registered() if name.startswith(OURS)}
 
     def unregister_those_of_this_process(self) -> None:
-        """Unregister them one by one."""
         names = self.registered_by_this_process()
         assert names
         for name in names:
             unregister_when_free(functools.partial(self.grpc.unregister_system_shared_memory, name))
 
     def unregister_all(self) -> None:
-        """Unregister everybody's."""
         assert self.registered_by_this_process()
         self.grpc.unregister_system_shared_memory()
 

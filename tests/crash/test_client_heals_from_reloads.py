@@ -107,7 +107,6 @@ def mirror(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mirror]:
 
 @contextlib.contextmanager
 def every_client(mirror: Mirror) -> Iterator[dict[str, AnyClient]]:
-    """Make one client of each flavour."""
     with contextlib.ExitStack() as stack:
         yield {
             flavour: stack.enter_context(

@@ -107,8 +107,17 @@ def stopped(mortal: MortalServer) -> Iterator[None]:
 
 @pytest.fixture(params=FLAVOURS)
 def flavour(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
+    return str(request.param)
+
+
+@pytest.fixture
+def client(mortal: MortalServer, flavour: str) -> Iterator[AnyClient]:
+    """A client that leaves nothing registered."""
+    with SomebodyElse.at(mortal.server) as somebody:
+        before = somebody.registered_by_this_process()
+        with client_of(flavour, url_of(mortal.server, flavour), timeout_s=20) as client:
+            yield client
+        assert somebody.registered_by_this_process() <= before
 
 
 def test_a_server_that_dies_and_comes_back_is_called_again(mortal: MortalServer) -> None:
@@ -123,46 +132,31 @@ def test_a_server_that_dies_and_comes_back_is_called_again(mortal: MortalServer)
 
 
 @pytest.mark.parametrize("path", SHARED_PATHS)
-def test_a_server_too_slow_to_say_what_it_shares_is_asked(mortal: MortalServer, flavour: str, path: PathName) -> None:
-    with client_of(flavour, url_of(mortal.server, flavour), timeout_s=20) as client:
-        with pytest.raises(TensorError):  # the model is known now, but not yet which paths are open
-            client.infer("identity", {"WRONG": X})
-        with stopped(mortal), pytest.raises(DeadlineExceededError):
-            client.infer("identity", {"INPUT0": X}, path=path, timeout_s=0.2)
-        assert error_of(client, path) is None
+def test_a_server_too_slow_to_say_what_it_shares_is_asked_again_and_the_page_that_it_was_asked_with_goes(
+    mortal: MortalServer, client: AnyClient, path: PathName
+) -> None:
+    with pytest.raises(TensorError):  # the model is known now, but not yet which paths are open
+        client.infer("identity", {"WRONG": X})
+    with stopped(mortal), pytest.raises(DeadlineExceededError):
+        client.infer("identity", {"INPUT0": X}, path=path, timeout_s=0.2)
+    assert error_of(client, path) is None
 
 
-def test_the_page_that_such_a_server_was_asked_with_is_not_left_registered(mortal: MortalServer, flavour: str) -> None:
-    with SomebodyElse.at(mortal.server) as somebody:
-        before = somebody.registered_by_this_process()
-        with client_of(flavour, url_of(mortal.server, flavour), timeout_s=20) as client:
-            with pytest.raises(TensorError):
-                client.infer("identity", {"WRONG": X})
-            with stopped(mortal), pytest.raises(DeadlineExceededError):
-                client.infer("identity", {"INPUT0": X}, path="direct", timeout_s=0.2)
-            client.infer("identity", {"INPUT0": X}, path="direct").release()
-        assert somebody.registered_by_this_process() <= before
+def test_a_registration_that_got_no_answer_is_undone_when_the_client_closes(
+    mortal: MortalServer, client: AnyClient
+) -> None:
+    client.infer("identity", {"INPUT0": X}, path="inline").release()  # all that is asked before is known
+    with stopped(mortal), pytest.raises(DeadlineExceededError):
+        client.infer("identity", {"INPUT0": X}, path="triton-shm", timeout_s=0.2)
+    assert error_of(client, "triton-shm") is None
 
 
-def test_a_registration_that_got_no_answer_is_undone_when_the_client_closes(mortal: MortalServer, flavour: str) -> None:
-    with SomebodyElse.at(mortal.server) as somebody:
-        before = somebody.registered_by_this_process()
-        with client_of(flavour, url_of(mortal.server, flavour), timeout_s=20) as client:
-            client.infer("identity", {"INPUT0": X}, path="inline").release()  # all that is asked before is known
-            with stopped(mortal), pytest.raises(DeadlineExceededError):
-                client.infer("identity", {"INPUT0": X}, path="triton-shm", timeout_s=0.2)
-            assert error_of(client, "triton-shm") is None
-        assert somebody.registered_by_this_process() <= before
-
-
-def test_memory_whose_unregistration_got_no_answer_does_not_stay_registered(mortal: MortalServer, flavour: str) -> None:
-    with SomebodyElse.at(mortal.server) as somebody:
-        before = somebody.registered_by_this_process()
-        with client_of(flavour, url_of(mortal.server, flavour), timeout_s=20) as client:
-            client.infer("identity", {"INPUT0": X}, path="triton-shm").release()
-            larger = np.tile(X, 50)  # its memory takes the place of the other, which is unregistered
-            with stopped(mortal), pytest.raises(DeadlineExceededError):
-                client.infer("identity", {"INPUT0": larger}, path="triton-shm", timeout_s=0.2)
-            with client.infer("identity", {"INPUT0": larger}, path="triton-shm") as result:
-                np.testing.assert_array_equal(result["OUTPUT0"], larger)
-        assert somebody.registered_by_this_process() <= before
+def test_memory_whose_unregistration_got_no_answer_does_not_stay_registered(
+    mortal: MortalServer, client: AnyClient
+) -> None:
+    client.infer("identity", {"INPUT0": X}, path="triton-shm").release()
+    larger = np.tile(X, 50)  # its memory takes the place of the other, which is unregistered
+    with stopped(mortal), pytest.raises(DeadlineExceededError):
+        client.infer("identity", {"INPUT0": larger}, path="triton-shm", timeout_s=0.2)
+    with client.infer("identity", {"INPUT0": larger}, path="triton-shm") as result:
+        np.testing.assert_array_equal(result["OUTPUT0"], larger)

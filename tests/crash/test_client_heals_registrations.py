@@ -28,8 +28,7 @@ DEEDS: dict[str, Callable[[SomebodyElse], None]] = {
 
 @pytest.fixture(params=TWO_FLAVOURS)
 def flavour(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
+    return str(request.param)
 
 
 @pytest.fixture

@@ -74,7 +74,6 @@ class Victim:
         assert self._process.stdout.readline() == line
 
     def close(self) -> None:
-        """Kill it."""
         self._process.kill()
         self._process.communicate()
 

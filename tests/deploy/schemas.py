@@ -31,7 +31,6 @@ class Schemas:
         self._validator = functools.cache(self._make_validator)
 
     def close(self) -> None:
-        """Close the wheel."""
         self._archive.close()
 
     def faults(self, item: dict[str, Any], version: str) -> list[str]:

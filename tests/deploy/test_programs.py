@@ -27,7 +27,6 @@ SCALED_BY = "scaled-keda/scaledobject.yaml", "scaled-adapter/adapter-values.yaml
 
 @pytest.fixture(scope="module")
 def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    """A server with the models that the image has."""
     folder = tmp_path_factory.mktemp("server")
     models = copy_models([REPOSITORY / "identity", REPOSITORY / "multiply"], folder / "models")
     with EmbeddedServer.start(models, log_file=folder / "server.log", numpy="own") as server:

@@ -59,6 +59,5 @@ class PagesServer:
         return code
 
     def stop(self) -> None:
-        """End it."""
         self._client.close()
         self._server.stop()

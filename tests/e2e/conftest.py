@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from shm_backend_utils.client import PoolOptions, ShmClient
-from shm_backend_utils.client.options import PathName
 from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.server import EmbeddedServer
 
@@ -32,15 +31,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture
-def region() -> RegionName:
-    """Return what memory clients take."""
-    return "auto"
-
-
-@pytest.fixture(params=["grpc", "http"])
-def url(request: pytest.FixtureRequest, triton_server: EmbeddedServer) -> str:
-    """The server's address, once for each protocol."""
-    return url_of(triton_server, request.param)
+def url(protocol: str, triton_server: EmbeddedServer) -> str:
+    return url_of(triton_server, protocol)
 
 
 @pytest.fixture
@@ -67,21 +59,18 @@ def flavour(request: pytest.FixtureRequest, triton_server: EmbeddedServer, regio
 
 @pytest.fixture
 def any_client(flavour: Flavour) -> Iterator[AnyClient]:
-    """Each of the four clients, in one shape."""
     with flavour.client() as client:
         yield client
 
 
 @pytest.fixture
 def wiretap(flavour: Flavour) -> Iterator[Wiretap]:
-    """What listens to such a client."""
     with tapped(flavour.url.removeprefix("http://")) as wiretap:
         yield wiretap
 
 
 @pytest.fixture
 def tapped_client(flavour: Flavour, wiretap: Wiretap) -> Iterator[AnyClient]:
-    """Each of the four clients, listened to."""
     url = wiretap.address if flavour.has_streams else f"http://{wiretap.address}"
     with replace(flavour, url=url).client() as client:
         yield client
@@ -97,10 +86,3 @@ def loading_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loading
 @pytest.fixture
 def gate(tmp_path: Path) -> Gate:
     return Gate(tmp_path)
-
-
-@pytest.fixture(params=["direct", "triton-shm", "inline"])
-def path(request: pytest.FixtureRequest) -> PathName:
-    """Each way that tensors can go."""
-    path: PathName = request.param
-    return path

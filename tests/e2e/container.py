@@ -31,14 +31,12 @@ class Program:
         self.shm = Path(f"/proc/{process.pid}/root/dev/shm")
 
     def told(self) -> Any:
-        """Return what it says next."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, f"it has ended with the status {self._process.wait(_PATIENCE_S)}"
         return json.loads(line)
 
     def go_on(self) -> None:
-        """Have it do what it waits for."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()

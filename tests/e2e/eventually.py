@@ -13,7 +13,6 @@ DEADLINE_S = 40.0
 
 
 def eventually(is_so: Callable[[], object]) -> None:
-    """Return as soon as it is so."""
     deadline = time.monotonic() + DEADLINE_S
     while not is_so():
         assert time.monotonic() < deadline

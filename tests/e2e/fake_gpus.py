@@ -72,11 +72,9 @@ class Gpu:
 
     @property
     def allocations(self) -> int:
-        """How often the client has allocated memory."""
         return DRIVER.count("cuMemAlloc") - self.made
 
     def fill(self, array: Any, values: Any) -> None:
-        """Fill an array, late, on a stream."""
         memory, value = DRIVER.memory(array.address, array.shape, array.dtype), np.asarray(values)
         with self.cuda.on(array.device):
             DRIVER.launch(self.streams[array.device], lambda: np.copyto(memory, value))
@@ -94,7 +92,6 @@ class Gpu:
         return DRIVER.count(function)
 
     def finish(self) -> None:
-        """Wait until what this process has launched is done."""
         for device in range(len(self.streams)):
             self.cuda.synchronize_device(device)
 

@@ -115,7 +115,6 @@ class Table:
     region_count: int | None = None
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return the first tensor of this name."""
         return next(each for each in [*self.inputs, *self.outputs] if each.name == name.encode())
 
     def packed(self, generation: int) -> bytes:
@@ -181,7 +180,6 @@ class HandMade:
 
     @property
     def record(self) -> SlotRecord:
-        """That of the slot."""
         return self.region.record(0)
 
     def infer(self, carriers: Sequence[Any] = ()) -> Any:
@@ -214,14 +212,12 @@ class HandMade:
         client.async_stream_infer(self.model, [], parameters=self.all_parameters(), enable_empty_final_response=True)
 
     def client(self, url: str) -> Any:
-        """Return tritonclient's for a server."""
         if url not in self._clients:
             module: Any = tritonclient.http if url.startswith("http://") else tritonclient.grpc
             self._clients[url] = module.InferenceServerClient(url.removeprefix("http://"))
         return self._clients[url]
 
     def all_parameters(self) -> dict[str, Any]:
-        """Return what is sent."""
         return {"shm_slot": str(self.address), "shm_generation": self.generation, **self.parameters}
 
     def output(self, name: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -235,7 +231,6 @@ class HandMade:
         return array
 
     def results(self) -> dict[str, OutputPlace]:
-        """Return what the model has written of its outputs."""
         found = results.decode(bytes(self.record.results), [self.region.header.byte_size, *[1 << 40] * 8])
         return {place.name: place for place in found.outputs}
 
@@ -247,7 +242,6 @@ class HandMade:
         return bytes(everything)
 
     def close(self) -> None:
-        """Remove the region."""
         for client in self._clients.values():
             client.close()
         self._clients = {}
@@ -261,6 +255,5 @@ class HandMade:
 
 @contextlib.contextmanager
 def hand_made(*arguments: Any, **named: Any) -> Iterator[HandMade]:
-    """Make one, and remove it at the end."""
     with contextlib.closing(HandMade(*arguments, **named)) as request:
         yield request

@@ -75,7 +75,6 @@ class LoadingServer:
         self.grpc.load_model(name)
 
     def samples(self, model: str) -> list[Sample]:
-        """Return what the metrics port says of a model."""
         with urllib.request.urlopen(f"http://{self.server.metrics_url}/metrics", timeout=30) as reply:
             found = SAMPLE.findall(reply.read().decode())
         samples = [Sample(name, dict(LABEL.findall(labels)), float(value)) for name, labels, value in found]

@@ -30,5 +30,4 @@ def lose(region: MappedSegment) -> None:
 
 
 def give_another_token(region: MappedSegment) -> None:
-    """Write another token to its header."""
     region.buffer()[_TOKEN] = bytes(16)

@@ -19,7 +19,6 @@ BYTE_SIZE: Final = data_offset(1, PAGE_SIZE) + 4 * PAGE_SIZE
 
 
 def region(*, claimed: int = BYTE_SIZE, size: int = BYTE_SIZE, space: int = BYTE_SIZE) -> Descriptor:
-    """Return a memfd with a header."""
     made = Descriptor(os.memfd_create, NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     header = bytearray(HEADER_LENGTH)
     write_header(memoryview(header), Header(1, claimed, TOKEN))
@@ -32,5 +31,4 @@ def region(*, claimed: int = BYTE_SIZE, size: int = BYTE_SIZE, space: int = BYTE
 
 
 def address(model: str, key: SealedKey) -> str:
-    """Return what a request says of its slot."""
     return f"2/{model}/{key}/{TOKEN.hex()}/0"

@@ -24,7 +24,6 @@ class SealedStub:
         return [int(fields[4]) for fields in lines if fields[-1].startswith(f"/memfd:{name} ")]
 
     def descriptors(self) -> int:
-        """Return how many are open there."""
         return len(open_files(self.pid))
 
     def shared_bytes(self) -> int:
@@ -41,6 +40,5 @@ class SealedStub:
 
 
 def stub_of(server: EmbeddedServer, model: str) -> SealedStub:
-    """Return the process that executes a model's only instance."""
     (pid,) = [pid for pid in children(server.pid) if f"/{model}/1/model.py" in command_line(pid)]
     return SealedStub(pid)

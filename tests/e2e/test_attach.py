@@ -82,13 +82,10 @@ class User:
         self.client.close()
 
 
-@pytest.fixture(params=["grpc", "http"])
-def user(request: pytest.FixtureRequest, triton_server: EmbeddedServer) -> Iterator[User]:
-    module, url = {
-        "grpc": (tritonclient.grpc, triton_server.grpc_url),
-        "http": (tritonclient.http, triton_server.http_url),
-    }[request.param]
-    user = User(module, url)
+@pytest.fixture
+def user(protocol: str, triton_server: EmbeddedServer) -> Iterator[User]:
+    module = tritonclient.grpc if protocol == "grpc" else tritonclient.http
+    user = User(module, getattr(triton_server, f"{protocol}_url"))
     yield user
     user.close()
 

@@ -44,7 +44,6 @@ def regions() -> set[str]:
 
 
 def registered(server: EmbeddedServer, pid: int) -> set[str]:
-    """Return what a process has registered at the server."""
     with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
         known = client.get_system_shared_memory_status(as_json=True).get("regions", {})
     return {name for name in known if name.startswith(f"shmbu-{pid}-")}

@@ -45,7 +45,6 @@ APART_S: Final = 0.3  # before 24.12, Triton may crash if an answer comes just a
 
 
 def facts(client: AnyClient, model: str = "request_facts", **named: Any) -> dict[str, Any]:
-    """Return what the model was told."""
     with client.infer(model, {"X": FOUR}, **named) as result:
         told: dict[str, Any] = json.loads(result["FACTS"].tobytes())
         return told

@@ -100,9 +100,9 @@ class Wire:
         self.client.close()
 
 
-@pytest.fixture(params=["grpc", "http"])
-def wire(request: pytest.FixtureRequest, triton_server: EmbeddedServer) -> Iterator[Wire]:
-    wire = Wire(request.param, triton_server)
+@pytest.fixture
+def wire(protocol: str, triton_server: EmbeddedServer) -> Iterator[Wire]:
+    wire = Wire(protocol, triton_server)
     yield wire
     wire.close()
 

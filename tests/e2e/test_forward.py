@@ -84,7 +84,6 @@ def in_thread(work: Callable[[], Result]) -> Future[Result]:
     return ThreadPoolExecutor(1).submit(work)
 
 
-@pytest.mark.parametrize("path", ["direct", "triton-shm", "inline"])
 @pytest.mark.parametrize(
     ("way", "model", "expected"),
     [
@@ -105,7 +104,6 @@ def test_the_result_is_right_whichever_way_the_tensors_came(
     all_memory_comes_back(client)
 
 
-@pytest.mark.parametrize("path", ["direct", "triton-shm", "inline"])
 def test_strings_go_in_shared_memory(client: ShmClient, path: PathName) -> None:
     for _ in range(2):
         values, told = delegated(client, "forward_words", "words", path=path)

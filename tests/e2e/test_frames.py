@@ -212,7 +212,6 @@ def test_a_response_that_does_not_come_in_time_leaves_no_memory_in_doubt_for_eve
 
 @pytest.fixture
 def by_hand(triton_server: EmbeddedServer) -> Iterator[HandMade]:
-    """A valid request with a ring of four frames."""
     with hand_made(triton_server.grpc_url, "frames_of", {"X": X}, {"Y": X.nbytes}, slot_count=5) as request:
         request.table.frame_count, request.table.frame_slot, request.table.frame_stride = 4, 1, STEP
         yield request

@@ -21,7 +21,6 @@ from .flavours import Flavour
 
 @pytest.fixture
 def every_gpu(flavour: Flavour) -> Iterator[Gpu]:
-    """Each of the four clients."""
     with gpu_of(flavour) as gpu:
         yield gpu
 

@@ -53,7 +53,6 @@ class Names:
         return shared_memory.get_contents_as_numpy(self._handles[number], np.float32, [ROW // 4], page * PAGE + offset)
 
     def change(self) -> None:
-        """Register or unregister a name, or all of them."""
         name = self._chance.choice(self._names)
         taken = {number for number, _ in self.meanings.values()}  # 2.51 does not register an object twice
         free = [number for number in range(OBJECTS) if number not in taken]

@@ -277,7 +277,6 @@ def test_another_client_goes_on_with_a_sequence(loaded: LoadingServer, on_the_wa
         assert other.infer("way_oldest", inputs, sequence_id=7, sequence_end=True).path == "direct"
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
 @pytest.mark.parametrize("name", ["way_slots", "way_oldest"])
 def test_who_asks_how_a_model_of_sequences_is_gets_an_answer(loaded: LoadingServer, name: str, protocol: str) -> None:
     url = url_of(loaded.server, protocol)

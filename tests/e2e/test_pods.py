@@ -44,12 +44,6 @@ def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
         yield Pod(server, server.told())
 
 
-@pytest.fixture(params=["grpc", "http"])
-def protocol(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
-
-
 def used_bytes(program: Program) -> int:
     space = os.statvfs(program.shm)
     return (space.f_blocks - space.f_bfree) * space.f_frsize

@@ -30,7 +30,6 @@ def server(loading_server: LoadingServer) -> LoadingServer:
 
 @pytest.fixture
 def grpc(server: LoadingServer) -> Any:
-    """With all models loaded."""
     side_by_side(server.grpc.load_model, NAMES)
     return server.grpc
 

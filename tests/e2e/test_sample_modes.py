@@ -76,16 +76,15 @@ class Ensemble:
         self.client.close()
 
 
-@pytest.fixture(params=["grpc", "http"])
-def ensemble(request: pytest.FixtureRequest, triton_server: EmbeddedServer) -> Iterator[Ensemble]:
-    ensemble = Ensemble(triton_server, request.param)
+@pytest.fixture
+def ensemble(protocol: str, triton_server: EmbeddedServer) -> Iterator[Ensemble]:
+    ensemble = Ensemble(triton_server, protocol)
     yield ensemble
     ensemble.close()
 
 
 @pytest.fixture
 def expected(grpc_client: ShmClient) -> dict[str, list[float]]:
-    """What the two models make of the photograph."""
     result = grpc_client.infer("pipeline", {"IMAGE": PHOTOGRAPH})
     return {name: result[name][0].tolist() for name in ("MEAN", "STD")}
 

@@ -111,7 +111,6 @@ HAND_OVERS: Final[dict[str, tuple[Callable[[], Script], str]]] = {
 }
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
 @pytest.mark.parametrize("hand_over", HAND_OVERS)
 def test_what_is_no_region_is_refused_in_time(fetching: Fetching, hand_over: str, protocol: str) -> None:
     script, complaint = HAND_OVERS[hand_over]

@@ -67,7 +67,6 @@ def client(triton_server: EmbeddedServer) -> Iterator[ShmClient]:
 
 
 def inodes() -> list[int]:
-    """Return this process' regions."""
     return [os.fstat(region.fileno()).st_ino for region in own_regions()]
 
 

@@ -29,7 +29,6 @@ LONG_S: Final = 120.0
 
 
 def asked(client: AnyClient, method: str, *values: Any, **named: Any) -> Any:
-    """Return what a method of either client returns."""
     if isinstance(client, AwaitedClient):
         return client.run(getattr(client.aio, method)(*values, **named))
     return getattr(client, method)(*values, **named)
@@ -41,7 +40,6 @@ def are_told_the_same(served: Served, method: str, *values: str) -> bool:
 
 
 def early(flavour: Flavour) -> AnyClient:
-    """Make a client, and wait for its server."""
     return flavour.client(wait_ready_s=LONG_S)
 
 

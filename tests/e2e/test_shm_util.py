@@ -23,9 +23,9 @@ from shm_backend_utils.server import EmbeddedServer
 from .shm_util_wire import MODULES, Wire, X, wire_to
 
 
-@pytest.fixture(params=["grpc", "http"])
-def wire(request: pytest.FixtureRequest, triton_server: EmbeddedServer) -> Iterator[Wire]:
-    with wire_to(triton_server, request.param) as wire:
+@pytest.fixture
+def wire(protocol: str, triton_server: EmbeddedServer) -> Iterator[Wire]:
+    with wire_to(triton_server, protocol) as wire:
         yield wire
 
 

@@ -23,11 +23,6 @@ EXPECTED: Final = {"OUTPUT0": A + B, "OUTPUT1": A - B}
 SHM: Final = Path("/dev/shm")
 
 
-@pytest.fixture(params=["grpc", "http"])
-def protocol(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture
 def client(protocol: str, triton_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setenv("TRITONSERVER_IPADDR", triton_server.http_url)

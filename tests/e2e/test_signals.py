@@ -64,7 +64,6 @@ class Signals:
             delay_s = AGAIN_S
 
     def handle(self, _: int, frame: FrameType | None) -> None:
-        """Raise, where that is due."""
         assert frame is not None
         is_lossy = frame.f_code.co_filename == threading.__file__ or frame.f_code is Descriptor.__del__.__code__
         if self._is_armed and not is_lossy:

@@ -158,7 +158,6 @@ def called(client: AnyClient, ways: tuple[Way, ...], share: int, seed: int) -> C
 
 
 def called_by_rows(client: TritonSHMClient, share: int, seed: int) -> Count:
-    """The same by the client for registered models."""
     count, random = Count(), np.random.default_rng(seed)
     while count.calls < share:
         x = rows(random, 12)
@@ -187,7 +186,6 @@ def all_are_right(work: list[Callable[[int], Count]], share: int) -> None:
 
 @pytest.fixture
 def share(request: pytest.FixtureRequest) -> int:
-    """How many calls each thread of a test makes."""
     calls: int = request.config.getoption("--calls")
     return -(-calls // (TEST_COUNT * THREADS))
 

@@ -29,15 +29,12 @@ class Declared:
     pool_size: Any = 2
 
     def register(self, client: Any) -> None:
-        """Register the model with a client of either class."""
         client.register_shm_model(self.model, self.inputs, self.outputs, self.max_batch_size, self.pool_size)
 
     def but(self, **changes: Any) -> Declared:
-        """Return the same with other values."""
         return replace(self, **changes)
 
     def reading(self, *outputs: Any) -> Declared:
-        """Return the same with other outputs."""
         return replace(self, outputs=outputs)
 
 
@@ -57,7 +54,6 @@ class Call:
 
 
 def x_of(count: int, columns: int = 4) -> npt.NDArray[np.float32]:
-    """Return rows of numbers that are all different."""
     return np.arange(count * columns, dtype=np.float32).reshape(count, columns)
 
 

@@ -53,7 +53,6 @@ class Wiretap:
 
 @contextlib.contextmanager
 def tapped(server_address: str) -> Iterator[Wiretap]:
-    """Run a wiretap in front of a server."""
     wiretap = Wiretap(server_address)
     try:
         yield wiretap

@@ -16,7 +16,6 @@ from .recipes import EXAMPLES, RECIPES
 
 @pytest.fixture(scope="session")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The server's gRPC address."""
     # A server does not start with a model that fails to load.
     runnable = [recipe for recipe in RECIPES if recipe != "pytorch" or importlib.util.find_spec("torch")]
     folder = tmp_path_factory.mktemp("examples")

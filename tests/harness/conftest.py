@@ -8,7 +8,6 @@ from typing import Final
 
 import pytest
 
-from shm_backend_utils.client.options import PathName
 from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.model.mapping import resolver
 from shm_backend_utils.testing.harness import ModelHarness
@@ -30,12 +29,6 @@ def harness(request: pytest.FixtureRequest) -> Iterator[ModelHarness]:
             yield harness
 
 
-@pytest.fixture
-def region() -> RegionName:
-    """Return what memory clients take."""
-    return "auto"
-
-
 @pytest.fixture(params=["blocking", "aio"])
 def flavour(request: pytest.FixtureRequest, harness: ModelHarness, region: RegionName) -> Flavour:
     """The two clients, to be made by the test with options of its own; without ``--all``, each test has one of them."""
@@ -47,10 +40,3 @@ def client(flavour: Flavour) -> Iterator[AnyClient]:
     """Return one of them; as most tests are about shared memory, no call is too small for it."""
     with flavour.client() as client:
         yield client
-
-
-@pytest.fixture(params=["direct", "triton-shm", "inline"])
-def path(request: pytest.FixtureRequest) -> PathName:
-    """Each way that tensors can go."""
-    path: PathName = request.param
-    return path

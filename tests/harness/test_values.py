@@ -184,7 +184,6 @@ def test_a_value_that_cannot_arrive_is_refused_in_the_same_words(client: ShmClie
 
 @pytest.fixture
 def registered(harness: ModelHarness) -> Iterator[RegisteredModel]:
-    """What TritonSHMClient has of a model."""
     declared = [("FP32", (4,), np.float32)]
     model = RegisteredModel(harness.connect(), "serve", declared, declared, 8, 1)
     yield model

@@ -62,7 +62,6 @@ class PoolMachine(RuleBasedStateMachine):
             model.close()
 
     def hold(self, need: Need, region: SlotRegion, memory: npt.NDArray[np.uint8]) -> Holding:
-        """Check what was handed out, and note it."""
         assert region.key not in [each.region.key for each in self.holdings], "handed out twice"
         assert region.key not in [each.key for _, each in self.leases if each.state != "spoiled"], "out of quarantine"
         assert region.capacity >= need.byte_size

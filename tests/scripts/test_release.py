@@ -41,7 +41,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The source distribution and the wheel."""
     wheel, sdist = sorted(
         build(source, tmp_path_factory.mktemp("built"), ("sdist", "wheel"), SECONDS),
         key=lambda file: file.suffix == ".gz",

@@ -60,7 +60,6 @@ class Program:
         self._process.send_signal(number)
 
     def finish(self) -> tuple[int, str, str]:
-        """Return exit status, standard output and standard error."""
         out, error = self._process.communicate(timeout=DEADLINE_S)
         return self._process.returncode, out, error
 

@@ -33,7 +33,6 @@ IDLE_MODEL = "class TritonPythonModel:\n    def execute(self, requests):\n      
 
 
 def make_repository(folder: Path, *, model: str = IDLE_MODEL, config: str = CONFIG, name: str = "idle") -> Path:
-    """Put a model into a repository in a folder."""
     version = folder / "models" / name / "1"
     version.mkdir(parents=True)
     (version / "model.py").write_text(model)

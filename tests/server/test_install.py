@@ -216,7 +216,6 @@ MACHINE_OF_ELF: Final = slice(18, 20)
 
 
 def program(path: Path, *lines: str) -> None:
-    """Write a program that prints these lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(["#!/bin/sh", "cat <<'END'", *lines, "END", ""]))
     path.chmod(0o755)

@@ -20,7 +20,6 @@ _EMPTY: Final = Answer(200, {}, b"")
 
 
 def values_of(parameters: Any) -> dict[str, Any]:
-    """Return parameters of gRPC in Python's types."""
     return {name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in parameters.items()}
 
 

@@ -24,7 +24,13 @@ from shm_backend_utils.errors import ReplayedRequestError, StaleRequestError, Ta
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.protocol import layout, results, table
-from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address, parse_generation
+from shm_backend_utils.protocol.address import (
+    GENERATION_PARAMETER,
+    SLOT_PARAMETER,
+    SlotAddress,
+    parse_address,
+    parse_generation,
+)
 from shm_backend_utils.protocol.handover import parse_sealed_key
 from shm_backend_utils.protocol.refusals import refusal
 from shm_backend_utils.protocol.results import NO_RESULTS, OutputPlace
@@ -92,7 +98,6 @@ class FakeServer:
         self.unloads: list[tuple[str, bool]] = []  # those to be unloaded, and whether with their dependents
 
     def config(self, name: str) -> dict[str, Any]:
-        """Return a model's configuration."""
         if name not in self.configs:
             raise InferenceError(f"Request for unknown model: '{name}' is not found", "StatusCode.NOT_FOUND")
         return self.configs[name]
@@ -104,13 +109,11 @@ class FakeServer:
         return {"name": self.config(name)["name"], "versions": ["1"]}
 
     def register(self, name: str, key: str, byte_size: int) -> None:
-        """Map shared memory under a name."""
         if name in self.registered:
             raise InferenceError(f"shared memory region '{name}' already in manager", "StatusCode.ALREADY_EXISTS")
         self.registered[name] = SystemSegment.open(key.removeprefix("/"), byte_size, "region")
 
     def unregister(self, name: str) -> None:
-        """Let go of it."""
         segment = self.registered.pop(name, None)
         if segment is not None:
             segment.close()
@@ -155,7 +158,6 @@ class FakeServer:
                 record.complete(generation, NO_RESULTS)
 
     def close(self) -> None:
-        """Unmap everything."""
         for region in self._mapped.values():
             region.close()
         for segment in self.registered.values():
@@ -203,13 +205,7 @@ class FakeServer:
             address = parse_address(order.parameters[SLOT_PARAMETER])
         except TableError as error:
             raise InferenceError(refusal(error)) from None
-        region = self._region(address.key, address.token)
-        lease = region.lease(address.slot)
-        deadline = time.monotonic() + 10
-        while not lease.take():  # a request that was given up finds out with the lease in its hands
-            assert time.monotonic() < deadline, "somebody else executes in this slot"
-            time.sleep(0.0001)
-        try:
+        with self._leased(address):
             region, record, generation, contents = self._begin(order)
             encoded = NO_RESULTS
             try:
@@ -221,6 +217,16 @@ class FakeServer:
             finally:
                 record.complete(generation, encoded)
             return travelling
+
+    @contextlib.contextmanager
+    def _leased(self, address: SlotAddress) -> Iterator[None]:
+        lease = self._region(address.key, address.token).lease(address.slot)
+        deadline = time.monotonic() + 10
+        while not lease.take():  # a request that was given up finds out with the lease in its hands
+            assert time.monotonic() < deadline, "somebody else executes in this slot"
+            time.sleep(0.0001)
+        try:
+            yield
         finally:
             lease.give_back()
 

@@ -30,7 +30,6 @@ Wire = Callable[[FakeServer, Any], Any]
 
 
 def grpc_wire(server: FakeServer, message: GrpcMessage) -> Any:
-    """Answer a message of gRPC."""
     answer = GRPC_ANSWERS.get(message.procedure)
     if answer is not None:
         return answer(server, message.request)
@@ -39,7 +38,6 @@ def grpc_wire(server: FakeServer, message: GrpcMessage) -> Any:
 
 
 def grpc_order(message: GrpcMessage) -> Order:
-    """Return what a message of gRPC asks for."""
     request = service_pb2.ModelInferRequest.FromString(message.request.SerializeToString())
     order = Order(
         request.model_name, request.model_version, values_of(request.parameters), dict(message.metadata or ())
@@ -58,7 +56,6 @@ def grpc_order(message: GrpcMessage) -> Order:
 
 
 def grpc_response(request: Any, outputs: Arrays) -> Any:
-    """Return a response of gRPC."""
     answer = service_pb2.ModelInferResponse(model_name=request.model_name, id=request.id)
     for name, array in outputs.items():
         answer.outputs.add(name=name, datatype=dtypes.from_numpy(array.dtype, name).name, shape=array.shape)
@@ -67,7 +64,6 @@ def grpc_response(request: Any, outputs: Arrays) -> Any:
 
 
 def http_wire(server: FakeServer, message: HttpMessage) -> Answer:
-    """Answer a message of HTTP."""
     if not message.path.endswith("/infer"):
         return http_answer(server, message)
     name = unquote(message.path.split("/")[3])
@@ -159,7 +155,6 @@ class AsyncFakeTransport(AsyncTransport):
 
 
 def connected(server: FakeServer, protocol: str = "grpc", **named: Any) -> ShmClient:
-    """Return a client of a fake server."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client, "connect", lambda *_: FakeTransport(server, protocol))
         return ShmClient("localhost:8001", **named)
@@ -176,7 +171,6 @@ def client_of(server: FakeServer, protocol: str = "grpc", **named: Any) -> Itera
 async def async_client_of(
     server: FakeServer, protocol: str = "grpc", **named: Any
 ) -> AsyncGenerator[AsyncShmClient, None]:
-    """Connect a client for tasks to a fake server."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(aio, "connect_async", lambda *_: AsyncFakeTransport(server, protocol))
         async with AsyncShmClient("localhost:8001", **named) as made:

@@ -39,17 +39,14 @@ class HoldingServer:
         self._let_go.wait(_LONGEST_HOLD_S)
 
     def let_go(self) -> None:
-        """Answer all who wait."""
         self._let_go.set()
 
     def hold_again(self) -> None:
-        """Have who asks from now on wait."""
         self._let_go.clear()
 
 
 @contextmanager
 def holding_server(protocol: str) -> Iterator[HoldingServer]:
-    """Run a server of ``"grpc"`` or ``"http"``."""
     with _grpc_server() if protocol == "grpc" else _http_server() as server:
         yield server
 

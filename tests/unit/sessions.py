@@ -44,6 +44,5 @@ def session_of(
 
 
 def double(call: Call) -> None:
-    """Answer with twice of X."""
     x = call.input("X")
     np.multiply(x.numpy(), 2, out=call.output("Y", x.shape, x.dtype).numpy())

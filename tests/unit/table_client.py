@@ -49,7 +49,6 @@ class Client:
 
     @property
     def data(self) -> int:
-        """Where the first slot's data begin."""
         return self.region.data_offset
 
     def address(self, slot: int = 0) -> str:
@@ -90,18 +89,15 @@ class Client:
         delivered: Mapping[str, npt.NDArray[Any]] | None = None,
         **parameters: Any,
     ) -> InferenceRequest:
-        """Return a request of these tensors."""
         said = self.laid_out(inputs, outputs, slot, regions=regions, ring=ring)
         return emulated.delivered({**self.begin(said, slot), **parameters}, list(outputs), delivered)
 
     def places(self, slot: int = 0, byte_sizes: Sequence[int] = ()) -> dict[str, OutputPlace]:
-        """Return where the results say that outputs are."""
         data = self._model_half(slot)
         found = results.decode(data, [self.region.header.byte_size, *byte_sizes])
         return {place.name: place for place in found.outputs}
 
     def output(self, name: str, slot: int = 0) -> npt.NDArray[Any]:
-        """Return a copy of an output."""
         place = self.places(slot)[name]
         assert not place.is_in_response
         view: npt.NDArray[Any] = np.ndarray(place.shape, place.dtype.numpy, self.region.bytes(), place.offset)
@@ -120,7 +116,6 @@ class Client:
         return True
 
     def is_free(self, slot: int = 0) -> bool:
-        """Return whether nobody holds the slot's lease."""
         lease = self.region.lease(slot)
         if not lease.take_back():
             return False

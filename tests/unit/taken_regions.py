@@ -35,7 +35,6 @@ def used(pool: SlotPool, byte_size: int = 1, slot_count: int = 1, group: str = "
 
 
 def is_there(region: SlotRegion) -> bool:
-    """Return whether the region has a name in /dev/shm."""
     return (SHM / region.key).exists()
 
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +15,6 @@ import pytest
 from shm_backend_utils import cli
 from shm_backend_utils.cli import shared_memory
 from shm_backend_utils.cli.shared_memory import find_pool_files, look_into_processes, pools_of
-from shm_backend_utils.memory import reaper
 from shm_backend_utils.memory.backend_pools import USUAL_PREFIX, is_pool, prefix_of_pools
 
 FIND = "from shm_backend_utils.memory.backend_pools import prefix_of_pools; print(prefix_of_pools())"
@@ -63,16 +59,9 @@ NAME = "triton_python_backend_shm_region_0123"
 
 
 @pytest.fixture(autouse=True)
-def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder in the real /dev/shm, and this process alone."""
-    folder = Path(tempfile.mkdtemp(prefix="pools-", dir="/dev/shm"))
-    (folder / "processes").mkdir()
-    (folder / "processes" / str(os.getpid())).symlink_to(f"/proc/{os.getpid()}")
-    for module in (shared_memory, reaper):
-        monkeypatch.setattr(module, "DEV_SHM", folder)
-    monkeypatch.setattr(shared_memory, "_PROC", folder / "processes")
-    yield folder
-    shutil.rmtree(folder)
+def folder(own_shm: Path, own_proc: Path) -> Path:
+    (own_proc / str(os.getpid())).symlink_to(f"/proc/{os.getpid()}")
+    return own_shm
 
 
 @pytest.fixture

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,50 +13,18 @@ import pytest
 
 from shm_backend_utils import cli
 from shm_backend_utils.cli import regions
-from shm_backend_utils.cli import shared_memory as found_memory
 from shm_backend_utils.cli.shared_memory import look_into_processes
-from shm_backend_utils.memory import reaper, shared_file
-from shm_backend_utils.memory import segment as system
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.registrations import Registration
-from shm_backend_utils.protocol import layout
-from shm_backend_utils.protocol.layout import Header
 from tests.unit.answering_server import telling_registrations
+from tests.unit.mapping.files import region_bytes
 
 
 @pytest.fixture
-def shared_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder in the real /dev/shm for this test alone: clients of other processes reap in /dev/shm itself."""
-    folder = Path(tempfile.mkdtemp(prefix="regions-", dir="/dev/shm"))
-    monkeypatch.setattr(found_memory, "_PROC", folder)  # nor are there other processes
-    for module in (reaper, found_memory, system, shared_file):
-        monkeypatch.setattr(module, "DEV_SHM", folder)
-    yield folder
-    shutil.rmtree(folder)
-
-
-@pytest.fixture
-def region(shared_memory: Path) -> Iterator[ManagedRegion]:
-    assert shared_memory.exists()
+def region(own_shm: Path, own_proc: Path) -> Iterator[ManagedRegion]:
     region = ManagedRegion.create(100, slot_count=3)
     yield region
     region.close()
-
-
-def header() -> bytes:
-    """Return the bytes of a region of one slot."""
-    size = layout.data_offset(1, layout.PAGE_SIZE)
-    memory = bytearray(size)
-    layout.write_header(memoryview(memory), Header(1, size, bytes(16)))
-    return bytes(memory)
-
-
-@pytest.fixture
-def dead(shared_memory: Path) -> Path:
-    """The region of a process that is gone."""
-    path = shared_memory / "shmbu-1-0123456789abcdef"
-    path.write_bytes(header())
-    return path
 
 
 @pytest.fixture
@@ -122,10 +88,10 @@ def test_the_table_ends_with_advice_on_what_the_dead_left(dead: Path, capsys: py
 
 
 def test_reaping_removes_the_dead_and_keeps_the_living(
-    region: ManagedRegion, dead: Path, shared_memory: Path, capsys: pytest.CaptureFixture[str]
+    region: ManagedRegion, dead: Path, own_shm: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["regions", "--reap"]) == 0
-    assert [path.name for path in shared_memory.iterdir()] == [region.segment.key]
+    assert [path.name for path in own_shm.iterdir()] == [region.segment.key]
     _, row, summary = capsys.readouterr().out.splitlines()
     assert row.split()[0] == dead.name
     assert summary == "1 removed"
@@ -167,10 +133,10 @@ def test_a_dev_shm_that_cannot_be_read_is_not_an_empty_one(
 
 @pytest.mark.parametrize("name", ["shmbu-\x1b[31mred", "shmbu-two\nlines", "shmbu-\u202ebackwards", "shmbu-\udcff"])
 def test_names_are_printed_without_what_a_terminal_obeys(
-    shared_memory: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    own_shm: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (shared_memory / name).write_bytes(header())
-    registered = {f"{name} as": Registration(f"/{name}", 0, len(header()))}
+    (own_shm / name).write_bytes(region_bytes())
+    registered = {f"{name} as": Registration(f"/{name}", 0, len(region_bytes()))}
     monkeypatch.setattr(regions, "fetch_registrations", lambda url: registered)
     assert cli.main(["regions", "--url", "http://localhost"]) == 0
     _, row, _ = capsys.readouterr().out.splitlines()

@@ -6,19 +6,16 @@ import contextlib
 import json
 import mmap
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from shm_backend_utils import cli
-from shm_backend_utils.cli import shared_memory
 from shm_backend_utils.cli.shared_memory import Holder, SealedMemory, find_sealed_memory
-from shm_backend_utils.memory import locks, reaper
+from shm_backend_utils.memory import locks
 from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.managed import ManagedRegion
 
@@ -31,27 +28,16 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture(autouse=True)
-def _no_other_regions(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    folder = Path(tempfile.mkdtemp(prefix="regions-", dir="/dev/shm"))
-    monkeypatch.setattr(reaper, "DEV_SHM", folder)
-    monkeypatch.setattr(shared_memory, "DEV_SHM", folder)
-    yield
-    shutil.rmtree(folder)
+pytestmark = pytest.mark.usefixtures("own_shm")
 
 
 @pytest.fixture(autouse=True)
-def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A /proc with this process alone: to look into all of a machine's may take seconds."""
-    folder = tmp_path / "proc"
-    folder.mkdir()
-    show(folder, os.getpid())
-    monkeypatch.setattr(shared_memory, "_PROC", folder)
-    return folder
+def proc(own_proc: Path) -> Path:
+    show(own_proc, os.getpid())
+    return own_proc
 
 
 def show(proc: Path, pid: int) -> None:
-    """Let a process be seen in it."""
     (proc / str(pid)).symlink_to(f"/proc/{pid}")
 
 

@@ -123,7 +123,6 @@ def test_a_split_call_of_a_model_that_takes_less_by_now_is_split_anew(client: Sh
 
 
 @pytest.mark.filterwarnings("ignore:a prepared call of model 'm' has too little room")
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_outputs_larger_than_the_budget_come_through_triton_every_time(protocol: str) -> None:
     def large(_: Order, inputs: Arrays) -> Arrays:
         return {"OUT0": np.full(2**20, inputs["IN0"][0])}

@@ -66,9 +66,9 @@ class OnLoop(Transport):
         self._loop.close()
 
 
-@pytest.fixture(params=["grpc", "http"])
-def server(request: pytest.FixtureRequest) -> Iterator[HoldingServer]:
-    with holding_server(request.param) as server:
+@pytest.fixture
+def server(protocol: str) -> Iterator[HoldingServer]:
+    with holding_server(protocol) as server:
         yield server
 
 
@@ -87,7 +87,7 @@ def connected(request: pytest.FixtureRequest, server: HoldingServer) -> Iterator
         yield connected
 
 
-over_grpc = pytest.mark.parametrize("server", ["grpc"], indirect=True)
+over_grpc = pytest.mark.parametrize("protocol", ["grpc"])
 
 
 def ask(transport: Transport, model: str = "any") -> Any:

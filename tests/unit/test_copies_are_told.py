@@ -31,7 +31,6 @@ def client(server: FakeServer) -> Iterator[ShmClient]:
 
 @pytest.fixture
 def told() -> Iterator[list[warnings.WarningMessage]]:
-    """What was told, by warnings that are all shown."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield caught

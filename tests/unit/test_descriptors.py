@@ -102,7 +102,6 @@ def key() -> Iterator[str]:
 
 @pytest.fixture
 def file_key(key: str) -> str:
-    """The name of a file of one page."""
     (SHM / key).write_bytes(bytes(PAGE))
     return key
 

@@ -272,7 +272,6 @@ BEGIN, SIZE = 4096, 8192
 
 
 def spec(dtype: str = "UINT8", dims: list[int] | None = None, **config: Any) -> ModelSpec:
-    """Return a model of input X and output Y."""
     tensors = {"input": [tensor("X", dtype, dims or [-1])], "output": [tensor("Y", dtype)]}
     return ModelSpec.from_config({"name": "m", **tensors, **config})
 

@@ -76,7 +76,6 @@ def holder(fd: int) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def borrowed(fd: int) -> SharedLease:
-    """Borrow slot 1, which must be possible."""
     lease = borrow(fd, SLOT)
     assert lease is not None
     return lease

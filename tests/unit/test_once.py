@@ -143,7 +143,6 @@ def gone(_: Order) -> None:
 ONE_OF_EACH: Final = {"config": 1, "register": 1, "unregister": 1}
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_a_burst_of_tasks_asks_once_and_again_once_after_a_restart(
     server: FakeServer, counting: Counting, protocol: str
 ) -> None:

@@ -52,7 +52,6 @@ def run(operation: Steps[T]) -> T:
 
 @pytest.fixture
 def far_away() -> PathChooser:
-    """Chooses paths to a server on another machine."""
     codec = HttpCodec()
     return PathChooser(codec, FAR_AWAY, Registrations(codec), PoolOptions(), 0)
 

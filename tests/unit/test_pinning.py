@@ -94,7 +94,6 @@ def unpin(cuda: CudaRuntime) -> None:
 
 
 def place_of(found: Resolved) -> tuple[int, int]:
-    """Return where a whole mapping is, and how large."""
     memory = bytes_of(found)
     return memory.ctypes.data, memory.nbytes
 

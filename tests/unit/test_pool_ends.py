@@ -46,7 +46,6 @@ class Disruptive:
 
 @pytest.fixture
 def pool() -> Iterator[SlotPool]:
-    """A pool that may have one region."""
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=REGION))) as pool:
         yield pool
 

@@ -26,7 +26,6 @@ KIND: Kind = Need(1)[1:]
 
 @pytest.fixture
 def inventory() -> Iterator[Inventory]:
-    """One with two idle regions."""
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=2 * REGION))) as pool:
         taken = [take(pool) for _ in range(2)]
         taken.clear()

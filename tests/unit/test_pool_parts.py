@@ -32,7 +32,6 @@ ROOM = 64 * 2 * ALONE * REGION  # a budget of which 8 calls may have a region
 
 @pytest.fixture
 def pool() -> Iterator[SlotPool]:
-    """A pool with much room."""
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=2**28))) as pool:
         yield pool
 
@@ -42,7 +41,6 @@ def taken(pool: SlotPool, count: int) -> list[tuple[SlotRegion, Memory]]:
 
 
 def shared(regions: list[tuple[SlotRegion, Memory]]) -> list[tuple[SlotRegion, Memory]]:
-    """Return those of which others have parts."""
     return regions[ALONE:]
 
 

@@ -61,7 +61,6 @@ def count_to(call: PreparedCall, count: int) -> Result:
 
 
 def grown(client: ShmClient, count: int = 1000) -> PreparedCall:
-    """Return a call that has grown."""
     call = client.prepare("m", INPUTS)
     assert count_to(call, count).overflowed
     assert not count_to(call, count).overflowed

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from shm_backend_utils.memory import reaper, shared_file
-from shm_backend_utils.memory import segment as system
 from shm_backend_utils.memory.descriptors import Descriptor
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.reaper import RegionReport
 from shm_backend_utils.protocol import layout
-from shm_backend_utils.protocol.layout import Header
+from tests.unit.mapping.files import region_bytes
 from tests.unit.sessions import session_of, tensor
 
-SHM = Path("/dev/shm")
 NOBODY = 65534
 OWNER = """
 import sys
@@ -36,20 +32,12 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture(autouse=True)
-def shared_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder in the real /dev/shm for this test alone: clients of other processes reap in /dev/shm itself."""
-    folder = Path(tempfile.mkdtemp(prefix="reaper-", dir=SHM))
-    for module in (reaper, system, shared_file):
-        monkeypatch.setattr(module, "DEV_SHM", folder)
-    yield folder
-    shutil.rmtree(folder)
+pytestmark = pytest.mark.usefixtures("own_shm")
 
 
 @pytest.fixture
-def path(shared_memory: Path) -> Path:
-    """A free name with our prefix."""
-    return shared_memory / "shmbu-1-0123456789abcdef"
+def path(own_shm: Path) -> Path:
+    return own_shm / "shmbu-1-0123456789abcdef"
 
 
 @pytest.fixture
@@ -57,20 +45,6 @@ def region() -> Iterator[ManagedRegion]:
     region = ManagedRegion.create(100, slot_count=2)
     yield region
     region.close()
-
-
-@pytest.fixture
-def dead(path: Path) -> Path:
-    """The region of a process that is gone: a file with a header, and nobody's lease."""
-    path.write_bytes(file_with_header())
-    return path
-
-
-def file_with_header() -> bytes:
-    size = layout.data_offset(1, layout.PAGE_SIZE) + layout.PAGE_SIZE
-    memory = bytearray(size)
-    layout.write_header(memoryview(memory), Header(1, size, bytes(16)))
-    return bytes(memory)
 
 
 def reported(reports: list[RegionReport], key: str) -> RegionReport | None:
@@ -88,12 +62,12 @@ def path_of(region: ManagedRegion) -> Path:
 
 
 @pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGTERM])
-def test_the_region_of_an_owner_that_was_killed_is_removed(shared_memory: Path, death: signal.Signals) -> None:
+def test_the_region_of_an_owner_that_was_killed_is_removed(own_shm: Path, death: signal.Signals) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", OWNER, str(shared_memory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", OWNER, str(own_shm)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as owner:
         assert owner.stdout is not None
-        path = shared_memory / owner.stdout.readline().strip()
+        path = own_shm / owner.stdout.readline().strip()
         assert reaper.reap() == []
         owner.send_signal(death)
         owner.wait()
@@ -114,9 +88,9 @@ def test_a_dead_owners_region_is_removed_and_reported_also_if_it_was_truncated(
     assert not dead.exists()
 
 
-@pytest.mark.parametrize(("name", "content"), [("shmbu-mine", b""), ("foreign-1-0123456789abcdef", file_with_header())])
-def test_a_file_whose_name_we_would_not_give_stays(shared_memory: Path, name: str, content: bytes) -> None:
-    path = shared_memory / name
+@pytest.mark.parametrize(("name", "content"), [("shmbu-mine", b""), ("foreign-1-0123456789abcdef", region_bytes())])
+def test_a_file_whose_name_we_would_not_give_stays(own_shm: Path, name: str, content: bytes) -> None:
+    path = own_shm / name
     path.write_bytes(content)
     assert reaper.reap() == []
     assert path.exists()
@@ -145,7 +119,7 @@ def test_a_region_whose_owner_closed_it_and_forgot_it_is_removed_and_arrays_over
 
 @pytest.mark.parametrize(
     "content",
-    [b"SHMBUREG", b"somebody else's" * 1000, bytes(8192), b"X" + file_with_header()[1:]],
+    [b"SHMBUREG", b"somebody else's" * 1000, bytes(8192), b"X" + region_bytes()[1:]],
     ids=["cut off in the header", "garbage", "zeros", "other magic"],
 )
 def test_a_file_without_a_valid_header_stays(path: Path, content: bytes) -> None:
@@ -160,7 +134,7 @@ def test_what_is_no_file_stays_and_so_does_what_a_link_points_to(
     path: Path, tmp_path: Path, make: Callable[..., None]
 ) -> None:
     target = tmp_path / "region"
-    target.write_bytes(file_with_header())
+    target.write_bytes(region_bytes())
     make(path, *[target] * (make is Path.symlink_to))
     assert reaper.scan() == []
     assert reaper.reap() == []
@@ -240,11 +214,11 @@ def test_a_second_reaper_leaves_alone_what_the_first_one_is_at(dead: Path, monke
 
 
 def test_a_region_that_cannot_be_removed_keeps_none_of_the_others(
-    shared_memory: Path, monkeypatch: pytest.MonkeyPatch
+    own_shm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stays, goes = [shared_memory / f"shmbu-1-{number:016x}" for number in (1, 2)]
+    stays, goes = [own_shm / f"shmbu-1-{number:016x}" for number in (1, 2)]
     for path in (stays, goes):
-        path.write_bytes(file_with_header())
+        path.write_bytes(region_bytes())
     unlink = Path.unlink
 
     def unlink_others(path: Path) -> None:
@@ -255,7 +229,7 @@ def test_a_region_that_cannot_be_removed_keeps_none_of_the_others(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", unlink_others)
         assert [report.key for report in reaper.reap()] == [goes.name]
-    assert list(shared_memory.iterdir()) == [stays]
+    assert list(own_shm.iterdir()) == [stays]
 
 
 @pytest.mark.parametrize("pages", [1, 3])

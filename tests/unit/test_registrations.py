@@ -40,7 +40,6 @@ def take(pool: SlotPool, need: Need = NEED) -> tuple[SlotRegion, object]:
 
 
 def known_region(pool: SlotPool) -> SlotRegion:
-    """Return an idle region that the server knows."""
     region, _ = take(pool)
     region.is_registered = True
     return region

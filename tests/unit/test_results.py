@@ -23,7 +23,6 @@ LABELS = OutputPlace("LABELS", BYTES, (2,), 0, 0, 0, True)
 
 
 def output(**changes: Any) -> bytes:
-    """Return an output byte by byte, with fields changed."""
     fields = {"offset": 4096, "byte_size": 24, "region": 0, "number": 11, "shape": (2, 3), "name": b"Y", "flags": 0}
     offset, byte_size, region, number, shape, name, flags = list({**fields, **changes}.values())[:7]
     rank, name_length = changes.get("rank", len(shape)), changes.get("name_length", len(name))
@@ -33,7 +32,6 @@ def output(**changes: Any) -> bytes:
 
 
 def record(*outputs: bytes, events: tuple[int, ...] = (), **changes: Any) -> bytes:
-    """Return the model's half of a record."""
     packed: bytes = struct.pack(f"<{len(events)}H", *events)
     body = b"".join(outputs) + packed.ljust(-(-len(packed) // 8) * 8, b"\0")
     head = {

@@ -51,7 +51,6 @@ def token(order: Order) -> str:
     return found
 
 
-@pytest.mark.parametrize("path", ["direct", "triton-shm", "inline"])
 def test_what_changes_in_place_between_two_calls_is_sent_as_it_is(
     client: ShmClient, server: FakeServer, path: Any
 ) -> None:

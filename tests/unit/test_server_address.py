@@ -89,7 +89,6 @@ NOBODY = "http://localhost:9"
 
 
 def lie(path: str) -> tuple[int, bytes]:
-    """Answer for everybody."""
     said: object = {"name": "m", "input": [], "output": []}
     if path.endswith("/v2/systemsharedmemory/status"):
         said = [{"name": "mine", "key": "/another", "offset": 0, "byte_size": 1}]

@@ -28,12 +28,11 @@ def server() -> Iterator[FakeServer]:
         yield server
 
 
-@pytest.fixture(params=["grpc", "http"])
-def protocol(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, server: FakeServer) -> str:
+@pytest.fixture
+def protocol(protocol: str, monkeypatch: pytest.MonkeyPatch, server: FakeServer) -> str:
     """Each protocol; a client that is made then speaks it to the fake server."""
-    monkeypatch.setattr(client, "connect", lambda *_: FakeTransport(server, request.param))
-    monkeypatch.setattr(aio, "connect_async", lambda *_: AsyncFakeTransport(server, request.param))
-    protocol: str = request.param
+    monkeypatch.setattr(client, "connect", lambda *_: FakeTransport(server, protocol))
+    monkeypatch.setattr(aio, "connect_async", lambda *_: AsyncFakeTransport(server, protocol))
     return protocol
 
 

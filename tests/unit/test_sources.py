@@ -27,7 +27,6 @@ def source(value: Any, config_dtype: str = "TYPE_FP32", dims: Sequence[int] = (-
 
 
 def written(source: Source) -> Array:
-    """Return what the model gets of a source."""
     target: Array = np.full(source.shape, 77).astype(source.dtype.numpy)
     source.write_to(target)
     return target

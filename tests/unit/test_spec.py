@@ -26,7 +26,6 @@ def config(**changes: Any) -> dict[str, Any]:
 
 
 def batched(**changes: Any) -> dict[str, Any]:
-    """Return the same with a batch dimension."""
     return config(max_batch_size=8, input=[*config()["input"], CARRIER]) | changes
 
 
@@ -36,7 +35,6 @@ def tensor(**changes: Any) -> TensorSpec:
 
 
 def paths(declared: str) -> dict[str, Any]:
-    """Return the configuration's parameters with these paths declared."""
     return {"SHM_PATHS": {"string_value": declared}}
 
 

@@ -86,7 +86,6 @@ def run_asyncio(operation: Steps[Any]) -> Any:
 
 @pytest.fixture(params=[run_blocking, run_asyncio], ids=["blocking", "asyncio"])
 def run(request: pytest.FixtureRequest) -> Run:
-    """Runs an operation with a driver of either kind."""
     chosen: Run = request.param
     return chosen
 
@@ -98,12 +97,10 @@ def thread() -> Iterator[concurrent.futures.ThreadPoolExecutor]:
 
 
 def one(step: Any) -> Steps[Any]:
-    """Return the outcome of one step."""
     return (yield step)
 
 
 def value(of: Any) -> Steps[Any]:
-    """Return a value without any step."""
     yield from ()
     return of
 

@@ -34,7 +34,6 @@ def torch() -> Any:
 
 
 def torch_type(dtype: DType) -> Any:
-    """Return PyTorch's name for a data type."""
     other = {"FP16": "float16", "FP32": "float32", "FP64": "float64", "BF16": "bfloat16"}
     return getattr(torch(), other.get(dtype.name, dtype.name.lower()))
 

@@ -38,7 +38,6 @@ ASYNC: Final = "await close(), or use it in an async with statement"
 
 
 def here() -> int:
-    """Return the line that the caller is at."""
     frame = inspect.currentframe()
     assert frame is not None
     assert frame.f_back is not None
@@ -199,7 +198,6 @@ def origin_of(call: Coroutine[Any, Any, Any]) -> str:
 
 @pytest.fixture
 def idle() -> Iterator[AsyncShmClient]:
-    """A client that never calls its server."""
     client = AsyncShmClient(URL)
     yield client
     asyncio.run(client.close())

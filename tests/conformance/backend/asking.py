@@ -36,7 +36,6 @@ def models_in(folder: Path) -> Path:
 
 
 def ask(wire: Wire, check: str) -> str:
-    """Return what a check reports."""
     if check in FAULT_CHECKS:
         numbers = {name: tensor for name, tensor in INPUTS.items() if name != "WORDS"}
         answer = wire.send("ModelInfer", request("checks", numbers, parameters={"check": check}))

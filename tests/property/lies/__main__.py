@@ -23,7 +23,6 @@ from .ways import Way
 
 
 def main() -> int:
-    """Run the program; return its exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("path", choices=PATHS)
     parser.add_argument("--count", type=int, required=True)
@@ -51,7 +50,6 @@ def main() -> int:
 
 
 def _told(way: Way) -> str:
-    """Tell a lie; return what came of it."""
     try:
         return way.tell()
     except InferenceError:

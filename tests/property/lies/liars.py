@@ -166,7 +166,6 @@ def _packed(said: Said, offset: int, byte_size: int, region: int, is_in_response
 
 
 def lying_grpc(chance: random.Random) -> Any:
-    """Return a response over gRPC."""
     answer = service_pb2.ModelInferResponse(model_name=random_text(chance, ("m", "")))
     for said in lies(chance):
         output = answer.outputs.add(name=said.name, datatype=said.datatype, shape=said.shape)
@@ -184,7 +183,6 @@ def lying_grpc(chance: random.Random) -> Any:
 
 
 def lying_http(chance: random.Random) -> Answer:
-    """Return an answer over HTTP."""
     outputs: list[Any] = []
     contents = []
     for said in lies(chance):

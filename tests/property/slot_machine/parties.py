@@ -70,7 +70,6 @@ class ClientCall:
         return Request(self)
 
     def give_up(self) -> None:
-        """End the call, whose caller waits no longer."""
         if self.state == SENT and self.slot.is_completed:
             self.state = AFTER["answer"][self.state]
         self.slot.give_up()
@@ -80,11 +79,9 @@ class ClientCall:
         self.region.spoil(event)
 
     def written(self, value: int) -> None:
-        """Note that the model has written the output."""
         self.contents = self.contents[:PART] + bytes([value]) * PART + self.contents[2 * PART :]
 
     def receive(self) -> None:
-        """Read the results, which are there."""
         found = results.decode(bytes(self.slot.results), [self.region.byte_size])
         assert found.completed == self.slot.generation
         (place,) = found.outputs

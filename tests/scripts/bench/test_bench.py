@@ -55,7 +55,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def report(folder: Path) -> dict[str, Any]:
-    """What was measured, and the document."""
     report: dict[str, Any] = json.loads((folder / "bench.json").read_text())
     return report | {"document": (folder / "bench.md").read_text()}
 

@@ -59,11 +59,9 @@ class Server(FakeServer):
         return (self.lives if order.parameters[SLOT_PARAMETER] == ALIVE_ADDRESS else self.probed)(order)
 
     def connect(self) -> Transport:
-        """Return a transport for threads."""
         return FakeTransport(self, self.protocol)
 
     def connect_async(self) -> AsyncTransport:
-        """Not called."""
         raise AssertionError
 
 
@@ -115,7 +113,6 @@ def raises(error: Exception) -> Callable[[Order], Any]:
     return answer
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
 @pytest.mark.parametrize(
     "report",
     [b"no JSON", b"[]", b'{"version": "0.1.0"}', b'{"digest": "00", "version": "0.1.0"}'],
@@ -127,29 +124,25 @@ def test_a_report_on_another_nonce_is_none(protocol: str, report: bytes) -> None
         assert codes(server) == {"wrong-report"}
 
 
-def test_a_model_that_only_says_that_it_has_answered() -> None:
+PROBED: Final = {
+    "it only says that it has answered": (writes(b"", completes=False), "wrong-report"),
+    "it answers as if it were a request": (lambda order: {}, "no-session"),
+    "it is busy": (raises(DeadlineExceededError("no answer", "StatusCode.DEADLINE_EXCEEDED")), "model-busy"),
+    "the server goes meanwhile": (raises(ServerUnavailableError("the connection broke")), "server-not-reachable"),
+}
+
+
+@pytest.mark.parametrize(("probed", "code"), PROBED.values(), ids=PROBED)
+def test_a_model_that_answers_a_probe_otherwise(probed: Callable[[Order], Any], code: str) -> None:
     with Server(config("m")) as server:
-        server.probed = writes(b"", completes=False)
-        assert codes(server) == {"wrong-report"}
-
-
-def test_a_model_that_answers_as_if_it_were_a_request() -> None:
-    with Server(config("m")) as server:
-        server.probed = lambda order: {}
-        assert codes(server) == {"no-session"}
-
-
-def test_a_model_that_is_busy() -> None:
-    with Server(config("m")) as server:
-        server.probed = raises(DeadlineExceededError("no answer", "StatusCode.DEADLINE_EXCEEDED"))
-        assert codes(server) == {"model-busy"}
+        server.probed = probed
+        assert codes(server) == {code}
 
 
 DEAD: Final = InferenceError("Stub process 'm_0_1' is not healthy.", "StatusCode.INTERNAL")
 
 
 @pytest.mark.parametrize("first", range(3))
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_a_model_of_which_one_process_is_dead(protocol: str, first: int) -> None:
     turn = itertools.count(first)
 
@@ -194,12 +187,6 @@ def test_a_model_of_which_nobody_tells_whether_it_lives(
         transport.codec.address = "grpc://192.0.2.1:8001"
         monkeypatch.setattr(server, "connect", lambda: transport)
         assert codes(server) == found
-
-
-def test_a_server_that_goes_meanwhile() -> None:
-    with Server(config("m")) as server:
-        server.probed = raises(ServerUnavailableError("the connection broke"))
-        assert codes(server) == {"server-not-reachable"}
 
 
 def test_a_server_that_registers_no_clients_memory(monkeypatch: pytest.MonkeyPatch) -> None:

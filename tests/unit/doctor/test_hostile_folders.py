@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 import pytest
 
@@ -32,19 +30,6 @@ def test_what_is_no_file(name: str, make: Callable[[Path], None], model: Path) -
 def test_what_is_no_module_is_not_imported(make: Callable[[Path], None], model: Path) -> None:
     make(model / "1" / "helper.py")
     assert codes(model) == set()
-
-
-OVERFLOWS: Final = pytest.param(
-    "a" + ".b" * 300_000,
-    marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10's own parser dies of it"),
-)
-
-
-@pytest.mark.parametrize("code", ["x=" + "-" * 200_000 + "1", OVERFLOWS, "x=1\0", "(" * 1000])
-def test_code_that_no_parser_likes(code: str, model: Path) -> None:
-    (model / "1" / "model.py").write_text(code)
-    (found,) = [each for each in findings_in_folder(model) if each.trouble.code == "code-does-not-parse"]
-    assert not found.found.endswith(": ")
 
 
 def test_code_is_not_run(model: Path, tmp_path: Path) -> None:

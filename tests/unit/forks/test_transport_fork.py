@@ -204,13 +204,11 @@ def test_connections(protocol: str, ending: str) -> None:
     run_program(ending, f"PROTOCOL = {protocol!r}", BEGIN, *itertools.chain.from_iterable(parts), END)
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_a_connection_of_the_event_loop_that_forks(protocol: str) -> None:
     """Such a child must not go on in the loop, which is Python's rule: it would take the parent's events."""
     run_program("os._exit", f"PROTOCOL = {protocol!r}", BEGIN, IN_THE_LOOP, CHECK, END)
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_a_new_client_of_tasks_in_a_child(protocol: str) -> None:
     """That of gRPC is refused at once, as long as its parent's is open; all else works."""
     run_program("os._exit", f"PROTOCOL = {protocol!r}", BEGIN, NEW_IN_CHILD, END)

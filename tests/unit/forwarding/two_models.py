@@ -63,7 +63,6 @@ class Models:
         return response
 
     def refused(self, client: Client, infer: Infer) -> str:
-        """Return the error of a request of the caller."""
         response = self.serve(client, infer)
         assert client.is_over()
         return message_of(response)

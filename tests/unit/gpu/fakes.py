@@ -87,7 +87,6 @@ def that_nobody_loads(runtime: CudaRuntime) -> Iterator[CudaAccess]:
 
 @contextlib.contextmanager
 def fails_by(name: str) -> Iterator[None]:
-    """Expect an error of CUDA's."""
     with pytest.raises(CudaError) as caught:
         yield
     assert caught.value.name == name
@@ -96,7 +95,6 @@ def fails_by(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def stream_on(runtime: CudaRuntime, device: int = 0) -> Iterator[int]:
-    """Give a user's own stream."""
     stream = runtime.create_stream(device)
     yield stream
     runtime.synchronize_stream(stream, device)
@@ -168,7 +166,6 @@ def held_back(stream: int, process: int = MODEL) -> Iterator[threading.Event]:
 
 
 def run_in_a_process(program: str) -> str:
-    """Run a program, which succeeds; return what it prints."""
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     return run.stdout

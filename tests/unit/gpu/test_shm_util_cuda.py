@@ -93,7 +93,6 @@ def clean_up(regions: ShmRegions, server: Registrations) -> None:
     assert server.registered == {}
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
 @pytest.mark.parametrize("device", [0, 1])
 def test_what_a_server_is_told(server: Registrations, device: int, protocol: str) -> None:
     access, names, sizes = CudaAccess(lambda: server.client_cuda), ["a", "b"], [32, 64]

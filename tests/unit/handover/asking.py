@@ -85,7 +85,6 @@ def count_open() -> int:
 
 
 def servers() -> int:
-    """How many threads of servers there are."""
     return [thread.name for thread in threading.enumerate()].count("shm-handover")
 
 

@@ -51,7 +51,6 @@ def close(closer: Closer, what: Any) -> None:
 
 
 def hang(closer: Closer, count: int) -> list[Slow]:
-    """Have as many threads of a closer hang."""
     slow = [Slow() for _ in range(count)]
     for each in slow:
         close(closer, each)

@@ -30,7 +30,6 @@ class Tensor(NamedTuple):
 
     @classmethod
     def of(cls, array: Any) -> Tensor:
-        """Return one of an array of FP32."""
         floats = np.asarray(array, np.float32)
         return cls("FP32", floats.shape, floats.tobytes())
 
@@ -134,7 +133,6 @@ def request(
     parameters: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> Any:
-    """Return the message of a request."""
     message = service_pb2.ModelInferRequest(model_name=model, **more)
     for name, (datatype, shape, content) in inputs.items():
         message.inputs.add(name=name, datatype=datatype, shape=shape)

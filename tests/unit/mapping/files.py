@@ -19,11 +19,16 @@ def new_key(prefix: str = "foreign") -> str:
     return f"{prefix}-{os.getpid()}-{secrets.token_hex(8)}"
 
 
+def region_bytes(byte_size: int = 2 * layout.PAGE_SIZE) -> bytes:
+    """Return a managed region of one slot."""
+    data = bytearray(byte_size)
+    layout.write_header(memoryview(data), Header(1, byte_size, TOKEN, layout.PAGE_SIZE))
+    return bytes(data)
+
+
 def managed_file(key: str, byte_size: int) -> Path:
     """Make a managed region of one slot with nothing in it but its header, and holes else."""
-    data = bytearray(layout.PAGE_SIZE)
-    layout.write_header(memoryview(data), Header(1, byte_size, TOKEN, layout.PAGE_SIZE))
     path = SHM / key
-    path.write_bytes(data)
+    path.write_bytes(region_bytes(byte_size)[: layout.PAGE_SIZE])
     os.truncate(path, byte_size)
     return path

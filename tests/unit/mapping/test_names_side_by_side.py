@@ -31,7 +31,6 @@ FIELD: Final = "regions[1]"
 
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> dict[str, Registration]:
-    """What the server says is registered."""
     found: dict[str, Registration] = {}
     say_registered(monkeypatch, lambda: found)
     return found

@@ -166,7 +166,6 @@ def test_a_call_that_is_wrong(client: ShmClient, what: str) -> None:
 
 
 @pytest.mark.parametrize("outputs", [["OUT"], {"OUT": 100}, ["out0"]])
-@pytest.mark.parametrize("path", ["direct", "triton-shm", "inline"])
 def test_an_output_that_is_misspelt(client: ShmClient, outputs: Any, path: Any) -> None:
     with pytest.raises(KeyError) as error:
         client.infer("m", {"IN0": X}, outputs=outputs, path=path)

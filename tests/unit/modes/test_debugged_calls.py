@@ -133,7 +133,6 @@ def test_putting_an_output_back_that_was_not_written_does_not_write_it(session: 
 
 
 def rows(client: Client, *, side_by_side: bool) -> list[InferenceRequest]:
-    """Return two requests of one row each."""
     requests = []
     for slot in range(2):
         at = client.data + slot * (16 if side_by_side else 512)

@@ -143,7 +143,6 @@ def probe(client: Client) -> Any:
 
 
 def mixed(clients: list[Client]) -> list[Any]:
-    """Return a request, a probe, a request, a probe."""
     return [
         probe(client)
         if number % 2

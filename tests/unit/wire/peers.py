@@ -51,7 +51,6 @@ class H2Peer:
         return sent
 
     def send(self, stream: int, data: bytes, trailers: list[tuple[str, str]] = TRAILERS, padding: int = 0) -> None:
-        """Send an answer, as its window allows."""
         self.connection.send_headers(stream, HEADERS)
         if padding:
             self.connection.send_data(stream, data[:10], pad_length=padding)
@@ -60,7 +59,6 @@ class H2Peer:
         self.send_more()
 
     def send_more(self) -> None:
-        """Send what windows allow by now."""
         waiting, self._unsent = self._unsent, []
         for stream, whole, trailers in waiting:
             data = whole
@@ -79,7 +77,6 @@ def message(content: bytes) -> bytes:
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """Return a frame, right or wrong."""
     return struct.pack(">L", len(payload))[1:] + struct.pack(">BBL", kind, flags, stream) + payload
 
 
@@ -110,7 +107,6 @@ class Listener:
 
     @property
     def accepted(self) -> int:
-        """How many connections there were."""
         return len(self._open)
 
     def __enter__(self: L) -> L:
@@ -125,7 +121,6 @@ class Listener:
             thread.join()
 
     def hang_up(self) -> None:
-        """End all connections."""
         for each in self._open:
             with suppress(OSError):  # it is closed already
                 each.shutdown(socket.SHUT_RDWR)

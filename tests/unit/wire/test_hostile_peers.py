@@ -77,7 +77,6 @@ def answer_to(
 
 
 def counting(requests: list[int]) -> Callable[[int], bytes]:
-    """Answer each request, and take note of it."""
 
     def answer(stream: int) -> bytes:
         requests.append(stream)

@@ -135,7 +135,6 @@ def test_answers_before_an_error_are_taken() -> None:
 
 
 def begun(calls: int = 1, take: Callable[[bytes], object] | None = None) -> Http2:
-    """Return a conversation with calls that are under way."""
     conversation = Http2()
     conversation.receive(SETTINGS)
     for _ in range(calls):
@@ -236,7 +235,6 @@ def test_an_answer_that_is_not_grpcs_fails_its_call_alone(data: bytes, status: i
 
 
 def of_stream(number: int) -> bytes:
-    """Return an answer as it should be."""
     return (
         frame(1, END_HEADERS, number, block(HEADERS))
         + frame(0, 0, number, message(b"answer"))

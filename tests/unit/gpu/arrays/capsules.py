@@ -59,7 +59,6 @@ def _tensor(capsule: object) -> int:
 
 
 def pointer(capsule: object) -> int:
-    """Return where what is in a capsule begins."""
     get = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
         ("PyCapsule_GetPointer", ctypes.pythonapi)
     )

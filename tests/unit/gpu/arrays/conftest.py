@@ -38,7 +38,6 @@ class Gpu:
         return self._streams.enter_context(stream_on(self.runtime, device))
 
     def array(self, values: Array, device: int = 0) -> DeviceArray:
-        """Return an array with these values."""
         return array_on(self.runtime, values, device, values.dtype)
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.int32, device: int = 0) -> DeviceArray:

@@ -30,20 +30,17 @@ ON_HOST = {"OUT0": X.nbytes}
 
 @pytest.fixture
 def cuda() -> Iterator[CudaAccess]:
-    """CUDA as the client and its user have it."""
     with runtime_that_gives_all_back() as runtime:
         yield CudaAccess(lambda: runtime)
 
 
 @pytest.fixture
 def runtime(cuda: CudaAccess) -> CudaRuntime:
-    """CUDA as the user has it."""
     return cuda.runtime
 
 
 @pytest.fixture
 def stream(runtime: CudaRuntime) -> Iterator[int]:
-    """A stream of the user's."""
     with stream_on(runtime) as stream:
         yield stream
 
@@ -72,7 +69,6 @@ def client(server: GpuServer, cuda: CudaAccess) -> Iterator[ShmClient]:
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
-    """Wait until a condition holds, and collect garbage meanwhile."""
     deadline = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < deadline

@@ -103,13 +103,7 @@ class GpuServer(FakeServer):
 
     def _in_slot(self, order: Order) -> Arrays:
         address = parse_address(order.parameters[SLOT_PARAMETER])
-        region = self._region(address.key, address.token)
-        lease = region.lease(address.slot)
-        deadline = time.monotonic() + 10
-        while not lease.take():
-            assert time.monotonic() < deadline, "somebody else executes in this slot"
-            time.sleep(0.0001)
-        try:
+        with self._leased(address):
             region, record, generation, contents = self._begin(order)
             encoded = NO_RESULTS
             try:
@@ -124,8 +118,6 @@ class GpuServer(FakeServer):
                 if not self.dies:
                     record.complete(generation, encoded)
             return {}
-        finally:
-            lease.give_back()
 
     @contextlib.contextmanager
     def _claimed(self, region: ManagedRegion, slot: int, contents: Table) -> Iterator[list[Claimed]]:

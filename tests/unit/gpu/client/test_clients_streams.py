@@ -22,7 +22,6 @@ LATE_S = 0.1
 
 
 def put_late(stream: int, function: Callable[[], object]) -> None:
-    """Have something done on a stream, late."""
     DRIVER.launch(stream, lambda: time.sleep(LATE_S))
     DRIVER.launch(stream, function)
 
@@ -38,7 +37,6 @@ def written_late(stream: int, **options: Any) -> Any:
 
 @pytest.fixture
 def event(runtime: CudaRuntime) -> Iterator[Any]:
-    """An event as CuPy has them."""
     handle = runtime.create_event(0)
     yield type("Event", (), {"ptr": handle})()
     runtime.destroy_event(handle, 0)

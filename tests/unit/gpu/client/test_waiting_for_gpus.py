@@ -227,7 +227,6 @@ class Stress:
         self._runtime = runtime
 
     def run(self, answers: int) -> None:
-        """Have each thread get so many answers."""
         threads = [threading.Thread(target=self._ask, args=(seed, answers)) for seed in range(THREADS)]
         for thread in threads:
             thread.start()

@@ -51,7 +51,6 @@ class Shared:
         return has_users(self._region.segment.fileno())
 
     def map(self, lease: SharedLease | None = None, byte_size: int = BLOCK, event: bytes | None = None) -> CudaMapping:
-        """Map the allocation with its event, or another one."""
         event = self.allocation.event_handle if event is None else event
         return self.mappings.map(self.allocation.handle, byte_size, DEVICE, FIELD, lease, event)
 
@@ -73,7 +72,6 @@ def shared(gpu: CudaRuntime, peer: CudaRuntime) -> Iterator[Shared]:
 
 
 def reason_against(mappings: CudaMappings, handle: bytes, byte_size: int = BLOCK) -> str:
-    """Return why mapping is refused, which tells no handle."""
     with pytest.raises(RegionRefusedError, match=r"^regions\[1\] refused: ") as caught:
         mappings.map(handle, byte_size, DEVICE, FIELD)
     assert caught.value.field == FIELD

@@ -76,13 +76,11 @@ class Calls:
         return response
 
     def serve(self, infer: Callable[[Call], object], *outputs: Any, **claimed: Any) -> InferenceResponse:
-        """Serve such a request, which succeeds."""
         response = self.response(infer, *outputs, **claimed)
         assert response.error() is None
         return response
 
     def refusal(self, infer: Callable[[Call], object], *outputs: Any, **claimed: Any) -> str:
-        """Return why such a request fails."""
         return message_of(self.response(infer, *outputs, **claimed))
 
     def collect(self) -> None:
@@ -97,7 +95,6 @@ def collect(session: ShmSession) -> None:
 
 @contextlib.contextmanager
 def calls_of(cuda: CudaRuntime, client: Client, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Iterator[Calls]:
-    """Make such a session, and close it."""
     with stream_on(cuda) as stream, contextlib.closing(session_on(cuda, monkeypatch, **settings)) as session:
         yield Calls(cuda, client, session, stream)
 
@@ -130,7 +127,6 @@ class Client:
         return delivered({"shm_io": encode_descriptor("m", said)}, list(outputs))
 
     def write(self, slot: int, value: float) -> None:
-        """Fill a request's X."""
         self.floats(DEVICE, slot * _SHARE)[:] = value
 
     def places(self, slot: int) -> dict[str, OutputPlace]:
@@ -138,7 +134,6 @@ class Client:
         return self.host.places(slot, [each.byte_size for each in self.allocations])
 
     def events(self, slot: int = 0) -> tuple[int, ...]:
-        """Return the regions whose events the results name."""
         sizes = [self.region.header.byte_size, *[each.byte_size for each in self.allocations]]
         return results.decode(bytes(self.region.record(slot).results), sizes).events
 

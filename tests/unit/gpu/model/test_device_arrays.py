@@ -53,7 +53,6 @@ def arrays(cuda: CudaRuntime) -> Iterator[DeviceArrays]:
 
 @pytest.fixture
 def stream(cuda: CudaRuntime) -> Iterator[int]:
-    """A stream of the instance's GPU."""
     with stream_on(cuda, DEVICE) as stream:
         yield stream
 

@@ -154,7 +154,6 @@ def ask(models: Models, client: Client) -> Any:
 
 
 def opened() -> tuple[int, int]:
-    """Return what both models have mapped."""
     return left_of(MODEL).opened, left_of(OTHER).opened
 
 

@@ -25,20 +25,17 @@ named_or_not = pytest.mark.parametrize("is_named", [True, False], ids=["named", 
 
 
 def fill(stream: int, array: Any, value: float = 7) -> None:
-    """Fill an array, late, on a stream."""
     kernel(stream, lambda memory: memory.fill(value), array, late_s=LATE)
 
 
 @pytest.fixture
 def other(cuda: CudaRuntime) -> Iterator[int]:
-    """Another stream of the instance's GPU."""
     with stream_on(cuda) as stream:
         yield stream
 
 
 @pytest.fixture
 def on_other_gpu(cuda: CudaRuntime) -> Iterator[int]:
-    """A stream of the other GPU."""
     with stream_on(cuda, 1) as stream:
         yield stream
 

@@ -73,7 +73,6 @@ Begin = Callable[[int, int], Work]
 
 @pytest.fixture
 def begin(gpu: CudaRuntime) -> Begin:
-    """Begin work on a stream of a device."""
     return functools.partial(Work, gpu)
 
 

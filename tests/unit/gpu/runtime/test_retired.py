@@ -30,7 +30,6 @@ LOST = 9
 
 @pytest.fixture
 def done() -> list[str]:
-    """What was done."""
     return []
 
 
