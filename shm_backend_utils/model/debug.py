@@ -128,7 +128,7 @@ class DebugCall(Call):
             if isinstance(memory, HostMemory):
                 yield name, memory.bytes()[span.offset : span.offset + span.byte_size]
         for name, tensor in self._delivered_tensors().items():
-            view = self._delivered(name) if name not in spans and tensor.is_cpu() else None
+            view = self._delivered(name) if name in self.spec.inputs and name not in spans and tensor.is_cpu() else None
             if isinstance(view, DeliveredView):
                 yield name, view.numpy().reshape(-1).view(np.uint8)
 

@@ -231,7 +231,7 @@ class ShmSession:
         if context is None:
             return self._closed_responses(requests)
         if context.spec.max_batch_size == 0:
-            raise ModelError(f"model {context.spec.name!r} has max_batch_size 0, so that its requests make no batch")
+            raise ModelError(f"model {context.spec.name!r} has max_batch_size 0, so it has no batches; use serve")
         calls = [self._new_call(context, request) for request in requests]
         for number, batch in enumerate(batches_of(calls, self._fail)):
             gathering = self._new_gathering(self._buffers, context.arrays, number)

@@ -24,13 +24,13 @@ class NoArray:
             if attribute == "name" or attribute.startswith("__"):  # the view is not made yet, or a protocol asks
                 raise AttributeError(attribute)
             raise AttributeError(
-                f"a {type(self).__name__} has no attribute {attribute!r}; make an array of tensor {self.name!r} "
+                f"this {type(self).__name__} has no attribute {attribute!r}; make an array of tensor {self.name!r} "
                 f"first: {self._as_array()}"
             )
 
         def _no_operand(self, *_: object) -> NoReturn:
             raise TypeError(
-                f"a {type(self).__name__} is no array to calculate with, or to take elements of; make one of tensor "
+                f"this {type(self).__name__} is no array to calculate with, or to take elements of; make one of tensor "
                 f"{self.name!r} first: {self._as_array()}"
             )
 

@@ -187,7 +187,7 @@ def test_a_name_stands_for_what_the_server_says(config: Config, registered: list
 @pytest.mark.parametrize("name", ["mine", "Other", "othe", "other "])
 def test_a_name_that_is_not_registered_is_gone(config: Config, registered: list[Any], name: str) -> None:
     registered.append(entry("other", "/other"))
-    with pytest.raises(RegionGoneError, match=f"^{FIELD.replace('[', '.').replace(']', '.')} is not registered"):
+    with pytest.raises(RegionGoneError, match=rf"^regions\[1\] is {name!r}, which is not registered"):
         resolve(name, config)
 
 

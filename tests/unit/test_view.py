@@ -151,7 +151,7 @@ def test_a_view_that_is_taken_for_an_array_says_how_to_make_one(kind: str, use: 
     with pytest.raises(TypeError) as error:
         use(view)
     assert str(error.value) == (
-        f"a {kind} is no array to calculate with, or to take elements of; make one of tensor 'IMAGE' first: {ways}"
+        f"this {kind} is no array to calculate with, or to take elements of; make one of tensor 'IMAGE' first: {ways}"
     )
 
 
@@ -160,7 +160,7 @@ def test_a_view_without_what_arrays_have_says_how_to_make_one(kind: str) -> None
     view, ways = ARRAY_OF[kind]
     with pytest.raises(AttributeError) as error:
         view.as_numpy()  # type: ignore[attr-defined]
-    expected = f"a {kind} has no attribute 'as_numpy'; make an array of tensor 'IMAGE' first: {ways}"
+    expected = f"this {kind} has no attribute 'as_numpy'; make an array of tensor 'IMAGE' first: {ways}"
     assert str(error.value) == expected
     assert not hasattr(view, "__cuda_array_interface__")
     with pytest.raises(AttributeError):  # and does not ask itself for ever

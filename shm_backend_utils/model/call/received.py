@@ -20,6 +20,7 @@ from ...errors import (
     ProbedError,
     RegionGoneError,
     TableError,
+    names_told,
 )
 from ...gpu.arrays.device_view import DeviceView
 from ...gpu.model import DeviceUses
@@ -175,7 +176,7 @@ class ReceivedRequest:
         ------
         MissingTensorError
             The request does not have it.
-        TensorNameError
+        ModelError
             The model's configuration does not have it.
         ClosedError
             The call is over.
@@ -201,8 +202,6 @@ class ReceivedRequest:
                 return view
         view = self._delivered(name)
         if view is None:
-            if name not in self._context.spec.controls:
-                self._context.spec.input(name)
             raise MissingTensorError(name, f"the request has no input {name!r}, which the model needs{self._notice}")
         return view
 
@@ -301,13 +300,13 @@ class ReceivedRequest:
         return tensors
 
     def _delivered(self, name: str) -> TensorView | None:
-        """Return an input that came with the request, read-only; None if it did not."""
-        tensor = self._delivered_tensors().get(name)
-        if tensor is None:
-            return None
+        """Return an input that came with the request, read-only; None if it did not; ModelError for no input."""
         spec = self._context.spec
         tensor_spec = spec.inputs.get(name) or spec.controls.get(name)
         if tensor_spec is None:
+            raise ModelError(f"model.py asked for input {name!r}; the model has {names_told(name, spec.inputs)}")
+        tensor = self._delivered_tensors().get(name)
+        if tensor is None:
             return None
         dtype, backend = tensor_spec.dtype, self._context.backend
         if dtype is not None and dtype is not BYTES and tensor.is_cpu():

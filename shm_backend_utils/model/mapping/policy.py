@@ -22,7 +22,7 @@ from __future__ import annotations
 import stat
 from collections.abc import Callable, Mapping, Sequence
 
-from ...errors import MachineError, RegionGoneError, RegionRefusedError, StaleRequestError, TableError
+from ...errors import MachineError, RegionGoneError, RegionRefusedError, StaleRequestError, TableError, shown
 from ...gpu.memory.access import CudaAccess
 from ...gpu.memory.mappings import CudaMapping, device_with
 from ...memory.backend_pools import is_pool
@@ -102,7 +102,7 @@ def resolve(claim: NamedRegionClaim, found: Mapping[str, Registration], config: 
     """Return what a name stands for, of what :func:`ask` has found."""
     registration = found.get(claim.name)
     if registration is None:
-        raise RegionGoneError(f"{field} is not registered at the server; register it as system shared memory first")
+        raise RegionGoneError(f"{field} is {shown(claim.name)}, which is not registered at the server; register it")
     key = registration.key.removeprefix("/")
     if is_pool(key, config.pool_prefix):
         raise RegionRefusedError(field, "it is memory of Triton's Python backend")

@@ -32,7 +32,7 @@ def answered(session: ShmSession, infer: Callable[[Call], Any]) -> str:
 @pytest.mark.parametrize(
     ("infer", "text"),
     [
-        (lambda call: call.input("x"), "shm:tensor: model 'm' has no input 'x'; it has X; did you mean 'X'?"),
+        (lambda call: call.input("x"), "shm:model: model.py asked for input 'x'; the model has X; did you mean 'X'?"),
         (
             lambda call: call.output("YY", (4,), np.float32),
             f"{WROTE}model 'm' has no output 'YY'; it has Y; did you mean 'Y'?",
