@@ -6,15 +6,17 @@ import importlib
 import runpy
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from scripts.tools import ROOT
+from scripts.tools.processes import children, command_line
 from scripts.tools.setup import environment as environments
 from scripts.tools.setup.environment import COMMANDS, EVERYTHING, Contents, Environment
-from scripts.tools.setup.subprocesses import StepFailedError
+from scripts.tools.setup.subprocesses import StepFailedError, Subprocess
 
 setup = importlib.import_module("scripts.tools.setup.__main__")
 
@@ -84,16 +86,21 @@ def test_what_failed_is_started_over(set_up: Callable[..., list[str]]) -> None:
     assert set_up(COMMANDS) == ["create", "demo"]
 
 
-def test_an_environment_that_is_a_link_is_refused_and_what_it_leads_to_is_kept(tmp_path: Path, checkout: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
+def test_what_a_step_has_started_ends_with_it() -> None:
+    with Subprocess(["env", "--default-signal=INT", "sh", "-c", "sleep 10000; :"]) as step:
+        while not (begun := children(step._process.pid)):
+            time.sleep(0.01)
+    while any(map(command_line, begun)):
+        time.sleep(0.01)
+
+
+def test_an_environment_that_is_a_link_is_refused_and_what_it_leads_to_is_kept(checkout: Path) -> None:
+    elsewhere = checkout / "shm_backend_utils"
     kept = elsewhere / "made-by-scripts-setup"
     kept.write_text("another checkout's")
     (checkout / ".venv").symlink_to(elsewhere)
-
     with pytest.raises(StepFailedError) as refusal:
         Environment(".venv").create()
-
     assert kept.read_text() == "another checkout's"
     assert str(refusal.value) == (
         f"{checkout}/.venv is a link to {elsewhere}, and making it anew would empty that folder: remove the link first"

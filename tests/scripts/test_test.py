@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,9 +59,7 @@ class Run:
     @property
     def environments(self) -> list[str]:
         """The environments in which pytest was run, each with the version of its server."""
-        return [
-            line.partition(": ")[2].strip() for line in self.printed.splitlines() if line.startswith("environment:")
-        ]
+        return [found.strip() for found in re.findall(r"^environment:(.*)", self.printed, re.MULTILINE)]
 
 
 @pytest.fixture
@@ -128,9 +128,10 @@ def test_two_flakes_are_named_and_pass(checkout: Path) -> None:
     assert (done.status, done.runs("numpy2"), done.runs("numpy1")) == (0, 2, 2), done.printed
 
 
-def test_three_flakes_fail_the_run(checkout: Path) -> None:
-    done = run(checkout, "--numpy1", numpy1=(4, 1))
-    assert (done.status, HEADING.findall(done.printed)) == (1, ["3"]), done.printed
+@pytest.mark.parametrize(("numpy1", "flakes"), [((4, 1), ["3"]), ((3, 2), [])])
+def test_three_flakes_or_a_failure_fail_the_run(checkout: Path, numpy1: tuple[int, int], flakes: list[str]) -> None:
+    done = run(checkout, "--numpy1", numpy1=numpy1)
+    assert (done.status, done.runs("numpy1"), HEADING.findall(done.printed)) == (1, 2, flakes), done.printed
 
 
 def test_a_run_that_is_killed_has_failed(checkout: Path) -> None:
@@ -144,44 +145,36 @@ def test_an_environment_that_cannot_be_made_is_told_before_any_test(checkout: Pa
     assert (done.status, done.environments, done.printed) == (3, [], "no NumPy\n")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_setup_ends_in_good_order_with_the_run_that_needs_it(checkout: Path, number: int) -> None:
+    text = '#!/bin/sh\n[ -z "$*" ] || { trap "echo ended; exit" INT; echo on; while :; do sleep 0.1; done; }\n'
+    write(checkout, "scripts/setup", text)
+    process = start(checkout, numpy2=(1, 0), numpy1=(1, 0))
+    assert next(iter(process.stdout or ())) == "on\n"
+    process.send_signal(number)
+    assert (process.communicate()[0].split()[:1], process.returncode) == (["ended"], 128 + number)
+
+
+RUNS = [
+    ("checkout", "", [".venv", ".venv-numpy1"], [len(SUITE) + 3, 2]),
+    ("checkout", "--all", [".venv", ".venv-numpy1", ".venv-py3.10"], [len(SUITE) + 4, 2, 2]),
+    ("checkout", "--python=3.12 --numpy1 --server=0.5.0", [".venv-py3.12-numpy1 0.5.0"], [len(OF_SERVERS) + 1]),
+    ("checkout", "--server 0.5.0 tests/e2e -q", [".venv 0.5.0"], [2]),
+    ("newest", "--newest", [".venv  triton-2.99"], [2]),
+    ("newest", "--newest --all", [".venv  triton-2.99"], [len(ALL_ON_NEWEST) + 1]),
+    ("newest", "--newest tests/e2e -q", [".venv  triton-2.99"], [2]),
+    ("newest", "--all", [".venv", ".venv-numpy1", ".venv-py3.10", ".venv  triton-2.99"], [len(SUITE) + 4, 2, 2, 4]),
+    ("newest", "--server ../shared/servers/triton-2.99", [".venv  triton-2.99"], [len(OF_SERVERS) + 1]),
+]
+
+
 @pytest.mark.long
-def test_what_fails_again_is_no_flake(checkout: Path) -> None:
-    done = run(checkout, numpy2=(3, 2))
-    assert (done.status, done.runs("numpy2"), HEADING.findall(done.printed)) == (1, 2, []), done.printed
-
-
-RUNS = {
-    "": ([".venv", ".venv-numpy1"], [len(SUITE) + 3, 2]),
-    "--all": ([".venv", ".venv-numpy1", ".venv-py3.10"], [len(SUITE) + 4, 2, 2]),
-    "--python=3.12 --numpy1 --server=0.5.0": ([".venv-py3.12-numpy1 0.5.0"], [len(OF_SERVERS) + 1]),
-    "--server 0.5.0 tests/e2e -q": ([".venv 0.5.0"], [2]),
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("arguments", RUNS)
-def test_what_runs_where(arguments: str, checkout: Path) -> None:
+@pytest.mark.parametrize(("place", "arguments", "ran", "passed"), RUNS)
+def test_what_runs_where(place: str, arguments: str, ran: Any, passed: Any, checkout: Path, request: Any) -> None:
+    request.getfixturevalue(place)
     done = run(checkout, *arguments.split())
-    passed = [int(count) for count in re.findall(r"(\d+) passed", done.printed)]
-    assert (done.status, done.environments, passed) == (0, *RUNS[arguments]), done.printed
-
-
-ON_NEWEST_RUNS = {
-    "--newest": ([".venv  triton-2.99"], [2]),
-    "--newest --all": ([".venv  triton-2.99"], [len(ALL_ON_NEWEST) + 1]),
-    "--newest tests/e2e -q": ([".venv  triton-2.99"], [2]),
-    "--all": ([".venv", ".venv-numpy1", ".venv-py3.10", ".venv  triton-2.99"], [len(SUITE) + 4, 2, 2, 4]),
-    "--server ../shared/servers/triton-2.99": ([".venv  triton-2.99"], [len(OF_SERVERS) + 1]),
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("arguments", ON_NEWEST_RUNS)
-@pytest.mark.usefixtures("newest")
-def test_what_runs_on_a_servers_folder(arguments: str, checkout: Path) -> None:
-    done = run(checkout, *arguments.split())
-    passed = [int(count) for count in re.findall(r"(\d+) passed", done.printed)]
-    assert (done.status, done.environments, passed) == (0, *ON_NEWEST_RUNS[arguments]), done.printed
+    found = [int(count) for count in re.findall(r"(\d+) passed", done.printed)]
+    assert (done.status, done.environments, found) == (0, ran, passed), done.printed
 
 
 def test_without_a_newest_server_nothing_runs_and_a_line_says_so(checkout: Path) -> None:

@@ -87,6 +87,7 @@ def main() -> int:
     name = ".venv" if arguments.python is None else f".venv-py{arguments.python}"  # scripts/setup has found that Python
     if contents is EVERYTHING_WITH_NUMPY_1:
         name += "-numpy1"
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have what they start in the background ignore it
     signal.signal(signal.SIGTERM, end)
     checkout = os.open(ROOT, os.O_RDONLY)
     fcntl.flock(checkout, fcntl.LOCK_EX)  # scripts may be started side by side; the second waits for the first

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import importlib.util
 import re
-import subprocess
 import sys
 import venv
 from dataclasses import dataclass
@@ -82,11 +81,9 @@ class Environment:
             )
         self._stamp.unlink(missing_ok=True)
         has_ensurepip = importlib.util.find_spec("ensurepip") is not None  # Debian has it in a package of its own
-        try:
-            venv.create(self.folder, clear=True, symlinks=True, with_pip=has_ensurepip)
-        except subprocess.CalledProcessError as error:
-            raise StepFailedError(f"{error}\n{(error.output or b'').decode(errors='replace')}") from None
+        venv.create(self.folder, clear=True, symlinks=True)
         if has_ensurepip:  # that one is as old as Python's release, and needs three times as long to choose packages
+            run([str(self.python), "-Im", "ensurepip", "--upgrade", "--default-pip"])
             run(self._pip_install("--upgrade", "pip"))
         else:
             run([sys.executable, "-m", "pip", "--python", str(self.python), "install", "pip"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import tempfile
 
@@ -11,12 +13,12 @@ class StepFailedError(Exception):
 
 
 class Subprocess:
-    """A program that runs. A context manager, which ends it: the next run makes anew what it changes."""
+    """A program that runs. A context manager, which ends it, as Ctrl-C does, with all that it has started."""
 
     def __init__(self, words: list[str]) -> None:
         self._name = words[0]
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed in __exit__
-        self._process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=self._errors)
+        self._process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=self._errors, start_new_session=True)
 
     def finish(self) -> None:
         """Wait for its end; raise StepFailedError with its standard error if it failed."""
@@ -29,8 +31,9 @@ class Subprocess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGINT)
+            self._process.wait()
         self._errors.close()
 
 

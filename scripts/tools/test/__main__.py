@@ -21,7 +21,7 @@ from shm_backend_utils.server.install import FOLDER_VARIABLE
 from shm_backend_utils.server.releases import VERSION_VARIABLE
 
 from .. import ROOT
-from .runs import VARIABLE, WHERE, Environment, Tally, find_newest, passed_to_pytest
+from .runs import VARIABLE, WHERE, Environment, Tally, find_newest, passed_to_pytest, started
 
 SUITE: Final = ("conformance", "crash", "e2e", "harness", "property", "scripts", "server", "unit")
 """Folders under ``tests``. The others run with ``--all``."""
@@ -70,7 +70,9 @@ def set_up(python: str | None, *, numpy1: bool) -> Environment:
     Raises CalledProcessError: it cannot be made, and the setup has said why.
     """
     options = [*(["--python", python] if python else []), *(["--numpy1"] if numpy1 else [])]
-    subprocess.run([ROOT / "scripts" / "setup", *options], check=True)
+    with started([str(ROOT / "scripts" / "setup"), *options]) as setup:
+        if setup.wait():
+            raise subprocess.CalledProcessError(setup.returncode, "scripts/setup")
     return Environment(f".venv{f'-py{python}' if python else ''}{'-numpy1' if numpy1 else ''}")
 
 

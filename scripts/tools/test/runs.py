@@ -11,11 +11,11 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
-from typing import IO, Final
+from typing import IO, Any, Final
 
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.server.fetching import appear_whole, cache_folder
@@ -167,30 +167,27 @@ def _tell(lines: IO[str]) -> None:
 def _run(environment: Environment, arguments: Sequence[str]) -> int:
     """Run pytest to its end, in a session of its own: what Ctrl-C at a terminal ends is told by us, in one line."""
     color = ["--color=yes"] if sys.stdout.isatty() else []
-    process = subprocess.Popen(
-        [*environment.command, *arguments, *color],
-        cwd=ROOT,
-        env=environment.variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    try:
+    words = [*environment.command, *arguments, *color]
+    outputs = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with started(words, cwd=ROOT, env=environment.variables, **outputs) as process:
+        assert process.stdout is not None
         while part := os.read(process.stdout.fileno(), 65536):
             sys.stdout.buffer.write(part)
             sys.stdout.buffer.flush()
         return process.wait()
-    except BaseException:
-        _end(process)
-        raise
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End pytest and its workers: as Ctrl-C does, and by force if that takes too long."""
-    process.send_signal(signal.SIGINT)
+@contextlib.contextmanager
+def started(words: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a program in a session of its own; if the block raises, end it as Ctrl-C does, or by force."""
+    process = subprocess.Popen(words, start_new_session=True, **options)
     try:
-        process.communicate(timeout=_ENDS_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        yield process
+    except BaseException:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.communicate(timeout=_ENDS_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+        raise
