@@ -14,7 +14,7 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 37_789,
+    "shm_backend_utils": 37_782,
     "shm_backend_utils/*.py": 1_050,
     "shm_backend_utils/cli": 3_251,
     "shm_backend_utils/client": 8_354,
@@ -22,7 +22,7 @@ CEILINGS: Final = {
     "shm_backend_utils/gpu": 2_882,
     "shm_backend_utils/http": 235,
     "shm_backend_utils/memory": 3_518,
-    "shm_backend_utils/model": 5_341,
+    "shm_backend_utils/model": 5_335,
     "shm_backend_utils/protocol": 1_890,
     "shm_backend_utils/repository": 185,
     "shm_backend_utils/server": 1_284,
@@ -30,7 +30,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 6_653,
     "scripts": 12_395,
     "scripts/tools/bench": 3_238,
-    "tests": 60_382,
+    "tests": 60_380,
     "docs": 3_491,
 }
 """By folder, or by pattern of files: the most lines."""

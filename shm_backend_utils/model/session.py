@@ -98,6 +98,8 @@ class ShmSession:
         ModelError
             The configuration contradicts itself, or has a parameter that means nothing; the message says what to write.
         """
+        if not isinstance(args, Mapping) or "model_config" not in args:
+            raise ModelError("from_args takes what initialize gets, as it is: ShmSession.from_args(args)")
         config = json.loads(args["model_config"])
         device = int(args["model_instance_device_id"]) if args.get("model_instance_kind") == "GPU" else None
         version = args.get("model_version", "")

@@ -10,14 +10,7 @@ from typing import Final
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import (
-    AsyncShmClient,
-    Check,
-    ClientStats,
-    Explanation,
-    PoolOptions,
-    ShmClient,
-)
+from shm_backend_utils.client import AsyncShmClient, Check, ClientStats, Explanation, PoolOptions, ShmClient
 from shm_backend_utils.client.explanation import Tally
 from shm_backend_utils.compat.attach import CudaRegion
 from shm_backend_utils.memory.pool.options import PoolStatus

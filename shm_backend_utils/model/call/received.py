@@ -13,15 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import BYTES
-from ...errors import (
-    ClosedError,
-    MissingTensorError,
-    ModelError,
-    ProbedError,
-    RegionGoneError,
-    TableError,
-    names_told,
-)
+from ...errors import ClosedError, MissingTensorError, ModelError, ProbedError, RegionGoneError, TableError, names_told
 from ...gpu.arrays.device_view import DeviceView
 from ...gpu.model import DeviceUses
 from ...model_spec import BATCH_CARRIER

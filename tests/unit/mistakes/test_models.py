@@ -15,6 +15,7 @@ from tests.unit.sessions import session_of, tensor
 X = np.arange(4, dtype=np.float32)
 PATHS = {"SHM_PATHS": "direct,triton-shm,inline"}
 SAYS = "but the model's configuration says"
+TAKES = "shm:model: from_args takes what initialize gets, as it is: ShmSession.from_args(args)"
 WROTE = "shm:model: model.py wrote an output that it may not: "
 
 
@@ -82,6 +83,8 @@ def answered(session: ShmSession, infer: Callable[[Call], Any]) -> str:
             lambda call: ShmSession(dict[str, Any]()),  # type: ignore[arg-type]
             "shm:model: ShmSession takes a ModelSpec; in initialize, write ShmSession.from_args(args)",
         ),
+        (lambda call: ShmSession.from_args({"name": "m"}), TAKES),
+        (lambda call: ShmSession.from_args('{"name": "m"}'), TAKES),  # type: ignore[arg-type]
         (lambda call: call.input("X").strings(), "shm:tensor: tensor 'X' holds FP32, no strings; use .numpy()"),
     ],
     ids=[
@@ -97,6 +100,8 @@ def answered(session: ShmSession, infer: Callable[[Call], Any]) -> str:
         "a dtype of Triton's",
         "outputs that are returned",
         "a session of args",
+        "a session of the configuration",
+        "a session of the configuration's text",
         "strings that are none",
     ],
 )
