@@ -24,10 +24,12 @@ from shm_backend_utils.server import EmbeddedServer, Installation
 from shm_backend_utils.server.install import FOLDER_VARIABLE, default_folder
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from shm_backend_utils.testing.leak_probe import ShmLeakProbe
+from tests.crash.gate import Gate
 from tests.crash.server_options import ONCE, installation_with
 from tests.e2e.loading_server import models_named_by, side_by_side
 from tests.releases import refusals
 from tests.selection import left_out
+from tests.wheels import build_wheel
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_S = 5.0
@@ -202,6 +204,16 @@ def path(request: pytest.FixtureRequest) -> PathName:
 def region() -> RegionName:
     """Return what memory clients take."""
     return "auto"
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(ROOT, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="session")

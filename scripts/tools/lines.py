@@ -14,9 +14,9 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 37_782,
+    "shm_backend_utils": 37_771,
     "shm_backend_utils/*.py": 1_050,
-    "shm_backend_utils/cli": 3_251,
+    "shm_backend_utils/cli": 3_240,
     "shm_backend_utils/client": 8_354,
     "shm_backend_utils/compat": 2_165,
     "shm_backend_utils/gpu": 2_882,
@@ -28,9 +28,9 @@ CEILINGS: Final = {
     "shm_backend_utils/server": 1_284,
     "shm_backend_utils/tensors": 980,
     "shm_backend_utils/testing": 6_653,
-    "scripts": 12_395,
+    "scripts": 12_369,
     "scripts/tools/bench": 3_238,
-    "tests": 60_380,
+    "tests": 60_270,
     "docs": 3_491,
 }
 """By folder, or by pattern of files: the most lines."""

@@ -72,11 +72,6 @@ class Process(NamedTuple):
     folder: Path  # what the kernel tells of it
     mapped: list[MappedObject]  # each object once, however often it is mapped
 
-    @property
-    def mapped_sealed(self) -> list[MappedObject]:
-        """The mappings of sealed memory."""
-        return [each for each in self.mapped if each.is_sealed]
-
 
 class Processes(NamedTuple):
     """The processes found, in the order of their ids, and those that this user may not look into."""
@@ -148,7 +143,8 @@ def sealed_memory_of(processes: Processes) -> Search:
     found: dict[Identity, SealedMemory] = {}
     is_complete = not processes.hidden
     for process in processes.found:
-        mapped = {each.identity: SealedMemory(each.identity[1], each.byte_size) for each in process.mapped_sealed}
+        sealed = [each for each in process.mapped if each.is_sealed]
+        mapped = {each.identity: SealedMemory(each.identity[1], each.byte_size) for each in sealed}
         try:
             seen = {**mapped, **dict(_open(process.folder))}
         except PermissionError:
@@ -264,7 +260,7 @@ def pools_of(files: Iterable[PoolFile], processes: Processes) -> list[BackendPoo
 def _file_of(path: Path, status: os.stat_result) -> PoolFile:
     return PoolFile(
         key=path.name,
-        byte_size=status.st_blocks * 512,
+        byte_size=status.st_blocks * BLOCK_SIZE,
         uid=status.st_uid,
         age_s=max(0.0, time.time() - status.st_ctime),
         identity=(status.st_dev, status.st_ino),

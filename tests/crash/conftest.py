@@ -15,7 +15,6 @@ from shm_backend_utils.client import ShmClient
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.faults.at_hand import MortalServer
 
-from .gate import Gate
 from .server_options import ONCE, installation_with
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,8 +51,3 @@ def mortal(models: Path, options: dict[str, Any]) -> Iterator[MortalServer]:
 def client(server: EmbeddedServer) -> Iterator[ShmClient]:
     with ShmClient(server.grpc_url, timeout_s=60) as client:
         yield client
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Gate:
-    return Gate(tmp_path)

@@ -19,7 +19,6 @@ from shm_backend_utils.client import ShmClient
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.server import EmbeddedServer, Installation, install
 from shm_backend_utils.server.stub_numpy import is_there_another
-from tests.wheels import build_wheel
 
 # The first test waits for pip, and for a server that unpacks archives.
 pytestmark = pytest.mark.timeout(300)
@@ -71,11 +70,6 @@ class BareServer(Installation):
 def packed(*words: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHON": python}
     return subprocess.run([PACK, *words], env=environment, capture_output=True, text=True, check=False)
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(ROOT, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")

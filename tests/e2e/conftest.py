@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,6 @@ from shm_backend_utils.client import PoolOptions, ShmClient
 from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.server import EmbeddedServer
 
-from ..crash.gate import Gate
 from .flavours import FLAVOURS, AnyClient, Flavour, url_of
 from .loading_server import LoadingServer
 from .wiretap import Wiretap, tapped
@@ -81,8 +79,3 @@ def loading_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loading
     """A server without models, for tests that load their own."""
     with LoadingServer(tmp_path_factory.mktemp("loading")) as server:
         yield server
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Gate:
-    return Gate(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from .flavours import AnyClient
 
@@ -11,12 +12,16 @@ __all__ = ["all_memory_comes_back", "eventually"]
 
 DEADLINE_S = 40.0
 
+T = TypeVar("T")
 
-def eventually(is_so: Callable[[], object]) -> None:
+
+def eventually(look: Callable[[], T | None]) -> T:
+    """Return what is found as soon as there is something."""
     deadline = time.monotonic() + DEADLINE_S
-    while not is_so():
+    while not (found := look()):
         assert time.monotonic() < deadline
         time.sleep(0.001)
+    return found
 
 
 def all_memory_comes_back(client: AnyClient) -> None:

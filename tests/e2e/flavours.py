@@ -8,7 +8,6 @@ import threading
 from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final, TypeVar
 
 import numpy.typing as npt
@@ -113,9 +112,7 @@ class AwaitedClient:
     def __enter__(self) -> AwaitedClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.close()
         finally:
@@ -174,9 +171,7 @@ class AwaitedCall:
     def __enter__(self) -> AwaitedCall:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

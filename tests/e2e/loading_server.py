@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 import tritonclient.grpc
@@ -83,9 +83,7 @@ class LoadingServer:
     def __enter__(self) -> LoadingServer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.grpc.close()
         os.kill(self.server.pid, signal.SIGKILL)  # with a dead stub, it would take seconds to stop
         self.server.stop()

@@ -22,7 +22,6 @@ import shm_backend_utils
 from shm_backend_utils.cli.doctor.folder_checks import findings_in_folder
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.server import EmbeddedServer, Installation
-from tests.wheels import build_wheel
 
 from ..crash.server_options import installation_with
 
@@ -88,11 +87,6 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BareServer]:
         server = EmbeddedServer.start(folder / "models", installation=installation, log_file=log, numpy="own")
     with server, contextlib.closing(tritonclient.grpc.InferenceServerClient(server.grpc_url)) as grpc:
         yield BareServer(folder / "models", server.grpc_url, grpc)
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(ROOT, tmp_path_factory.mktemp("wheel"))
 
 
 def install(wheel: Path, version: Path) -> None:

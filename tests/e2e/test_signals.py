@@ -5,80 +5,35 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import random
 import signal
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from types import FrameType
 from typing import Any
 
 import pytest
 
+from scripts.tools.soak.client.workloads.table import Signals
 from shm_backend_utils.client import PoolOptions, ShmClient
-from shm_backend_utils.memory.descriptors import Descriptor
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.leak_probe import ShmLeakProbe
-from tests.checked_calls import Call, infer, prepare, stream, submit
+from tests.checked_calls import infer, prepare, stream, submit
 
 from .eventually import eventually
 from .flavours import url_of
-
-AGAIN_S = 1e-4
-
-
-class Signals:
-    """SIGUSR1 for the main thread, whose handler raises KeyboardInterrupt, once, within :meth:`raise_in`.
-
-    It does not raise where Python itself loses something: in the module threading, as an interrupt within
-    ``Condition.__enter__`` leaves the lock taken for ever, gRPC's too; and in the finalizer that closes a descriptor.
-    """
-
-    def __init__(self) -> None:
-        self._is_armed = False
-        self.count = 0
-
-    def raise_in(self, work: Call, client: ShmClient, delay_s: float) -> bool | None:
-        """Return what some work returns; None if it was interrupted."""
-        is_over = threading.Event()
-        sender = threading.Thread(target=self._send, args=(threading.get_ident(), delay_s, is_over))
-        sender.start()
-        try:
-            try:
-                self._is_armed = True
-                return work(client)
-            finally:
-                self._is_armed = False
-        except KeyboardInterrupt:
-            return None
-        finally:
-            is_over.set()
-            sender.join()
-
-    def _send(self, thread: int, delay_s: float, is_over: threading.Event) -> None:
-        while not is_over.wait(delay_s) and self._is_armed:
-            signal.pthread_kill(thread, signal.SIGUSR1)
-            delay_s = AGAIN_S
-
-    def handle(self, _: int, frame: FrameType | None) -> None:
-        assert frame is not None
-        is_lossy = frame.f_code.co_filename == threading.__file__ or frame.f_code is Descriptor.__del__.__code__
-        if self._is_armed and not is_lossy:
-            self._is_armed = False
-            self.count += 1
-            raise KeyboardInterrupt
 
 
 @pytest.fixture
 def signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[Signals]:
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # Python swallows what is raised in a finalizer
-    signals = Signals()
-    before = signal.signal(signal.SIGUSR1, signals.handle)
-    yield signals
-    signal.signal(signal.SIGUSR1, before)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR1)}
+    yield Signals()
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def is_empty(client: Any) -> bool:
@@ -97,7 +52,7 @@ def test_signals_that_raise_at_random_moments_of_calls_lose_nothing_and_no_answe
     triton_server: EmbeddedServer, signals: Signals, protocol: str, request: pytest.FixtureRequest
 ) -> None:
     most = request.config.getoption("--interrupts")
-    chance, came = random.Random(most), Counter[str]()
+    chance, came, answers = random.Random(most), Counter[str](), list[bool]()
     calls = [infer, prepare, submit, *([stream] if protocol == "grpc" else [])]
     usual_s = dict.fromkeys(calls, 0.01)
     pool = PoolOptions(max_bytes=2**23)
@@ -105,11 +60,13 @@ def test_signals_that_raise_at_random_moments_of_calls_lose_nothing_and_no_answe
         assert all(call(client) for call in calls)
         eventually(lambda: is_empty(client))
         probe = ShmLeakProbe(None)
-        while signals.count < most:
+        while came["interrupted"] < most:
             call = chance.choice(calls)
             begin = time.perf_counter()
             try:
-                is_right = signals.raise_in(call, client, chance.uniform(1e-5, usual_s[call]))
+                work = functools.partial(lambda call: answers.append(call(client)), call)
+                signals.raise_in(work, signal.SIGINT, chance.uniform(1e-5, usual_s[call]), None)
+                is_right = answers.pop() if answers else None
                 came["interrupted" if is_right is None else "right" if is_right else "wrong"] += 1
                 if is_right:
                     usual_s[call] += (time.perf_counter() - begin - usual_s[call]) / 20
@@ -118,5 +75,5 @@ def test_signals_that_raise_at_random_moments_of_calls_lose_nothing_and_no_answe
         gc.collect()
         eventually(lambda: is_empty(client))
         eventually(lambda: not probe.growth())
-        print(f"{signals.count} interrupts: {came}")
+        print(came)
     assert set(came) <= {"interrupted", "right"}

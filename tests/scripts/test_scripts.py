@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tritonclient.grpc as grpcclient
@@ -20,6 +19,7 @@ import tritonclient.grpc as grpcclient
 from scripts.tools import ROOT
 from scripts.tools.processes import children, command_line
 from shm_backend_utils.cli.common.server import REPOSITORY, copy_models
+from tests.e2e.eventually import eventually
 
 SHARED_MEMORY = Path("/dev/shm")
 DEADLINE_S = 60.0
@@ -80,14 +80,6 @@ class Program:
     def _children(parent: int, word: str) -> tuple[int, str] | None:
         commands = {pid: command_line(pid) for pid in children(parent)}
         return next(((pid, command) for pid, command in commands.items() if word in command), None)
-
-
-def eventually(look: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + DEADLINE_S
-    while not (found := look()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return found
 
 
 def shared_memory_of(*prefixes: str) -> list[str]:

@@ -10,10 +10,6 @@ import zipfile
 from pathlib import Path
 from typing import Final
 
-import pytest
-
-from tests.wheels import build_wheel
-
 from .sources import MODULES, STUBS
 
 ROOT: Final = STUBS.parent
@@ -32,12 +28,6 @@ def run(*command: str, cwd: Path) -> str:
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, made of the checkout without asking an index."""
-    return build_wheel(ROOT, tmp_path_factory.mktemp("wheel"))
 
 
 def test_the_wheel_has_the_stubs_as_packages_beside_the_library(wheel: Path) -> None:

@@ -7,7 +7,6 @@ import concurrent.futures
 import gc
 import os
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -38,6 +37,7 @@ from shm_backend_utils.errors import (
 from shm_backend_utils.memory.pool.slot import Slot
 from shm_backend_utils.protocol import results
 from shm_backend_utils.protocol.refusals import refusal
+from tests.e2e.eventually import eventually
 from tests.unit.fake_server import Arrays, FakeServer, Order, config, doubled
 from tests.unit.fake_wires import async_client_of, client_of
 
@@ -328,7 +328,7 @@ def test_a_hundred_clients_leave_nothing(server: FakeServer, is_closed: bool) ->
     before = held_by_this_process()
     for _ in range(100):
         used(server, "direct", is_closed=is_closed)  # the server keeps what a client registers and leaves
-    assert eventually(lambda: all(now <= then + 2 for now, then in zip(held_by_this_process(), before, strict=True)))
+    eventually(lambda: all(now <= then + 2 for now, then in zip(held_by_this_process(), before, strict=True)))
     assert list(Path("/dev/shm").glob(f"shmbu-{os.getpid()}-*")) == []
 
 
@@ -362,15 +362,9 @@ def test_tasks_that_are_cancelled_anywhere_hold_nothing(server: FakeServer) -> N
 # Clients
 
 
-def eventually(is_so: Callable[[], bool]) -> bool:
-    """Return whether it comes to be so: a thread that was told to end has to be given the time."""
-    deadline = time.monotonic() + LONG_S
-    while not is_so():
-        if time.monotonic() > deadline:
-            return False
-        gc.collect()
-        time.sleep(0.01)
-    return True
+def is_garbage(part: weakref.ref[Any]) -> bool:
+    gc.collect()
+    return part() is None
 
 
 def used(server: FakeServer, *paths: Any, is_closed: bool) -> list[weakref.ref[Any]]:
@@ -389,4 +383,4 @@ def test_a_client_is_garbage(server: FakeServer, is_closed: bool) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # tests/unit/test_unclosed.py
         parts = used(server, "direct", "triton-shm", "inline", is_closed=is_closed)
-        assert eventually(lambda: all(part() is None for part in parts)), [part() for part in parts]
+        eventually(lambda: all(map(is_garbage, parts)))  # a thread that was told to end has to be given the time

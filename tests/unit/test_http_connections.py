@@ -30,6 +30,7 @@ from shm_backend_utils.client.transports.http.codec import Answer, HttpMessage
 from shm_backend_utils.client.transports.http.http1 import Http1, Request
 from shm_backend_utils.client.transports.transport import Transport
 from shm_backend_utils.errors import ClosedError
+from tests.e2e.eventually import eventually
 from tests.e2e.test_unreachable import make_certificate
 from tests.unit.test_closed_transports import OnLoop
 from tests.unit.wire.peers import Listener
@@ -244,10 +245,7 @@ def test_a_connection_in_use_ends_and_what_had_come_is_no_answer(begin: bytes) -
         connections.close()
         with pytest.raises(ClosedError):
             pending.result()
-        deadline = time.monotonic() + 10
-        while descriptors() > before and time.monotonic() < deadline:
-            time.sleep(0.01)  # until the peer has noticed too
-        assert descriptors() <= before
+        eventually(lambda: descriptors() <= before)  # the peer has noticed too
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])

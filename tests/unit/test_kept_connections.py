@@ -20,6 +20,7 @@ from shm_backend_utils.http.answers import fetch_json
 from shm_backend_utils.http.kept_connections import KeptConnections
 from shm_backend_utils.memory import registrations
 from shm_backend_utils.memory.registrations import StatusEndpoint
+from tests.unit.wire.peers import Listener
 
 LONG_S = 30.0
 """Longer than anything here takes unless it hangs."""
@@ -32,24 +33,19 @@ Answer = Callable[[socket.socket], None]
 
 @contextlib.contextmanager
 def listener(answer: Answer) -> Iterator[str]:
-    """Have one question answered, and the connection kept until the test ends; yield the address."""
+    """Have a connection's first question answered, and it kept until the test ends; yield the address."""
     over = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as listening:
 
-        def serve() -> None:
-            connection, _ = listening.accept()
-            with connection, contextlib.suppress(OSError):
-                if connection.recv(4096):
-                    answer(connection)
-                    over.wait(LONG_S)
+    def serve(connection: socket.socket) -> None:
+        if connection.recv(4096):
+            answer(connection)
+            over.wait(LONG_S)
 
-        thread = threading.Thread(target=serve)
-        thread.start()
+    with Listener(serve) as listening:
         try:
-            yield address_of(listening)
+            yield listening.url.replace("grpc", "http")
         finally:
             over.set()
-            thread.join()
 
 
 def address_of(listening: socket.socket) -> str:
@@ -158,8 +154,7 @@ def test_a_forked_child_asks_over_connections_of_its_own() -> None:
         connections.get(["/question"])
         child = os.fork()
         if not child:
-            connections._timeout_s = 0.2  # the listener takes one connection
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(OSError):
                 connections.get(["/child"])
             os._exit(0)
         os.waitpid(child, 0)

@@ -16,7 +16,7 @@ from ...client.transports.this_machine import is_this_machine
 from ...errors import CallerError
 from ...memory.machine import process_facts
 from ...model_spec import is_of_python_backend
-from ..terminal import exit_status, first_of, printable
+from ..terminal import first_of, printable
 from .checkup import Checkup, Finding
 from .config_checks import all_are_optional, findings_in_config, mentions_shared_memory
 from .folder_checks import findings_in_folder
@@ -54,14 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Examine, and print the findings; return 1 for something fatal, 2 for an impossible request.
-
-    A signal ends it only when the memory that it has made is removed.
-    """
-    return exit_status(lambda: _run(arguments))
-
-
-def _run(arguments: argparse.Namespace) -> int:
+    """Examine, and print the findings; return 1 for something fatal, 2 for an impossible request."""
     if arguments.model_dir is not None:
         if arguments.url is not None or arguments.model is not None:
             print("doctor: --model-dir needs no server; give neither URL nor --model", file=sys.stderr)

@@ -24,6 +24,7 @@ from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.protocol.address import SLOT_PARAMETER
 from tests.unit.doctor.test_examined import Server, reports
 from tests.unit.fake_server import config
+from tests.unit.wire.peers import Listener
 
 VALUES: Final[list[Any]] = [None, 5, [1], {"a": 1}, 1.5, "\x1b[31m", "\ud800", 10**400]
 ON_GPUS: Final = config("m", instance_group=[{"kind": "KIND_GPU", "count": 1}])
@@ -42,11 +43,10 @@ def answering(
 
     What ``answers`` returns for a path and a body is sent as it is, in place of a page; nothing closes the connection.
     """
-    listener = socket.create_server(("127.0.0.1", 0))
     over = threading.Event()
 
     def serve(stream: socket.socket) -> None:
-        with contextlib.suppress(OSError, ValueError), stream, stream.makefile("rb") as reader:
+        with contextlib.suppress(ValueError), stream.makefile("rb") as reader:
             while line := reader.readline():
                 length = 0
                 while (header := reader.readline()).strip():
@@ -68,23 +68,11 @@ def answering(
                 if otherwise is not None:
                     return
 
-    def accept() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                stream, _ = listener.accept()
-                threads.append(threading.Thread(target=serve, args=(stream,)))
-                threads[-1].start()
-
-    threads = [threading.Thread(target=accept)]
-    threads[0].start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        over.set()
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        for thread in threads:
-            thread.join(10)
+    with Listener(serve) as listener:
+        try:
+            yield listener.url.replace("grpc", "http")
+        finally:
+            over.set()
 
 
 def text_of(*configs: dict[str, Any], report: dict[str, Any] | bytes) -> str:

@@ -29,16 +29,6 @@ CHECKS: Final[Mapping[str, Check]] = {
 }
 
 
-def measure(report: Report, group: str, client: Client, amounts: Amounts) -> None:
-    """Measure what requests cost, next to an empty one over the same pipe.
-
-    An empty request costs a fraction of what it costs with a server. What is measured in empty requests is therefore
-    shown beside its limit here, and held to it where there is a server.
-    """
-    report.run(group, "identity on a GPU, by size", lambda: _identity(report, group, client, amounts))
-    report.run(group, "a kernel and its parts", lambda: _kernel(report, group, client, amounts))
-
-
 def _identity(report: Report, group: str, client: Client, amounts: Amounts) -> str:
     with contextlib.ExitStack() as stack:
         cases = {"empty": _empty(client)}
@@ -80,6 +70,18 @@ def _kernel(report: Report, group: str, client: Client, amounts: Amounts) -> str
     return report.measured(kernel_figure(group, gpu.kernels.name, medians, amounts.large_bytes, binds=False))
 
 
+MEASURES: Final[Mapping[str, Callable[[Report, str, Client, Amounts], str]]] = {
+    "identity on a GPU, by size": _identity,
+    "a kernel and its parts": _kernel,
+    "to_device from pinned memory": refusals.measure,
+    "the answer with SHM_GPU_EVENTS and without": streams.measure,
+}
+"""What requests cost, next to an empty one over the same pipe, which costs a fraction of what it costs with a server.
+
+What is measured in empty requests is shown beside its limit here, and held to it where there is a server.
+"""
+
+
 def many_requests(client: Client, amounts: Amounts) -> str:
     """Check that many requests over some regions open each once, and that nothing is left when they are given up."""
     gpu, model = client.gpu, client.model
@@ -100,7 +102,7 @@ def many_requests(client: Client, amounts: Amounts) -> str:
         seconds = time.perf_counter() - begin
         for number, slot in enumerate(slots):
             expected = gpu.kernels.after_quick(np.full(count, number, np.float32))
-            require(bool((gpu.download(slot.y) == expected).all()), f"the output of slot {number} is wrong")
+            client.check_output(slot, expected, f"the output of slot {number} is wrong")
         opened = model.counts()["open"] - before["open"]
         require(opened == amounts.regions, f"the model opened {opened} handles; expected {amounts.regions}")
         client.wait_until_unmapped("quick", slots)
@@ -152,5 +154,5 @@ def measure_processes(report: Report, group: str, gpu: Gpu, load_gpu: LoadGpu, a
             f"{amounts.requests} requests over {amounts.regions} regions leave nothing behind",
             lambda: many_requests(client, amounts),
         )
-        for each in (measure, refusals.measure, streams.measure):
-            each(report, group, client, amounts)
+        for name, measure in MEASURES.items():
+            report.run(group, name, functools.partial(measure, report, group, client, amounts))

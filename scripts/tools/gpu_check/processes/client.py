@@ -7,7 +7,6 @@ import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -62,9 +61,7 @@ class ModelProcess:
     def __enter__(self) -> ModelProcess:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._running is not None:
             self._running[1].close()
             self._running[0].join(_ANSWER_S)
@@ -157,6 +154,10 @@ class Client:
         for slot in slots:
             require(slot.is_completed, "the model has answered without finishing with the slot")
         return answer.notes
+
+    def check_output(self, slot: DeviceSlot, expected: npt.ArrayLike, otherwise: str) -> None:
+        """Raise CheckFailedError unless this is in a slot's output by now."""
+        require(bool((self.gpu.download(slot.y) == expected).all()), otherwise)
 
     def refusal(self, model: str, slot: Slot, encoded: bytes | None = None) -> str:
         """Make a request, with another table if one is given, which must be refused, and return why."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -67,10 +68,7 @@ def _mutation(client: Client) -> str:
             values = numbers(COUNT) + np.float32(turn)
             gpu.upload(slot.x, values)
             client.infer("quick", slot)
-            require(
-                bool((gpu.download(slot.y) == gpu.kernels.after_quick(values)).all()),
-                f"the output is wrong in turn {turn}",
-            )
+            client.check_output(slot, gpu.kernels.after_quick(values), f"the output is wrong in turn {turn}")
         opened = client.model.counts()["open"] - before
         require(opened == 1, f"the model opened the memory {opened} times for 3 requests")
     return ""
@@ -109,10 +107,7 @@ def _lent(client: Client) -> str:
         for turn in range(3):
             client.infer("quick", slot)
             require(not slot.is_borrowed, f"the model has the tensor still mapped after turn {turn}")
-            require(
-                bool((gpu.download(slot.y) == gpu.kernels.after_quick(values)).all()),
-                f"the output is wrong in turn {turn}",
-            )
+            client.check_output(slot, gpu.kernels.after_quick(values), f"the output is wrong in turn {turn}")
         opened = client.model.counts()["open"] - before["open"]
         require(opened == 4, f"the model opened {opened} handles; expected 3 times the tensor's, and once the output's")
         return f"it lies {slot.offset} bytes behind the beginning of its allocation"
@@ -130,14 +125,6 @@ def _library_type(client: Client, name: str) -> str:
     return "" if client.gpu.kernels.name == "neither" else f"as {found['type']}"
 
 
-def _bf16(client: Client) -> str:
-    return _library_type(client, "BF16")
-
-
-def _bool(client: Client) -> str:
-    return _library_type(client, "BOOL")
-
-
 def _batch(client: Client) -> str:
     """Two slots of one client and one device: their rows are gathered there, and none crosses to the host."""
     gpu, rows, width = client.gpu, BATCH_ROWS, COUNT // 2
@@ -149,7 +136,7 @@ def _batch(client: Client) -> str:
         require(notes["kind"] == "DeviceView", f"the batch's input was a {notes['kind']}; expected a DeviceView")
         require(notes["rows"] == 2 * rows, f"the batch had {notes['rows']} rows; expected {2 * rows}")
         for number, slot in enumerate(slots):
-            require(bool((gpu.download(slot.y) == number).all()), f"the output of request {number} is wrong")
+            client.check_output(slot, number, f"the output of request {number} is wrong")
     return ""
 
 
@@ -163,7 +150,7 @@ def _other_gpus(client: Client) -> str:
         client.infer("late", *slots)  # one execute, with a stream of each
         for slot in slots:
             expected = gpu.kernels.after_late(np.full(COUNT, slot.x.device, np.float32))
-            require(bool((gpu.download(slot.y) == expected).all()), f"the output on GPU {slot.x.device} is wrong")
+            client.check_output(slot, expected, f"the output on GPU {slot.x.device} is wrong")
     return f"{len(devices)} GPUs in one execute"
 
 
@@ -179,7 +166,7 @@ def _multiply(client: Client) -> str:
         values: npt.NDArray[Any] = numbers(COUNT)
         client.gpu.upload(slot.x, values)
         client.infer("gpu_multiply", slot)
-        require(bool((client.gpu.download(slot.y) == values * 2).all()), "the output is wrong")
+        client.check_output(slot, values * 2, "the output is wrong")
     return ""
 
 
@@ -190,8 +177,8 @@ CHECKS: Final[Mapping[str, Check]] = {
     "an input that is passed on stays where it is": _pass_through,
     "a tensor inside another allocation is used where it is, and unmapped before the answer": _lent,
     "DLPack hands memory from stream to stream in order": _dlpack,
-    "BF16 passes without a copy": _bf16,
-    "bool passes without a copy": _bool,
+    "BF16 passes without a copy": functools.partial(_library_type, name="BF16"),
+    "bool passes without a copy": functools.partial(_library_type, name="BOOL"),
     "a batch on one GPU stays there": _batch,
 }
 OF_CUPY: Final[Mapping[str, Check]] = {

@@ -61,12 +61,8 @@ PINNED: Final[Mapping[str, Check]] = {
 }
 
 
-def measure(report: Report, group: str, client: Client, amounts: Amounts) -> None:
+def measure(report: Report, group: str, client: Client, amounts: Amounts) -> str:
     """Measure what to_device takes inside the model, from pinned and from pageable memory."""
-    report.run(group, "to_device from pinned memory", lambda: _measure(report, group, client, amounts))
-
-
-def _measure(report: Report, group: str, client: Client, amounts: Amounts) -> str:
     values = np.arange(amounts.large_bytes // 4, dtype=np.float32)
     seconds: dict[str, list[float]] = {"CPU": [], "CPU_PINNED": []}
     with client.host_slot("to_device", values) as pageable, client.host_slot("to_device_pinned", values) as pinned:
@@ -184,7 +180,7 @@ def _check_works(client: Client, slot: DeviceSlot) -> None:
     gpu, values = client.gpu, numbers(COUNT)
     gpu.upload(slot.x, values)
     client.infer("quick", slot)
-    require(bool((gpu.download(slot.y) == gpu.kernels.after_quick(values)).all()), "the output is wrong")
+    client.check_output(slot, gpu.kernels.after_quick(values), "the output is wrong")
 
 
 def _require_words(text: str, *words: str) -> None:

@@ -51,7 +51,7 @@ def _late_outputs(client: Client, model: str) -> Counter[str]:
             client.infer(model, slot)
             require(not slot.events(), "the results name events that nobody asked for")
             expected = gpu.kernels.after_late(numbers)
-            require(bool((gpu.download(slot.y) == expected).all()), f"the output was sent too early in turn {turn}")
+            client.check_output(slot, expected, f"the output was sent too early in turn {turn}")
         after = client.model.counts()
     return Counter({name: after[name] - before[name] for name in WAITS})
 
@@ -99,7 +99,7 @@ def _host_asks(client: Client) -> str:
                 calls += 1
                 time.sleep(_PAUSE_S)
         expected = gpu.kernels.after_late(numbers)
-        require(bool((gpu.download(slot.y) == expected).all()), "the event was done before the output was written")
+        client.check_output(slot, expected, "the event was done before the output was written")
         _let_wait(client, of_others)
         gpu.runtime.synchronize_stream(gpu.stream, 0)
     return f"meanwhile others made {calls} calls"
@@ -120,12 +120,8 @@ CHECKS: Final[Mapping[str, Check]] = {
 }
 
 
-def measure(report: Report, group: str, client: Client, amounts: Amounts) -> None:
+def measure(report: Report, group: str, client: Client, amounts: Amounts) -> str:
     """Measure when the answer comes, and when the result is there, with events and without."""
-    report.run(group, "the answer with SHM_GPU_EVENTS and without", lambda: _measure(report, group, client, amounts))
-
-
-def _measure(report: Report, group: str, client: Client, amounts: Amounts) -> str:
     count = amounts.large_bytes // 4
     answers: dict[str, list[float]] = {"late": [], "late_by_event": []}
     results: dict[str, list[float]] = {"late": [], "late_by_event": []}

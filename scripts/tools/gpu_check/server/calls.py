@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -207,14 +208,6 @@ def _typed(client: ServerClient, name: str) -> str:
         return f"{getattr(tensor, 'dtype', '')} came back as {getattr(result['OUTPUT0'], 'dtype', '')}"
 
 
-def _bf16(client: ServerClient) -> str:
-    return _typed(client, "BF16")
-
-
-def _bool(client: ServerClient) -> str:
-    return _typed(client, "BOOL")
-
-
 def _batches(client: ServerClient) -> str:
     """Calls side by side are one batch, on the GPU."""
     gpu, rows, width, calls = client.gpu, 2, COUNT // 4, 4
@@ -274,8 +267,8 @@ CHECKS: Final[Mapping[str, ServerCheck]] = {
     "a prepared call has the user's tensor for its input": _prepared_tensor,
     "an input that is passed on stays where it is": _passed_through,
     "a model on the GPU serves the host, too": _from_the_host,
-    "BF16 goes and comes back": _bf16,
-    "bool goes and comes back": _bool,
+    "BF16 goes and comes back": functools.partial(_typed, name="BF16"),
+    "bool goes and comes back": functools.partial(_typed, name="BOOL"),
     "calls side by side are a batch that stays on the GPU": _batches,
     "what is too large for the GPU is told": _too_large,
 }
@@ -285,13 +278,8 @@ OF_CUPY: Final[Mapping[str, ServerCheck]] = {
 }
 
 
-def measure(report: Report, group: str, client: ServerClient, amounts: Amounts) -> None:
-    """Measure what calls cost, next to an empty request."""
-    report.run(group, "identity on a GPU, by size", lambda: _measure_identity(report, group, client, amounts))
-    report.run(group, "a kernel and its parts", lambda: _measure_kernel(report, group, client, amounts))
-
-
-def _measure_identity(report: Report, group: str, client: ServerClient, amounts: Amounts) -> str:
+def measure_identity(report: Report, group: str, client: ServerClient, amounts: Amounts) -> str:
+    """Measure what it takes, next to an empty request."""
     with ExitStack() as stack:
         cases: dict[str, Callable[[], object]] = {"empty": client.infer_nothing}
         for size in amounts.identity_bytes:
@@ -302,7 +290,8 @@ def _measure_identity(report: Report, group: str, client: ServerClient, amounts:
     )
 
 
-def _measure_kernel(report: Report, group: str, client: ServerClient, amounts: Amounts) -> str:
+def measure_kernel(report: Report, group: str, client: ServerClient, amounts: Amounts) -> str:
+    """Measure what a call takes that has the GPU do one thing, next to its parts."""
     gpu, count = client.gpu, amounts.large_bytes // 4
     model = "gpu_multiply" if gpu.kernels.name == "cupy" else client.model("quick")
     stream = gpu.kernels.stream(0)

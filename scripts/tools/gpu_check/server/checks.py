@@ -102,5 +102,9 @@ def _check(report: Report, client: ServerClient) -> None:
 def _measure(report: Report, client: ServerClient, amounts: Amounts) -> None:
     from . import calls, native  # noqa: PLC0415  # need tritonclient
 
-    for measured in (calls, native):
-        measured.measure(report, _GROUP, client, amounts)
+    for name, measure in (
+        ("identity on a GPU, by size", calls.measure_identity),
+        ("a kernel and its parts", calls.measure_kernel),
+        ("identity on Triton's own path, by size", native.measure_identity),
+    ):
+        report.run(_GROUP, name, functools.partial(measure, report, _GROUP, client, amounts))

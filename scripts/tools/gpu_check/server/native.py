@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import tritonclient.grpc
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
@@ -34,7 +34,7 @@ from .client import ServerCheck, ServerClient
 COUNT: Final = 2**19
 _DEVICE: Final = 0
 
-_NUMBERS: Final = np.arange(2**19, dtype=np.float32)
+_NUMBERS: Final = np.arange(COUNT, dtype=np.float32)
 _WORDS: Final = np.array([b"one", b"", "zwölf".encode()], object)
 
 
@@ -78,14 +78,21 @@ def _region(client: ServerClient, byte_size: int) -> Iterator[Region]:
 
 
 @contextlib.contextmanager
+def _only_a_gpu_is_taken(client: ServerClient) -> Iterator[None]:
+    """Register memory in a block, which a server refuses where the GPU is a fake."""
+    try:
+        yield
+    except InferenceServerException as error:
+        if not client.gpu.is_fake:
+            raise
+        raise NotOnAFakeError(f"the server takes no memory of a fake GPU: {error}") from None
+
+
+@contextlib.contextmanager
 def _registered(client: ServerClient, byte_size: int) -> Iterator[Region]:
     with _region(client, byte_size) as region:
-        try:
+        with _only_a_gpu_is_taken(client):
             client.bare.register_cuda_shared_memory(region.name, region.raw_handle(), _DEVICE, byte_size)
-        except InferenceServerException as error:
-            if not client.gpu.is_fake:
-                raise
-            raise NotOnAFakeError(f"the server takes no memory of a fake GPU: {error}") from None
         try:
             yield region
         finally:
@@ -101,27 +108,25 @@ def _infer(client: ServerClient, model: str, x: Region, y: Region) -> None:
 
 
 def _native_request(client: ServerClient) -> str:
-    numbers = np.arange(COUNT, dtype=np.float32)
-    with _registered(client, numbers.nbytes) as x, _registered(client, numbers.nbytes) as y:
-        x.fill(numbers)
+    with _registered(client, _NUMBERS.nbytes) as x, _registered(client, _NUMBERS.nbytes) as y:
+        x.fill(_NUMBERS)
         _infer(client, client.model("quick"), x, y)
-        require(bool((y.numbers() == client.gpu.kernels.after_quick(numbers)).all()), "the output is wrong")
+        require(bool((y.numbers() == client.gpu.kernels.after_quick(_NUMBERS)).all()), "the output is wrong")
     return ""
 
 
 def _raw_region(client: ServerClient) -> str:
-    numbers = np.arange(COUNT, dtype=np.float32)
-    size = numbers.nbytes
+    size = _NUMBERS.nbytes
     region = client.after_server.enter_context(_region(client, 2 * size))
-    region.fill(numbers)
+    region.fill(_NUMBERS)
     claim = CudaRegionClaim(
         base64.b64decode(region.raw_handle()), 2 * size, client.gpu.runtime.device_uuid(_DEVICE), None
     )
-    inputs = {"INPUT0": InputSpan(BY_NAME["FP32"], numbers.shape, 1, 0, size)}
+    inputs = {"INPUT0": InputSpan(BY_NAME["FP32"], _NUMBERS.shape, 1, 0, size)}
     model = client.model("quick")
     text = named.encode_descriptor(model, Table(inputs, {"OUTPUT0": OutputSpan(1, size, size)}, (claim,)))
     client.bare.infer(model, [], parameters={named.PARAMETER: text})
-    require(bool((region.numbers()[COUNT:] == client.gpu.kernels.after_quick(numbers)).all()), "the output is wrong")
+    require(bool((region.numbers()[COUNT:] == client.gpu.kernels.after_quick(_NUMBERS)).all()), "the output is wrong")
     return f"a descriptor of {len(text)} bytes"
 
 
@@ -131,12 +136,8 @@ CHECKS: Final[Mapping[str, ServerCheck]] = {
 }
 
 
-def measure(report: Report, group: str, client: ServerClient, amounts: Amounts) -> None:
+def measure_identity(report: Report, group: str, client: ServerClient, amounts: Amounts) -> str:
     """Measure what identity takes on Triton's own path."""
-    report.run(group, "identity on Triton's own path, by size", lambda: _measure(report, group, client, amounts))
-
-
-def _measure(report: Report, group: str, client: ServerClient, amounts: Amounts) -> str:
     with contextlib.ExitStack() as stack:
         cases: dict[str, Callable[[], object]] = {"empty": client.infer_nothing}
         for size in amounts.identity_bytes:
@@ -150,13 +151,13 @@ def _measure(report: Report, group: str, client: ServerClient, amounts: Amounts)
 @contextlib.contextmanager
 def _regions(client: ServerClient, inputs: list[Any], outputs: list[tuple[str, int]]) -> Iterator[ShmRegions]:
     used = _used_bytes(client)
-    try:
-        regions = create_set_cuda_shm_regions(inputs, outputs, None, None, client.bare, "grpc", cuda=client.gpu.access)
-    except InferenceServerException as error:
-        if not client.gpu.is_fake:
+    access = client.gpu.access
+    with _only_a_gpu_is_taken(client):
+        try:
+            regions = create_set_cuda_shm_regions(inputs, outputs, None, None, client.bare, "grpc", cuda=access)
+        except InferenceServerException:
+            require(_used_bytes(client) <= used, "what could not be registered was not freed")
             raise
-        require(_used_bytes(client) <= used, "what could not be registered was not freed")
-        raise NotOnAFakeError(f"the server takes no memory of a fake GPU: {error}") from None
     try:
         yield regions
     finally:
@@ -180,10 +181,6 @@ def _request(client: ServerClient, numbers: Any) -> str:
     return ""
 
 
-def _from_the_host(client: ServerClient) -> str:
-    return _request(client, _NUMBERS)
-
-
 def _from_the_gpu(client: ServerClient) -> str:
     tensor = client.gpu.kernels.tensor(_NUMBERS.size, 0)
     client.gpu.upload(client.gpu.described(tensor), _NUMBERS)
@@ -201,9 +198,9 @@ def _attached(client: ServerClient) -> str:
     handles = [CudaShmHandle(name, _NUMBERS.nbytes, 0, client.gpu.access) for name in ("in", "out")]
     client.after_server.callback(cleanup_shm_regions, handles)
     handles[0].write(_NUMBERS.view(np.uint8))
-    x = tritonclient.grpc.InferInput("INPUT0", list(_NUMBERS.shape), "FP32")
+    x = grpcclient.InferInput("INPUT0", list(_NUMBERS.shape), "FP32")
     x.set_shared_memory("in", _NUMBERS.nbytes)
-    y = tritonclient.grpc.InferRequestedOutput("OUTPUT0")
+    y = grpcclient.InferRequestedOutput("OUTPUT0")
     y.set_shared_memory("out", _NUMBERS.nbytes)
     regions = {handle.name: handle.region for handle in handles}
     attached = attach(client.model("quick"), [x], [y], cuda_regions=regions, cuda=client.gpu.access)
@@ -215,7 +212,9 @@ def _attached(client: ServerClient) -> str:
 
 
 OF_SHM_UTIL: Final[Mapping[str, ServerCheck]] = {
-    "shm_util's regions, filled from the host, serve a model and are gone then": _from_the_host,
+    "shm_util's regions, filled from the host, serve a model and are gone then": functools.partial(
+        _request, numbers=_NUMBERS
+    ),
     "shm_util's regions, filled from the GPU, serve a model and are gone then": _from_the_gpu,
     "shm_util's regions are registered with strings in them": _strings,
     "regions that attach describes serve a model, and nothing travels": _attached,

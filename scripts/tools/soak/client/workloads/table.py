@@ -200,7 +200,7 @@ class Signals:
             signal.signal(number, self._handle)
 
     def raise_in(
-        self, work: Callable[[], None], number: signal.Signals, delay_s: float, connection: Connection
+        self, work: Callable[[], None], number: signal.Signals, delay_s: float, connection: Connection | None
     ) -> None:
         """Do some work, with a signal on its way; what that raises ends the work, and is not seen by the caller."""
         self.has_raised = False
