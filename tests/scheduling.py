@@ -40,5 +40,4 @@ class TwoServers(LoadFileScheduling):  # type: ignore[misc]  # xdist tells no ty
 
 @cache
 def uses_the_server(file: str) -> bool:
-    """Return whether tests of a file use the server that tests share."""
     return file.startswith(_FOLDER) or _FIXTURE in Path(file).read_text()

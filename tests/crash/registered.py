@@ -52,7 +52,6 @@ class SomebodyElse:
 
 
 def files_of_this_process() -> set[Path]:
-    """Return the regions that this process' clients have in shared memory."""
     return set(Path("/dev/shm").glob(f"{OURS}*"))
 
 

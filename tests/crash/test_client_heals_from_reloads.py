@@ -40,7 +40,6 @@ class Mirror(LoadingServer):
         max_batch_size: int = 0,
         paths: str = ",".join(PATHS),
     ) -> None:
-        """Load a model with this configuration, anew if it was loaded."""
         tensor = {"data_type": f"TYPE_{dtype}", "dims": dims}
         carrier = {"name": "SHM", "data_type": "TYPE_UINT8", "dims": [-1], "optional": True}
         config = {

@@ -74,7 +74,6 @@ class Story:
 
 
 def errors_of(clients: dict[str, AnyClient]) -> dict[tuple[str, PathName], Exception | None]:
-    """Return what a call raises, for each flavour and path."""
     return {(flavour, path): error_of(client, path) for flavour, client in clients.items() for path in SHARED_PATHS}
 
 

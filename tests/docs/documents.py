@@ -51,7 +51,6 @@ class Block(NamedTuple):
 
 
 def name_of(page: Path) -> str:
-    """Return what a page is called in the names of tests."""
     return str(page.relative_to(ROOT))
 
 

@@ -28,7 +28,6 @@ WITH_PROGRAMS = [page for page in PAGES if any(block.language == "python" for bl
 
 
 def run(program: Path, folder: Path) -> str:
-    """Run a program as its user would, and return what it prints."""
     done = subprocess.run(
         [sys.executable, "-W", "error", program],
         cwd=folder,

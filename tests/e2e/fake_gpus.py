@@ -88,7 +88,6 @@ class Gpu:
         return told_by(self.model, self.url, deed, **parameters)
 
     def times(self, function: str) -> int:
-        """Return how often this process has called a function of the driver."""
         return DRIVER.count(function)
 
     def finish(self) -> None:

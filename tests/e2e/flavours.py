@@ -198,7 +198,6 @@ class Flavour:
 
 
 def url_of(server: EmbeddedServer, flavour: str) -> str:
-    """Return the server's address for a protocol, or a flavour of client."""
     return f"http://{server.http_url}" if flavour.startswith("http") else server.grpc_url
 
 

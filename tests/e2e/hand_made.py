@@ -201,7 +201,6 @@ class HandMade:
         self.record.request[:8] = bytes(data[:8])
 
     def send(self, carriers: Sequence[Any] = (), *, url: str | None = None) -> Any:
-        """Send the request for what is in the record now."""
         return self.client(url or self.url).infer(self.model, list(carriers), parameters=self.all_parameters())
 
     def stream(self, callback: Callable[[Any, Any], None]) -> None:
@@ -221,12 +220,10 @@ class HandMade:
         return {"shm_slot": str(self.address), "shm_generation": self.generation, **self.parameters}
 
     def output(self, name: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Return what is in the memory of an output now."""
         tensor = self.table[name]
         return self.array(tensor.offset, tensor.byte_size, dtype)
 
     def array(self, offset: int, byte_size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Return a copy of what is in the region now."""
         array: npt.NDArray[Any] = self.region.bytes()[offset : offset + byte_size].copy().view(dtype)
         return array
 

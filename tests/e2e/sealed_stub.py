@@ -27,7 +27,6 @@ class SealedStub:
         return len(open_files(self.pid))
 
     def shared_bytes(self) -> int:
-        """Return how much shared memory is in its page tables."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         found = re.search(r"RssShmem:\s+(\d+) kB", status)
         assert found is not None

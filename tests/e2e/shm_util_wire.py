@@ -32,7 +32,6 @@ class Wire:
         return create_set_shm_regions(inputs, outputs, names, sizes, self.client, self.protocol)
 
     def four(self, names: Any = ("a", "b", "c", "d")) -> ShmRegions:
-        """Make regions for two inputs and two outputs of `every_dtype`."""
         return self.create([("IN_FP32", X), ("IN_INT32", COUNTS)], [("OUT_FP32", 20), ("OUT_INT32", 12)], names)
 
     def clean_up(self, handles: Any) -> None:

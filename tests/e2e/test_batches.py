@@ -60,7 +60,6 @@ def facts(results: Sequence[Result]) -> npt.NDArray[np.int64]:
 
 
 def are_right(results: Sequence[Result]) -> bool:
-    """Return whether the results are those of calls that :func:`prepared` has made."""
     values = np.concatenate([result["Y"] for result in results])
     return bool((values == 2 * (1 + np.arange(len(values)))[:, np.newaxis]).all())
 

@@ -214,7 +214,6 @@ def run(server: EmbeddedServer, end: str) -> subprocess.Popen[bytes]:
 
 
 def left_by(process: subprocess.Popen[bytes], server: EmbeddedServer) -> tuple[list[str], list[str]]:
-    """Return what is in /dev/shm, and what is registered at the server."""
     with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
         known = client.get_system_shared_memory_status(as_json=True).get("regions", {})
     prefix = f"shmbu-{process.pid}-"

@@ -39,7 +39,6 @@ def client(triton_server: EmbeddedServer) -> Iterator[TritonSHMClient]:
 
 
 def regions() -> set[str]:
-    """Return the keys of the shared memory that this process has made."""
     return {region.key for region in own_regions()}
 
 

@@ -48,7 +48,6 @@ class Server:
         return url_of(self.loading.server, protocol)
 
     def has(self, name: str, code: str, config: str) -> None:
-        """Have it load a model; whether it can is for the test."""
         folder_of(self.loading.models, code, CPU + config, name)
         try:
             self.loading.grpc.load_model(name)

@@ -72,7 +72,6 @@ class Wire:
         self.names.append(region.name)
 
     def send(self, name: str, model: str = MODEL, y_offset: int = 1024) -> Any:
-        """Have a row at the begin of a region answered behind it."""
         descriptor = {
             "v": 1,
             "model": model,
@@ -83,7 +82,6 @@ class Wire:
         return self.client.infer(model, [], parameters={"shm_io": json.dumps(descriptor)})
 
     def refused(self, action: Callable[[], object], code: str) -> str:
-        """Return the message of a refusal with this code of Triton's."""
         with pytest.raises(InferenceServerException) as refusal:
             action()
         codes = {"grpc": f"StatusCode.{code}", "http": HTTP_CODES[code]}

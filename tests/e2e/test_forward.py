@@ -36,7 +36,6 @@ def client(triton_server: EmbeddedServer, region: RegionName) -> Iterator[ShmCli
 
 
 def delegated(client: ShmClient, way: str, model: str = "identity", **parameters: Any) -> tuple[list[float], Any]:
-    """Return what the models have made of X, and the facts."""
     parameters = {"way": way, "model": model, **parameters}
     path = parameters.pop("path", "direct")
     with client.infer("delegate", {"X": X}, parameters=parameters, outputs=ROOM, path=path) as result:

@@ -211,7 +211,6 @@ def check_case(client: ShmClient, model: str, case: Served, path: PathName) -> N
 
 
 def lines_of(loaded: LoadingServer) -> list[str]:
-    """Return what model.py has said of requests that it did not expect."""
     return [line for line in loaded.server.log_file.read_text(errors="replace").splitlines() if "UNEXPECTED" in line]
 
 

@@ -41,7 +41,6 @@ def client(server: LoadingServer) -> Iterator[ShmClient]:
 
 
 def delegated(client: ShmClient) -> int:
-    """Have a model call another one, and return its process."""
     parameters = {"way": "forward_rows", "model": "rows"}
     with client.infer("delegate", {"X": X}, outputs={"Y": 16, "FACTS": 2048}, parameters=parameters) as result:
         assert result["Y"].tolist() == (2 * X).tolist()

@@ -74,7 +74,6 @@ def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def error_of(flavour: str, url: str, *, timeout_s: float = 10, tls: Tls | None = None) -> Exception:
-    """Return what a client that is made for this URL raises."""
     with pytest.raises(Exception) as failure, client_of(flavour, url, timeout_s=timeout_s, tls=tls):  # noqa: PT011
         pass
     return failure.value

@@ -47,7 +47,6 @@ class Call:
     named: Mapping[str, Any] = field(default_factory=dict)
 
     def made_by(self, kind: Any, server: EmbeddedServer) -> Any:
-        """Return what a client of its own gives for it."""
         with kind(server.grpc_url) as client:
             self.declared.register(client)
             return client.infer_shm(self.declared.model, self.inputs, **self.named)

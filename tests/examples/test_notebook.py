@@ -19,7 +19,6 @@ NOTEBOOK = EXAMPLES / "notebook" / "first_steps.ipynb"
 
 
 def printed(cell: dict[str, Any]) -> str:
-    """Return what a cell has printed, or shown as its last value."""
     return "".join(output.get("text", output.get("data", {}).get("text/plain", "")) for output in cell["outputs"])
 
 

@@ -24,7 +24,6 @@ def rows(count: int) -> npt.NDArray[np.float32]:
 
 
 def words(count: int) -> npt.NDArray[np.object_]:
-    """Return rows of two words, each longer than the one before."""
     return np.array([[b"a" * row, "ü".encode() * row] for row in range(count)], object).reshape(count, 2)
 
 

@@ -96,7 +96,6 @@ def random_results(rng: random.Random) -> tuple[Results, list[int]]:
 
 
 def record_of(sample: Sample, generation: int = 1) -> bytes:
-    """Return the client's half of a record with this table."""
     encoded = generation.to_bytes(8, "little") + table.encode(sample.table)
     return encoded.ljust(max(layout.PAGE_SIZE // 2, len(encoded)), b"\0")
 

@@ -64,7 +64,6 @@ def laid_out(spec: ModelSpec, rng: random.Random) -> CallLayout:
 
 
 def moved(rng: random.Random, record: bytes, said: Table) -> bytes:
-    """Return a record whose table has one tensor a little elsewhere."""
     inputs, outputs = dict(said.inputs), dict(said.outputs)
     name, distance = rng.choice([*inputs, *outputs]), rng.choice([-256, -8, -4, -1, 1, 2, 4, 8, 256])
     spans: Any = inputs if name in inputs else outputs

@@ -53,7 +53,6 @@ def run(*command: str | Path, cwd: Path, status: int = 0) -> str:
 
 
 def make_environment(folder: Path, *requirements: str) -> Path:
-    """Make an environment with packages, and return the folder of its commands."""
     venv.create(folder, symlinks=True)
     options = ["--quiet", "--no-input", "--no-compile", "--disable-pip-version-check"]
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", *options]

@@ -224,7 +224,6 @@ def test_a_server_that_does_not_get_ready_in_time_is_stopped(tmp_path: Path) -> 
 
 
 def command_lines() -> list[str]:
-    """Return the command line of every process but this one."""
     found = []
     for process in Path("/proc").iterdir():
         if process.name.isdigit() and process.name != str(os.getpid()):

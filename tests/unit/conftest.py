@@ -33,7 +33,6 @@ def cuda() -> Iterator[CudaRuntime]:
 
 @pytest.fixture
 def client_cuda() -> Iterator[CudaRuntime]:
-    """The CUDA of a client's process, whose memory it is."""
     with runtime_that_gives_all_back(CLIENT) as cuda:
         yield cuda
 
@@ -47,7 +46,6 @@ def server() -> Iterator[FakeServer]:
 
 @pytest.fixture
 def server_of_every_client(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have whatever clients a test makes connect to that server."""
     monkeypatch.setattr(client_module, "connect", lambda *_: FakeTransport(server, "grpc"))
     monkeypatch.setattr(aio, "connect_async", lambda *_: AsyncFakeTransport(server, "grpc"))
 

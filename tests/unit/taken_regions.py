@@ -39,5 +39,4 @@ def is_there(region: SlotRegion) -> bool:
 
 
 def own_files() -> set[Path]:
-    """Return the regions of this process that have a name."""
     return set(SHM.glob(f"shmbu-{os.getpid()}-*"))

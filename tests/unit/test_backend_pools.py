@@ -66,7 +66,6 @@ def folder(own_shm: Path, own_proc: Path) -> Path:
 
 @pytest.fixture
 def pool(folder: Path) -> Path:
-    """A pool of a page, made as the backend makes it."""
     path = folder / NAME
     path.write_bytes(bytes(mmap.PAGESIZE))
     return path

@@ -50,7 +50,6 @@ def region() -> Iterator[ManagedRegion]:
 
 @contextlib.contextmanager
 def holding(region: ManagedRegion, proc: Path) -> Iterator[int]:
-    """Have another process open and map a region, as a model does."""
     fd = os.open(f"/proc/self/fd/{region.segment.fileno()}", os.O_RDWR | os.O_CLOEXEC)
     try:
         process = subprocess.Popen(
@@ -70,7 +69,6 @@ def inode(region: ManagedRegion) -> int:
 
 
 def found(number: int) -> SealedMemory:
-    """Return what is found of the memory with an inode."""
     (memory,) = [each for each in find_sealed_memory().found if each.inode == number]
     return memory
 

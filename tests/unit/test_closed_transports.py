@@ -74,7 +74,6 @@ def server(protocol: str) -> Iterator[HoldingServer]:
 
 @pytest.fixture(params=["threads", "tasks"])
 def connected(request: pytest.FixtureRequest, server: HoldingServer) -> Iterator[Callable[[], Transport]]:
-    """Connect to the server, as clients for threads or for tasks do."""
     with contextlib.ExitStack() as stack:
 
         def connected() -> Transport:

@@ -118,7 +118,6 @@ def zero() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_more_descriptors() -> Iterator[None]:
-    """Check that the block leaves as many open as there were."""
     before = descriptors()
     yield
     assert descriptors() == before

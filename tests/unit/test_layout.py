@@ -28,7 +28,6 @@ FIELDS = {
 
 
 def region(byte_size: int = SIZE) -> memoryview:
-    """Return the bytes of a region that was just made."""
     buffer = memoryview(bytearray(byte_size))
     layout.write_header(buffer, Header(SLOTS, SIZE, TOKEN, RECORD))
     return buffer

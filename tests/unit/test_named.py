@@ -148,7 +148,6 @@ LEFT_OUT = object()
 
 
 def broken(path: Path, wrong: object) -> dict[str, Any]:
-    """Return a descriptor in which one thing is wrong, or left out."""
     value: Any = valid()
     *way, last = path
     place = value

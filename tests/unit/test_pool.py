@@ -27,7 +27,6 @@ MEBIBYTE = 2**20
 
 @pytest.fixture
 def pool() -> Iterator[SlotPool]:
-    """A pool that may have three of the smallest regions."""
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=3 * REGION))) as pool:
         yield pool
 

@@ -39,7 +39,6 @@ LONG_S = 30.0
 
 @pytest.fixture
 def pool() -> Iterator[SlotPool]:
-    """A pool that may have one region of two slots."""
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=TWO_SLOTS))) as pool:
         yield pool
 

@@ -244,7 +244,6 @@ def client(server: FakeServer) -> Iterator[ShmClient]:
 
 
 def regions(server: FakeServer) -> list[str]:
-    """Return the region of each request since the last time."""
     keys = [parse_address(order.parameters[SLOT_PARAMETER]).key for order in server.orders]
     server.orders.clear()
     return keys

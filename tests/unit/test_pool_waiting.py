@@ -31,7 +31,6 @@ LONG_S = 30.0
 
 @pytest.fixture
 def pool() -> Iterator[SlotPool]:
-    """A pool that may have three of the smallest regions."""
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=3 * REGION))) as pool:
         yield pool
 
@@ -47,13 +46,11 @@ def ask(pool: SlotPool, byte_size: int = 1, holder: object = "ask") -> Waiter:
 
 
 def granted(pool: SlotPool, waiter: Waiter) -> tuple[SlotRegion, Memory]:
-    """Wait until the waiter is granted, and return its region."""
     waiter.granted.result(LONG_S)
     return pool.take_granted(waiter)
 
 
 def taken(pool: SlotPool, need: Need = NEED, holder: object = "taker") -> Memory:
-    """Take a region as a call does, and wait for it."""
     idle = pool.take_idle(need, holder)
     if idle is not None:
         return idle[1]

@@ -152,7 +152,6 @@ def test_a_call_grows_when_memory_is_free_again(server: FakeServer) -> None:
 
 
 def without_an_answer(server: FakeServer, call: PreparedCall) -> Order:
-    """Have a request of a call get no answer; return it."""
     server.before = lose
     with pytest.raises(DeadlineExceededError):
         call.infer()

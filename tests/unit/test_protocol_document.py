@@ -112,14 +112,12 @@ def compiled(source: str, folder: Path, *flags: str) -> dict[str, str]:
 
 
 def fields_of(name: str) -> list[str]:
-    """Return the fields of a struct of the header, in their order."""
     body = re.search(rf"struct {name} {{(.*?)}};", HEADER, re.DOTALL)
     assert body is not None
     return re.findall(r"(\w+)(?:\[\w+\])?;", body[1])
 
 
 def offsets_in(format_text: str) -> list[tuple[int, int]]:
-    """Return offset and size of each item of a struct's format."""
     items = re.findall(r"\d*s|\d*x|[A-Z]", format_text)
     ends = [struct.calcsize("<" + "".join(items[: index + 1])) for index in range(len(items))]
     return list(zip([0, *ends], [end - begin for begin, end in zip([0, *ends], ends, strict=False)], strict=False))

@@ -51,7 +51,6 @@ def decoded(data: bytes) -> Results:
 
 
 def broken(data: bytes) -> str:
-    """Return what the error says that is raised for these results."""
     with pytest.raises(PeerError, match="the model's results break the protocol: .*; is it of the same version?") as e:
         decoded(data)
     assert len(str(e.value)) < 300

@@ -119,7 +119,6 @@ STUB = "/opt/tritonserver/backends/python/triton_python_backend_stub"
 
 @pytest.fixture
 def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A ``/proc`` with a server that listens at port 8001."""
     (tmp_path / "net").mkdir()
     (tmp_path / "net/tcp").write_text("names\n 0: 00000000:1F41 00000000:0000 0A 0:0 0:0 0 0 0 777 1\n")
     begin(tmp_path, 10, 1, "/opt/tritonserver")

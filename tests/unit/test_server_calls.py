@@ -38,7 +38,6 @@ def protocol(protocol: str, monkeypatch: pytest.MonkeyPatch, server: FakeServer)
 
 @pytest.fixture(params=["threads", "tasks"])
 def call(request: pytest.FixtureRequest, protocol: str) -> Call:
-    """Makes a client, calls one of its methods, and closes it."""
 
     def in_thread(method: str, *values: Any, wait_ready_s: float | None = None, **named: Any) -> Any:
         with ShmClient(URL, wait_ready_s=wait_ready_s) as made:

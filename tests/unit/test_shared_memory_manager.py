@@ -26,7 +26,6 @@ MakeFile = Callable[..., str]
 
 @pytest.fixture
 def make_file() -> Iterator[MakeFile]:
-    """Make a file of random bytes in /dev/shm and return its key."""
     keys: list[str] = []
 
     def make(byte_size: int = PAGE) -> str:

@@ -254,7 +254,6 @@ def test_holes_that_cannot_be_filled_are_an_error_of_the_machine_or_else_the_fil
 
 
 def opened(region: ManagedRegion) -> ManagedRegion:
-    """Open the region a second time, as its peer does."""
     return ManagedRegion.open(region.segment.key, region.header.token.hex(), FIELD)
 
 

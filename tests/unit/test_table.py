@@ -77,7 +77,6 @@ def refusal(data: bytes) -> TableError:
 
 
 def refusal_of_input(**changes: Any) -> TableError:
-    """Return the error that refuses an input with a field changed."""
     fields: dict[str, Any] = {"name": b"IMAGE", "offset": BEGIN, "size": 24, "number": 11, "shape": (2, 3), **changes}
     return refusal(record([tensor(**fields)], []))
 

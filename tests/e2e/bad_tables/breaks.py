@@ -51,7 +51,6 @@ def refusals_of(request: HandMade, server: EmbeddedServer, *carriers: Any) -> li
 
 
 def is_served(request: HandMade) -> bool:
-    """Return whether a model gives what it is asked for."""
     request.infer()
     return bool((request.output("Y", np.float32)[: X.size] == X).all())
 

@@ -65,7 +65,6 @@ def copy(model: Path) -> Path:
 
 
 def only(findings: list[Finding], trouble: Trouble) -> str:
-    """Return what was found, if that is the only trouble."""
     assert [(finding.trouble.code, finding.model) for finding in findings] == [(trouble.code, "m")]
     assert "\n" not in findings[0].found
     return findings[0].found

@@ -49,7 +49,6 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> SlotPool:
 
 
 def take_in_doubt(pool: SlotPool) -> list[object]:
-    """Return the memory of a call that got no answer."""
     region, memory = pool.take_granted(pool.request(Need(100), "test"))
     region.slots[0].state = "sent"
     return [memory]

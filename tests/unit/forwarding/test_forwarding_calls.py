@@ -67,7 +67,6 @@ def requests_of(client: Client) -> list[InferenceRequest]:
 
 
 def check_late_request_is_stale(server: Server, client: Client) -> None:
-    """Have the request that got no answer arrive after all."""
     client.region.bytes()[client.data :] = 7
     assert message_of(server.deliver(server.failed[0])).startswith("shm:stale: ")
     assert set(client.region.bytes()[client.data :].tolist()) == {7}

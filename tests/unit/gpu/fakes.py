@@ -187,6 +187,5 @@ def in_forked_child(work: Callable[[], object]) -> None:
 
 
 def in_another_thread(work: Callable[[], Any]) -> Any:
-    """Return what some work returns in a thread of its own."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(work).result()

@@ -78,7 +78,6 @@ def name_of(result: tuple[Any, ...]) -> str:
 
 
 def numbers(address: Any) -> npt.NDArray[np.int32]:
-    """Return what is at an address of a device now."""
     return DRIVER.memory(int(address), (4,), np.int32)
 
 

@@ -35,7 +35,6 @@ class Region:
         return Descriptor(os.open, f"/proc/self/fd/{self.memory.fileno()}", os.O_RDWR | os.O_CLOEXEC)
 
     def is_given(self, token: bytes = TOKEN) -> bool:
-        """Ask for it; return whether what was given is it."""
         given = ask(self.key, token)
         return given is not None and os.path.samestat(os.fstat(given.fileno()), self.status)
 

@@ -42,7 +42,6 @@ class Answer(NamedTuple):
     message: Any = None
 
     def arrays(self, dtype: Any = np.float32) -> dict[str, Any]:
-        """Return the outputs of a response, all of one dtype."""
         response = self.message
         return {
             output.name: np.frombuffer(raw, dtype).reshape(tuple(output.shape))

@@ -46,7 +46,6 @@ def regions() -> Iterator[NamedRegions]:
 
 @pytest.fixture
 def objects() -> Iterator[Callable[[int], str]]:
-    """Makes an object full of such bytes, and returns its key."""
     made: list[Path] = []
 
     def make(value: int) -> str:

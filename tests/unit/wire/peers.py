@@ -139,7 +139,6 @@ class Listener:
 
 
 def answering(answer: Callable[[H2Peer, int, bytes], None]) -> Callable[[socket.socket], None]:
-    """Return what a listener does that speaks HTTP/2 as it should."""
 
     def serve(connection: socket.socket) -> None:
         peer = H2Peer(answer)

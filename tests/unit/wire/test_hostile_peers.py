@@ -51,7 +51,6 @@ Connect = Callable[[str], Any]
 
 @pytest.fixture(params=["threads", "tasks"])
 def connected(request: pytest.FixtureRequest) -> Iterator[Connect]:
-    """Connect to a server, as clients for threads or for tasks do."""
     ends: list[Callable[[], None]] = []
 
     def connected(url: str) -> Any:

@@ -44,11 +44,9 @@ def refused(
 
 
 def same(found: object, expected: object) -> None:
-    """Check that two values are equal, and of one type."""
     assert type(found) is type(expected), f"found {found!r}, a {type(found)}; expected {expected!r}"
     assert found == expected, f"found {found!r}; expected {expected!r}"
 
 
 def named(request: Any, name: str) -> Any:
-    """Return the input of a request that has this name."""
     return next(tensor for tensor in request.inputs() if tensor.name() == name)

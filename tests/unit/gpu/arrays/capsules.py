@@ -43,7 +43,6 @@ def content(capsule: object) -> Content:
 
 
 def version_and_flags(capsule: object) -> tuple[int, int, int]:
-    """Return major and minor version, and the flags, of a versioned capsule."""
     major, minor, _, _, flags = struct.unpack("<IIQQQ", ctypes.string_at(pointer(capsule), 32))
     return major, minor, flags
 

@@ -97,7 +97,6 @@ def now(address: int) -> npt.NDArray[Any]:
 
 
 def on_host(result: Result) -> npt.NDArray[Any]:
-    """Return a copy of an output that is on a GPU."""
     array: Any = result["OUT0"]
     assert isinstance(array, DeviceArray)
     return array.to_host()

@@ -89,7 +89,6 @@ class Slots:
         self._regions: list[SlotRegion] = []
 
     def region(self, devices: tuple[int, ...] = (0,), byte_size: int = BLOCK) -> SlotRegion:
-        """Make a region with so much memory on these devices."""
         self._regions.append(new_region())
         self.bank.provide(self._regions[-1], devices, [byte_size] * len(devices))
         return self._regions[-1]

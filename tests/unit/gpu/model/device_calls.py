@@ -70,7 +70,6 @@ class Calls:
     def response(
         self, infer: Callable[[Call], object], outputs: Mapping[str, int] | None = None, slot: int = 0, **claimed: Any
     ) -> InferenceResponse:
-        """Serve a request whose X is on the instance's GPU."""
         (response,) = self.session.serve([self.client.request(slot, outputs or {}, **claimed)], infer)
         assert isinstance(response, InferenceResponse)
         return response
@@ -130,7 +129,6 @@ class Client:
         self.floats(DEVICE, slot * _SHARE)[:] = value
 
     def places(self, slot: int) -> dict[str, OutputPlace]:
-        """Return where the results say that a call's outputs are."""
         return self.host.places(slot, [each.byte_size for each in self.allocations])
 
     def events(self, slot: int = 0) -> tuple[int, ...]:

@@ -229,7 +229,6 @@ def buffers(cuda: CudaRuntime) -> Iterator[Buffers]:
 
 
 def rows(cuda: CudaRuntime, arrays: DeviceArrays, device: int | None, value: int) -> TensorView:
-    """Return two rows on a GPU, or on the host."""
     if device is None:
         return TensorView("X", np.full((2, 3), value, INTEGERS), INT32, "direct")
     return arrays.view("X", array_on(cuda, np.full((2, 3), value), device, INTEGERS), INT32, "direct", writable=True)

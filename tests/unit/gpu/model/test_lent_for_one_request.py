@@ -38,7 +38,6 @@ LENT = {"is_for_one_request": True}
 
 
 def counts() -> tuple[int, int]:
-    """Return how often the model has mapped and unmapped memory."""
     return DRIVER.count(OPEN, MODEL), DRIVER.count(CLOSE, MODEL)
 
 
@@ -254,7 +253,6 @@ def copy_input(call: Call) -> None:
 
 
 def said_by(client: Client, generation: int) -> Table:
-    """Return the table of the request that the client has begun."""
     header = client.region.header
     data = bytes(client.region.record(0).request)
     found, said = table.decode(data, client.host.data, header.byte_size)

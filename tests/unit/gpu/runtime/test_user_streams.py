@@ -36,7 +36,6 @@ class TorchStream:
 
 
 def of_class(name: str, **attributes: Any) -> Any:
-    """Return an object of a class of such a name."""
     return type(name, (), attributes)()
 
 
