@@ -30,7 +30,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 6_653,
     "scripts": 12_369,
     "scripts/tools/bench": 3_238,
-    "tests": 60_193,
+    "tests": 60_187,
     "docs": 3_491,
 }
 """By folder, or by pattern of files: the most lines."""

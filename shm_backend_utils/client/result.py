@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy.typing as npt
 
@@ -131,14 +131,14 @@ class Result(Arrays):
         """
         return {name: _copied(array) for name, array in self._held().items()}
 
-    def __getattr__(self, name: str) -> NoReturn:
-        """Refuse what a result of tritonclient has, among others."""
-        remedy = ""
-        if name == "as_numpy":
-            remedy = "; an output is result['OUTPUT0'], of any name"
-        elif name in (vars(self).get("_arrays") or ()):
-            remedy = f"; the output is result[{name!r}]"
-        raise AttributeError(f"a Result has no attribute {name!r}{remedy}", name=name, obj=self)
+    if not TYPE_CHECKING:  # type checkers shall refuse what a result of tritonclient has, among others
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name == "as_numpy":
+                remedy = "; an output is result['OUTPUT0'], of any name"
+            else:
+                remedy = f"; the output is result[{name!r}]" if name in (vars(self).get("_arrays") or ()) else ""
+            raise AttributeError(f"a Result has no attribute {name!r}{remedy}", name=name, obj=self)
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled: another process would get arrays, and not the memory."""

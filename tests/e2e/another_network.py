@@ -43,7 +43,7 @@ def main(url: str) -> None:
         told["why"] = str(client.explain("identity"))
     with ShmClient(url, inline_bytes=0, pool=PoolOptions(region="sealed")) as client:
         try:
-            client.infer("identity", {"INPUT0": _X}, path="direct").close()
+            client.infer("identity", {"INPUT0": _X}, path="direct").release()
         except PathUnavailableError as error:
             told["refusal"] = str(error)
     REGISTRY.withdraw(key)

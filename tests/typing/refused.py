@@ -18,6 +18,7 @@ client.infer("m", [np.ones(3)])  # E: arg-type, reportArgumentType
 client.infer("m", {}, client_timeout=3)  # E: call-arg, reportCallIssue
 client.infer("m", {}, request_id=7)  # E: arg-type, reportArgumentType
 result: Result = client.submit("m", {})  # E: assignment, reportAssignmentType
+result.as_numpy("Y")  # E: attr-defined, reportAttributeAccessIssue
 client.prepare("m", {"X": np.float32})  # E: dict-item, reportArgumentType
 client.prepare("m", {}).inputs["X"] = np.ones(3)  # E: index, reportIndexIssue
 client.infer("m", {}, library="tensorflow")  # E: arg-type, reportArgumentType

@@ -11,14 +11,7 @@ from typing import Any, Final, NoReturn, cast
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import (
-    BudgetError,
-    InferenceError,
-    PathUnavailableError,
-    PoolOptions,
-    Result,
-    ShmClient,
-)
+from shm_backend_utils.client import BudgetError, InferenceError, PathUnavailableError, PoolOptions, Result, ShmClient
 from shm_backend_utils.errors import RegionGoneError, RegionRefusedError, ShmError, TensorError
 from shm_backend_utils.memory.pool.inventory import Need, region_size
 from shm_backend_utils.memory.pool.pool import SlotPool
