@@ -17,11 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from .client import (
         Access,
-        AsyncPreparedCall,
         AsyncShmClient,
-        Check,
-        ClientStats,
-        Explanation,
         PoolOptions,
         PreparedCall,
         RequestOptions,
@@ -34,13 +30,10 @@ if TYPE_CHECKING:
         BatchCall,
         BufferAttributes,
         Call,
-        DeviceArray,
-        DeviceView,
         MemoryType,
         SequencePart,
         ShmSession,
         StreamCall,
-        StringsView,
         TensorView,
     )
 
@@ -48,18 +41,12 @@ __version__: Final = "0.2.0"
 
 __all__ = [
     "Access",
-    "AsyncPreparedCall",
     "AsyncShmClient",
     "BatchCall",
     "BufferAttributes",
     "Call",
     "CallerError",
-    "Check",
-    "ClientStats",
     "ClosedError",
-    "DeviceArray",
-    "DeviceView",
-    "Explanation",
     "MachineError",
     "MemoryType",
     "ModelError",
@@ -73,7 +60,6 @@ __all__ = [
     "ShmError",
     "ShmSession",
     "StreamCall",
-    "StringsView",
     "TensorError",
     "TensorView",
     "Tls",
@@ -83,17 +69,25 @@ __all__ = [
 _HOMES: Final = {
     "errors": ("CallerError", "ClosedError", "MachineError", "ModelError", "PeerError", "ShmError", "TensorError"),
     "model": (
-        *("BatchCall", "BufferAttributes", "Call", "DeviceArray", "DeviceView", "MemoryType", "SequencePart"),
-        *("ShmSession", "StreamCall", "StringsView", "TensorView"),
+        *("BatchCall", "BufferAttributes", "Call", "MemoryType"),
+        *("SequencePart", "ShmSession", "StreamCall", "TensorView"),
     ),
 }
 """Where names are to be had, but for those of the client half."""
+
+_MOVED: Final = {
+    **dict.fromkeys(("Check", "ClientStats", "Explanation"), "client.explanation"),
+    "AsyncPreparedCall": "client.prepared",
+    "DeviceArray": "gpu.arrays.device_array",
+    "DeviceView": "gpu.arrays.device_view",
+    "StringsView": "tensors.strings_view",
+}
 
 if not TYPE_CHECKING:  # to a type checker, a module with __getattr__ has every name, misspelt ones too: each is Any
 
     def __getattr__(name: str) -> Any:
         if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            return import_module(f"{__name__}.moved").moved(__name__, _MOVED)(name, stacklevel=3)
         home = next((home for home, names in _HOMES.items() if name in names), "client")
         return getattr(import_module(f"{__name__}.{home}"), name)
 

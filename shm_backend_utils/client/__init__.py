@@ -10,28 +10,20 @@ from .extra import what_is_missing_told
 with what_is_missing_told():
     import tritonclient.utils  # noqa: F401
 
+from .. import errors as shared_errors
 from ..errors import (
-    BatchSizeError,
     CallerError,
     ClosedError,
     MachineError,
-    MissingTensorError,
     ModelError,
     NoSharedMemoryError,
     PeerError,
     ShmError,
-    SlotInDoubtError,
-    TableError,
-    TensorError,
-    TensorNameError,
-    TensorShapeError,
-    TensorTypeError,
 )
-from ..gpu.arrays.device_array import DeviceArray
-from ..gpu.errors import CudaError
 from ..memory.access import Access
 from ..memory.pool.options import PoolOptions
 from ..moved import moved
+from . import errors as client_errors
 from .aio import AsyncShmClient
 from .client import ShmClient
 from .errors import (
@@ -40,51 +32,33 @@ from .errors import (
     DeadlineExceededError,
     ForkedError,
     InferenceError,
-    InputMissingError,
-    LivenessUnknownError,
     MemoryRefusedError,
-    OutputRoomError,
     PathUnavailableError,
     PoolExhaustedError,
     ServerUnavailableError,
-    TimeoutValueError,
-    TlsError,
-    UnknownHostError,
 )
-from .explanation import Check, ClientStats, Explanation
 from .known_model import CopyWarning
 from .options import RequestOptions, Tls
-from .prepared import AsyncPreparedCall, PreparedCall
+from .prepared import PreparedCall
 from .result import Result
 
 logging.getLogger("shm_backend_utils").addHandler(logging.NullHandler())  # quiet, unless the application listens
 
 __all__ = [
     "Access",
-    "AsyncPreparedCall",
     "AsyncShmClient",
-    "BatchSizeError",
     "BudgetError",
     "CallerError",
-    "Check",
-    "ClientStats",
     "ClosedError",
     "ConnectionLostError",
     "CopyWarning",
-    "CudaError",
     "DeadlineExceededError",
-    "DeviceArray",
-    "Explanation",
     "ForkedError",
     "InferenceError",
-    "InputMissingError",
-    "LivenessUnknownError",
     "MachineError",
     "MemoryRefusedError",
-    "MissingTensorError",
     "ModelError",
     "NoSharedMemoryError",
-    "OutputRoomError",
     "PathUnavailableError",
     "PeerError",
     "PoolExhaustedError",
@@ -95,22 +69,24 @@ __all__ = [
     "ServerUnavailableError",
     "ShmClient",
     "ShmError",
-    "SlotInDoubtError",
-    "TableError",
-    "TensorError",
-    "TensorNameError",
-    "TensorShapeError",
-    "TensorTypeError",
-    "TimeoutValueError",
     "Tls",
-    "TlsError",
-    "UnknownHostError",
 ]
 
 if TYPE_CHECKING:
     from ..compat.attach import *  # noqa: F403
 else:
-    __getattr__ = moved(__name__, "shm_backend_utils.compat.attach")
+    __getattr__ = moved(
+        __name__,
+        {
+            **dict.fromkeys(("Attached", "CudaRegion", "attach"), "compat.attach"),
+            **dict.fromkeys(("Check", "ClientStats", "Explanation"), "client.explanation"),
+            **dict.fromkeys(shared_errors.__all__, "errors"),
+            **dict.fromkeys(client_errors.__all__, "client.errors"),
+            "AsyncPreparedCall": "client.prepared",
+            "CudaError": "gpu.errors",
+            "DeviceArray": "gpu.arrays.device_array",
+        },
+    )
 
 
 def __dir__() -> list[str]:

@@ -2,9 +2,10 @@
 
 from typing import TYPE_CHECKING
 
+from ..compat.triton_shm_client import __all__
 from ..moved import moved
 
 if TYPE_CHECKING:
     from ..compat.triton_shm_client import *  # noqa: F403
 else:
-    __getattr__ = moved(__name__, "shm_backend_utils.compat.triton_shm_client")
+    __getattr__ = moved(__name__, dict.fromkeys(__all__, "compat.triton_shm_client"))

@@ -17,7 +17,8 @@ import yaml
 
 from scripts.tools.processes import children, command_line
 from shm_backend_utils.cli.doctor import examine
-from shm_backend_utils.client import LivenessUnknownError, ShmClient, model_processes
+from shm_backend_utils.client import ShmClient, model_processes
+from shm_backend_utils.client.errors import LivenessUnknownError
 from shm_backend_utils.server import EmbeddedServer
 from tests.releases import calls_dead_models_ready, outlives_models
 from tests.unit.harness.folders import folder_of

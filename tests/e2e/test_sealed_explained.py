@@ -7,8 +7,8 @@ import logging
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import Explanation, PathUnavailableError
-from shm_backend_utils.client.explanation import Check
+from shm_backend_utils.client import PathUnavailableError
+from shm_backend_utils.client.explanation import Check, Explanation
 from shm_backend_utils.memory.sealed import SealedSegment
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.protocol.handover import SealedKey

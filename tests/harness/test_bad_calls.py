@@ -9,15 +9,8 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import (
-    BudgetError,
-    DeadlineExceededError,
-    InferenceError,
-    InputMissingError,
-    PoolOptions,
-    ShmClient,
-    TimeoutValueError,
-)
+from shm_backend_utils.client import BudgetError, DeadlineExceededError, InferenceError, PoolOptions, ShmClient
+from shm_backend_utils.client.errors import InputMissingError, TimeoutValueError
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import ClosedError, MissingTensorError, PeerError, TensorNameError
 from shm_backend_utils.testing.harness import ModelHarness

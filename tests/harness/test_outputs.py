@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shm_backend_utils.client import OutputRoomError, Result
+from shm_backend_utils.client import Result
+from shm_backend_utils.client.errors import OutputRoomError
 from shm_backend_utils.client.options import PathName
 from tests.e2e.flavours import AnyClient
 from tests.e2e.in_band import NUMBERS

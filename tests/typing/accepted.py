@@ -12,13 +12,10 @@ from typing_extensions import assert_type
 
 import shm_backend_utils
 from shm_backend_utils import (
-    AsyncPreparedCall,
     AsyncShmClient,
     BatchCall,
     Call,
     CallerError,
-    ClientStats,
-    Explanation,
     PoolOptions,
     PreparedCall,
     Result,
@@ -29,9 +26,15 @@ from shm_backend_utils import (
     TensorView,
     Tls,
 )
-from shm_backend_utils.client import CudaError, ServerUnavailableError, TensorError
+from shm_backend_utils.client import ServerUnavailableError
+from shm_backend_utils.client.explanation import ClientStats, Explanation
+from shm_backend_utils.client.prepared import AsyncPreparedCall
 from shm_backend_utils.compat.attach import Attached, attach
-from shm_backend_utils.model import DeviceArray, DeviceView, Strings, auto_complete
+from shm_backend_utils.errors import TensorError
+from shm_backend_utils.gpu.arrays.device_array import DeviceArray
+from shm_backend_utils.gpu.arrays.device_view import DeviceView
+from shm_backend_utils.gpu.errors import CudaError
+from shm_backend_utils.model import Strings, auto_complete
 
 IMAGES = np.ones((2, 3), np.float32)
 

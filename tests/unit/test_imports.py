@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -65,40 +66,54 @@ def test_only_these_parts_import_tritonclient() -> None:
     assert parts == {"cli", "client", "compat", "repository", "testing"}
 
 
-MOVED = {
-    "client.compat": "triton_shm_client",
-    "client": "attach",
-    "testing.shm_util": "shm_util",
-    "model": "shared_memory_manager",
-}
+COMPAT = "shm_backend_utils.compat"
+OLD_MODULES = {"client.compat": "triton_shm_client", "testing.shm_util": "shm_util"}
 OLD_NAMES = [
-    (old, new, name) for old, new in MOVED.items() for name in import_module(f"shm_backend_utils.compat.{new}").__all__
+    *(
+        (old, f"compat.{new}", name)
+        for old, new in OLD_MODULES.items()
+        for name in import_module(f"{COMPAT}.{new}").__all__
+    ),
+    *(("client", "compat.attach", name) for name in ("Attached", "CudaRegion", "attach")),
+    *(("client", "client.explanation", name) for name in ("Check", "ClientStats", "Explanation")),
+    ("client", "client.prepared", "AsyncPreparedCall"),
+    ("client", "client.errors", "OutputRoomError"),
+    *(
+        ("model", "compat.shared_memory_manager", name)
+        for name in ("MemoryInfo", "RegionStatus", "SharedMemoryManager")
+    ),
+    ("model", "tensors.strings_view", "StringsView"),
+    *((half, "gpu.errors", "CudaError") for half in ("client", "model")),
+    *((half, "errors", "TensorShapeError") for half in ("client", "model")),
+    *((half, "gpu.arrays.device_array", "DeviceArray") for half in ("", "client", "model")),
+    *((half, "gpu.arrays.device_view", "DeviceView") for half in ("", "model")),
+    ("", "client.explanation", "Explanation"),
 ]
 
 
 @pytest.mark.parametrize(("old", "new", "name"), OLD_NAMES, ids=[f"{old}.{name}" for old, _, name in OLD_NAMES])
 def test_an_old_path_warns_and_gives_the_very_same_object(old: str, new: str, name: str) -> None:
-    home = f"shm_backend_utils.compat.{new}"
+    path, home = f"shm_backend_utils.{old}".rstrip("."), f"shm_backend_utils.{new}"
     names: dict[str, object] = {}
-    told = f"shm_backend_utils.{old}.{name} has moved: import it from {home}"
+    told = re.escape(f"{path}.{name} has moved: import it from {home}")
     with pytest.warns(DeprecationWarning, match=f"^{told}$") as warned:
-        exec(compile(f"from shm_backend_utils.{old} import {name}", "model.py", "exec"), names)
+        exec(compile(f"from {path} import {name}", "model.py", "exec"), names)
     assert names[name] is getattr(import_module(home), name)
     assert {each.filename for each in warned} == {"model.py"}
 
 
-@pytest.mark.parametrize("old", MOVED)
+@pytest.mark.parametrize("old", [*OLD_MODULES, "client", "model"])
 def test_another_name_is_no_attribute(old: str) -> None:
     with pytest.raises(AttributeError, match=f"^module 'shm_backend_utils.{old}' has no attribute 'nonsense'$"):
         _ = import_module(f"shm_backend_utils.{old}").nonsense
 
 
-@pytest.mark.parametrize("old", ["client.compat", "testing.shm_util"])
-def test_all_names_of_an_old_module_can_be_imported_at_once(old: str) -> None:
+@pytest.mark.parametrize(("old", "new"), OLD_MODULES.items())
+def test_all_names_of_an_old_module_can_be_imported_at_once(old: str, new: str) -> None:
     names: dict[str, object] = {}
     with pytest.warns(DeprecationWarning, match="has moved"):
         exec(f"from shm_backend_utils.{old} import *", names)
-    assert {*import_module(f"shm_backend_utils.compat.{MOVED[old]}").__all__} <= names.keys()
+    assert {*import_module(f"{COMPAT}.{new}").__all__} <= names.keys()
 
 
 HALVES = ("client", "model", "errors", "tensors.view")

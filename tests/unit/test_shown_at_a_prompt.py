@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import AsyncShmClient, Check, ClientStats, Explanation, PoolOptions, ShmClient
-from shm_backend_utils.client.explanation import Tally
+from shm_backend_utils.client import AsyncShmClient, PoolOptions, ShmClient
+from shm_backend_utils.client.explanation import Check, ClientStats, Explanation, Tally
 from shm_backend_utils.compat.attach import CudaRegion
 from shm_backend_utils.memory.pool.options import PoolStatus
 from shm_backend_utils.model import BatchCall, ShmSession, StreamCall

@@ -151,11 +151,7 @@ def _take_of(tensor: Any) -> Taken:
 
 
 def _take(capsule: object) -> Taken:
-    """Take over a capsule.
-
-    StubDiesError if it was used; TritonModelException if it is not in C order, or on a device that the backend does not
-    know.
-    """
+    """Take over a capsule that nobody used, of a tensor in C order on a device that the backend knows; else raise."""
     managed = _managed(capsule)
     tensor = managed.tensor
     shape = list(tensor.shape[: tensor.ndim])

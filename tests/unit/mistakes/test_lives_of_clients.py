@@ -22,9 +22,9 @@ from shm_backend_utils.client import (
     InferenceError,
     PoolOptions,
     ShmClient,
-    TensorError,
 )
 from shm_backend_utils.client.errors import deadline_exceeded
+from shm_backend_utils.errors import TensorError
 from tests.unit.fake_server import Arrays, FakeServer, Order, config
 from tests.unit.fake_wires import async_client_of, client_of, connected
 

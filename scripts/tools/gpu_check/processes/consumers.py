@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from shm_backend_utils.gpu.arrays.device_array import DeviceArray
+from shm_backend_utils.gpu.arrays.device_view import DeviceView
 from shm_backend_utils.gpu.arrays.imported import imported
 from shm_backend_utils.gpu.arrays.libraries import as_library
-from shm_backend_utils.model import DeviceView
 
 from ..gpu import Gpu
 

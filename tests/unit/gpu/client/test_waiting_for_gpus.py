@@ -24,9 +24,8 @@ from shm_backend_utils.client import (
     PoolOptions,
     Result,
     ShmClient,
-    SlotInDoubtError,
 )
-from shm_backend_utils.errors import PeerError
+from shm_backend_utils.errors import PeerError, SlotInDoubtError
 from shm_backend_utils.gpu.errors import CudaError
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.gpu.runtime import CudaRuntime

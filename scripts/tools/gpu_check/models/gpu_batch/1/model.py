@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from shm_backend_utils.gpu.arrays.device_view import DeviceView
 from shm_backend_utils.gpu.memory.access import CudaAccess
-from shm_backend_utils.model import BatchCall, DeviceView, ShmSession
+from shm_backend_utils.model import BatchCall, ShmSession
 
 
 class TritonPythonModel:
