@@ -207,20 +207,16 @@ def unused_memory(model: str) -> PeerError:
     )
 
 
-def check_output(spec: ModelSpec, name: str, dtype: DType | None, shape: tuple[int, ...]) -> None:
-    """Raise PeerError unless an output that a peer describes is one that the model's configuration has."""
+def check_output(spec: ModelSpec, name: str, dtype: DType | None, shape: tuple[int, ...]) -> DType:
+    """Return the type of an output that a peer describes; PeerError unless the model's configuration has such a one."""
     expected = spec.outputs.get(name)
     if expected is None or dtype is None:
         found = "of a type that Triton does not have" if dtype is None else "which its configuration does not have"
         raise PeerError(f"model {spec.name!r} answered with an output {name!r} {found}")
     rank, end = len(expected.shape), expected.fixed_end
-    if (
-        dtype is expected.dtype
-        and len(shape) == rank
-        and (not end or shape[-len(end) :] == end)
-        and min(shape, default=0) >= 0
-    ):
-        return  # as nearly always
+    fits = dtype is expected.dtype and len(shape) == rank and (not end or shape[-len(end) :] == end)
+    if fits and min(shape, default=0) >= 0:
+        return dtype  # as nearly always
     try:
         if expected.dtype is None:
             expected.check_shape(shape)
@@ -232,6 +228,7 @@ def check_output(spec: ModelSpec, name: str, dtype: DType | None, shape: tuple[i
             f"{expected.config_dtype} {list(expected.shape)}; correct its config.pbtxt or its model.py; if it was just "
             "loaded anew, call it again"
         ) from None
+    return dtype
 
 
 def missing_output(model: str, name: str) -> PeerError:

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from ...dtypes import BY_NAME, BYTES, DType
+from ...dtypes import BYTES
 from ...errors import CallerError, ClosedError, PeerError, TableError
 from ...memory.kinds import RegionKind
 from ...memory.pool.slot import Memory
 from ...model_spec import ModelSpec
 from ...protocol.address import SLOT_PARAMETER
 from ...protocol.call_layout import AnyInput, CallInput, CallLayout
-from ...protocol.results import check_output
 from ...protocol.spans import InputSpan
 from ..errors import DeadlineExceededError, InferenceError
 from ..inputs.sources import SAME_VALUES, Source, StringSource
@@ -39,7 +38,6 @@ __all__ = [
     "InRegion",
     "Plan",
     "check_sequence_id",
-    "described_output",
     "is_answer",
     "output_in",
     "source_of",
@@ -181,17 +179,6 @@ def check_sequence_id(spec: ModelSpec, options: RequestOptions) -> None:
             f"sequence_id is {sequence_id!r}, but a control_input of model {spec.name!r} takes it for "
             f"{'a str' if spec.names_sequences else 'an integer'}; expected one"
         )
-
-
-def described_output(codec: Codec, response: Any, spec: ModelSpec, name: str) -> tuple[DType, tuple[int, ...]] | None:
-    """Return an output's type and shape; None if it is not there, PeerError if the configuration has another."""
-    described = codec.output_of(response, name)
-    if described is None:
-        return None
-    dtype, shape = BY_NAME.get(described[0]), described[1]
-    check_output(spec, name, dtype, shape)
-    assert dtype is not None
-    return dtype, shape
 
 
 def output_in(response: Any, name: str) -> npt.NDArray[Any] | None:

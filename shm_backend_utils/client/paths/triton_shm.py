@@ -11,12 +11,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ...dtypes import BYTES
+from ...dtypes import BY_NAME, BYTES
 from ...errors import ClosedError, PeerError, ShmError, SlotInDoubtError
 from ...memory.managed import array_at
 from ...memory.pool.slot import Memory, SlotRegion
 from ...protocol.call_layout import CallLayout
-from ...protocol.results import missing_output
+from ...protocol.results import check_output, missing_output
 from ...tensors.strings import Strings
 from ..errors import InferenceError, MemoryRefusedError, OutputRoomError
 from ..inputs.sources import SAME_VALUES, Source
@@ -24,7 +24,7 @@ from ..result import Result
 from ..steps import Send, Steps
 from ..transports.messages import Codec, InputTensor, Place
 from ..unregistering import IN_USE
-from .call import Call, InRegion, described_output, is_answer, output_in
+from .call import Call, InRegion, is_answer, output_in
 
 __all__ = ["InlineCall", "RegisteredCall", "Registrations", "no_strings"]
 
@@ -65,8 +65,11 @@ class InlineCall(Call):
         response, spec = self.codec.result(answer), self.known.spec
         found = {}
         for name in self.layout.requested or spec.outputs:
-            described = described_output(self.codec, response, spec, name)
-            array = None if described is None else output_in(response, name)
+            described = self.codec.output_of(response, name)
+            if described is None:
+                continue
+            check_output(spec, name, BY_NAME.get(described[0]), described[1])
+            array = output_in(response, name)
             if array is not None:
                 found[name] = array
         return Result(found, self.path, lambda: response, in_response=tuple(found))
@@ -248,10 +251,11 @@ class RegisteredCall(InRegion, Call):
         return self.codec.infer(self.known.spec.name, self.settings.options, inputs=inputs, outputs=outputs)
 
     def _output(self, name: str, response: Any, memory: Memory) -> npt.NDArray[Any]:
-        described = described_output(self.codec, response, self.known.spec, name)
+        described = self.codec.output_of(response, name)
         array: npt.NDArray[Any] | None = None
         if described is not None:
-            (dtype, shape), room = described, self._placed.get(name)
+            (datatype, shape), room = described, self._placed.get(name)
+            dtype = check_output(self.known.spec, name, BY_NAME.get(datatype), shape)
             if room is None:
                 array = output_in(response, name)
             elif dtype is not BYTES:  # of a type that the configuration leaves open

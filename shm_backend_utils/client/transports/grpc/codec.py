@@ -48,6 +48,7 @@ class GrpcCodec(Codec):
     """Makes the messages of one client; ``complete`` takes the metadata of a call, and returns what is sent instead."""
 
     inline_bytes = 16 * 2**10
+    result = InferResult
 
     def __init__(self, complete: Callable[[Metadata], Metadata] | None = None) -> None:
         self._complete = complete
@@ -111,9 +112,6 @@ class GrpcCodec(Codec):
     def unregister(self, name: str) -> GrpcMessage:
         order = service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
         return self._message("SystemSharedMemoryUnregister", order)
-
-    def result(self, answer: Any) -> Any:
-        return InferResult(answer)
 
     def told(self, answer: Any) -> dict[str, Any]:
         return _plain(answer.config if isinstance(answer, service_pb2.ModelConfigResponse) else answer)
