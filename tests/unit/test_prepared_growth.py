@@ -106,11 +106,12 @@ def test_the_array_of_an_earlier_result_stays_when_the_call_grows_and_when_it_is
     assert client.stats().slots_held == 0
 
 
-def test_two_calls_side_by_side_grow_each_for_itself() -> None:
-    batched = config("b", max_batch_size=8)
+@pytest.mark.parametrize("told", [None, {"OUT0": 16}], ids=["by itself", "beside others"])
+def test_calls_side_by_side_grow_if_they_do_not_share_a_region(told: dict[str, int] | None) -> None:
+    batched = config("b", max_batch_size=8, dynamic_batching={})
     server = FakeServer(batched, compute=lambda _, inputs: {"OUT0": np.repeat(inputs["IN0"], 100, 1)})
     with server, client_of(server) as client:
-        calls = [client.prepare("b", {"IN0": ((2, 1), np.float32)}) for _ in range(3)]
+        calls = [client.prepare("b", {"IN0": ((2, 1), np.float32)}, outputs=told) for _ in range(3)]
         for round_number in range(3):
             results = []
             for number, call in enumerate(calls):
@@ -118,7 +119,7 @@ def test_two_calls_side_by_side_grow_each_for_itself() -> None:
                 results.append(call.infer())
             for number, result in enumerate(results):
                 assert result["OUT0"].tolist() == [[number] * 100, [round_number] * 100]
-                assert bool(result.overflowed) == (round_number == 0)
+                assert bool(result.overflowed) == (round_number == 0 or told is not None)
         del results, result
         for call in calls:
             call.close()

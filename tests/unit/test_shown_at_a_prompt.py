@@ -78,6 +78,9 @@ def test_a_prepared_call_shows_its_inputs_and_a_result_which_outputs_found_no_ro
         assert repr(second) == "<Result path=direct 'OUT0' float32 [6]>"
         second.release()
         assert repr(second) == "<Result path=direct released>"
+        call = made.prepare("m", {"IN0": ((6,), np.float32)}, path="inline")
+    assert repr(call) == "<PreparedCall 'm' path=inline 'IN0' FP32 [6], closed>"
+    call.close()
 
 
 def test_a_session_and_its_call_show_their_model_and_whether_they_are_open(session: ShmSession) -> None:
