@@ -56,7 +56,7 @@ class ShmError(Exception):
         return _restored, (type(self), self.args, self.__dict__)
 
 
-def names_told(wrong: object, names: Iterable[str]) -> str:
+def name_list(wrong: object, names: Iterable[str]) -> str:
     """Return the names that there are, for the message about one that is not; and which of them was meant, maybe."""
     there = list(names)
     if not isinstance(wrong, str) or len(wrong) > _LONGEST_NAME:  # to compare, takes time
@@ -201,7 +201,7 @@ class RequestRefusedError(CallerError):
 
     def __init__(self, message: str, status: str = "INVALID_ARG") -> None:
         if status not in self.STATUSES:
-            expected = names_told(status, self.STATUSES)
+            expected = name_list(status, self.STATUSES)
             raise ModelError(f"model.py refuses a request with status {shown(status)}; expected one of {expected}")
         self.status = status
         super().__init__(message)

@@ -18,7 +18,7 @@ from .errors import (
     TensorNameError,
     TensorShapeError,
     TensorTypeError,
-    names_told,
+    name_list,
 )
 
 __all__ = [
@@ -269,7 +269,7 @@ def _named(tensors: Mapping[str, TensorSpec], name: str, missing: str) -> Tensor
         return tensors[name]
     except KeyError:
         why = "" if tensors else ": look whether config.pbtxt is in its folder, and lists them"
-        raise TensorNameError(name, f"{missing} {name!r}; it has {names_told(name, tensors)}{why}") from None
+        raise TensorNameError(name, f"{missing} {name!r}; it has {name_list(name, tensors)}{why}") from None
 
 
 def _is_sound(tensor: TensorSpec) -> bool:

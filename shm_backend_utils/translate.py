@@ -1,4 +1,4 @@
-"""What others raise, told as this library's errors.
+"""Errors of others, translated to this library's.
 
 A context manager that is a generator would tie the error, from Python 3.12 on, to a cycle with all frames that it came
 through, and their memory would stay mapped until the collector comes.
@@ -11,12 +11,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Generic, TypeVar
 
-__all__ = ["telling"]
+__all__ = ["translate"]
 
 E = TypeVar("E", bound=BaseException)
 
 
-class telling(contextlib.ContextDecorator, Generic[E]):  # noqa: N801  # as contextlib's own, it reads as a verb
+class translate(contextlib.ContextDecorator, Generic[E]):  # noqa: N801  # as contextlib's own, it reads as a verb
     """Have a block, or a function, raise what ``meaning`` returns for one of these errors; None lets it be."""
 
     def __init__(self, kinds: type[E] | tuple[type[E], ...], meaning: Callable[[E], BaseException | None]) -> None:
@@ -29,12 +29,12 @@ class telling(contextlib.ContextDecorator, Generic[E]):  # noqa: N801  # as cont
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the block, and tell its error if it is to be told."""
+        """End the block, and raise the translation of its error if it has one."""
         if not isinstance(error, self._kinds):
             return
-        told = self._meaning(error)
+        translated = self._meaning(error)
         try:
-            if told is not None:
-                raise told from None
+            if translated is not None:
+                raise translated from None
         finally:
-            del told, error  # a traceback has this frame
+            del translated, error  # a traceback has this frame

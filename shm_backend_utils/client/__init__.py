@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from .extra import what_is_missing_told
+from .extra import name_missing_library
 
-with what_is_missing_told():
+with name_missing_library():
     import tritonclient.utils  # noqa: F401
 
 from .. import errors as shared_errors

@@ -201,7 +201,7 @@ class Core:
         """Ask the server for a model, and return it; the same object as before if nothing has changed."""
         asked = time.monotonic()
         answer = yield Send(self.codec.ask("model config", model, version), deadline)
-        spec = ModelSpec.of_server(model, self.codec.told(answer))
+        spec = ModelSpec.of_server(model, self.codec.as_dict(answer))
         known = self.known.get((model, version))
         if known is None or known.spec != spec:
             if known is not None:
@@ -271,8 +271,8 @@ def inline_instead(core: Core, settings: CallSettings, known: KnownModel, error:
         yield from core.paths.choose(known, InlineCall.path, settings.deadline)
     except PathUnavailableError:
         raise error from None
-    if "no shared memory" not in known.told:
-        known.told.add("no shared memory")
+    if "no shared memory" not in known.warned:
+        known.warned.add("no shared memory")
         _LOG.warning("a call of model %r takes the path inline: %s", known.spec.name, error)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-__all__ = ["what_is_missing_told"]
+__all__ = ["name_missing_library"]
 
 
 @contextlib.contextmanager
-def what_is_missing_told() -> Iterator[None]:
+def name_missing_library() -> Iterator[None]:
     """Say in an import's ModuleNotFoundError what to install."""
     try:
         yield

@@ -53,7 +53,7 @@ class KnownModel:
         self.path: str | None = None  # the one that the explanation has
         self.inline_end = 0  # up to where the tensors of a call with one slot may end so that it goes in band
         self.reason = ""  # why its calls take no better path, as it was found last
-        self.told: set[str] = set()  # which copies the user was told of: one entry for each path, and each output
+        self.warned: set[str] = set()  # which copies the user was warned of: one entry for each path, and each output
         self.seen = time.monotonic()  # when the server was asked last
         self.data_begin = data_offset(1, self.record_byte_size)  # in a region with one slot
         self.learned = LearnedSizes(head_room)  # of outputs that found too little room
@@ -89,8 +89,8 @@ class KnownModel:
 
     def warn(self, what: str, message: str, origin: Origin, byte_size: float = math.inf) -> None:
         """Warn that so many bytes are copied: once for each ``what``, and not of few."""
-        if byte_size >= _FROM_BYTES and what not in self.told:
-            self.told.add(what)
+        if byte_size >= _FROM_BYTES and what not in self.warned:
+            self.warned.add(what)
             warnings.warn_explicit(message, CopyWarning, origin.code.co_filename, origin.line, registry=None)
 
     def warn_of_path(self, path: str, why: str, byte_size: float, origin: Origin) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypedDict, cast, get_args
 
 import numpy as np
 
-from ..errors import CallerError, names_told, shown
+from ..errors import CallerError, name_list, shown
 from ..memory.pool.options import PoolOptions
 from ..protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
 from ..protocol.named import PARAMETER
@@ -206,7 +206,7 @@ def _is_printable(text: object) -> bool:
 
 
 def _remedy(name: str, remedies: Mapping[str, str], known: Sequence[str]) -> str:
-    return remedies.get(name) or f"expected some of {names_told(name, known)}"
+    return remedies.get(name) or f"expected some of {name_list(name, known)}"
 
 
 def check_path(path: str) -> str:

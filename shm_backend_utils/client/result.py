@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy.typing as npt
 
-from ..errors import ClosedError, names_told
+from ..errors import ClosedError, name_list
 from ..gpu.arrays.copies import copy_of
 from ..gpu.arrays.device_array import DeviceArray
 
@@ -35,7 +35,7 @@ class Arrays(Mapping[str, npt.NDArray[Any]]):
         try:
             return arrays[name]
         except KeyError:
-            raise KeyError(self._unknown.format(name, names_told(name, arrays))) from None
+            raise KeyError(self._unknown.format(name, name_list(name, arrays))) from None
 
     def __setitem__(self, name: str, array: object) -> None:
         if array is not self[name]:  # an operator in place puts back what it has changed

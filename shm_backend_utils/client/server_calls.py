@@ -67,7 +67,7 @@ def start(core: Core, settings: ClientSettings) -> Steps[None]:
 def ask(codec: Codec, deadline: float, question: Question, model: str = "", version: str = "") -> Steps[dict[str, Any]]:
     """Return what the server answers, in JSON's types."""
     answer = yield Send(codec.ask(question, model, version), deadline)
-    return codec.told(answer)
+    return codec.as_dict(answer)
 
 
 def is_so(codec: Codec, deadline: float, question: Question, model: str = "", version: str = "") -> Steps[bool]:

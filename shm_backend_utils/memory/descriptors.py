@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from ..errors import NoSharedMemoryError
 from ..forks import call_after_fork
-from ..telling import telling
+from ..translate import translate
 
-__all__ = ["NO_DESCRIPTORS", "Descriptor", "NoDescriptorsError", "failures_told", "no_descriptors"]
+__all__ = ["NO_DESCRIPTORS", "Descriptor", "NoDescriptorsError", "no_descriptors", "translate_os_errors"]
 
 NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 """The numbers of the errors that say so."""
@@ -71,10 +71,10 @@ def no_descriptors(needed: str) -> NoDescriptorsError:
     )
 
 
-def failures_told(
+def translate_os_errors(
     needed: str = "a shared-memory region takes two file descriptors",
     failed: str = "shared memory cannot be opened here: {}; see what `shm-backend-utils doctor` says",
-) -> telling[OSError]:
+) -> translate[OSError]:
     """Turn OSError into NoSharedMemoryError where memory is made or opened: a context manager, or a decorator."""
 
     def meaning(error: OSError) -> NoSharedMemoryError | None:
@@ -84,4 +84,4 @@ def failures_told(
             return None  # it is this library's own, or tells the caller of the key that it chose
         return NoSharedMemoryError(failed.format(os.strerror(error.errno)))
 
-    return telling(OSError, meaning)
+    return translate(OSError, meaning)

@@ -32,7 +32,7 @@ import struct
 import threading
 from typing import Final
 
-from .descriptors import Descriptor, failures_told
+from .descriptors import Descriptor, translate_os_errors
 
 __all__ = [
     "FREE",
@@ -136,7 +136,7 @@ class SharedLease:
         self._own = own
 
     @classmethod
-    @failures_told(f"{_LEASE} takes a file descriptor", f"{_LEASE} cannot be taken: {{}}")
+    @translate_os_errors(f"{_LEASE} takes a file descriptor", f"{_LEASE} cannot be taken: {{}}")
     def take(cls, fd: int, byte: int) -> SharedLease | None:
         """Take it; None if another description has the byte alone. MachineError if it cannot be had."""
         own = Descriptor(os.open, f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)

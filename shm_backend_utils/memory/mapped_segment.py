@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from ..errors import ClosedError, RegionRefusedError
 from ..forks import call_after_fork
-from .descriptors import NO_DESCRIPTORS, Descriptor, failures_told
+from .descriptors import NO_DESCRIPTORS, Descriptor, translate_os_errors
 from .shared_file import BLOCK_SIZE, SharedFile, allocate
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class MappedSegment(ABC):
         return segment
 
     @classmethod
-    @failures_told()
+    @translate_os_errors()
     def map(cls, file: SharedFile, byte_size: int) -> Self:
         """Map the first bytes of another process's file that was checked, and take the file's descriptor."""
         try:

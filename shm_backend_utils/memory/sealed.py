@@ -16,7 +16,7 @@ from ..errors import NoSharedMemoryError, RegionGoneError, RegionRefusedError
 from ..protocol.handover import SealedKey
 from . import locks
 from .access import PRIVATE, Access
-from .descriptors import Descriptor, failures_told
+from .descriptors import Descriptor, translate_os_errors
 from .handover.server import REGISTRY
 from .machine import MORE_MEMORY, available_bytes, memory_bytes
 from .mapped_segment import MappedSegment
@@ -37,7 +37,7 @@ class SealedSegment(MappedSegment):
     """A sealed memfd. Its key names a socket of its maker, and a number there."""
 
     @classmethod
-    @failures_told(failed='sealed memory cannot be made: {}; take other memory, by PoolOptions(region="system")')
+    @translate_os_errors(failed='sealed memory cannot be made: {}; take other memory, by PoolOptions(region="system")')
     def create(
         cls,
         byte_size: int,
@@ -111,7 +111,7 @@ def _filled(byte_size: int, access: Access, deadline: float) -> Descriptor:
     except BaseException as error:
         if descriptor is not None:
             descriptor.close()  # here, as an error may keep it for long
-        if isinstance(error, OSError) and error.errno in NO_SPACE:
+        if getattr(error, "errno", None) in NO_SPACE:
             raise _no_memory(byte_size) from None
         raise
     return descriptor

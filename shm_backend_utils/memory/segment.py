@@ -10,7 +10,7 @@ from collections.abc import Callable
 from ..errors import NoSharedMemoryError, RegionGoneError, RegionRefusedError
 from ..forks import call_after_fork
 from .access import PRIVATE, Access
-from .descriptors import Descriptor, failures_told
+from .descriptors import Descriptor, translate_os_errors
 from .mapped_segment import MappedSegment
 from .shared_file import (
     BLOCK_SIZE,
@@ -32,7 +32,7 @@ class SystemSegment(MappedSegment):
     _room = staticmethod(free_bytes)
 
     @classmethod
-    @failures_told(
+    @translate_os_errors(
         failed="shared memory cannot be made in /dev/shm: {}; mount a tmpfs there that this user may write to"
     )
     def create(

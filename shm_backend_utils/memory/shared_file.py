@@ -14,7 +14,7 @@ from typing import Final
 
 from ..errors import NoSharedMemoryError, RegionGoneError, RegionRefusedError
 from ..protocol.layout import PAGE_SIZE
-from .descriptors import NO_DESCRIPTORS, Descriptor, failures_told
+from .descriptors import NO_DESCRIPTORS, Descriptor, translate_os_errors
 
 __all__ = [
     "BLOCK_SIZE",
@@ -60,7 +60,7 @@ class SharedFile:
         self.status = os.fstat(descriptor.fileno())  # as it was when it was opened
 
     @classmethod
-    @failures_told()
+    @translate_os_errors()
     def open(cls, key: str, field: str) -> SharedFile:
         """Open another process's file, by its name without slashes, if it is a regular one."""
         try:

@@ -290,7 +290,12 @@ def test_a_removed_region_cannot_be_opened(kind: Kind, region: ManagedRegion) ->
         kind.open(region, region.header.token.hex())
 
 
-def test_the_peer_knows_that_the_region_was_removed(kind: Kind, region: ManagedRegion, peer: ManagedRegion) -> None:
+def test_the_peer_knows_how_large_the_region_is_and_that_it_was_removed(
+    kind: Kind, region: ManagedRegion, peer: ManagedRegion
+) -> None:
+    peer.segment.check(peer.header.byte_size, FIELD)
+    with pytest.raises(RegionRefusedError):
+        peer.segment.check(peer.header.byte_size + 1, FIELD)
     kind.remove(region)
     with pytest.raises(RegionGoneError):
         peer.segment.check(peer.header.byte_size, FIELD)

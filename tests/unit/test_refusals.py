@@ -15,7 +15,7 @@ import pytest
 from shm_backend_utils import errors
 from shm_backend_utils.errors import ModelError, PeerError, RegionGoneError, StaleRequestError, TableError
 from shm_backend_utils.protocol.refusals import code_in, refusal
-from shm_backend_utils.telling import telling
+from shm_backend_utils.translate import translate
 from tests.unit.emulated import answers_to, emulated_server, log_lines, message_of
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
@@ -86,10 +86,10 @@ def raise_others(text: str) -> None:
 
 def test_what_means_nothing_else_is_raised_itself_and_errors_of_other_kinds_are_left_alone() -> None:
     error = OthersError("x")
-    with pytest.raises(OthersError) as caught, telling(OthersError, lambda _: None):
+    with pytest.raises(OthersError) as caught, translate(OthersError, lambda _: None):
         raise error
     assert caught.value is error
-    with pytest.raises(KeyError), telling((OthersError, OSError), lambda error: OwnError(str(error))):
+    with pytest.raises(KeyError), translate((OthersError, OSError), lambda error: OwnError(str(error))):
         raise KeyError("x")
 
 
@@ -101,13 +101,13 @@ def _without_collector() -> Iterator[None]:
 
 
 def test_an_error_of_a_block_and_of_a_function_is_told_each_time() -> None:
-    with telling(OthersError, own):
+    with translate(OthersError, own):
         pass
-    told = telling(OthersError, own)(raise_others)
+    told = translate(OthersError, own)(raise_others)
     for text in ("early", "late"):
         with pytest.raises(OwnError, match=f"it is {text}"):
             told(text)
-    with pytest.raises(OwnError, match="it is late") as caught, telling(OthersError, own):
+    with pytest.raises(OwnError, match="it is late") as caught, translate(OthersError, own):
         raise_others("late")
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__
@@ -122,7 +122,7 @@ def test_what_the_frames_had_in_hand_goes_with_the_error() -> None:
     def map_it() -> None:
         memory = Memory()
         gone.append(weakref.ref(memory))
-        with telling(OthersError, own):
+        with translate(OthersError, own):
             raise_others("refused")
 
     def serve() -> str:

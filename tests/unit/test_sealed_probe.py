@@ -23,7 +23,7 @@ from tests.unit.fake_server import FakeServer, Order, config
 from tests.unit.fake_wires import client_of
 
 X = np.arange(6, dtype=np.float32)
-TRIAL = "sealed memory?"
+PROBE = "sealed memory?"
 
 
 class BlindServer(FakeServer):
@@ -52,7 +52,7 @@ def blind() -> Iterator[BlindServer]:
         yield server
 
 
-def check_of(client: ShmClient, name: str = TRIAL) -> Check | None:
+def check_of(client: ShmClient, name: str = PROBE) -> Check | None:
     return next((check for check in client.explain("m").checks if check.name == name), None)
 
 
@@ -68,7 +68,7 @@ def test_memory_is_sealed_where_the_model_can_fetch_it(server: FakeServer) -> No
     with client_of(server) as client:
         for _ in range(3):
             infer(client)
-        assert [is_sealed(order) for order in server.orders] == [True] * 3, "the trial is no request that it sees"
+        assert [is_sealed(order) for order in server.orders] == [True] * 3, "the probe is no request that it sees"
         assert not own_files()
         check = check_of(client)
         assert check is not None
@@ -108,6 +108,13 @@ def test_who_wants_none_is_asked_for_none(server: FakeServer) -> None:
         infer(client)
         assert [is_sealed(order) for order in server.orders] == [False]
         assert check_of(client) is None
+
+
+def test_a_model_that_is_closed_to_direct_is_not_probed() -> None:
+    closed = config("m", parameters={"SHM_PATHS": {"string_value": "triton-shm,inline"}})
+    with BlindServer(closed) as server, client_of(server) as client:
+        assert check_of(client) is None
+        assert server.refused == 0
 
 
 def test_who_wants_sealed_memory_alone_is_told_that_there_is_none(blind: BlindServer) -> None:

@@ -11,7 +11,7 @@ from tritonclient.utils import shared_memory
 
 from ...client.unregistering import unregister_when_free
 from ...errors import NoSharedMemoryError
-from ...memory.descriptors import failures_told
+from ...memory.descriptors import translate_os_errors
 from ...memory.shared_file import DEV_SHM
 
 __all__ = ["RegisteredRegion", "registered_region"]
@@ -40,7 +40,7 @@ def registered_region(stack: ExitStack | AsyncExitStack, plain: Any, name: str, 
     return RegisteredRegion(name, handle)
 
 
-@failures_told()
+@translate_os_errors()
 def _take_memory(name: str, byte_size: int) -> None:
     """Give memory to every byte: a full /dev/shm must fail here, not as a SIGBUS at first touch."""
     file = os.open(DEV_SHM / name, os.O_RDWR)

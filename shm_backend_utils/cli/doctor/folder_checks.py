@@ -17,7 +17,7 @@ from typing import Any, Final
 from google.protobuf import json_format
 
 from ... import __version__
-from ...errors import ModelError, names_told
+from ...errors import ModelError, name_list
 from ...model_spec import is_of_python_backend
 from ...protocol.layout import VERSION
 from ...repository.config import check_tensors, read_config
@@ -323,7 +323,7 @@ def _of_names(config: dict[str, Any], codes: list[ModelCode], model: str, models
     for code in codes:
         for line, kind, name in code.named if code.mentions("ShmSession") else ():
             if there[kind] and name not in there[kind]:
-                found = f"{code.file}:{line}: there is no {kind} {name!r}; there are: {names_told(name, there[kind])}"
+                found = f"{code.file}:{line}: there is no {kind} {name!r}; there are: {name_list(name, there[kind])}"
                 yield Finding(FolderTrouble.UNKNOWN_NAME, found, model)
 
 

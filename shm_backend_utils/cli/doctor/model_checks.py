@@ -271,7 +271,7 @@ def checked_config(told: Mapping[str, Any]) -> dict[str, Any]:
         json_format.Parse(text, message, ignore_unknown_fields=True)
     except (json_format.ParseError, UnicodeEncodeError) as error:
         raise ValueError(str(error)) from None
-    return _CODEC.told(service_pb2.ModelConfigResponse(config=message))
+    return _CODEC.as_dict(service_pb2.ModelConfigResponse(config=message))
 
 
 def checked_report(told: Mapping[str, Any]) -> dict[str, Any]:

@@ -144,7 +144,7 @@ class PathChooser:
         found = functools.partial(Check, _SEALED, needed_by=needed_by)
         if not is_here:
             return found(False, "it is fetched by a socket of this machine alone")
-        if model.spec.sequences:  # a trial would wait for the end of another sequence, which may be this client's
+        if model.spec.sequences:  # a probe would wait for the end of another sequence, which may be this client's
             return found(None, "the model takes sequences, so that only a call can tell")
         try:
             region = SlotRegion(PAGE_SIZE, 1, PAGE_SIZE, self._options.access, kind=RegionKind.SEALED)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ...errors import ClosedError
 from ..errors import deadline_exceeded
-from .conversation import MOST_ATTEMPTS, Conversation, Server, Unanswered, handshake_told
+from .conversation import MOST_ATTEMPTS, Conversation, Server, Unanswered, translate_handshake
 
 __all__ = ["AsyncConnections"]
 
@@ -103,7 +103,7 @@ class AsyncConnections:
     async def _opened(self) -> _Connection:
         host, port, _, conversation, tls = self._server
         loop = asyncio.get_running_loop()
-        with handshake_told() if tls else contextlib.nullcontext():
+        with translate_handshake() if tls else contextlib.nullcontext():
             _, connection = await loop.create_connection(
                 lambda: _Connection(conversation(), self._open), host, port, ssl=tls
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from ..extra import what_is_missing_told
+from ..extra import name_missing_library
 from ..options import Tls
 from .messages import split_url
 from .transport import AsyncTransport, Transport
@@ -44,7 +44,7 @@ def _found(url: str, tls: Tls | None) -> tuple[Callable[..., Transport], Callabl
     """Return the two transports of a URL's protocol, and where they go; ModuleNotFoundError if a library is missing."""
     protocol, is_secure, address, host = split_url(url)
     tls = (tls or Tls()) if is_secure else None
-    with what_is_missing_told():
+    with name_missing_library():
         if protocol == "http":
             from .http.transport import AsyncHttpTransport, HttpTransport  # noqa: PLC0415
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from ...errors import ClosedError
 from ...forks import call_after_fork
 from ..errors import deadline_exceeded
-from .conversation import MOST_ATTEMPTS, Server, Unanswered, handshake_told
+from .conversation import MOST_ATTEMPTS, Server, Unanswered, translate_handshake
 
 __all__ = ["Connections"]
 
@@ -125,7 +125,7 @@ class _Connection:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls is not None:
             sock.settimeout(max(deadline - time.monotonic(), _LEAST_S))
-            with handshake_told():
+            with translate_handshake():
                 sock = self._socket = tls.wrap_socket(sock, server_hostname=host)
             pending, poll = sock.pending, self._poll
             self.has_news = lambda wait_ms: pending() or poll(wait_ms)

@@ -7,10 +7,10 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Final, NamedTuple
 
 from ...memory.descriptors import NO_DESCRIPTORS, no_descriptors
-from ...telling import telling
+from ...translate import translate
 from ..errors import ServerUnavailableError, unavailable
 
-__all__ = ["MOST_ATTEMPTS", "Conversation", "Server", "Unanswered", "handshake_told"]
+__all__ = ["MOST_ATTEMPTS", "Conversation", "Server", "Unanswered", "translate_handshake"]
 
 
 class Unanswered(NamedTuple):
@@ -86,8 +86,8 @@ class Server(NamedTuple):
         return unavailable(self.address, f"{doing}{outcome.reason}")
 
 
-def handshake_told() -> telling[OSError]:
+def translate_handshake() -> translate[OSError]:
     """Have errors say that they are of TLS: how a server without it ends a handshake, is chance."""
-    return telling(
+    return translate(
         (ssl.SSLError, ConnectionResetError), lambda error: OSError(f"TLS handshake: {type(error).__name__}: {error}")
     )

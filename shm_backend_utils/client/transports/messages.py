@@ -96,7 +96,7 @@ class Codec(ABC):
         """Return the answer to a request as tritonclient's ``InferResult``."""
 
     @abstractmethod
-    def told(self, answer: Any) -> dict[str, Any]:
+    def as_dict(self, answer: Any) -> dict[str, Any]:
         """Return the answer to a question in JSON's types, of one shape whatever the protocol."""
 
     @abstractmethod

@@ -6,12 +6,12 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from ...memory.descriptors import NO_DESCRIPTORS, failures_told
+from ...memory.descriptors import NO_DESCRIPTORS, translate_os_errors
 
 __all__ = ["is_this_machine"]
 
 
-@failures_told("to look up a host takes a file descriptor")
+@translate_os_errors("to look up a host takes a file descriptor")
 def is_this_machine(host: str) -> bool:
     """Return whether a socket can be bound to a host: only to this machine's; NoDescriptorsError if nothing tells."""
     try:

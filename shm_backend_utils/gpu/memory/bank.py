@@ -112,16 +112,16 @@ class DeviceBank:
 
     def _give_up(self, region: SlotRegion, descriptor: Descriptor) -> None:
         """Keep a destroyed region's memory on GPUs until nobody uses it; this never waits."""
-        held, lent, kept = region.device_memory, region.borrowed, [slot.kept for slot in region.slots]
+        held, borrowed, kept = region.device_memory, region.borrowed, [slot.kept for slot in region.slots]
         records = [slot.record_offset for slot in region.slots if slot.kept]
 
         def is_in_use() -> bool:
             fd = descriptor.fileno()
             return locks.has_users(fd) or not all(locks.is_slot_free(fd, record) for record in records)
 
-        self._given_up.append(_GivenUp(is_in_use, descriptor, tuple(held.values()), (lent[:], kept)))
+        self._given_up.append(_GivenUp(is_in_use, descriptor, tuple(held.values()), (borrowed[:], kept)))
         held.clear()
-        lent.clear()
+        borrowed.clear()
         self._in_regions.pop(id(held), None)
 
     def _collect(self) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 
 from ...errors import ClosedError, RegionRefusedError
 from ...memory.locks import SharedLease
-from ...telling import telling
+from ...translate import translate
 from ..errors import CudaError
 from ..runtime import HANDLE_LENGTH, CudaRuntime
 
@@ -200,8 +200,8 @@ class CudaMappings:
         return opened
 
 
-def _refused(field: str) -> telling[CudaError]:
-    return telling(CudaError, lambda error: RegionRefusedError(field, str(error)))
+def _refused(field: str) -> translate[CudaError]:
+    return translate(CudaError, lambda error: RegionRefusedError(field, str(error)))
 
 
 def _check_length(handle: bytes, field: str) -> None:

@@ -20,8 +20,8 @@ from typing import Any, Final
 
 from ...errors import ClosedError, RegionGoneError, RegionRefusedError
 from ...protocol.handover import ANSWER_LENGTH, Question, SealedKey, decode_answer, encode_question
-from ...telling import telling
-from ..descriptors import Descriptor, failures_told
+from ...translate import translate
+from ..descriptors import Descriptor, translate_os_errors
 from ..shared_file import SealedFile, owner_refused
 from .peers import Closer, Peer, accept_descriptors
 
@@ -41,7 +41,7 @@ class Fetcher:
         self._closer = Closer() if closer is None else closer
         self._is_closed = False
 
-    @failures_told()
+    @translate_os_errors()
     def fetch(self, key: SealedKey, token: str, field: str, is_allowed: Callable[[int], bool]) -> SealedFile:
         """Fetch a region from its client, if the id of its user is allowed. The caller owns the file, and checks it."""
         if self._is_closed:
@@ -80,7 +80,7 @@ class Fetcher:
         """
         arguments = (ANSWER_LENGTH + 1,), (_ROOM_FOR_ONE,), (_HOW_TO_RECEIVE,)
         answers, again = itertools.tee(map(connection.recvmsg, *arguments))
-        with _hanging_up_told(field):
+        with _translate_hanging_up(field):
             received = Descriptor(next, _descriptors_in(answers))  # has none if none came
         try:
             message, _, flags, _ = next(again)
@@ -108,7 +108,7 @@ def _connect(connection: socket.socket, key: SealedKey, deadline: float, field: 
 
 def _ask(connection: socket.socket, question: Question, wait_s: float, field: str) -> None:
     """Send the question, and wait until something is there to be received."""
-    with _hanging_up_told(field):
+    with _translate_hanging_up(field):
         connection.send(encode_question(question), socket.MSG_NOSIGNAL)
     poll = select.poll()
     poll.register(connection, select.POLLIN)
@@ -141,13 +141,13 @@ def _check_answer(message: bytes, flags: int, received: Descriptor, field: str) 
         raise RegionGoneError(f"{field} is handed over no longer; its owner closed it, or its token is another one")
 
 
-def _hanging_up_told(field: str) -> telling[OSError]:
+def _translate_hanging_up(field: str) -> translate[OSError]:
     def meaning(error: OSError) -> RegionGoneError | RegionRefusedError:
         if isinstance(error, ConnectionResetError | BrokenPipeError):
             return _hung_up(field)
         return RegionRefusedError(field, f"its client cannot be asked: {os.strerror(error.errno or 0)}")
 
-    return telling(OSError, meaning)
+    return translate(OSError, meaning)
 
 
 def _hung_up(field: str) -> RegionGoneError:

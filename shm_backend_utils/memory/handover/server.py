@@ -19,7 +19,7 @@ from ...errors import MachineError
 from ...forks import call_after_fork
 from ...protocol.handover import QUESTION_LENGTH, Question, SealedKey, decode_question, encode_answer
 from ..access import Access
-from ..descriptors import Descriptor, failures_told
+from ..descriptors import Descriptor, translate_os_errors
 from .peers import Closer, Peer, accept_descriptors
 
 __all__ = ["REGISTRY", "HandoverRegistry", "HandoverServer", "Offer"]
@@ -107,7 +107,7 @@ class HandoverServer:
             self._close()
             self._is_open.set()
 
-    @failures_told(f"{_SOCKET} takes two file descriptors", f"{_SOCKET} cannot be opened: {{}}")
+    @translate_os_errors(f"{_SOCKET} takes two file descriptors", f"{_SOCKET} cannot be opened: {{}}")
     def _open(self) -> None:
         self._waker = Descriptor(os.eventfd, 0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._listener = socket.socket(socket.AF_UNIX, _KIND)

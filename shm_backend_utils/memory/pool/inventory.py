@@ -123,8 +123,8 @@ class Inventory:
         self._reserved[reference] = waiter.region
         return True
 
-    def hand_over(self, waiter: Waiter) -> None:
-        """Leave to a waiter what is reserved for it; ClosedError if nothing is, any more."""
+    def grant(self, waiter: Waiter) -> None:
+        """Give a waiter what is reserved for it; ClosedError if nothing is, any more."""
         reference = weakref.ref(waiter)
         if waiter.is_making or reference not in self._reserved:
             raise ClosedError("this client")

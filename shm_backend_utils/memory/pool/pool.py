@@ -33,7 +33,7 @@ __all__ = ["SlotPool"]
 _LOG: Final = logging.getLogger(__name__)
 _QUARANTINE_ROUND_S: Final = 0.05
 _FINALIZERS_PATIENCE_S: Final = 1.0
-_PARTS_OF_THE_BUDGET: Final = 4
+_GUESSES_IN_THE_BUDGET: Final = 4
 _PARTS_UNLOOKED: Final = 64
 
 
@@ -113,7 +113,7 @@ class SlotPool:
             region = self._made(waiter, deadline)
         else:
             with self._lock:
-                self._inventory.hand_over(waiter)
+                self._inventory.grant(waiter)
         memory = self._hold(region, waiter.holder)
         if is_new and self.options.prefault:
             region.prefault(deadline)
@@ -173,7 +173,7 @@ class SlotPool:
     @property
     def stream_guess_bytes(self) -> int:
         """How much a stream may take for outputs whose size nobody knows yet."""
-        return min(self.options.stream_guess_bytes, self._inventory.max_bytes // _PARTS_OF_THE_BUDGET)
+        return min(self.options.stream_guess_bytes, self._inventory.max_bytes // _GUESSES_IN_THE_BUDGET)
 
     @property
     def status(self) -> PoolStatus:
@@ -325,13 +325,13 @@ class SlotPool:
         regions: list[SlotRegion] = []
         try:
             with self._lock:
-                self._inventory.hand_over(waiter)  # in here: from then on nobody else takes the room back
+                self._inventory.grant(waiter)  # in here: from then on nobody else takes the room back
             regions = self._make_regions(waiter, deadline)
             for region in regions:
                 region.holder = waiter.holder
             with self._lock:
                 if self._housekeeper is None:  # before any is there that only a housekeeper can end
-                    self._housekeeper = Repeater(self._keep_house, self._patience(), "shm pool")
+                    self._housekeeper = Repeater(self._keep_house, self._pause_s(), "shm pool")
                 if self._closed:  # whoever closed the pool may not have seen this housekeeper
                     self._housekeeper.stop_some_time()
                     raise ClosedError("this client")
@@ -370,8 +370,8 @@ class SlotPool:
             self._inventory.destroy_idle(before=time.monotonic() - self.options.idle_s)
             self._inventory.destroy_lost([region for _, region in list(self._watched.values())])
         is_urgent = self._tend is not None and self._tend()
-        return _QUARANTINE_ROUND_S if is_urgent else self._patience()
+        return _QUARANTINE_ROUND_S if is_urgent else self._pause_s()
 
-    def _patience(self) -> float:
+    def _pause_s(self) -> float:
         is_urgent = self._inventory.quarantined or self._inventory.lost_since or self._waiting
         return _QUARANTINE_ROUND_S if is_urgent else max(self.options.idle_s / 2, _QUARANTINE_ROUND_S)

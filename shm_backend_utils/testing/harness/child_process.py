@@ -97,8 +97,8 @@ class _Receiver:
     def fail(self, message: str, code: str = "INTERNAL") -> None:
         self._parent.send("fail", self._number, message, code)
 
-    def forsake(self) -> None:
-        self._parent.send("forsake", self._number)
+    def let_go(self) -> None:
+        self._parent.send("let_go", self._number)
 
     def is_cancelled(self) -> bool:
         return self._number in self._cancelled

@@ -108,7 +108,7 @@ def with_auto_completed(config: Any, completed: str) -> Any:
 
 def as_json(config: Any) -> str:
     """Return a configuration as ``initialize`` gets it: every field, also those that were not set."""
-    return json.dumps(_CODEC.told(config), separators=(",", ":"), ensure_ascii=False)
+    return json.dumps(_CODEC.as_dict(config), separators=(",", ":"), ensure_ascii=False)
 
 
 def debugged(config: Any) -> Any:

@@ -20,7 +20,7 @@ __all__ = ["CANCELLED", "Answer", "Delivery", "Input", "Outcome", "Request", "Se
 
 CANCELLED: Final = "CANCELLED"
 """Triton's code of a request that nobody waits for any more."""
-_FORSAKEN: Final = (
+_NO_ANSWER: Final = (
     "model '{}' has let go of the request without an answer: a server would never answer it, and its client would wait "
     "until its deadline; return an InferenceResponse for it, or send one by its response sender, the last with "
     "flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL"
@@ -128,9 +128,9 @@ class Answer:
         """Take an error as the last response."""
         self.put(Outcome([], (message, code), is_final=True))
 
-    def forsake(self) -> None:
+    def let_go(self) -> None:
         """Note that no model can answer any more."""
-        self.fail(_FORSAKEN.format(self._model))
+        self.fail(_NO_ANSWER.format(self._model))
 
     def outcomes(self, timeout_s: float | None = None) -> Iterator[Outcome]:
         """Return the responses as they come, the last one too; TimeoutError if none came in this time."""

@@ -155,7 +155,7 @@ class Receiver(Protocol):
     def fail(self, message: str, code: str = ...) -> None:
         """Take an error as the last response."""
 
-    def forsake(self) -> None:
+    def let_go(self) -> None:
         """Note that no model can answer any more."""
 
     def is_cancelled(self) -> bool:
@@ -237,7 +237,7 @@ class Stub:
         for response, receiver in zip(responses, receivers, strict=True):
             request = requests.pop(0)
             if response is None:  # whoever holds the sender may still answer
-                weakref.finalize(request.get_response_sender(), receiver.forsake).atexit = False
+                weakref.finalize(request.get_response_sender(), receiver.let_go).atexit = False
             del request
 
     def is_ready(self) -> bool:

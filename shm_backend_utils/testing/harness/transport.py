@@ -14,7 +14,7 @@ from ...client.errors import deadline_exceeded, translated
 from ...client.transports.grpc.codec import GrpcCodec, GrpcMessage
 from ...client.transports.transport import AsyncTransport, Transport
 from ...errors import ClosedError
-from ...telling import telling
+from ...translate import translate
 from .procedures import PROCEDURES, infer, stream_infer
 from .requests import CANCELLED, Answer, ServerError
 from .server import EmulatedServer
@@ -89,7 +89,7 @@ class _Answering:
         with self._translating():
             return infer(self._server, message.request, begin)
 
-    def _translating(self) -> telling[ServerError]:
+    def _translating(self) -> translate[ServerError]:
         """Raise what the server refuses as clients know it."""
 
         def meaning(error: ServerError) -> BaseException:
@@ -98,7 +98,7 @@ class _Answering:
             status = _STATUSES.get(error.code, error.code)
             return translated(f"StatusCode.{status}", error.message, _ADDRESS)
 
-        return telling(ServerError, meaning)
+        return translate(ServerError, meaning)
 
 
 class _Call(NamedTuple):

@@ -70,6 +70,17 @@ def test_memory_of_the_models_own_is_no_place_for_the_other_one(models: Models, 
     assert outputs_of(response)["Y"].tolist() == (X * 2).tolist()
 
 
+@pytest.mark.parametrize("x", [X.astype(np.int32), X.reshape(2, 2)], ids=["type", "shape"])
+def test_an_input_that_the_other_model_does_not_take_is_not_sent(
+    monkeypatch: pytest.MonkeyPatch, client: Client, x: Any
+) -> None:
+    calls: list[Call] = []
+    with two_models(monkeypatch, config("other", "direct,inline")) as models:
+        models.answer = calls.append
+        assert "'X'" in models.refused(client, lambda call: call.forward("other", {"X": x}))
+    assert calls == []
+
+
 @pytest.mark.parametrize("paths", ["direct", ""], ids=["on shared memory", "by an ordinary request"])
 @pytest.mark.parametrize("room", [64, 4], ids=["with room", "without room"])
 def test_strings_go_there_and_come_back(monkeypatch: pytest.MonkeyPatch, client: Client, paths: str, room: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import grpc
 
-from ....memory.descriptors import failures_told
+from ....memory.descriptors import translate_os_errors
 from ...errors import proxy_for
 from ...options import Tls
 from ..conversation import Server
@@ -43,7 +43,7 @@ class GrpcAddress:
     credentials: Any = None  # ``grpc.ChannelCredentials``; None without TLS
     options: Sequence[tuple[str, Any]] = CHANNEL_OPTIONS  # the channel's arguments, in gRPC's words
 
-    @failures_told(f"a connection over gRPC takes {_DESCRIPTORS} file descriptors", "gRPC cannot work here: {}")
+    @translate_os_errors(f"a connection over gRPC takes {_DESCRIPTORS} file descriptors", "gRPC cannot work here: {}")
     def channel(self, module: Any) -> Any:
         """Open a channel of ``grpc`` or ``grpc.aio``, if there are file descriptors: without, gRPC ends the process."""
         for each in [select.epoll() for _ in range(_DESCRIPTORS)]:

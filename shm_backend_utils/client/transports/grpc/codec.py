@@ -113,11 +113,11 @@ class GrpcCodec(Codec):
         order = service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
         return self._message("SystemSharedMemoryUnregister", order)
 
-    def told(self, answer: Any) -> dict[str, Any]:
+    def as_dict(self, answer: Any) -> dict[str, Any]:
         return _plain(answer.config if isinstance(answer, service_pb2.ModelConfigResponse) else answer)
 
     def says_so(self, answer: Any) -> bool:
-        return all(self.told(answer).values())
+        return all(self.as_dict(answer).values())
 
     def output_of(self, response: Any, name: str) -> tuple[str, tuple[int, ...]] | None:
         output = response.get_output(name)

@@ -181,7 +181,7 @@ class HttpCodec(Codec):
         except Exception as error:  # tritonclient's, for what is no answer to a request
             raise PeerError(f"the server's answer cannot be read: {error}; {_IS_THIS_HTTP}") from None
 
-    def told(self, answer: Answer) -> dict[str, Any]:
+    def as_dict(self, answer: Answer) -> dict[str, Any]:
         try:
             told: Any = answer.json()
         except ValueError:

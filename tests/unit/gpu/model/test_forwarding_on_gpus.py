@@ -69,7 +69,7 @@ def test_an_array_on_a_gpu_is_given_as_it_is_and_copied_to_the_host(cuda: CudaRu
     view = arrays.view("X", array, INT32, "triton", writable=False)
     for value in (array, view):
         given = Given(None, "X", value, arrays)
-        assert (given.array.address, given.dtype, given.shape) == (array.address, INT32, (4,))
+        assert (given.array.address, given.dtype, given.shape, given.is_plain) == (array.address, INT32, (4,), False)
         assert given.bytes_on_host().tolist() == given.elements_on_host().tolist() == NUMBERS
 
 
