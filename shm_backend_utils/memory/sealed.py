@@ -100,17 +100,15 @@ class SealedSegment(MappedSegment):
 
 def _filled(byte_size: int, access: Access, deadline: float) -> Descriptor:
     """Return a new memfd, with space for so many bytes, and sealed. Its size leaves room to take more space."""
-    descriptor: Descriptor | None = None
+    descriptor = _memory()
     try:
-        descriptor = _memory()
         access.give_to(descriptor.fileno())
         allocate(descriptor.fileno(), 0, byte_size, available_bytes(), deadline)
         with contextlib.suppress(OSError):  # where files have a limit, it does not grow
             os.ftruncate(descriptor.fileno(), max(byte_size, _MOST_BYTES))
         fcntl.fcntl(descriptor.fileno(), fcntl.F_ADD_SEALS, _SEALS)
     except BaseException as error:
-        if descriptor is not None:
-            descriptor.close()  # here, as an error may keep it for long
+        descriptor.close()  # here, as an error may keep it for long
         if getattr(error, "errno", None) in NO_SPACE:
             raise _no_memory(byte_size) from None
         raise

@@ -52,7 +52,7 @@ class SystemSegment(MappedSegment):
             allocate(descriptor.fileno(), 0, byte_size, free_bytes(), deadline)
         except BaseException as error:
             descriptor.close()  # here, as an error may keep it for long
-            if isinstance(error, OSError) and error.errno in NO_SPACE:
+            if getattr(error, "errno", None) in NO_SPACE:
                 raise _no_space(byte_size) from None
             raise
         segment = cls._make(key, descriptor, byte_size, prepare)

@@ -55,6 +55,13 @@ def test_records_that_are_not_pages_are_not_made(record: int) -> None:
         ManagedRegion.create(100, 1, record_byte_size=record)
 
 
+def test_a_destroyed_region_may_have_users_for_all_that_anybody_knows() -> None:
+    region = region_of()
+    assert not region.has_users
+    region.destroy()
+    assert region.has_users
+
+
 def test_the_largest_region_can_be_made() -> None:
     for slots, record in ((MAX_SLOT_COUNT, PAGE_SIZE), (1, MAX_RECORD_BYTE_SIZE)):
         region = region_of(slots, record)

@@ -112,9 +112,10 @@ def test_who_wants_none_is_asked_for_none(server: FakeServer) -> None:
 
 def test_a_model_that_is_closed_to_direct_is_not_probed() -> None:
     closed = config("m", parameters={"SHM_PATHS": {"string_value": "triton-shm,inline"}})
-    with BlindServer(closed) as server, client_of(server) as client:
+    blind = BlindServer(closed)
+    with blind, client_of(blind) as client:
         assert check_of(client) is None
-        assert server.refused == 0
+        assert blind.refused == 0
 
 
 def test_who_wants_sealed_memory_alone_is_told_that_there_is_none(blind: BlindServer) -> None:

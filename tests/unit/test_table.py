@@ -152,11 +152,12 @@ def test_a_length_or_a_count_that_is_not_that_of_the_tensors_is_refused(
         assert error.expected == f"{changes['length'] - 1}, where the last of its tensors ends"
 
 
-def test_a_table_may_fill_its_record() -> None:
+def test_a_table_may_fill_its_record_and_no_more() -> None:
     length = RECORD - 32 - 24
     data = record([], [tensor(b"x" * length, BEGIN, 1)])
     assert len(data) == RECORD
     assert len(decoded(data).outputs) == 1
+    assert refusal(data[:-8]).field == "length"
 
 
 # Spans

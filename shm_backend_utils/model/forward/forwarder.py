@@ -206,8 +206,6 @@ class Forwarder:
             if most:
                 fits = fits and rows in (None, each.shape[0])
                 rows = each.shape[0]
-        if byte_size > self._inline_bytes:
-            return None
         if not fits or (most and not (rows and rows <= most)):
             lay_out(spec, given, {}, 0, learned={}, most_rows=most)  # raises
         rows = rows or 1
