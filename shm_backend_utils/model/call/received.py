@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import BYTES
-from ...errors import ClosedError, MissingTensorError, ModelError, ProbedError, RegionGoneError, TableError, names_told
+from ...errors import ClosedError, MissingTensorError, ModelError, ProbedError, RegionGoneError, TableError, name_list
 from ...gpu.arrays.device_view import DeviceView
 from ...gpu.model import DeviceUses
 from ...model_spec import BATCH_CARRIER
@@ -296,7 +296,7 @@ class ReceivedRequest:
         spec = self._context.spec
         tensor_spec = spec.inputs.get(name) or spec.controls.get(name)
         if tensor_spec is None:
-            raise ModelError(f"model.py asked for input {name!r}; the model has {names_told(name, spec.inputs)}")
+            raise ModelError(f"model.py asked for input {name!r}; the model has {name_list(name, spec.inputs)}")
         tensor = self._delivered_tensors().get(name)
         if tensor is None:
             return None

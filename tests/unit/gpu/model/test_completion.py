@@ -162,14 +162,17 @@ CASES: dict[str, dict[str, Any]] = {
     "an output found no room": {"outputs": {"Y": DEVICE}, "room": 15},
     "the record has no room for events": {"outputs": {LONG_NAME: DEVICE, "WIDE": DEVICE}},
     "the client has no events": {"outputs": {"Y": DEVICE}, "event": b""},
+    "model.py names no stream": {"outputs": {"Y": DEVICE}, "is_named": False},
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_model_waits_where_the_client_could_not(calls_by_events: Calls, case: str) -> None:
-    client, outputs = calls_by_events.client, CASES[case]["outputs"]
+    request = {"is_named": True, **CASES[case]}
+    client, outputs, is_named = calls_by_events.client, request["outputs"], request.pop("is_named")
     client.write(1, 21)
-    response = calls_by_events.serve(double_into(calls_by_events.stream, *outputs), slot=1, **CASES[case])
+    infer = double_into(calls_by_events.stream, *outputs, is_named=is_named)
+    response = calls_by_events.serve(infer, slot=1, **request)
     assert client.events(1) == ()
     values = [array.reshape(-1).tolist() for array in outputs_of(response).values()]
     values += [client.output(1, name) for name, place in client.places(1).items() if not place.is_in_response]
