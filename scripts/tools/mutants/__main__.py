@@ -56,6 +56,17 @@ def without_equivalents(mutants: Sequence[Mutant]) -> list[Mutant]:
     return [mutant for mutant in mutants if (mutant.file, mutant.function, mutant.change) not in known]
 
 
+def chosen(arguments: argparse.Namespace) -> list[Mutant]:
+    """Return the mutants that a user has chosen; NotRunError if there are none."""
+    mutants = without_equivalents(mutants_of(arguments.only))
+    if arguments.again is not None:
+        mutants = of_report(mutants, arguments.again)
+    if not mutants:
+        raise NotRunError("no file has a mutant of those: --only takes patterns of files, --again a report")
+    sample = len(mutants) if arguments.sample is None else arguments.sample
+    return random.Random(arguments.seed).sample(mutants, sample) if sample < len(mutants) else mutants
+
+
 def of_report(mutants: Sequence[Mutant], report: Path) -> list[Mutant]:
     """Return the mutants that a report of earlier names, wherever they are in their functions now."""
     names = {(each["file"], each["function"], each["change"]) for each in json.loads(report.read_text())}
@@ -137,12 +148,7 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what became of each mutant to FILE")
     arguments = parser.parse_args()
-    mutants = without_equivalents(mutants_of(arguments.only))
-    if arguments.again is not None:
-        mutants = of_report(mutants, arguments.again)
-    if arguments.sample is not None and arguments.sample < len(mutants):
-        mutants = random.Random(arguments.seed).sample(mutants, arguments.sample)
-    return exit_status(lambda: run(mutants, arguments.limit, arguments.json), NotRunError)
+    return exit_status(lambda: run(chosen(arguments), arguments.limit, arguments.json), NotRunError)
 
 
 if __name__ == "__main__":

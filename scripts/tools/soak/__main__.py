@@ -25,7 +25,7 @@ from typing import Final
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from shm_backend_utils.cli.terminal import exit_status, positive_float
+from shm_backend_utils.cli.terminal import exit_status, positive, positive_float
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.testing.faults.at_hand import take_private_shm
 
@@ -72,7 +72,7 @@ def main() -> int:
     """Run the program; return its exit status."""
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
     parser.add_argument("--seconds", type=positive_float, default=60.0, help="default: %(default)s")
-    parser.add_argument("--clients", type=int, default=3, metavar="K", help="default: %(default)s")
+    parser.add_argument("--clients", type=positive, default=3, metavar="K", help="default: %(default)s")
     parser.add_argument(
         "--pause",
         type=positive_float,
