@@ -336,4 +336,6 @@ def _grow(core: Core, call: PreparedDirectCall, settings: CallSettings) -> Steps
 
 def _was_busy(call: Call, error: ShmError) -> bool:
     """Return whether a request was refused because somebody held its slot, and has not started."""
-    return code_in(str(error)) == SlotInUseError.code and call.did_not_start(error)
+    if not isinstance(call, DirectCall) or call.slot.is_started:
+        return False
+    return is_answer(error) and code_in(str(error)) == SlotInUseError.code

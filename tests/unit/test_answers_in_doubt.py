@@ -18,8 +18,10 @@ import pytest
 from shm_backend_utils.client import InferenceError, ServerUnavailableError, ShmClient
 from shm_backend_utils.client.errors import ConnectionLostError, MemoryRefusedError, translated
 from shm_backend_utils.client.paths.call import is_answer
+from shm_backend_utils.client.paths.choice import PathChooser
 from shm_backend_utils.client.paths.direct import DirectCall
 from shm_backend_utils.client.paths.triton_shm import InlineCall, RegisteredCall
+from shm_backend_utils.client.steps import Steps
 from shm_backend_utils.client.transports.http.codec import Answer
 from shm_backend_utils.errors import ClosedError, PeerError, RegionGoneError, SlotInUseError, StaleRequestError
 from shm_backend_utils.model.call.checks import shares_no_memory
@@ -304,6 +306,31 @@ def test_what_the_models_session_has_refused_for_its_path_is_sent_again(path: st
         server.before = refuse
         assert outcomes(client, 1, IN0=X) == ["direct"]
     assert len(server.orders) == 2
+
+
+def test_a_request_that_is_still_on_its_way_is_stale_before_the_call_is_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As behind a gateway that gives up waiting for the server, and says so as the server would."""
+    generations: list[int] = []
+    choose = PathChooser.choose
+
+    def look_and_choose(*arguments: Any) -> Steps[str]:
+        for order in server.orders:
+            address = parse_address(order.parameters[SLOT_PARAMETER])
+            with contextlib.closing(open_region(address.key, address.token, "region")) as region:
+                generations.append(region.record(address.slot).generation - order.parameters[GENERATION_PARAMETER])
+        return choose(*arguments)
+
+    def refuse(_: Order) -> None:
+        server.before, server.configs["m"] = lambda _: None, with_paths("direct,inline")
+        raise InferenceError("no upstream", "StatusCode.INTERNAL")
+
+    with FakeServer(with_paths("direct")) as server, client_of(server, inline_bytes=0) as client:
+        server.before = refuse
+        monkeypatch.setattr(PathChooser, "choose", look_and_choose)
+        assert outcomes(client, 1, IN0=X) == ["direct"]
+    assert generations == [1]
 
 
 # Answers of a model that has not used the memory

@@ -72,8 +72,8 @@ class DirectCall(InRegion, Call):
         return found
 
     def did_not_start(self, error: BaseException) -> bool:
-        """Return whether the server refused the request, and the model has not begun with it."""
-        return is_answer(error) and not self.slot.is_started
+        """Return whether the request was refused, and no model has begun with it, nor will if it is on its way."""
+        return is_answer(error) and self.slot.fence_unstarted()
 
     def send(self, deadline: float) -> Steps[Result]:  # one function, as it is on each call's way
         memory, buffers = self.memory, self.buffers  # first: they keep the slot, if the call is closed meanwhile

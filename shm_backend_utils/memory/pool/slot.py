@@ -101,6 +101,11 @@ class Slot:
             lease.give_back()
         return True
 
+    def fence_unstarted(self) -> bool:
+        """Fence the slot if no model has begun with its request; return whether none has, so that none will."""
+        record, sent = self._record, self.generation
+        return record is not None and record.started != sent and self.fence() and record.started != sent
+
     def reclaim(self) -> bool:
         """Fence the slot, which is free then; return whether it is."""
         if not self.fence():
