@@ -28,9 +28,9 @@ CEILINGS: Final = {
     "shm_backend_utils/server": 1_284,
     "shm_backend_utils/tensors": 980,
     "shm_backend_utils/testing": 6_650,
-    "scripts": 12_376,
+    "scripts": 12_381,
     "scripts/tools/bench": 3_238,
-    "tests": 60_244,
+    "tests": 60_259,
     "docs": 3_481,
 }
 """By folder, or by pattern of files: the most lines."""

@@ -16,6 +16,7 @@ import pytest
 
 from scripts.tools import ROOT
 from scripts.tools.test.__main__ import ALL_ON_NEWEST, OF_SERVERS, ON_NEWEST, ON_OLDEST_PYTHON, SUITE, WITH_NUMPY_1
+from scripts.tools.test.runs import started
 
 HEADING = re.compile(r"=== (\d+) flaky: .* ===")
 PASSES = "def test_it():\n    pass\n"
@@ -153,6 +154,20 @@ def test_a_setup_ends_in_good_order_with_the_run_that_needs_it(checkout: Path, n
     assert next(iter(process.stdout or ())) == "on\n"
     process.send_signal(number)
     assert (process.communicate()[0].split()[:1], process.returncode) == (["ended"], 128 + number)
+
+
+def test_a_program_that_begins_as_ctrl_c_comes_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            begun.append(self)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    begun: list[Interrupted] = []
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt), started(["sleep", "60"]):
+        pass
+    assert [process.returncode for process in begun] == [-signal.SIGINT]
 
 
 RUNS = [

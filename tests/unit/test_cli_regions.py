@@ -133,7 +133,7 @@ def test_a_dev_shm_that_cannot_be_read_is_not_an_empty_one(
 
 @pytest.mark.parametrize("name", ["shmbu-\x1b[31mred", "shmbu-two\nlines", "shmbu-\u202ebackwards", "shmbu-\udcff"])
 def test_names_are_printed_without_what_a_terminal_obeys(
-    own_shm: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    own_shm: Path, own_proc: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (own_shm / name).write_bytes(region_bytes())
     registered = {f"{name} as": Registration(f"/{name}", 0, len(region_bytes()))}

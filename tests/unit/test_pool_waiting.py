@@ -38,7 +38,7 @@ def pool() -> Iterator[SlotPool]:
 @pytest.fixture
 def _no_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the housekeeper do nothing unless it is hurried: a wake-up that is lost stays lost."""
-    monkeypatch.setattr(SlotPool, "_patience", lambda _: 1e6)
+    monkeypatch.setattr(SlotPool, "_pause_s", lambda _: 1e6)
 
 
 def ask(pool: SlotPool, byte_size: int = 1, holder: object = "ask") -> Waiter:

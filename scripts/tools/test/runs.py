@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import Thread
 from typing import IO, Any, Final
 
+from shm_backend_utils.cli.terminal import undisturbed
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.server.fetching import appear_whole, cache_folder
 from shm_backend_utils.server.install import FOLDER_VARIABLE
@@ -180,10 +181,14 @@ def _run(environment: Environment, arguments: Sequence[str]) -> int:
 @contextlib.contextmanager
 def started(words: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
     """Start a program in a session of its own; if the block raises, end it as Ctrl-C does, or by force."""
-    process = subprocess.Popen(words, start_new_session=True, **options)
+    process: subprocess.Popen[bytes] | None = None
     try:
+        with undisturbed():  # else nobody would know what had begun
+            process = subprocess.Popen(words, start_new_session=True, **options)
         yield process
     except BaseException:
+        if process is None:
+            raise
         process.send_signal(signal.SIGINT)
         try:
             process.communicate(timeout=_ENDS_S)

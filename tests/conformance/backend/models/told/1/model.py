@@ -9,7 +9,7 @@ import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     def execute(self, requests):
         return [
-            pb_utils.InferenceResponse([pb_utils.Tensor("TOLD", np.array([self.as_dict(request)], object))])
+            pb_utils.InferenceResponse([pb_utils.Tensor("TOLD", np.array([self.told(request)], object))])
             for request in requests
         ]
 
