@@ -1,4 +1,4 @@
-"""What a forked child must not share with its parent: locks that it would keep alive, memory that it must not free."""
+"""Forked children drop their parent's locks, which they would keep alive, and its memory, which they must not free."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ E = TypeVar("E", bound=BaseException)
 
 
 class translate(contextlib.ContextDecorator, Generic[E]):  # noqa: N801  # as contextlib's own, it reads as a verb
-    """Have a block, or a function, raise what ``meaning`` returns for one of these errors; None lets it be."""
+    """Make a block, or a function, raise the result of ``meaning`` for one of these errors; None keeps the error."""
 
     def __init__(self, kinds: type[E] | tuple[type[E], ...], meaning: Callable[[E], BaseException | None]) -> None:
         self._kinds = kinds

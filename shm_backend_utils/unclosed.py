@@ -1,4 +1,4 @@
-"""What nobody has closed says so when it is garbage, and where it was made."""
+"""Warnings for objects that are garbage without having been closed, with the line that made them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["Unclosed"]
 
 
 class Unclosed:
-    """A part of what is to be closed: it issues a ResourceWarning if it is garbage before that, but in forked children.
+    """A part of a closable object: issues a ResourceWarning if the object is garbage unclosed; not in forked children.
 
-    The warning is of the line of ``origin``; ``advice`` says how to close it; ``rest`` returns what more is to be said,
-    or None if it was closed with something else.
+    The warning names the line of ``origin``; ``advice`` says how to close the object; ``rest`` returns the end of the
+    message, or None if the object was closed with another one.
     """
 
     __slots__ = ("_advice", "_is_closed", "_origin", "_process", "_rest")

@@ -1,8 +1,8 @@
 """Arrays on GPUs, for the calls of a session: taken over, made, copied, waited for.
 
-Copies are on streams of ours, as nobody's current stream is known to be the right one. Each comes after what is on the
-streams that the call has named on the GPUs that it touches; where none is named, after all that the GPU has to do. What
-is put on those streams afterwards comes after the copy; where none is named, the host waits for it.
+Copies are on streams of ours, as no library's current stream is known to be the right one. Each follows the work on the
+streams that the call has named on the GPUs that it touches; where none is named, all work of the GPU. Later work on
+those streams follows the copy; where none is named, the host waits for it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class DeviceUses:
             known.append(stream)
 
     def join(self, other: DeviceUses) -> None:
-        """Take over what another call of the same batch has noted; from then on both use this object."""
+        """Take over the notes of another call of the same batch; from then on both use this object."""
         for device, streams in other.streams.items():
             known = self.streams.setdefault(device, [])
             known += [stream for stream in streams if stream not in known]
@@ -106,7 +106,7 @@ class DeviceUses:
         self._arrays.wait([self])
 
     def release(self) -> None:
-        """Let go of streams and arrays, as the GPUs have done what they had to do. Twice is fine."""
+        """Let go of streams and arrays, as the GPUs have finished their work. Twice is fine."""
         self._kept = []
         own, self.own = self.own, []
         for streams, stream in own:
@@ -123,7 +123,7 @@ class DeviceUses:
 
 
 class DeviceArrays:
-    """What calls do with GPUs; copies without a place go to ``device``. CUDA is loaded at first use. Thread-safe."""
+    """The work of calls on GPUs; copies without a place go to ``device``. CUDA is loaded at first use. Thread-safe."""
 
     def __init__(self, cuda: CudaAccess, device: int) -> None:
         self.device = device
@@ -151,7 +151,7 @@ class DeviceArrays:
     def adopt(self, value: Any, uses: DeviceUses | None = None) -> DeviceArray | StridedArray:
         """Return an array of any library on a GPU, which the call uses then, as one of ours, over the same memory.
 
-        What its library has still to do there comes before all that is put on the call's named streams later.
+        Its library's pending work there precedes all later work on the call's named streams.
         """
         device = device_of(self.runtime, value, self.device)
         if uses is not None:
@@ -221,7 +221,7 @@ class DeviceArrays:
         return copied
 
     def to_device(self, view: TensorView, uses: DeviceUses, stream: NamedStream | None = None) -> DeviceArray:
-        """Return a copy on the instance's GPU, for what comes later on ``stream``, or for readers that wait."""
+        """Return a copy on the instance's GPU, for later work on ``stream``, or for readers that wait."""
         device, runtime = self.device, self.runtime
         uses.add(device)
         streams, own = uses.own_stream(device)
@@ -241,7 +241,7 @@ class DeviceArrays:
         return copied
 
     def wait(self, uses: Iterable[DeviceUses]) -> None:
-        """Wait until GPUs have done what is on the calls' named streams; or all of it, if a call has named none there.
+        """Wait until GPUs have finished the calls' named streams; or all their work, if a call has named none there.
 
         CudaError if something that was launched there has failed; ModelError if a named stream is being captured.
         """

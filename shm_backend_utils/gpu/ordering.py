@@ -27,7 +27,7 @@ class OwnStreams:
         self._process = os.getpid()
 
     def borrow(self, device: int) -> int:
-        """Return a stream that nobody else uses until it is given back."""
+        """Return a stream for the caller alone, until it is given back."""
         try:
             return self._idle[device].pop()
         except IndexError:
@@ -37,7 +37,7 @@ class OwnStreams:
             return made[0]
 
     def give_back(self, stream: int, device: int) -> None:
-        """Let others use a stream; their work follows what is still on it."""
+        """Let others use a stream; their work follows the work that is still on it."""
         self._idle[device].append(stream)
 
     @contextlib.contextmanager
@@ -61,7 +61,7 @@ class OwnStreams:
 def order_after(runtime: CudaRuntime, first: Named, device: int, stream: int) -> None:
     """Make later work on a device's stream wait for a user's streams and events, of any device. No host waits.
 
-    If there are none, the stream waits for all present work of its device. A driver before CUDA 12.5 cannot do that, so
+    Without any, the stream waits for all present work of its device. A driver before CUDA 12.5 cannot do that, so
     the host waits for the device instead. Stream 2 is the calling thread's own.
 
     CudaError if a stream is being captured into a graph, or an event was recorded in a capture. Work that waited for

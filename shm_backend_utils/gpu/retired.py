@@ -53,9 +53,9 @@ class Retired:
         self._idle.append(work)
 
     def collect(self) -> bool:
-        """Do what can be done now, without waiting. Return whether something is left.
+        """Free and unmap as much as possible now, without waiting. Return whether something is left.
 
-        Memory that CUDA neither frees nor unmaps stays for ever, as nobody knows who uses it. So does all memory of a
+        Memory that CUDA neither frees nor unmaps stays for ever, as its users are unknown. So does all memory of a
         lost device. Questions that CUDA cannot answer now are asked again the next time. With a driver before CUDA
         12.5, this waits for the devices.
 

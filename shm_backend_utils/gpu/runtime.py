@@ -58,7 +58,7 @@ _RECORDS_CONTEXTS: Final = 12050  # since CUDA 12.5, the driver has cuCtxRecordE
 
 
 class PointerFacts(NamedTuple):
-    """What CUDA knows of an address.
+    """CUDA's attributes of an address.
 
     ``managed`` memory moves between GPUs and the host; ``pinned`` memory is host memory that CUDA knows. An allocation
     is exportable if another process can open it by an IPC handle and finds ``base`` at the beginning. cuMemAlloc and
@@ -164,7 +164,7 @@ class CudaRuntime:
         return int(begin), int(byte_size)
 
     def pointer(self, address: int) -> PointerFacts:
-        """Return what CUDA knows of an address (``cuPointerGetAttribute``)."""
+        """Return CUDA's attributes of an address (``cuPointerGetAttribute``)."""
         with self._on_any():
             try:
                 kind = int(self._attribute("MEMORY_TYPE", address))
@@ -217,7 +217,7 @@ class CudaRuntime:
             return int(self._ask(f"making a stream of GPU {device}", "cuStreamCreate", _NON_BLOCKING))
 
     def destroy_stream(self, stream: int, device: int) -> None:
-        """Undo :meth:`create_stream` (``cuStreamDestroy``). What is on the stream is still done, and not waited for."""
+        """Undo :meth:`create_stream` (``cuStreamDestroy``). Work on the stream is still done, and not waited for."""
         with self.on(device):
             self._ask("destroying a stream", "cuStreamDestroy", stream)
 

@@ -22,9 +22,9 @@ __all__ = ["Scratch"]
 class Scratch:
     """A session's own memory on GPUs. Thread-safe.
 
-    An array's memory is free again when the array is gone *and* its GPU has done all that it had to do then. What is
-    free serves the next array that fits. When none does, all that is free on that GPU goes back to CUDA: so there is as
-    much as calls had at once.
+    An array's memory is free again when the array is gone *and* its GPU has done all that it had to do then. Free
+    memory serves the next array that fits. When none does, all that is free on that GPU goes back to CUDA: so a session
+    has as much as its calls had at once.
     """
 
     def __init__(self, runtime: CudaRuntime) -> None:
@@ -43,7 +43,7 @@ class Scratch:
         written_on: int | None = None,
         streams: OwnStreams | None = None,
     ) -> DeviceArray:
-        """Return a new array; who reads it on another stream waits for ``written_on``, one of ``streams``."""
+        """Return a new array; a reader on another stream waits for ``written_on``, one of ``streams``."""
         taken = _Taken(self, self._runtime, *self._take(math.prod(shape) * dtype.itemsize, device), device)
         taken.streams = streams
         return DeviceArray(self._runtime, taken.address, shape, dtype, device, taken, written_on=written_on)
@@ -57,7 +57,7 @@ class Scratch:
         self._runtime.free(address, device)
 
     def close(self) -> None:
-        """Give what is free back to CUDA, now; and what is in use, when it is free. Twice is fine."""
+        """Give free memory back to CUDA now, and memory in use when it becomes free. Twice is fine."""
         with self._lock:
             self._is_closed = True
             self.streams = OwnStreams(self._runtime)

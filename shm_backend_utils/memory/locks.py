@@ -7,15 +7,15 @@ closed, and so with its process, however that ends: a crash needs no cleaning up
 byte                                   held by
 =====================================  =============================================================
 0                                      the region's owner, for as long as it lives
-1                                      shared, by everybody who has device memory mapped that a slot here fences
+1                                      shared, by all processes that map device memory that a slot here fences
 2                                      a reaper, while it removes the region
 first byte of a slot's record          the model, while it executes a request in that slot
 the next byte                          shared, by every model to which that one has lent the slot's memory
 both                                   the client, while it takes back a slot that it gave up
 =====================================  =============================================================
 
-The owner takes its byte before the region can be found, and nobody else ever does. So who finds it free knows for ever
-that the owner is dead or done. A sealed region, which has no name to lose, is removed by giving it back.
+The owner takes its byte before the region can be found, and is the only one to take it. So a process that finds it free
+knows for ever that the owner is dead or done. A sealed region, which has no name to lose, is removed by giving it back.
 
 Locks on one description do not exclude each other. So the threads of one process share a :class:`SlotLease` for each
 slot, which adds a lock of its own; other processes have other descriptions.

@@ -141,7 +141,7 @@ class MappedSegment(ABC):
             self.close()
 
     def after_fork(self) -> None:
-        """Let go of the memory in a forked child, but for what arrays keep."""
+        """Let go of the memory in a forked child; it stays mapped while arrays over it live."""
         self.close()
 
     def close(self) -> None:

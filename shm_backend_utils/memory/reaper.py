@@ -1,7 +1,7 @@
 """Find managed regions, and remove those whose owner is proven dead.
 
 The proof: a regular file of this user, with our prefix and a ready header, or empty and with a name of exactly our
-form; and its owner's lease is free, which it is not before the owner is dead or done. Other files stay.
+form. Its owner's lease is free, which happens only when the owner is dead or done. Other files stay.
 """
 
 from __future__ import annotations

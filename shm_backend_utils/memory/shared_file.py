@@ -139,7 +139,7 @@ class SealedFile(SharedFile):
 
     @classmethod
     def take(cls, key: str, received: Descriptor, field: str) -> SealedFile:
-        """Open what was received once more, for locks of its own, and close it; RegionRefusedError if it is no memfd.
+        """Reopen a received descriptor, for locks of its own, and close it; RegionRefusedError if it is no memfd.
 
         It may be anything: nothing that could block is asked of it before it is known to be a memfd. If this raises, it
         may still be open.

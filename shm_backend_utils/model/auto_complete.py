@@ -1,4 +1,4 @@
-"""What a model's configuration needs for the direct path, filled in while Triton loads the model."""
+"""Complete a model's configuration for the direct path while Triton loads the model."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def auto_complete(config: Any) -> Any:
     """Make a model's configuration one for the direct path. For ``TritonPythonModel.auto_complete_config``.
 
     Every input becomes optional, and the input ``SHM`` is added: it carries the batch size where the model has batches,
-    and declares that the model serves every path. The parameter ``SHM_PATHS`` cannot be added from here: of what is
-    changed, Triton 2.51 takes over inputs, outputs, ``max_batch_size``, dynamic batching and the transaction policy,
-    and nothing else. Where ``config.pbtxt`` has the parameter, it decides: a model without batches then gets no
+    and declares that the model serves every path. The parameter ``SHM_PATHS`` cannot be added from here: Triton 2.51
+    takes over changes of inputs, outputs, ``max_batch_size``, dynamic batching and the transaction policy, and no
+    others. Where ``config.pbtxt`` has the parameter, it decides: a model without batches then gets no
     ``SHM``, and one that is to serve no direct path is left as it is.
 
     Parameters
     ----------
     config : triton_python_backend_utils.ModelConfig
-        What Triton passes, with all inputs and ``max_batch_size``, be they from ``config.pbtxt`` or added before.
+        Triton's object. It has all inputs and ``max_batch_size`` already, from ``config.pbtxt`` or added before.
 
     Returns
     -------

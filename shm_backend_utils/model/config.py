@@ -1,4 +1,4 @@
-"""What ``config.pbtxt`` says of regions, lines in it that are refused, and advice for its author."""
+"""The settings for regions in ``config.pbtxt``, lines in it that are refused, and advice for its author."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LONGEST_HANDOVER_S: Final = 60.0  # a client that waits for longer than that ha
 
 @dataclass(frozen=True)
 class Config:
-    """What a session is configured to do, by the parameters that ``docs/configuration.md`` lists."""
+    """A session's settings, from the parameters that ``docs/configuration.md`` lists."""
 
     allowed_uids: frozenset[int] | None = frozenset({os.geteuid(), _ROOT})  # None for anybody's regions
     foreign_regions: bool = True  # whether requests may name regions that are registered at the server
@@ -196,7 +196,7 @@ def refused_lines(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def advice(spec: ModelSpec, config: Mapping[str, Any], *, stub_reads_numpy: bool) -> Iterator[str]:
-    """Yield lines for the server's log: what keeps clients away, what is never batched, what strings will do."""
+    """Yield warnings for the server's log: on settings that keep clients away, on batching, on strings."""
     if spec.paths is None:
         yield (
             f"no client shares memory with model {spec.name!r}, though it makes a ShmSession: add to its config.pbtxt: "

@@ -1,4 +1,4 @@
-"""What all calls of a session share; the sequence of one."""
+"""The state that all calls of a session share; the sequence of one call."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SequencePart(NamedTuple):
 
 
 class Context:
-    """What all calls of a session share; ``device`` is the instance's GPU."""
+    """The state that all calls of a session share; ``device`` is the instance's GPU."""
 
     def __init__(self, spec: ModelSpec, config: Config, cuda: CudaAccess, device: int) -> None:
         obstacle = spec.obstacle_to_direct()

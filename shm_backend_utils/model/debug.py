@@ -1,4 +1,4 @@
-"""What a session with SHM_DEBUG adds: it finds outputs that were not written, and inputs that were.
+"""The checks of a session with SHM_DEBUG: it finds outputs that were not written, and inputs that were.
 
 A call fills an output's memory with random bytes before it hands it out, and makes a digest of each input. When the
 call commits, the random bytes must be gone, and the inputs unchanged. Memory on GPUs is not looked at.
@@ -146,7 +146,7 @@ class DebugStreamCall(DebugCall, StreamCall):
 
 
 class DebugGathering(Gathering):
-    """What one batch copies; rows of outputs that are taken apart later begin with the random bytes of their call."""
+    """The copies of one batch. Rows of outputs that are split later begin with the random bytes of their call."""
 
     def room(self, parts: Sequence[TensorView]) -> TensorView:
         whole = super().room(parts)

@@ -1,13 +1,13 @@
-"""What a session tells Triton's metrics port.
+"""A session's numbers on Triton's metrics port.
 
 Changing a metric of the server is a round trip to it: 15 µs with Triton 2.51, as much as the library takes for a call.
 So calls only add up numbers in this process, and a thread hands the sums over twice a second.
 
 Two rules of Triton 2.51, found by experiment, shape the rest:
 
-- A series that two processes have made goes when the first of them drops it; the server then writes what the other one
-  says to memory that it has freed. So every session has series of its own, by the label ``session``. Instances of one
-  model, and a model that is loaded anew while the old one still answers, would share them otherwise.
+- A series that two processes have made goes when the first of them drops it; the server then writes the other one's
+  values to memory that it has freed. So every session has series of its own, by the label ``session``. Otherwise
+  instances of one model would share them, and so would a model that is loaded anew while the old one still answers.
 - A metric that two threads change at once kills the server. So one thread changes them all.
 
 The histogram is made of counters, with the names and labels that Prometheus expects of a histogram: the server's own
@@ -111,14 +111,14 @@ class Metrics:
                 self._counts["refusals_total", type(error).__name__] += 1
 
     def took(self, own_s: float) -> None:
-        """Count what the library took for a call."""
+        """Count the library's time for a call."""
         with self._lock:
             self._counts["own_seconds_bucket", _BUCKETS[bisect_left(_BOUNDS_S, own_s)]] += 1
             self._counts["own_seconds_count", ""] += 1
             self._counts["own_seconds_sum", ""] += own_s
 
     def publish(self) -> None:
-        """Hand over what was counted since the last time. Only one thread may."""
+        """Hand over the counts since the last time. Only one thread may."""
         with self._lock:
             counts, self._counts = self._counts, defaultdict(int)
         faster = counts["own_seconds_count", ""]
@@ -158,7 +158,7 @@ class Metrics:
 
 
 class MeasuredCall(Call):
-    """A call that counts what it does, and its own time: without the model's code, and what is waited for GPUs."""
+    """A call that counts its work and its own time: without the model's code, and without waits for GPUs."""
 
     __slots__ = ("_metrics", "_own_s")
 

@@ -38,7 +38,7 @@ def url_of_parent() -> str | None:
     """Return the URL of the tritonserver that this process is a stub of; None if that cannot be told.
 
     By its command line: the parent may be no tritonserver but a process that has one inside, or serve no HTTP. Then
-    whoever listens at the usual port is somebody else.
+    the listener at the usual port is another program.
     """
     try:
         words = os.fsdecode(Path(f"/proc/{os.getppid()}/cmdline").read_bytes()).split("\0")

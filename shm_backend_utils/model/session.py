@@ -1,4 +1,4 @@
-"""ShmSession: what ``model.py`` makes in ``initialize`` and serves its requests with."""
+"""ShmSession: ``model.py`` makes one in ``initialize`` and serves its requests with it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _responses_of: Final = attrgetter("response")
 class ShmSession:
     """Serves the requests of one model instance. Make it in ``initialize``, close it in ``finalize``.
 
-    Making one removes what this user's models and clients have left in shared memory when they were killed.
+    Making one removes shared memory that this user's models and clients left behind when they were killed.
 
     Parameters
     ----------
@@ -119,9 +119,9 @@ class ShmSession:
         requests : iterable of InferenceRequest
             As ``execute`` gets them.
         infer : callable
-            Takes a :class:`Call`, reads its inputs and makes its outputs. What it raises is the request's error; what
-            it returns means nothing. The call and its views are for this time alone: afterwards the memory may serve
-            another request, so copy what is to be kept.
+            Takes a :class:`Call`, reads its inputs and makes its outputs. An exception becomes the request's error; the
+            return value means nothing. The call and its views are for this time alone: afterwards the memory may serve
+            another request, so copy values that you want to keep.
 
         Returns
         -------
@@ -163,8 +163,8 @@ class ShmSession:
         requests : iterable of InferenceRequest
             As ``execute`` gets them.
         infer : coroutine function
-            Takes a :class:`Call`. What it raises is the request's error. The call's memory is the client's again when
-            it returns: tasks that it has started must be over then.
+            Takes a :class:`Call`. An exception becomes the request's error. The call's memory is the client's again
+            when it returns: tasks that it has started must be over then.
 
         Returns
         -------
@@ -196,7 +196,7 @@ class ShmSession:
         -------
         Call
             Entering it raises a :class:`ShmError` if the request cannot be served: its kind tells whose fault that is.
-            After it was left, or could not be entered, ``call.response`` is what ``execute`` returns.
+            After it was left, or could not be entered, ``execute`` returns ``call.response``.
 
         Raises
         ------
@@ -217,7 +217,7 @@ class ShmSession:
         requests : iterable of InferenceRequest
             As ``execute`` gets them.
         infer : callable
-            Takes a :class:`BatchCall`. What it raises is the error of all requests of the batch.
+            Takes a :class:`BatchCall`. An exception becomes the error of all requests of the batch.
 
         Returns
         -------
@@ -251,9 +251,9 @@ class ShmSession:
         requests : sequence of InferenceRequest
             As ``execute`` gets them.
         answer : callable
-            Takes a :class:`StreamCall`. If it is a generator, each ``yield`` sends what was written. To yield a value,
-            or to write an output after the last ``yield``, is a ModelError. If the client wants no more, the generator
-            is closed.
+            Takes a :class:`StreamCall`. If it is a generator, each ``yield`` sends the written outputs. To yield a
+            value, or to write an output after the last ``yield``, is a ModelError. If the client wants no more, the
+            generator is closed.
         """
         context = self._context
         if context is None:

@@ -41,7 +41,7 @@ three."""
 
 
 class OldBackendError(MachineError):
-    """The server's Python backend lacks what a newer Triton has."""
+    """The server's Python backend lacks a feature of a newer Triton."""
 
 
 _CODES: Final[tuple[tuple[type[BaseException], str], ...]] = (
@@ -120,7 +120,7 @@ class TritonBackend:
             ) from None
 
     def response_with(self, tensors: list[Any], parameters: Mapping[str, object]) -> Any:
-        """Return a response with tensors and parameters, or raise ModelError for what Triton does not pass on."""
+        """Return a response with tensors and parameters; ModelError for values that Triton does not pass on."""
         for name, value in parameters.items():
             if not isinstance(name, str) or name.startswith(_RESERVED):
                 raise ModelError(f"response parameter {name!r}: expected a str that does not begin with {_RESERVED}")
@@ -139,9 +139,9 @@ class TritonBackend:
     def error_response(self, error: BaseException) -> Any:
         """Return a response that fails one request, with the code that fits the error.
 
-        Over HTTP Triton drops its own codes, so the text of the package's errors begins with one of theirs. What
-        ``model.py`` says by a RequestRefusedError, or by a TritonError as first argument of an exception, is told as it
-        is. What is longer than gRPC can carry is cut.
+        Over HTTP Triton drops its own codes, so the text of the package's errors begins with one of theirs. The text of
+        a RequestRefusedError of ``model.py``, or of a TritonError that is the first argument of an exception, stays as
+        it is. A text that is longer than gRPC can carry is cut.
         """
         if isinstance(error, AskedForLifeError):
             return self.response([])

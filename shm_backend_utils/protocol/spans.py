@@ -56,7 +56,7 @@ class Ring:
     """A ring of frames: where the responses of a decoupled model go, one after another.
 
     Frame n lies in place n modulo ``frames``. The table places the outputs of place 0; those of each further place
-    lie ``stride`` bytes behind the last one's. Places do not interlock: in every region, the outputs of one lie
+    lie ``stride`` bytes behind those of the last. Places do not interlock: in every region, the outputs of one lie
     within ``stride`` bytes. Each place has a slot record, by which the two sides take turns:
 
     - the model writes a frame, its results, and the frame's number as ``completed``;

@@ -26,9 +26,9 @@ _PLAIN: Final = frozenset({bool, int, float, str, bytes})
 def parts_of(spec: ModelSpec, tensor: TensorSpec, value: Any) -> list[npt.NDArray[Any]]:
     """Return a user's value for a tensor as arrays of one dtype that follow one another along the first axis.
 
-    An array of any library on the host; a list of such, which are rows or parts of a batch; or numbers, strings and
-    nested lists of them, which take the tensor's dtype if they fit. TensorError if the tensor cannot be made of the
-    value.
+    The value is an array of any library on the host, or a list of such, which are rows or parts of a batch. Or it is
+    numbers, strings and nested lists of them, which take the tensor's dtype if they fit. TensorError if the tensor
+    cannot be made of the value.
     """
     if isinstance(value, (list, tuple)) and value and all(_is_array(part) for part in value):
         return _rows_or_parts(spec, tensor, [host_array(tensor.name, part) for part in value])

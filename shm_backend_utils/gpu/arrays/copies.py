@@ -48,7 +48,7 @@ def copy(runtime: CudaRuntime, target: Array, source: Array, stream: int, *, ten
 
 
 def new_array(runtime: CudaRuntime, shape: tuple[int, ...], dtype: np.dtype[Any], device: int) -> DeviceArray:
-    """Return a new array, not cleared, that owns its memory; CudaError if there is none left."""
+    """Return a new array, not cleared, that owns its memory; CudaError if the GPU has no memory left."""
     byte_size = math.prod(shape) * dtype.itemsize
     allocation = CudaAllocation(runtime, max(byte_size, 1), device)
     return DeviceArray(runtime, allocation.address, shape, dtype, device, allocation.keeper)

@@ -176,7 +176,7 @@ class DeviceArray:
         Raises
         ------
         MachineError
-            There is no such stream.
+            The stream does not exist.
         """
         if self.written_on is not None and stream != self.written_on:
             order_after(self.runtime, (NamedStream(self.written_on, self.device),), device, stream)
@@ -358,7 +358,7 @@ class StridedArray:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the elements have, without what lies between them."""
+        """How many bytes the elements have, without the gaps between them."""
         return self.size * self.dtype.itemsize
 
     def __repr__(self) -> str:

@@ -58,7 +58,7 @@ def plan(
 ) -> Plan:
     """Return how to copy between arrays of a shape, in few rectangles.
 
-    Strides are in bytes, of any sign; the source's may be 0, as those of what was broadcast.
+    Strides are in bytes, of any sign; the source's may be 0, as those of a broadcast array.
     """
     if not math.prod(shape):
         return Plan(0, 0, 0, 0, 0, 0, (_Axis(0, 0, 0),))

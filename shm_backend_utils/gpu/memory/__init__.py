@@ -1,1 +1,1 @@
-"""Memory on GPUs: what this process allocates for others, and what it maps of theirs."""
+"""Memory on GPUs: allocations of this process for others, and its mappings of theirs."""

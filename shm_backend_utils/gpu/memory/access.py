@@ -12,7 +12,7 @@ __all__ = ["CudaAccess"]
 
 
 class CudaAccess:
-    """CUDA in this process, loaded at first use; ``load`` raises MachineError where there is no GPU."""
+    """CUDA in this process, loaded at first use; ``load`` raises MachineError on a machine without a GPU."""
 
     def __init__(self, load: Callable[[], CudaRuntime] = CudaRuntime) -> None:
         self._load = load
@@ -39,7 +39,7 @@ class CudaAccess:
         return mappings is not None and mappings.runtime.retired.is_waiting
 
     def collect(self) -> bool:
-        """Free and unmap what is due, if CUDA was used at all. Return whether something is left."""
+        """Free and unmap memory that is due, if CUDA was used at all. Return whether something is left."""
         mappings = self._mappings
         return mappings is not None and mappings.runtime.retired.collect()
 

@@ -12,7 +12,7 @@ __all__ = ["CudaAllocation"]
 
 
 class CudaAllocation:
-    """Device memory for others to map, with an event for what they do there; freed when nothing keeps it here."""
+    """Device memory for others to map, with an event for their work there; freed when nothing keeps it here."""
 
     def __init__(self, runtime: CudaRuntime, byte_size: int, device: int) -> None:
         owned = _Owned(runtime, byte_size, device)

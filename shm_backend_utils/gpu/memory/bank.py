@@ -80,14 +80,14 @@ class DeviceBank:
         self._free_later()
 
     def collect(self) -> bool:
-        """Free what nobody uses any more. Return whether something is left to be freed."""
+        """Free memory that is out of use. Return whether something is left to be freed."""
         if self._given_up:
             with self._lock:
                 self._collect()
         return self.cuda.collect() or bool(self._given_up)
 
     def close(self) -> None:
-        """Free what can be freed now, and the rest when models let go of it; the end of this process frees all."""
+        """Free unused memory now, and the rest when models let go of it; the end of this process frees all."""
         if self.collect():
             self._free_later()
 

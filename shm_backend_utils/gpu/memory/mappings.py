@@ -1,7 +1,7 @@
 """Memory of GPUs that other processes have allocated, mapped by CUDA IPC.
 
 The memory is the exporter's. CUDA gives an importer an address of its own; it must be closed before the exporter frees
-the memory, or what the importer does is undefined (CUDA's documentation of ``cuIpcOpenMemHandle``).
+the memory, or the importer's accesses are undefined (CUDA's documentation of ``cuIpcOpenMemHandle``).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class CudaMapping:
         self._use = None
 
     def close_unused(self) -> None:
-        """Unmap it now, as nobody has used it or keeps it. Twice is fine."""
+        """Unmap it now; only for memory that was never used and that no array keeps. Twice is fine."""
         use, self._use = self._use, None
         if use is not None:
             use.end()

@@ -1,6 +1,6 @@
 """The model's side of the handover: it fetches a sealed region from a client that may do anything.
 
-So nothing here waits longer than a bound, and another thread closes what came, unless it is a memfd: that may block.
+So nothing here waits longer than a bound. Another thread closes received descriptors but memfds, as that may block.
 Descriptors come in only when the client's regions may be opened.
 """
 
@@ -70,7 +70,7 @@ class Fetcher:
                 self._closer.close(connection)
 
     def close(self) -> None:
-        """Fetch nothing any more. What waits to be closed still is. Twice is fine."""
+        """Fetch nothing any more. Descriptors in the queue are still closed. Twice is fine."""
         self._is_closed = True
 
     def _receive(self, connection: socket.socket, key: str, field: str) -> SealedFile:

@@ -1,4 +1,4 @@
-"""Peers of a connection: their users, what those may open, and threads that close what may be slow to close."""
+"""Peers of a connection: their users, those users' rights, and threads that close descriptors which may be slow."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Closer:
         self._places = [threading.Lock() for _ in range(MOST_THREADS)]  # each thread that is there has one
 
     def close(self, what: socket.socket | Descriptor) -> None:
-        """Have it closed soon. Never waits for that; nobody may use it from here on."""
+        """Have it closed soon, without waiting; do not use it from here on."""
         self._have_thread()  # first, so that an interrupt finds it either here or still with the caller
         self._left.append(what)
         self._wakes.put(None)

@@ -35,7 +35,7 @@ _LOOK_S: Final = 10.0  # an interrupted finalizer may have failed to wake the th
 
 
 class Offer(NamedTuple):
-    """A region that may be fetched by who knows the token and has access; ``copy`` opens it once more."""
+    """A region that any peer with its token and with access may fetch; ``copy`` opens it once more."""
 
     token: bytes
     access: Access
@@ -233,7 +233,7 @@ def _refuse(connection: socket.socket) -> None:
 
 
 class HandoverRegistry:
-    """What this process hands over, and the server for it. What finalizers call takes no lock."""
+    """The regions that this process hands over, and the server for them. Methods that finalizers call take no lock."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)  # a forked child goes on where its parent is
@@ -248,7 +248,7 @@ class HandoverRegistry:
         self._issued: dict[int, weakref.ref[_ServerName]] = {}  # what was not offered yet, by number
 
     def new_key(self) -> SealedKey:
-        """Return a key that nobody else has ever had, as long as that object lives, and have a server that listens."""
+        """Return a key that was never used before, valid as long as that object lives, and have a server listen."""
         with self._lock:
             server = self._server
             if server is None:
@@ -262,8 +262,8 @@ class HandoverRegistry:
     def offer(self, key: SealedKey, token: bytes, access: Access, copy: Callable[[], Descriptor]) -> None:
         """Hand a region to models that know the token and have access, until it is withdrawn; ValueError if it was.
 
-        The server's thread calls ``copy``, which opens the region anew: who gets its own description could release its
-        locks.
+        The server's thread calls ``copy``, which opens the region anew: a peer with the original description could
+        release its locks.
         """
         if key.number not in self._issued:
             raise ValueError("a region is offered under a key that was withdrawn, or that another process has made")

@@ -1,4 +1,4 @@
-"""Which regions a pool has, in what state each is, and for whom they are reserved."""
+"""The regions of a pool, the state of each, and the waiters that they are reserved for."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ PREPARED: Final = "direct, prepared"
 
 
 class Need(NamedTuple):
-    """What a call needs of a region. Regions of different groups, or kinds, are never exchanged."""
+    """A call's needs of a region. Regions of different groups, or kinds, are never exchanged."""
 
     byte_size: int  # of data
     slot_count: int = 1
@@ -78,7 +78,7 @@ def least_size(need: Need) -> int:
 
 @dataclass(eq=False)
 class Waiter:
-    """A call that waits for a region, or has one reserved: nobody else keeps this, so that it ends with the call."""
+    """A call that waits for a region, or has one reserved: the call alone keeps this, so that it ends with the call."""
 
     need: Need
     byte_size: int  # of the whole region, if one is made
@@ -124,7 +124,7 @@ class Inventory:
         return True
 
     def grant(self, waiter: Waiter) -> None:
-        """Give a waiter what is reserved for it; ClosedError if nothing is, any more."""
+        """Give a waiter its reserved region; ClosedError if it has none any more."""
         reference = weakref.ref(waiter)
         if waiter.is_making or reference not in self._reserved:
             raise ClosedError("this client")
@@ -134,7 +134,7 @@ class Inventory:
             del self._reserved[reference]
 
     def release(self, waiter: Waiter) -> None:
-        """Have back what is reserved for a waiter, unless that has taken it."""
+        """Take back the region reserved for a waiter, unless the waiter has taken it."""
         if not waiter.is_making:
             self._release(weakref.ref(waiter))
 
@@ -145,7 +145,7 @@ class Inventory:
             self.returned.append(region)
 
     def take(self, byte_size: int, kind: Kind) -> SlotRegion | None:
-        """Take the smallest idle region of a kind that has room, and not far too much; None if there is none."""
+        """Take the smallest idle region of a kind that has room, and not far too much; None if all are unfit."""
         most = max(FAR_MORE * byte_size, SMALL)
         for capacity, regions in self.shelves.get(kind, ()):
             if byte_size <= capacity <= most:
@@ -156,7 +156,7 @@ class Inventory:
         return None
 
     def put_back(self, region: SlotRegion) -> None:
-        """Make a region idle that nobody holds and no model uses."""
+        """Make a region idle that no call holds and no model uses."""
         region.idle_since = time.monotonic()
         assert region.shelf is not None
         region.shelf.append(region)
@@ -228,7 +228,7 @@ class Inventory:
         return 1 if count < _LEAST_PARTS else count
 
     def sort_returned(self) -> None:
-        """Destroy, reclaim, or put into quarantine what was given back; look again at what is there."""
+        """Destroy, reclaim, or quarantine regions that were given back; look again at those in quarantine."""
         while self.returned:
             region = self.returned.popleft()
             if region not in self._kinds:
@@ -256,7 +256,7 @@ class Inventory:
 
     @property
     def idle(self) -> list[SlotRegion]:
-        """The regions that nobody holds and no model uses."""
+        """The regions that no call holds and no model uses."""
         quarantined = set(self.quarantined)
         return [region for region in self._kinds if region.holder is None and region not in quarantined]
 
@@ -275,7 +275,7 @@ class Inventory:
         return [parts for whole, parts in found.items() if len(parts) == len(whole.parts)]
 
     def destroy_lost(self, held: Iterable[object]) -> None:
-        """Destroy the regions that an interrupt has left in nobody's hands, for seconds: a moment of that is usual."""
+        """Destroy regions that an interrupt has left without a holder for seconds: a moment without one is usual."""
         now = time.monotonic()
         kept = {*held, *self.returned, *self.quarantined, *self._reserved.values()}
         for shelf in itertools.chain(*self.shelves.values()):

@@ -1,4 +1,4 @@
-"""The slot pool: regions in use, which come back by themselves, and who waits for one, first come, first served."""
+"""The slot pool: regions in use, which come back by themselves, and calls waiting for one, first come, first served."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class SlotPool:
         call_after_fork(self)
 
     def take_idle(self, need: Need, holder: object) -> tuple[SlotRegion, Memory] | None:
-        """Return a region that is free, and its memory, without a lock; None if there is none, or others wait."""
+        """Return a free region, and its memory, without a lock; None if all are in use, or others wait."""
         if self._waiting:
             return None
         least, most = need.byte_size, max(FAR_MORE * need.byte_size, SMALL)
@@ -148,7 +148,7 @@ class SlotPool:
         return True
 
     def withdraw(self, waiter: Waiter) -> None:
-        """Take a waiter out of the queue, with what was granted to it, unless it has taken that."""
+        """Take a waiter out of the queue, with the region granted to it, unless it has taken that."""
         with self._lock:
             with contextlib.suppress(ValueError):
                 self._waiting.remove(weakref.ref(waiter))
@@ -165,19 +165,19 @@ class SlotPool:
         )
 
     def drop_idle(self) -> None:
-        """Destroy every region that nobody holds."""
+        """Destroy every region that no call holds."""
         with self._lock:
             self._inventory.sort_returned()
             self._inventory.destroy_idle()
 
     @property
     def stream_guess_bytes(self) -> int:
-        """How much a stream may take for outputs whose size nobody knows yet."""
+        """How much a stream may take for outputs of yet unknown size."""
         return min(self.options.stream_guess_bytes, self._inventory.max_bytes // _GUESSES_IN_THE_BUDGET)
 
     @property
     def status(self) -> PoolStatus:
-        """What the pool has now."""
+        """The pool's present numbers."""
         self._look_at_budget()
         with self._lock:
             self._serve()

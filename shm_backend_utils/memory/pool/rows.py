@@ -42,7 +42,7 @@ class _Block(Generic[Layout]):
         self._users: list[weakref.ref[Memory] | None] = [None] * len(layouts)
 
     def take(self) -> Row[Layout] | None:
-        """Take the first free row, so that calls lie side by side; None if there is none, or the block is gone."""
+        """Take the first free row, so that calls lie side by side; None if all are taken, or the block is gone."""
         whole = self._memory()
         if whole is None or self._region.slots[0].state == SPOILED:
             return None

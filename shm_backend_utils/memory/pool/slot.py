@@ -75,7 +75,7 @@ class Slot:
 
     @property
     def is_started(self) -> bool:
-        """Whether a model has begun with this generation; True once the region is destroyed, when nobody knows."""
+        """Whether a model has begun with this generation; True once the region is destroyed, as it may have."""
         return self._record is None or self._record.started == self.generation
 
     @property
@@ -114,12 +114,12 @@ class Slot:
         return True
 
     def become_free(self, event: Literal["answer", "reclaim"]) -> None:
-        """Take note that a request is over, and what was kept for it may go."""
+        """Note that a request is over, so that the objects kept for it may go."""
         self.state = AFTER[event][self.state]
         self.kept = ()
 
     def give_up(self) -> None:
-        """End a request that nobody waits for: if no model has begun with it, it is made stale."""
+        """End a request that no call waits for: if no model has begun with it, it is made stale."""
         if self.state == SENT:
             if self.is_completed:
                 self.become_free("answer")
@@ -132,7 +132,7 @@ class Slot:
         self._record.generation = self.generation
 
     def release_frame(self, number: int) -> None:
-        """Let the model write here again; ``number`` is that of the frame that nobody reads any more."""
+        """Let the model write here again; ``number`` is that of the frame that the client has finished reading."""
         if self._record is not None:
             self._record.generation = number
 
@@ -144,7 +144,7 @@ class Slot:
 
 
 class Whole:
-    """What all parts of one region share."""
+    """The state that all parts of one region share."""
 
     __slots__ = ("parts", "slots")
 
@@ -228,7 +228,7 @@ class SlotRegion:
 
     @property
     def key(self) -> str:
-        """What requests call its memory."""
+        """The name of its memory in requests."""
         return self._region.segment.key
 
     @property
@@ -255,12 +255,12 @@ class SlotRegion:
         return self.state == SPOILED or bool(self.borrowed)
 
     def spoil(self, event: Literal["refusal", "unfenced", "lost"]) -> None:
-        """Take note of what makes it useless, with all its parts."""
+        """Note the error that makes it useless, with all its parts."""
         for slot in self.whole.slots:
             slot.state = AFTER[event][slot.state]
 
     def reclaim(self) -> bool:
-        """Make sure that no request will touch the region again, nor what is kept. Return whether that is so now."""
+        """Make sure that no request will touch the region or the kept objects again. Return whether that is so now."""
         reclaimed = [slot.reclaim() for slot in self.slots if slot.state == SENT or (slot.kept and slot.state != FREE)]
         return all(reclaimed)
 
@@ -284,7 +284,7 @@ class SlotRegion:
         self._close()
 
     def destroy(self) -> None:
-        """Let nobody new open it, if it is its last part. The memory goes with the last array. Twice is fine."""
+        """Let no other process open it, if it is its last part. The memory goes with the last array. Twice is fine."""
         self.whole.parts.discard(self.slots[0].index)
         if self.whole.parts:
             self._let_go()

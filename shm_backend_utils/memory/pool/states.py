@@ -1,14 +1,14 @@
-"""The states of a slot, and what becomes of it: whether it may be used again is decided in this table alone.
+"""The states of a slot, and their consequences: this table alone decides whether a slot may be used again.
 
 ========  =============================================================================================================
-free      Nobody writes there. A request may go out; the pool may hand it out again.
+free      No process writes there. A request may go out; the pool may hand it out again.
 sent      A request went out, and its answer is not here: a model executes it, or may begin to. It is to be reclaimed
-          before anything else, whoever has it.
+          before anything else, whatever call has it.
 spoiled   Its region is never used again, and goes when it is given back.
 ========  =============================================================================================================
 
-A slot that is handed out stays free until a request goes out, and is free again with the answer: who has it is for the
-pool to know.
+A slot that is handed out stays free until a request goes out, and is free again with the answer: the pool alone knows
+the call that has it.
 """
 
 from __future__ import annotations

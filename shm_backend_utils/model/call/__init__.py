@@ -1,4 +1,4 @@
-"""One request as the model sees it: received, answered, and what ``model.py`` can do meanwhile."""
+"""One request as ``model.py`` sees it: its inputs, its outputs, and the actions in between."""
 
 from .call import Call
 

@@ -39,7 +39,7 @@ class AnsweredRequest(ReceivedRequest):
 
     @property
     def response_parameters(self) -> dict[str, str | bool | int]:
-        """What the response says beside its outputs, for ``model.py`` to fill; the client's ``result.parameters``.
+        """The parameters of the response. ``model.py`` fills them; the client finds them in ``result.parameters``.
 
         Of a stream, it is of the next response alone. An error has none.
 
@@ -66,16 +66,16 @@ class AnsweredRequest(ReceivedRequest):
             As in the model's configuration.
         shape : sequence of int
             With the batch dimension, where the model has one. Integers of NumPy are fine.
-        dtype : numpy.dtype or what makes one
+        dtype : numpy dtype or dtype_like
             Not of strings: use :meth:`put`.
 
         Returns
         -------
         TensorView
-            C-contiguous and writable, not cleared: what an earlier request left is there until it is written over
-            (``SHM_DEBUG`` finds what was not). It is the client's own memory where the client provided enough; else
-            memory of this process, which goes back through Triton. On a GPU, if the client wants it there. Not to be
-            written to after the call.
+            C-contiguous and writable, not cleared: it holds an earlier request's bytes until the model overwrites them
+            (``SHM_DEBUG`` finds elements that stay unwritten). It is the client's own memory if the client provided
+            enough; else it is memory of this process, and goes back through Triton. It is on a GPU if the client wants
+            it there. Do not write to it after the call.
 
         Raises
         ------
@@ -131,7 +131,7 @@ class AnsweredRequest(ReceivedRequest):
         ----------
         name : str
             As in the model's configuration.
-        array : TensorView, Strings, numpy.ndarray, or what NumPy, DLPack or CUDA's array interface make an array of
+        array : TensorView, Strings, numpy.ndarray, or any object that NumPy, DLPack or CUDA's array interface can read
             Or a list of arrays, or numbers and strings, as a client may give it for an input. On the host or on a GPU,
             wherever the client wants the output. It may be written again afterwards, on the host, or on the streams
             that :meth:`Call.ready_on` has named. Of strings: bytes, or str, which becomes UTF-8.

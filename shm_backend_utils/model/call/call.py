@@ -33,7 +33,7 @@ Self = TypeVar("Self", bound="Call")
 class Call(AnsweredRequest):
     """One request. A context manager: leaving it commits the outputs; leaving it by an exception fails the request.
 
-    An input lies in the client's memory if the request's table says so, else in what Triton delivered. An output goes
+    An input lies in the client's memory if the request's table says so, else in a tensor of Triton's. An output goes
     to the client's memory if the table has room for it, else back through Triton. The model need not care.
 
     A session takes a call through :meth:`begin`, :meth:`commit` and :meth:`end`, or :meth:`fail`.
@@ -41,15 +41,15 @@ class Call(AnsweredRequest):
     Attributes
     ----------
     response : InferenceResponse
-        What ``execute`` returns for this request; there once the call was committed, or has failed: then it carries the
-        error.
+        ``execute`` returns it for this request. It exists once the call was committed or has failed. After a failure it
+        carries the error.
     devices : DeviceUses or None
-        The GPUs that the call uses, by number; None for none. It is not over before they have done what is on the
-        streams that :meth:`ready_on` has named, or, where none was named, all that they have to do.
+        The GPUs that the call uses, by number; None for none. The call ends only after they have finished the work on
+        the streams that :meth:`ready_on` has named, or, where none was named, all their work.
     table : Table or None
-        What the client says of its memory; None if it shares none.
+        The client's description of its memory; None if it shares none.
     outputs : dict of str to Output
-        What the model has made so far.
+        The outputs that the model has made so far.
     """
 
     _public_name: ClassVar = "Call"
@@ -123,7 +123,7 @@ class Call(AnsweredRequest):
         Raises
         ------
         MissingTensorError
-            There is no input.
+            The request has no input.
         """
         if self.table is not None:
             for span in self.table.inputs.values():
@@ -185,8 +185,8 @@ class Call(AnsweredRequest):
         Returns
         -------
         DeviceView
-            C-contiguous and writable. It is the client's own memory where that is on a GPU. If it is on the host, or
-            there is none, it is memory of the instance's GPU, and is copied to where it belongs when the call ends.
+            C-contiguous and writable. It is the client's own memory where that is on a GPU. If that is on the host, or
+            is missing, it is memory of the instance's GPU, and is copied to its destination when the call ends.
 
         Raises
         ------
@@ -208,18 +208,18 @@ class Call(AnsweredRequest):
         return made
 
     def ready_on(self, stream: Any) -> None:
-        """Name a stream of a GPU that the call's work is on: it is done with what is there before the call is over.
+        """Name a stream of a GPU that the call's work is on: the call ends only after that work is finished.
 
-        Copies of the library, as :meth:`put` makes them, come after what is on the stream when they are made, and
-        before what is put there later; so name it before them. Without a stream, the whole GPU is waited for, at each
-        copy and at the end: that is right for every model, and waits for all else that the process does there.
+        The library's copies, as :meth:`put` makes them, follow the work that is on the stream already, and precede
+        later work; so name the stream before you copy. Without a stream, the library waits for the whole GPU, at each
+        copy and at the end. That is right for every model, but also waits for the process' other work there.
 
         Parameters
         ----------
         stream : object
-            What has ``__cuda_stream__``; a torch.cuda.Stream, a cupy.cuda.Stream, or a ``CUstream`` as a number. Name
-            several one by one; then no other stream of that GPU is waited for. A default stream is that of the GPU that
-            the call uses, or, if that is not one alone, of the instance's.
+            An object with ``__cuda_stream__``: a torch.cuda.Stream, a cupy.cuda.Stream; or a ``CUstream`` as a number.
+            Name several one by one; then no other stream of that GPU is waited for. A default stream is that of the GPU
+            that the call uses, or, if that is not one alone, of the instance's.
 
         Raises
         ------
@@ -268,8 +268,8 @@ class Call(AnsweredRequest):
             An input, or an output that is written.
         stream : object, optional
             Of the instance's GPU, as of :meth:`ready_on`: the copy is made there. By default it is made on a stream of
-            the library's own, and who takes the array by DLPack or CUDA's array interface waits for it. From pinned
-            memory (``SHM_PIN_HOST_MEMORY``) it is made while the host goes on.
+            the library's own, and a consumer by DLPack or CUDA's array interface waits for it. From pinned memory
+            (``SHM_PIN_HOST_MEMORY``) it is made while the host goes on.
 
         Returns
         -------
@@ -312,10 +312,10 @@ class Call(AnsweredRequest):
         model : str
             Its name.
         inputs : mapping
-            Name to a view, or to what :meth:`put` takes.
+            Name to a view, or to any value that :meth:`put` takes.
         outputs : iterable of str or mapping, optional
-            The outputs wanted, one or more; all if not given. A mapping also says what is known of each: a view that
-            :meth:`output` has returned, to be written to; or how many bytes to keep; or None.
+            The outputs wanted, one or more; all if not given. A mapping also gives a place for each: a view that
+            :meth:`output` has returned, to be written to; or a number of bytes to reserve; or None.
         model_version : str, optional
             By default the server chooses.
         parameters : mapping, optional
@@ -330,14 +330,14 @@ class Call(AnsweredRequest):
         Raises
         ------
         ModelError
-            There is no such model, or it is decoupled, or it has no such outputs, or it would wait for this call
+            The model does not exist, or it is decoupled, or it has no such outputs, or it would wait for this call
             itself, or Triton does not pass on a parameter.
         TensorError
             It does not take these tensors.
         ForwardError
             It failed.
         PeerError
-            It did not answer with what its configuration says, or lacks an output.
+            Its answer contradicts its configuration, or lacks an output.
         """
         forwarding, pending = self._begin_forward(model, inputs, outputs, model_version, parameters)
         return self._context.forwarder.execute(forwarding, pending)

@@ -1,4 +1,4 @@
-"""What a call refuses: tables and outputs that are not what the model's configuration says."""
+"""The checks of a call: it refuses tables and outputs that contradict the model's configuration."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def check_output(spec: ModelSpec, name: str, numpy_dtype: np.dtype[Any], shape: 
 
 
 def may_not_write(error: TensorError) -> ModelError:
-    """Return the error of a model whose output is not what its configuration says."""
+    """Return the error of a model whose output contradicts its configuration."""
     return ModelError(f"model.py wrote an output that it may not: {error}")
 
 
@@ -126,7 +126,7 @@ def not_written(spec: ModelSpec, name: str) -> ModelError:
 
 
 def array_of(spec: ModelSpec, name: str, value: Any, adopt: Callable[[Any], Any]) -> Any:
-    """Return what a user gives as output ``name`` as an array of NumPy, or, if it is on a GPU, as ``adopt`` has it."""
+    """Return a user's value for output ``name`` as an array of NumPy, or, if on a GPU, the result of ``adopt``."""
     if type(value) is np.ndarray and value.dtype in dtypes.BY_NUMPY:
         return value
     if isinstance(value, TensorView):

@@ -1,6 +1,6 @@
-"""The answer to a probe: what a session says of itself, in the memory of a client whose memory it may open anyway.
+"""The answer to a probe: a session describes itself, in the memory of a client whose memory it may open anyway.
 
-Nothing of it goes into an error, a log or a tensor of Triton's: who may not lend the model memory learns nothing.
+Nothing of it goes into an error, a log or a tensor of Triton's: a client that may not lend memory learns nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A request as it came: what it says, the memory that it names, and its inputs."""
+"""A request as it came: its parameters, the memory that it names, and its inputs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Output(NamedTuple):
 
 
 class ReceivedRequest:
-    """The half of a :class:`Call` that reads: from the client's memory, or from what Triton delivered."""
+    """The half of a :class:`Call` that reads: from the client's memory, or from Triton's tensors."""
 
     _made_by = "open"
 
@@ -161,7 +161,7 @@ class ReceivedRequest:
         -------
         TensorView
             C-contiguous and read-only, of the shape and dtype that the client gave it, or of the configuration's
-            ``reshape``: over the client's own memory, or over what Triton delivered. Arrays made from it keep the
+            ``reshape``: over the client's own memory, or over Triton's tensor. Arrays made from it keep the
             memory mapped; but after the call it may serve another request.
 
         Raises

@@ -114,7 +114,7 @@ _BYTES_IN_RESPONSE: Final = "UINT8"  # of strings that found no room
 
 
 class DirectForwarding(Forwarding):
-    """For models that map memory: what :class:`Lending` does not find is copied to a slot of its pool."""
+    """For models that map memory: tensors that :class:`Lending` cannot lend are copied to a slot of its pool."""
 
     again: Callable[[], DirectForwarding] | None = None  # makes it in other memory, where that can be done
 
@@ -187,7 +187,7 @@ class DirectForwarding(Forwarding):
         self._slot.give_up()
 
     def spoil_lost_memory(self, response: Any) -> str:
-        """Spoil this memory if the other model could not open it; return what it said, else an empty text."""
+        """Spoil this memory if the other model could not open it; return that model's message, else an empty text."""
         said: str = response.error().message() if response.has_error() else ""
         if code_in(said) not in NOT_OPENED or self._slot.is_started:
             return ""

@@ -32,7 +32,7 @@ _TIMEOUT_S: Final = 5.0
 
 
 class ModelSpecs:
-    """What is known of other models, by the HTTP endpoint. Asked for once, until :meth:`forget`."""
+    """The configurations of other models, by the HTTP endpoint. Asked for once, until :meth:`forget`."""
 
     def __init__(self, server_url: str) -> None:
         self._server_url = server_url

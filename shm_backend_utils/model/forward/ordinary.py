@@ -1,4 +1,4 @@
-"""A request to another model of the server, and what both kinds of it share."""
+"""A request to another model of the server, and the parts that both kinds of it share."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Given:
 
 
 class OtherModel:
-    """A model that is called, and what follows from its configuration."""
+    """A model that is called, and the facts that follow from its configuration."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
@@ -91,7 +91,7 @@ class OtherModel:
 
 
 class Asked(NamedTuple):
-    """What ``model.py`` asks of another model."""
+    """A request of ``model.py`` to another model."""
 
     model: str
     version: str  # empty if the server chooses

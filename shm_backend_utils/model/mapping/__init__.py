@@ -1,1 +1,1 @@
-"""What a model has mapped, and how a request's words become memory: registry, resolver, policy."""
+"""A model's mapped memory, and the way from a request's claims to memory: registry, resolver, policy."""

@@ -42,7 +42,7 @@ __all__ = ["MappedRegion", "ProbeFound", "Slot", "replayed", "stale"]
 
 
 class ProbeFound(Exception):  # noqa: N818  # no error: it goes to where the probe is answered, and no further
-    """The request is a probe. Its slot's lease is held, and whoever catches this gives it back."""
+    """The request is a probe. Its slot's lease is held, and the caller that catches this gives it back."""
 
     def __init__(self, probe: Probe) -> None:
         super().__init__(probe)
@@ -102,7 +102,7 @@ class MappedRegion:
             mine.space = max(mine.space, other.space)
 
     def close_unused(self) -> None:
-        """Unmap memory of a GPU now, as nobody has used it: its owner may free it when he has his answer."""
+        """Unmap unused memory of a GPU now: its owner may free it as soon as the answer arrives."""
         if isinstance(self.segment, CudaMapping):
             self.segment.close_unused()
 
@@ -115,7 +115,7 @@ class MappedRegion:
 
 
 class Slot:
-    """A slot of a managed region, which it keeps mapped, and what of it never changes. For one request at a time."""
+    """A slot of a managed region, which it keeps mapped, and its constant properties. For one request at a time."""
 
     __slots__ = (
         "_block_count",
@@ -148,10 +148,10 @@ class Slot:
         self._data_begin = managed.data_offset
 
     def claim(self, generation: int, form: TableForm | None = None) -> Table:
-        """Take the slot's lease for a request, and return what its table says, from a checked copy. Waits for nobody.
+        """Take the slot's lease for a request, and return its table, decoded from a checked copy. Never waits.
 
-        The lease is the caller's to give back, and keeps the client from using the memory again before that. If this
-        raises, nobody holds it, but for ProbeFound: ``model.py`` is not to see that request.
+        The caller gives the lease back; until then it keeps the client from using the memory again. If this raises, the
+        lease is free, except with ProbeFound: ``model.py`` is not to see that request.
         """
         status = os.fstat(self._fd)
         if not status.st_nlink and (
@@ -197,7 +197,7 @@ class Slot:
             raise ProbeFound(decode_probe(data, self._data_begin, self._byte_size))
 
     def lent_claim(self) -> LentRegionClaim:
-        """Return what a request to another model says of this slot's region, while this one's is executed."""
+        """Return a claim of this slot's region, for a request to another model while this slot's own is executed."""
         managed = self.region.managed
         assert managed is not None
         header = managed.header

@@ -129,7 +129,7 @@ Memory = HostMemory | DeviceMemory
 
 
 class Pinning:
-    """Pins whole regions; those that cannot be pinned stay as they are, and ``warn`` is told once why."""
+    """Pins whole regions; those that cannot be pinned stay as they are, and ``warn`` gets the reason once."""
 
     def __init__(self, cuda: CudaAccess, warn: Callable[[str], None]) -> None:
         self._cuda = cuda
@@ -137,7 +137,7 @@ class Pinning:
         self._has_warned = False
 
     def pin(self, memory: npt.NDArray[np.uint8]) -> Callable[[], None] | None:
-        """Pin a whole mapping; return what undoes that with the next ``collect``; None if that cannot be."""
+        """Pin a whole mapping; return a function that unpins it with the next ``collect``; None if pinning fails."""
         address = memory.__array_interface__["data"][0]
         try:
             runtime = self._cuda.runtime

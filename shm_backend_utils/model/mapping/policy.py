@@ -1,17 +1,17 @@
-"""Which memory a request may name. A claim goes in, a checked and mapped region comes out; nobody checks again.
+"""The rules for memory that requests name. A claim goes in, a checked and mapped region comes out, once and for all.
 
 A file is opened, then checked, then mapped. First of all comes whose it is: of a stranger's file nothing is even read.
 
 ===========================  =========================================================================================
-what is named                what must hold
+memory                       conditions
 ===========================  =========================================================================================
 anything                     a regular file in /dev/shm, no symbolic link, or sealed memory; owned by an allowed user
                              and not writable for everybody, as large as claimed, with memory for all of that
 by key                       our prefix, a ready header that fits the file, the header's token, a slot of it
 by key, sealed               the socket that it names is of an allowed user, and hands over a memfd
 by CUDA handle               the GPU is one of this process', and the allocation as large as claimed; a slot of a region
-                             that is named by key fences it, unless memory that nothing fences is allowed; what is lent
-                             for one request has the slot's client see it until it is unmapped
+                             that is named by key fences it, unless unfenced memory is allowed; memory that is lent
+                             for one request counts as in use, for the slot's client, until it is unmapped
 by name                      registered at the server; neither one of our managed regions, which need their token, nor
                              memory of the Python backend itself
 ===========================  =========================================================================================
@@ -40,7 +40,7 @@ __all__ = ["ask", "borrow_slot", "check_slot", "open_cuda", "open_managed", "ope
 
 
 def borrow_slot(region: ManagedRegion, slot: int) -> SharedLease:
-    """Show the client that what it has lent for a request in this slot is in use here."""
+    """Show the client that memory which it has lent for a request in this slot is in use here."""
     lease = borrow(region.segment.fileno(), region.record_offset(slot))
     if lease is None:
         raise StaleRequestError("the client takes back the memory that was lent to this model")
@@ -86,7 +86,7 @@ def check_slot(region: ManagedRegion, slot: int, field: str) -> None:
 
 
 def ask(names: Sequence[str], endpoint: StatusEndpoint, config: Config, field: str) -> dict[str, Registration]:
-    """Find what names stand for now, if names are allowed; those that stand for nothing are left out."""
+    """Return the current registrations of names, if names are allowed; names without one are left out."""
     if not config.foreign_regions:
         raise RegionRefusedError(field, "this model takes no regions by name (its SHM_FOREIGN_REGIONS is off)")
     try:
@@ -99,7 +99,7 @@ def ask(names: Sequence[str], endpoint: StatusEndpoint, config: Config, field: s
 
 
 def resolve(claim: NamedRegionClaim, found: Mapping[str, Registration], config: Config, field: str) -> Registration:
-    """Return what a name stands for, of what :func:`ask` has found."""
+    """Return the registration of a name among those that :func:`ask` has found."""
     registration = found.get(claim.name)
     if registration is None:
         raise RegionGoneError(f"{field} is {shown(claim.name)}, which is not registered at the server; register it")
@@ -116,7 +116,7 @@ def resolve(claim: NamedRegionClaim, found: Mapping[str, Registration], config: 
 def open_registered(
     registration: Registration, config: Config, field: str, check_room: Callable[[SharedFile], None]
 ) -> SystemSegment:
-    """Open what a registration stands for, and give it memory, if ``check_room`` does not raise."""
+    """Open the memory of a registration, and allocate its pages, if ``check_room`` does not raise."""
     with SharedFile.open(registration.key.removeprefix("/"), field) as file:
         _check_owner(file, config)
         check_room(file)

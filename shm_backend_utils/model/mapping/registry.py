@@ -1,11 +1,11 @@
 """Which regions this process has mapped, and under which names.
 
-Every region is mapped once, however many names it has: what counts is the object (device and inode), not what it is
-called. A region that is unregistered, or that its owner has left, while a call uses it goes when its last use ends.
-What arrays still need stays mapped until they are gone, which nobody can prevent.
+Every region is mapped once, however many names it has: its device and inode identify it. A region that is unregistered,
+or that its owner has left, while a call uses it goes when its last use ends. Memory under arrays stays mapped until the
+arrays are gone.
 
-This is all that a model remembers of requests. A slot is found by its whole address, which names region, token and
-number; what is found is checked with ``fstat`` for every request.
+A model remembers nothing else of requests. A slot is found by its whole address, which names region, token and number;
+every request checks the file with ``fstat``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Registry:
         self.slots: dict[str, Slot] = {}  # by address
 
     def obtain(self, name: str, opener: Callable[[], MappedRegion], field: str) -> MappedRegion:
-        """Return what has this name, or give it to what ``opener`` opens; others need not wait meanwhile."""
+        """Return the entry of this name; if missing, open it by ``opener``, while other names need not wait."""
         region = self.live(name, field)
         if region is None:
             self.drop_some_abandoned()  # what is mapped now should not have to wait until somebody sweeps
@@ -59,7 +59,7 @@ class Registry:
         return region
 
     def hold(self, opener: Callable[[], MappedRegion]) -> MappedRegion:
-        """Return what ``opener`` opens, without a name: nobody else finds it, and it goes with its use."""
+        """Return an unnamed entry that ``opener`` opens: no other request finds it, and it goes with its use."""
         self.drop_some_abandoned()  # as :meth:`obtain`
         opened = self._open(opener)
         try:
@@ -72,7 +72,7 @@ class Registry:
         return opened
 
     def live(self, name: str, field: str) -> MappedRegion | None:
-        """Return what has this name; None if nothing has, or not any more what it was: then it is to be opened anew."""
+        """Return the entry of this name; None if it is missing or its file has changed, so that it must be reopened."""
         with self._lock:
             region = self.names.get(name)
             if region is not None:
@@ -135,7 +135,7 @@ class Registry:
             region.last_use = time.monotonic()
 
     def end_use(self, region: MappedRegion) -> None:
-        """End what :meth:`begin_use` began."""
+        """End a use that :meth:`begin_use` began."""
         with self._lock:
             region.use_count -= 1
 
@@ -151,7 +151,7 @@ class Registry:
             self.drop_some_abandoned()
 
     def drop_some_abandoned(self) -> None:
-        """Do so for the few that were not looked at for longest: what a request can spend on others."""
+        """Do so for the few that were checked least recently: as many as a request can afford."""
         with self._lock:
             for identity in list(islice(self._by_object, _LOOKS)):
                 self._by_object.move_to_end(identity)

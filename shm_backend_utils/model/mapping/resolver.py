@@ -1,4 +1,4 @@
-"""From what a request says of memory to what is mapped: slots by addresses, further regions by claims and by names."""
+"""From a request's claims to mapped memory: slots by addresses, further regions by claims and by names."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class FurtherRegions:
     _cuda: CudaAccess
 
     def take(self, claim: RegionClaim, mapped: MappedRegion, memory: Memory) -> None:
-        """Have one more, in use until :meth:`release`. StaleRequestError if its client takes back what is lent."""
+        """Add a region, in use until :meth:`release`. StaleRequestError if its client takes back the memory it lent."""
         self._registry.begin_use(mapped)
         self.mapped.append(mapped)
         self.memories.append(memory)
@@ -54,7 +54,7 @@ class FurtherRegions:
             self.passing.append(mapped.segment)
 
     def unmap_passing(self) -> None:
-        """Unmap what may be freed after the answer, when GPUs are done; what arrays keep goes with them."""
+        """Unmap memory that its owner may free after the answer, when GPUs are done; under arrays it goes with them."""
         passing, self.passing = self.passing, []
         for mapping in passing:
             mapping.close_idle()
@@ -115,7 +115,7 @@ _PREFIX: Final = "registered: "  # no managed region's key has a colon
 
 
 class NamedRegions:
-    """Finds, or maps, what registered names stand for. Thread-safe; no request waits for another one's mapping."""
+    """Finds, or maps, the memory of registered names. Thread-safe; no request waits for another request's mapping."""
 
     def __init__(self, config: Config, registry: Registry) -> None:
         self._config = config
@@ -124,7 +124,7 @@ class NamedRegions:
         self._known: dict[str, Registration] = {}  # as the server has told them last
 
     def find(self, names: Sequence[str], field: str) -> dict[str, Registration]:
-        """Return what names stand for; the server is asked for each request (60 to 90 µs), unless names are trusted."""
+        """Return the registrations of names; each request asks the server (60 to 90 µs), unless names are trusted."""
         if not self._config.checks_registrations:
             known = {name: found for name in names if (found := self._known.get(name)) is not None}
             trusted = {name: found for name, found in known.items() if self._registry.live(_name_of(found), field)}
@@ -135,7 +135,7 @@ class NamedRegions:
     def open(
         self, claim: NamedRegionClaim, found: Mapping[str, Registration], field: str
     ) -> tuple[MappedRegion, Memory]:
-        """Return the mapping of what a name stands for, of what :meth:`find` has found, and the part that it names."""
+        """Return the mapping of a name's memory, by a result of :meth:`find`, and the part that the name covers."""
         registration = policy.resolve(claim, found, self._config, field)
 
         def open_it() -> MappedRegion:
@@ -146,7 +146,7 @@ class NamedRegions:
         return mapped, mapped.memory.part(registration.offset, registration.byte_size)
 
     def sweep(self) -> None:
-        """Unmap what is not registered any more, and all of it if the server does not say so."""
+        """Unmap memory that is not registered any more, and all of it if the server does not answer."""
         known = dict(self._known)
         mapped = [name for name in list(self._registry.names) if name.startswith(_PREFIX)]
         if not known and not mapped:
@@ -180,7 +180,7 @@ _COLLECT_INTERVAL_S: Final = 0.02
 
 
 class Resolver:
-    """Finds or maps the memory of requests, and unmaps in a thread what owners have given up. Thread-safe."""
+    """Finds or maps the memory of requests, and unmaps in a thread the regions of gone owners. Thread-safe."""
 
     def __init__(self, config: Config, cuda: CudaAccess, pinning: Pinning | None = None) -> None:
         self.registry = Registry(config.max_mapped_bytes, pinning)
@@ -242,7 +242,7 @@ class Resolver:
         return found
 
     def sweep(self) -> None:
-        """Unmap what owners have given up; MachineError if the server, which knows the names, does not answer."""
+        """Unmap regions of gone owners; MachineError if the server, which knows the names, does not answer."""
         self.registry.drop_abandoned()
         self._cuda.collect()
         self._named.sweep()

@@ -1,1 +1,1 @@
-"""What ``execute`` may do beside answering one request after another: batches and streams."""
+"""The ways of ``execute`` beside answering one request after another: batches and streams."""

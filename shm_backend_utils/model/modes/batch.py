@@ -36,11 +36,11 @@ class BatchCall:
     Attributes
     ----------
     calls : tuple of Call
-        One for each request: its parameters, what it wants, and more.
+        One for each request: its parameters, its wanted outputs, and more.
     rows : tuple of range
         Which rows are whose, in the same order.
     size : int
-        How many rows there are.
+        The number of rows.
     """
 
     def __init__(self, calls: Sequence[Call], gathering: Gathering) -> None:
@@ -73,8 +73,8 @@ class BatchCall:
         -------
         TensorView
             C-contiguous and read-only; its first dimension has all rows. It is the clients' memory, without any copy,
-            where the rows follow one another there; else they are copied to a buffer, once, which the next ``execute``
-            uses again: on a GPU, if all of them are on that one. Valid until ``infer`` returns.
+            where the rows follow one another there. Else they are copied once, to a buffer that the next ``execute``
+            uses again. The buffer is on a GPU if all rows are on that GPU. Valid until ``infer`` returns.
 
         Raises
         ------
@@ -104,7 +104,7 @@ class BatchCall:
             As in the model's configuration.
         item_shape : sequence of int
             Of a row. Integers of NumPy are fine.
-        dtype : numpy.dtype or what makes one
+        dtype : numpy dtype or dtype_like
             Of the elements.
 
         Returns
@@ -166,8 +166,8 @@ class BatchCall:
     def ready_on(self, stream: Any) -> None:
         """Name a stream of a GPU that the batch's work is on: as :meth:`Call.ready_on`, for all of its calls.
 
-        Name it before the inputs are asked for: rows that are gathered on the GPU are then copied before what is put on
-        the stream later, while the host goes on.
+        Name it before you ask for the inputs: rows that are gathered on the GPU are then copied before later work of
+        the stream, while the host goes on.
         """
         self._device_uses()
         for call in self.calls:
@@ -277,10 +277,10 @@ class Buffers:
 
 
 class Gathering:
-    """What one batch copies.
+    """The copies of one batch.
 
-    ``number`` is the batch's in its ``execute``. Each has buffers of its own: what is passed on from them in band,
-    Triton reads when all batches have been served.
+    ``number`` is the batch's in its ``execute``. Each has buffers of its own: Triton reads those that are passed on in
+    band only when all batches have been served.
     """
 
     def __init__(self, buffers: Buffers, arrays: DeviceArrays, number: int) -> None:
@@ -310,7 +310,7 @@ class Gathering:
         return self._empty("output", parts)
 
     def scatter(self, pairs: Sequence[tuple[Any, TensorView]], uses: DeviceUses | None = None) -> None:
-        """Copy rows of what :meth:`room` has returned, as :func:`with_rows` pairs them with where they go."""
+        """Copy rows of memory from :meth:`room` to their places, as :func:`with_rows` pairs them."""
         self._arrays.copy_all([(part.array, rows) for rows, part in pairs if isinstance(part, DeviceView)], uses)
         for rows, part in pairs:
             if not isinstance(part, DeviceView):

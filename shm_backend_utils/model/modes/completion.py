@@ -1,4 +1,4 @@
-"""How calls end: one by one on an event loop, or all at once when GPUs have done what they have to do for them."""
+"""How calls end: one by one on an event loop, or all at once when GPUs have finished their work for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["check_has_run", "complete", "complete_by_events", "serve_one"]
 
 
 def complete(calls: Iterable[Call], arrays: DeviceArrays) -> None:
-    """Wait for GPUs and end calls that were committed: all well, or all by an error, as nobody knows whose failed."""
+    """Wait for GPUs and end committed calls: all well, or all by an error, as CUDA does not say whose work failed."""
     waiting = list(calls)
     try:
         arrays.wait([call.devices for call in waiting if call.devices is not None])
@@ -61,7 +61,7 @@ async def serve_one(
 
 
 def check_has_run(returned: object) -> None:
-    """Raise ModelError for what a function returns whose body has not begun: a generator, or a coroutine."""
+    """Raise ModelError for the result of a function whose body has not begun: a generator, or a coroutine."""
     if isinstance(returned, Generator):
         raise ModelError("the function yields, so nothing of it ran; generators are for serve_streams")
     if isinstance(returned, Coroutine):

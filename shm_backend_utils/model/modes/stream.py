@@ -65,8 +65,8 @@ class StreamCall(Call):
     def output(self, name: str, shape: Sequence[int], dtype: npt.DTypeLike) -> TensorView:
         """Return memory for one output of the next response, as :meth:`Call.output` does: a place in the client's ring.
 
-        It waits until the client has released the frame that was there before, and raises what :meth:`send` does. After
-        :meth:`send` the memory is the client's until it is released.
+        It waits until the client has released the frame that was there before, and raises the errors of :meth:`send`.
+        After :meth:`send` the memory is the client's until it is released.
         """
         if not self._is_frame_open:
             self._open_frame()
@@ -197,7 +197,7 @@ def _stalled(what: str, parameter: str) -> StalledStreamError:
 
 
 def run_stream(stream: StreamCall, answer: Callable[[StreamCall], Iterable[object] | None]) -> None:
-    """Serve a stream: send what ``answer`` has written whenever it yields, and end with it, well or by its error."""
+    """Serve a stream: send the written outputs whenever ``answer`` yields, and end with it, well or by its error."""
     with stream as call:
         steps = answer(call)
         # No ExitStack: an error of the generator's end would lie in a cycle there, and the stream with it.
