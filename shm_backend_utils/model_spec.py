@@ -139,12 +139,12 @@ class ModelSpec:
     max_batch_size: int  # 0 if requests have no batch dimension
     inputs: Mapping[str, TensorSpec]  # without the batch carrier, as are the outputs
     outputs: Mapping[str, TensorSpec]
-    paths: frozenset[str] | None  # what SHM_PATHS declares, or else the batch carrier; None where there is neither
+    paths: frozenset[str] | None  # as SHM_PATHS declares, or else the batch carrier; None without both
     has_batch_carrier: bool  # an input carries the batch size of requests without tensors
     has_batcher: bool  # the server may serve several requests as one batch
     is_decoupled: bool  # it answers a request with any number of responses, in a stream
     is_ensemble: bool  # it is made of other models, which get its tensors from Triton
-    allowed_uids: str | None  # what SHM_ALLOWED_UIDS says, unchecked; None where it is not set
+    allowed_uids: str | None  # the text of SHM_ALLOWED_UIDS, unchecked; None where it is not set
     sequences: str = ""  # Triton's strategy, "direct" or "oldest"; empty where the model has none
     # What Triton adds to each request of a sequence (control_input), and no client sends.
     controls: Mapping[str, TensorSpec] = field(default_factory=dict)

@@ -19,7 +19,7 @@ NOT_THE_USERS: Final = tuple(
 class Origin(NamedTuple):
     """A line of the user's code; made at once, put into words when asked."""
 
-    what: str  # what the user does there
+    what: str  # the user's action there
     code: CodeType  # of the function, or module
     instruction: int  # its offset; to look up the line in a table takes long in a long function
 

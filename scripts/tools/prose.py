@@ -21,9 +21,9 @@ class Habit(NamedTuple):
 
 
 HABITS: Final = {
-    "'what' as a noun": Habit(r"\bwhat\b(?! to\b)(?![^.!?]*\?)", 0, 88),
+    "'what' as a noun": Habit(r"\bwhat\b(?! to\b)(?![^.!?]*\?)", 0, 87),
     "'who' for anybody": Habit(
-        r"(?:^|[.;:,|(] ?|\b(?:and|as|by|for|from|if|of|or|than|to) )who(?:ever)?\b(?![^.!?]*\?)", 0, 1
+        r"(?:^|[.;:,|(] ?|\b(?:and|as|by|for|from|if|of|or|than|to) )who(?:ever)?\b(?![^.!?]*\?)", 0, 0
     ),
     "'there is none'": Habit(r"\bthere (?:is|are) (?:none|nobody|nothing|no)\b|\b(?:nobody|somebody)\b", 0, 13),
     "'one's' and 'is told'": Habit(r"\bone's\b|\b(?:is|are|was) told\b|\bas ever\b|\blikewise\b", 0, 3),

@@ -311,7 +311,7 @@ class DeviceArrays:
             self.runtime.retired.collect()
 
     def _order_after(self, named: Sequence[NamedStream], device: int, stream: int) -> None:
-        """Let a stream of ours come after these of a GPU, or, if there are none, after all that it has to do."""
+        """Let a stream of ours come after these of a GPU, or, without any, after all that it has to do."""
         self._check_is_not_captured(named)
         order_after(self.runtime, named, device, stream)
 

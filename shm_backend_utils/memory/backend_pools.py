@@ -12,7 +12,7 @@ USUAL_PREFIX: Final = "triton_python_backend_shm_region_"
 _STUB: Final = "triton_python_backend_stub"  # the program that executes a model instance
 
 _SUFFIX: Final = r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d+)"
-"""What the backend adds for each model instance: a UUID; in old releases, a number."""
+"""The backend's suffix for each model instance: a UUID; in old releases, a number."""
 
 
 def prefix_of_pools() -> str:

@@ -68,7 +68,7 @@ def _flock(kind: int, byte: int, length: int = 1) -> bytes:
 OWNERS: Final = _flock(fcntl.F_WRLCK, _OWNER_BYTE)
 """The owner's lease, to be asked for by ``F_OFD_GETLK``."""
 FREE: Final = _flock(fcntl.F_UNLCK, _OWNER_BYTE)[:2]
-"""How the kernel's answer begins where nobody has the lock."""
+"""The beginning of the kernel's answer for a free lock."""
 
 
 def hold_owner_lease(fd: int) -> None:
@@ -115,7 +115,7 @@ def has_users(fd: int) -> bool:
 def use(fd: int) -> SharedLease:
     """Show the owner of device memory that it is mapped here, so that it must not be freed yet."""
     lease = SharedLease.take(fd, _USERS_BYTE)
-    assert lease is not None  # nobody takes that byte for himself alone
+    assert lease is not None  # no process takes that byte exclusively
     return lease
 
 

@@ -71,7 +71,7 @@ def _folders() -> Iterator[Path]:
 
 
 def _reclaimable(folder: Path) -> int:
-    """Return what the kernel gives up before it kills anybody: pages of files that nobody has used lately."""
+    """Return the memory that the kernel frees before it kills a process: pages of files without recent use."""
     for line in (folder / "memory.stat").read_text().splitlines():
         name, _, value = line.partition(" ")
         if name == "inactive_file":

@@ -32,10 +32,10 @@ class MappedSegment(ABC):
 
     def __init__(self, key: str, descriptor: Descriptor, byte_size: int) -> None:
         """Map ``byte_size`` bytes of what is open, and close that."""
-        self.key = key  # what it is called in requests
+        self.key = key  # its name in requests
         self.byte_size = byte_size
         self._descriptor = descriptor  # until it is mapped
-        self._maker = 0  # the process that has made the memory; 0 if it was somebody else
+        self._maker = 0  # the process that has made the memory; 0 if it was another one
         self._map: mmap.mmap | None = None
         call_after_fork(self)
         try:
@@ -53,7 +53,7 @@ class MappedSegment(ABC):
 
     @classmethod
     def _make(cls, key: str, descriptor: Descriptor, byte_size: int, prepare: Callable[[MappedSegment], None]) -> Self:
-        """Map memory that this process has made, and prepare it. Nobody else can find it yet."""
+        """Map memory that this process has made, and prepare it. No other process can find it yet."""
         segment = cls(key, descriptor, byte_size)
         segment._maker = os.getpid()
         try:

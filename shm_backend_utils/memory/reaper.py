@@ -30,7 +30,7 @@ class RegionReport:
     """One managed region, as found."""
 
     key: str
-    byte_size: int  # what it takes of the memory; less than its header says if it was truncated
+    byte_size: int  # its size in memory; less than its header says if it was truncated
     uid: int
     is_owner_alive: bool
     age_s: float  # since it was made
@@ -46,7 +46,7 @@ def scan() -> list[RegionReport]:
 def reap() -> list[RegionReport]:
     """Remove this user's regions whose owner is dead, and return their descriptions. Raises nothing."""
     removed = []
-    with contextlib.suppress(OSError):  # nobody can look through /dev/shm, without descriptors for example
+    with contextlib.suppress(OSError):  # /dev/shm cannot be listed, without descriptors for example
         for fd, path in _managed_files(os.geteuid()):
             with contextlib.suppress(OSError):
                 report = _remove(fd, path)
@@ -56,7 +56,7 @@ def reap() -> list[RegionReport]:
 
 
 def _remove(fd: int, path: Path) -> RegionReport | None:
-    """Remove a region if it is this user's and its owner is proven dead; return what it was, None if it stays."""
+    """Remove a region if it is this user's and its owner is proven dead; return its description, None if it stays."""
     if os.fstat(fd).st_uid != os.geteuid() or locks.is_owner_alive(fd):
         return None
     report = _report(fd, path)
@@ -78,7 +78,7 @@ def _managed_files(user_id: int | None = None) -> Iterator[tuple[int, Path]]:
 
 def _report(fd: int, path: Path) -> RegionReport | None:
     status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode) or status.st_nlink == 0:  # somebody else has removed it meanwhile
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink == 0:  # another process has removed it meanwhile
         return None
     header = layout.parse_header(os.pread(fd, layout.HEADER_LENGTH, 0), _ANY_SIZE)
     if header is None and not (status.st_size == 0 and KEY.fullmatch(path.name)):

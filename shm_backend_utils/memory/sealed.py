@@ -30,7 +30,7 @@ _MOST_BYTES: Final = 2**40  # what it can grow to; of what has no space yet, nob
 _NAME: Final = "shmbu"
 
 LINK: Final = f"/memfd:{_NAME} (deleted)"
-"""What sealed memory is called in ``/proc/PID/fd`` and ``/proc/PID/maps``."""
+"""The name of sealed memory in ``/proc/PID/fd`` and ``/proc/PID/maps``."""
 
 
 class SealedSegment(MappedSegment):

@@ -54,7 +54,7 @@ class SharedFile:
 
     def __init__(self, key: str, descriptor: Descriptor, field: str) -> None:
         self.key = key
-        self.field = field  # what to call it in messages
+        self.field = field  # its name in messages
         self._descriptor = descriptor
         self._is_detached = False
         self.status = os.fstat(descriptor.fileno())  # as it was when it was opened

@@ -21,7 +21,7 @@ from .server_url import url_of_server
 __all__ = ["PARAMETERS", "PREFIX", "Config", "advice", "refused_lines"]
 
 PREFIX: Final = "SHM_"
-"""What the names of all of them begin with: a model with another one of such a name does not load."""
+"""The prefix of all their names. A model with an unknown parameter of this prefix does not load."""
 
 _GONE: Final = "SHM_HUGE_PAGES"
 _ROOT: Final = 0
@@ -36,7 +36,7 @@ class Config:
     allowed_uids: frozenset[int] | None = frozenset({os.geteuid(), _ROOT})  # None for anybody's regions
     foreign_regions: bool = True  # whether requests may name regions that are registered at the server
     checks_registrations: bool = True  # by asking the server for each request, and not every 5 s
-    server_url: str = ""  # where it tells what is registered, and what its models are; empty if that is not known
+    server_url: str = ""  # for questions about registrations and models; empty if unknown
     pool_prefix: str = USUAL_PREFIX  # of the names of the Python backend's own memory, by the command line
     inline_bytes: int = 64 * 2**10  # calls of other models go in band whose tensors are no more, all together
     max_mapped_bytes: int | None = None  # at once; None for no limit
@@ -69,7 +69,7 @@ class Config:
 
 
 def _check_names(names: Iterable[str]) -> None:
-    """Raise ModelError for a name that begins as ours do and is none: what was meant would go without a word."""
+    """Raise ModelError for an unknown name with our prefix: a misspelled parameter would be ignored silently."""
     for name in names:
         if name.upper() == _GONE:
             raise ModelError(f"parameter {name} is gone: all memory has ordinary pages; remove it from config.pbtxt")
@@ -80,7 +80,7 @@ def _check_names(names: Iterable[str]) -> None:
 
 
 _Reader = Callable[[str, str], object]
-"""Takes a parameter's name and its text; raises ModelError for what means nothing."""
+"""Takes a parameter's name and its text; raises ModelError for a text without a meaning."""
 
 
 def _server_url(name: str, text: str) -> str:
@@ -151,7 +151,7 @@ _READERS: Final[Mapping[str, tuple[str, _Reader]]] = {
     "SHM_STREAM_PATIENCE_S": ("stream_patience_s", _seconds()),
     "SHM_STREAM_TOTAL_PATIENCE_S": ("stream_total_patience_s", _seconds()),
 }
-"""By parameter: the field of a Config, and what reads it."""
+"""By parameter: the field of a Config, and its reader."""
 
 PARAMETERS: Final = frozenset({PATHS_PARAMETER, *_READERS})
 """All that this package reads of a model's ``config.pbtxt``."""

@@ -61,7 +61,7 @@ class Context:
         self.arrays = DeviceArrays(cuda, device)
         self.pinning = Pinning(cuda, self.backend.log_warning) if config.pin_host_memory else None
         self.resolver = Resolver(config, cuda, self.pinning)
-        self.slots = self.resolver.registry.slots  # what is mapped already
+        self.slots = self.resolver.registry.slots  # those that are mapped already
         self.forwarder = Forwarder(spec.name, self.backend, self.arrays, config.server_url, config.inline_bytes)
 
     def close(self) -> None:

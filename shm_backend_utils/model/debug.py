@@ -157,6 +157,6 @@ class DebugGathering(Gathering):
 
 
 PLAIN: Final = Call, MeasuredCall, StreamCall, Gathering
-"""What a session makes its calls of."""
+"""The classes of a session's calls."""
 
 DEBUGGED: Final = DebugCall, MeasuredDebugCall, DebugStreamCall, DebugGathering

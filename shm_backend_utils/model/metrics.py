@@ -42,7 +42,7 @@ _BUCKETS: Final = (*(f"{bound:g}" for bound in _BOUNDS_S), "+Inf")
 
 
 class _Family(NamedTuple):
-    """What series of one name have in common. They may differ in a label; its known values are there from the start."""
+    """The common part of the series of one name. They may differ in a label; known values are there from the start."""
 
     kind: str
     description: str

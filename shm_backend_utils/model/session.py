@@ -335,7 +335,7 @@ class ShmSession:
                 self._fail(call, error)
 
     def _responses(self, calls: list[Call], arrays: DeviceArrays) -> list[Any]:
-        """Return the responses of calls, when GPUs have done what those need that were committed, but not ended."""
+        """Return the responses of calls, after GPUs have finished the work of committed calls that are not ended."""
         waiting = [call for call in calls if call.is_open]
         if waiting:
             self._complete(waiting, arrays)
@@ -374,7 +374,7 @@ class ShmSession:
         call.fail(error)
 
     def _log(self, error: BaseException) -> None:
-        """Write to the server's log what is not of this package's making, and so may be hard to find."""
+        """Write an error that is not this package's, and so may be hard to find, to the server's log."""
         if not isinstance(error, ShmError):
             with contextlib.suppress(Exception):  # the request is to be answered, whatever the log takes
                 self._backend.log_error("".join(traceback.format_exception(error)))

@@ -204,7 +204,7 @@ class TritonBackend:
 
 
 def _text_of(error: BaseException) -> str:
-    """Return what a response says of an error, which may be one that cannot even tell its text."""
+    """Return a response's text for an error, even if the error's own ``__str__`` fails."""
     try:
         if isinstance(error, RequestRefusedError):
             return str(error)
@@ -214,5 +214,5 @@ def _text_of(error: BaseException) -> str:
 
 
 def _as_utf8(text: str) -> str:
-    """Return a text as the backend takes it: what has no UTF-8 is escaped."""
+    """Return a text as the backend takes it: characters without UTF-8 are escaped."""
     return text.encode(errors="backslashreplace").decode()

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 ALIGNMENT: Final = 256
-"""What ``dlpack.h`` asks of producers."""
+"""The alignment that ``dlpack.h`` asks of producers."""
 
 LENT: Final = MAX_REGIONS + 1
 """The region in the spans of inputs that are lent: there is none of that number."""

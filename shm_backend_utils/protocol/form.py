@@ -20,7 +20,7 @@ __all__ = ["TableForm"]
 
 _HEAD: Final = "<QIHH16s"  # generation, length, the counts of inputs and outputs; no further regions, ring, or probe
 _output: Final = struct.Struct("<QQ4xH").unpack_from  # offset, size and the length of the name
-# What a named tuple's own constructor does, without the function around it.
+# The work of a named tuple's own constructor, without the function around it.
 _made: Final[Callable[..., Any]] = tuple.__new__
 # An input: its name, type and size of an element, and what takes its offset, size and shape out of all fields.
 _Input = tuple[str, DType, int, Callable[[tuple[Any, ...]], Any]]

@@ -53,7 +53,7 @@ class SealedKey(NamedTuple):
     number: int  # of the region there, from 1 on; none is used twice
 
     def __str__(self) -> str:
-        """Return what stands for the key in ``shm_slot``."""
+        """Return the key's text in ``shm_slot``."""
         return f"{_PREFIX}{self.socket}-{self.number}"
 
     @property

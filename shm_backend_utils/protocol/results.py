@@ -8,7 +8,7 @@
    20  output_count  u16
    22  event_count   u16
    24  outputs: tensors, as in a table; flags 1 for one that found no room and is in the response
-       events: a u16 each, the number of a further region whose event stands for what a GPU has still to do there; then
+       events: a u16 each, the number of a further region whose event stands for a GPU's pending work there; then
        zeros up to a multiple of 8
 
 Strings that found no room are in the response as bytes, in the form that they have in memory.

@@ -80,7 +80,7 @@ TENSOR: Final = struct.Struct("<QQHBBHH")
 """The fixed part of a tensor, in tables and in results."""
 
 MAX_RANK: Final = 32
-"""What every NumPy can hold."""
+"""The largest rank that every NumPy can hold."""
 
 _MAX_INT64: Final = 2**63 - 1
 _ORDER: Final = (  # TRITONSERVER_DataType, from 1
@@ -89,7 +89,7 @@ _ORDER: Final = (  # TRITONSERVER_DataType, from 1
 )
 NUMBERS: Final[Mapping[str, int]] = {name: number for number, name in enumerate(_ORDER, 1)}
 BY_NUMBER: Final[Mapping[int, DType]] = {number: dtypes.BY_NAME[name] for name, number in NUMBERS.items()}
-# What a named tuple's own constructor does, without the function around it.
+# The work of a named tuple's own constructor, without the function around it.
 _made: Final[Callable[[type[Any], tuple[Any, ...]], Any]] = tuple.__new__
 
 PADDING: Final = tuple(map(bytes, range(8)))

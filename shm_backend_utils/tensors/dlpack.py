@@ -54,7 +54,7 @@ CUDA_MANAGED: Final = 13
 """The device type ``kDLCUDAManaged``: unified memory."""
 
 ON_GPU: Final = frozenset({CUDA, CUDA_MANAGED})
-"""What CUDA can copy from."""
+"""The devices that CUDA can copy from."""
 
 
 def export(array: npt.NDArray[Any], max_version: tuple[int, int] | None = None) -> object:

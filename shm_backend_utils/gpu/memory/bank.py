@@ -35,7 +35,7 @@ class ShortOfMemoryError(MachineError):
 
 
 class _GivenUp(NamedTuple):
-    """Memory that models may still have mapped, and what goes with it afterwards."""
+    """Memory that models may still have mapped, and the objects that go with it afterwards."""
 
     is_in_use: Callable[[], bool]
     descriptor: Descriptor | None  # of the region whose leases show the users, if they show there
@@ -111,7 +111,7 @@ class DeviceBank:
             self._given_up.popleft().close()
 
     def _give_up(self, region: SlotRegion, descriptor: Descriptor) -> None:
-        """Keep a destroyed region's memory on GPUs until nobody uses it; this never waits."""
+        """Keep a destroyed region's memory on GPUs until all uses have ended; this never waits."""
         held, borrowed, kept = region.device_memory, region.borrowed, [slot.kept for slot in region.slots]
         records = [slot.record_offset for slot in region.slots if slot.kept]
 

@@ -88,7 +88,7 @@ class CudaMapping:
             del use
             kept = watched()
             if kept is not None:
-                kept.is_idle = False  # nobody knows how the rest will be used
+                kept.is_idle = False  # the rest may be used in any way
 
 
 class _Use:

@@ -32,11 +32,11 @@ MOST_WAITING: Final = 256
 MOST_THREADS: Final = 4
 """So many may hang for ever, and the next one is closed all the same."""
 
-_LINGER_S: Final = 1.0  # a burst needs one thread, and nobody has one for long
+_LINGER_S: Final = 1.0  # a burst needs one thread, and none is kept for long
 
 
 class Peer(NamedTuple):
-    """Who has connected, by the effective user and all of his groups when he did."""
+    """A connected process' effective user and all of its groups, as they were when it connected."""
 
     user_id: int
     group_ids: frozenset[int]
@@ -135,7 +135,7 @@ class Closer:
                 return
 
     def _choose(self) -> socket.socket | Descriptor | None:
-        """Return what has waited longest for a thread; None if nothing does."""
+        """Return the object that has waited longest for a thread; None if none waits."""
         with self._choosing:
             what = next((each for each in list(self._left) if each not in self._begun), None)
             if what is not None:
@@ -144,5 +144,5 @@ class Closer:
 
 
 def _close(what: socket.socket | Descriptor) -> None:
-    with contextlib.suppress(Exception):  # there is nobody who could do anything about it
+    with contextlib.suppress(Exception):  # no caller could do anything about it
         what.close()

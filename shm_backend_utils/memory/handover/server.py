@@ -78,7 +78,7 @@ class HandoverServer:
 
     def wake(self) -> None:
         """Have the thread look whether anything is left to be done. Takes no lock, so that finalizers may call it."""
-        waker = self._waker  # it is closed with its last reference, so that its number is nobody else's meanwhile
+        waker = self._waker  # it is closed with its last reference, so that its number is not reused meanwhile
         if waker is not None:
             with contextlib.suppress(OSError):
                 os.eventfd_write(waker.fileno(), 1)
@@ -102,7 +102,7 @@ class HandoverServer:
             self.error = error
             self._ends(self)
             if self._is_open.is_set():
-                raise  # who waits for it to open is told otherwise
+                raise  # the thread that waits for it to open gets the error otherwise
         finally:
             self._close()
             self._is_open.set()
@@ -122,7 +122,7 @@ class HandoverServer:
             self._hang_up(self._listener)
 
     def _serve(self) -> None:
-        """Wait for something, and do what there is to do: first for those who wait already."""
+        """Wait for an event and handle it: first for the connections that wait already."""
         assert self._waker is not None
         assert self._listener is not None
         now = time.monotonic()

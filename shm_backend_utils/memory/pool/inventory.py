@@ -34,17 +34,17 @@ __all__ = [
 ]
 
 Kind = tuple[int, int, str, RegionKind]
-"""What regions must have in common to be exchanged: slots, records, group."""
+"""The common properties of regions that may be exchanged: slots, records, group."""
 
 _LEAST_PARTS: Final = 8  # from the fifth call on
 _MOST_PARTS: Final = 256
 _MOST_BYTES_OF_PARTS: Final = 16 * 2**20
 _PARTS_OF_THE_BUDGET: Final = 64  # one part in use keeps all of its region
-_LOST_S: Final = 5.0  # a region on its way to or from a shelf is in nobody's hands for a moment
+_LOST_S: Final = 5.0  # a region on its way to or from a shelf has no holder for a moment
 
 
 FAR_MORE: Final = 16
-"""So many times what a call needs is left to idle, and to go in time, if it is more than ``SMALL``."""
+"""A call leaves a region idle that has more than so many times its need, and than ``SMALL``; it goes in time."""
 
 SMALL: Final = 2**20
 
@@ -82,7 +82,7 @@ class Waiter:
 
     need: Need
     byte_size: int  # of the whole region, if one is made
-    holder: object  # who asks; its text names it to people
+    holder: object  # the asking object; its text names it in messages
     region: SlotRegion | None = None  # the idle one that is reserved; None if there is room to make one
     count: int = 1  # of parts, if one is made
     is_making: bool = False  # it has taken its room
@@ -106,7 +106,7 @@ class Inventory:
         self._kinds: dict[SlotRegion, Kind] = {}  # every region
         # The idle regions of each kind, smallest first; a tuple is replaced, never changed.
         self.shelves: dict[Kind, tuple[Shelf, ...]] = {}
-        self.lost_since: dict[SlotRegion, float] = {}  # in nobody's hands at the last look, by time.monotonic()
+        self.lost_since: dict[SlotRegion, float] = {}  # without a holder at the last look, by time.monotonic()
         # A region, or None for room to make one, until its waiter has that; a waiter that is gone gives it back.
         self._reserved: dict[weakref.ref[Waiter], SlotRegion | None] = {}
         self._unregistered: deque[str] = deque()
@@ -211,7 +211,7 @@ class Inventory:
             for region in filter(self._take_off, parts):
                 self.destroy(region)
                 has_made_way = True
-        if self.byte_size + size > self.max_bytes:  # somebody has taken one meanwhile
+        if self.byte_size + size > self.max_bytes:  # another call has taken one meanwhile
             return False
         waiter.count = self._parts_for(waiter)
         self._reserved[weakref.ref(waiter)] = None
@@ -303,7 +303,7 @@ class Inventory:
         region.destroy()
         if region.is_registered:
             self._unregistered.append(region.key)
-            region.is_registered = False  # who is interrupted here does it all again
+            region.is_registered = False  # a call that is interrupted here does it all again
 
     def after_fork(self) -> None:
         """Forget every region, in a forked child: they are the parent's."""

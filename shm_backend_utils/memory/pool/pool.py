@@ -255,7 +255,7 @@ class SlotPool:
             self._hurry()
 
     def _find_dropped(self) -> None:
-        """Have back what no finalizer has given back, as it was interrupted."""
+        """Take back regions whose finalizer was interrupted before it gave them back."""
         for number, (reference, region) in self._watched.copy().items():  # a finalizer may change it
             if reference() is None:
                 region.holder = None
@@ -277,7 +277,7 @@ class SlotPool:
         return waiter
 
     def _serve(self) -> None:
-        """Sort what was given back, then grant what can be granted, in order; clear a closed pool. Needs the lock."""
+        """Sort returned regions, then grant to waiters in order; clear a closed pool. Needs the lock."""
         self._find_dropped()
         self._inventory.sort_returned()
         if self._closed:
@@ -357,12 +357,12 @@ class SlotPool:
             if waiter.count > 1:
                 return make_parts(waiter.count, data_size, need.record_byte_size, access, deadline, need.kind)
             return [make(need.kind)]
-        except MachineError:  # somebody else has taken the room; what lies idle here may be enough
+        except MachineError:  # another process has taken the room; idle regions here may be enough
             self.drop_idle()
         return [make(need.kind)]
 
     def _keep_house(self) -> float:
-        """Look after what is in quarantine, and let go of what nobody has used for long."""
+        """Check regions in quarantine, and let go of regions that have been idle for long."""
         with self._lock:
             self._serve()
         self._look_at_budget()

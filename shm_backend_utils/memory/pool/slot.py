@@ -211,10 +211,10 @@ class SlotRegion:
         self.worked_on: set[Any] = set()
         # Takes the region, and another descriptor of it, which it then owns.
         self.on_destroy: Callable[[SlotRegion, Descriptor], None] | None = None
-        self.holder: object = None  # None if nobody has it
+        self.holder: object = None  # None if no call has it
         self.growing = threading.Lock()  # a call that was cancelled may still be at it
         self.idle_since = 0.0  # by time.monotonic()
-        self.shelf: deque[SlotRegion] | None = None  # where its pool keeps it while nobody has it
+        self.shelf: deque[SlotRegion] | None = None  # where its pool keeps it while no call has it
 
     def grow(self, byte_size: int, deadline: float) -> None:
         """Make it larger, with its contents; raises as :meth:`.MappedSegment.grow`."""

@@ -30,7 +30,7 @@ from .received import Output, ReceivedRequest
 
 __all__ = ["AnsweredRequest"]
 
-# What a named tuple's own constructor does, without the function around it.
+# The work of a named tuple's own constructor, without the function around it.
 _output: Final[Callable[[type[Output], tuple[Any, ...]], Output]] = tuple.__new__
 
 
@@ -279,7 +279,7 @@ class AnsweredRequest(ReceivedRequest):
         return Output(view, self._encode(name, dtype, shape, span), region)
 
     def _encode(self, name: str, dtype: DType, shape: tuple[int, ...], span: OutputSpan | None = None) -> bytes:
-        """Return what results say of an output, which is in the response if it has no span."""
+        """Return the results' entry of an output, which is in the response if it has no span."""
         shape = self._context.spec.outputs[name].reshaped(shape)
         form = self._context.outputs.get(name) or OutputForm.of(name, dtype, len(shape))
         return form.encode(shape, *(span or (0, 0, 0)), is_in_response=span is None)
@@ -312,7 +312,7 @@ class AnsweredRequest(ReceivedRequest):
         self.outputs[name] = output or Output(StringsView(name, strings, TRITON), was_copied=True)
 
     def _copied_strings(self, name: str, strings: Strings, span: OutputSpan) -> Output | None:
-        """Copy strings to the client's memory and return them as an output; None if there is no room for them."""
+        """Copy strings to the client's memory and return them as an output; None if they do not fit."""
         memory = self._memories[span.region]
         try:
             encoded = strings.packed()
@@ -329,7 +329,7 @@ class AnsweredRequest(ReceivedRequest):
         """Return an output that *is* memory of an input, of strings the bytes; None if ``source`` is no such."""
         nbytes, itemsize = source.nbytes, dtype.itemsize or 1
         if not nbytes or self._slot is None or name not in self._rooms or self.table is None:
-            return None  # nobody would read in the results where the output is
+            return None  # no client would read the output's place in the results
         for span in self.table.inputs.values():
             offset = self._memories[span.region].offset_of(source)
             if offset is None or offset % itemsize:  # bytes that are read as larger elements may lie at odd places

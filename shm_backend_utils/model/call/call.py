@@ -363,7 +363,7 @@ class Call(AnsweredRequest):
         version: str,
         parameters: Mapping[str, Any] | None,
     ) -> tuple[Forwarding, set[Forwarding]]:
-        """Return a request to another model, and what this call has under way with others."""
+        """Return a request to another model, and this call's requests to others that are under way."""
         if not self._is_open:
             raise self._not_open()
         if self._pending is None:

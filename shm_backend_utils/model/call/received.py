@@ -42,7 +42,7 @@ __all__ = ["Output", "ReceivedRequest"]
 _OURS: Final = "shm_"  # the parameters of this package begin so
 _NO_MEMORY: Final = HostMemory(np.empty(0, np.uint8))  # region 0 of a request without a slot; no span is in it
 
-# What json.loads does, without the functions around it.
+# The work of json.loads, without the functions around it.
 scan_json: Final[Callable[[str, int], tuple[dict[str, Any], int]]] = make_scanner(json.JSONDecoder())  # type: ignore[arg-type]
 
 
@@ -262,7 +262,7 @@ class ReceivedRequest:
         return table
 
     def _open_more(self, table: Table) -> None:
-        """Open what a table names beside its slot."""
+        """Open the regions that a table names beside its slot."""
         if table.ring is not None:
             self._take_ring(table.ring, table.outputs)
         if not table.regions:
@@ -283,7 +283,7 @@ class ReceivedRequest:
         raise TableError("frame_count", str(ring.frames), f"0: model {name!r} answers without a stream")
 
     def _delivered_tensors(self) -> dict[str, Any]:
-        """Return what came with the request, by name, as the Python backend's tensors."""
+        """Return the request's own tensors, by name, as the Python backend's."""
         tensors = self._tensors
         if tensors is None:
             tensors = self._tensors = {}
@@ -314,7 +314,7 @@ class ReceivedRequest:
         return uses
 
     def _device_uses(self) -> DeviceUses:
-        """Return what the call has to do with GPUs: few calls have anything."""
+        """Return the call's uses of GPUs: few calls have any."""
         uses = self.devices
         if uses is None:
             uses = self.devices = DeviceUses(self._context.arrays)

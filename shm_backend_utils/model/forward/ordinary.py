@@ -30,7 +30,7 @@ __all__ = ["Asked", "ForwardOutputs", "Forwarding", "Given", "OrdinaryForwarding
 
 
 ForwardOutputs = Iterable[str] | Mapping[str, TensorView | int | None] | None
-"""The outputs that are wanted: names, or with what is known of each: a view to write to, or bytes; None for all."""
+"""The wanted outputs: names, or a mapping with a view to write to, or a number of bytes, for each; None for all."""
 
 
 class Given:
@@ -97,7 +97,7 @@ class Asked(NamedTuple):
     version: str  # empty if the server chooses
     other: OtherModel | None  # where it is known
     inputs: Mapping[str, Given]
-    hints: Mapping[str, TensorView | int | None]  # what the user says of outputs: a view to write to, or bytes
+    hints: Mapping[str, TensorView | int | None]  # the user's view to write to, or bytes
     names: Sequence[str]  # of the outputs that are wanted
     parameters: Mapping[str, Any]
 

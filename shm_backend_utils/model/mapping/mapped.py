@@ -190,7 +190,7 @@ class Slot:
         return said
 
     def _look_again(self, data: bytes, generation: int) -> None:
-        """Raise what is told better than that a table breaks the protocol: it is another request's, or a probe."""
+        """Raise a clearer error than that a table breaks the protocol: it is another request's, or a probe."""
         if int.from_bytes(data[:8], "little") != generation:
             raise stale()
         if is_probe(data):
@@ -204,7 +204,7 @@ class Slot:
         return LentRegionClaim(managed.segment.key, header.byte_size, header.token.hex(), self.number)
 
     def _held(self, generation: int) -> PeerError:
-        """Return the error for a request whose slot's lease somebody else holds."""
+        """Return the error for a request whose slot's lease another process or request holds."""
         if self.record.generation != generation:
             return stale()
         if self.record.started >= generation:

@@ -29,9 +29,9 @@ from .memory import Pinning
 
 __all__ = ["Registry"]
 
-_RESERVE: Final = 64  # descriptors, for what else a model does
+_RESERVE: Final = 64  # descriptors, for a model's other work
 _LOOKS: Final = 16  # some 50 µs
-_SHARE_DROPPED: Final = 4  # of the regions that nobody uses, where there are too many: not one at a time
+_SHARE_DROPPED: Final = 4  # of the unused regions, if they are too many: not one at a time
 _last_use: Final = attrgetter("last_use")
 
 
@@ -40,7 +40,7 @@ class Registry:
 
     def __init__(self, max_mapped_bytes: int | None = None, pinning: Pinning | None = None) -> None:
         self._max_mapped_bytes = max_mapped_bytes
-        self._pinning = pinning  # for what gets a name
+        self._pinning = pinning  # for regions that get a name
         self._lock = threading.RLock()
         self.names: dict[str, MappedRegion] = {}  # to be read without a lock, as are slots
         self._regions: weakref.WeakSet[MappedRegion] = weakref.WeakSet()  # with those that only calls hold
@@ -52,7 +52,7 @@ class Registry:
         """Return the entry of this name; if missing, open it by ``opener``, while other names need not wait."""
         region = self.live(name, field)
         if region is None:
-            self.drop_some_abandoned()  # what is mapped now should not have to wait until somebody sweeps
+            self.drop_some_abandoned()  # the new mapping should not have to wait for the next sweep
             opened = self._open(opener)
             with self._lock:
                 region = self.live(name, field) or self._add(name, opened)
@@ -170,7 +170,7 @@ class Registry:
         return opened
 
     def _add(self, name: str, opened: MappedRegion) -> MappedRegion:
-        """Name what was opened, and return its mapping: an older one, unless the object grew, or that lacks slots."""
+        """Name an opened region, and return its mapping: an older one, unless the object grew, or that lacks slots."""
         segment = opened.segment
         alike = self._by_object.get(segment.identity, ())
         as_large = (each for each in alike if each.segment.byte_size == segment.byte_size)
@@ -190,7 +190,7 @@ class Registry:
         return region
 
     def _drop_oldest_idle(self) -> None:
-        """Unmap some regions that nobody uses, so that there are file descriptors for others."""
+        """Unmap some unused regions, so that others get file descriptors."""
         with self._lock:
             idle = sorted((region for region in list(self._regions) if not region.is_in_use), key=_last_use)
             for region in idle[: 1 + len(idle) // _SHARE_DROPPED]:

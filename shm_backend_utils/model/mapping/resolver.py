@@ -34,7 +34,7 @@ __all__ = ["FurtherRegions", "NamedRegions", "Resolver", "collect_all"]
 class FurtherRegions:
     """Regions that a request uses beside its own slot. To be released when the request ends."""
 
-    memories: list[Memory]  # what spans of the table's further regions lie in, in its order
+    memories: list[Memory]  # of the table's further regions, in its order
     mapped: list[MappedRegion]  # the same, as they are mapped
     borrowed: list[SharedLease]  # those of lent slots
     passing: list[CudaMapping]  # unmapped before the answer
@@ -85,7 +85,7 @@ def _check_lender(own: Slot | None) -> None:
 def _fence_of(
     table: Table, claim: CudaRegionClaim, own: Slot | None, found: FurtherRegions
 ) -> tuple[MappedRegion, int] | None:
-    """Return the slot that fences memory of a GPU, as its region and its number; None if there is none."""
+    """Return the slot that fences memory of a GPU, as its region and its number; None if the memory has no fence."""
     if claim.fence is None:
         return None
     if claim.fence:
@@ -121,7 +121,7 @@ class NamedRegions:
         self._config = config
         self._registry = registry
         self._server = StatusEndpoint(config.server_url)
-        self._known: dict[str, Registration] = {}  # as the server has told them last
+        self._known: dict[str, Registration] = {}  # the server's last answers
 
     def find(self, names: Sequence[str], field: str) -> dict[str, Registration]:
         """Return the registrations of names; each request asks the server (60 to 90 µs), unless names are trusted."""
@@ -151,7 +151,7 @@ class NamedRegions:
         mapped = [name for name in list(self._registry.names) if name.startswith(_PREFIX)]
         if not known and not mapped:
             return
-        current: Mapping[str, Registration] = {}  # who does not answer vouches for nothing
+        current: Mapping[str, Registration] = {}  # a server that does not answer vouches for nothing
         try:
             current = self._server.all()
         finally:
@@ -170,7 +170,7 @@ class NamedRegions:
 
 
 def _name_of(registration: Registration) -> str:
-    """Return what a mapping is called: by the whole of what it is, so that no name can get another one's memory."""
+    """Return the name of a mapping. All its properties are in it, so that no name can get other memory."""
     return f"{_PREFIX}{registration.key}/{registration.offset}/{registration.byte_size}"
 
 

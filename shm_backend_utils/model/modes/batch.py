@@ -182,7 +182,7 @@ class BatchCall:
             self._gathering.scatter(there, self._device_uses())
 
     def _device_uses(self) -> DeviceUses | None:
-        """Return what all calls have to do with GPUs, as one: a copy for one is in order for all; None if nothing."""
+        """Return all calls' uses of GPUs, as one: a copy for one is in order for all; None if no call uses any."""
         noted = [call.devices for call in self.calls if call.devices is not None]
         for each in noted[1:]:
             if each is not noted[0]:
