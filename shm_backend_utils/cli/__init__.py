@@ -31,7 +31,7 @@ class Command(NamedTuple):
 
     name: str  # as it is typed; its module has the same name
     summary: str  # one line for --help
-    extra: str = ""  # the distribution's extra that has what it needs; empty if it needs none
+    extra: str = ""  # the distribution's extra with its requirements; empty if it needs none
 
 
 COMMANDS: Final = (
@@ -50,7 +50,7 @@ GONE: Final[dict[str, str]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status."""
-    if sys.stdout is None:  # whoever has started this has closed it
+    if sys.stdout is None:  # the parent process has closed it
         print(f"{_PROGRAM}: standard output is closed", file=sys.stderr)
         return 1
     with _interrupts_end_it():
@@ -62,14 +62,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         raise_on_signals()
         status: int = chosen.run(chosen)
-        sys.stdout.flush()  # what cannot be written must be known before the status is
+        sys.stdout.flush()  # a failed write must be known before the status is
     except OSError as error:
         _let_go_of_output()
-        if not isinstance(error, BrokenPipeError):  # there, who reads has read enough
+        if not isinstance(error, BrokenPipeError):  # there, the reader has read enough
             print(f"{_PROGRAM} {chosen.command}: {error}", file=sys.stderr)
         return 1
     except (Interrupted, KeyboardInterrupt) as end:  # the latter, should a command's own library raise it
-        return 128 + getattr(end, "number", signal.SIGINT)  # what shells say of a program that a signal has ended
+        return 128 + getattr(end, "number", signal.SIGINT)  # as shells report a program that a signal has ended
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -97,7 +97,7 @@ def _interrupts_end_it() -> Iterator[None]:
     Packages that are interrupted as they are loaded tell of their own troubles in many lines.
     """
     before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:  # it may be ignored, or somebody else's
+    if before is not signal.default_int_handler:  # it may be ignored, or another handler's
         yield
         return
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -108,7 +108,7 @@ def _interrupts_end_it() -> Iterator[None]:
 
 
 def _let_go_of_output() -> None:
-    """Write what can be written; of what is left Python would complain once more as it ends."""
+    """Write the buffered output; drop the rest, of which Python would complain once more as it ends."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -117,7 +117,7 @@ def _let_go_of_output() -> None:
 
 
 class _StandardError(logging.Handler):
-    """Writes to what is standard error then: while a bar is drawn, that is something else."""
+    """Writes to the current standard error, which a progress bar replaces while it is drawn."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(self.format(record), file=sys.stderr)
@@ -132,7 +132,7 @@ def _tell_what_is_fetched() -> None:
 
 
 def _prepare(command: Command, parser: argparse.ArgumentParser) -> None:
-    """Give a command's parser its description, its arguments and what it runs."""
+    """Give a command's parser its description, its arguments and its function."""
     try:
         module: Any = importlib.import_module(f".{command.name}", __name__)
     except ModuleNotFoundError as error:

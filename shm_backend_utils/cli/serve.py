@@ -62,7 +62,7 @@ def _look_at(repository: Path) -> None:
 
 
 def _check_free(ports: Ports) -> None:
-    """Raise MachineError where somebody listens already: a server would say so when it has loaded all models."""
+    """Raise MachineError if a port is taken; a server would report it only after it has loaded all models."""
     for protocol in _PROTOCOLS:
         number = getattr(ports, protocol)
         with socket.socket() as probe:

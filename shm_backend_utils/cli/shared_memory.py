@@ -69,7 +69,7 @@ class Process(NamedTuple):
     """One process, as found."""
 
     holder: Holder
-    folder: Path  # what the kernel tells of it
+    folder: Path  # the kernel's files about it
     mapped: list[MappedObject]  # each object once, however often it is mapped
 
 
@@ -96,7 +96,7 @@ def look_into_processes(pids: Iterable[int] | None = None) -> Processes:
 
 
 def _mapped(folder: Path) -> list[MappedObject]:
-    """Return what a process has mapped: arrays may outlive the descriptor, and the owner."""
+    """Return the objects that a process has mapped: arrays may outlive the descriptor, and the owner."""
     objects: dict[Identity, MappedObject] = {}
     # Names of files may have all that Python takes for the end of a line; the kernel escapes one alone.
     for line in (folder / "maps").read_bytes().decode(errors="replace").split("\n"):
@@ -116,8 +116,8 @@ def _mapped(folder: Path) -> list[MappedObject]:
 class SealedMemory:
     """One sealed region, as found; user and owner are None if no process has it open."""
 
-    inode: int  # what tells it from others: it has no name
-    byte_size: int  # of all of it; where nobody has it open, of what is mapped
+    inode: int  # its identity: it has no name
+    byte_size: int  # of all of it; of the mapped part where no process has it open
     uid: int | None = None
     is_owner_alive: bool | None = None  # and has not given it up
     slot_count: int = 0
@@ -162,19 +162,19 @@ def sealed_memory_of(processes: Processes) -> Search:
 
 
 def _open(folder: Path) -> Iterator[tuple[Identity, SealedMemory]]:
-    """Yield what a process has open."""
+    """Yield the sealed memory that a process has open."""
     for name in os.listdir(folder / "fd"):  # noqa: PTH208  # a Path per descriptor of the machine costs much
-        with contextlib.suppress(OSError):  # it is closed by now, or somebody else's, or no memfd
+        with contextlib.suppress(OSError):  # it is closed by now, or another user's, or no memfd
             report = _report(f"{folder}/fd/{name}")
             if report is not None:
                 yield report
 
 
 def _report(link: str) -> tuple[Identity, SealedMemory] | None:
-    """Look at what is open there; None if it is nothing of ours.
+    """Look at the open file there; None if it is not ours.
 
-    Its number may stand for something else the next moment, and to open a device may do something. So a descriptor that
-    can do nothing (``O_PATH``) is had first, and it is seen what that is.
+    Its number may stand for another file the next moment, and to open a device may have effects. So it is opened first
+    as a descriptor without access (``O_PATH``), and that is checked.
     """
     if os.readlink(link) != LINK:  # noqa: PTH115  # as above
         return None
@@ -206,7 +206,7 @@ class PoolFile:
     """The file of one pool, whose name begins as the backend's do unless its operator says otherwise."""
 
     key: str
-    byte_size: int  # what it takes of /dev/shm: it is made with holes, and grows
+    byte_size: int  # its share of /dev/shm: it is made with holes, and grows
     uid: int
     age_s: float  # since it was last written to by a system call, or grew
     identity: Identity

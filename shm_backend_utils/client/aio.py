@@ -110,7 +110,7 @@ class AsyncShmClient(
                 async for answer in answers:
                     results = await driver.run(stream.results(answer))
                     while results:
-                        yield results.pop()  # held by nobody here: its frame is free when the user lets go of it
+                        yield results.pop()  # no reference stays here: its frame is free when the user lets go of it
                     if core.is_forked:
                         raise ForkedError("this stream")
 

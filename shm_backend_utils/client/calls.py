@@ -259,7 +259,7 @@ def _reopen(core: Core, call: Call, known: KnownModel) -> Steps[Call]:
     """Return the same call, with the same inputs, but of the model as it is now, and in other memory."""
     given = call.sources()
     for source in given.values():
-        source.is_lent = False  # what is the user's may be what could not be opened
+        source.is_lent = False  # the user's memory may be the one that could not be opened
     layout = known.lay_out(given, call.wanted, output_devices=call.output_devices)
     path = yield from core.path_of(known, call.settings, layout)
     plan = Plan(call.settings, known, layout, given, call.wanted, call.output_devices)
@@ -282,7 +282,7 @@ def _fill(call: Call, given: Mapping[str, Source]) -> Steps[None]:
 
 
 def _meaning(core: Core, call: Call, error: ShmError) -> ShmError:
-    """Return what to tell the user of a failed request, and take note of what it says about server and model."""
+    """Return the error of a failed request for the user, and record its news about server and model."""
     if isinstance(error, ServerUnavailableError):
         core.forget_with(call.known)
     elif isinstance(error, InferenceError):
@@ -304,7 +304,7 @@ def _learned(core: Core, call: Call, result: Result, remedy: str, deadline: floa
     if result.overflowed:
         learned.learn(result.overflowed, rows)
         call.known.warn_of_overflow(result.overflowed, remedy, call.settings.origin)
-    elif (  # else no output uses what was learned
+    elif (  # else no output uses the learned sizes
         learned.per_row and result.path == DirectCall.path and len(layout.certain) < len(layout.table.outputs)
     ):
         inputs = sum(map(_BYTE_SIZE, layout.table.inputs.values()))
@@ -335,7 +335,7 @@ def _grow(core: Core, call: PreparedDirectCall, settings: CallSettings) -> Steps
 
 
 def _was_busy(call: Call, error: ShmError) -> bool:
-    """Return whether a request was refused because somebody held its slot, and has not started."""
+    """Return whether a request was refused before it started, as its slot was held."""
     if not isinstance(call, DirectCall) or call.slot.is_started:
         return False
     return is_answer(error) and code_in(str(error)) == SlotInUseError.code

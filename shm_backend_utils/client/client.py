@@ -48,7 +48,7 @@ class SubmittedCalls:
         self._lock = threading.Lock()
         self._under_way: set[Submitted] = set()
         self._with_threads: set[Submitted] = set()  # until their callbacks have returned, which may take as they like
-        self._waiting: dict[Submitted, float] = {}  # for a thread, until a moment; who takes one out, ends it
+        self._waiting: dict[Submitted, float] = {}  # for a thread, until a moment; its taker ends it
         self._watch: Repeater | None = None
         call_after_fork(self)
 
@@ -83,7 +83,7 @@ class SubmittedCalls:
                 future.set_running_or_notify_cancel()
 
     def after_fork(self) -> None:
-        """Fail what was under way, in a forked child, where nobody else would ever end it."""
+        """Fail the pending requests in a forked child; no thread of it would ever end them."""
         for future in self._under_way:
             concurrent.futures.Future.__init__(future)  # anew: another thread may have held its lock
             future.set_exception(ForkedError("this call"))
@@ -101,7 +101,7 @@ class SubmittedCalls:
             result = call()
         except BaseException as error:
             future.set_exception(error)
-            del call, future  # whoever keeps the error keeps this frame
+            del call, future  # a kept error keeps this frame
         else:
             future.set_result(result)
 
@@ -146,9 +146,9 @@ class ShmClient(
     wait_ready_s : float, optional
         How long to wait for a server that is not up yet, or loads its models, in seconds; by default not at all.
     inline_bytes : int, optional
-        Small tensors are faster in band: calls of ``path="auto"`` whose inputs and outputs take up to so many bytes
-        together, each rounded up to 256, go so, if all their sizes are known and the model has no strings. 0 for
-        none. The defaults, 16,384 over gRPC and 0 over HTTP, were measured.
+        Small tensors are faster in band. A call of ``path="auto"`` goes in band if its inputs and outputs, each rounded
+        up to 256 bytes, take at most so many bytes together. Their sizes must be known, and the model has no strings.
+        0 turns this off. The defaults, 16,384 over gRPC and 0 over HTTP, were measured.
 
     Raises
     ------
@@ -174,7 +174,7 @@ class ShmClient(
         """As :meth:`infer`, without waiting for the answer. All inputs have been copied when this returns.
 
         It waits for memory: a caller that submits faster than the model answers is slowed down to its pace. The time
-        runs from here to the answer. There is no ``split``.
+        runs from here to the answer. ``split`` is not possible.
 
         Returns
         -------
@@ -243,7 +243,7 @@ class ShmClient(
             for answer in answers:
                 results = driver.run(stream.results(answer))
                 while results:
-                    yield results.pop()  # held by nobody here: its frame is free when the user lets go of it
+                    yield results.pop()  # no reference stays here: its frame is free when the user lets go of it
                 if core.is_forked:
                     raise ForkedError("this stream")
 

@@ -1,4 +1,4 @@
-"""What a client knows and has: models and their paths, memory, which its calls take here, GPUs, registrations."""
+"""The core of a client: models and their paths, the memory that its calls take, GPUs and registrations."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Core:
         return "open" if hasattr(self, "codec") else "not connected yet"
 
     def rest_at_server(self) -> str | None:
-        """Return, for a warning, what a client that nobody closes leaves at the server; None if it was closed."""
+        """Return a warning's words on memory that an unclosed client leaves at the server; None if it was closed."""
         if self.is_closed:
             return None
         kept = ": the server keeps the memory that it has registered there"
@@ -126,7 +126,7 @@ class Core:
                 raise  # else it has no model of that name, but it is there
 
     def fitting(self, settings: CallSettings, look: Callable[[KnownModel], T]) -> Steps[tuple[KnownModel, T]]:
-        """Return a call's model and what ``look`` makes of it; if its tensors do not fit, of the model as it is now."""
+        """Return a call's model and ``look(model)``; if the tensors do not fit, fetch the model anew and look again."""
         known = self._recall(settings.model, settings.version) or (yield from self.known_model(settings))
         while True:
             try:
@@ -152,7 +152,7 @@ class Core:
         return self.tally.stats(reasons, self.pool.wait_count, self.pool.status)
 
     def close(self) -> Steps[None]:
-        """Remove the memory, so that late registrations find none, and then unregister what is registered."""
+        """Remove the memory, so that late registrations find none, and then unregister all regions."""
         self.is_closed = True
         self.pool.close()
         self.gpus.close()
@@ -161,7 +161,7 @@ class Core:
             yield Pause(_CLOSING_ROUND_S)
 
     def path_of(self, known: KnownModel, settings: CallSettings, layout: CallLayout) -> Steps[str]:
-        """Return the path of a call; raises as :meth:`.PathChooser.choose`. The user is told where that copies."""
+        """Return the path of a call; raises as :meth:`.PathChooser.choose`. It warns the user if that path copies."""
         if known.explanation is None:
             yield from self.known_model(settings)
         path = yield from self.paths.choose(known, settings.path, settings.deadline)
@@ -247,7 +247,7 @@ def open_call(core: Core, path: str, plan: Plan, kind: type[DirectCall] = Direct
         devices = {name: layout.devices[room.region - 1] for name, room in rooms if room.region}
         unlearned = known.lay_out(given, wanted, output_devices=devices, learned={})
         if unlearned.end < layout.end:
-            # There is no room for outputs as large as those of earlier calls. This call's may overflow, as those did.
+            # Outputs as large as those of earlier calls do not fit. This call's may overflow, as those did.
             return (yield from open_call(core, path, plan._replace(layout=unlearned), kind))
         if isinstance(error, BudgetError):
             raise

@@ -69,7 +69,7 @@ class InputMissingError(InferenceError, MissingTensorError):
     """The model wants an input that the request does not have. Its configuration calls all inputs optional."""
 
     def __init__(self, message: str, status: str | None, tensor: str) -> None:
-        """State what the server said. ``tensor`` names the input; it is empty where no input at all is there."""
+        """Keep the server's message. ``tensor`` names the input; it is empty where the request has no input."""
         InferenceError.__init__(self, message, status)
         self.tensor = tensor
 
@@ -197,7 +197,7 @@ _OF_DEAD_STUBS: Final = (
     "the server anew"
 )
 _NOT_HTTP: Final = re.compile(r"(?i)bad ?status ?line")
-# What gRPC, sockets and httptools call it; from the most telling to the least.
+# The words of gRPC, sockets and httptools for it; from the most telling to the least.
 _REASONS: Final[tuple[tuple[re.Pattern[str], type[ServerUnavailableError], str], ...]] = (
     (
         re.compile(r"\[SSL|SSL_ERROR|SSL routines|CERTIFICATE_VERIFY|WRONG_VERSION_NUMBER|(?i:(ssl|tls) handshake)"),

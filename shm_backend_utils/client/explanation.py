@@ -173,7 +173,7 @@ class Tally:
     """Counts. Thread-safe."""
 
     def __init__(self) -> None:
-        # A stream that nobody holds any more ends, and is counted, in the garbage collector: in a locked section, too.
+        # A stream without references ends, and is counted, in the garbage collector: in a locked section, too.
         self.lock = threading.RLock()
         self.failure_count = 0
         self.retries = 0

@@ -1,4 +1,4 @@
-"""What the client half needs beside numpy, and what to do where it is not installed."""
+"""The packages that the client half needs beside numpy, and the error that names the extra to install."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def name_missing_library() -> Iterator[None]:
     """Say in an import's ModuleNotFoundError what to install."""
     try:
         yield
-    except (ModuleNotFoundError, RuntimeError) as error:  # the latter is tritonclient's for what it lacks itself
+    except (ModuleNotFoundError, RuntimeError) as error:  # the latter is tritonclient's for its own missing libraries
         raise ModuleNotFoundError(
             f"shm_backend_utils.client lacks a library ({error}); run pip install 'triton-shm-backend-utils[client]'",
             name=getattr(error, "name", None),

@@ -1,4 +1,4 @@
-"""What a client has learned of a model, and what it has warned of: its configuration, sizes of outputs, its path."""
+"""A client's knowledge of a model: its configuration, sizes of outputs, its path, and the warnings given."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _FROM_BYTES: Final = 64 * 2**10
 class CopyWarning(UserWarning):
     """Tensors are copied that need not be; the message says why, and what to do about it.
 
-    It comes once for each model and reason, where a call leaves the choice to the library, and from 64 KiB on: what is
-    smaller is copied in no time. If that is meant, ask for the path by name, or silence the warning:
+    It comes once for each model and reason, where a call leaves the choice to the library, and from 64 KiB on: smaller
+    tensors are copied in no time. If you mean to copy, ask for the path by name, or silence the warning:
     ``warnings.simplefilter("ignore", CopyWarning)``.
     """
 
@@ -46,10 +46,10 @@ class KnownModel:
         self.spec = spec
         self.version = version  # as its calls ask for it; empty if the server chooses
         self.record_byte_size = record_byte_size(spec)  # enough for any call of it
-        self.refusals: dict[str, str] = {}  # paths that turned out to be closed, with what was said
+        self.refusals: dict[str, str] = {}  # paths that turned out to be closed, with the reasons given
         self.kind = RegionKind.SYSTEM  # of regions for its calls on the direct path
         self.sealed: Check | None = None  # whether it can fetch sealed memory; None until that was tried
-        self.explanation: Explanation | None = None  # None until somebody has found out
+        self.explanation: Explanation | None = None  # None until a call has found out
         self.path: str | None = None  # the one that the explanation has
         self.inline_end = 0  # up to where the tensors of a call with one slot may end so that it goes in band
         self.reason = ""  # why its calls take no better path, as it was found last
@@ -94,7 +94,7 @@ class KnownModel:
             warnings.warn_explicit(message, CopyWarning, origin.code.co_filename, origin.line, registry=None)
 
     def warn_of_path(self, path: str, why: str, byte_size: float, origin: Origin) -> None:
-        """Warn that a call does not take the direct path, though it might take any; ``why`` says what it lacks."""
+        """Warn that a call does not take the direct path, though it might take any; ``why`` names the obstacle."""
         message = f"is called on the path {path}, {_COPIES[path]}: {why}; if that is meant, say path={path!r}"
         self.warn(f"path {path}", f"model {self.spec.name!r} {message}", origin, byte_size)
 

@@ -51,7 +51,7 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
 
     _core: Core | None = None
     _driver: Any
-    _run: Any  # does an operation, and returns what it returns, or a coroutine of that
+    _run: Any  # does an operation, and returns its result, or a coroutine of that
     _kind_of_prepared: ClassVar[Any]
 
     def __init__(
@@ -94,10 +94,10 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
         model : str
             Its name.
         inputs : mapping
-            Name to a NumPy array in any memory order; to anything with ``__dlpack__``, ``__array_interface__`` or
-            ``__array__``, on the host; to a list of these; to a tensor on a GPU, with ``__dlpack__`` or
-            ``__cuda_array_interface__``; or to Python numbers and strings. Dtypes of arrays must be the model's, and no
-            element may be masked. Arrays of a list that have one dimension less than the input are its rows. Where the
+            Name to value. A value is a NumPy array in any memory order, or another array on the host with
+            ``__dlpack__``, ``__array_interface__`` or ``__array__``. It may be a list of these, a tensor on a GPU with
+            ``__dlpack__`` or ``__cuda_array_interface__``, or Python numbers and strings. Arrays have the model's dtype
+            and no masked element. Arrays of a list that have one dimension less than the input are its rows. Where the
             model takes batches, those with as many dimensions as the input are parts of one batch. On the direct path a
             tensor on a GPU is used where it is, if CUDA IPC can share it, and from ``PoolOptions.lend_bytes`` on;
             models can see the whole allocation that it is part of.
@@ -114,10 +114,10 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
         split : bool
             Whether a batch may be larger than the model takes at once: it is sent as several requests, side by side.
         stream : object, optional
-            The streams of your work that writes inputs on GPUs, or still reads arrays of earlier results there: a
-            stream of torch or CuPy, anything with ``__cuda_stream__``, a ``CUstream`` as a number; an event; or a
-            sequence of these. The call waits for that alone, and outputs that the model's GPU is still writing are
-            waited for on these streams. Not named, all that the call's GPUs do for this process is waited for.
+            The streams of your work that writes inputs on GPUs, or still reads arrays of earlier results there. Each is
+            a stream of torch or CuPy, anything with ``__cuda_stream__``, a ``CUstream`` as a number, or an event; a
+            sequence of these is fine. The call waits for these alone, and these streams wait for outputs that the
+            model's GPU still writes. By default the call waits for all work of this process on the call's GPUs.
         library : str, optional
             Whose arrays outputs on GPUs are: ``"torch"``, ``"cupy"``, ``"jax"`` or ``"numba"``; by default the one that
             inputs on GPUs are of, else :class:`DeviceArray`, which all of them take.
@@ -241,9 +241,9 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
         Raises
         ------
         CallerError, TypeError
-            An argument is none that can be sent. All other errors of :meth:`infer` come from the iterator; a
-            CallerError, too, if the client speaks HTTP, and a DeadlineExceededError if no response came in time, maybe
-            because the model waits for results to be released.
+            An argument cannot be sent. The iterator raises all other errors of :meth:`infer`, and a CallerError if the
+            client speaks HTTP. It raises a DeadlineExceededError if no response came in time, maybe because the model
+            waits for results to be released.
         """
         core = self._open_core()
         settings = self._settings.of_call("stream", model, path, timeout_s, options, stream, library)

@@ -43,7 +43,7 @@ def living_processes(address: str, config: Mapping[str, Any], version: str) -> i
         names = filter(name.fullmatch, words[2:])
         if any(folder == model or not each.startswith(f"{folder}_") for each in names):  # else it is another model's
             folders.append(folder)
-    return folders.count(model) or len(folders)  # what the server fetched from elsewhere lies in folders of other names
+    return folders.count(model) or len(folders)  # models that the server fetched lie in folders of other names
 
 
 def _processes(program: str) -> Iterator[tuple[int, int, list[str]]]:
@@ -57,7 +57,7 @@ def _processes(program: str) -> Iterator[tuple[int, int, list[str]]]:
 
 
 def _listening(port: int) -> Iterator[str]:
-    """Yield what links to descriptors of sockets say that listen at a port, in this namespace."""
+    """Yield the link texts of sockets' descriptors, ``socket:[…]``, that listen at a port in this namespace."""
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
             for line in (_PROC / "net" / table).read_text().splitlines()[1:]:

@@ -1,4 +1,4 @@
-"""What many calls want to know at once: one of them finds it out, and the others wait for that."""
+"""A search that many calls need at once: one of them does it, and the others wait for its result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Over(concurrent.futures.Future["_Outcome | None"]):
     def __init__(self) -> None:
         super().__init__()
         self.thread = threading.get_ident()
-        self.set_running_or_notify_cancel()  # a task that is cancelled while it waits cancels nobody else's wait
+        self.set_running_or_notify_cancel()  # a task that is cancelled while it waits cancels no other's wait
 
 
 class _Search:
@@ -49,13 +49,13 @@ class _Search:
 
 
 class Once:
-    """Has one call at a time look for something, and all others wait for what it finds. For threads, and for tasks."""
+    """Lets one call at a time search for a value; all others wait for its result. For threads, and for tasks."""
 
     def __init__(self) -> None:
         self._searches: _Searches = {}
 
     def find(self, what: Hashable, search: Callable[[], Steps[T]], deadline: float) -> Steps[T]:
-        """Return what ``search`` finds, or raise what it raises; another call searches if this one is broken off."""
+        """Return the result of ``search``, or raise its error; another call searches if this one is broken off."""
         while True:
             mine = _Search(self._searches, what)
             outcome: _Outcome | None = None

@@ -100,7 +100,7 @@ class RequestOptions(TypedDict, total=False):
 
 _NAMES: Final = frozenset(RequestOptions.__annotations__)
 _OF_CALLS: Final = (*sorted(_NAMES), "inputs", "library", "model", "outputs", "path", "stream", "timeout_s")
-# What tritonclient, or another method, calls what is said in another way here.
+# Names that tritonclient, or another method, gives to options with other names here.
 _REMEDIES: Final = {
     "client_timeout": "use timeout_s, in seconds",  # ``timeout`` is another thing
     "request_compression_algorithm": "use compression, which is for both directions",

@@ -114,8 +114,8 @@ class _Prepared(OfThisProcess, Generic[ResultT]):
     def inputs_ready(self, stream: Any) -> None:
         """Name the work on GPUs that the next request waits for, in place of all of this process's work there.
 
-        ``stream`` has the streams of your work that writes the inputs, or still reads arrays of earlier results: a
-        stream, an event that was recorded behind that work, or a sequence of these, as that of :meth:`ShmClient.infer`.
+        ``stream`` has the streams of your work that writes the inputs, or still reads arrays of earlier results. As in
+        :meth:`ShmClient.infer` it is a stream, an event that was recorded behind that work, or a sequence of these.
         """
         if self._call.is_closed:
             raise ClosedError("this call")

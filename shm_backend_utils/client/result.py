@@ -38,7 +38,7 @@ class Arrays(Mapping[str, npt.NDArray[Any]]):
             raise KeyError(self._unknown.format(name, name_list(name, arrays))) from None
 
     def __setitem__(self, name: str, array: object) -> None:
-        if array is not self[name]:  # an operator in place puts back what it has changed
+        if array is not self[name]:  # an operator in place puts the changed array back
             raise TypeError(self._fixed.format(name))
 
     def __iter__(self) -> Iterator[str]:
@@ -64,8 +64,8 @@ class Result(Arrays):
     memory serves another call when the result *and* every array taken from it are gone; :meth:`release`, or leaving the
     ``with`` block, gives up the result's own share.
 
-    Outputs on GPUs are arrays of the library that the call names, or that its inputs there are of, or else of
-    :class:`DeviceArray`; a type checker takes them for NumPy's, unless they go to a name of type ``Any``. If a stream
+    Outputs on GPUs are arrays of the library that the call names, else of its GPU inputs' library, else of
+    :class:`DeviceArray`. A type checker takes them for NumPy's, unless they go to a name of type ``Any``. If a stream
     still uses released memory there, name it in the next call's ``stream``.
 
     All arrays are C-contiguous, writable, and the client's own. Strings are arrays of ``bytes`` objects, which hold no
@@ -131,7 +131,7 @@ class Result(Arrays):
         """
         return {name: _copied(array) for name, array in self._held().items()}
 
-    if not TYPE_CHECKING:  # type checkers shall refuse what a result of tritonclient has, among others
+    if not TYPE_CHECKING:  # type checkers shall refuse the methods of tritonclient's results, among others
 
         def __getattr__(self, name: str) -> NoReturn:
             if name == "as_numpy":
@@ -151,7 +151,7 @@ class Result(Arrays):
         self._arrays = None
 
     def __repr__(self) -> str:
-        """Return, in a line, what came on the path, and what came with the response though the path shares memory."""
+        """Return a line with the outputs on the path, and those in the response though the path shares memory."""
         if self._arrays is None:
             return f"<Result path={self.path} released>"
         outputs = [f" {name!r} {array.dtype} {list(array.shape)}" for name, array in self._arrays.items()]

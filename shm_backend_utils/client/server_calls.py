@@ -1,4 +1,4 @@
-"""What a client asks of its server beside inference: is it there, what does it have, and load this."""
+"""A client's calls to its server beside inference: whether it is there, its models, and loading of models."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def start(core: Core, settings: ClientSettings) -> Steps[None]:
 
 
 def ask(codec: Codec, deadline: float, question: Question, model: str = "", version: str = "") -> Steps[dict[str, Any]]:
-    """Return what the server answers, in JSON's types."""
+    """Return the server's answer, in JSON's types."""
     answer = yield Send(codec.ask(question, model, version), deadline)
     return codec.as_dict(answer)
 
@@ -133,7 +133,7 @@ def instances_of(config: Mapping[str, Any]) -> int:
 
 
 def sign_of_life(codec: Codec, deadline: float, config: Mapping[str, Any], version: str) -> Steps[str | None]:
-    """Return what is wrong with a model's session, empty if nothing is; None if nothing tells."""
+    """Return the trouble of a model's session, empty if it is well; None if its health cannot be read."""
     spec = ModelSpec.from_config(config)
     if spec.obstacle_in_paths() is not None or spec.obstacle_in_inputs() is not None:
         return None

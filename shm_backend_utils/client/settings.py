@@ -38,7 +38,7 @@ class CallSettings(NamedTuple):
     deadline: float  # by ``time.monotonic()``
     options: RequestOptions  # a copy: the user's own objects may change
     origin: Origin  # the place in the user's code
-    named: Named = ()  # what on GPUs the call comes behind; if it is empty, all that those have to do
+    named: Named = ()  # the GPU work that the call comes behind; if it is empty, all of these GPUs
     library: str | None = None  # whose arrays outputs on GPUs are
 
 
@@ -67,7 +67,7 @@ class ClientSettings:
         self._path = check_path(path)
 
     def __repr__(self) -> str:
-        """Return server and path, without what a URL may say besides: a password, or a token."""
+        """Return server and path, without a URL's secrets: a password, or a token."""
         if isinstance(self.url, Connectable):
             return f"{self.url!r} path={self._path}"
         scheme, address = self.url.split("://") if "://" in self.url else ("grpc", self.url)
@@ -94,7 +94,7 @@ class ClientSettings:
         checked = check_options(options) if options else _NO_OPTIONS
         frame = sys._getframe()
         while frame.f_back is not None and frame.f_code.co_filename.startswith(NOT_THE_USERS):
-            frame = frame.f_back  # what Origin.here does, without the function: this is on the way of every call
+            frame = frame.f_back  # as Origin.here does, without the function: every call comes here
         return CallSettings(
             model,
             checked.get("model_version", ""),

@@ -1,8 +1,8 @@
 """The steps of a client's operations, and the drivers that do them: by blocking a thread, or by giving way to tasks.
 
-Operations have no I/O. Each is a generator: it yields a step where something must be sent or waited for, is sent what
-came of it, and returns the result. So everything but this module and the transports is the same for both clients, and
-written once. The deadlines of steps are moments by ``time.monotonic()``.
+Operations have no I/O. Each is a generator: it yields a step to send or wait, receives the outcome, and returns the
+result. So everything but this module and the transports is the same for both clients, and written once. The deadlines
+of steps are moments by ``time.monotonic()``.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ _PACKAGE: Final = f"{Path(__file__).parents[1]}/"
 
 
 def left_until(deadline: float) -> float:
-    """Return the seconds until a moment, by ``time.monotonic()``; always a little, so that what is ready is taken."""
+    """Return the seconds until a moment, by ``time.monotonic()``; never 0, so that a ready answer is taken."""
     return max(deadline - time.monotonic(), _LEAST_S)
 
 
 class Send(NamedTuple):
-    """Send a message; what comes of it is the answer."""
+    """Send a message; the outcome is the answer."""
 
     message: Any
     deadline: float
 
 
 class SendForStream(NamedTuple):
-    """Send a request that is answered by a stream; what comes of it is the first answer, or None."""
+    """Send a request that a stream answers; the outcome is the first answer, or None."""
 
     message: Any
     deadline: float
@@ -81,14 +81,14 @@ class Pause(NamedTuple):
 
 
 class Offload(NamedTuple):
-    """Do work that takes long; what comes of it is what it returns, or a TimeoutError."""
+    """Do work that takes long; the outcome is its return value, or a TimeoutError."""
 
     work: Callable[[], Any]
     deadline: float
 
 
 class Together(NamedTuple):
-    """Do several operations side by side; when all have ended, what comes of it are their results, or the first error.
+    """Do several operations side by side; the outcome, when all have ended, is their results, or the first error.
 
     If no thread has begun with one in time, it is a TimeoutError. Those that have begun end by deadlines of their own.
     """
@@ -110,7 +110,7 @@ Steps = Generator[Step, Any, T]
 
 
 class _Driver(Generic[AnyTransport]):
-    """What both drivers have: a connection, and threads."""
+    """The common part of both drivers: a connection, and threads."""
 
     def __init__(self, transport: AnyTransport, thread_count: int = _USUAL_THREADS) -> None:
         self.transport = transport
@@ -128,7 +128,7 @@ class BlockingDriver(_Driver[Transport]):
     """Does the steps of operations in the threads that call for them, ``thread_count`` of them side by side."""
 
     def run(self, operation: Steps[T], tally: Tally | None = None) -> T:
-        """Do an operation, and return what it returns; count it there if it raises."""
+        """Do an operation and return its result; if it raises, count the error in ``tally``."""
         outcome: Any = None
         try:
             step = next(operation)
@@ -154,7 +154,7 @@ class BlockingDriver(_Driver[Transport]):
             raise
 
     def abandon(self) -> None:
-        """Let go of the threads, from a finalizer, which must not wait: they end when nobody refers to their pool."""
+        """Let go of the threads without waiting, for finalizers; they end with the last reference to their pool."""
         self._threads = concurrent.futures.ThreadPoolExecutor(1, "shm together")  # of which none has begun
 
     def close(self) -> None:
@@ -200,7 +200,7 @@ class AsyncioDriver(_Driver[AsyncTransport]):
     """Does the steps of operations in tasks of one event loop."""
 
     async def run(self, operation: Steps[T], tally: Tally | None = None) -> T:
-        """Do an operation, and return what it returns; count it there if it raises."""
+        """Do an operation and return its result; if it raises, count the error in ``tally``."""
         outcome: Any = None
         try:
             step = next(operation)
@@ -264,7 +264,7 @@ class AsyncioDriver(_Driver[AsyncTransport]):
                 task.cancel()
             await asyncio.wait(tasks)
             raise
-        for error in [task.exception() for task in tasks]:  # of all: asyncio complains of those that nobody looks at
+        for error in [task.exception() for task in tasks]:  # of all: asyncio complains of those that go unread
             if error is not None:
                 raise error
         return [task.result() for task in tasks]
@@ -300,7 +300,7 @@ def offloaded(work: Callable[[], T], deadline: float, doing: str) -> Steps[T]:
 
 
 def forget_locals(error: BaseException) -> None:
-    """Have an error keep nothing of what this package's functions, and those they called, had in hand."""
+    """Clear the locals of this package's functions, and of those they called, out of an error's traceback."""
     errors: list[BaseException | None] = [error]
     seen = set()
     while errors:

@@ -42,7 +42,7 @@ FEW_FRAMES: Final = 4
 
 
 def check_frames(spec: ModelSpec, frames: SupportsIndex | None) -> int | None:
-    """Return the number of a ring's frames, None if nobody says it; CallerError if the stream cannot have so many."""
+    """Return the number of a ring's frames, None if not given; CallerError if the stream cannot have so many."""
     if frames is None:
         return None
     if not spec.is_decoupled:
@@ -65,7 +65,7 @@ def ring_end(layout: CallLayout, frames: int) -> int:
 
 
 def guessed_rooms(layout: CallLayout, frames: int, most_bytes: int) -> dict[str, int]:
-    """Return bytes per row for those outputs of a stream that would have no room, as nobody knows their size yet."""
+    """Return bytes per row for those outputs of a stream that would have no room, as their size is still unknown."""
     unknown = [name for name, room in layout.table.outputs.items() if not room.byte_size and name not in layout.certain]
     if not unknown:
         return {}
@@ -116,7 +116,7 @@ class DirectStream(InRegion):
         if not data:
             raise ClosedError("this client")
         places, *_ = results.decode(data, (self.region.byte_size,), 0, self.known.spec, number)
-        # What this frame's arrays keep. NumPy has arrays keep the first of a chain of arrays, hence the memoryview.
+        # This frame's arrays keep it. NumPy has arrays keep the first of a chain of arrays, hence the memoryview.
         memory = np.frombuffer(self.memory.data, np.uint8)
         response = functools.partial(self.codec.result, answer)
         result = result_of(places, memory, (), response, inputs_end=self._inputs_end)
@@ -183,7 +183,7 @@ class OpenStream:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         call = self.call
         is_held = isinstance(error, DeadlineExceededError) and isinstance(call, DirectStream) and call.is_held
-        del error, trace  # what is raised here keeps this frame
+        del error, trace  # an error raised here keeps this frame
         call.close()
         if kind is None:
             self.core.tally.succeeded(call.path, self.bytes_avoided)

@@ -16,7 +16,7 @@ _ROUND_S: Final = 0.01
 
 
 def unregister_when_free(unregister: Callable[[], object], timeout_s: float = 5.0) -> None:
-    """Call ``unregister`` until the server no longer answers that a request is in the region, or raise what it says.
+    """Call ``unregister`` until the server no longer answers that a request is in the region; raise its other errors.
 
     Triton from 24.12 on says yes at once, and keeps the region until its requests have ended.
     """

@@ -42,7 +42,7 @@ class CudaRegion(NamedTuple):
     offset: int = 0
 
     def __repr__(self) -> str:
-        """Return it without the handle: who has that can open the memory."""
+        """Return it without the handle, which alone suffices to open the memory."""
         offset = f", offset={self.offset}" if self.offset else ""
         return f"CudaRegion(device_id={self.device_id}, byte_size={self.byte_size}{offset})"
 
@@ -136,7 +136,7 @@ def attach(
     if batch_size is not None:
         travelling.append(_batch_carrier(batch_size, inputs))
     text = encode_descriptor(model, Table(input_spans, output_spans, tuple(regions.claims)))
-    parse_descriptor(text)  # says what is wrong before the model does
+    parse_descriptor(text)  # names the fault before the model does
     return Attached(
         inputs=travelling,
         outputs=None if outputs is None else wanted,
@@ -206,7 +206,7 @@ def _name_of(tensor: Any) -> str:
 
 
 def _place_of(tensor: Any) -> Place | None:
-    """Return what ``set_shared_memory`` of an ``InferInput`` or ``InferRequestedOutput`` was told, of gRPC or HTTP."""
+    """Return the place that ``set_shared_memory`` gave an ``InferInput`` or ``InferRequestedOutput``, gRPC or HTTP."""
     described = tensor._get_tensor()
     if isinstance(described, dict):
         told = described.get("parameters", {})

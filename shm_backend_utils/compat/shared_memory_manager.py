@@ -57,7 +57,7 @@ class SharedMemoryManager:
         self._cuda = cuda or CudaAccess()
         self._registry = Registry(max_mapped_bytes)
         self._lock = threading.Lock()
-        self._statuses: dict[str, RegionStatus] = {}  # of what has a name there
+        self._statuses: dict[str, RegionStatus] = {}  # of the regions with a name there
 
     def register_system_shared_memory(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Map a POSIX shared-memory object and give a part of it a name.

@@ -72,7 +72,7 @@ def region_rooms(
     if names is None:
         names = [f"input{index}" for index in range(len(inputs))] + [f"output{index}" for index in range(len(outputs))]
     if byte_sizes is None:
-        byte_sizes = [max(1, size) for size in needed]  # there is no memory of no bytes
+        byte_sizes = [max(1, size) for size in needed]  # memory has at least one byte
     for what, values in (("shm_region_names", names), ("shm_region_byte_sizes", byte_sizes)):
         _check_is_list(what, values, "one value for each tensor")
         if len(values) != len(roles):

@@ -236,7 +236,7 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
             raise ClosedError("this client")
 
     def __del__(self) -> None:
-        """Do of :meth:`close` what waits for no lock and no server; the rest, if there is any, is done at exit."""
+        """Do the part of :meth:`close` that waits for no lock and no server; the exit handler does the rest."""
         has_rest = [model.abandon() for model in self.registered_models.values()]
         with contextlib.suppress(AttributeError):  # its constructor may have failed
             if not self.registered_models:
@@ -276,7 +276,7 @@ def _registered_already(model_name: str) -> ValueError:
 
 
 def _host(target: str) -> str:
-    """Return the machine in what gRPC takes as a target."""
+    """Return the machine in a target of gRPC."""
     if _UNIX_SOCKET.match(target):
         return "localhost"
     address = _SCHEME.sub("", target.rpartition("/")[2])
@@ -289,7 +289,7 @@ def _host(target: str) -> str:
 def _channel_options(
     keepalive: tritonclient.grpc.KeepAliveOptions | None, channel_args: Sequence[tuple[str, Any]] | None
 ) -> tuple[tuple[str, Any], ...]:
-    """Return the channel's arguments; as with tritonclient, whoever gives some gives all."""
+    """Return the channel's arguments; as with tritonclient, given arguments replace all defaults."""
     if channel_args is not None:
         return tuple(channel_args)
     keepalive = keepalive or tritonclient.grpc.KeepAliveOptions()

@@ -34,7 +34,7 @@ _DEVICE: Final = 0
 
 
 class _Memory:
-    """What tritonclient does with shared memory of one kind, by its module for that."""
+    """The calls of tritonclient's module for shared memory of one kind."""
 
     def __init__(self, module: Any) -> None:
         self._module = module

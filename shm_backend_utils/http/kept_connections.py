@@ -62,7 +62,7 @@ class KeptConnections:
                     asked[number].ask(path)
                     answer = asked[number].answer(deadline)
                 answers.append(answer)
-        except BaseException:  # a late answer must not be taken for the next one's
+        except BaseException:  # a late answer must not be taken for the next request's
             for connection in asked:
                 connection.close()
             raise

@@ -85,7 +85,7 @@ def _can_load(name: str) -> bool:
 
 def _bindings_version() -> str:
     try:
-        from cuda.bindings import driver  # noqa: PLC0415, F401  # whether it can be imported is what is asked
+        from cuda.bindings import driver  # noqa: PLC0415, F401  # the import itself is the check
     except ImportError:
         return ""
     return metadata.version("cuda-bindings")

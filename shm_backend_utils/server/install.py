@@ -59,7 +59,7 @@ def install(folder: Path | None = None, *, version: str | None = None) -> Instal
     release = find_release(version)
     find_libpython()
     is_named = folder is None and version is None and bool(os.environ.get(FOLDER_VARIABLE))
-    is_ours = folder is None and not is_named  # nobody else puts a server there
+    is_ours = folder is None and not is_named  # only this package puts a server there
     installation = Installation(folder or default_folder(version), release.triton if is_ours else None)
     if is_named and installation.folder.is_dir() and any(installation.folder.iterdir()):
         installation.check()

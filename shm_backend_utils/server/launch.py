@@ -46,7 +46,7 @@ _ABOUT_GPUS: Final = re.compile("GPU|CUDA|cuda")
 _DEAD_STUB: Final = re.compile(r"I\d{4} \S+ \d+ pb_stub\.cc:\d+\] *(Failed to preinitialize Python stub: .*)")
 _TELLING: Final = ("failed to load", "failed to start", "Poll failed", "in use")
 _EXIT_TIMEOUT_S: Final = 5  # not 30: a model whose process died, or a request that never ends, is waited for so long
-_REFUSES_CLIENT_SHM: Final = "2.68"  # unless it is told otherwise; older ones exit on a flag that they do not know
+_REFUSES_CLIENT_SHM: Final = "2.68"  # by default; older ones exit on a flag that they do not know
 # Every region of the Python backend has this prefix by default, and servers refuse to register keys that begin with it.
 _BACKEND_SHM_PREFIX: Final = "triton_python_backend_shm_region_"
 
@@ -280,7 +280,7 @@ class EmbeddedServer:
 
 
 def _reasons(log: str) -> Iterator[str]:
-    """Yield what went wrong, out of a server's log: what it says of models first, then its last words."""
+    """Yield the causes of a failure out of a server's log: the lines on models first, then the last lines."""
     lines = log.splitlines()
     for line in lines:
         error = _ERROR_LINE.match(line)
@@ -305,7 +305,7 @@ def _answers(url: str) -> bool:
     try:
         with direct.open(f"http://{url}", timeout=5) as reply:
             return int(reply.status) == 200
-    except (OSError, HTTPException):  # the latter from a port where somebody speaks something else
+    except (OSError, HTTPException):  # the latter from a port with another protocol
         return False
 
 

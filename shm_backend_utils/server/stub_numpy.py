@@ -57,7 +57,7 @@ def install_numpy(folder: Path) -> Path:
     if not _is_complete(folder):
         try:
             appear_whole(folder, lambda: _is_complete(folder), fill)
-        except OSError as error:  # the server may be somebody else's
+        except OSError as error:  # the server may be another user's
             raise MachineError(
                 f"NumPy for the server's models cannot be installed in {folder}: {error}; have it installed by who may "
                 'write there (scripts/setup does), or do without (numpy="own")'

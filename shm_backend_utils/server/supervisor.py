@@ -102,7 +102,7 @@ def _relay(fd: int, log: BoundedLog) -> None:
 
 
 def _kill_group(server: subprocess.Popen[bytes]) -> None:
-    """Kill what the server started and left behind, and wait for all of it, so that nothing outlives this process."""
+    """Kill the processes that the server left behind, and wait for all of them, so that none outlives this process."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGKILL)
     server.wait()

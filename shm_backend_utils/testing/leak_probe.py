@@ -62,7 +62,7 @@ class ShmLeakProbe:
     ) -> None:
         if kind is not None or not self.growth():
             return
-        gc.collect()  # what only waits for the collector is no leak
+        gc.collect()  # objects that only wait for the collector are no leak
         grown = self.growth()
         deadline = time.monotonic() + _PATIENCE_S
         while grown and time.monotonic() < deadline:
@@ -104,7 +104,7 @@ def _descriptors() -> Counter[str]:
 def _mappings() -> Counter[str]:
     found: Counter[str] = Counter()
     maps = Path("/proc/self/maps").read_text()
-    if f" {DEV_SHM}/" not in maps and SEALED not in maps:  # most often there is none among many hundred lines
+    if f" {DEV_SHM}/" not in maps and SEALED not in maps:  # most often no line of many hundred has it
         return found
     for line in maps.splitlines():
         *_, inode, target = line.split(maxsplit=5)

@@ -32,7 +32,7 @@ __all__ = ["Models", "SharedServer", "faults", "shm_leak_check", "triton_model",
 
 _FIXTURE: Final = "triton_server"
 _OUTCOME: Final[str] = "server died"  # neither passed nor failed, and the name under which pytest counts it
-_CRASHED: Final = "Signal (11) received."  # what tritonserver writes as it dies of its own fault
+_CRASHED: Final = "Signal (11) received."  # tritonserver's line as it dies of its own fault
 _PATIENCE_S: Final = 5.0
 _POLL_S: Final = 0.05
 _START_S: Final = 600.0
@@ -137,7 +137,7 @@ class SharedServer:
         """Report a death, and give back all fixtures, so that the next test starts a server."""
         try:
             item.session._setupstate.teardown_exact(None)
-        except Exception as error:  # of what did not expect its server to be gone
+        except Exception as error:  # of code that did not expect its server to be gone
             what = f"{what}; giving back what had used the server: {error!r}"
         self._death = None  # the fixture saw it, too
         report = pytest.TestReport(

@@ -155,6 +155,6 @@ def _show(axis: Any, image: npt.NDArray[Any]) -> None:
 
 
 def _as_picture(normalized: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Scale what has negative numbers to 0…1, and put the channels last."""
+    """Scale a picture with negative numbers to 0…1, and put the channels last."""
     low, high = normalized.min(), normalized.max()
     return np.moveaxis((normalized - low) / max(high - low, np.finfo(np.float32).tiny), 0, -1)

@@ -63,7 +63,7 @@ class RequestPath(NamedTuple):
 
     name: str
     copies: str  # of the tensors' data, between the client's memory and the model's
-    # Connects to a URL, and returns a function that puts a photograph in place. The stack removes what is put anywhere.
+    # Connects to a URL, and returns a function that puts a photograph in place. The stack removes all that it puts.
     connect: Callable[[str, contextlib.ExitStack], Callable[[Photograph], Request]]
 
 

@@ -174,7 +174,7 @@ def _told(finding: Finding) -> Iterator[str]:
 
 
 def _one_line(text: str) -> str:
-    """Return a text of a server's as one line, not too long, without what a terminal would obey."""
+    """Return a server's text as one line, not too long, without control characters of terminals."""
     line = printable(" ".join(text.split()))
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} …"
 

@@ -21,7 +21,7 @@ class Finding:
     """A trouble that was met."""
 
     trouble: Trouble
-    found: str  # what was found, and what was expected: one line with the names and figures
+    found: str  # the finding, and the expectation: one line with the names and figures
     model: str = ""  # empty if it is the server's or the machine's
 
 
@@ -29,7 +29,7 @@ class Finding:
 class Checkup:
     """Fills up as things are examined."""
 
-    # What was checked and is as it should be: the model's name, or none, and one line.
+    # The checks that passed: the model's name, or none, and one line.
     fine: list[tuple[str, str]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     deadline: float = math.inf  # when the server is asked nothing more, by time.monotonic()

@@ -52,7 +52,7 @@ def _lines(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
 
 
 def _parameters(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
-    """Yield what the model half says of each parameter by itself, as it stops at the first one that is wrong."""
+    """Yield the model half's finding for each parameter by itself, as it stops at the first wrong one."""
     for name, value in sorted(config.get("parameters", {}).items()):
         try:
             Config.from_config({"name": model, "parameters": {name: value}})
@@ -71,7 +71,7 @@ def _declaration(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
     spec = ModelSpec.from_config({**config, "name": model, "input": named, "output": []})
     if spec.paths is None:
         misspelt = _misspelt_declaration(config)
-        if not misspelt.startswith(PREFIX):  # else that is what is wrong, and it has been told
+        if not misspelt.startswith(PREFIX):  # else the name is the fault, and it is reported
             said = f", but {misspelt}, which may be meant to be it" if misspelt else ""
             yield Finding(ConfigTrouble.NO_SHM_PATHS, f"found no parameter {PATHS_PARAMETER}{said}", model)
     elif _DIRECT not in spec.paths:

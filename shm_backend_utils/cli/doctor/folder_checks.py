@@ -59,8 +59,8 @@ class ModelCode:
     error: str  # why it cannot be parsed, with the line; empty if it can
     names: frozenset[str]  # all that it binds at its top; * if it takes all of another module
     mentioned: frozenset[str]  # all names and attributes in it, and in the modules beside it
-    inherits: bool = False  # its class has a base, or comes from elsewhere, which may do what is not seen here
-    # The lines in execute where a session serves requests and its answers go nowhere, and what is called there.
+    inherits: bool = False  # its class has a base, or comes from elsewhere, with code that is not seen here
+    # The lines in execute where a session serves requests and its answers go nowhere, and the calls there.
     dropped: tuple[tuple[int, str], ...] = ()
     # The lines where a call names something: "input", "output" or "model", and its literal name.
     named: tuple[tuple[int, str, str], ...] = ()
@@ -133,7 +133,7 @@ def _dropped_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def _named_in(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
-    """Yield what calls of a request name: those of a function's last argument, or of what a ``with`` has opened."""
+    """Yield the names in calls of a request: of a function's last argument, or of a ``with`` statement's target."""
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             nodes = [*ast.walk(function)]
@@ -151,7 +151,7 @@ def _named_in(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
 
 
 def _dotted(called: ast.Attribute) -> str:
-    """Return the last names of what is called: there may be more than Python's own printer can print."""
+    """Return the last names of a called attribute: Python's own printer fails on very long chains."""
     names = [called.attr]
     node = called.value
     while isinstance(node, ast.Attribute) and len(names) < _MOST_NAMES:
@@ -202,11 +202,11 @@ def _is_model(folder: Path) -> bool:
     try:
         return (folder / CONFIG_FILE).exists() or bool(version_folders(folder))
     except PermissionError:
-        return True  # whatever it is, that is what has to be said of it
+        return True  # whatever it is, the finding says this much
 
 
 def _findings_in_model(folder: Path, models: Collection[str] = ()) -> list[Finding]:
-    """Return what is wrong in a model's folder; ``models`` are all of its repository, where that is known."""
+    """Return the faults in a model's folder; ``models`` are all of its repository, where that is known."""
     name = folder.name
     try:
         message = read_config(folder)
@@ -246,7 +246,7 @@ def _codes(folder: Path, file: str) -> list[ModelCode]:
 
 
 def _has_other_code(folder: Path) -> bool:
-    """Return whether a version has what Triton tells another backend by, as ``model.onnx``."""
+    """Return whether a version has a file by which Triton recognises another backend, as ``model.onnx``."""
     return any(each.suffix != ".py" for version in version_folders(folder) for each in version.glob("model.*"))
 
 
@@ -286,7 +286,7 @@ def _of_tensors(message: Any, model: str) -> Iterator[Finding]:
 
 
 def _of_declaration(config: dict[str, Any], codes: list[ModelCode], model: str) -> Iterator[Finding]:
-    """Yield what the configuration and the code say of each other."""
+    """Yield the findings about configuration and code together."""
     if not any(code.mentions("ShmSession") for code in codes):
         found = f"{', '.join(str(code.file) for code in codes)}: no ShmSession"
         if not mentions_shared_memory(config):
@@ -347,7 +347,7 @@ def _of_copies(folder: Path) -> Iterator[Finding]:
 
 
 def _said_in(copy: Path, file: str, pattern: re.Pattern[bytes]) -> str:
-    """Return what a copy's file says; nothing of it is imported."""
+    """Return the version that a pattern finds in a copy's file; nothing of it is imported."""
     try:
         said = pattern.search(read_source(copy / file))
     except (FileNotFoundError, NotADirectoryError, NoSourceError):

@@ -135,7 +135,7 @@ def _probe(driver: BlockingDriver, checkup: Checkup, spec: ModelSpec, *, with_gp
             if isinstance(error, MachineError) and not isinstance(error, ConnectionError):  # that is not this machine's
                 return error
             raise
-        except OSError as error:  # /dev/shm lets nobody make a file
+        except OSError as error:  # /dev/shm takes no new file
             return MachineError(str(error))
 
     sealed = of(RegionKind.SEALED)
@@ -237,7 +237,7 @@ def finding_of_refusal(
 
 
 def _trouble_of_memory(code: str, said: list[str], host: str) -> Trouble:
-    """Return why a model opens no memory of this process, by what it said of each kind."""
+    """Return why a model opens no memory of this process, by its answer for each kind."""
     if any(map(_OF_ANOTHER_USER.search, said)):
         return ModelTrouble.OTHER_USER
     if not is_this_machine(host):

@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 _MIB: Final = 2**20
-_SMALL_BYTES: Final = 256 * _MIB  # a container of Docker's has 64 MiB if nobody says otherwise
+_SMALL_BYTES: Final = 256 * _MIB  # a container of Docker's has 64 MiB by default
 _FULL_SHARE: Final = 0.9
 _ENOUGH_BYTES: Final = 1024 * _MIB  # where so much is free it does not matter what share that is
 _LITTLE_BYTES: Final = 128 * _MIB
@@ -172,7 +172,7 @@ def models_of(driver: BlockingDriver, checkup: Checkup, wanted: str | None) -> d
     except (DeadlineExceededError, ServerUnavailableError) as error:
         checkup.add_findings(finding_of_error(error))
         return None
-    except ShmError as error:  # a proxy that lets nobody ask for it, or an old server
+    except ShmError as error:  # a proxy that forbids the question, or an old server
         if wanted is None:
             found = str(error.message() if isinstance(error, InferenceError) else error)
             checkup.add_findings(Finding(ServerTrouble.NO_INDEX, found))
@@ -208,7 +208,7 @@ def examine_registering(driver: BlockingDriver, checkup: Checkup) -> str | None:
     def tried() -> Steps[None]:
         try:
             yield from registrations.add(page, checkup.until(_QUESTION_S))
-        finally:  # it may have it, whoever interrupts this
+        finally:  # after an interrupt, too, it may have it
             yield from registrations.drop([page.key], checkup.until(_QUESTION_S))
 
     try:

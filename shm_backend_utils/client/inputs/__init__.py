@@ -1,1 +1,1 @@
-"""What users pass as inputs, made ready to be written where it belongs, in one copy."""
+"""The inputs that users pass, made ready to be written to their place in one copy."""

@@ -1,4 +1,4 @@
-"""What users pass as inputs that are on a GPU, and what calls have GPUs do for them."""
+"""Inputs on a GPU, and the work that calls queue on GPUs for them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Gpus:
 
 
 class GpuWork:
-    """What one call has GPUs do: all on one stream for each of them. Give the streams back by :meth:`close`."""
+    """The GPU work of one call, on one stream for each GPU. Give the streams back by :meth:`close`."""
 
     def __init__(self, gpus: Gpus) -> None:
         self.gpus = gpus
@@ -67,16 +67,16 @@ class GpuWork:
         return stream
 
     def follow(self, named: Named, devices: Iterable[int]) -> None:
-        """Have what comes later here wait for what the user has named; if that is nothing, for all of these GPUs."""
+        """Make later work here wait for the streams and events in ``named``; if empty, for all work of these GPUs."""
         for device in {*devices, *self._streams}:
             order_after(self.gpus.runtime, named, device, self.stream_on(device))
 
     def marks(self) -> list[Mark]:
-        """Return marks of what the GPUs have to do for the call until here."""
+        """Return marks behind all GPU work that the call has queued so far."""
         return [Mark(self.gpus.runtime, stream, device) for device, stream in self._streams.items()]
 
     def close(self) -> None:
-        """Give the streams back; what is still to be done there is done first. Twice is fine."""
+        """Give the streams back when their queued work is done. Twice is fine."""
         streams, self._streams = self._streams, {}
         for device, stream in streams.items():
             self._lender.give_back(stream, device)
@@ -101,7 +101,7 @@ class DeviceSource(Source):
 
     @property
     def facts(self) -> PointerFacts:
-        """What CUDA knows of the memory."""
+        """CUDA's facts of the memory."""
         if self._facts is None:
             self._facts = self.array.runtime.pointer(self.array.address)
         return self._facts
@@ -131,7 +131,7 @@ class DeviceSource(Source):
         return not isinstance(self.array, DeviceArray)
 
     def write_to(self, target: DeviceArray | npt.NDArray[Any]) -> None:
-        """Copy the tensor. It is complete then, and this has waited for what its stream waits for."""
+        """Copy the tensor, and wait for the copy and for all earlier work on its stream."""
         self.put(target)
         assert self.device is not None
         self.array.runtime.synchronize_stream(self.work.stream_on(self.device), self.device)
@@ -145,7 +145,7 @@ class DeviceSource(Source):
 def device_source(
     gpus: Gpus, name: str, value: Any, found: Mapping[str, Source], lends: bool | None = None
 ) -> DeviceSource | None:
-    """Return an input that is on a GPU as a source; None for what is not on one."""
+    """Return an input that is on a GPU as a source; None for any other input."""
     if type(value) is np.ndarray or not is_on_gpu(value):
         return None
     work = work_of(found.values()) or GpuWork(gpus)
@@ -155,12 +155,12 @@ def device_source(
 
 
 def work_of(sources: Iterable[Source]) -> GpuWork | None:
-    """Return the work that a call's inputs on GPUs share; None if there are none."""
+    """Return the work that a call's inputs on GPUs share; None if no input is on a GPU."""
     return next((each.work for each in sources if isinstance(each, DeviceSource)), None)
 
 
 def library_of_inputs(sources: Mapping[str, DeviceSource]) -> str | None:
-    """Return the array library that a call's inputs on GPUs are of; None if there are none, or they are of none."""
+    """Return the array library of a call's inputs on GPUs; None without such inputs, or if they have no library."""
     return next((each.library for each in sources.values() if each.library), None)
 
 

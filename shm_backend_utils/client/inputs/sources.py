@@ -1,4 +1,4 @@
-"""What users pass as inputs, and what they say of tensors that are not there yet: inputs to fill, outputs wanted."""
+"""The inputs that users pass, and their descriptions of later tensors: inputs to fill, outputs wanted."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class HasCudaArray(Protocol):
 
     @property
     def __cuda_array_interface__(self) -> Any:
-        """The memory, and what it is."""
+        """The memory and its description."""
 
 
 InputDescription = (
@@ -123,7 +123,7 @@ ALL_OUTPUTS: Final = WantedOutputs(None, NO_DEVICES)
 
 
 def wanted_outputs(outputs: Outputs) -> WantedOutputs:
-    """Return the outputs that a user wants, and what each hint says."""
+    """Return the outputs that a user wants, each with its hint."""
     if outputs is None:
         return ALL_OUTPUTS
     names = output_names(outputs)
@@ -242,7 +242,7 @@ class StringSource(Source):
 
 
 def sources(spec: ModelSpec, inputs: Mapping[str, Any], elsewhere: Elsewhere = _on_host) -> dict[str, Source]:
-    """Look at every input of a call: each what :func:`.parts_of` takes, or a source, which stays as it is."""
+    """Return each input of a call as a source: :func:`.parts_of` reads its value; a source stays as it is."""
     found: dict[str, Source] = {}
     try:
         named = inputs.items()

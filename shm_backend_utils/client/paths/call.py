@@ -53,7 +53,7 @@ COPYING: Final = "its inputs were being copied"
 
 
 class Plan(NamedTuple):
-    """What a call is to be, before it has memory."""
+    """The plan of a call, before it has memory."""
 
     settings: CallSettings
     known: KnownModel
@@ -103,7 +103,7 @@ class Call(ABC):
 
     @abstractmethod
     def send(self, deadline: float) -> Steps[Result]:
-        """Run the model on what lies in the inputs now. SlotInDoubtError if an earlier request may still run."""
+        """Run the model on the present content of the inputs. SlotInDoubtError if an earlier request may still run."""
 
     def sources(self) -> dict[str, Source]:
         """Return the inputs as they lie here, to be written elsewhere."""
@@ -167,7 +167,7 @@ def source_of(name: str, array: npt.NDArray[Any]) -> Source:
 
 
 def is_answer(error: BaseException) -> TypeGuard[InferenceError]:
-    """Return whether this is what a server answered, so that nothing of the request is under way any more."""
+    """Return whether the server itself answered with this error, so that the request is over."""
     return isinstance(error, InferenceError) and not isinstance(error, DeadlineExceededError)
 
 
@@ -185,7 +185,7 @@ def output_in(response: Any, name: str) -> npt.NDArray[Any] | None:
     """Return an output of a response, writable as on all paths; None if it is not there, PeerError if it is broken."""
     try:
         array: npt.NDArray[Any] | None = response.as_numpy(name)
-    except Exception as error:  # tritonclient's, for bytes that are not what is said of them
+    except Exception as error:  # tritonclient's, for bytes that contradict their description
         raise PeerError(f"the answer has an output {name!r} that cannot be read: {error}") from None
     if array is not None and array.dtype.hasobject and not all(type(each) is bytes for each in array.flat):
         raise PeerError(f"the answer has an output {name!r} of BYTES whose elements are not bytes: it came as JSON")

@@ -43,7 +43,7 @@ _ANOTHER_MACHINE: Final = (
 
 
 class PathChooser:
-    """What is possible between this process, one server and its models: tried once, then remembered."""
+    """Chooses the paths between this process, one server and its models: each is tried once, then remembered."""
 
     def __init__(
         self, codec: Codec, host: str, registrations: Registrations, options: PoolOptions, inline_bytes: int
@@ -123,7 +123,7 @@ class PathChooser:
         return Check("small calls?", True, detail, ())
 
     def refuse(self, model: KnownModel, path: str, reason: str, kind: RegionKind = RegionKind.SYSTEM) -> None:
-        """Take note that a path is closed for a model; or only sealed memory, if that is what the slot lay in."""
+        """Take note that a path is closed for a model; for a slot in sealed memory, that this memory is closed."""
         may_choose = path == _DIRECT and self._options.region == "auto" and SLOT_PARAMETER in reason
         if may_choose and kind is RegionKind.SEALED:
             if model.kind is RegionKind.SEALED:
@@ -135,7 +135,7 @@ class PathChooser:
         model.inline_end = 0
 
     def forget_server(self) -> None:
-        """Forget what was found out about the server: it may be another one by now."""
+        """Forget the findings about the server: it may be another one by now."""
         self._of_server = None
 
     def _try_sealed(self, model: KnownModel, is_here: bool, deadline: float) -> Steps[Check]:

@@ -231,7 +231,7 @@ class PreparedDirectCall(DirectCall):
         return result
 
     def with_room(self, learned: Mapping[str, int]) -> CallLayout:
-        """Return the layout with room for all outputs on the host, behind all; ``learned`` is what a row needs."""
+        """Return the layout with room for all outputs on the host, at the end; ``learned`` has the bytes per row."""
         layout, outputs = self.layout, dict(self.layout.table.outputs)
         end, rows = layout.end, layout.batch_size or 1
         for name, size in self.lacking.items():

@@ -1,4 +1,4 @@
-"""What calls have on GPUs, whatever their path, and the waiting for it: never in a call of CUDA's, but by looking."""
+"""The memory and work of calls on GPUs, for every path. Waits poll CUDA; they never block in a call of CUDA's."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _COMES_BEFORE: Final = "its GPU was still at work on what comes before it"
 
 
 class LostMemoryError(PeerError):
-    """A model died while its GPU was at work in a region's memory: nobody knows any more what happens there."""
+    """A model died while its GPU was at work in a region's memory; the memory's state is unknown from then on."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -61,7 +61,7 @@ class LostMemoryError(PeerError):
 
 
 def _until(is_done: Callable[[], bool], deadline: float, state: str) -> Steps[None]:
-    """Look until something is done; ``state`` says in the DeadlineExceededError what was still to be done."""
+    """Poll until ``is_done``; ``state`` names the missing work in the DeadlineExceededError."""
     pause_s = _FIRST_PAUSE_S
     while not is_done():
         if time.monotonic() > deadline:
@@ -71,7 +71,7 @@ def _until(is_done: Callable[[], bool], deadline: float, state: str) -> Steps[No
 
 
 def _followed(work: GpuWork, named: Named, devices: Iterable[int], deadline: float) -> Steps[None]:
-    """Have a call's work on GPUs come behind what the user has named there, or behind all that these GPUs do."""
+    """Order a call's work on GPUs behind the streams that the user named, or behind all work of these GPUs."""
     if named or work.gpus.runtime.records_devices:
         work.follow(named, devices)
     else:  # the host waits
@@ -95,11 +95,11 @@ def _are_at_work(marks: list[Mark]) -> bool:
     try:
         return not _are_done(marks)
     except CudaError:
-        return True  # nobody knows any more what they do
+        return True  # their state cannot be known any more
 
 
 def models_are_done(region: SlotRegion, allocations: Sequence[CudaAllocation], deadline: float) -> Steps[None]:
-    """Wait until models' GPUs have done what they were given to do in a region's memory; else it is lost."""
+    """Wait until models' GPUs have done their queued work in a region's memory; LostMemoryError if one died first."""
     left = list(allocations)
 
     def have_all() -> bool:
@@ -140,19 +140,19 @@ class GpuBuffer:
 
 
 class OnGpus(ABC):
-    """What a call has on GPUs, and how its requests are ordered with the work there."""
+    """The memory of a call on GPUs, and the order of its requests and the work there."""
 
     filled: Mapping[str, DeviceSource] = MappingProxyType({})  # by the user: to be written for each request
 
     def __init__(self, gpus: Gpus, given: Mapping[str, DeviceSource], settings: CallSettings) -> None:
         self._gpus = gpus
-        self.named = settings.named  # what the next request comes behind; if it is empty, all that the GPUs do
+        self.named = settings.named  # the next request comes behind these; if empty, behind all work of the GPUs
         self.library = settings.library or library_of_inputs(given)  # of outputs, and of inputs to be filled
         check_is_installed(self.library)
 
     @abstractmethod
     def arrays(self, call: Any) -> dict[str, Any]:
-        """Return the inputs on GPUs: arrays to be filled, and what the user has given himself."""
+        """Return the inputs on GPUs: arrays to be filled, and the user's own tensors."""
 
     @abstractmethod
     def write(self, call: Any, given: Mapping[str, Any], deadline: float) -> Steps[None]:
@@ -205,7 +205,7 @@ class CallOnGpus(OnGpus):
             region.borrowed += [source.value for source in self._lent.values()]
 
     def write(self, call: Any, given: Mapping[str, Any], deadline: float) -> Steps[None]:
-        """Copy the inputs on GPUs that are not lent, behind what the user has named, and wait until that is done."""
+        """Copy the inputs on GPUs that are not lent, behind the streams that the user named; wait for the copies."""
         memory = call.memory
         sources = inputs_on_gpus(given)
         work = work_of(sources.values()) or GpuWork(self._gpus)
@@ -230,7 +230,7 @@ class CallOnGpus(OnGpus):
                         source.put(self._plain_array(self.table.inputs[name], memory))
                 yield from _worked_off(work, deadline)
             except BaseException:
-                marks = work.marks()  # what GPUs may be copying from, or to, is kept until they are done
+                marks = work.marks()  # memory that GPUs may be copying from, or to, is kept until they are done
                 self._gpus.bank.keep_while(lambda: _are_at_work(marks), (sources, memory))
                 raise
         self._has_waited_for_others = True
@@ -268,14 +268,14 @@ class CallOnGpus(OnGpus):
             raise
 
     def outputs_are_ready(self, outputs: Sequence[OutputPlace], events: Sequence[int], deadline: float) -> Steps[None]:
-        """Wait until models' GPUs have done what a request's events stand for; or have the user's streams wait."""
+        """Wait for the events of models' GPUs that a request's answer names, or make the user's streams wait."""
         if max(events) > len(self._allocations):
             raise broken_results("an event of memory that has none")
-        if not all(place.region for place in outputs):  # streams may wait for the events: nobody would for the host's
+        if not all(place.region for place in outputs):  # streams may wait for the events; the host's would go unawaited
             raise broken_results("an event, though an output is on the host")
         waiting = [self._allocations[number - 1] for number in events]
         streams = [each for each in self.named if isinstance(each, NamedStream)]
-        if not streams or any(each.is_the_threads for each in streams):  # what is submitted goes on in another thread
+        if not streams or any(each.is_the_threads for each in streams):  # a submitted call goes on in another thread
             yield from self.models_are_done(deadline, waiting)
             return
         runtime = self._gpus.runtime

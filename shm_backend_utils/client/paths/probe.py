@@ -29,10 +29,10 @@ _REPORT_ROOM: Final = 4 * PAGE_SIZE
 
 
 class ProbeAnswer(NamedTuple):
-    """What came of a probe."""
+    """The outcome of a probe."""
 
-    report: dict[str, Any] | None  # what ``docs/protocol.md`` lists, in JSON's types; None if there is none
-    refusal: str  # what the model or the server said instead; empty if it was executed as no probe
+    report: dict[str, Any] | None  # the items that ``docs/protocol.md`` lists, in JSON's types; None without a report
+    refusal: str  # the words of the model or the server instead; empty if it was executed as no probe
 
     @property
     def code(self) -> str:
@@ -43,7 +43,7 @@ class ProbeAnswer(NamedTuple):
 def asked(
     codec: Codec, spec: ModelSpec, slot: tuple[str, int], deadline: float, version: str = ""
 ) -> Steps[str | None]:
-    """Send a model a request without tensors, and return what was said to refuse it; None if it was executed."""
+    """Send a model a request without tensors, and return the text of the refusal; None if it was executed."""
     options = RequestOptions(model_version=version)
     if spec.sequences:
         number = secrets.randbits(48) + 1

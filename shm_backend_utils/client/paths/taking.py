@@ -50,7 +50,7 @@ def _need(known: KnownModel, end: int, slot_count: int, group: str, kind: Region
 def grow(pool: SlotPool, settings: CallSettings, region: SlotRegion, memory: Memory, end: int) -> Steps[bool]:
     """Have a region's data reach an offset, if there is room for that now; return whether they do."""
 
-    def work() -> bool:  # it keeps the memory, and so the region, even when nobody waits for it any more
+    def work() -> bool:  # it keeps the memory, and so the region, even when no caller waits any more
         return memory.nbytes > 0 and pool.grow(region, end, settings.deadline)
 
     if end - region.data_end < LONG_COPY:
@@ -94,7 +94,7 @@ def take_row(pool: SlotPool, once: Once, plan: Plan, *, is_expected: bool) -> St
     key = layout.requested and tuple(layout.requested), tuple(table.inputs.items()), tuple(table.outputs.items())
 
     def begin() -> Steps[Memory | None]:
-        """Make a block, which goes with its memory; return that, or None if there is no room for it."""
+        """Make a block, which ends with its memory; return the memory, or None if the block does not fit."""
         whole = known.lay_out(
             {
                 name: CallInput(each.dtype, (each.shape[0] * count, *each.shape[1:]), each.byte_size * count)
@@ -133,7 +133,7 @@ _ROUND_S: Final = 0.05
 
 
 def take_with_devices(pool: SlotPool, gpus: Gpus, plan: Plan) -> Steps[tuple[SlotRegion, Memory]]:
-    """Take a region with one slot, and with what a call needs on GPUs; no model's GPU works there any more."""
+    """Take a region with one slot and the call's memory on GPUs, when no model's GPU works there any more."""
     settings, layout = plan.settings, plan.layout
     sizes = [rounded_up(byte_size) for byte_size in layout.device_byte_sizes]
     where = [f"cuda:{device}={byte_size}" for device, byte_size in zip(layout.devices, sizes, strict=True)]
@@ -147,7 +147,7 @@ def take_with_devices(pool: SlotPool, gpus: Gpus, plan: Plan) -> Steps[tuple[Slo
             yield from models_are_done(region, list(region.device_memory.values()), settings.deadline)
         except BaseException as error:
             region.spoil("lost")
-            del memory  # an error that somebody keeps must not keep the slot
+            del memory  # a kept error must not keep the slot
             if not isinstance(error, LostMemoryError):
                 raise  # else another region will do
         else:
@@ -156,13 +156,13 @@ def take_with_devices(pool: SlotPool, gpus: Gpus, plan: Plan) -> Steps[tuple[Slo
 
 def _provide(pool: SlotPool, settings: CallSettings, provide: Callable[[], None], memory: Memory) -> Steps[None]:
     """Let a region have memory on GPUs, until the deadline; idle regions go where there is too little."""
-    kept: list[Memory] = []  # which keeps the region, if nobody waits for this any more
+    kept: list[Memory] = []  # which keeps the region, if no caller waits any more
 
     def allocate() -> None:
         try:
             provide()
         finally:
-            kept.clear()  # an error that somebody keeps must not keep it
+            kept.clear()  # a kept error must not keep it
 
     while True:
         kept.append(memory)

@@ -51,7 +51,7 @@ class InlineCall(Call):
                 source.write_to(array)
 
     def message(self) -> Any:
-        """Return the message of a request for what lies in the inputs now."""
+        """Return the message of a request for the present content of the inputs."""
         spans, inputs = self.layout.table.inputs, []
         for name, array in self._arrays.items():
             dtype = spans[name].dtype
@@ -100,7 +100,7 @@ _TOO_SMALL: Final = "should be at least"
 
 
 class Registrations:
-    """What this client has registered at the server, each region under its own random key, and unregisters alone."""
+    """This client's regions at the server, each under its own random key; it unregisters no others."""
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
@@ -138,7 +138,7 @@ class Registrations:
     def drop(self, keys: Iterable[str] | None, deadline: float) -> Steps[bool]:
         """Unregister these keys, None for all; return whether one has a request in it, which only Triton < 24.12 tells.
 
-        What the server does not answer to, or still has a request in, is tried again the next time.
+        The next call tries those again that got no answer, or that still have a request in them.
         """
         registered = self._known.intersection(list(self._known) if keys is None else keys)
         self._unwanted |= registered

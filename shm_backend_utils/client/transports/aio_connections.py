@@ -14,7 +14,7 @@ from .conversation import MOST_ATTEMPTS, Conversation, Server, Unanswered, trans
 
 __all__ = ["AsyncConnections"]
 
-_MOST_UNSENT: Final = 1 << 26  # bytes, which come together only if the server does not read what it asks for
+_MOST_UNSENT: Final = 1 << 26  # bytes, which come together only if the server does not read the data that it asks for
 _GONE_MS: Final = 20_000
 """So long a peer may leave data unacknowledged. TCP by itself waits a quarter of an hour, and all calls with it."""
 
@@ -56,7 +56,7 @@ class AsyncConnections:
         raise self._server.unanswered(outcome)
 
     async def close(self) -> None:
-        """End the connections, and what is under way on them. Twice is fine."""
+        """End the connections and their pending requests. Twice is fine."""
         self._is_closed = True
         for each in list(self._connecting):
             each.cancel()
@@ -140,7 +140,7 @@ class _Connection(asyncio.Protocol):
         self._settle()
 
     def _settle(self) -> None:
-        """Send what is to be sent, tell what has ended, and hang up if the connection is of no more use."""
+        """Send pending bytes, hand over ended requests, and hang up if the connection is of no more use."""
         conversation = self.conversation
         if conversation.out:
             self._transport.writelines(conversation.out)
@@ -172,7 +172,7 @@ class _Connection(asyncio.Protocol):
         return bool(self._waiting) and not self.is_fit()
 
     async def exchange(self, request: Any, timeout_s: float) -> Any:
-        """Send a request and return what comes of it; TimeoutError if nothing does."""
+        """Send a request and return its answer; TimeoutError if none comes."""
         if timeout_s <= 0:
             raise TimeoutError
         if not self.is_fit():  # any more
@@ -187,7 +187,7 @@ class _Connection(asyncio.Protocol):
             return await outcome
         finally:
             late.cancel()
-            if self._waiting.pop(number, None) is not None:  # nobody waits for it any more
+            if self._waiting.pop(number, None) is not None:  # its caller no longer waits
                 self.conversation.cancel(number)
                 self._settle()
 

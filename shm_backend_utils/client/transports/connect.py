@@ -1,4 +1,4 @@
-"""From a URL to a transport. What only one protocol needs is imported only for it."""
+"""From a URL to a transport. Modules that only one protocol needs are imported only for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Connectable", "connect", "connect_async"]
 
 @runtime_checkable
 class Connectable(Protocol):
-    """What clients take in place of a URL, and ask for their connection: a server that is no address."""
+    """A server without an address, which clients take in place of a URL and ask for their connection."""
 
     def connect(self) -> Transport:
         """Return a transport for threads."""

@@ -45,7 +45,7 @@ class Connections:
             is_kept = False
             try:
                 self._in_use.add(connection)
-                self._check_is_open()  # whoever closed before this was in use has not hung up on it
+                self._check_is_open()  # a close before this was in use has not hung up on it
                 if not connection.is_open:
                     connection.open(deadline)
                     self._check_is_open()  # nor could anybody while it connected
@@ -64,7 +64,7 @@ class Connections:
                 self._in_use.discard(connection)
                 if is_kept:
                     self._idle.append(connection)
-                else:  # a late answer must not be taken for the next one's
+                else:  # a late answer must not be taken for the next request's
                     connection.close()
             if self._is_closed:
                 self.close()
@@ -106,7 +106,7 @@ class Connections:
 
 
 class _Connection:
-    """One socket, which does not block, and what is said over it."""
+    """One socket, which does not block, and the conversation over it."""
 
     def __init__(self, server: Server) -> None:
         poll = select.poll()
@@ -137,11 +137,11 @@ class _Connection:
         self.is_open = True
 
     def is_fit(self) -> bool:
-        """Hear what the server has said since the last request, and return whether another one may be sent."""
+        """Read the bytes that the server has sent since the last request; return whether another one may be sent."""
         for _ in range(_MOST_NEWS):
             try:
                 self.conversation.receive(self._socket.recv(_PIECE))
-            except _NOT_YET:  # what came is TLS's own
+            except _NOT_YET:  # the bytes were TLS's own
                 pass
             except OSError:
                 break
@@ -150,7 +150,7 @@ class _Connection:
         return False
 
     def take_turn(self, deadline: float) -> None:
-        """Send what is to be sent, or some of it, and receive what comes then."""
+        """Send pending bytes, or some of them, and then receive."""
         conversation, out = self.conversation, self.conversation.out
         wait_ms = min((deadline - time.monotonic()) * 1e3, _MOST_WAIT_MS)
         if wait_ms <= 0:

@@ -1,4 +1,4 @@
-"""A server as connections to it need it, and what is said over one: requests become bytes, bytes answers. No I/O."""
+"""A server's address for connections, and a conversation: requests become bytes, bytes answers. No I/O."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Unanswered(NamedTuple):
 
 
 class Conversation(ABC):
-    """A connection sends what is in ``out``, and gives what it receives to :meth:`receive`."""
+    """A connection sends the bytes in ``out``, and gives received bytes to :meth:`receive`."""
 
     is_shared: ClassVar[bool]
     """Whether several requests may be under way at once."""
@@ -46,11 +46,11 @@ class Conversation(ABC):
 
     @abstractmethod
     def receive(self, data: bytes) -> None:
-        """Take what the server has sent; no bytes if it has closed the connection. Never raises."""
+        """Take bytes from the server; no bytes if it has closed the connection. Never raises."""
 
     @abstractmethod
     def cancel(self, number: int) -> None:
-        """Forget a request that nobody waits for any more."""
+        """Forget a request whose caller no longer waits."""
 
 
 MOST_ATTEMPTS: Final = 3
@@ -67,7 +67,7 @@ class Server(NamedTuple):
     tls: ssl.SSLContext | None = None
 
     def unreachable(self, error: OSError, *, is_connected: bool) -> Exception:
-        """Return the error for what a socket raises; a refusal as it is."""
+        """Return our error for a socket's; a refusal as it is."""
         if isinstance(error, ServerUnavailableError):
             return error
         if error.errno in NO_DESCRIPTORS:

@@ -1,4 +1,4 @@
-"""Requests and their codec: what a client says to a server, whichever protocol carries it."""
+"""Requests and their codec: a client's messages to a server, for every protocol."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ class Codec(ABC):
     ) -> Any:
         """Return the message of a request; CallerError if a parameter has a value that cannot be sent.
 
-        An output travels with the response, unless it has a place; without ``outputs`` all come. ``batch_size`` is told
-        by the shape of the batch carrier, where no input tells it. ``slot`` is address and generation.
+        An output travels with the response, unless it has a place; without ``outputs`` all come. The shape
+        of the batch carrier tells ``batch_size``, where no input does. ``slot`` is address and generation.
         """
 
     @abstractmethod
@@ -77,7 +77,7 @@ class Codec(ABC):
 
     @abstractmethod
     def load(self, model: str, parameters: Mapping[str, str | bytes]) -> Any:
-        """Return the message that has a model loaded, or loaded anew, with what Triton calls the load's parameters."""
+        """Return the message that loads a model, also anew, with the load's ``parameters`` in Triton's sense."""
 
     @abstractmethod
     def unload(self, model: str, *, dependents: bool) -> Any:
@@ -122,7 +122,7 @@ def split_url(url: str) -> tuple[str, bool, str, str]:
         host, port = parts.hostname, parts.port
         address.encode()
         (host or "").encode("idna")
-    except ValueError:  # no number, or too large a one; or what is no text, or no name of a host
+    except ValueError:  # no number, or too large a one; or no text, or no name of a host
         host, port = None, None
     if protocol not in ("grpc", "http") or not host:
         raise CallerError(

@@ -13,7 +13,7 @@ __all__ = ["AsyncTransport", "Transport", "is_cancelled"]
 
 
 class _Connection(ABC):
-    """What both have in common."""
+    """The common part of both."""
 
     codec: Codec  # makes the messages that it sends
     address: str  # with its scheme, for messages to people
@@ -21,13 +21,13 @@ class _Connection(ABC):
 
 
 class Transport(_Connection):
-    """For threads; may be used from several at once. What goes wrong is one of our errors."""
+    """For threads; may be used from several at once. Every failure is one of our errors."""
 
     @abstractmethod
     def send(self, message: Any, timeout_s: float) -> Any:
         """Send a message and return the answer, as its codec reads it; InferenceError if that is an error.
 
-        DeadlineExceededError or ServerUnavailableError if there is none; ClosedError if the connection was closed,
+        DeadlineExceededError or ServerUnavailableError if no answer comes; ClosedError if the connection was closed,
         before or meanwhile.
         """
 
@@ -37,7 +37,7 @@ class Transport(_Connection):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the connection, and end what is under way on it. Twice is fine."""
+        """Close the connection and end its pending requests. Twice is fine."""
 
 
 class AsyncTransport(_Connection):
@@ -57,6 +57,6 @@ class AsyncTransport(_Connection):
 
 
 def is_cancelled() -> bool:
-    """Return whether somebody has cancelled the running task; Python 3.10 does not tell, which is taken for no."""
+    """Return whether the running task was cancelled; False on Python 3.10, which does not tell."""
     cancelling = getattr(asyncio.current_task(), "cancelling", None)
     return cancelling is not None and cancelling() > 0

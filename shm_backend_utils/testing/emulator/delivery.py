@@ -30,9 +30,9 @@ class TensorContent:
     """A tensor's parts that leave a stub."""
 
     name: str
-    datatype: str  # Triton's name, as "FP32"; "INVALID" for what the stub could not name
-    shape: tuple[int, ...]  # what the tensor says
-    # What lies in the pool, nobody else's memory; strings as bytes objects. Of another shape than the tensor says where
+    datatype: str  # Triton's name, as "FP32"; "INVALID" for a type that the stub could not name
+    shape: tuple[int, ...]  # as the tensor states it
+    # The data in the pool, memory of its own; strings as bytes objects. Of another shape than the tensor says where
     # a fault of the stub has lost its bytes. None if it is on a GPU.
     array: npt.NDArray[Any] | None
 

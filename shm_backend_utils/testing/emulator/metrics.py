@@ -28,7 +28,7 @@ class Series:
 
     kind: str
     bounds: tuple[float, ...]  # the upper ones of a histogram's buckets, without the last one, which has none
-    value: float = 0.0  # of a counter or a gauge; of a histogram the sum of what was observed
+    value: float = 0.0  # of a counter or a gauge; of a histogram the sum of the observed values
     counts: list[int] = field(default_factory=list)  # how many observations fell into each bucket
     users: int = 0  # how many objects of models stand for it
 

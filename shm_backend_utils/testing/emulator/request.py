@@ -48,7 +48,7 @@ class PreferredMemory:
 
     @classmethod
     def _unsaid(cls) -> PreferredMemory:
-        """Return what a request has that says nothing of it."""
+        """Return the default of a request without a preference."""
         made = cls.__new__(cls)
         made._kind = None
         made._device = 0

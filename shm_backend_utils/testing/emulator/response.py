@@ -76,7 +76,7 @@ class InferenceResponse:
         return self._parameters
 
     def _keep_outputs(self, names: set[str]) -> None:
-        """Drop the outputs that nobody asked for, as sending does to the response itself."""
+        """Drop the outputs that were not asked for, as sending does to the response itself."""
         self._tensors = [tensor for tensor in self._tensors if tensor.name() in names]
 
     def _save(self) -> None:

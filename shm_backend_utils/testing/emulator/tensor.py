@@ -124,7 +124,7 @@ def _is_capsule(value: object) -> bool:
 
 
 def _take_of(tensor: Any) -> Taken:
-    """Take over what a tensor of another library gives away.
+    """Take over the capsule that a tensor of another library gives away.
 
     StubDiesError if it is an array of NumPy 1, whose capsules a real stub dies of; TritonModelException if it makes no
     capsule, or is on a device that the backend does not know; and errors of :func:`take`.
@@ -141,17 +141,17 @@ def _take_of(tensor: Any) -> Taken:
         )
     device, number = tensor.__dlpack_device__()
     if device == dlpack.CUDA:
-        capsule = tensor.__dlpack__(stream=number + 1)  # a stream of the stub's own, which nobody else has
+        capsule = tensor.__dlpack__(stream=number + 1)  # a stream of the stub's own
     else:
         _check_device(device)
         capsule = tensor.__dlpack__(stream=None)
     taken = _take(capsule)
-    dlpack.mark_used(capsule)  # which nobody else has, and NumPy 2 would complain of in vain
+    dlpack.mark_used(capsule)  # which has no other user, and of which NumPy 2 would complain in vain
     return taken
 
 
 def _take(capsule: object) -> Taken:
-    """Take over a capsule that nobody used, of a tensor in C order on a device that the backend knows; else raise."""
+    """Take over an unused capsule of a tensor in C order, on a device that the backend knows; else raise."""
     managed = _managed(capsule)
     tensor = managed.tensor
     shape = list(tensor.shape[: tensor.ndim])
@@ -200,7 +200,7 @@ def _check_device(device: int) -> None:
 
 
 def _is_in_c_order(shape: list[int], strides: list[int]) -> bool:
-    """Return what the stub thinks of it, which does not look at the first axis."""
+    """Return whether the stub takes it for C order: it does not look at the first axis."""
     expected = 1
     for size, stride in zip(shape[:0:-1], strides[:0:-1], strict=True):
         if size != 1:
@@ -220,7 +220,7 @@ def _array_over(owner: object, address: int, shape: list[int], datatype: DType) 
 def _from_dlpack(kind: type[Tensor], name: str, tensor: object, /) -> Tensor:
     """Return a tensor over the memory of another library's, which lives as long as it.
 
-    It is in C order: a DLPack capsule, which is used up, or what has ``__dlpack__`` and ``__dlpack_device__``.
+    It is in C order: a DLPack capsule, which is used up, or an object with ``__dlpack__`` and ``__dlpack_device__``.
     TritonModelException if the name is empty, or it is no such tensor, or one that is not contiguous, or not on a CPU
     or a GPU.
     """
@@ -340,7 +340,7 @@ class Tensor:
         return self._device
 
     def _copied_view(self) -> npt.NDArray[Any] | None:
-        """Return what ``as_numpy`` has of memory that is not an array of NumPy's own."""
+        """Return the copy that ``as_numpy`` gives of memory that is not an array of NumPy's own."""
         datatype = self._datatype
         if datatype is BF16 or self._device[0] == CUDA:
             return None
@@ -354,7 +354,7 @@ class Tensor:
         return copy
 
     def _save(self) -> npt.NDArray[Any]:
-        """Return what lies in the pool of it, once it has been sent: what was there when it was sent first."""
+        """Return the sent tensor's data in the pool: a copy from when it was first sent."""
         if self._saved is None:
             self._saved = self._memory = self._memory.copy()
         return self._saved

@@ -78,7 +78,7 @@ def _build(sources: list[Path], built: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise MachineError(f"{compiler} could not build the fake CUDA driver; it says: {done.stderr[:2000]}")
-        made.replace(built)  # whoever builds at the same time, puts the same there
+        made.replace(built)  # a build at the same time puts the same there
 
 
 class LiveCounts(NamedTuple):

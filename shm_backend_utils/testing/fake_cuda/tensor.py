@@ -134,7 +134,7 @@ class Tensor:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> object:
-        """Return a capsule. The consumer's stream waits for what this tensor is written on."""
+        """Return a capsule. The consumer's stream waits for the stream that writes this tensor."""
         if copy or dl_device not in {None, self.__dlpack_device__()}:
             raise BufferError("this tensor is lent where it is, and not copied")
         if self.dtype == np.bool_ and not self.exports_bool:

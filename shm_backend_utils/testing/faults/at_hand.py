@@ -31,7 +31,7 @@ _PUNCH_HOLE: Final = 2  # FALLOC_FL_PUNCH_HOLE
 _CLONE_NEWNS: Final = 0x20000
 _MS_REC_PRIVATE: Final = 0x4000 | 0x40000
 
-# Ephemeral ports begin above. A client that dials a port of that range where nobody listens may be given that very
+# Ephemeral ports begin above. A client that dials a port of that range without a listener may be given that very
 # port, so connect to itself, and keep the server from coming back.
 _RANGE: Final = range(10_000, 30_000)
 

@@ -116,7 +116,7 @@ class Batcher:
         return None
 
     def _do_some_unless_taken(self, pending: Pending) -> bool:
-        """Execute what is first in the queue; return False, and do nothing, if this request was taken."""
+        """Execute the first requests in the queue; return False, and do nothing, if this request was taken."""
         with self._changed:
             while not self._idle and not pending.is_taken:
                 self._check_is_not_ours()
@@ -151,7 +151,7 @@ class Batcher:
             )
 
     def _form(self) -> list[Pending]:
-        """Take out of the queue what is executed together; with the lock, which is given back while it waits."""
+        """Take one batch out of the queue; with the lock, which is given back while it waits."""
         if not self._queue:
             return []
         if not self._batches:

@@ -128,7 +128,7 @@ class ChildInstance:
         self._connection.close()
 
     def _ask(self, what: str, *content: Any) -> Any:
-        """Send a message, and return what it is answered with."""
+        """Send a message, and return the answer."""
         number = next(self._numbers)
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         with self._lock:
@@ -192,7 +192,7 @@ class ChildInstance:
             getattr(receiver, what)(*content)
 
     def _serve(self, number: int, what: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Do what the child asks, and tell it each part of the answer."""
+        """Do the child's request, and send it each part of the answer."""
         try:
             answer = getattr(self._calls, what)(*arguments, **named)
             if what == "call_model":
@@ -200,5 +200,5 @@ class ChildInstance:
                     self._send("told", number, True, outcome)
             else:
                 self._send("told", number, True, answer)
-        except Exception as error:  # whatever it is: the child waits until it is told
+        except Exception as error:  # whatever it is: the child waits for it
             self._send("told", number, False, str(error))

@@ -84,7 +84,7 @@ class _Parent:
 
 
 class _Receiver:
-    """Hands what a model answers on to the server."""
+    """Hands a model's answers on to the server."""
 
     def __init__(self, parent: _Parent, number: int, cancelled: set[int]) -> None:
         self._parent = parent

@@ -72,7 +72,7 @@ class InferMessage(NamedTuple):
 
     request: Request
     places: Mapping[str, memoryview]  # outputs that go into registered memory
-    wants_empty_final: bool  # the end of a stream is told by a response of its own
+    wants_empty_final: bool  # a response of its own ends a stream
 
 
 @contextlib.contextmanager
@@ -206,7 +206,7 @@ def _place(tensor: Any, regions: RegisteredRegions, views: contextlib.ExitStack)
 
 
 def _release(view: memoryview) -> None:
-    with contextlib.suppress(BufferError):  # an array of a request that nobody waits for any more is still over it
+    with contextlib.suppress(BufferError):  # an array of an abandoned request is still over it
         view.release()
 
 

@@ -100,7 +100,7 @@ class RegisteredRegions:
             return memoryview(region.memory)[start : start + byte_size]
 
     def _let_go(self) -> None:
-        """Unmap what is unregistered, unless a request is in it."""
+        """Unmap the unregistered regions, unless a request is in them."""
         for name in self._leaving & set(self._regions):
             with contextlib.suppress(BufferError):
                 self._regions[name].memory.close()

@@ -38,7 +38,7 @@ class EmulatedServer:
     def __init__(self, folders: Sequence[Path], kind: InstanceKind, faults: Faults) -> None:
         self.regions = RegisteredRegions()
         self.metrics = MetricsRegistry()
-        # What models have logged: level and message.
+        # The models' log: level and message.
         self.log_lines: deque[tuple[str, str]] = deque(maxlen=MOST_LOG_LINES)
         self._kind = kind
         self._faults = faults
@@ -193,7 +193,7 @@ class EmulatedServer:
             raise error
 
     def _finalize(self, model: LoadedModel) -> None:
-        """Close a model. A ``finalize`` that raises, a server logs and nothing more; here it is told in the end."""
+        """Close a model. A server only logs an error of ``finalize``; here it is reported at the end."""
         try:
             model.close()
         except StubError as error:

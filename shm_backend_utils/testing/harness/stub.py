@@ -236,7 +236,7 @@ class Stub:
         returned = None
         for response, receiver in zip(responses, receivers, strict=True):
             request = requests.pop(0)
-            if response is None:  # whoever holds the sender may still answer
+            if response is None:  # the sender's holder may still answer
                 weakref.finalize(request.get_response_sender(), receiver.let_go).atexit = False
             del request
 
@@ -346,7 +346,7 @@ class StubError(Exception):
 
 
 class _Sink:
-    """Hands what a model sends on to who waits for it."""
+    """Hands the responses that a model sends on to the waiting caller."""
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
@@ -361,7 +361,7 @@ class _Sink:
 
 
 class _as_the_stub_tells:  # noqa: N801  # a context manager; as a generator it would cost every request more
-    """Has what the model raises reported as pybind11 does it in a real stub."""
+    """Reports the model's errors as pybind11 does it in a real stub."""
 
     def __enter__(self) -> None:
         return None
@@ -388,7 +388,7 @@ def told(error: BaseException) -> str:
 
 
 async def _drain() -> None:
-    """Cancel what still runs on this event loop."""
+    """Cancel the tasks that still run on this event loop."""
     tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     for task in tasks:
         task.cancel()

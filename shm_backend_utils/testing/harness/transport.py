@@ -90,7 +90,7 @@ class _Answering:
             return infer(self._server, message.request, begin)
 
     def _translating(self) -> translate[ServerError]:
-        """Raise what the server refuses as clients know it."""
+        """Raise the server's refusals as the errors that clients know."""
 
         def meaning(error: ServerError) -> BaseException:
             if error.code == CANCELLED:

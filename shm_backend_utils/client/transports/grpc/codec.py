@@ -1,4 +1,4 @@
-"""Messages of the KServe v2 protocol over gRPC, which is what Triton speaks (``grpc_service.proto``)."""
+"""Messages of the KServe v2 protocol over gRPC, as Triton speaks it (``grpc_service.proto``)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PROCEDURES: Final[Mapping[Question, str]] = {
 
 
 class GrpcMessage(NamedTuple):
-    """What one call of the service takes."""
+    """The arguments of one call of the service."""
 
     procedure: str
     request: Any  # a protobuf message
@@ -45,7 +45,7 @@ class GrpcMessage(NamedTuple):
 
 
 class GrpcCodec(Codec):
-    """Makes the messages of one client; ``complete`` takes the metadata of a call, and returns what is sent instead."""
+    """Makes the messages of one client; ``complete`` takes the metadata of a call and returns those to send."""
 
     inline_bytes = 16 * 2**10
     result = InferResult

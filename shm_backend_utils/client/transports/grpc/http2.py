@@ -32,7 +32,7 @@ _PREFIX: Final = struct.Struct(">BL")  # of a message: whether it is compressed,
 _MOST: Final = 2**31 - 1  # of windows, and of stream numbers
 _FIRST_WINDOW: Final = 2**16 - 1
 _FRAME_BYTES: Final = 2**14  # of a frame, unless the receiver allows more
-_REFILL_BYTES: Final = 2**30  # after so many, the server is told that it may send as many more
+_REFILL_BYTES: Final = 2**30  # after so many, a frame allows the server as many more
 _HEADER_BYTES: Final = 2**16
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _TLS: Final = (b"\x15\x03", b"\x16\x03")  # how TLS's records begin: alerts, and handshakes
@@ -73,7 +73,7 @@ class _Stream:
 
     def __init__(self, window: int, take: Callable[[bytes], object] | None) -> None:
         self.take = take
-        self.window = window  # what may be sent
+        self.window = window  # bytes that may be sent
         self.data: list[bytes] = []
         self.wanted = _PREFIX.size - 1 if take else _FRAME_BYTES  # once more has come, a message's length is looked at
 
@@ -97,7 +97,7 @@ class Http2(Conversation):
         self._streams: dict[int, _Stream] = {}
         self._next = 1
         self._rest = b""  # of a frame that has not come whole
-        self._block: tuple[int, int, bytes] | None = None  # stream, flags, and what has come of its headers
+        self._block: tuple[int, int, bytes] | None = None  # stream, flags, and the bytes of its headers so far
         self._decoder = hpack.Decoder(max_header_list_size=_HEADER_BYTES)
         self._decoder.header_table_size = self._decoder.max_allowed_table_size = 0
         self._usual_headers: bytes | None = None  # those of an answer before
@@ -319,7 +319,7 @@ class Http2(Conversation):
             self.ended[number] = Unanswered(text, may_have_begun=False) if code == _REFUSED_STREAM else reply
 
     def _send_more(self) -> None:
-        """Send what the windows allow of messages that have not been sent whole."""
+        """Send as much of the unfinished messages as the windows allow."""
         self._has_unsent = False
         for number, stream in self._streams.items():
             while stream.unsent:

@@ -49,7 +49,7 @@ class Reading:
             self.wanted.put(True)
         self.is_wanted = True
         self._streams = streams
-        self._cancels = [request.cancel]  # a list's pop is atomic: nobody cancels what is kept
+        self._cancels = [request.cancel]  # a list's pop is atomic: a kept request is never cancelled
         self.thread = threading.Thread(target=self._read, args=(request,), name="shm stream reader", daemon=True)
 
     def leave(self) -> None:

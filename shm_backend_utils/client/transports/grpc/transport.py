@@ -43,7 +43,7 @@ _MOST_BYTES: Final = 1 << 18
 
 
 class _Grpc:
-    """What connections for threads and for tasks have in common."""
+    """The common part of connections for threads and for tasks."""
 
     def __init__(self, address: GrpcAddress, complete: Callable[[Metadata], Metadata] | None = None) -> None:
         self.codec: Codec = GrpcCodec(complete)
@@ -108,14 +108,14 @@ class GrpcTransport(_Grpc, Transport):
                     yield response
         finally:
             if is_over:
-                reading.wanted.put(False)  # nobody takes what comes behind the last response
+                reading.wanted.put(False)  # messages behind the last response are dropped
             elif os.getpid() == owner:  # a forked child must not speak on its parent's connection
                 reading.leave()
 
     def _stream_request(self, message: GrpcMessage) -> StreamRequest:
         _, request, metadata, compression = message
         content = request.SerializeToString()
-        is_in_ring = SLOT_PARAMETER in request.parameters  # else nothing but grpcio's windows bounds what comes unread
+        is_in_ring = SLOT_PARAMETER in request.parameters  # else only grpcio's windows bound unread messages
         if self._connections is None or metadata or compression or len(content) > _MOST_BYTES or not is_in_ring:
             answers = self._service().ModelStreamInfer(iter((request,)), metadata=metadata, compression=compression)
             return StreamRequest(AHEAD, lambda take: deque(map(take, answers), 0), answers.cancel, lambda: None)
@@ -216,7 +216,7 @@ class AsyncGrpcTransport(_Grpc, AsyncTransport):
                 reading.leave()
 
     def after_fork(self) -> None:
-        """Stay in a forked child, as what gRPC has of it does."""
+        """Stay in a forked child, as gRPC's own state does."""
         never_destroy(self)
 
     async def close(self) -> None:
@@ -248,7 +248,7 @@ class AsyncGrpcTransport(_Grpc, AsyncTransport):
 
 
 def _response(answer: Any, address: str) -> Any:
-    """Return what one message of a stream carries; raise its error, if it has one."""
+    """Return the response in one message of a stream; raise its error, if it has one."""
     if answer.error_message:
         raise translated(None, answer.error_message, address)
     return answer.infer_response
@@ -266,7 +266,7 @@ def _error(error: Any, address: str, is_closed: bool) -> BaseException:
 
 
 def _way_of(authority: str, procedure: str) -> tuple[bytes, Callable[[bytes], Any]]:
-    """Return the headers of a procedure's calls, and what reads its answers."""
+    """Return the headers of a procedure's calls, and the function that reads its answers."""
     return head_of(procedure, authority), getattr(service_pb2, f"{procedure}Response").FromString
 
 

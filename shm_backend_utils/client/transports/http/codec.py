@@ -34,7 +34,7 @@ _NO_HEADERS: Final[Mapping[str, str]] = {}
 _MAX_INT64: Final = 2**63 - 1
 _MOST_TOLD: Final = 1 << 25  # bytes of an answer in JSON alone: the index of thousands of models
 _BY_THE_SERVER: Final = 500
-_NO_SUCH_PATH: Final = "Not Found"  # what is there, and not known, is told in more words
+_NO_SUCH_PATH: Final = "Not Found"  # Triton answers unknown models and the like in more words
 _IS_THIS_HTTP: Final = "is this Triton's HTTP port? By default HTTP is on 8000, and metrics are on 8002"
 _PATHS: Final[Mapping[Question, str]] = {
     "server live": "/v2/health/live",
@@ -48,11 +48,11 @@ _PATHS_OF_MODELS: Final[Mapping[Question, str]] = {
     "model config": "/config",
     "model statistics": "/stats",
 }
-_OF_GATEWAYS: Final = frozenset({502, 504})  # Triton has no such; what it was asked for it may still be doing
+_OF_GATEWAYS: Final = frozenset({502, 504})  # Triton has no such; it may still be doing the request
 
 
 class HttpMessage(NamedTuple):
-    """What one request over HTTP sends."""
+    """The content of one request over HTTP."""
 
     method: str
     path: str
@@ -62,14 +62,14 @@ class HttpMessage(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a server answers."""
+    """A server's answer."""
 
     status: int
     headers: Mapping[bytes, bytes]
     body: bytes
 
     def json(self) -> Any:
-        """Return what the body says; raises ValueError if it is no JSON, or nested deeper than any of Triton's."""
+        """Return the body's value; raises ValueError if it is no JSON, or nested deeper than any of Triton's."""
         try:
             return json.loads(self.body)
         except RecursionError:
@@ -178,7 +178,7 @@ class HttpCodec(Codec):
         try:
             length = None if size is None else int(size)
             return InferResult.from_response_body(answer.body, header_length=length, content_encoding=encoding)
-        except Exception as error:  # tritonclient's, for what is no answer to a request
+        except Exception as error:  # tritonclient's, for bytes that are no answer to a request
             raise PeerError(f"the server's answer cannot be read: {error}; {_IS_THIS_HTTP}") from None
 
     def as_dict(self, answer: Answer) -> dict[str, Any]:

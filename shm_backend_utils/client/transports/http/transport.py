@@ -21,7 +21,7 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 
 class _Http:
-    """What connections for threads and tasks share; ``address`` has a path where Triton is not at the server's root."""
+    """The base for threads and tasks; ``address`` has a path where Triton is not at the server's root."""
 
     _kind: ClassVar[Any]  # of connections
 
