@@ -173,18 +173,16 @@ def infer_prepared(core: Core, call: Call, deadline: float) -> Steps[Result]:
                 if call.gpus is not None:
                     yield from call.gpus.write(call, call.gpus.filled, deadline)
                 return (yield from send(core, call, deadline, _REMEDY_OF_PREPARED))
-            except SlotInDoubtError:
-                if refusal is None:
-                    raise
-                raise refusal from None  # it tells why: the slot is still held
             except InferenceError as error:
                 is_last = number == _MOST_ATTEMPTS or time.monotonic() + _BUSY_PAUSE_S > deadline
-                if is_last or not _was_busy(call, error):
+                if is_last or code_in(str(error)) != SlotInUseError.code:
                     raise
                 refusal = error
                 forget_locals(error)
-                _LOG.info("a request to model %r is sent again, as its slot was in use", call.known.spec.name)
             yield Pause(_BUSY_PAUSE_S)
+            if not call.did_not_start(refusal):
+                raise refusal
+            _LOG.info("a request to model %r is sent again, as its slot was in use", call.known.spec.name)
             core.tally.retried()
     finally:
         refusal = None  # it has this frame in its traceback
@@ -208,15 +206,15 @@ def send(core: Core, call: Call, deadline: float, remedy: str = _REMEDY) -> Step
 
 
 def repair(core: Core, call: Call, error: ShmError, number: int) -> Steps[KnownModel | None]:
-    """Return the model to try again, if the request had certainly not started and something is different now."""
+    """Return the model to try again, if the request certainly did not start and another would fare otherwise."""
     if not is_answer(error):
         return None
     if isinstance(error, MemoryRefusedError):
         if number:
             core.paths.refuse(call.known, call.path, str(error), call.kind)
         return call.known if not number or call.settings.path == "auto" else None
-    if _was_busy(call, error):
-        return call.known
+    if code_in(str(error)) == SlotInUseError.code:
+        return call.known if call.did_not_start(error) else None
     renewed = yield from core.renew(call.known, call.settings)
     if renewed is call.known:
         return None
@@ -332,10 +330,3 @@ def _grow(core: Core, call: PreparedDirectCall, settings: CallSettings) -> Steps
             f"other outputs that you want: outputs={rooms}"
         )
         call.known.warn("no memory to grow", message, settings.origin, byte_size)
-
-
-def _was_busy(call: Call, error: ShmError) -> bool:
-    """Return whether a request was refused before it started, as its slot was held."""
-    if not isinstance(call, DirectCall) or call.slot.is_started:
-        return False
-    return is_answer(error) and code_in(str(error)) == SlotInUseError.code

@@ -184,21 +184,36 @@ def test_a_prepared_call_whose_slot_is_busy_is_sent_again_in_its_own_memory(serv
     assert len(set(generations)) == 3, "each is executed once at the most"
 
 
-def test_a_prepared_call_whose_slot_is_held_for_long_says_what_the_server_said(server: FakeServer) -> None:
+@pytest.mark.parametrize("infer", [infer_prepared, infer])
+@pytest.mark.parametrize("is_soon", [False, True], ids=["much later", "soon"])
+def test_a_call_whose_request_a_proxy_has_sent_twice_is_not_sent_again(
+    server: FakeServer, infer: Callable[..., object], is_soon: bool
+) -> None:
+    """The second is refused because the first holds the slot. It has not begun yet, but will."""
     with contextlib.ExitStack() as stack:
 
-        def hold_and_refuse(order: Order) -> None:
+        def refuse_the_second(order: Order) -> None:
             address = parse_address(order.parameters[SLOT_PARAMETER])
             region = open_region(address.key, address.token, "region")
             stack.callback(region.close)
             lease = region.lease(address.slot)
             assert lease.take()
-            stack.callback(lease.give_back)
+
+            def execute_the_first() -> None:
+                region.record(address.slot).model_words[0] = order.parameters[GENERATION_PARAMETER]
+                lease.give_back()
+
+            if is_soon:
+                timer = threading.Timer(0.001, execute_the_first)
+                timer.start()
+                stack.callback(timer.join)
+            else:
+                stack.callback(execute_the_first)
             busy(order)
 
-        server.before = hold_and_refuse
+        server.before = refuse_the_second
         with pytest.raises(InferenceError, match="shm:busy: "):
-            infer_prepared(server)
+            infer(server)
     assert len(server.orders) == 1
 
 

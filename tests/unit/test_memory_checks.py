@@ -72,12 +72,12 @@ def test_the_largest_region_can_be_made() -> None:
 def test_a_slot_of_a_destroyed_region_is_closed_and_never_in_anybodys_way() -> None:
     region = region_of()
     slot = region.slots[0]
-    assert (slot.begin(b""), slot.is_started, slot.is_completed) == (1, False, False)
+    assert (slot.begin(b""), slot.was_left, slot.is_completed) == (1, False, False)
     region.destroy()
     for use in (lambda: slot.record, lambda: slot.begin(b"")):
         with pytest.raises(ClosedError, match="this client"):
             use()
-    assert (bytes(slot.results), slot.is_started, slot.is_completed, slot.reclaim()) == (b"", True, False, False)
+    assert (bytes(slot.results), slot.was_left, slot.is_completed, slot.reclaim()) == (b"", False, False, False)
     slot.give_up()
     slot.release_frame(7)
     assert slot.generation == 1

@@ -114,7 +114,7 @@ class DirectCall(InRegion, Call):
             # A model that has completed the slot may have left the rest to a GPU: its events were not looked at.
             if gpus is None and slot.is_completed:
                 slot.become_free("answer")
-            if is_answer(error) and code_in(str(error)) in NOT_OPENED and not slot.is_started:
+            if is_answer(error) and code_in(str(error)) in NOT_OPENED and slot.fence_unstarted():
                 region.spoil("refusal")
                 message = f"{error.message()}; this call's memory is lost: prepare another call"
                 raise MemoryRefusedError(message, error.status()) from None

@@ -74,11 +74,6 @@ class Slot:
         return self._region.record_offset(self.index)
 
     @property
-    def is_started(self) -> bool:
-        """Whether a model has begun with this generation; True once the region is destroyed, as it may have."""
-        return self._record is None or self._record.started == self.generation
-
-    @property
     def is_completed(self) -> bool:
         """Whether a model has finished with this generation, well or not; False once the region is destroyed."""
         return self._record is not None and self._record.completed == self.generation
@@ -119,7 +114,7 @@ class Slot:
         self.kept = ()
 
     def give_up(self) -> None:
-        """End a request that no call waits for: if no model has begun with it, it is made stale."""
+        """End a request that no call waits for: unless a model has completed it, it is made stale."""
         if self.state == SENT:
             if self.is_completed:
                 self.become_free("answer")

@@ -189,7 +189,7 @@ class DirectForwarding(Forwarding):
     def spoil_lost_memory(self, response: Any) -> str:
         """Spoil this memory if the other model could not open it; return that model's message, else an empty text."""
         said: str = response.error().message() if response.has_error() else ""
-        if code_in(said) not in NOT_OPENED or self._slot.is_started:
+        if code_in(said) not in NOT_OPENED or not self._slot.fence_unstarted():
             return ""
         self._region.spoil("refusal")
         return said
