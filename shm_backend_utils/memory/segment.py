@@ -78,7 +78,7 @@ class SystemSegment(MappedSegment):
         return cls.map(file, file.status.st_size)
 
     def check(self, byte_size: int, field: str) -> None:
-        """Raise unless its key still names the object, with its bytes: one ``lstat``, for every request."""
+        """Raise unless its key still names the object, with its bytes, by one ``lstat``."""
         if self._map is None:
             raise RegionGoneError(f"{field} was unmapped")
         try:
