@@ -60,9 +60,8 @@ def test_the_readme_leads_to_the_index_and_that_to_every_page() -> None:
 @pytest.mark.parametrize("half", ["client", "model"])
 def test_the_reference_has_every_name_of_a_half_but_its_errors(half: str) -> None:
     public = {name for name in import_module(f"shm_backend_utils.{half}").__all__ if not name.endswith("Error")}
-    assert (
-        set(re.findall(r"^        - (\w+)$", (ROOT / "docs" / "reference" / f"{half}.md").read_text(), re.M)) == public
-    )
+    page = (ROOT / "docs" / "reference" / f"{half}.md").read_text()
+    assert {*re.findall(r"\w+", page.partition("members: [")[2].partition("]")[0])} == public
 
 
 def test_the_site_is_built_without_a_warning() -> None:
