@@ -60,8 +60,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--tables",
         type=int,
-        default=1_000,
-        help="broken tables that a server gets; the decoder gets a hundred times as many; default: %(default)s",
+        default=500,
+        help="broken tables for a server; a hundred times as many for the decoder; twice with --all; %(default)s",
     )
     group.addoption(
         "--lies", type=int, default=500, help="lies by each path in tests/property/test_lies.py; default: %(default)s"
@@ -70,7 +70,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--interrupts", type=int, default=100, help="interrupts in tests/e2e/test_signals.py; default: %(default)s"
     )
     group.addoption(
-        "--examples", type=int, default=150, help="runs of tests/property/slot_machine; default: %(default)s"
+        "--examples", type=int, default=100, help="runs of tests/property/slot_machine; twice with --all; %(default)s"
     )
     group.addoption("--grpcio", action="store_true", help="have grpcio carry all calls over gRPC")
 

@@ -62,7 +62,7 @@ def valid_tables(region: ManagedRegion, rng: random.Random) -> list[Table]:
 def test_broken_tables_are_refused_with_a_code_and_write_nothing_and_the_instance_lives(
     region: ManagedRegion, triton_server: EmbeddedServer, request: pytest.FixtureRequest
 ) -> None:
-    count: int = request.config.getoption("--tables")
+    count: int = request.config.getoption("--tables") * (1 + request.config.getoption("--all"))
     rng = random.Random(1)
     host, _, port = triton_server.http_url.partition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=30)

@@ -44,7 +44,7 @@ FIELDS: Final = {
 
 @pytest.fixture(scope="module")
 def count(request: pytest.FixtureRequest) -> int:
-    tables: int = request.config.getoption("--tables")
+    tables: int = request.config.getoption("--tables") * (1 + request.config.getoption("--all"))
     return PER_SERVERS_TABLE * tables
 
 

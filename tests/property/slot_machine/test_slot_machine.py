@@ -10,5 +10,5 @@ from tests.property.slot_machine.machine import SlotMachine
 
 
 def test_no_order_of_steps_and_failures_hurts_a_call_or_loses_memory(request: pytest.FixtureRequest) -> None:
-    count = request.config.getoption("--examples")
+    count = request.config.getoption("--examples") * (1 + request.config.getoption("--all"))
     run_state_machine_as_test(SlotMachine, settings=settings(max_examples=count, stateful_step_count=40))
