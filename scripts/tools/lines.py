@@ -30,7 +30,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 6_650,
     "scripts": 12_381,
     "scripts/tools/bench": 3_238,
-    "tests": 60_273,
+    "tests": 60_269,
     "docs": 3_481,
 }
 """By folder, or by pattern of files: the most lines."""

@@ -185,9 +185,9 @@ def test_a_prepared_call_whose_slot_is_busy_is_sent_again_in_its_own_memory(serv
 
 
 @pytest.mark.parametrize("infer", [infer_prepared, infer])
-@pytest.mark.parametrize("is_soon", [False, True], ids=["much later", "soon"])
+@pytest.mark.parametrize("delay_s", [0.001, 0.2], ids=["soon", "much later"])
 def test_a_call_whose_request_a_proxy_has_sent_twice_is_not_sent_again(
-    server: FakeServer, infer: Callable[..., object], is_soon: bool
+    server: FakeServer, infer: Callable[..., object], delay_s: float
 ) -> None:
     """The second is refused because the first holds the slot. It has not begun yet, but will."""
     with contextlib.ExitStack() as stack:
@@ -203,12 +203,9 @@ def test_a_call_whose_request_a_proxy_has_sent_twice_is_not_sent_again(
                 region.record(address.slot).model_words[0] = order.parameters[GENERATION_PARAMETER]
                 lease.give_back()
 
-            if is_soon:
-                timer = threading.Timer(0.001, execute_the_first)
-                timer.start()
-                stack.callback(timer.join)
-            else:
-                stack.callback(execute_the_first)
+            first = threading.Timer(delay_s, execute_the_first)
+            first.start()
+            stack.callback(first.join)
             busy(order)
 
         server.before = refuse_the_second
@@ -323,9 +320,7 @@ def test_what_the_models_session_has_refused_for_its_path_is_sent_again(path: st
     assert len(server.orders) == 2
 
 
-def test_a_request_that_is_still_on_its_way_is_stale_before_the_call_is_made_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_request_still_on_its_way_is_stale_before_its_call_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """As behind a gateway that gives up waiting for the server, and says so as the server would."""
     generations: list[int] = []
     choose = PathChooser.choose

@@ -16,7 +16,7 @@ from shm_backend_utils.memory.pool import pool as pool_module
 from shm_backend_utils.memory.pool.inventory import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
-from shm_backend_utils.memory.pool.slot import SlotRegion
+from shm_backend_utils.memory.pool.slot import Slot, SlotRegion
 from shm_backend_utils.protocol.layout import MAX_RECORD_BYTE_SIZE, MAX_SLOT_COUNT, PAGE_SIZE
 
 
@@ -55,13 +55,6 @@ def test_records_that_are_not_pages_are_not_made(record: int) -> None:
         ManagedRegion.create(100, 1, record_byte_size=record)
 
 
-def test_a_destroyed_region_may_have_users_for_all_that_anybody_knows() -> None:
-    region = region_of()
-    assert not region.has_users
-    region.destroy()
-    assert region.has_users
-
-
 def test_the_largest_region_can_be_made() -> None:
     for slots, record in ((MAX_SLOT_COUNT, PAGE_SIZE), (1, MAX_RECORD_BYTE_SIZE)):
         region = region_of(slots, record)
@@ -69,11 +62,19 @@ def test_the_largest_region_can_be_made() -> None:
         region.destroy()
 
 
+def test_a_model_that_begins_just_before_the_slot_is_fenced_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    slot, fence = region_of().slots[0], Slot.fence
+    slot.begin(b"")
+    monkeypatch.setattr(Slot, "fence", lambda slot: slot.record.start(slot.generation) and fence(slot))
+    assert not slot.fence_unstarted()
+
+
 def test_a_slot_of_a_destroyed_region_is_closed_and_never_in_anybodys_way() -> None:
     region = region_of()
     slot = region.slots[0]
-    assert (slot.begin(b""), slot.was_left, slot.is_completed) == (1, False, False)
+    assert (slot.begin(b""), slot.was_left, slot.is_completed, region.has_users) == (1, False, False, False)
     region.destroy()
+    assert region.has_users, "nobody knows any more"
     for use in (lambda: slot.record, lambda: slot.begin(b"")):
         with pytest.raises(ClosedError, match="this client"):
             use()
