@@ -215,14 +215,11 @@ def repair(core: Core, call: Call, error: ShmError, number: int) -> Steps[KnownM
         return call.known if not number or call.settings.path == "auto" else None
     if code_in(str(error)) == SlotInUseError.code:
         return call.known if call.did_not_start(error) else None
-    renewed = yield from core.renew(call.known, call.settings)
-    if renewed is call.known:
-        return None
     try:
-        renewed.lay_out(call.sources(), call.wanted)
-    except TensorError:
-        return renewed  # nothing is sent: it is laid out once more, and the user gets the error
-    return renewed if call.did_not_start(error) else None
+        renewed = yield from core.renew(call.known, call.settings)
+    except ShmError:
+        return None  # the failure of the call itself says more
+    return renewed if renewed is not call.known and call.did_not_start(error) else None
 
 
 def _again(core: Core, call: Call, failure: ShmError) -> Steps[Result]:

@@ -143,22 +143,26 @@ class AnsweredRequest(ReceivedRequest):
         """
         if not self._is_open:
             raise self._not_open()
-        spec = self._context.spec
-        if type(array) is DeliveredView and name not in self._rooms:  # as it came, so it goes
-            check_output(spec, name, array.dtype, array.shape)
-            self.outputs[name] = _output(Output, (array, b"", None, None, True))
-            return
-        if type(array) is InputView and array.table is self.table and self._slot is not None and name in self._rooms:
-            form, span = self._context.outputs.get(name), array.table.inputs[array.name]
-            dtype, shape, region, offset, byte_size = span
-            if (
-                (byte_size and form is not None and dtype is form.dtype)
+        spec, kind = self._context.spec, type(array)
+        if kind is InputView or kind is DeliveredView:
+            shape, form = array.shape, self._context.outputs.get(name)
+            fits = (
+                (form is not None and array.dtype is form.dtype.numpy)
                 and len(shape) == form.rank
                 and (not form.fixed_end or shape[-len(form.fixed_end) :] == form.fixed_end)
-            ):
-                encoded = form.pack(offset, byte_size, form.kind + region, *shape, form.text)
-                self.outputs[name] = _output(Output, (array, encoded, region, None, False))
+            )
+            has_room = name in self._rooms
+            if kind is DeliveredView and not has_room:  # as it came, so it goes
+                if not fits:
+                    check_output(spec, name, array.dtype, shape)
+                self.outputs[name] = _output(Output, (array, b"", None, None, True))
                 return
+            if form and fits and has_room and type(array) is InputView and array.table is self.table and self._slot:
+                _, _, region, offset, byte_size = array.table.inputs[array.name]
+                if byte_size:
+                    encoded = form.pack(offset, byte_size, form.kind + region, *shape, form.text)
+                    self.outputs[name] = _output(Output, (array, encoded, region, None, False))
+                    return
         if isinstance(array, StringsView):
             array = array.strings()
         if isinstance(array, Strings):
@@ -216,9 +220,7 @@ class AnsweredRequest(ReceivedRequest):
             room = self._slot.record.results_room
             if len(encoded) > room:
                 found = f"{len(encoded)} bytes for the results of {len(all_encoded)} outputs"
-                expected = (
-                    f"at most {room}, as the slot's record has room for; make larger ones, or ask for less at once"
-                )
+                expected = f"at most {room}, the room of the slot's record; make larger ones, or ask for less at once"
                 raise TableError("record", found, expected)
         if self._response_parameters:
             self.response = context.backend.response_with(tensors, self._response_parameters)
@@ -288,8 +290,6 @@ class AnsweredRequest(ReceivedRequest):
         """Return an output as a tensor for the response."""
         context = self._context
         backend = context.backend
-        if type(view) is DeliveredView:
-            return backend.pass_on(name, view.tensor)
         if isinstance(view, DeviceView):
             if self.table is None:
                 return backend.from_dlpack(name, view.__dlpack__(stream=-1))
