@@ -31,7 +31,7 @@ CEILINGS: Final = {
     "scripts": 12_381,
     "scripts/tools/bench": 3_238,
     "tests": 60_269,
-    "docs": 3_481,
+    "docs": 3_472,
 }
 """By folder, or by pattern of files: the most lines."""
 
