@@ -30,7 +30,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 6_650,
     "scripts": 12_381,
     "scripts/tools/bench": 3_238,
-    "tests": 60_269,
+    "tests": 59_366,
     "docs": 3_472,
 }
 """By folder, or by pattern of files: the most lines."""

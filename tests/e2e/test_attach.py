@@ -156,15 +156,15 @@ def test_the_tensors_are_left_as_they_were(user: User) -> None:
 
 
 def test_memory_of_a_gpu(triton_server: EmbeddedServer) -> None:
-    half = 4096
+    half, begin = 4096, 512
     with gpu_of(flavour_of(triton_server)) as gpu:
-        allocation = CudaAllocation(gpu.cuda, 2 * half, 0)
-        memory = DRIVER.memory(allocation.address, (2, half // X.itemsize), X.dtype)
+        allocation = CudaAllocation(gpu.cuda, begin + 2 * half, 0)
+        memory = DRIVER.memory(allocation.address + begin, (2, half // X.itemsize), X.dtype)
         memory[0, : X.size] = X
         x = tritonclient.grpc.InferInput("X", [X.size], "FP32").set_shared_memory("on_gpu", X.nbytes)
         y = tritonclient.grpc.InferRequestedOutput("Y")
         y.set_shared_memory("on_gpu", X.nbytes, half)
-        region = CudaRegion(base64.b64encode(allocation.handle), 0, allocation.byte_size)
+        region = CudaRegion(base64.b64encode(allocation.handle), 0, 2 * half, begin)
         access, deed = CudaAccess(lambda: gpu.cuda), {"deed": "double"}
         attached = attach(MODEL, [x], [y], cuda_regions={"on_gpu": region}, parameters=deed, cuda=access)
         with tritonclient.grpc.InferenceServerClient(triton_server.grpc_url) as client:
@@ -228,6 +228,13 @@ WRONG: Final[dict[str, tuple[list[Any], list[Any], dict[str, Any], type[Exceptio
         on_a_gpu(base64.b64encode(bytes(64)), 8),
         TableError,
         "inputs.X: found an end at byte 16, expected at most 8",
+    ),
+    "a region on a GPU without bytes": (
+        [given()],
+        [],
+        on_a_gpu(base64.b64encode(bytes(64)), 0),
+        CallerError,
+        "CUDA region 'region' begins at byte 0 and has 0 bytes; expected",
     ),
     "a handle that is no base64": ([given()], [], on_a_gpu(b"no base64!"), CallerError, "not base64, as get_raw_ha"),
     "nothing to attach": (

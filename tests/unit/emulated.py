@@ -61,6 +61,12 @@ def message_of(response: InferenceResponse | None) -> str:
     return "" if error is None else error.message()
 
 
+def error_of(session: Any, request: InferenceRequest, infer: Any) -> str:
+    """Return what the client is told of the error that a request is answered with; nothing if there is none."""
+    (response,) = session.serve([request], infer)
+    return message_of(response)
+
+
 def error_code(response: InferenceResponse | None) -> str:
     """Return the name of Triton's code of an error; nothing if there is none."""
     error = None if response is None else response.error()

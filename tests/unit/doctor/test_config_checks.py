@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -11,32 +10,33 @@ from shm_backend_utils.cli.doctor.config_checks import findings_in_config, menti
 from shm_backend_utils.cli.doctor.troubles import ConfigTrouble, Trouble
 from shm_backend_utils.model.config import PARAMETERS
 
+X, W, SHM = (
+    {"name": name, "data_type": f"TYPE_{dtype}", "dims": ["-1"], "optional": True}
+    for name, dtype in (("X", "FP32"), ("W", "FP32"), ("SHM", "UINT8"))
+)
 FINE: dict[str, Any] = {
     "name": "m",
     "backend": "python",
     "max_batch_size": 8,
-    "input": [
-        {"name": "X", "data_type": "TYPE_FP32", "dims": ["-1"], "optional": True},
-        {"name": "W", "data_type": "TYPE_FP32", "dims": ["-1"], "optional": True},
-        {"name": "SHM", "data_type": "TYPE_UINT8", "dims": ["-1"], "optional": True},
-    ],
+    "input": [X, W, SHM],
     "output": [{"name": "Y", "data_type": "TYPE_FP32", "dims": ["-1"]}],
     "parameters": {"SHM_PATHS": {"string_value": "direct,triton-shm,inline"}},
 }
+WITHOUT_BATCHES = {**FINE, "max_batch_size": 0, "input": [X, W]}
+AS_THE_SERVER_TELLS = {
+    "platform": "",
+    "response_cache": {"enable": False},
+    "model_transaction_policy": {"decoupled": True},
+}
 
 
-def config_with(**parameters: str) -> dict[str, Any]:
-    config = copy.deepcopy(FINE)
-    config["parameters"] |= {name: {"string_value": value} for name, value in parameters.items()}
-    return config
+def with_parameters(**parameters: str) -> dict[str, Any]:
+    said = {name: {"string_value": value} for name, value in parameters.items()}
+    return {**FINE, "parameters": {**FINE["parameters"], **said}}
 
 
-def config_without_optional(*names: str) -> dict[str, Any]:
-    config = copy.deepcopy(FINE)
-    for tensor in config["input"]:
-        if tensor["name"] in names:
-            del tensor["optional"]
-    return config
+def required(tensor: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in tensor.items() if name != "optional"}
 
 
 def found_in(config: dict[str, Any]) -> list[tuple[Trouble, str]]:
@@ -45,99 +45,95 @@ def found_in(config: dict[str, Any]) -> list[tuple[Trouble, str]]:
     return [(finding.trouble, finding.found) for finding in findings]
 
 
-def test_nothing_is_wrong_with_what_the_readme_shows() -> None:
-    assert found_in(FINE) == []
-
-
-def test_what_is_set_to_nothing_in_particular_is_fine() -> None:
-    """As the server's own answer has every field."""
-    told = {"platform": "", "response_cache": {"enable": False}, "model_transaction_policy": {"decoupled": True}}
-    assert found_in({**FINE, **told}) == []
-
-
-def test_all_inputs_that_are_not_optional_are_named() -> None:
-    assert found_in(config_without_optional("X", "W")) == [(ConfigTrouble.INPUTS_NOT_OPTIONAL, "X, W are not optional")]
-    assert found_in(config_without_optional("W")) == [(ConfigTrouble.INPUTS_NOT_OPTIONAL, "W is not optional")]
-
-
-def test_no_input_for_the_batch_size() -> None:
-    config = {**FINE, "input": FINE["input"][:2]}
-    assert found_in(config) == [(ConfigTrouble.NO_SHM_INPUT, "max_batch_size is 8, and there is no input SHM")]
-    assert found_in({**config, "max_batch_size": 0}) == []
-
-
 @pytest.mark.parametrize(
-    ("change", "found"),
-    [({"data_type": "TYPE_FP32"}, "TYPE_FP32, optional"), ({"optional": False}, "TYPE_UINT8, not optional")],
-)
-def test_an_input_of_its_name_that_is_another(change: dict[str, Any], found: str) -> None:
-    config = {**FINE, "input": [FINE["input"][0], {**FINE["input"][2], **change}]}
-    said = f"max_batch_size is 8, and the input SHM is {found}; expected TYPE_UINT8, optional"
-    assert found_in(config) == [(ConfigTrouble.NO_SHM_INPUT, said)]
-
-
-def test_no_parameter_of_paths() -> None:
-    config = {**FINE, "max_batch_size": 0, "input": FINE["input"][:2], "parameters": {}}
-    assert found_in(config) == [(ConfigTrouble.NO_SHM_PATHS, "found no parameter SHM_PATHS")]
-
-
-@pytest.mark.parametrize(
-    ("value", "said"),
+    "config",
     [
-        (
-            "driect,inline",
-            "SHM_PATHS has 'driect' (did you mean 'direct'?); expected some of direct, inline, triton-shm",
+        *(FINE, {**FINE, **AS_THE_SERVER_TELLS}, WITHOUT_BATCHES),
+        *(
+            {**FINE, **other, "parameters": {}, "response_cache": {"enable": True}}
+            for other in ({"backend": "onnxruntime"}, {"platform": "ensemble", "backend": ""})
         ),
-        ("zzz , 12345", "SHM_PATHS has '12345', 'zzz'; expected "),
-        (" , ", "SHM_PATHS is empty; expected some of "),
     ],
 )
-def test_words_that_are_no_paths(value: str, said: str) -> None:
-    ((trouble, found), *rest) = [
-        each for each in found_in(config_with(SHM_PATHS=value)) if each[0] is ConfigTrouble.UNKNOWN_PATH
-    ]
-    assert trouble is ConfigTrouble.UNKNOWN_PATH
-    assert found.startswith(said)
-    assert rest == []
+def test_nothing_is_wrong_or_it_cannot_have_that_path(config: dict[str, Any]) -> None:
+    assert found_in(config) == []
 
 
-def test_a_model_that_leaves_out_the_direct_path_is_told_no_more() -> None:
-    config = config_without_optional("X")
-    config["parameters"]["SHM_PATHS"]["string_value"] = "triton-shm,inline"
-    said = "found SHM_PATHS 'inline,triton-shm'; expected direct among its words"
-    assert found_in(config) == [(ConfigTrouble.DIRECT_NOT_DECLARED, said)]
-    assert not ConfigTrouble.DIRECT_NOT_DECLARED.is_fatal
+SHM_IS = "max_batch_size is 8, and the input SHM is"
+WRONG: list[tuple[dict[str, Any], Trouble, str]] = [
+    ({**FINE, "input": [required(X), required(W), SHM]}, ConfigTrouble.INPUTS_NOT_OPTIONAL, "X, W are not optional"),
+    ({**FINE, "input": [X, required(W), SHM]}, ConfigTrouble.INPUTS_NOT_OPTIONAL, "W is not optional"),
+    ({**FINE, "input": [X]}, ConfigTrouble.NO_SHM_INPUT, "max_batch_size is 8, and there is no input SHM"),
+    *(
+        (
+            {**FINE, "input": [X, {**SHM, **change}]},
+            ConfigTrouble.NO_SHM_INPUT,
+            f"{SHM_IS} {found}; expected TYPE_UINT8",
+        )
+        for change, found in (
+            ({"data_type": "TYPE_FP32"}, "TYPE_FP32, optional"),
+            ({"optional": False}, "TYPE_UINT8, not optional"),
+        )
+    ),
+    ({**WITHOUT_BATCHES, "parameters": {}}, ConfigTrouble.NO_SHM_PATHS, "found no parameter SHM_PATHS"),
+    (
+        {**WITHOUT_BATCHES, "parameters": {"SMH_PATHS": {"string_value": "direct"}}},
+        ConfigTrouble.NO_SHM_PATHS,
+        "found no parameter SHM_PATHS, but SMH_PATHS, which may be meant to be it",
+    ),
+    *(
+        (with_parameters(SHM_PATHS=value), ConfigTrouble.UNKNOWN_PATH, said)
+        for value, said in (
+            ("driect,inline", "SHM_PATHS has 'driect' (did you mean 'direct'?); expected some of direct, inline, tri"),
+            ("zzz , 12345", "SHM_PATHS has '12345', 'zzz'; expected "),
+            (" , ", "SHM_PATHS is empty; expected some of "),
+        )
+    ),
+    (
+        {**with_parameters(SHM_PATHS="triton-shm,inline"), "input": [required(X), W, SHM]},
+        ConfigTrouble.DIRECT_NOT_DECLARED,
+        "found SHM_PATHS 'inline,triton-shm'; expected direct among its words",
+    ),
+    *(
+        (with_parameters(**{name: "true"}), ConfigTrouble.UNKNOWN_PARAMETER, f"did you mean {meant}?")
+        for name, meant in (("SHM_DEBG", "SHM_DEBUG"), ("shm_metrics", "SHM_METRICS"))
+    ),
+    (
+        {**WITHOUT_BATCHES, "parameters": {"SHM_PATH": {"string_value": "direct"}}},
+        ConfigTrouble.UNKNOWN_PARAMETER,
+        "did you mean SHM_PATHS?",
+    ),
+    *(
+        (
+            with_parameters(**{name: "nonsense"}),
+            ConfigTrouble.BAD_PARAMETER,
+            f"parameter {name} is 'nonsense'; expected",
+        )
+        for name in sorted(PARAMETERS - {"SHM_PATHS"})
+    ),
+    (
+        {**FINE, "response_cache": {"enable": True}},
+        ConfigTrouble.RESPONSE_CACHE,
+        "found response_cache { enable: true }; it looks at input tensors only",
+    ),
+    (
+        {**FINE, "sequence_batching": {"iterative_sequence": True}},
+        ConfigTrouble.REFUSED_LINE,
+        "found iterative_sequence: true; the server executes a request again",
+    ),
+]
 
 
-def test_every_unknown_parameter_is_told_with_what_was_meant() -> None:
-    found = found_in(config_with(SHM_DEBG="true", shm_metrics="true", OTHER="x"))
-    assert [trouble for trouble, _ in found] == [ConfigTrouble.UNKNOWN_PARAMETER, ConfigTrouble.UNKNOWN_PARAMETER]
-    assert found[0][1].endswith("did you mean SHM_DEBUG?")
-    assert found[1][1].endswith("did you mean SHM_METRICS?")
+@pytest.mark.parametrize(("config", "trouble", "said"), WRONG, ids=[f"{trouble.code}" for _, trouble, _ in WRONG])
+def test_one_thing_that_is_wrong(config: dict[str, Any], trouble: Trouble, said: str) -> None:
+    ((found, told),) = found_in(config)
+    assert found is trouble
+    assert said in told
 
 
-@pytest.mark.parametrize("name", sorted(PARAMETERS - {"SHM_PATHS"}))
-def test_a_value_that_means_nothing(name: str) -> None:
-    ((trouble, found),) = found_in(config_with(**{name: "nonsense"}))
-    assert trouble is ConfigTrouble.BAD_PARAMETER
-    assert found.startswith(f"parameter {name} is 'nonsense'; expected ")
-
-
-def test_the_response_cache() -> None:
-    ((trouble, found),) = found_in({**FINE, "response_cache": {"enable": True}})
-    assert trouble is ConfigTrouble.RESPONSE_CACHE
-    assert found.startswith("found response_cache { enable: true }; it looks at input tensors only")
-
-
-def test_a_line_that_no_session_can_serve() -> None:
-    ((trouble, found),) = found_in({**FINE, "sequence_batching": {"iterative_sequence": True}})
-    assert trouble is ConfigTrouble.REFUSED_LINE
-    assert found.startswith("found iterative_sequence: true; the server executes a request again")
-
-
-@pytest.mark.parametrize("other", [{"backend": "onnxruntime"}, {"platform": "ensemble", "backend": ""}])
-def test_what_cannot_have_that_path_is_not_examined(other: dict[str, Any]) -> None:
-    assert found_in({**FINE, **other, "parameters": {}, "response_cache": {"enable": True}}) == []
+def test_every_unknown_parameter_is_told() -> None:
+    found = found_in(with_parameters(SHM_DEBG="true", shm_metrics="true", OTHER="x"))
+    assert [trouble for trouble, _ in found] == [ConfigTrouble.UNKNOWN_PARAMETER] * 2
 
 
 @pytest.mark.parametrize(
@@ -145,6 +141,7 @@ def test_what_cannot_have_that_path_is_not_examined(other: dict[str, Any]) -> No
     [
         (FINE, True),
         ({"parameters": {"shm_path": {}}}, True),
+        ({"parameters": {"SMH_PATHS": {"string_value": "direct"}}}, True),
         ({"input": [{"name": "SHM"}]}, True),
         ({"input": [{"name": "X", "optional": True}], "parameters": {"OTHER": {}}}, False),
         ({}, False),
@@ -152,15 +149,3 @@ def test_what_cannot_have_that_path_is_not_examined(other: dict[str, Any]) -> No
 )
 def test_what_mentions_shared_memory(config: dict[str, Any], does: bool) -> None:
     assert mentions_shared_memory(config) is does
-
-
-def test_a_misspelt_declaration_is_one_trouble() -> None:
-    """One that has the prefix is named as such; the library does not look at another one."""
-    plain = {**FINE, "max_batch_size": 0, "input": FINE["input"][:2]}  # no SHM, which declares paths, too
-    [(trouble, found)] = found_in({**plain, "parameters": {"SHM_PATH": {"string_value": "direct"}}})
-    assert trouble is ConfigTrouble.UNKNOWN_PARAMETER
-    assert found.endswith("did you mean SHM_PATHS?")
-    other = {**plain, "parameters": {"SMH_PATHS": {"string_value": "direct"}}}
-    expected = "found no parameter SHM_PATHS, but SMH_PATHS, which may be meant to be it"
-    assert found_in(other) == [(ConfigTrouble.NO_SHM_PATHS, expected)]
-    assert mentions_shared_memory({"parameters": other["parameters"]})

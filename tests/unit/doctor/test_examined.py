@@ -106,6 +106,10 @@ def reports(told: dict[str, Any] | bytes) -> Callable[[Order], Any]:
     return answer
 
 
+def lives(order: Order) -> Any:
+    return {}
+
+
 def raises(error: Exception) -> Callable[[Order], Any]:
     def answer(order: Order) -> Any:
         raise error
@@ -113,33 +117,28 @@ def raises(error: Exception) -> Callable[[Order], Any]:
     return answer
 
 
-@pytest.mark.parametrize(
-    "report",
-    [b"no JSON", b"[]", b'{"version": "0.1.0"}', b'{"digest": "00", "version": "0.1.0"}'],
-    ids=["no JSON", "no object", "no digest", "another digest"],
-)
-def test_a_report_on_another_nonce_is_none(protocol: str, report: bytes) -> None:
-    with Server(config("m"), protocol=protocol) as server:
-        server.probed = writes(report)
-        assert codes(server) == {"wrong-report"}
-
-
+DEAD: Final = InferenceError("Stub process 'm_0_1' is not healthy.", "StatusCode.INTERNAL")
+FORWARDING: Final = InferenceError("shm:machine: the last 3 calls of other models have failed", "503")
 PROBED: Final = {
-    "it only says that it has answered": (writes(b"", completes=False), "wrong-report"),
-    "it answers as if it were a request": (lambda order: {}, "no-session"),
-    "it is busy": (raises(DeadlineExceededError("no answer", "StatusCode.DEADLINE_EXCEEDED")), "model-busy"),
-    "the server goes meanwhile": (raises(ServerUnavailableError("the connection broke")), "server-not-reachable"),
+    "its report is no JSON": (writes(b"no JSON"), lives, "wrong-report"),
+    "its report is no object": (writes(b"[]"), lives, "wrong-report"),
+    "its report has no digest": (writes(b'{"version": "0.1.0"}'), lives, "wrong-report"),
+    "its report is on another nonce": (writes(b'{"digest": "00", "version": "0.1.0"}'), lives, "wrong-report"),
+    "it only says that it has answered": (writes(b"", completes=False), lives, "wrong-report"),
+    "it answers as if it were a request": (lives, lives, "no-session"),
+    "it is busy": (raises(DeadlineExceededError("no answer", "StatusCode.DEADLINE_EXCEEDED")), lives, "model-busy"),
+    "the server goes": (raises(ServerUnavailableError("the connection broke")), lives, "server-not-reachable"),
+    "all its processes are dead": (raises(DEAD), raises(DEAD), "dead-stub"),
+    "its calls find no memory": (reports({"version": __version__}), raises(FORWARDING), "forward-fails"),
 }
 
 
-@pytest.mark.parametrize(("probed", "code"), PROBED.values(), ids=PROBED)
-def test_a_model_that_answers_a_probe_otherwise(probed: Callable[[Order], Any], code: str) -> None:
-    with Server(config("m")) as server:
-        server.probed = probed
+@pytest.mark.parametrize("what", PROBED)
+def test_a_model_that_answers_otherwise(protocol: str, what: str) -> None:
+    probed, life, code = PROBED[what]
+    with Server(config("m", instance_group=[{"kind": "KIND_CPU", "count": 3}]), protocol=protocol) as server:
+        server.probed, server.lives = probed, life
         assert codes(server) == {code}
-
-
-DEAD: Final = InferenceError("Stub process 'm_0_1' is not healthy.", "StatusCode.INTERNAL")
 
 
 @pytest.mark.parametrize("first", range(3))
@@ -159,19 +158,6 @@ def test_a_model_of_which_one_process_is_dead(protocol: str, first: int) -> None
     found = {each.trouble.code: each.found for each in told.findings if each.model}
     assert found == {"dead-instance": "1 of 3 requests, one after another, met a dead process"}
     assert any("has read a nonce" in line for _, line in told.fine)
-
-
-def test_a_model_of_which_all_processes_are_dead() -> None:
-    with Server(config("m", instance_group=[{"kind": "KIND_CPU", "count": 3}])) as server:
-        server.probed = server.lives = raises(DEAD)
-        assert codes(server) == {"dead-stub"}
-
-
-def test_a_model_whose_calls_of_others_find_no_memory() -> None:
-    with Server(config("m")) as server:
-        server.lives = raises(InferenceError("shm:machine: the last 3 calls of other models have failed", "503"))
-        server.probed = reports({"version": __version__})
-        assert codes(server) == {"forward-fails"}
 
 
 @pytest.mark.parametrize(
@@ -263,26 +249,20 @@ def test_a_server_that_is_not_reached(code: str) -> None:
     assert server_checks.finding_of_error(NOT_REACHED[code]).trouble.code == code
 
 
+MISSING: Final = "Internal: ModuleNotFoundError: No module named"
 INDEX: Final = {
-    "library-missing": "Internal: ModuleNotFoundError: No module named 'shm_backend_utils'\n\nAt:\n  /1/model.py",
-    "required-inputs": "shm_backend_utils.errors.ModelError: input 'X' of model 'm' is not optional, so Triton refuses",
-    "model-not-loaded": "Internal: ValueError: no weights",
+    f"{MISSING} 'shm_backend_utils'\n\nAt:\n  /1/model.py": "library-missing",
+    f"{MISSING} 'torch'\n\nAt:\n  /opt/shm_backend_utils/m/1/model.py(1)": "model-not-loaded",
+    "shm_backend_utils.errors.ModelError: input 'X' of model 'm' is not optional, so Triton": "required-inputs",
+    "Internal: ValueError: no weights": "model-not-loaded",
 }
 
 
-@pytest.mark.parametrize("code", INDEX)
-def test_the_servers_reason_is_recognised(code: str) -> None:
-    index = [{"name": "m", "version": "1", "state": "UNAVAILABLE", "reason": INDEX[code]}]
-    (found,) = server_checks._not_loaded(index, [], None)
-    assert (found.trouble.code, found.model, "\n" in found.found) == (code, "m", False)
-
-
-def test_a_library_that_is_another_one_is_not_ours() -> None:
-    """Though ours may have a part in the model's path, or be on the way to it."""
-    reason = "Internal: ModuleNotFoundError: No module named 'torch'\n\nAt:\n  /opt/shm_backend_utils/m/1/model.py(1)"
+@pytest.mark.parametrize(("reason", "code"), INDEX.items())
+def test_the_servers_reason_is_recognised(reason: str, code: str) -> None:
     index = [{"name": "m", "version": "1", "state": "UNAVAILABLE", "reason": reason}]
     (found,) = server_checks._not_loaded(index, [], None)
-    assert found.trouble.code == "model-not-loaded"
+    assert (found.trouble.code, found.model, "\n" in found.found) == (code, "m", False)
 
 
 def codes_of(findings: Iterator[Finding]) -> list[str]:

@@ -1,22 +1,24 @@
-"""A model's folder without a server: each thing is broken in it, and found."""
+"""A model's folder without a server: each thing is broken in it, and found; whatever it holds, nothing of it runs."""
 
 from __future__ import annotations
 
 import errno
 import os
-import re
 import shutil
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 import shm_backend_utils
 from shm_backend_utils import __version__
-from shm_backend_utils.cli.doctor.checkup import Finding
+from shm_backend_utils.cli.doctor import as_text
+from shm_backend_utils.cli.doctor.checkup import Checkup, Finding
 from shm_backend_utils.cli.doctor.folder_checks import findings_in_folder
 from shm_backend_utils.cli.doctor.troubles import ConfigTrouble, FolderTrouble, ModelTrouble, Trouble
 from shm_backend_utils.protocol.layout import VERSION
+from tests.unit.test_source_files import device, huge, pipe
 
 PACKAGE = Path(shm_backend_utils.__file__).parent
 SAMPLES = Path(__file__).parents[3] / "model_repository"
@@ -46,7 +48,6 @@ COMPLETING = (
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A folder with which nothing is wrong."""
     folder = tmp_path / "m"
     (folder / "1").mkdir(parents=True)
     (folder / "1" / "model.py").write_text(CODE)
@@ -64,9 +65,23 @@ def copy(model: Path) -> Path:
     return copy
 
 
+Files = Mapping[str, str | None]
+
+
+def write(model: Path, files: Files) -> None:
+    for name, text in files.items():
+        file = model / name
+        if text is None:
+            file.unlink()
+        else:
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(text)
+
+
 def only(findings: list[Finding], trouble: Trouble) -> str:
     assert [(finding.trouble.code, finding.model) for finding in findings] == [(trouble.code, "m")]
     assert "\n" not in findings[0].found
+    assert not findings[0].found.endswith((":", " "))
     return findings[0].found
 
 
@@ -94,222 +109,145 @@ def test_of_a_repository_each_model_is_examined(model: Path) -> None:
     assert found == [(ConfigTrouble.UNKNOWN_PATH, "m"), (ConfigTrouble.UNKNOWN_PATH, "n")]
 
 
-@pytest.mark.parametrize(
-    ("text", "place", "said"),
-    [
-        (CONFIG.replace("input [", "inputt ["), "3:1:", 'no field named "inputt". Did you mean input?'),
-        (CONFIG.replace("TYPE_FP32", "TYPE_FLOAT"), "3:32:", "no value named TYPE_FLOAT"),
-        ("\x00", "1:1:", ""),
-    ],
-)
-def test_a_configuration_that_cannot_be_parsed_has_its_line_and_column(
-    model: Path, text: str, place: str, said: str
-) -> None:
-    (model / "config.pbtxt").write_text(text)
-    found = only(findings_in_folder(model), FolderTrouble.CONFIG_NOT_READ)
-    assert found.startswith(f"{model / 'config.pbtxt'}:{place}")
-    assert said in found
-
-
+SERVING = f"{CODE}    def execute(self, rs):\n        return self.session.serve(rs, 0)\n"
+STREAMING = f"{CODE}    def execute(self, rs):\n        self.session.serve_streams(rs, 0)\n"
+DECOUPLED = f"{CONFIG}model_transaction_policy {{ decoupled: true }}\n"
 NAMELESS = "input [ { data_type: TYPE_FP32 dims: [ 1 ] optional: true } ]"
+PLAIN = CONFIG.partition("parameters")[0]
 
 
-def write(file: Path, text: str | None) -> None:
-    """Write a file of a model, or remove one that has no text."""
-    if text is None:
-        file.unlink()
-    else:
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(text)
+def inferring(line: str) -> dict[str, str]:
+    return {"1/model.py": f"{CODE}\n    def infer(self, call):\n        {line}\n"}
 
 
-@pytest.mark.parametrize(
-    ("file", "text", "trouble", "said"),
-    [
-        ("config.pbtxt", CONFIG.replace("optional: true", ""), ConfigTrouble.INPUTS_NOT_OPTIONAL, "X is not optional"),
-        ("config.pbtxt", CONFIG.partition("parameters")[0], ConfigTrouble.NO_SHM_PATHS, "found no"),
-        ("config.pbtxt", CONFIG + NAMELESS, FolderTrouble.BAD_TENSOR, "must specify 'name'"),
-        ("config.pbtxt", CONFIG + 'name: "other"', FolderTrouble.OTHER_NAME, "has name 'other'; expected 'm'"),
-        ("config.pbtxt", None, FolderTrouble.NO_CONFIG, "there is no"),
-        ("2/other.py", "", FolderTrouble.NO_MODEL_CODE, "there is no {model}/2/model.py"),
-        ("1/model.py", STOCK, ModelTrouble.NO_SESSION, "{model}/1/model.py: no ShmSession"),
-        ("1/model.py", CODE.replace("Triton", ""), FolderTrouble.NO_MODEL_CLASS, "has no class TritonPythonModel"),
-    ],
-)
-def test_one_file_that_is_wrong(model: Path, file: str, text: str | None, trouble: Trouble, said: str) -> None:
-    write(model / file, text)
+def configured(text: str) -> dict[str, str]:
+    return {"config.pbtxt": text}
+
+
+def coded(text: str, config: str = CONFIG) -> dict[str, str]:
+    return {"1/model.py": text, "config.pbtxt": config}
+
+
+UNPARSED = [
+    *("def f(:\n", "x = 1\n  y = 2\n", "x = '\x00'\n", "(" * 100_000, "x=" + "-" * 200_000 + "1"),
+    *(["a" + ".b" * 300_000] if sys.version_info >= (3, 11) else []),  # Python 3.10's own parser dies of it
+]
+WRONG: list[tuple[Files, Trouble, str]] = [
+    *(
+        (configured(text), FolderTrouble.CONFIG_NOT_READ, said)
+        for text, said in (
+            (CONFIG.replace("input [", "inputt ["), "{model}/config.pbtxt:3:1:"),
+            (CONFIG.replace("input [", "inputt ["), 'no field named "inputt". Did you mean input?'),
+            (CONFIG.replace("TYPE_FP32", "TYPE_FLOAT"), "{model}/config.pbtxt:3:32:"),
+            (CONFIG.replace("TYPE_FP32", "TYPE_FLOAT"), "no value named TYPE_FLOAT"),
+            ("\x00", "{model}/config.pbtxt:1:1:"),
+        )
+    ),
+    (configured(CONFIG.replace("optional: true", "")), ConfigTrouble.INPUTS_NOT_OPTIONAL, "X is not optional"),
+    (configured(PLAIN), ConfigTrouble.NO_SHM_PATHS, "found no"),
+    (configured(CONFIG + NAMELESS), FolderTrouble.BAD_TENSOR, "must specify 'name'"),
+    (configured(CONFIG + 'name: "other"'), FolderTrouble.OTHER_NAME, "has name 'other'; expected 'm'"),
+    ({"config.pbtxt": None}, FolderTrouble.NO_CONFIG, "there is no"),
+    ({"2/other.py": ""}, FolderTrouble.NO_MODEL_CODE, "there is no {model}/2/model.py"),
+    (coded(STOCK), ModelTrouble.NO_SESSION, "{model}/1/model.py: no ShmSession"),
+    (coded(CODE.replace("Triton", "")), FolderTrouble.NO_MODEL_CLASS, "has no class TritonPythonModel"),
+    *((coded(code), FolderTrouble.CODE_DOES_NOT_PARSE, "{model}/1/model.py:") for code in UNPARSED),
+    *(
+        (
+            coded(f"{CODE}    {line}\n"),
+            FolderTrouble.NOT_RETURNED,
+            f"{{model}}/1/model.py:8: nothing is done with what {name} returns",
+        )
+        for line, name in (
+            ("def execute(self, rs):\n        self.session.serve(rs, print)", "self.session.serve"),
+            ("async def execute(self, rs):\n        await self.session.serve_async(rs, 0)", "self.session.serve_async"),
+        )
+    ),
+    (
+        coded(STREAMING),
+        FolderTrouble.OTHER_MODE,
+        "{model}/1/model.py: serve_streams is for decoupled models, and config.pbtxt does not call the model one",
+    ),
+    (
+        coded(SERVING, DECOUPLED),
+        FolderTrouble.OTHER_MODE,
+        "{model}/1/model.py: serve is for models that are not decoupled, and config.pbtxt calls the model decoupled",
+    ),
+    *(
+        (coded(code, PLAIN.replace(" optional: true", "")), FolderTrouble.ORDINARY_MODEL, "")
+        for code in (
+            *(STOCK, STOCK.replace(":", "(Base):", 1)),
+            "import nn\nclass Net(nn.Module): pass\n" + STOCK,
+        )
+    ),
+    *(
+        (inferring(line), FolderTrouble.UNKNOWN_NAME, found)
+        for line, found in (
+            ('call.put("Z", 1)', "there is no output 'Z'; there are: Y"),
+            ('call.output("y", (1,), float)', "there is no output 'y'; there are: Y; did you mean 'Y'?"),
+            ('call.input("Y")', "there is no input 'Y'; there are: X"),
+            ("with self.session.open(1) as one: one.put('Z', 1)", "there is no output 'Z'; there are: Y"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("files", "trouble", "said"), WRONG, ids=[trouble.code for _, trouble, _ in WRONG])
+def test_what_is_wrong_is_found(model: Path, files: Files, trouble: Trouble, said: str) -> None:
+    write(model, files)
     assert said.format(model=model) in only(findings_in_folder(model), trouble)
+
+
+def test_a_model_that_is_called_is_looked_for_beside_it(model: Path) -> None:
+    shutil.copytree(model, model.parent / "om_2")
+    write(model, inferring('call.forward("om", {})'))
+    found = only(findings_in_folder(model.parent), FolderTrouble.UNKNOWN_NAME)
+    assert "there is no model 'om'; there are: m, om_2" in found
+    write(model, inferring('call.forward("om_2", {})'))
+    assert findings_in_folder(model.parent) == []
 
 
 def test_no_version(model: Path) -> None:
     shutil.rmtree(model / "1")
     assert "no folder whose name is a number" in only(findings_in_folder(model), FolderTrouble.NO_VERSION_FOLDER)
+    for other in ('backend: "onnxruntime"', 'platform: "ensemble"', 'platform: "tensorflow_graphdef"'):
+        write(model, configured(other))
+        assert findings_in_folder(model) == [], "what is of another backend is passed over"
 
 
-def test_a_configuration_that_the_code_completes_and_code_that_the_configuration_names(model: Path) -> None:
-    write(model / "1/model.py", COMPLETING)
-    write(model / "config.pbtxt", None)
-    assert findings_in_folder(model) == []
-    (model / "1/model.py").rename(model / "1/my.py")
-    write(model / "config.pbtxt", CONFIG + 'default_model_filename: "my.py"')
-    assert findings_in_folder(model) == []
-
-
-OVERFLOWS = pytest.param(
-    "a" + ".b" * 300_000,
-    marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10's own parser dies of it"),
-)
-
-
-@pytest.mark.parametrize(
-    "code", ["def f(:\n", "x = 1\n  y = 2\n", "x = '\x00'\n", "(" * 100_000, "x=" + "-" * 200_000 + "1", OVERFLOWS]
-)
-def test_code_that_does_not_parse(model: Path, code: str) -> None:
-    (model / "1" / "model.py").write_text(code)
-    found = only(findings_in_folder(model), FolderTrouble.CODE_DOES_NOT_PARSE)
-    assert re.match(f"{model / '1' / 'model.py'}:.*[^: ]$", found)
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "from .mine import TritonPythonModel",
-        "import mine\nTritonPythonModel = mine.Model",
-        "try:\n    from .mine import TritonPythonModel\nexcept ImportError:\n    raise",
-    ],
-)
-def test_the_class_may_come_from_elsewhere(model: Path, code: str) -> None:
-    (model / "1" / "model.py").write_text(code)
-    (model / "1" / "mine.py").write_text(CODE)
-    assert findings_in_folder(model) == []
-
-
-@pytest.mark.parametrize(
-    ("code", "name"),
-    [
-        ("    def execute(self, requests):\n        self.session.serve(requests, print)\n", "self.session.serve"),
+FINE: list[Files] = [
+    {"1/model.py": COMPLETING, "config.pbtxt": None},
+    {"1/model.py": None, "1/my.py": CODE, "config.pbtxt": CONFIG + 'default_model_filename: "my.py"'},
+    *(
+        {"1/model.py": code, "1/mine.py": CODE}
+        for code in (
+            "from .mine import TritonPythonModel",
+            "import mine\nTritonPythonModel = mine.Model",
+            "try:\n    from .mine import TritonPythonModel\nexcept ImportError:\n    raise",
+        )
+    ),
+    *(  # a session in a module beside it; and one that nobody imports
+        {"1/model.py": STOCK, place: CODE, "1/broken.py": "def f(:"}
+        for place in ("mine.py", "1/mine.py", "1/mine/inner.py")
+    ),
+    coded(SERVING),
+    coded(STREAMING, DECOUPLED),
+    coded(STREAMING + "    def other(self, rs):\n        return self.session.serve(rs, 0)\n"),
+    coded(STREAMING + COMPLETING.removeprefix(CODE)),
+    coded(f"{CODE}    def execute(self, rs):\n        with torch.cuda.stream(0), self.session.open(rs[0]): pass\n"),
+    *map(
+        inferring,
         (
-            "    async def execute(self, rs):\n        await self.session.serve_async(rs, 0)\n",
-            "self.session.serve_async",
+            *('call.put("Y", call.input("X"))', "call.put(name, 1)", 'self.queue.put("Z", 1)', 'call.put("Z")'),
+            *('call.find_input("X").output("Z", 1, 2)', 'self.net.forward("om", 1)'),
         ),
-    ],
-)
-def test_answers_that_execute_drops(model: Path, code: str, name: str) -> None:
-    file = model / "1" / "model.py"
-    file.write_text(CODE + code)
-    found = only(findings_in_folder(model), FolderTrouble.NOT_RETURNED)
-    assert found == f"{file}:8: nothing is done with what {name} returns"
+    ),
+]
 
 
-SERVING = f"{CODE}    def execute(self, rs):\n        return self.session.serve(rs, 0)\n"
-STREAMING = f"{CODE}    def execute(self, rs):\n        self.session.serve_streams(rs, 0)\n"
-DECOUPLED = f"{CONFIG}model_transaction_policy {{ decoupled: true }}\n"
-
-
-@pytest.mark.parametrize(
-    ("code", "config", "found"),
-    [
-        (STREAMING, CONFIG, "serve_streams is for decoupled models, and {config} does not call the model one"),
-        (SERVING, DECOUPLED, "serve is for models that are not decoupled, and {config} calls the model decoupled"),
-    ],
-)
-def test_a_call_of_another_mode(model: Path, code: str, config: str, found: str) -> None:
-    file = model / "1" / "model.py"
-    file.write_text(code)
-    (model / "config.pbtxt").write_text(config)
-    said = f"{file}: {found.format(config='config.pbtxt')}"
-    assert only(findings_in_folder(model), FolderTrouble.OTHER_MODE) == said
-
-
-@pytest.mark.parametrize(
-    ("code", "config"),
-    [
-        (SERVING, CONFIG),
-        (STREAMING, DECOUPLED),
-        (STREAMING + "    def other(self, rs):\n        return self.session.serve(rs, 0)\n", CONFIG),
-        (STREAMING + COMPLETING.removeprefix(CODE), CONFIG),
-        (
-            f"{CODE}    def execute(self, rs):\n        with torch.cuda.stream(0), self.session.open(rs[0]): pass\n",
-            CONFIG,
-        ),
-    ],
-    ids=[
-        "its mode",
-        "of streams",
-        "a call of each mode",
-        "a configuration that the code completes",
-        "a stream of a GPU",
-    ],
-)
-def test_a_call_of_its_mode_or_a_mode_that_the_syntax_does_not_tell(model: Path, code: str, config: str) -> None:
-    (model / "1" / "model.py").write_text(code)
-    (model / "config.pbtxt").write_text(config)
-    assert findings_in_folder(model) == []
-
-
-@pytest.mark.parametrize(
-    "code", [STOCK, STOCK.replace(":", "(Base):", 1), "import nn\nclass Net(nn.Module): pass\n" + STOCK]
-)
-def test_an_ordinary_model_is_none_of_our_business_whatever_its_classes_are(model: Path, code: str) -> None:
-    (model / "1" / "model.py").write_text(code)
-    (model / "config.pbtxt").write_text(CONFIG.partition("parameters")[0].replace(" optional: true", ""))
-    assert only(findings_in_folder(model), FolderTrouble.ORDINARY_MODEL)
-    assert not FolderTrouble.ORDINARY_MODEL.is_fatal
-
-
-INFER = (
-    CODE
-    + """
-    def infer(self, call):
-        LINE
-"""
-)
-
-
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ('call.put("Z", 1)', "there is no output 'Z'; there are: Y"),
-        ('call.output("y", (1,), float)', "there is no output 'y'; there are: Y; did you mean 'Y'?"),
-        ('call.input("Y")', "there is no input 'Y'; there are: X"),
-        ('call.forward("om", {})', "there is no model 'om'; there are: m, om_2"),
-        ("with self.session.open(1) as one: one.put('Z', 1)", "there is no output 'Z'; there are: Y"),
-    ],
-)
-def test_a_name_that_is_not_there(model: Path, line: str, found: str) -> None:
-    shutil.copytree(model, model.parent / "om_2")
-    (model / "1" / "model.py").write_text(INFER.replace("LINE", line))
-    assert found in only(findings_in_folder(model.parent), FolderTrouble.UNKNOWN_NAME)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        *('call.put("Y", call.input("X"))', 'call.forward("om_2", {})', "call.put(name, 1)", 'self.queue.put("Z", 1)'),
-        *('call.put("Z")', 'call.find_input("X").output("Z", 1, 2)', 'self.net.forward("om", 1)'),
-    ],
-)
-def test_a_name_that_is_there_or_means_something_else(model: Path, line: str) -> None:
-    shutil.copytree(model, model.parent / "om_2")
-    (model / "1" / "model.py").write_text(INFER.replace("LINE", line))
-    assert findings_in_folder(model.parent) == []
-
-
-@pytest.mark.parametrize("place", ["mine.py", "1/mine.py", "1/mine/inner.py"])
-def test_a_module_beside_it_may_have_the_session(model: Path, place: str) -> None:
-    (model / "1" / "model.py").write_text(STOCK)
-    (model / place).parent.mkdir(exist_ok=True)
-    (model / place).write_text(CODE)
-    (model / "1" / "broken.py").write_text("def f(:")  # which nobody imports
-    assert findings_in_folder(model) == []
-
-
-@pytest.mark.parametrize(
-    "config", ['backend: "onnxruntime"', 'platform: "ensemble"', 'platform: "tensorflow_graphdef"']
-)
-def test_what_is_of_another_backend_is_passed_over(model: Path, config: str) -> None:
-    (model / "config.pbtxt").write_text(config)
-    shutil.rmtree(model / "1")
+@pytest.mark.parametrize("files", FINE)
+def test_what_is_fine_or_cannot_be_told_is_not_found(model: Path, files: Files) -> None:
+    write(model, files)
     assert findings_in_folder(model) == []
 
 
@@ -332,9 +270,7 @@ def test_a_copy_that_is_not_of_this_release(model: Path, copy: Path, file: str, 
 @pytest.mark.parametrize("place", ["config.pbtxt", "model.py", "__init__.py"])
 @pytest.mark.usefixtures("copy")
 def test_what_this_user_may_not_read(model: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a stand-in for the system's refusal, as tests may run as root."""
-
-    really_open = os.open
+    really_open = os.open  # tests may run as root, whom the system refuses nothing
 
     def refuse(path: str | Path, *arguments: int, **options: int) -> int:
         if Path(path).name == place:
@@ -343,3 +279,59 @@ def test_what_this_user_may_not_read(model: Path, place: str, monkeypatch: pytes
 
     monkeypatch.setattr(os, "open", refuse)
     assert only(findings_in_folder(model), FolderTrouble.UNREADABLE).endswith(f"{place}: Permission denied")
+
+
+# A folder may hold anything under the names that are looked for
+
+
+def codes(folder: Path) -> set[str]:
+    return {finding.trouble.code for finding in findings_in_folder(folder)}
+
+
+@pytest.mark.parametrize("make", [pipe, device, huge, Path.mkdir], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("name", ["config.pbtxt", "1/model.py"])
+def test_what_is_no_file(name: str, make: Callable[[Path], None], model: Path) -> None:
+    (model / name).unlink()
+    make(model / name)
+    assert codes(model) & {"unreadable", "no-model-code"}
+
+
+@pytest.mark.parametrize("make", [pipe, device, huge, Path.mkdir], ids=lambda make: make.__name__)
+def test_what_is_no_module_is_not_imported(make: Callable[[Path], None], model: Path) -> None:
+    make(model / "1" / "helper.py")
+    assert codes(model) == set()
+
+
+def test_code_is_not_run(model: Path, tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    for name in ("1/model.py", "1/helper.py", "conftest.py"):
+        with (model / name).open("a") as file:
+            file.write(f"\nopen({str(mark)!r}, 'w')\n")
+    codes(model)
+    assert not mark.exists()
+
+
+def test_what_the_parser_warns_of_is_not_printed(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with (model / "1" / "model.py").open("a") as file:
+        file.write("\nX = '\\d \x1b[31m' is 1\n")
+    codes(model)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 100_000,
+        "input { " * 5000,
+        f'parameters {{ key: "SHM_ALLOWED_UIDS" value {{ string_value: "{"9" * 5000}" }} }}',
+        f'default_model_filename: "{"x" * 5000}"',
+    ],
+    ids=["brackets", "deep", "a long number", "a long name"],
+)
+def test_a_configuration_that_no_parser_likes(line: str, model: Path) -> None:
+    with (model / "config.pbtxt").open("a") as file:
+        file.write(line)
+    checkup = Checkup()
+    checkup.conclude(findings_in_folder(model), "nothing")
+    assert checkup.exit_status == 1
+    assert len(as_text(checkup)) < 10_000

@@ -31,19 +31,12 @@ ON_GPUS: Final = config("m", instance_group=[{"kind": "KIND_GPU", "count": 1}])
 METADATA: Final = b'{"name":"triton","version":"2","extensions":[]}'
 
 
-@contextlib.contextmanager
-def answering(
-    pages: dict[str, bytes],
-    *,
-    otherwise: list[bytes] | None = None,
-    waits: Callable[[str, bytes], bool] = lambda *_: False,
-    answers: Callable[[str, bytes], bytes | None] = lambda *_: None,
-) -> Iterator[str]:
-    """Serve pages over HTTP; to all else, ``{}`` or these pieces as they are. Nobody is answered where it waits.
+Answers = Callable[[str, bytes], list[bytes] | None]
 
-    What ``answers`` returns for a path and a body is sent as it is, in place of a page; nothing closes the connection.
-    """
-    over = threading.Event()
+
+@contextlib.contextmanager
+def answering(pages: dict[str, bytes], answers: Answers = lambda *_: None) -> Iterator[str]:
+    """Serve pages over HTTP, and ``{}`` for all else; or what ``answers`` returns for a path and a body, and close."""
 
     def serve(stream: socket.socket) -> None:
         with contextlib.suppress(ValueError), stream.makefile("rb") as reader:
@@ -53,26 +46,14 @@ def answering(
                     if header.lower().startswith(b"content-length:"):
                         length = int(header.partition(b":")[2])
                 path, body = line.split()[1].decode(), reader.read(length)
-                if waits(path, body):
-                    over.wait(60)
-                own = answers(path, body)
-                if own is not None:
-                    stream.sendall(own)
-                    if own:
-                        continue
-                    return
-                page = pages.get(path, b"{}")
-                whole = [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(page), page]
-                for piece in whole if otherwise is None else otherwise:
+                page, pieces = pages.get(path, b"{}"), answers(path, body)
+                for piece in pieces or [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(page), page]:
                     stream.sendall(piece)
-                if otherwise is not None:
+                if pieces:
                     return
 
     with Listener(serve) as listener:
-        try:
-            yield listener.url.replace("grpc", "http")
-        finally:
-            over.set()
+        yield listener.url.replace("grpc", "http")
 
 
 def text_of(*configs: dict[str, Any], report: dict[str, Any] | bytes) -> str:
@@ -126,7 +107,7 @@ def test_an_index_with_anything_in_it(told: Any) -> None:
 @pytest.mark.parametrize("size", ["told", "not told"])
 def test_an_answer_without_an_end_is_not_read(size: str) -> None:
     head = f"HTTP/1.1 200 OK\r\n{'Content-Length: 1073741824' if size == 'told' else 'X: y'}\r\n\r\n".encode()
-    with answering({}, otherwise=[head, *[b"[" * 2**20] * 1024]) as url:
+    with answering({}, lambda *_: [head, *[b"[" * 2**20] * 1024]) as url:
         findings = {each.trouble.code: each.found for each in doctor.examine(url).findings}
     assert "more than 33619968 bytes" in findings["server-not-reachable"]
 
@@ -135,7 +116,7 @@ def test_an_answer_without_an_end_is_not_read(size: str) -> None:
 def test_an_answer_that_is_nested_too_deeply(status: str) -> None:
     body = b"[" * 100_000
     head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    with answering({}, otherwise=[head, body]) as url:
+    with answering({}, lambda *_: [head, body]) as url:
         assert "not-triton" in {each.trouble.code for each in doctor.examine(url).findings}
 
 
@@ -150,24 +131,25 @@ def test_a_hundred_thousand_models_are_not_all_named() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("at", ["register", "infer"])
 def test_a_signal_leaves_nothing_behind(number: signal.Signals, at: str) -> None:
-    asked = threading.Event()
+    asked, over = threading.Event(), threading.Event()
     keys: list[str] = []
 
-    def wait(path: str, body: bytes) -> bool:
+    def wait(path: str, body: bytes) -> None:
         if path.endswith("/register"):
             keys.append(json.loads(body)["key"])
         if path.endswith("/infer"):
             keys.append(json.loads(body)["parameters"][SLOT_PARAMETER])
         if path.endswith(f"/{at}"):
             asked.set()
-        return path.endswith(f"/{at}")
+            over.wait(60)
 
-    with answering(pages([READY]), waits=wait) as url:
+    with answering(pages([READY]), wait) as url:
         words = [sys.executable, "-m", "shm_backend_utils", "doctor", url]
         with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             assert asked.wait(60)
             process.send_signal(number)
             _, error = process.communicate(timeout=60)
+        over.set()
     assert process.returncode == 128 + number
     assert error == ""
     assert keys
@@ -188,7 +170,7 @@ def pages(index: Any) -> dict[str, bytes]:
 
 def test_a_server_that_does_not_tell_which_models_it_has() -> None:
     refusal = b'HTTP/1.1 403 Forbidden\r\nContent-Length: 23\r\n\r\n{"error":"not for you"}'
-    with answering(pages([]), answers=lambda path, _: refusal if path == "/v2/repository/index" else None) as url:
+    with answering(pages([]), lambda path, _: [refusal] if path == "/v2/repository/index" else None) as url:
         told = doctor.examine(url)
         assert [each.found for each in told.findings if each.trouble.code == "no-index"] == ["not for you"]
         assert told.exit_status == 1
@@ -239,15 +221,15 @@ def test_a_dev_shm_of_ones_own_that_takes_nothing(number: int, monkeypatch: pyte
 
 
 def test_an_older_version_whose_process_is_dead() -> None:
-    def answer(path: str, _: bytes) -> bytes | None:
+    def answer(path: str, _: bytes) -> list[bytes] | None:
         if not path.endswith("/infer"):
             return None
         said = (
             b'{"error":"Stub process \'m_0_0\' is not healthy."}' if "/versions/1/" in path else b'{"error":"KeyError"}'
         )
-        return b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n%s" % (len(said), said)
+        return [b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n" % len(said), said]
 
-    with answering(pages([READY, {**READY, "version": "2"}]), answers=answer) as url:
+    with answering(pages([READY, {**READY, "version": "2"}]), answer) as url:
         told = doctor.examine(url).findings
     assert [each.found for each in told if each.trouble.code == "dead-instance"] == [
         "of version 1: 1 of 1 requests, one after another, met a dead process"

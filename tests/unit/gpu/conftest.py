@@ -12,7 +12,6 @@ from tests.unit.gpu.fakes import CLIENT, DELAY_S, DRIVER, runtime_that_gives_all
 
 @pytest.fixture(autouse=True)
 def _does_nothing_undefined() -> Iterator[None]:
-    """No test does what CUDA leaves undefined, or changes how late the next one's work is."""
     DRIVER.forget()
     yield
     DRIVER.delay(DELAY_S)
@@ -21,13 +20,11 @@ def _does_nothing_undefined() -> Iterator[None]:
 
 @pytest.fixture
 def gpu() -> Iterator[CudaRuntime]:
-    """CUDA in the process that the memory is of."""
     with runtime_that_gives_all_back() as gpu:
         yield gpu
 
 
 @pytest.fixture
 def peer(gpu: CudaRuntime) -> Iterator[CudaRuntime]:
-    """CUDA in another process."""
     with runtime_that_gives_all_back(CLIENT) as peer:
         yield peer

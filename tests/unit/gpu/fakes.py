@@ -74,7 +74,6 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 @contextlib.contextmanager
 def that_nobody_loads(runtime: CudaRuntime) -> Iterator[CudaAccess]:
-    """Yield what would load CUDA, and must not."""
     loaded: list[CudaRuntime] = []
 
     def load() -> CudaRuntime:
@@ -103,7 +102,6 @@ def stream_on(runtime: CudaRuntime, device: int = 0) -> Iterator[int]:
 
 @contextlib.contextmanager
 def captured(stream: int, device: int = 0) -> Iterator[None]:
-    """Have a model's stream captured into a graph, which nothing may spoil."""
     bindings = DRIVER.bindings(MODEL)
     with bindings.context(device):
         relaxed = bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED

@@ -38,13 +38,11 @@ cuda.cuCtxSetCurrent(cuda.cuDevicePrimaryCtxRetain(0)[1])
 
 @pytest.fixture
 def cuda() -> Iterator[Any]:
-    """The bindings in virtual process 0, with device 0 current."""
     yield from _current(0)
 
 
 @pytest.fixture
 def other(cuda: Any) -> Iterator[Any]:
-    """The bindings in virtual process 1, with device 0 current."""
     yield from _current(CLIENT)
 
 
@@ -66,14 +64,12 @@ def stream(cuda: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 def done(result: tuple[Any, ...]) -> Any:
-    """Return what a function returned beside its error, of which there was none."""
     error, *found = result
     assert not error, error.name
     return found[0] if len(found) == 1 else tuple(found)
 
 
 def name_of(result: tuple[Any, ...]) -> str:
-    """Return the name of a function's error, without the prefix that all have."""
     return str(result[0].name).replace("CUDA_ERROR_", "")
 
 

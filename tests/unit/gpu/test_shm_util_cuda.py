@@ -9,18 +9,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tritonclient import grpc, http
 
 from shm_backend_utils import dtypes
-from shm_backend_utils.compat.attach import CudaRegion, attach
 from shm_backend_utils.compat.shm_util import ShmRegions, create_set_cuda_shm_regions, unregister_cleanup_shm_regions
-from shm_backend_utils.errors import CallerError
 from shm_backend_utils.gpu.errors import CudaError
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.gpu.runtime import HANDLE_LENGTH, CudaRuntime
-from shm_backend_utils.protocol.claims import CudaRegionClaim
-from shm_backend_utils.protocol.named import PARAMETER, parse_descriptor
-from shm_backend_utils.protocol.spans import Table
 from shm_backend_utils.testing.fake_cuda.driver import Tensor
 from tests.unit.gpu.fakes import CLIENT, DRIVER, NOTHING, collect_all, left_of, stream_on
 
@@ -40,13 +34,10 @@ class Registrations:
         self.registered: dict[str, tuple[int, int]] = {}
         self.contents: dict[str, bytes] = {}  # of each region when it was registered
         self.calls: list[tuple[str, str, int, int]] = []
-        self.fail_at: int | None = None  # which registration fails, from 0
         self.refuses_to_unregister: set[str] = set()
 
     def register_cuda_shared_memory(self, name: str, raw_handle: str, device_id: int, byte_size: int) -> None:
         self.calls.append((name, raw_handle, device_id, byte_size))
-        if self.fail_at == len(self.calls) - 1:
-            raise LostError
         handle = base64.b64decode(raw_handle, validate=True)
         assert len(handle) == HANDLE_LENGTH
         self.registered[name] = self.cuda.open(handle, device_id), device_id
@@ -75,7 +66,6 @@ class OfInterface:
 
 @pytest.fixture
 def server(cuda: CudaRuntime, client_cuda: CudaRuntime) -> Registrations:
-    """A server, in the process of a model; the client is in another one."""
     return Registrations(cuda, client_cuda)
 
 
@@ -166,15 +156,6 @@ def test_a_failure_of_cuda_leaves_nothing(
     assert server.calls == []
 
 
-@pytest.mark.parametrize("turn", range(3))
-def test_a_region_that_the_server_refuses_leaves_nothing(server: Registrations, turn: int) -> None:
-    server.fail_at = turn
-    with pytest.raises(LostError):
-        two_and_one(server)
-    assert (server.registered, left_of(CLIENT)) == ({}, NOTHING)
-    clean_up(two_and_one(server), server)
-
-
 @pytest.mark.parametrize("name", ["input0", "input1", "output0"])
 def test_a_region_that_stays_registered_keeps_no_other(server: Registrations, name: str) -> None:
     regions = two_and_one(server)
@@ -185,40 +166,3 @@ def test_a_region_that_stays_registered_keeps_no_other(server: Registrations, na
     assert left_of(CLIENT) == NOTHING._replace(allocations=1, events=1)  # what the server has mapped
     server.refuses_to_unregister = set()
     clean_up(regions, server)
-
-
-HANDLE = bytes(range(64))
-UUID = "ab" * 16
-
-
-class Runtime:
-    def device_uuid(self, device: int) -> str:
-        return UUID
-
-
-def attached(protocol: Any, region: CudaRegion, offset: int = 0, byte_size: int = 16) -> Table:
-    x = protocol.InferInput("X", [byte_size // 4], "FP32")
-    x.set_shared_memory("frames", byte_size, offset)
-    y = protocol.InferRequestedOutput("Y")
-    y.set_shared_memory("frames", byte_size, offset + byte_size)
-    access: Any = CudaAccess(Runtime)  # type: ignore[arg-type]  # of CUDA, only that is asked
-    access._mappings = type("Mappings", (), {"runtime": Runtime()})()
-    made = attach("m", [x], [y], cuda_regions={"frames": region}, cuda=access)
-    _, table = parse_descriptor(made["parameters"][PARAMETER])
-    return table
-
-
-@pytest.mark.parametrize("protocol", [grpc, http], ids=["grpc", "http"])
-@pytest.mark.parametrize("begin", [0, 512])
-@pytest.mark.parametrize("offset", [0, 256])
-def test_offsets_count_from_where_the_handle_opens(protocol: Any, begin: int, offset: int) -> None:
-    table = attached(protocol, CudaRegion(base64.b64encode(HANDLE), 0, 1024, begin), offset)
-    assert table.regions == (CudaRegionClaim(HANDLE, begin + 1024, UUID, None),)
-    assert table.inputs["X"].offset == begin + offset
-    assert table.outputs["Y"].offset == begin + offset + 16
-
-
-@pytest.mark.parametrize(("byte_size", "offset"), [(1024, -1), (0, 0), (-1, 4)])
-def test_a_region_that_cannot_be_is_refused(byte_size: int, offset: int) -> None:
-    with pytest.raises(CallerError, match=r"CUDA region 'frames' begins at byte .*; expected"):
-        attached(grpc, CudaRegion(base64.b64encode(HANDLE), 0, byte_size, offset))

@@ -51,7 +51,6 @@ BAD_CODE: Final = {
 
 
 def folder_of(parent: Path, code: str, config: str | None = f'backend: "python"\n{TENSORS}', name: str = "m") -> Path:
-    """Write a model, and return its folder; without a configuration if it is None."""
     folder = parent / name
     (folder / "1").mkdir(parents=True)
     (folder / "1" / "model.py").write_text(textwrap.dedent(code))

@@ -170,7 +170,6 @@ def harness(request: pytest.FixtureRequest, folder: Path) -> Iterator[ModelHarne
 
 
 def in_time(act: Callable[[], object]) -> None:
-    """Do something that may not hang."""
     thread = threading.Thread(target=act, daemon=True)
     thread.start()
     thread.join(ENOUGH_S)
@@ -227,7 +226,9 @@ def test_descriptors_threads_and_memory_are_given_back(make: type[ModelHarness])
     def call_all_paths() -> None:
         with make(IDENTITY) as harness, ShmClient(harness) as client:
             for path in ("direct", "triton-shm", "inline"):
-                client.infer("identity", INPUTS, path=path).release()
+                with client.infer("identity", INPUTS, path=path) as result:
+                    assert result.path == path
+                    np.testing.assert_array_equal(result["OUTPUT0"], INPUTS["INPUT0"])
 
     call_all_paths()  # modules are imported, and executors of the interpreter's made
     gc.collect()
@@ -238,6 +239,18 @@ def test_descriptors_threads_and_memory_are_given_back(make: type[ModelHarness])
     # There may be fewer: those that close sockets stay for a second, after the first calls as well as the second.
     wait_until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= descriptors)
     wait_until(lambda: threads.issuperset(threading.enumerate()))
+
+
+def test_harnesses_leave_the_process_as_it_was() -> None:
+    before = set(sys.modules), list(sys.path)
+    with ModelHarness(IDENTITY) as outer:
+        with ModelHarness(IDENTITY.with_name("text_upper")):
+            pass
+        assert outer.infer(INPUTS).keys() == {"OUTPUT0"}
+    gone = {name for name in set(sys.modules) - before[0] if "model" in name and name.startswith("_")}
+    assert gone == set()
+    assert "triton_python_backend_utils" not in sys.modules or "triton_python_backend_utils" in before[0]
+    assert sys.path == before[1]
 
 
 def test_a_closed_harness_says_so() -> None:

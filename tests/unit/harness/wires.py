@@ -22,8 +22,6 @@ _FIELDS: Final = {bool: "bool_param", int: "int64_param", float: "double_param",
 
 
 class Tensor(NamedTuple):
-    """An input of a message: data type, shape and bytes."""
-
     datatype: str
     shape: Sequence[int]
     content: bytes
@@ -60,8 +58,6 @@ def _told(answer: Answer) -> Told:
 
 
 class Wire(Protocol):
-    """Asks a server, whatever it is."""
-
     def send(self, procedure: str, message: Any) -> Answer:
         """Send a message, and return the answer."""
 
@@ -73,8 +69,6 @@ class Wire(Protocol):
 
 
 class ServerWire:
-    """Asks a server over gRPC."""
-
     def __init__(self, url: str) -> None:
         self._channel = grpc.insecure_channel(url)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
@@ -97,8 +91,6 @@ class ServerWire:
 
 
 class HarnessWire:
-    """Asks a harness."""
-
     def __init__(self, harness: ModelHarness) -> None:
         self.harness = harness
         self._transport = harness.connect()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import os
 import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,31 +15,17 @@ import pytest
 
 from shm_backend_utils.client import (
     CallerError,
-    ClosedError,
     DeadlineExceededError,
     InferenceError,
-    PoolOptions,
     ShmClient,
 )
 from shm_backend_utils.client.errors import deadline_exceeded
 from shm_backend_utils.errors import TensorError
 from tests.unit.fake_server import Arrays, FakeServer, Order, config
-from tests.unit.fake_wires import async_client_of, client_of, connected
+from tests.unit.fake_wires import async_client_of, client_of
 
 X = np.ones(3, np.float32)
 DESCRIBED: Any = {"IN0": ((3,), np.float32)}
-
-
-def test_a_result_that_is_released_and_arrays_that_were_kept(server: FakeServer) -> None:
-    with client_of(server) as client:
-        with client.infer("m", {"IN0": X}) as result:
-            kept = result["OUT0"]
-        with pytest.raises(ClosedError) as error:
-            result["OUT0"]
-        assert str(error.value) == (
-            "this result is closed; take arrays from it before its with block ends, or release(): they stay valid"
-        )
-    assert kept.tolist() == [2, 2, 2], "an array is valid as long as it lives, also when all is closed"
 
 
 OTHERS = "they belong to the process that made them; make a client in each process"
@@ -86,23 +70,6 @@ def test_a_client_in_two_event_loops(server: FakeServer) -> None:
         await client.infer("m", {"IN0": X})
 
     assert asyncio.run(make()) == "this client belongs to another event loop; make one client in each loop"
-
-
-@pytest.mark.filterwarnings("ignore:.* was not closed:ResourceWarning")
-def test_a_cell_that_is_run_twice(server: FakeServer) -> None:
-    def names() -> set[str]:
-        return {path.name for path in Path("/dev/shm").glob(f"shmbu-{os.getpid()}-*")}
-
-    before = names()
-    for _ in range(2):
-        client = connected(server, pool=PoolOptions(region="system"))
-        call = client.prepare("m", DESCRIBED)
-        call.inputs["IN0"][...] = X
-        result = call.infer()
-    assert result["OUT0"].tolist() == [2, 2, 2]
-    assert len(names() - before) == 1, "the first client's memory went with the client"
-    client.close()
-    assert names() == before
 
 
 ADVICE = "run pip install 'triton-shm-backend-utils[client]'"
@@ -268,12 +235,6 @@ def takes(dtype: str) -> str:
             f"tensor 'IN0' has shape [3], {takes('[-1, 3]')} (-1 is any size); the first dimension is the batch: one "
             "row has shape [1, 3], as array[np.newaxis] has",
         ),
-        (
-            "rows",
-            np.ones((9, 3), np.float32),
-            "tensor 'IN0' has a batch of 9, but model 'rows' takes 1 to 4; split=True sends several requests",
-        ),
-        ("rows", np.ones((0, 3), np.float32), "tensor 'IN0' has a batch of 0, but model 'rows' takes 1 to 4"),
     ],
 )
 def test_an_array_that_the_model_does_not_take(client: ShmClient, model: str, given: Any, text: str) -> None:

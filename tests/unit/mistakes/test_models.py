@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.model import Call, ShmSession
-from tests.unit.emulated import delivered, message_of
+from tests.unit.emulated import delivered, error_of, message_of
 from tests.unit.sessions import session_of, tensor
 
 X = np.arange(4, dtype=np.float32)
@@ -26,86 +26,66 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
 
 
 def answered(session: ShmSession, infer: Callable[[Call], Any]) -> str:
-    (response,) = session.serve([delivered({}, ["Y"], {"X": X})], infer)
-    return message_of(response)
+    return error_of(session, delivered({}, ["Y"], {"X": X}), infer)
 
 
-@pytest.mark.parametrize(
-    ("infer", "text"),
-    [
-        (lambda call: call.input("x"), "shm:model: model.py asked for input 'x'; the model has X; did you mean 'X'?"),
-        (
-            lambda call: call.output("YY", (4,), np.float32),
-            f"{WROTE}model 'm' has no output 'YY'; it has Y; did you mean 'Y'?",
-        ),
-        (
-            lambda call: call.output("Y", (4,), np.float64),
-            f"{WROTE}tensor 'Y' is FP64, {SAYS} TYPE_FP32; convert it by .astype('float32')",
-        ),
-        (
-            lambda call: call.output("Y", (4, 2), np.float32),
-            f"{WROTE}tensor 'Y' has shape [4, 2], {SAYS} [-1] (-1 is any size)",
-        ),
-        (
-            lambda call: call.output("Y", (-1,), np.float32),
-            f"{WROTE}tensor 'Y' has shape [-1]; expected sizes of 0 or more",
-        ),
-        (
-            lambda call: call.put("Y", [1, 2**24 + 1]),
-            f"{WROTE}tensor 'Y' holds 16777217, which is no value of TYPE_FP32; pass numbers that are, or an array",
-        ),
-        (
-            lambda call: call.put("Y", np.array([None])),
-            f"{WROTE}tensor 'Y' is BYTES, {SAYS} TYPE_FP32; objects are taken for strings; convert it by "
-            ".astype('float32')",
-        ),
-        (
-            lambda call: call.output("Y", 4, np.float32),
-            f"shm:model: output 'Y' was asked for with shape 4 and dtype {np.float32!r} ('int' object is not "
-            "iterable); expected for example (1, 3) and np.float32",
-        ),
-        (
-            lambda call: call.output("Y", (4.0,), np.float32),
-            f"shm:model: output 'Y' was asked for with shape (4.0,) and dtype {np.float32!r} ('float' object cannot be "
-            "interpreted as an integer); expected for example (1, 3) and np.float32",
-        ),
-        (
-            lambda call: call.output("Y", (4,), "FP32"),
-            "shm:model: output 'Y' was asked for with shape (4,) and dtype 'FP32' (data type 'FP32' not understood); "
-            "expected for example (1, 3) and np.float32",
-        ),
-        (
-            lambda call: {"Y": X},
-            "shm:model: output 'Y' was requested, but model.py wrote none; write it by call.put('Y', array) or "
-            "call.output('Y', shape, dtype): what a function returns is not sent",
-        ),
-        (
-            lambda call: ShmSession(dict[str, Any]()),  # type: ignore[arg-type]
-            "shm:model: ShmSession takes a ModelSpec; in initialize, write ShmSession.from_args(args)",
-        ),
-        (lambda call: ShmSession.from_args({"name": "m"}), TAKES),
-        (lambda call: ShmSession.from_args('{"name": "m"}'), TAKES),  # type: ignore[arg-type]
-        (lambda call: call.input("X").strings(), "shm:tensor: tensor 'X' holds FP32, no strings; use .numpy()"),
-    ],
-    ids=[
-        "a misspelt input",
-        "a misspelt output",
-        "another dtype",
-        "another rank",
-        "a size of -1",
-        "a list of integers",
-        "objects",
-        "a shape that is a number",
-        "a size that is a fraction",
-        "a dtype of Triton's",
-        "outputs that are returned",
-        "a session of args",
-        "a session of the configuration",
-        "a session of the configuration's text",
-        "strings that are none",
-    ],
-)
-def test_model_py(session: ShmSession, infer: Callable[[Call], Any], text: str) -> None:
+MODELS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "a misspelt input": (
+        lambda call: call.input("x"),
+        "shm:model: model.py asked for input 'x'; the model has X; did you mean 'X'?",
+    ),
+    "a misspelt output": (
+        lambda call: call.output("YY", (4,), np.float32),
+        f"{WROTE}model 'm' has no output 'YY'; it has Y; did you mean 'Y'?",
+    ),
+    "another dtype": (
+        lambda call: call.output("Y", (4,), np.float64),
+        f"{WROTE}tensor 'Y' is FP64, {SAYS} TYPE_FP32; convert it by .astype('float32')",
+    ),
+    "another rank": (
+        lambda call: call.output("Y", (4, 2), np.float32),
+        f"{WROTE}tensor 'Y' has shape [4, 2], {SAYS} [-1] (-1 is any size)",
+    ),
+    "a size of -1": (
+        lambda call: call.output("Y", (-1,), np.float32),
+        f"{WROTE}tensor 'Y' has shape [-1]; expected sizes of 0 or more",
+    ),
+    "a shape that is a number": (
+        lambda call: call.output("Y", 4, np.float32),
+        f"shm:model: output 'Y' was asked for with shape 4 and dtype {np.float32!r} ('int' object is not "
+        "iterable); expected for example (1, 3) and np.float32",
+    ),
+    "a size that is a fraction": (
+        lambda call: call.output("Y", (4.0,), np.float32),
+        f"shm:model: output 'Y' was asked for with shape (4.0,) and dtype {np.float32!r} ('float' object cannot be "
+        "interpreted as an integer); expected for example (1, 3) and np.float32",
+    ),
+    "a dtype of Triton's": (
+        lambda call: call.output("Y", (4,), "FP32"),
+        "shm:model: output 'Y' was asked for with shape (4,) and dtype 'FP32' (data type 'FP32' not understood); "
+        "expected for example (1, 3) and np.float32",
+    ),
+    "outputs that are returned": (
+        lambda call: {"Y": X},
+        "shm:model: output 'Y' was requested, but model.py wrote none; write it by call.put('Y', array) or "
+        "call.output('Y', shape, dtype): what a function returns is not sent",
+    ),
+    "a session of args": (
+        lambda call: ShmSession(dict[str, Any]()),  # type: ignore[arg-type]
+        "shm:model: ShmSession takes a ModelSpec; in initialize, write ShmSession.from_args(args)",
+    ),
+    "a session of the configuration": (lambda call: ShmSession.from_args({"name": "m"}), TAKES),
+    "a session of the configuration's text": (lambda call: ShmSession.from_args('{"name": "m"}'), TAKES),  # type: ignore[arg-type]
+    "strings that are none": (
+        lambda call: call.input("X").strings(),
+        "shm:tensor: tensor 'X' holds FP32, no strings; use .numpy()",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MODELS)
+def test_model_py(session: ShmSession, what: str) -> None:
+    infer, text = MODELS[what]
     assert answered(session, infer).splitlines()[0] == text
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ import pytest
 from shm_backend_utils.client import BudgetError, NoSharedMemoryError, PoolOptions, Result, ShmClient
 from shm_backend_utils.memory.pool.pool import SlotPool
 from tests.unit.fake_server import FakeServer, config
-from tests.unit.fake_wires import async_client_of, client_of
+from tests.unit.fake_wires import client_of
 
 PAGE = 4096
 TOTAL = 20 * PAGE
@@ -117,14 +116,6 @@ def test_a_call_for_which_any_path_will_do_goes_inline(
     assert len(told) == 1
     assert told[0].startswith("a call of model 'm' takes the path inline: ")
     assert WAYS_OUT in told[0]
-
-
-def test_so_does_that_of_a_task(server: FakeServer) -> None:
-    async def infer() -> str:
-        async with async_client_of(server, pool=SYSTEM) as client:
-            return (await client.infer("m", {"IN0": X})).path
-
-    assert asyncio.run(infer()) == "inline"
 
 
 def test_a_split_batch_goes_in_parts(server: FakeServer) -> None:

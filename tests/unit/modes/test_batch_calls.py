@@ -12,18 +12,16 @@ import pytest
 
 from shm_backend_utils.dtypes import BYTES
 from shm_backend_utils.model import BatchCall, ShmSession
-from shm_backend_utils.model.modes.batch import Buffers
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 from shm_backend_utils.tensors.strings import Strings
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.emulated import delivered, error_code, message_of, outputs_of
-from tests.unit.modes.doubling import FP32, MakeClient, Open, batched, carrier_of
+from tests.unit.modes.conftest import FP32, MakeClient, Open, batched, carrier_of
 from tests.unit.sessions import tensor
 from tests.unit.table_client import Client
 
 
 def rows_side_by_side(client: Client, counts: list[int], width: int = 4) -> list[InferenceRequest]:
-    """Return requests whose rows follow one another in memory, and so do their outputs."""
     requests = []
     begin = client.data
     total = sum(counts)
@@ -59,18 +57,6 @@ def test_rows_that_follow_one_another_are_one_view(open_session: Open, make_clie
     for slot in range(3):
         assert client.output("Y", slot).tolist() == [[2 * slot + 2] * 4] * (slot + 1)
         assert client.is_over(slot)
-
-
-def test_rows_that_lie_apart_are_copied_once(open_session: Open, make_client: MakeClient) -> None:
-    client, seen = make_client(slots=2), []  # type: ignore[var-annotated]
-    requests = [
-        client.request({"X": np.full((2, 4), slot + 1, np.float32)}, {"Y": 32}, slot, delivered=carrier_of(2))
-        for slot in range(2)
-    ]
-    batched(open_session).serve_batch(requests, double_batch(seen))
-    assert seen == [(4, 64, "triton", "triton")]
-    for slot in range(2):
-        assert client.output("Y", slot).tolist() == [[2 * slot + 2] * 4] * 2
 
 
 def test_a_batch_of_one_request_copies_nothing(open_session: Open, make_client: MakeClient) -> None:
@@ -140,7 +126,6 @@ def test_a_request_that_lacks_one_of_two_inputs_or_has_none_fails_alone(
 
 
 def rows_apart(client: Client) -> list[InferenceRequest]:
-    """Return two requests of one row each, which do not follow one another in memory."""
     return [
         client.request({"X": np.full((1, 4), slot + 1, np.float32)}, {"Y": 16}, slot, delivered=carrier_of(1))
         for slot in range(2)
@@ -203,7 +188,6 @@ def packed(*words: str) -> bytes:
 
 
 def write(client: Client, slot: int, data: bytes) -> int:
-    """Write bytes where a slot's input lies, and return where that is."""
     at = client.data + slot * 2 * ROOM
     client.region.bytes()[at : at + len(data)] = np.frombuffer(data, np.uint8)
     return at
@@ -345,13 +329,3 @@ def test_a_buffer_is_used_again_by_what_fits_until_the_session_closes(gathering:
     assert [id(buffer) for buffer, _ in gathering._buffers._buffers.values()] == before
     gathering.close()
     assert kept(gathering) == {}
-
-
-def test_a_buffer_that_is_replaced_is_not_written_to_by_the_next() -> None:
-    """Who keeps an array of a batch keeps its memory, although a larger one has taken its place."""
-    buffers = Buffers(None)
-    small, _ = buffers.get("0 input X", 8)
-    small[:] = 1
-    large, _ = buffers.get("0 input X", 4096)
-    large[:] = 2
-    assert set(small.tolist()) == {1}

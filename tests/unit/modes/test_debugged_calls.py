@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.model import BatchCall, Call, ShmSession, StreamCall
-from shm_backend_utils.model.debug import Poison, _least_that_tells
+from shm_backend_utils.model.debug import Poison
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table
 from shm_backend_utils.tensors.view import TensorView
 from shm_backend_utils.testing.emulator.request import InferenceRequest
-from tests.unit.emulated import answers_to, delivered, message_of, outputs_of
+from tests.unit.emulated import answers_to, delivered, error_of, message_of, outputs_of
 from tests.unit.gpu.fakes import kernel as launch
 from tests.unit.gpu.fakes import runtime_that_gives_all_back, stream_on
-from tests.unit.modes.doubling import FP32, MakeClient, Open, X, batched, carrier_of, streaming
+from tests.unit.modes.conftest import FP32, MakeClient, Open, X, batched, carrier_of, streaming
 from tests.unit.sessions import double, tensor
 from tests.unit.table_client import Client
 
@@ -34,12 +34,6 @@ UNWRITTEN = "shm:model: model.py asked for output 'Y' and has not written "
 @pytest.fixture
 def session(open_session: Open) -> ShmSession:
     return open_session(parameters=SHM_DEBUG)
-
-
-def answered(session: ShmSession, request: InferenceRequest, infer: Callable[[Call], object]) -> str:
-    """Return the error that a request is answered with; empty if there is none."""
-    (response,) = session.serve([request], infer)
-    return message_of(response)
 
 
 def forget(call: Call) -> None:
@@ -53,8 +47,8 @@ def forget(call: Call) -> None:
 
 
 def test_an_output_that_was_not_written_is_an_error(session: ShmSession, client: Client) -> None:
-    assert answered(session, client.request({"X": X}, {"Y": 16}), double) == ""
-    text = answered(session, client.request({"X": X}, {"Y": 16}), forget)
+    assert error_of(session, client.request({"X": X}, {"Y": 16}), double) == ""
+    text = error_of(session, client.request({"X": X}, {"Y": 16}), forget)
     assert text.startswith(f"{UNWRITTEN}4 of its 4 elements")
     assert "y = call.output(…).numpy(); y[...] = x" in text
     assert client.is_over()
@@ -62,8 +56,8 @@ def test_an_output_that_was_not_written_is_an_error(session: ShmSession, client:
 
 
 def test_so_it_is_where_the_output_goes_back_through_triton(session: ShmSession, client: Client) -> None:
-    assert answered(session, client.request({"X": X}, {"Y": 4}), forget).startswith(UNWRITTEN)
-    assert answered(session, delivered({}, ["Y"], {"X": X}), forget).startswith(UNWRITTEN)
+    assert error_of(session, client.request({"X": X}, {"Y": 4}), forget).startswith(UNWRITTEN)
+    assert error_of(session, delivered({}, ["Y"], {"X": X}), forget).startswith(UNWRITTEN)
     (response,) = session.serve([delivered({}, ["Y"], {"X": X})], double)
     assert outputs_of(response)["Y"].tolist() == [0, 2, 4, 6]
 
@@ -118,7 +112,7 @@ def test_an_output_that_is_asked_for_and_then_put_was_written(session: ShmSessio
         call.put("Y", call.input("X"))
 
     for infer in (put_another, put_it_back, put_the_input):
-        assert answered(session, client.request({"X": X}, {"Y": 16}), infer) == ""
+        assert error_of(session, client.request({"X": X}, {"Y": 16}), infer) == ""
         assert client.output("Y").tolist() == X.tolist()
 
 
@@ -126,7 +120,7 @@ def test_putting_an_output_back_that_was_not_written_does_not_write_it(session: 
     def infer(call: Call) -> None:
         call.put("Y", call.output("Y", (4,), np.float32))
 
-    assert answered(session, client.request({"X": X}, {"Y": 16}), infer).startswith(UNWRITTEN)
+    assert error_of(session, client.request({"X": X}, {"Y": 16}), infer).startswith(UNWRITTEN)
 
 
 # The ways to serve
@@ -222,18 +216,18 @@ def change_and_answer(call: Call) -> None:
 
 
 def test_an_input_that_model_py_changes_is_an_error_wherever_it_came_from(session: ShmSession, client: Client) -> None:
-    text = answered(session, client.request({"X": X}, {"Y": 16}), change_and_answer)
+    text = error_of(session, client.request({"X": X}, {"Y": 16}), change_and_answer)
     assert text.startswith("shm:model: input 'X' was changed during the call, most likely by model.py")
     assert "copy it first" in text
     assert client.is_over()
     assert not client.has_results()
-    assert answered(session, delivered({}, ["Y"], {"X": X}), change_and_answer) == text
-    assert answered(session, client.request({"X": X}, {"Y": 16}), double) == ""
+    assert error_of(session, delivered({}, ["Y"], {"X": X}), change_and_answer) == text
+    assert error_of(session, client.request({"X": X}, {"Y": 16}), double) == ""
 
 
 def test_without_shm_debug_no_digest_is_made(open_session: Open, client: Client) -> None:
     session = open_session()
-    assert answered(session, client.request({"X": X}, {"Y": 16}), change_and_answer) == ""
+    assert error_of(session, client.request({"X": X}, {"Y": 16}), change_and_answer) == ""
 
 
 # Poison: which memory still is as it was, and what is chance
@@ -269,8 +263,3 @@ def test_one_element_of_four_bytes_and_more_is_found(item_size: int, count: int,
     memory[:] = ~memory
     memory[at : at + item_size] = before
     assert poison.left(item_size) == 1
-
-
-@pytest.mark.parametrize(("expected", "least"), [(1e-9, 1), (4 / 256, 4), (10 / 256, 4), (100_000 / 256, 500)])
-def test_how_many_are_no_chance(expected: float, least: int) -> None:
-    assert _least_that_tells(expected) == least

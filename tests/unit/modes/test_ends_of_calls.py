@@ -14,12 +14,10 @@ import pytest
 from shm_backend_utils.errors import ModelError
 from shm_backend_utils.model import BatchCall, Call, ShmSession, StreamCall
 from shm_backend_utils.model.modes import completion, stream
-from shm_backend_utils.protocol.spans import Ring
-from tests.unit import emulated
-from tests.unit.emulated import answers_to, message_of
-from tests.unit.modes.doubling import MakeClient, Open, X, batched, carrier_of, streaming
+from tests.unit.emulated import answers_to, delivered, message_of
+from tests.unit.modes.conftest import MakeClient, Open, X, batched, carrier_of, streaming
 from tests.unit.table_client import Client
-from tests.unit.test_probe import never, probe_of, report_in
+from tests.unit.test_probe import probe_of, report_in
 
 SLOTS = 4
 
@@ -62,21 +60,10 @@ def test_a_stream_that_is_left_while_forward_async_runs_fails(open_session: Open
     with pytest.raises(ModelError, match="calls of other models were under way"), call:
         call._pending = {1: under_way}.values()  # type: ignore[assignment]
     (response,) = answers_to(request).sent
-    assert response is not None
     assert "of other models" in message_of(response)
     assert given_up == [True]
     assert client.is_free()
     assert client.region.record(0).completed == 0
-
-
-@pytest.mark.parametrize(("first", "count"), [(0, 1), (0, 4), (1, 4), (3, 2), (4, 1)])
-def test_a_ring_of_slots_that_are_no_others_fails(open_session: Open, client: Client, first: int, count: int) -> None:
-    request = client.request({"X": X}, {"Y": 16}, ring=Ring(first, count, 64))
-    streaming(open_session).serve_streams([request], frames(1, []))
-    (response,) = answers_to(request).sent
-    assert response is not None
-    assert message_of(response).startswith("shm:table: frame_slot: found slots")
-    assert client.is_free()
 
 
 def test_an_output_put_to_a_batch_needs_its_rows(open_session: Open, client: Client) -> None:
@@ -128,29 +115,6 @@ def test_what_a_function_returns_is_not_kept(open_session: Open, client: Client)
     assert [each.error() for each in open_session().serve(requests, infer)] == [None] * 3
 
 
-@pytest.fixture
-def clients(make_client: MakeClient) -> list[Client]:
-    return [make_client() for _ in range(4)]
-
-
-@pytest.fixture
-def session(open_session: Open) -> ShmSession:
-    return batched(open_session, parameters={"SHM_PATHS": "direct"})
-
-
-def probe(client: Client) -> Any:
-    return emulated.delivered(client.begin(probe_of(client)), (), carrier_of(1))
-
-
-def mixed(clients: list[Client]) -> list[Any]:
-    return [
-        probe(client)
-        if number % 2
-        else client.request({"X": np.full((1, 3), number, np.float32)}, {"Y": 12}, delivered=carrier_of(1))
-        for number, client in enumerate(clients)
-    ]
-
-
 def plus_one(call: Any) -> None:
     call.put("Y", call.input("X").numpy() + 1)
 
@@ -160,32 +124,39 @@ async def plus_one_later(call: Any) -> None:
     plus_one(call)
 
 
+def one_frame(call: Any) -> Iterator[None]:
+    plus_one(call)
+    yield
+
+
+def streamed(session: ShmSession, requests: list[Any]) -> list[Any]:
+    session.serve_streams(requests, one_frame)
+    return [answers_to(request).sent[-1] for request in requests]
+
+
 WAYS: dict[str, Callable[[ShmSession, list[Any]], list[Any]]] = {
     "in a batch": lambda session, requests: session.serve_batch(requests, plus_one),
     "one after the other": lambda session, requests: session.serve(requests, plus_one),
     "side by side": lambda session, requests: asyncio.run(session.serve_async(requests, plus_one_later)),
+    "in streams": streamed,
 }
 
 
-@pytest.mark.parametrize("serve", WAYS.values(), ids=WAYS)
-def test_probes_among_requests(
-    session: ShmSession, clients: list[Client], serve: Callable[[ShmSession, list[Any]], list[Any]]
-) -> None:
-    for number, (client, response) in enumerate(zip(clients, serve(session, mixed(clients)), strict=True)):
-        assert client.is_over()
-        if number % 2:
-            assert message_of(response).startswith("shm:probed: ")
-            assert report_in(client)["digest"]
-        else:
-            np.testing.assert_array_equal(client.output("Y"), np.full((1, 3), number + 1))
-
-
-def test_a_stream_has_one_answer(open_session: Open, clients: list[Client]) -> None:
-    session = streaming(open_session, parameters={"SHM_PATHS": "direct"})
-    requests = [emulated.delivered(client.begin(probe_of(client))) for client in clients]
-    session.serve_streams(requests, never)
-    for client, request in zip(clients, requests, strict=True):
-        assert client.is_over()
-        (answer,) = emulated.answers_to(request).sent
-        assert emulated.answers_to(request).is_over
-        assert emulated.message_of(answer).startswith("shm:probed: ")
+@pytest.mark.parametrize("way", WAYS)
+def test_probes_among_requests(open_session: Open, make_client: MakeClient, way: str) -> None:
+    policy = {"model_transaction_policy": {"decoupled": True}} if way == "in streams" else {}
+    session = batched(open_session, parameters={"SHM_PATHS": "direct"}, **policy)
+    probing, asking = make_client(), make_client()
+    x = np.full((1, 3), 7, np.float32)
+    requests = [
+        asking.request({"X": x}, {"Y": 12}, delivered=carrier_of(1)),
+        delivered(probing.begin(probe_of(probing)), (), carrier_of(1)),
+    ]
+    _, probed = WAYS[way](session, requests)
+    assert message_of(probed).startswith("shm:probed: ")
+    assert report_in(probing)["digest"]
+    assert asking.is_over()
+    assert probing.is_over()
+    assert len(answers_to(requests[1]).sent) == (way == "in streams")
+    if way != "in streams":  # where there is no ring
+        np.testing.assert_array_equal(asking.output("Y"), x + 1)

@@ -20,8 +20,8 @@ from shm_backend_utils.model.mapping import policy
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.claims_of import claim_of_region
-from tests.unit.emulated import delivered, error_code, message_of, outputs_of
-from tests.unit.modes.doubling import FP32, MakeClient, Open, X
+from tests.unit.emulated import delivered, error_code, error_of, message_of, outputs_of
+from tests.unit.modes.conftest import FP32, MakeClient, Open, X
 from tests.unit.registered import say_registered
 from tests.unit.sessions import double
 from tests.unit.table_client import Client
@@ -51,8 +51,7 @@ def test_lent_memory_is_used_and_held(open_session: Open, lender: Client, client
         held.append(client.is_free())
         double(call)
 
-    (response,) = open_session().serve([borrowing(lender, client)], infer)
-    assert response.error() is None
+    assert error_of(open_session(), borrowing(lender, client), infer) == ""
     assert (held, client.is_free(), client.region.record(0).completed) == ([False], True, 0)
     place = lender.places(byte_sizes=[client.region.header.byte_size])["Y"]
     assert (place.region, place.offset) == (1, client.data + 64)
@@ -61,8 +60,8 @@ def test_lent_memory_is_used_and_held(open_session: Open, lender: Client, client
 
 def test_memory_that_the_client_takes_back_is_not_borrowed(open_session: Open, lender: Client, client: Client) -> None:
     assert client.region.lease(0).take_back()
-    (response,) = open_session().serve([borrowing(lender, client)], double)
-    assert message_of(response).startswith("shm:stale: the client takes back the memory")
+    found = error_of(open_session(), borrowing(lender, client), double)
+    assert found.startswith("shm:stale: the client takes back the memory")
     assert lender.is_free()
     assert lender.region.record(0).started == 0
     client.region.lease(0).give_back()
@@ -70,16 +69,15 @@ def test_memory_that_the_client_takes_back_is_not_borrowed(open_session: Open, l
 
 @pytest.mark.parametrize("changes", [{"slot": 1}, {"byte_size": 100_000_000}, {"byte_size": 8192}], ids=str)
 def test_other_lent_memory_fails(open_session: Open, lender: Client, client: Client, changes: dict[str, Any]) -> None:
-    (response,) = open_session().serve([borrowing(lender, client, **changes)], double)
-    assert message_of(response).startswith("shm:table: ")
+    assert error_of(open_session(), borrowing(lender, client, **changes), double).startswith("shm:table: ")
     for each in (lender, client):
         assert each.is_free()
 
 
 def test_records_of_lent_regions_are_no_data(open_session: Open, lender: Client, client: Client) -> None:
     said = Table({"X": InputSpan(FP32, (4,), 1, 4096, 16)}, {}, (claim_of_region(client.region),))
-    (response,) = open_session().serve([delivered(lender.begin(said), ["Y"])], double)
-    assert message_of(response).startswith("shm:table: inputs.X: found 16 bytes at offset 4096")
+    found = error_of(open_session(), delivered(lender.begin(said), ["Y"]), double)
+    assert found.startswith("shm:table: inputs.X: found 16 bytes at offset 4096")
 
 
 def before_borrowing(monkeypatch: pytest.MonkeyPatch, happen: Callable[[], object]) -> list[bool]:
@@ -191,5 +189,5 @@ def test_spans_in_a_registration_that_does_not_fit_are_refused(
     refusal: str,
 ) -> None:
     registered["mine"] = Registration(file_of(), offset, byte_size)
-    (response,) = open_session().serve([delivered(descriptor(**spans, names=["mine"]), ["Y"])], double)
-    assert message_of(response).startswith(f"shm:table: {field}{refusal}")
+    found = error_of(open_session(), delivered(descriptor(**spans, names=["mine"]), ["Y"]), double)
+    assert found.startswith(f"shm:table: {field}{refusal}")

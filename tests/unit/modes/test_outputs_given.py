@@ -16,8 +16,8 @@ from shm_backend_utils.protocol.results import OutputPlace
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 from shm_backend_utils.tensors.strings_view import StringsView
 from shm_backend_utils.testing.emulator.request import InferenceRequest
-from tests.unit.emulated import delivered, message_of, outputs_of
-from tests.unit.modes.doubling import FP32, Open, X
+from tests.unit.emulated import delivered, error_of, message_of, outputs_of
+from tests.unit.modes.conftest import FP32, Open, X
 from tests.unit.sessions import double, tensor
 from tests.unit.table_client import Client
 
@@ -32,7 +32,6 @@ def serve(open_session: Open, request: InferenceRequest, infer: Infer, outputs: 
 
 
 def place_after(open_session: Open, client: Client, infer: Infer, room: int = 16, **more: Any) -> OutputPlace:
-    """Return where the results say that Y is, of a request of X."""
     response = serve(open_session, client.request({"X": X}, {"Y": room}), infer, **more)
     assert response.error() is None
     return client.places()["Y"]
@@ -94,8 +93,7 @@ def test_what_is_on_the_host_is_no_copy_there(open_session: Open, client: Client
         assert np.shares_memory(call.to_host(x), x.numpy())
         call.put("Y", x)
 
-    (response,) = open_session().serve([client.request({"X": X}, {"Y": 16})], infer)
-    assert response.error() is None
+    assert error_of(open_session(), client.request({"X": X}, {"Y": 16}), infer) == ""
 
 
 def test_an_input_of_another_request_is_copied(open_session: Open, client: Client) -> None:
@@ -168,15 +166,6 @@ def test_strings_are_written_where_they_fit_to_the_byte(open_session: Open, clie
     assert (region[begin:] == 77).all()
 
 
-@pytest.mark.parametrize("room", [64, 0])
-def test_elements_that_are_no_strings_are_the_models_error(open_session: Open, client: Client, room: int) -> None:
-    outputs = [tensor("Y", "STRING")]
-    request = client.request({"X": X}, {"Y": room})
-    response = serve(open_session, request, lambda call: call.put("Y", np.array([1, None], object)), outputs)
-    assert "model.py wrote an output that it may not" in message_of(response)
-    assert client.is_over()
-
-
 @pytest.mark.parametrize("rooms", [{}, {"Y": OutputSpan(0, 4096 + 4096 + 256, 64)}], ids=["no room", "room"])
 def test_lying_strings_are_not_passed_on(open_session: Open, client: Client, rooms: dict[str, OutputSpan]) -> None:
     client.region.bytes()[client.data : client.data + 8] = [200, 0, 0, 0, 1, 2, 3, 4]
@@ -216,19 +205,6 @@ def test_leaving_a_call_without_its_output_raises_and_answers(open_session: Open
     assert client.is_over()
 
 
-def test_what_a_plain_request_brings_is_read_only(open_session: Open) -> None:
-    flags: list[bool] = []
-
-    def infer(call: Call) -> None:
-        view = call.input("X")
-        flags.extend([view.writable, view.numpy().flags.writeable, view.array.flags.writeable])
-        flags.append(X.flags.writeable)
-        double(call)
-
-    open_session().serve([delivered({}, ["Y"], {"X": X})], infer)
-    assert flags == [False, False, False, True]
-
-
 def test_a_tensor_whose_type_the_configuration_does_not_tell_is_what_triton_says(open_session: Open) -> None:
     found: list[Any] = []
 
@@ -237,30 +213,24 @@ def test_a_tensor_whose_type_the_configuration_does_not_tell_is_what_triton_says
         found.extend([x.triton_dtype, x.numpy().tolist()])
         double(call)
 
-    (response,) = open_session([tensor("X", "UNHEARD_OF")]).serve([delivered({}, ["Y"], {"X": X})], infer)
-    assert response.error() is None
+    assert error_of(open_session([tensor("X", "UNHEARD_OF")]), delivered({}, ["Y"], {"X": X}), infer) == ""
     assert found == ["FP32", X.tolist()]
 
 
 def test_a_model_may_serve_the_direct_path_alone(open_session: Open) -> None:
     session = open_session(parameters={"SHM_PATHS": "direct"})
-    (response,) = session.serve([delivered({}, ["Y"], {"X": X})], double)
-    assert message_of(response).startswith("shm:table: shm_slot: found nothing, expected the address of a slot: ")
+    found = error_of(session, delivered({}, ["Y"], {"X": X}), double)
+    assert found.startswith("shm:table: shm_slot: found nothing, expected the address of a slot: ")
 
 
 DESCRIPTOR = {"v": 1, "model": "m", "regions": [], "inputs": {}, "outputs": {}}
-
-
-def error_of(open_session: Open, request: InferenceRequest, **more: Any) -> str:
-    (response,) = open_session(**more).serve([request], double)
-    return message_of(response)
 
 
 def test_a_descriptor_for_another_model_leaves_the_delivered_tensors(open_session: Open) -> None:
     said = {"shm_io": json.dumps({**DESCRIPTOR, "model": "another"})}
     (response,) = open_session().serve([delivered(said, ["Y"], {"X": X})], double)
     assert outputs_of(response)["Y"].tolist() == (X * 2).tolist()
-    assert "speaks to another model" in error_of(open_session, delivered(said, ["Y"]))
+    assert "speaks to another model" in error_of(open_session(), delivered(said, ["Y"]), double)
 
 
 def test_a_delivered_tensor_that_the_configuration_does_not_have_is_no_input(open_session: Open) -> None:
@@ -269,8 +239,7 @@ def test_a_delivered_tensor_that_the_configuration_does_not_have_is_no_input(ope
             call.find_input("Z")
         double(call)
 
-    (response,) = open_session().serve([delivered({}, ["Y"], {"X": X, "Z": X})], infer)
-    assert response.error() is None
+    assert error_of(open_session(), delivered({}, ["Y"], {"X": X, "Z": X}), infer) == ""
 
 
 @pytest.mark.parametrize("name", ["shm_io", "shm_slot"])
@@ -278,19 +247,18 @@ def test_a_model_that_does_not_serve_the_path_takes_no_memory(open_session: Open
     request = client.request({"X": X}, {"Y": 16})
     if name == "shm_io":
         request = delivered({"shm_io": json.dumps(DESCRIPTOR)}, ["Y"], {"X": X})
-    assert f"{name}: found something, expected nothing" in error_of(
-        open_session, request, parameters={"SHM_PATHS": "triton-shm"}
-    )
+    session = open_session(parameters={"SHM_PATHS": "triton-shm"})
+    assert f"{name}: found something, expected nothing" in error_of(session, request, double)
 
 
 def test_rows_are_compared_with_the_carrier_where_there_are_batches_alone(open_session: Open, client: Client) -> None:
-    assert error_of(open_session, client.request({"X": X}, {"Y": 16})) == ""
+    assert error_of(open_session(), client.request({"X": X}, {"Y": 16}), double) == ""
     batched = {"inputs": [tensor("X"), tensor("SHM", "UINT8")], "max_batch_size": 4}
     x = np.ones((2, 2), np.float32)
     for rows, error in ((None, "the request has none"), (3, "the request has one of 3"), (2, "")):
         delivered = {} if rows is None else {"SHM": np.empty((rows, 0), np.uint8)}
         request = client.request({"X": x}, {"Y": 16}, delivered=delivered)
-        found = error_of(open_session, request, **batched)
+        found = error_of(open_session(**batched), request, double)
         assert error in found
         assert bool(error) == bool(found)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,23 +14,33 @@ import pytest
 from shm_backend_utils.errors import ClosedError, ModelError, RequestCancelledError
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import StreamCall
-from shm_backend_utils.protocol import results
 from shm_backend_utils.protocol.layout import SlotRecord
 from shm_backend_utils.protocol.spans import MAX_FRAMES, OutputSpan, Ring, Table, frame_number
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.emulated import answers_to, delivered, message_of, outputs_of
-from tests.unit.modes.doubling import MakeClient, Open, X, streaming
-from tests.unit.sessions import double, tensor
+from tests.unit.modes.conftest import MakeClient, Open, X, streaming
+from tests.unit.sessions import tensor
 from tests.unit.table_client import Client
 
 
-def frame(client: Client, slot: int, index: int, generation: int = 1) -> list[float] | None:
-    """Return what lies in a place of a ring, if it is that frame."""
-    if client.region.record(slot).completed != frame_number(generation, index):
-        return None
-    (place,) = results.decode(bytes(client.region.record(slot).results), [client.region.header.byte_size]).outputs
-    view: Any = np.ndarray(place.shape, place.dtype.numpy, client.region.bytes(), place.offset)
-    return [float(value) for value in view]
+def putting(count: int, pause_s: float = 0) -> Callable[[StreamCall], Iterator[None]]:
+    def answer(call: StreamCall) -> Iterator[None]:
+        for _ in range(count):
+            call.put("Y", X)
+            yield
+            time.sleep(pause_s)
+
+    return answer
+
+
+@pytest.fixture
+def narrow(make_client: MakeClient) -> Client:
+    """A client whose ring has one place."""
+    return make_client(slots=2)
+
+
+def narrow_request(narrow: Client) -> InferenceRequest:
+    return narrow.request({"X": X}, {"Y": 16}, ring=Ring(1, 1, 1024))
 
 
 def never_sends(call: StreamCall) -> Iterator[None]:
@@ -57,35 +68,20 @@ def test_what_a_generator_never_sends_is_an_error(
     assert message in message_of(answers_to(request).sent[-1])
 
 
-def test_without_a_ring_responses_go_through_triton(open_session: Open, client: Client) -> None:
+@pytest.mark.parametrize(("dtype", "value"), [("FP32", X.tolist()), ("STRING", [b"a", b"bc"])])
+def test_without_a_ring_responses_go_through_triton(
+    open_session: Open, client: Client, dtype: str, value: list[Any]
+) -> None:
     request = client.request({"X": X}, {"Y": 16})
 
     def answer(call: StreamCall) -> Iterator[None]:
         for _ in range(2):
-            call.put("Y", call.input("X"))
+            call.put("Y", value)
             yield
 
-    streaming(open_session).serve_streams([request], answer)
-    assert [outputs_of(sent)["Y"].tolist() for sent in answers_to(request).sent[:-1] if sent] == [X.tolist()] * 2
+    streaming(open_session, outputs=[tensor("Y", dtype)]).serve_streams([request], answer)
+    assert [outputs_of(sent)["Y"].tolist() for sent in answers_to(request).sent[:-1]] == [value] * 2
     assert client.is_over()
-
-
-def test_without_a_ring_strings_go_through_triton_as_strings(open_session: Open, client: Client) -> None:
-    request = client.request({"X": X}, {"Y": 16})
-
-    def answer(call: StreamCall) -> Iterator[None]:
-        call.put("Y", ["a", "bc"])
-        yield
-
-    streaming(open_session, outputs=[tensor("Y", "STRING")]).serve_streams([request], answer)
-    assert [outputs_of(sent)["Y"].tolist() for sent in answers_to(request).sent[:-1] if sent] == [[b"a", b"bc"]]
-
-
-def test_a_model_without_streams_takes_no_ring(open_session: Open, make_client: MakeClient) -> None:
-    client = make_client(slots=2)
-    request = client.request({"X": X}, {"Y": 16}, ring=Ring(1, 1, 1024))
-    (response,) = open_session().serve([request], double)
-    assert message_of(response).startswith("shm:table: frame_count: found 1, expected 0: model ")
 
 
 def test_a_response_has_the_outputs_that_were_written_since_the_last_one(open_session: Open) -> None:
@@ -101,32 +97,20 @@ def test_a_response_has_the_outputs_that_were_written_since_the_last_one(open_se
     assert [list(outputs_of(sent)) for sent in answers_to(request).sent if sent] == [["Y"], ["Z"], [], ["Y", "Z"]]
 
 
-def test_a_client_that_releases_nothing_is_not_waited_for_for_ever(open_session: Open, make_client: MakeClient) -> None:
-    client = make_client(slots=2)
-    request = client.request({"X": X}, {"Y": 16}, ring=Ring(1, 1, 1024))
-
-    def answer(call: StreamCall) -> Iterator[None]:
-        while True:
-            call.put("Y", X)
-            yield
-
-    streaming(open_session, parameters={"SHM_STREAM_PATIENCE_S": "0.05"}).serve_streams([request], answer)
-    last = answers_to(request).sent[-1]
-    assert last is not None
-    assert message_of(last).startswith("shm:stalled: ")
-    assert client.is_over()
+def test_a_client_that_releases_nothing_is_not_waited_for_for_ever(open_session: Open, narrow: Client) -> None:
+    request = narrow_request(narrow)
+    streaming(open_session, parameters={"SHM_STREAM_PATIENCE_S": "0.05"}).serve_streams([request], putting(1000))
+    assert message_of(answers_to(request).sent[-1]).startswith("shm:stalled: ")
+    assert narrow.is_over()
 
 
-def test_a_client_that_has_given_its_stream_up_is_waited_for_no_longer(
-    open_session: Open, make_client: MakeClient
-) -> None:
-    client = make_client(slots=2)
-    request = client.request({"X": X}, {"Y": 16}, ring=Ring(1, 1, 1024))
+def test_a_client_that_has_given_its_stream_up_is_waited_for_no_longer(open_session: Open, narrow: Client) -> None:
+    request = narrow_request(narrow)
 
     def answer(call: StreamCall) -> Iterator[None]:
         call.put("Y", X)
         yield
-        client.region.record(0).generation += 1
+        narrow.region.record(0).generation += 1
         with pytest.raises(RequestCancelledError, match="the client does not want the rest of the stream"):
             call.put("Y", X)  # its only place was not released
 
@@ -134,8 +118,10 @@ def test_a_client_that_has_given_its_stream_up_is_waited_for_no_longer(
     assert answers_to(request).sent[1:] == [None]
 
 
-def read_slowly(client: Client, pause_s: float, stop: threading.Event) -> threading.Thread:
-    """Start a reader that releases the one frame of a ring so long after it came."""
+@contextlib.contextmanager
+def read_slowly(client: Client, pause_s: float) -> Iterator[None]:
+    """Have a reader release the one frame of a ring so long after it came."""
+    stop = threading.Event()
 
     def read() -> None:
         index = 0
@@ -148,49 +134,31 @@ def read_slowly(client: Client, pause_s: float, stop: threading.Event) -> thread
 
     reader = threading.Thread(target=read)
     reader.start()
-    return reader
+    yield
+    stop.set()
+    reader.join()
 
 
-def test_a_client_that_always_reads_slowly_is_not_waited_for(open_session: Open, make_client: MakeClient) -> None:
-    client, stop = make_client(slots=2), threading.Event()
-    request = client.request({"X": X}, {"Y": 16}, ring=Ring(1, 1, 1024))
-
-    def answer(call: StreamCall) -> Iterator[None]:
-        for _ in range(100):
-            call.put("Y", X)
-            yield
-
+def test_a_client_that_always_reads_slowly_is_not_waited_for(open_session: Open, narrow: Client) -> None:
+    request = narrow_request(narrow)
     patience = {"SHM_STREAM_PATIENCE_S": "10", "SHM_STREAM_TOTAL_PATIENCE_S": "0.3"}
     session = streaming(open_session, parameters=patience)
-    reader = read_slowly(client, 0.05, stop)
-    begin = time.monotonic()
-    session.serve_streams([request], answer)
-    took_s = time.monotonic() - begin
-    stop.set()
-    reader.join()
+    with read_slowly(narrow, 0.05):
+        begin = time.monotonic()
+        session.serve_streams([request], putting(100))
+        took_s = time.monotonic() - begin
     assert 0.3 <= took_s < 1.5
-    last = answers_to(request).sent[-1]
-    assert last is not None
-    assert message_of(last).startswith("shm:stalled: the stream has waited for its client for 0.3 s altogether")
+    said = message_of(answers_to(request).sent[-1])
+    assert said.startswith("shm:stalled: the stream has waited for its client for 0.3 s altogether")
     assert len(answers_to(request).sent) > 3
-    assert client.is_over()
+    assert narrow.is_over()
 
 
-def test_what_a_slow_model_takes_is_no_waiting_for_its_client(open_session: Open, make_client: MakeClient) -> None:
-    client, stop = make_client(slots=2), threading.Event()
-    request = client.request({"X": X}, {"Y": 16}, ring=Ring(1, 1, 1024))
-
-    def answer(call: StreamCall) -> Iterator[None]:
-        for _ in range(8):
-            call.put("Y", X)
-            yield
-            time.sleep(0.06)
-
+def test_what_a_slow_model_takes_is_no_waiting_for_its_client(open_session: Open, narrow: Client) -> None:
+    request = narrow_request(narrow)
     session = streaming(open_session, parameters={"SHM_STREAM_TOTAL_PATIENCE_S": "0.2"})
-    reader = read_slowly(client, 0.03, stop)
-    session.serve_streams([request], answer)
-    stop.set()
-    reader.join()
+    with read_slowly(narrow, 0.03):
+        session.serve_streams([request], putting(8, pause_s=0.06))
     assert answers_to(request).sent[-1] is None
 
 
@@ -254,7 +222,6 @@ def test_unknown_outputs_cost_nothing(open_session: Open, client: Client, places
     executed: list[StreamCall] = []
     streaming(open_session).serve_streams([request], executed.append)
     (sent,) = answers_to(request).sent
-    assert sent is not None
     assert message_of(sent) == "shm:tensor: model 'm' has no output 'O0'; it has Y"
     assert (places, executed) == ([], [])
     assert client.region.record(0).started == 0

@@ -11,8 +11,6 @@ _DEVICE = 8
 
 
 class Content(NamedTuple):
-    """What a capsule's tensor says."""
-
     data: int
     device: tuple[int, int]
     data_type: tuple[int, int, int]

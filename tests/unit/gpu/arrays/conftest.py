@@ -28,8 +28,6 @@ def numbers(shape: tuple[int, ...], dtype: npt.DTypeLike = np.int32) -> Array:
 
 
 class Gpu:
-    """What tests do with GPUs."""
-
     def __init__(self, runtime: CudaRuntime, streams: contextlib.ExitStack) -> None:
         self.runtime = runtime
         self._streams = streams
@@ -41,7 +39,6 @@ class Gpu:
         return array_on(self.runtime, values, device, values.dtype)
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.int32, device: int = 0) -> DeviceArray:
-        """Return an array full of rubbish."""
         byte_size = math.prod(shape) * np.dtype(dtype).itemsize
         return self.array(np.full(byte_size, 0xEE, np.uint8).view(dtype).reshape(shape), device)
 

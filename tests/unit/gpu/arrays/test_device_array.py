@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import gc
 import math
 import pickle
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -29,10 +27,6 @@ DEVICE = 3
 NO_CUDA: Any = None
 HANDLE = bytes(range(HANDLE_LENGTH))
 FP32 = np.dtype(np.float32)
-
-
-class Owner:
-    """Keeps nothing; tests look whether it lives."""
 
 
 def array_of(
@@ -113,18 +107,6 @@ def test_shapes_are_numpys_shapes(shape: tuple[int, ...], wanted: list[int]) -> 
     found = array_of(shape).reshape(wanted)
     assert (found.shape, found.address) == (expected, ADDRESS)
     assert array_of(shape).reshape(*wanted).shape == expected
-
-
-def test_the_owner_lives_as_long_as_the_last_part() -> None:
-    owner = Owner()
-    alive = weakref.ref(owner)
-    array = array_of((4, 2), owner=owner)
-    part = array[1:].reshape(-1)
-    del owner, array
-    gc.collect()
-    assert alive() is not None
-    del part
-    assert alive() is None
 
 
 # DLPack

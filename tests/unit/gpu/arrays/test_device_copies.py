@@ -48,7 +48,6 @@ def test_arrays_go_there_and_back(gpu: Gpu, dtype: str, shape: tuple[int, ...]) 
 @pytest.mark.parametrize("device", TO.values(), ids=list(TO))
 @pytest.mark.parametrize("out_of", ORDERS.values(), ids=list(ORDERS))
 def test_any_order_becomes_any_other(gpu: Gpu, out_of: Any, device: int) -> None:
-    """Random strides are those of the pieces, below."""
     values, stream = out_of(), gpu.stream()
     for into in ORDERS.values():
         source, target = gpu.strided(values), gpu.strided(into() * 0, device)

@@ -63,7 +63,6 @@ def gpu_client(server: GpuServer, cuda: CudaAccess, **options: Any) -> Iterator[
 
 @pytest.fixture
 def client(server: GpuServer, cuda: CudaAccess) -> Iterator[ShmClient]:
-    """A client that lends everything it can."""
     with gpu_client(server, cuda, lend_bytes=0) as client:
         yield client
 
@@ -92,7 +91,6 @@ def address_of(result: Result) -> int:
 
 
 def now(address: int) -> npt.NDArray[Any]:
-    """Return what is in an array of X' shape now, whatever is on streams."""
     return DRIVER.memory(address, X.shape, X.dtype)
 
 
@@ -103,5 +101,4 @@ def on_host(result: Result) -> npt.NDArray[Any]:
 
 
 def doubled(client: ShmClient, x: Any, **options: Any) -> npt.NDArray[Any]:
-    """Return a copy of twice an input, as the model gives it on its GPU."""
     return on_host(client.infer("m", {"IN0": x}, outputs=ON_GPU, **options))

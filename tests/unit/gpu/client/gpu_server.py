@@ -56,7 +56,6 @@ class GpuServer(FakeServer):
 
     @contextlib.contextmanager
     def at_work_on_the_next(self) -> Iterator[None]:
-        """Be at work on the next request for the time of the block, and not answer it."""
         leases = []
 
         def begin(order: Order) -> None:
@@ -74,7 +73,6 @@ class GpuServer(FakeServer):
                 lease.give_back()
 
     def let_go(self) -> None:
-        """Unmap what was kept of loans."""
         while self._kept:
             self._unmap(self._kept.pop())
 

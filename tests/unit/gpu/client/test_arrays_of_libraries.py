@@ -25,8 +25,6 @@ from tests.unit.gpu.fakes import DRIVER
 
 
 class Wrapped:
-    """What a library would make of an array."""
-
     def __init__(self, array: DeviceArray, library: str) -> None:
         self.array, self.library = array, library
 

@@ -52,18 +52,6 @@ def test_late_work_is_waited_for(server: GpuServer, client: ShmClient, stream: i
     np.testing.assert_array_equal(server.inputs["IN0"], X)
 
 
-@pytest.mark.filterwarnings("ignore::shm_backend_utils.client.CopyWarning")
-@pytest.mark.parametrize("kind", ["device", "pool"], ids=["lent", "copied"])
-def test_without_that_wait_it_would_be_wrong(
-    server: GpuServer, client: ShmClient, runtime: CudaRuntime, stream: int, kind: str
-) -> None:
-    with stream_on(runtime) as idle, held_back(stream, process=0):
-        x = written_late(stream, kind=kind)
-        client.infer("m", {"IN0": x}, outputs=ON_GPU, stream=idle)
-        assert not server.inputs["IN0"].any()
-    runtime.synchronize_stream(stream, 0)  # it writes to x
-
-
 def test_events_are_named(server: GpuServer, client: ShmClient, runtime: CudaRuntime, stream: int, event: Any) -> None:
     x = written_late(stream)
     with runtime.on(0):

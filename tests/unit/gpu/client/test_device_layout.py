@@ -31,7 +31,6 @@ BATCHED = ModelSpec.from_config(
 
 
 def laid_out(inputs: Mapping[str, Any], outputs: Mapping[str, Any], spec: ModelSpec = SPEC) -> CallLayout:
-    """Lay a call out in a region whose data begins at ``BEGIN``."""
     wanted, devices = wanted_outputs(outputs)
     rows = spec.max_batch_size
     given = described_inputs(inputs)

@@ -44,7 +44,6 @@ GPU_BYTES = 4 * 2**30
 
 
 def collectors() -> list[threading.Thread]:
-    """Return the threads of banks that wait for models or GPUs."""
     return [thread for thread in threading.enumerate() if thread.name == "shm device memory"]
 
 
@@ -97,7 +96,6 @@ class Slots:
         return Model(self._peer, region, device)
 
     def collect(self) -> None:
-        """Free what can be freed, when the GPU has finished with it."""
         gc.collect()
         wait_until(lambda: not self.bank.collect() or bool(self.bank._given_up and not self.bank.cuda.has_retired))
 
@@ -116,25 +114,6 @@ class Slots:
 def slots(gpu: CudaRuntime, peer: CudaRuntime) -> Iterator[Slots]:
     with contextlib.closing(Slots(gpu, peer)) as slots:
         yield slots
-
-
-def test_memory_of_a_destroyed_slot_is_freed_once_nobody_has_it_mapped(slots: Slots) -> None:
-    slots.region((0, 1)).destroy()
-    slots.collect()
-    assert (slots.allocations, left_of(OWNER).events, DRIVER.count("cuMemFree")) == (0, 0, 2)
-
-
-def test_memory_and_event_that_a_model_has_mapped_stay_until_it_lets_go(slots: Slots) -> None:
-    region = slots.region()
-    model = slots.model(region)
-    region.destroy()
-    slots.collect()
-    assert slots.allocations == 1
-    model.write()
-    model.record()
-    model.let_go()
-    slots.collect()
-    assert (slots.allocations, left_of(OWNER).events) == (0, 0)
 
 
 def test_memory_that_a_model_has_mapped_counts_and_is_nobody_elses(slots: Slots) -> None:

@@ -14,14 +14,14 @@ from shm_backend_utils.gpu.arrays.device_array import DeviceArray
 from shm_backend_utils.gpu.arrays.device_view import DeviceView
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.gpu.runtime import CudaRuntime
-from shm_backend_utils.model import BatchCall, Call, ShmSession, StreamCall
+from shm_backend_utils.model import BatchCall, Call, ShmSession
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from shm_backend_utils.testing.emulator.tensor import Tensor
 from tests.unit.claims_of import claim_of_allocation
-from tests.unit.emulated import answers_to, delivered, outputs_of
+from tests.unit.emulated import delivered, error_of, outputs_of
 from tests.unit.gpu.fakes import DRIVER, MODEL, array_on, kernel, stream_on
-from tests.unit.gpu.model.device_calls import DEVICE, HOST, SLOTS, Calls, Client, session_on
+from tests.unit.gpu.model.conftest import DEVICE, SLOTS, Calls, Client, session_on
 from tests.unit.sessions import session_of, tensor
 
 GIVEN = [1, 2, 3, 4]
@@ -51,20 +51,8 @@ def test_a_tensor_that_is_delivered_on_a_gpu_is_a_view_there_and_the_gpu_is_wait
         kernel(calls.stream, done.extend, x.array)
         call.put("Y", np.zeros(4, np.float32))
 
-    (response,) = calls.session.serve([request], infer)
-    assert response.error() is None
+    assert error_of(calls.session, request, infer) == ""
     assert done == GIVEN
-
-
-@pytest.mark.parametrize("wanted", [DEVICE, HOST], ids=["on a GPU", "on the host"])
-@pytest.mark.parametrize("kind", ["host", "device", "managed"])
-def test_an_array_goes_to_where_the_client_wants_it(calls: Calls, kind: Any, wanted: int) -> None:
-    values = np.array(GIVEN, np.float32)
-    calls.serve(
-        lambda call: call.put("Y", values if kind == "host" else DRIVER.tensor(values, kind=kind, stream=calls.stream)),
-        {"Y": wanted},
-    )
-    assert calls.client.output() == GIVEN
 
 
 def test_strings_that_the_client_wants_on_a_gpu_are_in_the_response(calls: Calls) -> None:
@@ -91,8 +79,7 @@ def test_a_model_may_go_on_without_a_gpu(client: Client, monkeypatch: pytest.Mon
         call.put("Y", call.input("X").numpy() * 2)
 
     session = session_on(no_bindings, monkeypatch, gpu_events=by_events)
-    (response,) = session.serve([client.host.request({"X": x}, {"Y": 16})], infer)
-    assert response.error() is None
+    assert error_of(session, client.host.request({"X": x}, {"Y": 16}), infer) == ""
     assert client.host.output("Y").tolist() == (x * 2).tolist()
     session.close()
 
@@ -104,23 +91,6 @@ def test_what_is_no_view_is_not_copied(calls: Calls, value: Any) -> None:
         for copied in (call.to_device, call.to_host):
             with pytest.raises(ModelError, match=expected):
                 copied(value)
-
-
-@named_or_not
-def test_a_response_of_a_stream_leaves_when_the_gpu_is_done(calls: Calls, is_named: bool) -> None:
-    done: list[int] = []
-
-    def answer(call: StreamCall) -> Iterator[None]:
-        if is_named:
-            call.ready_on(calls.stream)
-        for number in range(2):
-            kernel(calls.stream, lambda _: done.append(number), call.input("X").array)  # noqa: B023  # it runs before the next
-            yield
-            assert done == list(range(number + 1))
-
-    request = calls.client.request(0, {})
-    calls.session.serve_streams([request], answer)
-    assert [each and each.error() for each in answers_to(request).sent] == [None] * 3
 
 
 @pytest.mark.parametrize("serve", [ShmSession.serve, ShmSession.serve_streams])

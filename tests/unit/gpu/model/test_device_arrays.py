@@ -34,7 +34,6 @@ from tests.unit.gpu.fakes import (
     kernel,
     left_of,
     stream_on,
-    that_nobody_loads,
 )
 
 INT32 = dtypes.BY_NAME["INT32"]
@@ -72,13 +71,6 @@ def host_view(array: npt.NDArray[Any]) -> TensorView:
 
 def times(function: str) -> int:
     return DRIVER.count(function, MODEL)
-
-
-def test_waiting_for_nothing_loads_nothing(cuda: CudaRuntime) -> None:
-    with that_nobody_loads(cuda) as access:
-        arrays = DeviceArrays(access, DEVICE)
-        arrays.wait([DeviceUses(arrays)])
-        arrays.close()
 
 
 def test_calls_of_a_batch_share_what_they_have_noted(arrays: DeviceArrays, uses: DeviceUses, stream: int) -> None:
@@ -135,13 +127,6 @@ def test_memory_in_use_at_the_end_goes_back_when_it_is_free(cuda: CudaRuntime, a
     del view
     collect_all(cuda)
     assert left_of(MODEL).allocations == 0
-
-
-def test_pageable_memory_may_be_used_again_when_it_was_copied(arrays: DeviceArrays, uses: DeviceUses) -> None:
-    host = np.array([7, 8, 9], np.int32)
-    copied = arrays.to_device(host_view(host), uses)
-    host[:] = 0
-    assert (copied.device, copied.to_host().tolist()) == (DEVICE, [7, 8, 9])
 
 
 @pytest.mark.parametrize("way", ["its reader waits", "its reader has named the stream", "on a stream of the reader's"])
@@ -222,7 +207,6 @@ def test_memory_that_cuda_does_not_free_keeps_no_other(cuda: CudaRuntime, arrays
 
 @pytest.fixture
 def buffers(cuda: CudaRuntime) -> Iterator[Buffers]:
-    """Pinned ones."""
     buffers = Buffers(Pinning(CudaAccess(lambda: cuda), pytest.fail))
     yield buffers
     buffers.close()

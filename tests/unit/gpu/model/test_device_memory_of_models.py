@@ -32,8 +32,6 @@ FIELD = "regions[1]"
 
 
 class Model:
-    """Resolves requests that name a slot of a managed region, and then device memory."""
-
     def __init__(self, cuda: Callable[[], CudaRuntime], region: ManagedRegion, **config: Any) -> None:
         self.resolver = Resolver(Config(**config), CudaAccess(cuda))
         self._region = region
@@ -89,7 +87,6 @@ def test_claims_of_one_memory_may_differ(model: Model, allocation: CudaAllocatio
 
 
 def test_memory_that_no_slot_fences_is_unmapped_before_the_answer(model: Model, allocation: CudaAllocation) -> None:
-    """Nothing tells when its owner frees it, and he may after the answer."""
     claim = claim_of_allocation(allocation, fence=None)
     for _ in range(2):
         in_use = model.resolver.open_further(Table({}, {}, (claim,)), None)
@@ -162,23 +159,6 @@ def test_memory_for_one_request_that_is_too_much_is_unmapped_before_that_is_told
     model.close()
 
 
-def test_without_cuda_the_machine_is_at_fault(region: ManagedRegion, allocation: CudaAllocation) -> None:
-    def no_bindings() -> CudaRuntime:
-        raise MachineError("there are no bindings")
-
-    model = Model(no_bindings, region)
-    manager = SharedMemoryManager(cuda=CudaAccess(no_bindings))
-    for work in (
-        lambda: register(manager, allocation),
-        lambda: model.resolve(claim_of_allocation(allocation)),
-        lambda: model.resolve(claim_of_allocation(allocation, fence=None)),
-    ):
-        error = refusal(work, allocation.handle, region.header.token)
-        assert (type(error), str(error)) == (MachineError, "there are no bindings")
-        assert not has_users(region.segment.fileno())
-    model.close()
-
-
 # Registered by hand
 
 
@@ -195,34 +175,3 @@ def test_registered_memory_is_the_clients(manager: SharedMemoryManager, allocati
         manager.get_memory_info("mine", 1, SIZE)
     with pytest.raises(CallerError, match="region 'mine' is registered already; unregister it first"):
         register(manager, allocation)
-
-
-@pytest.mark.parametrize(
-    ("byte_size", "device", "reason"),
-    [
-        (BLOCK + 1, DEVICE, f"it claims {BLOCK + 1} bytes of an allocation of {BLOCK}"),
-        (BLOCK, 0, "it is on GPU 1, and not on GPU 0, as it says"),
-    ],
-)
-def test_memory_that_is_not_as_it_is_said_is_not_registered(
-    cuda: CudaRuntime,
-    manager: SharedMemoryManager,
-    allocation: CudaAllocation,
-    byte_size: int,
-    device: int,
-    reason: str,
-) -> None:
-    handle = allocation.handle
-    error = refusal(lambda: manager.register_cuda_shared_memory("mine", handle, byte_size, device), handle)
-    assert str(error) == f"region 'mine' refused: {reason}"
-    collect_all(cuda)
-    assert (left_of(MODEL), manager.status(), manager.mapped_bytes) == (NOTHING, [], 0)
-
-
-def test_two_names_share_one_mapping(manager: SharedMemoryManager, allocation: CudaAllocation) -> None:
-    assert register(manager, allocation, "first") is register(manager, allocation, "second")
-    assert (DRIVER.count("cuIpcOpenMemHandle", MODEL), manager.mapped_bytes) == (1, BLOCK)
-    manager.unregister("first")
-    assert left_of(MODEL).opened == 1
-    manager.unregister("second")
-    assert left_of(MODEL) == NOTHING

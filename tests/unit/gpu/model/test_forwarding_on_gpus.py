@@ -46,7 +46,7 @@ from tests.unit.gpu.fakes import (
     runtime_that_gives_all_back,
     stream_on,
 )
-from tests.unit.gpu.model.device_calls import DEVICE, Client, collect
+from tests.unit.gpu.model.conftest import DEVICE, Client, collect
 
 INT32 = dtypes.BY_NAME["INT32"]
 NUMBERS = [0, 1, 2, 3]

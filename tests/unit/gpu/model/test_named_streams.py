@@ -15,9 +15,9 @@ import pytest
 
 from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.model import Call, StreamCall
-from tests.unit.emulated import answers_to, message_of
+from tests.unit.emulated import answers_to, error_of, message_of
 from tests.unit.gpu.fakes import DRIVER, MODEL, array_on, captured, held_back, kernel, left_of, stream_on, wait_until
-from tests.unit.gpu.model.device_calls import DEVICE, HOST, Calls, Client, calls_of
+from tests.unit.gpu.model.conftest import DEVICE, HOST, Calls, Client, calls_of
 
 ILLEGAL = "CUDA_ERROR_ILLEGAL_ADDRESS"
 LATE = 0.02
@@ -136,8 +136,7 @@ def test_when_the_gpu_is_lost_calls_that_use_it_say_so_and_others_are_served(cal
     assert f"failed with {ILLEGAL}: " in said
     assert "a model must be loaded anew" in said
     on_host = calls.client.host.request({"X": np.ones(4, np.float32)}, {"Y": 16})
-    (response,) = calls.session.serve([on_host], lambda call: call.put("Y", call.input("X").numpy() * 2))
-    assert message_of(response) == ""
+    assert error_of(calls.session, on_host, lambda call: call.put("Y", call.input("X").numpy() * 2)) == ""
     DRIVER.forget()
 
 
@@ -158,17 +157,23 @@ def test_threads_are_on_the_instances_gpu(calls: Calls, instance: int | None, ex
 
 
 @named_or_not
-def test_a_stream_ends_after_what_came_behind_its_last_response(calls: Calls, is_named: bool) -> None:
+def test_responses_and_the_end_of_a_stream_come_after_what_was_launched_before(calls: Calls, is_named: bool) -> None:
     done: list[float] = []
 
-    def answer(call: StreamCall) -> None:
+    def answer(call: StreamCall) -> Iterator[None]:
         if is_named:
             call.ready_on(calls.stream)
-        kernel(calls.stream, lambda x: done.append(x.sum()), call.input("X").array, late_s=LATE)
+        for number in range(3):
+            kernel(calls.stream, lambda x: done.append(x.sum()), call.input("X").array, late_s=LATE)
+            if number < 2:
+                yield
+                assert done == [12] * (number + 1)
 
     calls.client.write(0, 3)
-    calls.session.serve_streams([calls.client.request(0, {}, is_for_one_request=True)], answer)
-    assert done == [12]
+    request = calls.client.request(0, {}, is_for_one_request=True)
+    calls.session.serve_streams([request], answer)
+    assert [each and each.error() for each in answers_to(request).sent] == [None] * 3
+    assert done == [12] * 3
     assert calls.client.is_over()
     assert left_of(MODEL).opened == 0
 
@@ -203,11 +208,7 @@ def double(x: npt.NDArray[np.float32], y: npt.NDArray[np.float32]) -> None:
 
 
 class Stress:
-    """Threads with a client, a stream and random calls each, of one session.
-
-    ``wrong`` has what came in place of the right answer, and ``by_event`` how many answers came while the GPU may have
-    been at work.
-    """
+    """Threads with a client, a stream and random calls each, of one session; ``by_event`` counts early answers."""
 
     def __init__(self) -> None:
         self.wrong: list[object] = []

@@ -121,7 +121,6 @@ def test_what_comes_later_there_is_not_waited_for(gpu: CudaRuntime, begin: Begin
 def test_each_device_has_a_default_stream(
     begin: Begin, streams: list[int], handle: int, device: int, says_so: bool
 ) -> None:
-    """Two GPUs have default streams of the same number."""
     named = NamedStream(handle, device if says_so else None)
     then_on = 1 - device if says_so else device
     begin(handle, device).comes_before([named], then_on, streams[2 * then_on])

@@ -35,7 +35,6 @@ def done() -> list[str]:
 
 @pytest.fixture
 def busy(gpu: CudaRuntime) -> Iterator[threading.Event]:
-    """Something that device 1 does, until this is set."""
     with stream_on(gpu, 1) as stream, held_back(stream) as finish:
         yield finish
 
@@ -52,32 +51,25 @@ def test_work_comes_after_all_that_the_device_did(gpu: CudaRuntime, busy: thread
     assert (done, gpu.retired.is_waiting) == (["one", "two"], False)
 
 
-def test_letting_go_asks_nothing_of_cuda(gpu: CudaRuntime, peer: CudaRuntime, busy: threading.Event) -> None:
-    allocation = CudaAllocation(gpu, 1, 1)
-    mapping = CudaMappings(peer).map(allocation.handle, 1, 1, "memory", None, allocation.event_handle)
+@pytest.mark.parametrize("holder", ["retired", "contexts", "mappings"])
+def test_letting_go_asks_nothing_of_cuda_and_waits_for_no_lock(
+    gpu: CudaRuntime, peer: CudaRuntime, busy: threading.Event, holder: str
+) -> None:
+    """A finalizer may interrupt whatever holds one, in the same thread."""
+    mappings, allocation = CudaMappings(peer), CudaAllocation(gpu, 1, 1)
+    mapping = mappings.map(allocation.handle, 1, 1, "memory", None, allocation.event_handle)
+    lock: Any = {"retired": peer.retired._lock, "contexts": peer._lock, "mappings": mappings._lock}[holder]
     asked = DRIVER.count("cuCtxPushCurrent")
-    mapping.close()
-    del mapping
-    allocation.free()
-    gc.collect()
+    with lock:
+        mapping.close()  # would wait for ever
+        del mapping
+        allocation.free()
+        gc.collect()
     assert DRIVER.count("cuCtxPushCurrent") == asked
     busy.set()
     collect_all(peer)
     collect_all(gpu)
     assert DRIVER.live() == NOTHING._replace(streams=1)
-
-
-@pytest.mark.parametrize("holder", ["retired", "contexts", "mappings"])
-def test_letting_go_waits_for_no_lock(gpu: CudaRuntime, peer: CudaRuntime, holder: str) -> None:
-    """A finalizer may interrupt whatever holds one, in the same thread."""
-    mappings = CudaMappings(peer)
-    allocation = CudaAllocation(gpu, 1, 1)
-    mapping = mappings.map(allocation.handle, 1, 1, "memory")
-    lock: Any = {"retired": peer.retired._lock, "contexts": peer._lock, "mappings": mappings._lock}[holder]
-    with lock:
-        mapping.close()  # would wait for ever
-        del mapping
-    collect_all(peer)
 
 
 def test_one_thread_at_a_time_collects_and_none_waits_for_it(gpu: CudaRuntime) -> None:
@@ -144,7 +136,6 @@ def test_what_cannot_be_asked_now_is_asked_again(gpu: CudaRuntime, done: list[st
 
 @pytest.mark.parametrize("function", ["cuEventCreate", "cuCtxRecordEvent", "cuEventQuery"])
 def test_what_a_lost_device_has_is_left_as_it_is(done: list[str], function: str) -> None:
-    """Nobody can know any more what its memory is used for; nor is anybody to ask for ever."""
     gpu = DRIVER.runtime(LOST)
     DRIVER.fail_next(function, "CUDA_ERROR_ILLEGAL_ADDRESS", process=LOST)
     gpu.retired.add(1, lambda: done.append("work"))

@@ -18,8 +18,6 @@ from tests.unit.gpu.fakes import DRIVER, PATIENCE_S, held_back, stream_on
 
 
 class Protocol:
-    """What CUDA's protocol asks for, and nothing else."""
-
     def __init__(self, handle: int, version: int = 0) -> None:
         self._found = version, handle
 
