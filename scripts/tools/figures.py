@@ -29,3 +29,11 @@ class Figure:
         if self.at_most is not None:
             return f"at most {self.at_most:g}"
         return "" if self.at_least is None else f"at least {self.at_least:g}"
+
+
+def in_words(byte_size: float) -> str:
+    """Return a number of bytes in words, such as ``4 KiB``."""
+    for factor, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if byte_size >= factor:
+            return f"{byte_size / factor:g} {unit}"
+    return f"{byte_size:g} B"

@@ -28,9 +28,9 @@ CEILINGS: Final = {
     "shm_backend_utils/server": 1_284,
     "shm_backend_utils/tensors": 980,
     "shm_backend_utils/testing": 6_650,
-    "scripts": 12_381,
+    "scripts": 11_832,
     "scripts/tools/bench": 3_238,
-    "tests": 59_366,
+    "tests": 59_364,
     "docs": 3_472,
 }
 """By folder, or by pattern of files: the most lines."""

@@ -14,14 +14,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from scripts.tools.gpu_check.check import Wanted, check
+from scripts.tools.gpu_check.__main__ import check
 from scripts.tools.gpu_check.fakes.gpu import load_fake_gpu
 from scripts.tools.gpu_check.gpu import Gpu, load_gpu
 from scripts.tools.gpu_check.kernels import LIBRARIES
+from scripts.tools.gpu_check.measures import SMALL
 from scripts.tools.gpu_check.processes import client as client_process
 from scripts.tools.gpu_check.processes.checks import CHECKS, many_requests
 from scripts.tools.gpu_check.processes.client import Check, Client, ModelProcess
-from scripts.tools.gpu_check.report import SMALL, CheckFailedError, Figure, NotOnAFakeError, Report
+from scripts.tools.gpu_check.report import CheckFailedError, Figure, NotOnAFakeError, Report
 from shm_backend_utils.gpu.errors import CudaError
 from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.server.install import FOLDER_VARIABLE
@@ -43,13 +44,10 @@ FIGURES = [
     "a real server: identity of 64 KiB",
     "a real server: gpu_multiply of 64 KiB",
 ]
-IN_WORDS = {"cupy": "CuPy", "torch": "PyTorch", "neither": "neither CuPy nor PyTorch"}
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 
 class Rehearsal(NamedTuple):
-    """What a user sees who runs the script on a fake driver."""
-
     status: int
     printed: str
     text: str
@@ -76,9 +74,9 @@ def test_a_rehearsal_passes_all_checks_but_those_that_need_more_than_a_fake(rehe
 
 def test_a_rehearsal_runs_both_levels_with_each_library_and_several_gpus(rehearsal: Rehearsal) -> None:
     ran = {(each["group"], each["name"]) for each in rehearsal.content["checks"]}
-    for library in LIBRARIES:
-        assert {(f"two processes, with {IN_WORDS[library]}", name) for name in CHECKS} < ran
-        server = f"a real server, with {IN_WORDS[library]}"
+    for library in LIBRARIES.values():
+        assert {(f"two processes, with {library}", name) for name in CHECKS} < ran
+        server = f"a real server, with {library}"
         assert (server, "a prepared call is filled, and answered, in one allocation") in ran
     assert ("two processes, with CuPy", "several GPUs serve one execute, each in order") in ran
     assert ("a real server, with CuPy", "the sample gpu_normalize gives what NumPy gives") in ran
@@ -101,7 +99,7 @@ def test_without_the_bindings_it_ends_with_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    assert check(load_gpu, SMALL, tmp_path / "report", Wanted()) == 2
+    assert check(load_gpu, SMALL, tmp_path / "report") == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith("gpu_check needs a GPU and cuda-bindings: GPU memory needs NVIDIA's cuda-bindings")
@@ -114,7 +112,7 @@ def without_gpu(library: str) -> Gpu:
 
 
 def test_without_a_gpu_it_ends_with_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert check(without_gpu, SMALL, tmp_path, Wanted()) == 2
+    assert check(without_gpu, SMALL, tmp_path) == 2
     assert "CUDA_ERROR_NO_DEVICE: no GPU is visible here" in capsys.readouterr().err
 
 
@@ -126,8 +124,8 @@ def with_neither_alone(library: str) -> Gpu:
 
 @pytest.fixture
 def _checks_nothing_between_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scripts.tools.gpu_check.check.check_processes", lambda *_: None)
-    monkeypatch.setattr("scripts.tools.gpu_check.check.measure_processes", lambda *_: None)
+    monkeypatch.setattr("scripts.tools.gpu_check.__main__.check_processes", lambda *_: None)
+    monkeypatch.setattr("scripts.tools.gpu_check.__main__.measure_processes", lambda *_: None)
 
 
 @pytest.mark.usefixtures("_checks_nothing_between_processes")
@@ -145,7 +143,7 @@ def _checks_nothing_between_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_library_that_is_not_there_is_named_and_a_failure_if_it_was_asked_for(
     asked_for: tuple[str, ...], status: int, found: str, tmp_path: Path
 ) -> None:
-    assert check(with_neither_alone, SMALL, tmp_path, Wanted((1,), asked_for)) == status
+    assert check(with_neither_alone, SMALL, tmp_path, (1,), asked_for) == status
     assert found in (tmp_path / "report.txt").read_text()
 
 
@@ -155,7 +153,7 @@ def test_without_a_server_level_2_is_a_failure_that_says_how_to_do_without(
     levels: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "nowhere"))
-    assert check(load_fake_gpu, SMALL, tmp_path, Wanted(levels, ("neither",))) == 1
+    assert check(load_fake_gpu, SMALL, tmp_path, levels, ("neither",)) == 1
     text = (tmp_path / "report.txt").read_text()
     assert "FAIL  a real server: a server starts with the models (there is no server where this package" in text
     assert "--level 1 does without" in text
@@ -172,7 +170,7 @@ def test_a_rehearsal_must_say_where_its_report_goes() -> None:
 
 def test_a_fake_is_never_taken_for_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     load_fake_gpu("neither")
-    assert check(load_gpu, SMALL, tmp_path / "report", Wanted()) == 2
+    assert check(load_gpu, SMALL, tmp_path / "report") == 2
     assert "what is found as a driver is a fake CUDA driver, no GPU; --rehearse is for that" in capsys.readouterr().err
     assert not (tmp_path / "report").exists()
 
@@ -258,7 +256,6 @@ def test_a_check_finds_a_client_whose_gpu_is_not_as_it_must_be(
 def find(
     complaint: str, check_name: str, gpu: Gpu, load_model: Callable[[], Gpu], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Run a check, which must fail with this complaint."""
     monkeypatch.setattr(client_process, "_LET_GO_S", 2.0)
     checks: dict[str, Check] = {**CHECKS, MANY_REQUESTS: lambda client: many_requests(client, SMALL)}
     with ModelProcess(load_model) as model, Client(gpu, model) as client:
@@ -282,9 +279,9 @@ def find(
 def test_a_figure_beyond_its_limit_fails_its_check_if_that_binds(
     limits: dict[str, float], is_held: bool | None, has_failed: bool, tmp_path: Path
 ) -> None:
-    figure = Figure("figure", 1.2, "× something", "1.2 ms / 1 ms", group="group", **limits)  # type: ignore[arg-type]
+    figure = Figure("figure", 1.2, "× something", "1.2 ms / 1 ms", **limits)  # type: ignore[arg-type]
     report = Report("title", {}, tmp_path, is_fake=False)
-    report.run("group", "name", lambda: report.measured(figure))
+    report.measure("group", "name", lambda: [figure])
     report.finish()
     assert figure.is_held is is_held
     assert report.has_failed is has_failed
@@ -306,7 +303,8 @@ def test_a_check_that_raises_ends_alone(error: Exception, has_trace: bool, tmp_p
         raise error
 
     report = Report("title", {}, tmp_path, is_fake=False)
-    outcome = report.run("group", "name", fail)
+    report.run("group", "name", fail)
+    (outcome,) = report.outcomes
     assert (outcome.status, bool(outcome.trace)) == ("FAIL", has_trace)
     assert json.loads((tmp_path / "report.json").read_text())["checks"][0]["detail"] == outcome.detail
     assert "FAIL  group: name (" in (tmp_path / "report.txt").read_text()

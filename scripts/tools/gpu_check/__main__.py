@@ -1,7 +1,8 @@
 """Check and measure this library on a real GPU. Needs NumPy and cuda-bindings, and no network.
 
-Level 1 is a client's and a model's process; level 2 is a real server, which needs tritonclient as well. Kernels are
-CuPy's, PyTorch's, or, with neither, the driver's own copies.
+Level 1 is a client's and a model's process; level 2 is a real server, which needs tritonclient as well, and is in
+the folder that SHM_BACKEND_UTILS_SERVER names, or where this package installs it. Kernels are CuPy's, PyTorch's, or,
+with neither, the driver's own copies.
 
 What is asked for by name and cannot be run here has failed. The exit status is 0 if all held, 1 if something failed,
 and 2 if there is no GPU or no cuda-bindings.
@@ -10,18 +11,92 @@ and 2 if there is no GPU or no cuda-bindings.
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Final
 
-from .check import LEVELS, Wanted, check
+from shm_backend_utils.errors import MachineError
+from shm_backend_utils.server import find_gpus
+
+from .. import ROOT
 from .fakes.gpu import load_fake_gpu
-from .gpu import load_gpu
+from .gpu import Gpu, describe, device_name, load_gpu
 from .kernels import LIBRARIES
-from .report import FULL, SMALL
+from .measures import FULL, SMALL, Amounts
+from .processes.checks import check_processes, measure_processes
+from .report import CheckFailedError, Report, require
+
+LEVELS: Final = (1, 2)
+_RESULTS: Final = ROOT / "docs" / "gpu"
+_TITLE: Final = "shm_backend_utils on a GPU"
+_TITLE_OF_A_FAKE: Final = "REHEARSAL ON A FAKE GPU: nothing here was measured on a GPU"
+
+
+def check(
+    load: Callable[[str], Gpu],
+    amounts: Amounts,
+    folder: Path | None,
+    levels: Sequence[int] = LEVELS,
+    libraries: Sequence[str] = (),
+) -> int:
+    """Check a GPU, with these libraries or with all that are there, and write a report; return the exit status."""
+    try:
+        gpu = load("neither")
+    except MachineError as error:
+        print(f"gpu_check needs a GPU and cuda-bindings: {error}", file=sys.stderr)
+        print(find_gpus(os.environ, sys.executable).text, file=sys.stderr)
+        return 2
+    date = time.strftime("%Y-%m-%d")
+    title = _TITLE_OF_A_FAKE if gpu.is_fake else _TITLE
+    default = _RESULTS / f"{date}-{re.sub(r'[^a-z0-9]+', '-', device_name(0).lower()).strip('-')}"
+    report = Report(title, describe(gpu.runtime, date), folder or default, is_fake=gpu.is_fake)
+    gpus = _loaded(report, load, libraries)
+    if 1 in levels:
+        for library, each in gpus.items():
+            check_processes(report, each, partial(load, library))
+        for library, each in list(gpus.items())[:1]:  # what is measured depends little on the library
+            measure_processes(report, each, partial(load, library), amounts)
+    if 2 in levels:
+        _check_server(report, list(gpus.values()), amounts)
+    report.finish()
+    return 1 if report.has_failed else 0
+
+
+def _loaded(report: Report, load: Callable[[str], Gpu], asked_for: Sequence[str]) -> dict[str, Gpu]:
+    gpus: dict[str, Gpu] = {}
+
+    def use(library: str) -> None:
+        try:
+            gpus[library] = load(library)
+        except (ImportError, MachineError) as error:
+            if asked_for:
+                raise CheckFailedError(f"it was asked for, and cannot be used: {error}") from error
+            report.learned(f"not checked with {LIBRARIES[library]}", str(error))
+
+    for library in asked_for or LIBRARIES:
+        if asked_for:
+            report.run("this machine", f"{LIBRARIES[library]} can be used", partial(use, library))
+        else:
+            use(library)
+    return gpus
+
+
+def _check_server(report: Report, gpus: Sequence[Gpu], amounts: Amounts) -> None:
+    try:
+        from .server.checks import check_server  # noqa: PLC0415  # needs tritonclient
+    except ImportError as error:
+        missing = f"the client needs tritonclient: {error}; --level 1 does without"
+        report.run("a real server", "a server starts with the models", partial(require, False, missing))
+    else:
+        check_server(report, gpus, amounts)
 
 
 def main() -> int:
-    """Run the program; return its exit status."""
     parser = argparse.ArgumentParser(
         prog="scripts/gpu_check",
         description=__doc__,
@@ -41,9 +116,6 @@ def main() -> int:
         help="the array library, which must be there; may be given again (default: each that is there, and neither)",
     )
     parser.add_argument(
-        "--server", type=Path, metavar="DIR", help="where a server is installed (default: where this package does that)"
-    )
-    parser.add_argument(
         "--rehearse",
         action="store_true",
         help="do little, on a fake GPU: to see whether this program works; needs --out",
@@ -53,7 +125,7 @@ def main() -> int:
         parser.error("--rehearse needs --out: its report is none of a GPU")
     load, amounts = (load_fake_gpu, SMALL) if arguments.rehearse else (load_gpu, FULL)
     levels = LEVELS if arguments.level is None else (arguments.level,)
-    return check(load, amounts, arguments.out, Wanted(levels, arguments.libraries, arguments.server))
+    return check(load, amounts, arguments.out, levels, arguments.libraries)
 
 
 if __name__ == "__main__":

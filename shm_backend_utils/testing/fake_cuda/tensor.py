@@ -109,7 +109,7 @@ class Tensor:
         ]
         address = self.address + (view.ctypes.data - like.ctypes.data)
         kinds = {"stream": self.stream, "exports_bool": self.exports_bool}
-        return Tensor(self.memory, address, view.shape, view.strides, self.dtype, **kinds)  # type: ignore[arg-type]
+        return type(self)(self.memory, address, view.shape, view.strides, self.dtype, **kinds)  # type: ignore[arg-type]
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:

@@ -6,18 +6,17 @@ import contextlib
 import multiprocessing
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-import numpy as np
 import numpy.typing as npt
 
-from shm_backend_utils.gpu.arrays.device_array import DeviceArray
+from shm_backend_utils.memory import locks
 
 from ..gpu import Gpu, LoadGpu
 from ..report import CheckFailedError, require
 from .model import Answer, serve
-from .slots import DeviceSlot, HostSlot, LentSlot, Slot
+from .slots import DeviceSlot, Slot
 
 _START_S: Final = 120.0
 _ANSWER_S: Final = 60.0
@@ -34,7 +33,7 @@ class ModelProcess:
         self._load_gpu = load_gpu
         self._running: tuple[Any, Any] | None = None
 
-    def infer(self, model: str, *parameters: str) -> Answer:
+    def infer(self, model: str, *parameters: Mapping[str, Any]) -> Answer:
         """Send a request, or several for one ``execute``, and return the answer; CheckFailedError if none comes."""
         _, connection = self._running or self._start()
         try:
@@ -50,21 +49,25 @@ class ModelProcess:
 
     def counts(self) -> Counter[str]:
         """Return how often the process' runtime has done what, by the names of its methods."""
-        return Counter(self.infer("").notes)
+        return Counter(self.infer("")[1])
 
     def kill(self) -> None:
-        """End it at once."""
         if self._running is not None:
-            self._running[0].kill()
-            self._end()
+            process, connection = self._running
+            self._running = None
+            process.kill()
+            connection.close()
+            process.join()
+            process.close()
 
     def __enter__(self) -> ModelProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._running is not None:
-            self._running[1].close()
-            self._running[0].join(_ANSWER_S)
+            process, connection = self._running
+            connection.close()
+            process.join(_ANSWER_S)
             self.kill()
 
     def _start(self) -> tuple[Any, Any]:
@@ -74,26 +77,14 @@ class ModelProcess:
         process.start()
         theirs.close()
         self._running = process, ours
-        try:
+        with contextlib.suppress(EOFError):
             if ours.poll(_START_S) and ours.recv() == "ready":
                 return self._running
-        except EOFError:
-            pass
         self.kill()
         raise CheckFailedError("the model's process did not start; what it wrote to standard error says why")
 
-    def _end(self) -> None:
-        if self._running is not None:
-            process, connection = self._running
-            self._running = None
-            connection.close()
-            process.join()
-            process.close()
-
 
 class Client:
-    """Calls of the check. A context manager."""
-
     def __init__(self, gpu: Gpu, model: ModelProcess) -> None:
         self.gpu = gpu  # this process'
         self.model = model
@@ -113,63 +104,49 @@ class Client:
             for slot in self._given_up:
                 slot.free()
 
-    @contextlib.contextmanager
-    def slot(self, model: str, count: int, **more: Any) -> Iterator[DeviceSlot]:
-        """Make a slot as :meth:`DeviceSlot.of_numbers` does."""
-        with self._kept(model, DeviceSlot.of_numbers(self.gpu, model, count, **more)) as made:
-            yield made
+    def slot(self, model: str, *shape: int, **more: Any) -> contextlib.AbstractContextManager[DeviceSlot]:
+        """Make a :class:`.DeviceSlot`, which is kept for a block."""
+        return self.kept(DeviceSlot(self.gpu, model, shape, **more))
 
     @contextlib.contextmanager
-    def lent_slot(self, model: str, tensor: DeviceArray) -> Iterator[LentSlot]:
-        """Make a slot whose input is somebody's own tensor."""
-        with self._kept(model, LentSlot(self.gpu, model, tensor)) as made:
-            yield made
+    def kept(self, slot: _AnySlot) -> Iterator[_AnySlot]:
+        """Have a slot for a block; it is given up then, and freed in the end."""
+        self._given_up.append(slot)
+        try:
+            yield slot
+            slot.unlink()
+            self.let_go(slot.model)
+        except BaseException:
+            self.model.kill()
+            self.gpu.destroy_stream()  # it may wait for what the model will never do
+            slot.unlink()
+            raise
 
-    @contextlib.contextmanager
-    def batch_slot(self, model: str, rows: int, width: int) -> Iterator[DeviceSlot]:
-        """Make a slot for rows of FP32, and as many in the output."""
-        shapes, kinds = ((rows, width), (rows, width)), (np.dtype(np.float32), np.dtype(np.float32))
-        with self._kept(model, DeviceSlot(self.gpu, model, *shapes, ("INPUT0", "OUTPUT0"), kinds, 0)) as made:
-            yield made
+    def infer_nothing(self) -> None:
+        self.model.infer("empty", {})
 
-    @contextlib.contextmanager
-    def image_slot(self, count: int, height: int, width: int) -> Iterator[DeviceSlot]:
-        """Make a slot for photographs."""
-        shapes = (count, height, width, 3), (count, 3, height, width)
-        kinds = np.dtype(np.uint8), np.dtype(np.float32)
-        made = DeviceSlot(self.gpu, "gpu_normalize", *shapes, ("IMAGES", "NORMALIZED"), kinds, 0)
-        with self._kept("gpu_normalize", made):
-            yield made
-
-    @contextlib.contextmanager
-    def host_slot(self, model: str, values: npt.NDArray[np.generic]) -> Iterator[HostSlot]:
-        """Make a slot with an input on the host."""
-        with self._kept(model, HostSlot(model, values)) as made:
-            yield made
-
-    def infer(self, model: str, *slots: Slot) -> dict[str, Any]:
+    def infer(self, *slots: Slot) -> dict[str, Any]:
         """Make a request in each slot, for one ``execute``; they must succeed. Return the model's notes."""
-        answer = self.model.infer(model, *[slot.next_request() for slot in slots])
-        require(not answer.error, f"the model refused the request: {answer.error}")
+        error, notes = self.model.infer(slots[0].model, *[slot.next_request() for slot in slots])
+        require(not error, f"the model refused the request: {error}")
         for slot in slots:
             require(slot.is_completed, "the model has answered without finishing with the slot")
-        return answer.notes
+        return notes
 
     def check_output(self, slot: DeviceSlot, expected: npt.ArrayLike, otherwise: str) -> None:
         """Raise CheckFailedError unless this is in a slot's output by now."""
         require(bool((self.gpu.download(slot.y) == expected).all()), otherwise)
 
-    def refusal(self, model: str, slot: Slot, encoded: bytes | None = None) -> str:
-        """Make a request, with another table if one is given, which must be refused, and return why."""
-        answer = self.model.infer(model, slot.next_request(encoded))
-        require(bool(answer.error), "the model has served it")
-        return answer.error
+    def refusal(self, slot: Slot, encoded: bytes | None = None, *words: str) -> str:
+        """Make a request, with another table if one is given, which must be refused with these words. Return why."""
+        error, _ = self.model.infer(slot.model, slot.next_request(encoded))
+        require(bool(error), "the model has served it")
+        return worded(error, *words)
 
     def let_go(self, model: str) -> None:
         """Make a request with memory of the host alone: a model that gets new memory lets go of what was given up."""
-        slot = Slot()
+        slot = Slot(model)
         try:
-            slot.describe(model, {}, {})
             self.model.infer(model, slot.next_request())
         finally:
             slot.unlink()
@@ -181,24 +158,18 @@ class Client:
             slot.unlink()
         self.let_go(model)
         deadline = time.monotonic() + _LET_GO_S
-        while any(slot.is_mapped_elsewhere for slot in slots):
+        while any(locks.has_users(slot.region.segment.fileno()) for slot in slots):
             if time.monotonic() > deadline:
                 raise CheckFailedError(f"the model has not let go of memory that was given up {_LET_GO_S:g} s ago")
             time.sleep(_PAUSE_S)
 
-    @contextlib.contextmanager
-    def _kept(self, model: str, slot: _AnySlot) -> Iterator[_AnySlot]:
-        self._given_up.append(slot)
-        try:
-            yield slot
-            slot.unlink()
-            self.let_go(model)
-        except BaseException:
-            self.model.kill()
-            self.gpu.destroy_stream()  # it may wait for what the model will never do
-            slot.unlink()
-            raise
+
+def worded(text: str, *words: str) -> str:
+    """Return a reason, briefly; CheckFailedError unless all these words are in it."""
+    for each in words:
+        require(each in text, f"the reason does not say {each!r}: {text}")
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
-Check = Callable[[Client], str]
-"""Returns a detail for the report; raises what the report understands."""
+Check = Callable[[Client], str | None]
+"""Returns a detail for the report, or none; raises what the report understands."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import sys
@@ -9,36 +10,46 @@ import time
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Final, NamedTuple
+from types import ModuleType, SimpleNamespace
+from typing import Any, Final
 
 import numpy as np
 
 from shm_backend_utils.cli.common.server import REPOSITORY
-from shm_backend_utils.errors import MachineError
+from shm_backend_utils.gpu.arrays.device_array import DeviceArray
+from shm_backend_utils.gpu.arrays.imported import imported
+from shm_backend_utils.gpu.arrays.libraries import as_library
 from shm_backend_utils.model import BatchCall, Call, ShmSession
 from shm_backend_utils.tensors.attributes import MemoryType
+from shm_backend_utils.tensors.dlpack_structures import VERSION
 from shm_backend_utils.testing.emulator import NAME
 
 from ...lone_emulator import KeptAnswers, LoneServer, deliver_alone
 from ..gpu import Gpu, LoadGpu
-from .consumers import hand_over, library_arrays
+from ..measures import EMPTY
+from ..report import raised, require
 
 _OWN_MODELS: Final = Path(__file__).resolve().parents[1] / "models"
-_OUTPUT: Final = ("OUTPUT0",)
+_OF_CUPY: Final = ("gpu_multiply", "gpu_normalize")
+_OUTPUTS: Final = {"empty": (), "to_device": (), "to_device_pinned": (), "gpu_normalize": ("NORMALIZED",)}
+"""By model; the others have OUTPUT0."""
 BATCH_ROWS: Final = 2
 """How many rows each request to the model for batches has."""
 
+_STEPS_BEFORE: Final = 50  # so that who does not wait is too early
+_WRONG: Final[tuple[dict[str, Any], ...]] = (
+    *({"stream": stream} for stream in (0, -2, "1", True)),
+    {"dl_device": (1, 0)},
+    {"copy": True},
+)
+"""Arguments of ``__dlpack__`` that it refuses."""
 
-class Answer(NamedTuple):
-    """What comes back: why a request failed, or nothing; and what the model has to say."""
-
-    error: str
-    notes: dict[str, Any]
+Answer = tuple[str, dict[str, Any]]
+"""Why a request failed, or nothing; and what the model has to say."""
 
 
 def serve(connection: Connection, load_gpu: LoadGpu) -> None:
-    """Serve until the pipe is closed: a model's name and the texts of its requests' parameters come, an answer goes.
+    """Serve until the pipe is closed: a model's name and its requests' parameters come, an answer goes.
 
     No name at all asks how often the runtime has done what.
     """
@@ -48,12 +59,10 @@ def serve(connection: Connection, load_gpu: LoadGpu) -> None:
     counts = gpu.counts
     models = _Models(gpu, backend)
     connection.send("ready")
-    while True:
-        try:
+    with contextlib.suppress(EOFError, OSError):
+        while True:
             name, parameters = connection.recv()
-        except (EOFError, OSError):
-            break
-        connection.send(models.answer(name, parameters) if name else Answer("", counts.so_far()))
+            connection.send(models.answer(name, parameters) if name else ("", counts))
     models.close()
 
 
@@ -63,17 +72,18 @@ class _Models:
         self._backend = backend
         self._notes: dict[str, Any] = {}
         self._models: dict[str, Any] = {
-            "empty": _Empty(backend),
-            "identity": self._own("identity", self._identity),
+            "empty": _imported(EMPTY).TritonPythonModel(),
             "look": self._own("look", self._look),
             "dlpack": self._own("dlpack", self._dlpack),
             "names_foreign": self._own("names_foreign", self._names_foreign),
             "to_device": self._own("to_device", self._to_device),
             "to_device_pinned": self._own("to_device_pinned", self._to_device, SHM_PIN_HOST_MEMORY="true"),
+            "batch": self._own("batch", self._batch, max_batch_size=8),
         }
         for name in ("BF16", "BOOL"):
-            self._models[f"library_{name}"] = self._own(f"library_{name}", self._library, data_type=name)
+            self._models[f"library_{name}"] = self._own(f"library_{name}", self._library, name)
         for name, work, stream, more in (
+            ("identity", "none", "unnamed", {}),
             ("quick", "quick", "named", {}),
             ("late", "late", "named", {}),
             ("late_unnamed", "late", "unnamed", {}),
@@ -81,38 +91,32 @@ class _Models:
         ):
             parameters = {"LIBRARY": gpu.kernels.name, "WORK": work, "STREAM": stream, **more}
             self._models[name] = _loaded(_OWN_MODELS / "gpu_work", name, gpu, parameters)
-        self._models["batch"] = _OwnModel("batch", self._batch, gpu, "FP32", {}, max_batch_size=8)
-        if gpu.kernels.name == "cupy":
-            for name in ("gpu_multiply", "gpu_normalize"):
-                self._models[name] = _loaded(REPOSITORY / name, name, gpu, {})
-        self._outputs: dict[str, tuple[str, ...]] = {
-            "empty": (),
-            "to_device": (),
-            "to_device_pinned": (),
-            "gpu_normalize": ("NORMALIZED",),
-        }
+        for name in _OF_CUPY if gpu.kernels.name == "cupy" else ():
+            self._models[name] = _loaded(REPOSITORY / name, name, gpu, {})
 
-    def answer(self, name: str, parameters: tuple[str, ...]) -> Answer:
+    def answer(self, name: str, parameters: tuple[Mapping[str, Any], ...]) -> Answer:
         self._notes = {}
-        outputs = self._outputs.get(name, _OUTPUT)
+        outputs = _OUTPUTS.get(name, ("OUTPUT0",))
         carried = {"SHM": np.empty((BATCH_ROWS, 0), np.uint8)} if name == "batch" else {}
-        requests = [
-            deliver_alone(self._backend, json.loads(each or "{}"), outputs, carried, KeptAnswers())
-            for each in parameters
-        ]
+        requests = [deliver_alone(self._backend, each, outputs, carried, KeptAnswers()) for each in parameters]
         errors = [response.error() for response in self._models[name].execute(requests) if response.has_error()]
         told = [f"[{error.code().name}] {error.message()}" for error in errors]
-        return Answer("; ".join(told), self._notes)
+        return "; ".join(told), self._notes
 
     def close(self) -> None:
-        for model in self._models.values():
-            model.finalize()
+        for name, model in self._models.items():
+            if name != "empty":  # it holds nothing
+                model.finalize()
 
-    def _own(self, name: str, infer: Callable[[Call], None], data_type: str = "FP32", **parameters: str) -> _OwnModel:
-        return _OwnModel(name, infer, self._gpu, data_type, parameters)
-
-    def _identity(self, call: Call) -> None:
-        call.put("OUTPUT0", call.input("INPUT0"))
+    def _own(
+        self, name: str, infer: Callable[[Any], None], data_type: str = "FP32", max_batch_size: int = 0, **more: str
+    ) -> SimpleNamespace:
+        tensor = {"data_type": f"TYPE_{data_type}", "dims": [-1]}
+        inputs = {"INPUT0": tensor, **({"SHM": {"data_type": "TYPE_UINT8", "dims": [-1]}} if max_batch_size else {})}
+        arguments = _arguments(name, inputs, {"OUTPUT0": tensor}, more, max_batch_size)
+        session = ShmSession.from_args(arguments, self._gpu.access)
+        serve = session.serve_batch if max_batch_size else session.serve
+        return SimpleNamespace(execute=lambda requests: serve(requests, infer), finalize=session.close)
 
     def _look(self, call: Call) -> None:
         """Tell what the input is, and give it back."""
@@ -120,7 +124,6 @@ class _Models:
         attributes, runtime = x.attributes, self._gpu.runtime
         self._notes = {
             "is_on_gpu": attributes.memory_type is MemoryType.GPU,
-            "device": attributes.memory_type_id,
             "byte_size": attributes.byte_size,
             "handle": attributes.cuda_ipc_handle,
             "uuid": runtime.device_uuid(attributes.memory_type_id),
@@ -132,15 +135,49 @@ class _Models:
 
     def _dlpack(self, call: Call) -> None:
         """Write the output on one stream, hand it to another by DLPack, and read it there; the host waits for none."""
-        x = call.input("INPUT0")
-        y = call.device_output("OUTPUT0", x.shape, x.dtype)
-        self._notes = hand_over(self._gpu, call.to_device(x), y)
+        gpu, given = self._gpu, call.input("INPUT0")
+        y = call.device_output("OUTPUT0", given.shape, given.dtype)
+        x = call.to_device(given)
+        runtime, device, array = gpu.runtime, y.device, y.array
+        first, second = runtime.create_stream(device), runtime.create_stream(device)
+        target, scratch = (gpu.described(gpu.kernels.tensor(x.size, device)) for _ in range(2))
+        with runtime.on(device):
+            x.let_wait(first, device)
+            for _ in range(_STEPS_BEFORE):
+                runtime.copy(scratch.address, x.address, array.nbytes, first)
+            runtime.copy(array.address, x.address, array.nbytes, first)
+        written = DeviceArray(runtime, array.address, array.shape, array.dtype, device, array, written_on=first)
+        with runtime.on(device):
+            capsule = written.__dlpack__(stream=second, max_version=VERSION)  # as another library takes it
+        consumed = imported(runtime, capsule, second)
+        with runtime.on(device):
+            runtime.copy(target.address, consumed.address, x.nbytes, second)
+        runtime.synchronize_stream(second, device)
+        is_right = bool((gpu.download(target) == gpu.download(x)).all())
+        require(is_right, "the consumer read before the producer had written")
+        require(consumed.address == array.address, "the consumer got a copy")
+        require(y.__dlpack_device__() == (2, 0), f"__dlpack_device__ returned {y.__dlpack_device__()}")
+        for wrong in _WRONG:
+            raised(BufferError, f"a wrong argument of __dlpack__ was taken: {wrong}", y.__dlpack__, **wrong)
+        for stream in (None, -1, 1, 2):
+            y.__dlpack__(stream=stream)
 
     def _library(self, call: Call) -> None:
-        """Take input and output as arrays of the library, and let that copy one to the other."""
-        x = call.input("INPUT0")
-        y = call.device_output("OUTPUT0", x.shape, x.dtype)
-        self._notes = library_arrays(self._gpu, x.array, y.array)
+        """Take input and output as arrays of the library, of whatever type, and let that copy one to the other."""
+        gpu, x = self._gpu, call.input("INPUT0").array
+        y = call.device_output("OUTPUT0", x.shape, x.dtype).array
+        if gpu.kernels.name == "neither":
+            gpu.kernels.quick(x, y, gpu.stream)
+            gpu.runtime.synchronize_stream(gpu.stream, y.device)
+            return
+        source, target = as_library(x, gpu.kernels.name), as_library(y, gpu.kernels.name)
+        addresses = [imported(gpu.runtime, array, gpu.stream).address for array in (source, target)]
+        if gpu.kernels.name == "torch":
+            target.copy_(source)
+        else:
+            target[...] = source
+        require(addresses == [x.address, y.address], "the library got a copy")
+        self._notes = {"type": str(target.dtype)}
 
     def _batch(self, batch: BatchCall) -> None:
         """Give the batch back, and tell where it was."""
@@ -149,7 +186,6 @@ class _Models:
         batch.put("OUTPUT0", x)
 
     def _names_foreign(self, call: Call) -> None:
-        """Name a stream of a GPU that the call does not use."""
         call.input("INPUT0")
         call.ready_on(self._gpu.runtime.create_stream(self._gpu.runtime.device_count() - 1))
         call.put("OUTPUT0", call.input("INPUT0"))
@@ -162,72 +198,29 @@ class _Models:
         begin = time.perf_counter()
         copied = call.to_device(x)
         gpu.runtime.synchronize_device(0)
-        self._notes = {
-            "seconds": time.perf_counter() - begin,
-            "memory_type": x.attributes.memory_type.name,
-            "is_right": bool((gpu.download(copied[-64:]) == x.numpy()[-64:]).all()),
-        }
+        self._notes = {"seconds": time.perf_counter() - begin, "memory_type": x.attributes.memory_type.name}
+        require(bool((gpu.download(copied[-64:]) == x.numpy()[-64:]).all()), "the copy differs from what was copied")
 
 
-class _Empty:
-    """A model that does nothing, without this library."""
-
-    def __init__(self, backend: ModuleType) -> None:
-        self._backend = backend
-
-    def execute(self, requests: list[Any]) -> list[Any]:
-        return [self._backend.InferenceResponse([]) for _ in requests]
-
-    def finalize(self) -> None:
-        pass
-
-
-class _OwnModel:
-    """A model of this level's own. One that takes batches is called for a batch, else for each request."""
-
-    def __init__(
-        self,
-        name: str,
-        infer: Callable[[Any], None],
-        gpu: Gpu,
-        data_type: str,
-        parameters: Mapping[str, str],
-        max_batch_size: int = 0,
-    ) -> None:
-        tensor = {"data_type": f"TYPE_{data_type}", "dims": [-1]}
-        inputs = {"INPUT0": tensor}
-        if max_batch_size:
-            inputs["SHM"] = {"data_type": "TYPE_UINT8", "dims": [-1]}
-        arguments = _arguments(name, inputs, {"OUTPUT0": tensor}, parameters, max_batch_size)
-        self._session = ShmSession.from_args(arguments, gpu.access)
-        self._serve: Any = self._session.serve_batch if max_batch_size else self._session.serve
-        self._infer = infer
-
-    def execute(self, requests: list[Any]) -> list[Any]:
-        responses: list[Any] = self._serve(requests, self._infer)
-        return responses
-
-    def finalize(self) -> None:
-        self._session.close()
-
-
-_FP32: Final = {"data_type": "TYPE_FP32", "dims": [-1]}
-_IMAGES: Final = {"data_type": "TYPE_UINT8", "dims": [-1, -1, -1, 3]}
-_NORMALIZED: Final = {"data_type": "TYPE_FP32", "dims": [-1, 3, -1, -1]}
+def _imported(folder: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(folder.name, folder / "1" / "model.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _loaded(folder: Path, name: str, gpu: Gpu, parameters: Mapping[str, str]) -> Any:
     """Load a model as Triton does, but with this process' CUDA, whose calls are counted."""
-    spec = importlib.util.spec_from_file_location(name, folder / "1" / "model.py")
-    if spec is None or spec.loader is None:
-        raise MachineError(f"model {name!r} cannot be loaded; is the checkout whole?")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = _imported(folder)
     vars(module)["CudaAccess"] = lambda: gpu.access
     model = module.TritonPythonModel()
-    inputs, outputs = {"INPUT0": _FP32}, {"OUTPUT0": _FP32}
+    tensor = {"data_type": "TYPE_FP32", "dims": [-1]}
+    inputs, outputs = {"INPUT0": tensor}, {"OUTPUT0": tensor}
     if name == "gpu_normalize":
-        inputs, outputs = {"IMAGES": _IMAGES}, {"NORMALIZED": _NORMALIZED}
+        inputs = {"IMAGES": {"data_type": "TYPE_UINT8", "dims": [-1, -1, -1, 3]}}
+        outputs = {"NORMALIZED": {"data_type": "TYPE_FP32", "dims": [-1, 3, -1, -1]}}
     model.initialize(_arguments(name, inputs, outputs, parameters, 0))
     return model
 
@@ -235,15 +228,12 @@ def _loaded(folder: Path, name: str, gpu: Gpu, parameters: Mapping[str, str]) ->
 def _arguments(
     name: str, inputs: dict[str, Any], outputs: dict[str, Any], parameters: Mapping[str, str], max_batch_size: int
 ) -> dict[str, str]:
-    """Return what Triton passes to initialize."""
+    settings = {"SHM_PATHS": "direct,triton-shm,inline", **parameters}
     config = {
         "name": name,
         "max_batch_size": max_batch_size,
         "input": [{"name": tensor, "optional": True, **what} for tensor, what in inputs.items()],
         "output": [{"name": tensor, **what} for tensor, what in outputs.items()],
-        "parameters": {
-            key: {"string_value": value}
-            for key, value in {"SHM_PATHS": "direct,triton-shm,inline", **parameters}.items()
-        },
+        "parameters": {key: {"string_value": value} for key, value in settings.items()},
     }
     return {"model_config": json.dumps(config), "model_instance_kind": "GPU", "model_instance_device_id": "0"}

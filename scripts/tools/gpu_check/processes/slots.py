@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from collections.abc import Mapping
@@ -15,7 +14,6 @@ import numpy.typing as npt
 from shm_backend_utils import dtypes
 from shm_backend_utils.gpu.arrays.device_array import DeviceArray
 from shm_backend_utils.gpu.memory.allocations import CudaAllocation
-from shm_backend_utils.memory import locks as lease
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.protocol import results, table
 from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, SlotAddress
@@ -28,68 +26,46 @@ from ..gpu import Gpu
 _ALIGNMENT: Final = 256
 _FP32: Final = np.dtype(np.float32)
 _NAME_LENGTH: Final = struct.Struct("<H")
-_NAME_LENGTH_OFFSET: Final = (
-    table.HEAD_LENGTH - 8 + 6
-)  # of the first further region; the generation is not in the table
+_NAME_LENGTH_OFFSET: Final = table.HEAD_LENGTH - 8 + 6
+"""Of the first further region; the generation is not in the table."""
 
 
 class Slot:
-    """A managed region, through which requests are fenced one from the next."""
+    """A managed region, through which requests to a model are fenced one from the next."""
 
-    def __init__(self, byte_size: int = 0) -> None:
+    def __init__(self, model: str, byte_size: int = 0) -> None:
+        self.model = model
         self.region = ManagedRegion.create(byte_size)
+        self._address = str(SlotAddress(model, self.region.segment.key, self.region.header.token.hex(), 0))
         self._record = self.region.record(0)
         self._generation = 0
-        self._table = Table({}, {})
-        self._encoded = table.encode(self._table)
-        self._parameters = ""
+        self.describe({}, {})
 
     def describe(
-        self,
-        model: str,
-        inputs: Mapping[str, InputSpan],
-        outputs: Mapping[str, OutputSpan],
-        *others: RegionClaim,
+        self, inputs: Mapping[str, InputSpan], outputs: Mapping[str, OutputSpan], *others: RegionClaim
     ) -> None:
         """Say what all requests from now on are; the regions of their spans are this one, and then the others."""
-        address = SlotAddress(model, self.region.segment.key, self.region.header.token.hex(), 0)
         self._table = Table(dict(inputs), dict(outputs), others)
         self._encoded = table.encode(self._table)
-        self._parameters = f'{{"{SLOT_PARAMETER}":{json.dumps(str(address))},"{GENERATION_PARAMETER}":'
 
-    def next_request(self, encoded: bytes | None = None) -> str:
+    def next_request(self, encoded: bytes | None = None) -> dict[str, Any]:
         """Begin a generation and return the parameters of its request; with another table if one is given."""
         self._generation += 1
         self._record.begin(self._generation, self._encoded if encoded is None else encoded)
-        return f"{self._parameters}{self._generation}}}"
+        return {SLOT_PARAMETER: self._address, GENERATION_PARAMETER: self._generation}
 
     @property
     def is_completed(self) -> bool:
-        """Whether the model has finished with the last request."""
         return self._record.completed == self._generation
 
+    @property
     def results(self) -> Results:
-        """Return what the model has written of its outputs."""
         further = [claimed_size(claim) for claim in self._table.regions]
         return results.decode(bytes(self._record.results), [self.region.header.byte_size, *further])
-
-    def events(self) -> tuple[int, ...]:
-        """Return the numbers of the regions whose events tell when the outputs are complete."""
-        return self.results().events
-
-    @property
-    def is_borrowed(self) -> bool:
-        """Whether some model still has memory mapped that was lent for one request."""
-        return lease.has_borrowers(self.region.segment.fileno(), self.region.record_offset(0))
 
     def unlink(self) -> None:
         """Give the memory up: models let go of it now."""
         self.region.segment.unlink()
-
-    @property
-    def is_mapped_elsewhere(self) -> bool:
-        """Whether some model has memory of a GPU mapped that this fences."""
-        return lease.has_users(self.region.segment.fileno())
 
     def free(self) -> None:
         """Free everything; nobody may have memory of a GPU mapped."""
@@ -98,49 +74,31 @@ class Slot:
 
 
 class DeviceSlot(Slot):
-    """Memory of a GPU for one input and one output, which is of FP32."""
+    """Memory of a GPU for one input and one output, which is as large as the input if it is not told."""
 
     def __init__(
         self,
         gpu: Gpu,
         model: str,
         shape: tuple[int, ...],
-        out_shape: tuple[int, ...],
-        names: tuple[str, str],
-        kinds: tuple[np.dtype[Any], np.dtype[Any]],
-        device: int,
+        out_shape: tuple[int, ...] | None = None,
+        *,
+        names: tuple[str, str] = ("INPUT0", "OUTPUT0"),
+        kinds: tuple[np.dtype[Any], np.dtype[Any]] = (_FP32, _FP32),
+        device: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(model)
+        out_shape = shape if out_shape is None else out_shape
         sizes = [math.prod(each) * dtype.itemsize for each, dtype in zip((shape, out_shape), kinds, strict=True)]
         y_begin = -(-sizes[0] // _ALIGNMENT) * _ALIGNMENT
         self.allocation = CudaAllocation(gpu.runtime, y_begin + max(sizes[1], _ALIGNMENT), device)
         address, keeper = self.allocation.address, self.allocation.keeper
         self.x = DeviceArray(gpu.runtime, address, shape, kinds[0], device, keeper)  # input and output
         self.y = DeviceArray(gpu.runtime, address + y_begin, out_shape, kinds[1], device, keeper)
-        self.describe(
-            model,
-            {names[0]: InputSpan(dtypes.from_numpy(kinds[0], names[0]), shape, 1, 0, sizes[0])},
-            {names[1]: OutputSpan(1, y_begin, sizes[1])},
-            _claim(self.allocation),
-        )
-
-    @classmethod
-    def of_numbers(
-        cls,
-        gpu: Gpu,
-        model: str,
-        count: int,
-        *,
-        room: int | None = None,
-        device: int = 0,
-        dtype: np.dtype[Any] = _FP32,
-    ) -> DeviceSlot:
-        """Make a slot for ``count`` numbers, of FP32 or as told, and room for as many in the output or as told."""
-        out = (count if room is None else room,)
-        return cls(gpu, model, (count,), out, ("INPUT0", "OUTPUT0"), (dtype, dtype), device)
+        x = InputSpan(dtypes.from_numpy(kinds[0], names[0]), shape, 1, 0, sizes[0])
+        self.describe({names[0]: x}, {names[1]: OutputSpan(1, y_begin, sizes[1])}, _claim(self.allocation))
 
     def claiming(self, **changes: Any) -> bytes:
-        """Return the table with other claims about the device memory."""
         (claim,) = self._table.regions
         return table.encode(self._table._replace(regions=(replace(claim, **changes),)))
 
@@ -151,7 +109,6 @@ class DeviceSlot(Slot):
         return bytes(encoded)
 
     def free_on_device(self) -> None:
-        """Free the memory of the GPU alone."""
         self.x = self.y = None  # type: ignore[assignment]  # they keep it
         self.allocation.free()
         runtime = self.allocation.runtime
@@ -168,28 +125,26 @@ class LentSlot(DeviceSlot):
     """A slot whose input lies in another allocation, at an offset, and is lent for one request: a user's own tensor."""
 
     def __init__(self, gpu: Gpu, model: str, tensor: DeviceArray) -> None:
-        (count,) = tensor.shape
-        super().__init__(gpu, model, (1,), (count,), ("INPUT0", "OUTPUT0"), (_FP32, _FP32), tensor.device)
+        super().__init__(gpu, model, (1,), tensor.shape, device=tensor.device)
         runtime, address = gpu.runtime, tensor.address
         facts = runtime.pointer(address)
         with runtime.on(tensor.device):
             handle = runtime.export(facts.base)
         lent = CudaRegionClaim(handle, facts.byte_size, runtime.device_uuid(tensor.device), 0, is_for_one_request=True)
         self.offset = address - facts.base
-        x = InputSpan(dtypes.BY_NAME["FP32"], (count,), 2, self.offset, tensor.nbytes)
-        y = OutputSpan(1, self.y.address - self.allocation.address, self.y.nbytes)
-        self.describe(model, {"INPUT0": x}, {"OUTPUT0": y}, _claim(self.allocation), lent)
+        x = InputSpan(dtypes.BY_NAME["FP32"], tensor.shape, 2, self.offset, tensor.nbytes)
+        self.describe({"INPUT0": x}, self._table.outputs, _claim(self.allocation), lent)
 
 
 class HostSlot(Slot):
     """Memory of the host with one input, INPUT0, and room for no output."""
 
     def __init__(self, model: str, values: npt.NDArray[np.generic]) -> None:
-        super().__init__(values.nbytes)
+        super().__init__(model, values.nbytes)
         begin = self.region.data_offset
         self.region.bytes()[begin : begin + values.nbytes] = values.view(np.uint8)
         dtype = dtypes.from_numpy(values.dtype, "INPUT0")
-        self.describe(model, {"INPUT0": InputSpan(dtype, values.shape, 0, begin, values.nbytes)}, {})
+        self.describe({"INPUT0": InputSpan(dtype, values.shape, 0, begin, values.nbytes)}, {})
 
 
 def _claim(allocation: CudaAllocation) -> CudaRegionClaim:

@@ -7,95 +7,98 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from shm_backend_utils.gpu.ordering import Mark
 
+from ...figures import in_words
 from ..gpu import WAITS
 from ..kernels import LATE_STEPS
-from ..report import Amounts, Figure, Report, name_of, require
+from ..measures import Amounts, in_turns, ratio
+from ..report import Figure, require
 from .client import Check, Client
 from .slots import DeviceSlot
 
 COUNT: Final = 2**19
 TURNS: Final = 3
 TAIL: Final = 64
-_WARM_UP_ROUNDS: Final = 3
 _PATIENCE_S: Final = 60.0
 _PAUSE_S: Final = 0.02  # what others have a GPU do is not to grow without end
 
 
-def _named(client: Client) -> str:
+def _named(client: Client) -> None:
     waits = _late_outputs(client, "late")
     require(not waits["synchronize_device"], "the model waited for its whole GPU, though it had named the stream")
     require(waits.total() == TURNS, f"the model's host has waited {waits.total()} times for {TURNS} requests")
-    return ""
 
 
-def _not_named(client: Client) -> str:
+def _not_named(client: Client) -> None:
     waits = _late_outputs(client, "late_unnamed")
     require(waits["synchronize_device"] >= TURNS, "the model did not wait for its GPU, and had named no stream")
-    return ""
 
 
 def _late_outputs(client: Client, model: str) -> Counter[str]:
     """Check what is late in the model, and return how its host has waited."""
-    gpu = client.gpu
     with client.slot(model, COUNT) as slot:
         before = client.model.counts()
         for turn in range(TURNS):
-            numbers = np.arange(COUNT, dtype=np.float32) % 1000 + turn
-            gpu.upload(slot.x, numbers)
-            client.infer(model, slot)
-            require(not slot.events(), "the results name events that nobody asked for")
-            expected = gpu.kernels.after_late(numbers)
+            numbers = _upload_numbers(client, slot, turn)
+            client.infer(slot)
+            require(not slot.results.events, "the results name events that nobody asked for")
+            expected = client.gpu.kernels.after_late(numbers)
             client.check_output(slot, expected, f"the output was sent too early in turn {turn}")
         after = client.model.counts()
     return Counter({name: after[name] - before[name] for name in WAITS})
 
 
+def _upload_numbers(client: Client, slot: DeviceSlot, turn: int) -> npt.NDArray[np.float32]:
+    numbers = np.arange(COUNT, dtype=np.float32) % 1000 + turn
+    client.gpu.upload(slot.x, numbers)
+    return numbers
+
+
 def _stream_of_another_gpu(client: Client) -> str:
     with client.slot("names_foreign", COUNT) as slot:
         if client.gpu.runtime.device_count() == 1:
-            client.infer("names_foreign", slot)
+            client.infer(slot)
             return "there is one GPU, and so no such stream"
-        reason = client.refusal("names_foreign", slot)
+        reason = client.refusal(slot)
         require("[INTERNAL]" in reason or "shm:model" in reason, f"it is no error of the model's: {reason}")
     return reason
 
 
 def _stream_waits(client: Client) -> str:
-    gpu = client.gpu
     with client.slot("late_by_event", COUNT) as slot:
         for turn in range(TURNS):
-            numbers = np.arange(COUNT, dtype=np.float32) % 1000 + turn
-            gpu.upload(slot.x, numbers)
-            models, ours = _waits(client.model.counts()), _waits(gpu.counts.so_far())
-            client.infer("late_by_event", slot)
-            require(slot.events() == (1,), f"the results name events of regions {slot.events()}; expected (1,)")
+            numbers = _upload_numbers(client, slot, turn)
+            models, ours = _waits(client.model.counts()), _waits(client.gpu.counts)
+            client.infer(slot)
+            events = slot.results.events
+            require(events == (1,), f"the results name events of regions {events}; expected (1,)")
             _let_wait(client, slot)
             require(_waits(client.model.counts()) == models, "the model's host has waited for its GPU")
-            require(_waits(gpu.counts.so_far()) == ours, "the client's host has waited for the event")
-            result = gpu.download(slot.y)  # on the stream that waits
-            expected = gpu.kernels.after_late(numbers)
-            require(bool((result == expected).all()), f"the output was read too early in turn {turn}")
+            require(_waits(client.gpu.counts) == ours, "the client's host has waited for the event")
+            expected = client.gpu.kernels.after_late(numbers)  # the stream that waits is the one that reads
+            client.check_output(slot, expected, f"the output was read too early in turn {turn}")
     return f"{LATE_STEPS} kernels were under way, {TURNS} times"
 
 
 def _host_asks(client: Client) -> str:
-    gpu, numbers = client.gpu, np.arange(COUNT, dtype=np.float32) % 1000
+    gpu = client.gpu
     with client.slot("late_by_event", COUNT) as slot, client.slot("late_by_event", TAIL) as of_others:
-        gpu.upload(slot.x, numbers)
+        numbers = _upload_numbers(client, slot, 0)
         gpu.upload(of_others.x, numbers[:TAIL])
-        client.infer("late_by_event", slot)
+        client.infer(slot)
         _let_wait(client, slot)
         deadline, calls = time.monotonic() + _PATIENCE_S, 0
         with contextlib.closing(Mark(gpu.runtime, gpu.stream, 0)) as mark:
             while not calls or not mark.is_done():
                 require(time.monotonic() < deadline, f"the event is not done after {calls} calls of others")
-                client.infer("late_by_event", of_others)
+                client.infer(of_others)
                 calls += 1
                 time.sleep(_PAUSE_S)
         expected = gpu.kernels.after_late(numbers)
@@ -106,7 +109,6 @@ def _host_asks(client: Client) -> str:
 
 
 def _let_wait(client: Client, slot: DeviceSlot) -> None:
-    """Let the check's stream wait for the slot's event."""
     with client.gpu.runtime.on(0):
         client.gpu.runtime.wait_for_event(slot.allocation.event, client.gpu.stream)
 
@@ -120,46 +122,36 @@ CHECKS: Final[Mapping[str, Check]] = {
 }
 
 
-def measure(report: Report, group: str, client: Client, amounts: Amounts) -> str:
-    """Measure when the answer comes, and when the result is there, with events and without."""
+def measure(client: Client, amounts: Amounts) -> list[Figure]:
     count = amounts.large_bytes // 4
-    answers: dict[str, list[float]] = {"late": [], "late_by_event": []}
-    results: dict[str, list[float]] = {"late": [], "late_by_event": []}
     with client.slot("late", count) as plain, client.slot("late_by_event", count) as by_event:
-        for round_number in range(-min(_WARM_UP_ROUNDS, amounts.slow_rounds), amounts.slow_rounds):
-            for model, slot in (("late", plain), ("late_by_event", by_event)):
-                answer, result = _seconds(client, model, slot, round_number)
-                if round_number >= 0:
-                    answers[model].append(answer)
-                    results[model].append(result)
-    name = f"{LATE_STEPS} kernels on {name_of(amounts.large_bytes)} with SHM_GPU_EVENTS"
-    return report.measured(
-        _ratio(group, f"{name}: result on the client's stream", results),
-        _ratio(group, f"{name}: answer", answers),
-    )
+        seconds = in_turns(
+            {"plain": partial(_seconds, client, plain), "by event": partial(_seconds, client, by_event)},
+            amounts.slow_rounds,
+        )
+    name = f"{LATE_STEPS} kernels on {in_words(amounts.large_bytes)} with SHM_GPU_EVENTS"
+    figures = []
+    for index, what in ((1, "result on the client's stream"), (0, "answer")):
+        without, events = (statistics.median(each[index] for each in pairs) * 1e3 for pairs in seconds.values())
+        figures.append(ratio(f"{name}: {what}", events, without, "× without"))
+    return figures
 
 
-def _seconds(client: Client, model: str, slot: DeviceSlot, number: int) -> tuple[float, float]:
+def _seconds(client: Client, slot: DeviceSlot, number: int) -> tuple[float, float]:
     """Return when the answer was there, and when the client had read the end of the result."""
     tail = np.full(TAIL, number, np.float32)
     client.gpu.upload(slot.x[-TAIL:], tail)
     begin = time.perf_counter()
-    client.infer(model, slot)
+    client.infer(slot)
     answer = time.perf_counter() - begin
-    if slot.events():
+    if slot.results.events:
         _let_wait(client, slot)
     found = client.gpu.download(slot.y[-TAIL:])  # on the stream that waits
     result = time.perf_counter() - begin
     expected = client.gpu.kernels.after_late(tail)
-    require(bool((found == expected).all()), f"the output of {model} was read too early")
+    require(bool((found == expected).all()), f"the output of {slot.model} was read too early")
     return answer, result
 
 
-def _ratio(group: str, name: str, seconds: Mapping[str, list[float]]) -> Figure:
-    plain, by_event = (statistics.median(seconds[model]) * 1e3 for model in ("late", "late_by_event"))
-    return Figure(name, by_event / plain, "× without", f"{by_event:.4f} ms / {plain:.4f} ms", group=group)
-
-
 def _waits(counts: Counter[str]) -> int:
-    """Return how often a host has waited for its GPU."""
     return sum(counts[name] for name in WAITS)

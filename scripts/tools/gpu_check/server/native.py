@@ -27,8 +27,10 @@ from shm_backend_utils.protocol import named
 from shm_backend_utils.protocol.claims import CudaRegionClaim
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 
-from ..machine import used_bytes
-from ..report import Amounts, CheckFailedError, NotOnAFakeError, Report, identity_figures, medians_ms, name_of, require
+from ..fakes.gpu import cuda_shared_memory as fake_cuda_shared_memory
+from ..gpu import used_bytes
+from ..measures import Amounts, identity_figures, identity_medians
+from ..report import CheckFailedError, Figure, NotOnAFakeError, require
 from .client import ServerCheck, ServerClient
 
 COUNT: Final = 2**19
@@ -39,36 +41,30 @@ _WORDS: Final = np.array([b"one", b"", "zwölf".encode()], object)
 
 
 class Region(NamedTuple):
-    """One region of CUDA shared memory, and the module that made it."""
+    """One region of CUDA shared memory."""
 
-    module: Any
+    cuda: Any  # the module that made it
     name: str
     handle: Any
     byte_size: int
 
-    def raw_handle(self) -> bytes:
-        """Return the IPC handle in base64."""
-        raw: bytes = self.module.get_raw_handle(self.handle)
-        return raw
+    def contents(self) -> Any:
+        return self.cuda.get_contents_as_numpy(self.handle, np.float32, [self.byte_size // 4])
 
-    def fill(self, values: npt.NDArray[np.float32]) -> None:
-        """Set the beginning."""
-        self.module.set_shared_memory_region(self.handle, [values])
 
-    def numbers(self) -> npt.NDArray[np.float32]:
-        """Return what is in it."""
-        values: npt.NDArray[np.float32] = self.module.get_contents_as_numpy(
-            self.handle, np.float32, [self.byte_size // 4]
-        )
-        return values
+def _module(client: ServerClient) -> Any:
+    if client.gpu.is_fake:
+        return fake_cuda_shared_memory(client.gpu.access)
+    try:
+        from tritonclient.utils import cuda_shared_memory  # noqa: PLC0415  # needs more than tritonclient does
+    except (ImportError, RuntimeError) as error:  # it lacks its Python bindings of CUDA
+        raise CheckFailedError(f"tritonclient's CUDA shared memory cannot be used here: {error}") from None
+    return cuda_shared_memory
 
 
 @contextlib.contextmanager
 def _region(client: ServerClient, byte_size: int) -> Iterator[Region]:
-    try:
-        module = client.gpu.import_cuda_shared_memory()
-    except ImportError as error:
-        raise CheckFailedError(f"tritonclient's CUDA shared memory cannot be used here: {error}") from None
+    module = _module(client)
     name = f"gpu-check-{secrets.token_hex(4)}"
     handle = module.create_shared_memory_region(name, byte_size, _DEVICE)
     try:
@@ -92,66 +88,69 @@ def _only_a_gpu_is_taken(client: ServerClient) -> Iterator[None]:
 def _registered(client: ServerClient, byte_size: int) -> Iterator[Region]:
     with _region(client, byte_size) as region:
         with _only_a_gpu_is_taken(client):
-            client.bare.register_cuda_shared_memory(region.name, region.raw_handle(), _DEVICE, byte_size)
+            raw_handle = region.cuda.get_raw_handle(region.handle)
+            client.bare.register_cuda_shared_memory(region.name, raw_handle, _DEVICE, byte_size)
         try:
             yield region
         finally:
             client.bare.unregister_cuda_shared_memory(region.name)
 
 
+def _require_quick(client: ServerClient, found: npt.NDArray[Any]) -> None:
+    require(bool((found == client.gpu.kernels.after_quick(_NUMBERS)).all()), "the output is wrong")
+
+
+def _tensors(x_region: str, y_region: str, byte_size: int) -> tuple[list[Any], list[Any]]:
+    """Return what a request says of tensors in regions."""
+    x, y = grpcclient.InferInput("INPUT0", [byte_size // 4], "FP32"), grpcclient.InferRequestedOutput("OUTPUT0")
+    x.set_shared_memory(x_region, byte_size)
+    y.set_shared_memory(y_region, byte_size)
+    return [x], [y]
+
+
 def _infer(client: ServerClient, model: str, x: Region, y: Region) -> None:
-    given = grpcclient.InferInput("INPUT0", [x.byte_size // 4], "FP32")
-    given.set_shared_memory(x.name, x.byte_size)
-    wanted = grpcclient.InferRequestedOutput("OUTPUT0")
-    wanted.set_shared_memory(y.name, y.byte_size)
-    client.bare.infer(model, [given], outputs=[wanted])
+    inputs, outputs = _tensors(x.name, y.name, x.byte_size)
+    client.bare.infer(model, inputs, outputs=outputs)
 
 
-def _native_request(client: ServerClient) -> str:
+def _native_request(client: ServerClient) -> None:
     with _registered(client, _NUMBERS.nbytes) as x, _registered(client, _NUMBERS.nbytes) as y:
-        x.fill(_NUMBERS)
+        x.cuda.set_shared_memory_region(x.handle, [_NUMBERS])
         _infer(client, client.model("quick"), x, y)
-        require(bool((y.numbers() == client.gpu.kernels.after_quick(_NUMBERS)).all()), "the output is wrong")
-    return ""
+        _require_quick(client, y.contents())
 
 
 def _raw_region(client: ServerClient) -> str:
     size = _NUMBERS.nbytes
     region = client.after_server.enter_context(_region(client, 2 * size))
-    region.fill(_NUMBERS)
-    claim = CudaRegionClaim(
-        base64.b64decode(region.raw_handle()), 2 * size, client.gpu.runtime.device_uuid(_DEVICE), None
-    )
+    region.cuda.set_shared_memory_region(region.handle, [_NUMBERS])
+    handle = base64.b64decode(region.cuda.get_raw_handle(region.handle))
+    claim = CudaRegionClaim(handle, 2 * size, client.gpu.runtime.device_uuid(_DEVICE), None)
     inputs = {"INPUT0": InputSpan(BY_NAME["FP32"], _NUMBERS.shape, 1, 0, size)}
     model = client.model("quick")
     text = named.encode_descriptor(model, Table(inputs, {"OUTPUT0": OutputSpan(1, size, size)}, (claim,)))
     client.bare.infer(model, [], parameters={named.PARAMETER: text})
-    require(bool((region.numbers()[COUNT:] == client.gpu.kernels.after_quick(_NUMBERS)).all()), "the output is wrong")
+    _require_quick(client, region.contents()[COUNT:])
     return f"a descriptor of {len(text)} bytes"
 
 
-CHECKS: Final[Mapping[str, ServerCheck]] = {
-    "a model serves Triton's own CUDA shared memory": _native_request,
-    "memory that tritonclient has made goes directly, by its handle": _raw_region,
-}
+def _identity(client: ServerClient, amounts: Amounts) -> list[Figure]:
+    @contextlib.contextmanager
+    def registered(byte_size: int) -> Iterator[tuple[Region, Region]]:
+        with _registered(client, byte_size) as x, _registered(client, byte_size) as y:
+            yield x, y
 
+    def infer(regions: tuple[Region, Region]) -> None:
+        _infer(client, "gpu_identity_fp32", *regions)
 
-def measure_identity(report: Report, group: str, client: ServerClient, amounts: Amounts) -> str:
-    """Measure what identity takes on Triton's own path."""
-    with contextlib.ExitStack() as stack:
-        cases: dict[str, Callable[[], object]] = {"empty": client.infer_nothing}
-        for size in amounts.identity_bytes:
-            x, y = (stack.enter_context(_registered(client, size)) for _ in range(2))
-            cases[name_of(size)] = lambda x=x, y=y: _infer(client, "gpu_identity", x, y)  # type: ignore[misc]
-        medians = medians_ms(cases, amounts.slow_rounds)
-    what = "identity by Triton's own CUDA shared memory"
-    return report.measured(*identity_figures(group, what, medians, amounts.identity_bytes, is_held=False, binds=False))
+    sizes, empty = amounts.identity_bytes, client.infer_nothing
+    medians = identity_medians(empty, registered, infer, sizes, amounts.slow_rounds)
+    return identity_figures("identity by Triton's own CUDA shared memory", medians)
 
 
 @contextlib.contextmanager
 def _regions(client: ServerClient, inputs: list[Any], outputs: list[tuple[str, int]]) -> Iterator[ShmRegions]:
-    used = _used_bytes(client)
-    access = client.gpu.access
+    used, access = _used_bytes(client), client.gpu.access
     with _only_a_gpu_is_taken(client):
         try:
             regions = create_set_cuda_shm_regions(inputs, outputs, None, None, client.bare, "grpc", cuda=access)
@@ -168,54 +167,52 @@ def _used_bytes(client: ServerClient) -> int:
     """Return how much memory is in use when all is freed that can be."""
     while client.gpu.runtime.retired.collect():
         client.gpu.runtime.synchronize_device(0)
-    return used_bytes(client.gpu.runtime, 0)
+    return used_bytes(client.gpu.runtime)
 
 
-def _request(client: ServerClient, numbers: Any) -> str:
+def _request(client: ServerClient, numbers: Any) -> None:
     with _regions(client, [("INPUT0", numbers)], [("OUTPUT0", _NUMBERS.nbytes)]) as regions:
         client.bare.infer(client.model("quick"), regions.inputs, outputs=regions.outputs)
-        doubled = regions.shm_handles[1].read(np.float32, _NUMBERS.shape)
-    require(bool((doubled == client.gpu.kernels.after_quick(_NUMBERS)).all()), "the output is wrong")
+        found = regions.shm_handles[1].read(np.float32, _NUMBERS.shape)
+    _require_quick(client, found)
     known = client.bare.get_cuda_shared_memory_status().regions
     require(not {"input0", "output0"} & set(known), "the server still knows the regions")
-    return ""
 
 
-def _from_the_gpu(client: ServerClient) -> str:
+def _from_the_gpu(client: ServerClient) -> None:
     tensor = client.gpu.kernels.tensor(_NUMBERS.size, 0)
     client.gpu.upload(client.gpu.described(tensor), _NUMBERS)
-    return _request(client, tensor)
+    _request(client, tensor)
 
 
-def _strings(client: ServerClient) -> str:
+def _strings(client: ServerClient) -> None:
     with _regions(client, [("WORDS", _WORDS)], []) as regions:
         read = regions.shm_handles[0].read(object, _WORDS.shape)
     require(read.tolist() == _WORDS.tolist(), "the strings are wrong")
-    return ""
 
 
-def _attached(client: ServerClient) -> str:
+def _attached(client: ServerClient) -> None:
     handles = [CudaShmHandle(name, _NUMBERS.nbytes, 0, client.gpu.access) for name in ("in", "out")]
     client.after_server.callback(cleanup_shm_regions, handles)
     handles[0].write(_NUMBERS.view(np.uint8))
-    x = grpcclient.InferInput("INPUT0", list(_NUMBERS.shape), "FP32")
-    x.set_shared_memory("in", _NUMBERS.nbytes)
-    y = grpcclient.InferRequestedOutput("OUTPUT0")
-    y.set_shared_memory("out", _NUMBERS.nbytes)
+    tensors = _tensors("in", "out", _NUMBERS.nbytes)
     regions = {handle.name: handle.region for handle in handles}
-    attached = attach(client.model("quick"), [x], [y], cuda_regions=regions, cuda=client.gpu.access)
+    attached = attach(client.model("quick"), *tensors, cuda_regions=regions, cuda=client.gpu.access)
     response = client.bare.infer(client.model("quick"), **attached)
     require(not response.get_response().outputs, "the output came with the response")
-    doubled = handles[1].read(np.float32, _NUMBERS.shape)
-    require(bool((doubled == client.gpu.kernels.after_quick(_NUMBERS)).all()), "the output is wrong")
-    return ""
+    _require_quick(client, handles[1].read(np.float32, _NUMBERS.shape))
 
 
-OF_SHM_UTIL: Final[Mapping[str, ServerCheck]] = {
+CHECKS: Final[Mapping[str, ServerCheck]] = {
+    "a model serves Triton's own CUDA shared memory": _native_request,
+    "memory that tritonclient has made goes directly, by its handle": _raw_region,
     "shm_util's regions, filled from the host, serve a model and are gone then": functools.partial(
         _request, numbers=_NUMBERS
     ),
     "shm_util's regions, filled from the GPU, serve a model and are gone then": _from_the_gpu,
     "shm_util's regions are registered with strings in them": _strings,
     "regions that attach describes serve a model, and nothing travels": _attached,
+}
+MEASURES: Final[Mapping[str, Callable[[ServerClient, Amounts], list[Figure]]]] = {
+    "identity on Triton's own path, by size": _identity
 }

@@ -1,4 +1,4 @@
-"""Has a GPU work on its input by one library's kernels: at once or late, with its stream named or not."""
+"""Has a GPU work on its input by one library's kernels, at once or late, with its stream named or not. Or passes it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ class TritonPythonModel:
         parameters = json.loads(args["model_config"])["parameters"]
         chosen = {name: parameters[name]["string_value"] for name in ("LIBRARY", "WORK", "STREAM")}
         self.kernels = load_kernels(chosen["LIBRARY"], cuda.runtime)
-        self.work = {"quick": self.kernels.quick, "late": self.kernels.late}[chosen["WORK"]]
+        self.work = {"quick": self.kernels.quick, "late": self.kernels.late}.get(chosen["WORK"])
         self.is_named = chosen["STREAM"] == "named"
         self.streams: dict[int, Any] = {}
         self.session = ShmSession.from_args(args, cuda)
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        return self.session.serve(requests, self.infer)
+        return self.session.serve(requests, self.infer if self.work else self.pass_on)
+
+    def pass_on(self, call: Call) -> None:
+        call.put("OUTPUT0", call.input("INPUT0"))
 
     def infer(self, call: Call) -> None:
         x = call.input("INPUT0")
