@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from scripts.tools.soak.client.workloads.table import Signals
+from scripts.tools.soak.client.signals import Signals
 from shm_backend_utils.client import PoolOptions, ShmClient
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.leak_probe import ShmLeakProbe
@@ -65,7 +65,7 @@ def test_signals_that_raise_at_random_moments_of_calls_lose_nothing_and_no_answe
             begin = time.perf_counter()
             try:
                 work = functools.partial(lambda call: answers.append(call(client)), call)
-                signals.raise_in(work, signal.SIGINT, chance.uniform(1e-5, usual_s[call]), None)
+                signals.raise_in(work, signal.SIGINT, chance.uniform(1e-5, usual_s[call]))
                 is_right = answers.pop() if answers else None
                 came["interrupted" if is_right is None else "right" if is_right else "wrong"] += 1
                 if is_right:

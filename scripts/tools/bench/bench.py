@@ -103,15 +103,8 @@ def _processor() -> str:
     return found[1] if found else platform.machine()
 
 
-_OWN: Final = re.compile(r"Rss(?:Anon|File):\s+(\d+) kB")
 _BLOCK: Final = 512
 _SEALED: Final = re.compile(rf"^([0-9a-f]+)-([0-9a-f]+) .* {re.escape(LINK)}$", re.MULTILINE)
-
-
-def resident_bytes(pid: int) -> int:
-    """Return how much memory a process has resident, without shared memory: that is nobody's own."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return 1024 * sum(int(kibibytes) for kibibytes in _OWN.findall(status))
 
 
 def sealed_bytes(pid: int) -> int:

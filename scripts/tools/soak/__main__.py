@@ -13,12 +13,10 @@ what it should survive.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -29,39 +27,31 @@ from shm_backend_utils.cli.terminal import exit_status, positive, positive_float
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.testing.faults.at_hand import take_private_shm
 
-from .hostile.assault import Assault, HostileReport
+from .hostile.assault import Assault
 from .hostile.attacks import ATTACKS
-from .report import SoakReport
 from .soak import Soak
 
 SHM_BYTES: Final = 512 << 20
 
 
-@contextlib.contextmanager
-def shown(seconds: float) -> Iterator[Callable[[float, str], None]]:
-    """Show progress on standard error."""
-    columns = (BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("starting the server", total=seconds)
-        yield lambda elapsed, text: progress.update(task, completed=elapsed, description=text)
-
-
 def run(arguments: argparse.Namespace, seed: int) -> int:
     """Soak, and show the report; write it to a file, too, if there is one. Return the exit status."""
     has_private_shm = take_private_shm(SHM_BYTES)
+    columns = (BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with (
         tempfile.TemporaryDirectory(prefix="shm-backend-utils-soak-") as name,
-        shown(arguments.seconds) as on_tick,
+        Progress(*columns, console=Console(stderr=True), transient=True) as progress,
     ):
-        folder = Path(name)
-        report: SoakReport | HostileReport
-        if arguments.hostile:
-            kinds = [kind for kind in ATTACKS if arguments.with_truncation or not kind.kills]
-            report = Assault(seed, kinds, has_private_shm, folder).run(arguments.seconds, on_tick)
-        else:
-            report = Soak(seed, arguments.clients, has_private_shm, folder).run(
-                arguments.seconds, arguments.pause, on_tick
-            )
+        task = progress.add_task("starting the server", total=arguments.seconds)
+        kinds = [kind for kind in ATTACKS if arguments.with_truncation or not kind.kills]
+        soak = (
+            Assault(seed, kinds, has_private_shm, Path(name))
+            if arguments.hostile
+            else Soak(seed, arguments.clients, has_private_shm, Path(name))
+        )
+        report = soak.run(
+            arguments.seconds, lambda elapsed, text: progress.update(task, completed=elapsed, description=text)
+        )
     report.show(Console())
     if arguments.json:
         arguments.json.write_text(json.dumps(report.as_json(), indent=2) + "\n")
@@ -73,13 +63,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
     parser.add_argument("--seconds", type=positive_float, default=60.0, help="default: %(default)s")
     parser.add_argument("--clients", type=positive, default=3, metavar="K", help="default: %(default)s")
-    parser.add_argument(
-        "--pause",
-        type=positive_float,
-        default=1.5,
-        metavar="SECONDS",
-        help="the longest time between two faults; default: %(default)s",
-    )
     parser.add_argument("--hostile", action="store_true", help="measure honest clients beside hostile ones instead")
     parser.add_argument(
         "--with-truncation",

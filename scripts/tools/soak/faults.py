@@ -6,26 +6,24 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
-from shm_backend_utils.cli.shared_memory import find_sealed_memory
-from shm_backend_utils.memory import reaper
+from shm_backend_utils.client import PathUnavailableError
+from shm_backend_utils.client.errors import MemoryRefusedError
+from shm_backend_utils.memory.shared_file import DEV_SHM, free_bytes
 
-from .client.process import ClientProcess, Phase, Tally
-from .machine import fill
+from .client.process import CONNECTIONS, AttackerProcess, ClientProcess, Phase
+from .client.tally import FAILED_CLIENTS, MUST_BE_ZERO, WRONG, Tally
 from .report import MODEL_RELOADS, SERVER_RESTARTS, SMALL_TMPFS, TWO_USERS
-from .server import ALLOWED_UID, DISALLOWED_UID, SoakServer
+from .server import ALLOWED_UID, DISALLOWED_UID, GUESTS, SoakServer
 
-SACRIFICE: Final = "scripts.tools.soak.client.sacrifice"
-VISITOR: Final = "scripts.tools.soak.client.visitor"
-SACRIFICE_S: Final = 60.0
-VISIT_S: Final = 60.0
-AIM_S: Final = 5.0
-DEAD_STUB_S: Final = 1.5
+TRUNCATING: Final = "truncating, a user who is allowed"
+ATTACKS: Final = (TRUNCATING, "sparse files", "locking its own slots", "garbage tables")
+"""Those that leave the server as it is; truncation ends a model's instance."""
+REFUSALS: Final = (MemoryRefusedError.__name__, PathUnavailableError.__name__)
 
 
 class Saboteur:
@@ -55,18 +53,11 @@ class Saboteur:
         first = [self._kill_client, self._reload_model, self._kill_server, *visits, *fills]
         self._deck: list[Callable[[], None]] = chance.sample(first, len(first))
         self._faults: list[Callable[[], None]] = [
-            *[self._kill_client] * 6,
+            *first,
+            *[self._kill_client] * 5,
             *[self._kill_stub] * 2,
-            *[self._reload_model] * 3,
-            lambda: self._truncate("truncate between requests"),
-            lambda: self._truncate("truncate in flight"),
-            lambda: self._truncate("truncate everything"),
-            lambda: self._spoil_sealed_memory("punch holes"),
-            lambda: self._spoil_sealed_memory("die before handing over"),
-            lambda: self._spoil_sealed_memory("die after handing over"),
-            *visits,
-            *fills,
-            self._kill_server,
+            *[self._reload_model] * 2,
+            *[partial(self._attack, name) for name in ATTACKS],
         ]
 
     def strike(self) -> None:
@@ -75,20 +66,13 @@ class Saboteur:
             self._deck = self._chance.sample(self._faults, len(self._faults))
         self._deck.pop()()
 
-    def heal(self) -> None:
-        """Bring every model's processes back. Triton 2.51 never starts a dead one again by itself."""
-        for model in dict.fromkeys(self._server.missing_stubs()):
-            if not self._server.reload(model):
-                self._server.restart()
-                self._tally.add("faults", "server killed, because a dead model could not be loaded anew")
-                return
-            self._tally.add("faults", "model reloaded, because its process had died")
-
     def _kill_client(self) -> None:
         index = self._chance.randrange(len(self._clients))
         client = self._clients[index]
         wanted = self._chance.choice((Phase.WRITING, Phase.IN_FLIGHT, Phase.READING, Phase.STREAMING))
-        _wait_until(lambda: client.phase == wanted, step_s=0.0001)
+        deadline = time.monotonic() + 5.0
+        while client.phase != wanted and time.monotonic() < deadline:
+            time.sleep(0.0001)
         phase = client.phase  # it may be elsewhere by the time that the signal arrives: nobody can aim better
         client.kill()
         if phase == Phase.STREAMING:
@@ -98,14 +82,11 @@ class Saboteur:
 
     def _kill_stub(self) -> None:
         model = self._chance.choice(self._server.models)
-        stubs = self._server.stubs(model)
-        executing = model == "halves" and _wait_until(lambda: _is_executing(stubs), step_s=0.001)
         for pid in self._server.stubs(model):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self._tally.add("faults", f"model killed, {'executing' if executing else model}")
-        time.sleep(DEAD_STUB_S)  # clients are to meet a model without a process
-        self.heal()
+        self._tally.add("faults", f"model killed, {model}")
+        self._heal()
 
     def _reload_model(self) -> None:
         model = self._chance.choice(self._server.models)
@@ -121,87 +102,58 @@ class Saboteur:
         self._tally.add("faults", "server killed")
         self._tally.add("done", SERVER_RESTARTS)
 
-    def _truncate(self, deed: str) -> None:
-        self._tally.add("faults", f"region truncated, {deed.removeprefix('truncate ')}")
-        self._sacrifice(deed)
-        time.sleep(DEAD_STUB_S)
-        self.heal()
-
-    def _spoil_sealed_memory(self, deed: str) -> None:
-        self._tally.add("faults", f"sealed memory, {deed}")
-        self._sacrifice(deed)
-
     def _fill_shared_memory(self) -> None:
-        filler = fill("soak-filler")
-        try:
-            self._tally.add("faults", "shared memory full")
-            self._sacrifice("ask for memory")
-        finally:
-            filler.unlink()
+        """Take all space of /dev/shm with one file, while clients ask for memory."""
+        path = DEV_SHM / "soak-filler"
+        deadline = time.monotonic() + 1.0
+        with path.open("xb") as file:
+            try:
+                while time.monotonic() < deadline:
+                    with contextlib.suppress(OSError):  # somebody was faster: what is left is less now
+                        os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, int(free_bytes()) or 1)
+                    time.sleep(0.01)
+            finally:
+                path.unlink()
+        self._tally.add("faults", "shared memory full")
         self._tally.add("done", SMALL_TMPFS)
 
     def _two_users(self) -> None:
         """Let two other users call a model that takes the memory of one of them."""
         self._tally.add("faults", "other users come")
-        allowed, disallowed = self._visit(ALLOWED_UID), self._visit(DISALLOWED_UID)
-        self._tally.add("wrong bytes", "an answer to an allowed user", allowed.get("wrong", 0))
-        answered = disallowed.get("right", 0) + disallowed.get("wrong", 0)
-        self._tally.add("wrong bytes", "an answer to a user who is not allowed", answered)
-        self._tally.add("outcomes", "allowed user: answered rightly", allowed.get("right", 0))
-        self._tally.add("outcomes", "allowed user: refused", allowed.get("refused", 0))
-        self._tally.add("outcomes", "user who is not allowed: refused", disallowed.get("refused", 0))
-        if allowed.get("right") and disallowed.get("refused"):
+        allowed, _ = self._visit("allowed user", ALLOWED_UID)
+        answered, refused = self._visit("user who is not allowed", DISALLOWED_UID)
+        self._tally.add(WRONG, "an answer to a user who is not allowed", answered)
+        if allowed and refused:
             self._tally.add("done", TWO_USERS)
 
-    def _visit(self, uid: int) -> dict[str, int]:
-        """Return what became of another user's requests."""
-        urls = [self._server.grpc_url, self._server.http_url]
-        seed = self._chance.getrandbits(32)
-        outcome, status = _run([sys.executable, "-m", VISITOR, str(uid), str(seed), *urls], VISIT_S)
-        if status != 0:
-            self._tally.add("outcomes", f"another user's client: {outcome or status}")
-            return {}
+    def _visit(self, name: str, uid: int) -> tuple[int, int]:
+        """Return how many of another user's requests were answered, and how many refused."""
         visit = Tally()
-        visit.merge(outcome)
-        for name, count in visit.group("errors").items():
-            self._tally.add("outcomes", f"another user's client: {name}", count)
-        self._tally.add("requests", "another user's client", visit.total("visit"))
-        return visit.group("visit")
+        visitor = ClientProcess(self._server.urls, self._chance.getrandbits(32), visit, [GUESTS], uid)
+        visitor.wait_for_results(CONNECTIONS)
+        time.sleep(1.5)
+        if not visitor.end():
+            self._tally.add(FAILED_CLIENTS, name)
+        answered, errors = visit.total("requests"), visit.groups().get("errors", {})
+        self._tally.add("requests", name, answered)
+        for outcome, count in {"answered": answered, **errors}.items():
+            self._tally.add("outcomes", f"{name}: {outcome}", count)
+        for group in MUST_BE_ZERO:
+            self._tally.add(group, name, visit.total(group))
+        return answered, sum(count for error, count in errors.items() if error.startswith(REFUSALS))
 
-    def _sacrifice(self, deed: str) -> None:
-        outcome, status = _run([sys.executable, "-m", SACRIFICE, deed, self._server.grpc_url], SACRIFICE_S)
-        self._tally.add("outcomes", f"{deed}: {outcome or status}")
+    def _attack(self, name: str) -> None:
+        """Have a hostile client at work for a moment, and bring back what may die of it."""
+        self._tally.add("faults", f"attack: {name}")
+        attacker = AttackerProcess(name, self._chance.getrandbits(32), self._server.urls[0])
+        answers = attacker.take_turn(1.0)
+        attacker.end()
+        for answer, count in answers.items():
+            self._tally.add("outcomes", f"{name}: {answer}", count)
+        if name == TRUNCATING:
+            self._heal()
 
-
-def _run(command: list[str], timeout_s: float) -> tuple[str, int]:
-    """Run a program; return what it printed, or what became of it, and its exit status."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        outcome, _ = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        return "hung", process.returncode
-    if process.returncode < 0:
-        return signal.Signals(-process.returncode).name, process.returncode
-    return outcome.strip(), process.returncode
-
-
-def _is_executing(stubs: list[int]) -> bool:
-    """Return whether some slot stays in use for longer than a model takes that does not sleep."""
-    before = _in_use(stubs)
-    time.sleep(0.004)
-    return bool(before & _in_use(stubs))
-
-
-def _in_use(stubs: list[int]) -> set[str]:
-    """Return the regions in which a model executes, of those of ``/dev/shm`` and of the sealed ones that it has."""
-    sealed = {str(memory.inode) for memory in find_sealed_memory(stubs).found if memory.slots_in_use}
-    return sealed | {report.key for report in reaper.scan() if report.slots_in_use}
-
-
-def _wait_until(is_so: Callable[[], bool], step_s: float) -> bool:
-    deadline = time.monotonic() + AIM_S
-    while not (so := is_so()) and time.monotonic() < deadline:
-        time.sleep(step_s)
-    return so
+    def _heal(self) -> None:
+        if self._server.is_running and self._server.missing_stubs():
+            time.sleep(1.5)  # clients are to meet a model without a process
+            self._server.heal()

@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -15,18 +16,20 @@ from typing import Final
 from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.memory import reaper
 from shm_backend_utils.memory.managed import KEY_PREFIX
+from shm_backend_utils.memory.registrations import fetch_registrations
 from shm_backend_utils.memory.shared_file import DEV_SHM
 
-from .client.process import ClientProcess, Tally
-from .client.workloads.calls import ATTACHED_PREFIX
+from ..processes import resident_bytes
+from .client.process import ATTACHED_PREFIX, ClientProcess
+from .client.tally import DEATHS, FAILED_CLIENTS, HANGS, LEAKS, UNLUCKY_CLIENTS, WRONG, Tally
 from .faults import Saboteur
-from .machine import Growth
-from .report import Leaks, SoakReport, impossible
+from .report import Report, impossible, soak_report
 from .server import SoakServer
 
 HANG_S: Final = 45.0
-SWEEP_S: Final = 12.0
-SHORTEST_PAUSE_S: Final = 0.2
+WARM_S: Final = 20.0
+MOST_GROWTH: Final = 64 << 20
+"""More than allocators keep for later."""
 TRITONS_OWN_S: Final = 3.0
 """For how long after a client was killed in a stream a crash of the server is one that Triton 2.51 is known for."""
 _DYING_S: Final = 1.0
@@ -55,143 +58,115 @@ class Soak:
         self._cannot = impossible(has_private_shm)
         self._chance = random.Random(seed)
         self._tally = Tally()
+        self._began: dict[int, float] = {}  # when a process was seen first
+        self._warm: dict[int, int] = {}  # how much memory it had when it was warm
+        self._grown: Counter[str] = Counter()  # the largest growth of a process of each kind, in bytes
         self._made: list[ClientProcess] = []
-        self._hangs = 0
-        self._growth = Growth()
-        self._client_failures = 0
-        self._server = SoakServer(folder, self._tally)
         self._clients: list[ClientProcess] = []
+        self._server = SoakServer(folder, self._tally)
+        self._saboteur = Saboteur(
+            self._server, self._clients, self._new_client, self._chance, self._tally, self._cannot
+        )
 
-    def run(self, seconds: float, longest_pause_s: float, on_tick: Callable[[float, str], None]) -> SoakReport:
-        """Soak, with at most such a pause between two faults; stop everything, look what is left, and report."""
-        try:
-            began = time.monotonic()
-            self._clients += [self._new_client() for _ in range(self._client_count)]
-            saboteur = Saboteur(
-                self._server,
-                self._clients,
-                self._new_client,
-                self._chance,
-                self._tally,
-                self._cannot,
-            )
-            while (elapsed := time.monotonic() - began) < seconds:
-                pause_ends = min(elapsed + self._chance.uniform(SHORTEST_PAUSE_S, longest_pause_s), seconds)
-                while (elapsed := time.monotonic() - began) < pause_ends:
-                    on_tick(elapsed, self._summary())
-                    self._look_after(saboteur)
-                    time.sleep(0.1)
-                if elapsed < seconds:
-                    saboteur.strike()
-            on_tick(seconds, "stopping the clients")
-            unlucky = self._stop_clients()
-            soaked = time.monotonic() - began
-            on_tick(seconds, "waiting for the models to let go")
-            reaper.reap()
-            by_stubs = self._held_by_stubs_at_last()
-            registrations = self._registrations_at_last()
-        finally:
-            for client in self._clients:
-                if client.is_running:
+    def run(self, seconds: float, on_tick: Callable[[float, str], None]) -> Report:
+        """Soak; stop everything, look what is left, and report."""
+        with self._server:
+            try:
+                began = time.monotonic()
+                self._clients += [self._new_client() for _ in range(self._client_count)]
+                while (elapsed := time.monotonic() - began) < seconds:
+                    pause_ends = min(elapsed + self._chance.uniform(0.2, 1.5), seconds)
+                    while (elapsed := time.monotonic() - began) < pause_ends:
+                        on_tick(elapsed, self._summary())
+                        self._look_after()
+                        time.sleep(0.1)
+                    if elapsed < seconds:
+                        self._saboteur.strike()
+                on_tick(seconds, "stopping the clients")
+                self._stop_clients()
+                soaked = time.monotonic() - began
+                on_tick(seconds, "waiting for the models to let go")
+                self._count_leaks_at_server()
+            finally:
+                for client in self._clients:
                     client.kill()
-            self._server.kill()
-        leaks = Leaks(
-            by_clients=self._tally.group("leaked by clients"),
-            by_stubs=by_stubs,
-            segments=self._segments_at_last(),
-            server_segments=self._server.left_behind(),
-            registrations=registrations,
-            memory=self._growth.leaks(),
-            descriptors_grown_to=max(map(int, self._tally.group("descriptors")), default=0),
-        )
-        return SoakReport(
-            seed=self._seed,
-            seconds=soaked,
-            client_count=self._client_count,
-            cannot=self._cannot,
-            tally=self._tally,
-            leaks=leaks,
-            grown=self._growth.most,
-            hangs=self._hangs,
-            client_failures=self._client_failures,
-            clients_without_a_result=unlucky,
-        )
+        self._count_leaks()
+        return soak_report(self._seed, soaked, self._tally, self._cannot)
 
     def _new_client(self) -> ClientProcess:
-        seed = self._chance.getrandbits(32)
-        client = ClientProcess(self._server.grpc_url, self._server.http_url, seed, self._tally)
+        client = ClientProcess(self._server.urls, self._chance.getrandbits(32), self._tally)
         self._made.append(client)
         return client
 
-    def _look_after(self, saboteur: Saboteur) -> None:
+    def _look_after(self) -> None:
         """Count and mend what must not have happened."""
-        missing = self._server.missing_stubs() if self._server.is_running else []
-        if missing:
+        if self._server.missing_stubs():
             time.sleep(_DYING_S)
-        if not self._server.is_running:
-            log = self._server.log_tail()
+            log = self._server.server.log_tail(60)
             print(log, file=sys.stderr)
-            is_tritons = time.monotonic() - saboteur.last_kill_in_stream < TRITONS_OWN_S or crashed_in_frontends(log)
-            self._tally.add("deaths of Triton" if is_tritons else "deaths", "the server")
-            self._server.restart()
-        elif missing:
-            print(self._server.log_tail(), file=sys.stderr)
-            for model in missing:
-                self._tally.add("deaths", f"a process of model {model}")
-            saboteur.heal()
+            died_in_stream = time.monotonic() - self._saboteur.last_kill_in_stream < TRITONS_OWN_S
+            for dead in self._server.heal():
+                is_tritons = dead == "the server" and (died_in_stream or crashed_in_frontends(log))
+                self._tally.add("deaths of Triton" if is_tritons else DEATHS, dead)
         with suppress(ClosedError):  # it has died just now
-            self._growth.look("server", self._server.pid)
+            self._look_at("server", self._server.server.pid)
         for pid in self._server.stubs():
-            self._growth.look("models", pid)
-        for client in self._clients:
-            self._growth.look("clients", client.pid)
+            self._look_at("models", pid)
         for index, client in enumerate(self._clients):
+            self._look_at("clients", client.pid)
             if not client.is_running:
-                self._client_failures += 1
-                client.stop()
+                self._tally.add(FAILED_CLIENTS, "by themselves")
+                client.end()
                 self._clients[index] = self._new_client()
             elif client.idle_s() > HANG_S:
-                self._hangs += 1
+                self._tally.add(HANGS, "a client")
                 client.kill(signal.SIGABRT)  # its faulthandler tells where it hangs
                 self._clients[index] = self._new_client()
 
-    def _stop_clients(self) -> int:
-        """Stop every client; return how many of them have never seen a right result."""
-        unlucky = 0
-        for client in self._clients:
-            deadline = time.monotonic() + HANG_S
-            while client.is_running and not client.verified and time.monotonic() < deadline:
-                time.sleep(0.1)  # it was started a moment ago
-            unlucky += not client.verified
-            self._client_failures += not client.stop()
-        self._clients.clear()
-        return unlucky
+    def _look_at(self, kind: str, pid: int) -> None:
+        """See by how much a process has grown since it was warm."""
+        now = time.monotonic()
+        if now - self._began.setdefault(pid, now) > WARM_S and (resident := resident_bytes(pid)):
+            self._grown[kind] = max(self._grown[kind], resident - self._warm.setdefault(pid, resident))
 
-    def _held_by_stubs_at_last(self) -> list[str]:
-        deadline = time.monotonic() + SWEEP_S
+    def _stop_clients(self) -> None:
+        """Stop every client, when it has seen a right result: some were started a moment ago."""
+        while self._clients:
+            client = self._clients.pop()
+            if not client.wait_for_results():
+                self._tally.add(UNLUCKY_CLIENTS, "at the end")
+            if not client.end():
+                self._tally.add(FAILED_CLIENTS, "when they were told to")
+
+    def _count_leaks_at_server(self) -> None:
+        """Count what models hold of clients' memory in the end, and what of it the server has registered."""
+        reaper.reap()
+        deadline = time.monotonic() + 12.0
         while (held := self._server.held_by_stubs()) and time.monotonic() < deadline:
             time.sleep(0.2)
-        return held
+        keys = [found.key.removeprefix("/") for found in fetch_registrations(self._server.urls[1]).values()]
+        registered = [key for key in keys if key.startswith(KEY_PREFIX) and not self._was_killed(key)]
+        for leak in [*held, *(f"{key} is registered" for key in registered)]:
+            self._tally.add(LEAKS, leak)
 
-    def _segments_at_last(self) -> list[str]:
-        """Return memory that nobody has removed. What plain tritonclient's users make is theirs to remove."""
+    def _count_leaks(self) -> None:
+        """Count memory that nobody has removed. What plain tritonclient's users make is theirs to remove."""
         left = [path.name for client in self._made for path in DEV_SHM.glob(f"{KEY_PREFIX}{client.pid}-*")]
         for path in DEV_SHM.glob(f"{ATTACHED_PREFIX}*"):
             if self._was_killed(path.name):
                 path.unlink()
             else:
                 left.append(path.name)
-        return left
-
-    def _registrations_at_last(self) -> list[str]:
-        """Return what of the package's is still registered, but for what clients had registered that were killed."""
-        keys = [found.key.removeprefix("/") for found in self._server.registrations().values()]
-        return [key for key in keys if key.startswith(KEY_PREFIX) and not self._was_killed(key)]
+        for leak in left:
+            self._tally.add(LEAKS, leak)
+        for kind, growth in self._grown.items():
+            self._tally.add("grown bytes", kind, growth)
+            if growth > MOST_GROWTH:
+                self._tally.add(LEAKS, f"memory of {kind}")
 
     def _was_killed(self, key: str) -> bool:
         return any(client.was_killed and f"-{client.pid}-" in key for client in self._made)
 
     def _summary(self) -> str:
-        requests, faults = self._tally.total("requests"), self._tally.total("faults")
-        wrong, errors = self._tally.total("wrong bytes"), self._tally.total("errors")
-        return f"{requests:,} requests, {faults} faults, {errors} errors, {wrong} wrong"
+        requests, faults, errors = (f"{self._tally.total(group):,}" for group in ("requests", "faults", "errors"))
+        return f"{requests} requests, {faults} faults, {errors} errors, {self._tally.total(WRONG)} wrong"

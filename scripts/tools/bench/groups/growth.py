@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -25,7 +23,8 @@ from shm_backend_utils.compat.attach import attach
 from shm_backend_utils.memory.pool.options import PoolOptions, RegionName
 
 from ...figures import Figure
-from ..bench import Bench, Cases, resident_bytes, sealed_bytes, shared_bytes, stubs_of
+from ...processes import Program, resident_bytes
+from ..bench import Bench, Cases, sealed_bytes, shared_bytes, stubs_of
 
 PROGRAM: Final = "scripts.tools.bench.random_requests"
 LARGE_BYTES: Final = 2**30
@@ -73,17 +72,15 @@ def _by_a_request(bench: Bench) -> list[Figure]:
 def _by_many_requests(bench: Bench) -> list[Figure]:
     """Have a process of its own send requests at random; look at everybody's memory before and after."""
     requests = bench.amounts.requests
-    command = [sys.executable, "-m", PROGRAM, bench.server.grpc_url, str(requests)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
-        assert client.stdin is not None
-        assert client.stdout is not None
-        _line(client.stdout)  # it has warmed up
+    with ExitStack() as stack:
+        client = Program(PROGRAM, bench.server.grpc_url, requests)
+        stack.callback(client.end)
+        _line(client)  # it has warmed up
         before = _held(bench, client.pid)
-        client.stdin.write("go\n")
-        client.stdin.flush()
+        client.say("go")
         for _ in bench.shown(f"{requests:,} requests at random", 100):
-            _line(client.stdout)
-        outcome = json.loads(_line(client.stdout))
+            _line(client)
+        outcome = json.loads(_line(client))
         after = _held(bench, client.pid)
     grown = {who: (after[who] - before[who]) / MIB for who in after}
     basis = ", ".join(f"{who} {mebibytes:+.1f}" for who, mebibytes in grown.items())
@@ -95,8 +92,8 @@ def _by_many_requests(bench: Bench) -> list[Figure]:
     ]
 
 
-def _line(stream: Any) -> str:
-    line: str = stream.readline()
+def _line(client: Program) -> str:
+    line = client.hear()
     if not line:
         raise AssertionError("the process with the requests at random has failed; what it wrote says why")
     return line

@@ -1,107 +1,105 @@
-"""One client of the soak: sends checked requests until its standard input ends, and tells what it saw."""
+"""One client of the soak: sends checked requests until its standard input ends, and tells what it saw.
+
+Its connections are never renewed because of an error.
+"""
 
 from __future__ import annotations
 
 import faulthandler
 import gc
+import json
+import os
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from typing import Any, Final
 
 from shm_backend_utils.client import CopyWarning, ServerUnavailableError
 from shm_backend_utils.errors import ShmError
 
 from ...processes import open_files
-from ..machine import held_sealed_memory, held_shared_memory
+from .calls import WORKLOADS, PlainClientError, Workload, choose, do
 from .kit import Kit
-from .process import Board, Phase, stop_event
-from .workloads.calls import ATTACHED_PREFIX, PlainClientError
-from .workloads.table import Signals, choose, interrupt
+from .process import Phase, become, hears, held_memory, page
+from .signals import Signals
+from .tally import FOREIGN_ERRORS, LEAKS, UNCAUGHT_ERRORS
 
-REPORT_INTERVAL_S: Final = 0.25
-QUARANTINE_WAIT_S: Final = 10.0
 MOST_DESCRIPTORS_LEFT: Final = 32
 """gRPC keeps some for its pollers."""
 
 
-class SoakClient:
-    """A loop of random deeds over connections that are never renewed because of an error."""
-
-    def __init__(self, kit: Kit) -> None:
-        self._kit = kit
-        self._signals = Signals()
-        self._descriptors = len(open_files("self"))
-        sys.unraisablehook = self._note_unraisable
-
-    def step(self) -> None:
-        """Do one deed; count what went wrong with it."""
-        kit = self._kit
-        workload, is_interrupted = choose(kit.chance)
-        connection = kit.chance.choice([each for each in kit.connections.all if workload.takes(each)])
-        try:
-            if is_interrupted:
-                interrupt(self._signals, workload, kit, connection)
-            else:
-                workload.run(kit, connection)
-        except ServerUnavailableError as error:
-            kit.tally.add_error(error)
-            connection.is_lost = True
+def step(kit: Kit, signals: Signals, workloads: Sequence[Workload]) -> str:
+    """Do one thing at random; count what went wrong with it, and return its name."""
+    workload, connection = choose(kit, workloads)
+    try:
+        do(kit, workload, connection, signals)
+    except (ShmError, PlainClientError) as error:
+        kit.tally.add_error(error)
+        if isinstance(error, ServerUnavailableError):
             time.sleep(0.05)
-        except (ShmError, PlainClientError) as error:
-            kit.tally.add_error(error)
-        except Exception as error:  # whatever it is: this package has errors of its own for everything
-            kit.tally.add_error(error, "foreign errors")
-        kit.board.phase = Phase.ELSEWHERE
-
-    def observe(self) -> None:
-        """Count what is not to grow."""
-        kit = self._kit
-        kit.tally.add("descriptors", str(len(open_files("self"))))
-        kit.tally.add("quarantine while running", str(kit.connections.quarantined()))
-
-    def close(self) -> None:
-        """Give everything up, and count what is still held then."""
-        kit = self._kit
-        kit.tally.add("wrong bytes", "a view that was held", kit.held.drop())
-        deadline = time.monotonic() + QUARANTINE_WAIT_S
-        while kit.connections.quarantined() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        kit.tally.add("quarantine at the end", "slots", kit.connections.quarantined())
-        kit.connections.close()
-        gc.collect()
-        leaks = held_sealed_memory("self")
-        for marker in ("shmbu-", ATTACHED_PREFIX):
-            leaks += held_shared_memory("self", marker)
-        for leak in leaks:
-            kit.tally.add("leaked by clients", leak)
-        grown = len(open_files("self")) - self._descriptors
-        if grown > MOST_DESCRIPTORS_LEFT:
-            kit.tally.add("leaked by clients", f"{grown} descriptors")
-
-    def _note_unraisable(self, unraisable: Any) -> None:
-        """Count what is raised where nobody can catch it, but for what this program's own signals raise there."""
-        if not self._signals.has_raised:
-            self._kit.tally.add_error(unraisable.exc_value, "errors that nobody could catch")
+        return f"{type(error).__name__}: {str(error)[:200]}"
+    except Exception as error:  # whatever it is: this package has errors of its own for everything
+        kit.tally.add_error(error, FOREIGN_ERRORS)
+        return repr(error)
+    finally:
+        kit.enter(Phase.ELSEWHERE)
+    return ""
 
 
-def main(grpc_url: str, http_url: str, seed: int, board_fd: int) -> None:
-    """Run the client; the board's descriptor is inherited."""
+def close(kit: Kit, descriptors: int) -> None:
+    """Give everything up, and count what is held then, beside so many descriptors."""
+    kit.drop_views()
+    deadline = time.monotonic() + 10.0
+    while (count := sum(each.quarantined() for each in kit.connections)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    kit.tally.add(LEAKS, "quarantined slots", count)
+    for connection in kit.connections:
+        connection.close()
+    gc.collect()
+    for leak in held_memory("self"):
+        kit.tally.add(LEAKS, leak)
+    grown = len(open_files("self")) - descriptors
+    if grown > MOST_DESCRIPTORS_LEFT:
+        kit.tally.add(LEAKS, f"{grown} descriptors")
+
+
+def main(grpc_url: str, http_url: str, seed: int, page_fd: int, uid: int, models: Sequence[str]) -> None:
+    """Run the client; the descriptor is inherited."""
     faulthandler.enable()
     warnings.simplefilter("ignore", CopyWarning)  # what overflows here is meant to
-    stop = stop_event()
-    kit = Kit({"grpc": grpc_url, "http": http_url}, seed, Board(board_fd))
-    client = SoakClient(kit)
+    kit = Kit({"gRPC": grpc_url, "HTTP": http_url}, seed, page(page_fd))
+    signals, descriptors = Signals(), len(open_files("self"))
+
+    def note(unraisable: Any) -> None:
+        """Count what is raised where nobody can catch it, but for what the signals raise there."""
+        if not signals.has_raised:
+            kit.tally.add_error(unraisable.exc_value, UNCAUGHT_ERRORS)
+
+    sys.unraisablehook = note
+    workloads: Sequence[Workload] = WORKLOADS
+    if models:
+        workloads = (Workload(lambda kit, connection: kit.infer(connection, kit.request(models, 1 << 17))),)
+        for connection in kit.connections:  # the costs of first requests are nobody's attack
+            workloads[0].run(kit, connection)
+        kit.tally.take()
+    if uid != os.geteuid():  # all that is imported late has been read
+        for connection in kit.connections:
+            connection.close()
+        become(uid)
     due = time.monotonic()
-    while not stop.is_set():
-        client.step()
+    answers: list[tuple[float, float, str]] = []
+    error = ""
+    while not hears((0.1 if error else 0.008) if models else 0.0):
+        began = time.monotonic()
+        error = step(kit, signals, workloads)
+        answers += [(began, time.monotonic() - began, error)] if models else []
         if time.monotonic() >= due:
-            client.observe()
-            print(kit.tally.take(), flush=True)
-            due = time.monotonic() + REPORT_INTERVAL_S
-    client.close()
-    print(kit.tally.take(), flush=True)
+            print(json.dumps([kit.tally.take(), answers]), flush=True)
+            answers, due = [], time.monotonic() + 0.25
+    close(kit, descriptors)
+    print(json.dumps([kit.tally.take(), answers]), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]), sys.argv[6:])

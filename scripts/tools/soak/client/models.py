@@ -32,34 +32,31 @@ class Noise:
         self._words = generator.integers(0, 1 << 32, LARGEST_BYTES, dtype=np.uint32)
         self._numbers = generator.random(4 * MOST_IMAGES * math.prod(IMAGE_SHAPE), np.float32)
 
-    def words(self, least: int = SMALLEST_BYTES, most: int = LARGEST_BYTES) -> npt.NDArray[np.uint32]:
+    def words(self, least: int = SMALLEST_BYTES, most: int = LARGEST_BYTES) -> Array:
         """Return this many bytes, every magnitude as likely as any other."""
         nbytes = math.exp(self._random.uniform(math.log(least), math.log(most)))
-        return self._slice(self._words, int(nbytes) // 4)
+        return self._slice(self._words, (int(nbytes) // 4,))
 
-    def rows(self, count: int, most: int = LARGEST_BYTES) -> npt.NDArray[np.uint32]:
+    def rows(self, count: int, most: int = LARGEST_BYTES) -> Array:
         """Return rows of one random width; ``most`` is the size of all in bytes."""
-        width = len(self.words(SMALLEST_BYTES, most // count))
-        return self._slice(self._words, count * width).reshape(count, width)
+        return self._slice(self._words, (count, len(self.words(most=most // count))))
 
-    def images(self) -> npt.NDArray[np.float32]:
+    def images(self) -> Array:
         """Return a batch of numbers without a NaN, so that arithmetic has one right result."""
-        count = self._random.randint(1, MOST_IMAGES)
-        return self._slice(self._numbers, count * math.prod(IMAGE_SHAPE)).reshape(count, *IMAGE_SHAPE)
+        return self._slice(self._numbers, (self._random.randint(1, MOST_IMAGES), *IMAGE_SHAPE))
 
-    def photograph(self, longest_side: int) -> npt.NDArray[np.uint8]:
+    def photograph(self, longest_side: int) -> Array:
         """Return a picture of random size."""
         height, width = (self._random.randint(1, longest_side) for _ in range(2))
-        return self._slice(self._words.view(np.uint8), height * width * 3).reshape(height, width, 3)
+        return self._slice(self._words.view(np.uint8), (height, width, 3))
 
     def like(self, payload: Array) -> Array:
         """Return another payload of the same shape and dtype."""
-        source: Array = self._numbers if payload.ndim > 2 else self._words
-        return np.asarray(self._slice(source, payload.size).view(payload.dtype).reshape(payload.shape))
+        return self._slice(self._numbers if payload.ndim > 2 else self._words, payload.shape).view(payload.dtype)
 
-    def _slice(self, source: Array, length: int) -> Array:
-        begin = self._random.randrange(len(source) - length)
-        return source[begin : begin + length]
+    def _slice(self, source: Array, shape: tuple[int, ...]) -> Array:
+        begin = self._random.randrange(len(source) - math.prod(shape))
+        return source[begin : begin + math.prod(shape)].reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -89,64 +86,72 @@ class Said:
         said = sorted((name, value) for name, value in every.items() if name.startswith(_PREFIX))
         return zlib.crc32(repr(said).encode())
 
-    @property
-    def has_parameters(self) -> bool:
-        """Whether there is a parameter that shows in the answer."""
-        return any(name.startswith(_PREFIX) for name in self.parameters)
-
-    def without_floats(self) -> Said:
-        """Return what a model can say to another one: Triton 2.51 has no floats there."""
+    def to_another_model(self, *, copies: bool) -> Said:
+        """Return what the model ``relay`` can say to another one: Triton 2.51 has no floats there."""
         kept = {name: value for name, value in self.parameters.items() if not isinstance(value, float)}
-        return Said(kept, self.headers)
+        return Said({**kept, "copies": copies}, self.headers)
 
-    def options(self) -> dict[str, Any]:
-        """Return keyword arguments for a client's call."""
-        options: dict[str, Any] = {"parameters": dict(self.parameters)} if self.parameters else {}
-        return {**options, "headers": dict(self.headers)} if self.headers else options
+
+_TENSORS: Final = {
+    **dict.fromkeys(("identity", "multiply"), ("INPUT0", "OUTPUT0")),
+    **dict.fromkeys(("halves", "rows", "relay", "guests"), ("X", "Y")),
+}
+"""The names of each model's input and output."""
+_READ_PARAMETERS: Final = ("halves", "relay", "guests")
+"""By the answers of these one sees what a request says."""
+_SLEEPS_MS: Final = (*[0] * 398, 1, 40)
 
 
 @dataclass(frozen=True)
-class Model:
-    """One model and what it does to its input."""
+class Request:
+    """A request of a model, as the arguments of a client's methods."""
 
-    name: str
-    source: str
-    sink: str
+    model: str
+    payload: Array
+    said: Said = field(default_factory=Said)
+    room: Mapping[str, int] | None = None
 
-    def payload(self, noise: Noise, most: int = LARGEST_BYTES) -> Array:
-        """Return an input, of at most so many bytes where the model leaves that to its client."""
-        if self.name == "multiply":
-            return noise.images()
-        if self.name == "rows":
-            return noise.rows(1)
-        payload: Array = noise.words(most=most)
-        return payload.view(np.float32) if self.name == "identity" else payload
-
-    def expected(self, payload: Array, said: Said) -> Array:
-        """Return what the model makes of an input."""
-        if self.name == "multiply":
-            return np.asarray(payload * np.float32(2))
-        if self.name == "rows":
-            return np.invert(payload)
-        return np.bitwise_xor(payload, np.uint32(said.number)) if self.reads_parameters else payload
+    @classmethod
+    def random(cls, model: str, noise: Noise, chance: random.Random, most: int = LARGEST_BYTES) -> Request:
+        """Return one, of at most so many bytes where the model leaves that to its client."""
+        said = Said.random(chance, chance.choice(_SLEEPS_MS)) if model in _READ_PARAMETERS else Said()
+        if model == "multiply":
+            return cls(model, noise.images(), said)
+        if model == "rows":
+            return cls(model, noise.rows(1, most), said)
+        return cls(model, noise.words(most=most).view(np.float32 if model == "identity" else np.uint32), said)
 
     @property
-    def reads_parameters(self) -> bool:
-        """Whether what a request says shows in the answer."""
-        return self.name in ("halves", "relay", "guests")
+    def source(self) -> str:
+        return _TENSORS[self.model][0]
 
+    @property
+    def sink(self) -> str:
+        return _TENSORS[self.model][1]
 
-MODELS: Final = {
-    model.name: model
-    for model in (
-        Model("identity", "INPUT0", "OUTPUT0"),
-        Model("multiply", "INPUT0", "OUTPUT0"),
-        Model("halves", "X", "Y"),
-        Model("rows", "X", "Y"),
-        Model("relay", "X", "Y"),
-        Model("guests", "X", "Y"),
-    )
-}
+    @property
+    def inputs(self) -> tuple[str, dict[str, Array]]:
+        return self.model, {self.source: self.payload}
+
+    @property
+    def layout(self) -> tuple[str, dict[str, Any]]:
+        return self.model, {self.source: (self.payload.shape, self.payload.dtype)}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        said = {"parameters": dict(self.said.parameters), "headers": dict(self.said.headers)}
+        return {"outputs": self.room, **{name: value for name, value in said.items() if value}}
+
+    @property
+    def expected(self) -> Array:
+        """What the model makes of it."""
+        if self.model == "multiply":
+            return np.asarray(self.payload * np.float32(2))
+        if self.model == "rows":
+            return np.invert(self.payload)
+        if self.model in _READ_PARAMETERS:
+            return np.asarray(np.bitwise_xor(self.payload, np.uint32(self.said.number)))
+        return self.payload
 
 
 def is_right(result: Array, expected: Array) -> bool:
@@ -170,17 +175,11 @@ class HeldViews:
         if len(self._held) < self._limit:
             self._held.append((view, _checksum(view), call_count))
 
-    def pass_call(self) -> int:
-        """Count one more call; return how many of the views whose time is up have changed, and drop these."""
-        counted = [(view, checksum, left - 1) for view, checksum, left in self._held]
+    def pass_calls(self, count: int = 1) -> int:
+        """Count further calls; return how many of the views whose time is up have changed, and drop these."""
+        counted = [(view, checksum, left - count) for view, checksum, left in self._held]
         self._held = [held for held in counted if held[2] > 0]
         return sum(_checksum(view) != checksum for view, checksum, left in counted if left <= 0)
-
-    def drop(self) -> int:
-        """Drop every view; return how many had changed."""
-        changed = sum(_checksum(view) != checksum for view, checksum, _ in self._held)
-        self._held = []
-        return changed
 
 
 def _checksum(array: Array) -> int:

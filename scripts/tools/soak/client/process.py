@@ -1,25 +1,37 @@
-"""Clients of the soak, from both sides: the page and the counts that they share, how they start, and how they end."""
+"""The clients' processes from both sides: the page that they share with the soak, how they start, and how they end."""
 
 from __future__ import annotations
 
 import json
 import mmap
 import os
+import select
 import signal
-import subprocess
 import sys
-import threading
 import time
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final
 
-_PHASE: Final = 0
-_VERIFIED: Final = 1
+from shm_backend_utils.errors import MachineError
+from shm_backend_utils.memory.managed import KEY_PREFIX
+from shm_backend_utils.memory.sealed import LINK
+from shm_backend_utils.memory.shared_file import DEV_SHM
 
-PROGRAM: Final = "scripts.tools.soak.client"
-STOP_S: Final = 60.0
+from ...processes import Program, mappings, open_files
+from .tally import Tally
+
+CLIENT: Final = "scripts.tools.soak.client"
+START_S: Final = 120.0
+CONNECTIONS: Final = 4
+"""Of a client: it infers over each before its requests are told of, or are another user's."""
+PHASE: Final = 0
+VERIFIED: Final = 1
+"""The words of a client's page: what it is doing, and how many right results it has seen."""
+
+ATTACHED_PREFIX: Final = "soak-attached-"
+"""Of regions that users of plain tritonclient make."""
+_OF_CLIENTS: Final = (f"{DEV_SHM}/{KEY_PREFIX}", f"{DEV_SHM}/{ATTACHED_PREFIX}", LINK)
 
 
 class Phase(IntEnum):
@@ -32,179 +44,93 @@ class Phase(IntEnum):
     STREAMING = 4
 
 
-class Board:
-    """The page, on either side."""
+def page(fd: int) -> memoryview:
+    """Map the page that a client shares with the soak."""
+    return memoryview(mmap.mmap(fd, mmap.PAGESIZE)).cast("Q")
 
-    def __init__(self, fd: int) -> None:
-        self.fd = fd  # owned; a client inherits it
-        self._words = memoryview(mmap.mmap(fd, mmap.PAGESIZE)).cast("Q")
 
-    @classmethod
-    def create(cls) -> Board:
-        """Make a page."""
+def hears(seconds: float = 0.0) -> bool:
+    """Return whether standard input has a line, or ends, within this time: by its end a client is told to end."""
+    return bool(select.select([sys.stdin], [], [], seconds)[0])
+
+
+def become(uid: int) -> None:
+    """Go on as another user, of no group."""
+    os.setgroups([])
+    os.setgid(uid)
+    os.setuid(uid)
+
+
+def held_memory(pid: int | str) -> list[str]:
+    """Return what a process holds of clients' memory, descriptors and mappings."""
+    held = [f"descriptor of {target}" for target in open_files(pid) if target.startswith(_OF_CLIENTS)]
+    targets = [line.split(maxsplit=5)[-1] for line in mappings(pid)]
+    return held + [f"mapping of {target}" for target in targets if target.startswith(_OF_CLIENTS)]
+
+
+class ClientProcess(Program):
+    """A client, and what it is at.
+
+    With names of models it does nothing but infer, of these, pauses behind each request, and tells of each when it
+    began, how long it took, and by which error it ended.
+    """
+
+    def __init__(
+        self, urls: Sequence[str], seed: int, tally: Tally, models: Sequence[str] = (), uid: int | None = None
+    ) -> None:
         fd = os.memfd_create("soak")
         os.ftruncate(fd, mmap.PAGESIZE)
-        return cls(fd)
-
-    @property
-    def phase(self) -> Phase:
-        """What the client is doing."""
-        return Phase(self._words[_PHASE])
-
-    @phase.setter
-    def phase(self, phase: Phase) -> None:
-        self._words[_PHASE] = phase
-
-    @property
-    def verified(self) -> int:
-        """How many right results the client has seen."""
-        return self._words[_VERIFIED]
-
-    @verified.setter
-    def verified(self, count: int) -> None:
-        self._words[_VERIFIED] = count
-
-    def close(self) -> None:
-        """Close the descriptor."""
-        os.close(self.fd)
-
-
-class Tally:
-    """Counts. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._groups: dict[str, Counter[str]] = {}
-        self._samples: dict[str, str] = {}
-
-    def add(self, group: str, name: str, count: int = 1) -> None:
-        """Count."""
-        with self._lock:
-            self._groups.setdefault(group, Counter())[name] += count
-
-    def add_error(self, error: BaseException, group: str = "errors") -> None:
-        """Count an error by its class and the server's code; keep the first message of each."""
-        status = getattr(error, "status", lambda: None)()
-        name = type(error).__name__ + (f" {status.removeprefix('StatusCode.')}" if status else "")
-        self.add(group, name)
-        with self._lock:
-            self._samples.setdefault(name, str(error)[:300])
-
-    def group(self, name: str) -> dict[str, int]:
-        """Return a group, the largest counts first."""
-        with self._lock:
-            return dict(self._groups.get(name, Counter()).most_common())
-
-    def total(self, group: str) -> int:
-        """Return the sum of a group."""
-        return sum(self.group(group).values())
-
-    @property
-    def samples(self) -> Mapping[str, str]:
-        """The first message of each kind of error."""
-        with self._lock:
-            return dict(self._samples)
-
-    def take(self) -> str:
-        """Return everything as a line of JSON, and begin anew."""
-        with self._lock:
-            text = json.dumps({"groups": self._groups, "samples": self._samples})
-            self._groups = {}
-            self._samples = {}
-            return text
-
-    def merge(self, text: str) -> None:
-        """Add what another tally gave with :meth:`take`."""
-        given = json.loads(text)
-        for group, counts in given["groups"].items():
-            for name, count in counts.items():
-                self.add(group, name, count)
-        with self._lock:
-            self._samples = {**given["samples"], **self._samples}
-
-
-def stop_event() -> threading.Event:
-    """Return an event that is set when standard input ends: the soak wants this client to stop, or is gone."""
-    event = threading.Event()
-
-    def wait() -> None:
-        os.read(sys.stdin.fileno(), 1)
-        event.set()
-
-    threading.Thread(target=wait, daemon=True).start()
-    return event
-
-
-class ClientProcess:
-    """One client process."""
-
-    def __init__(self, grpc_url: str, http_url: str, seed: int, tally: Tally) -> None:
-        self._board = Board.create()
+        self._page = page(fd)
         self._tally = tally
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", PROGRAM, grpc_url, http_url, str(seed), str(self._board.fd)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=[self._board.fd],
-            text=True,
-        )
-        self.pid = self._process.pid
+        super().__init__(CLIENT, *urls, seed, fd, os.geteuid() if uid is None else uid, *models, fds=[fd])
+        os.close(fd)
+        self.answers: list[tuple[float, float, str]] = []
         self.was_killed = False
-        self._verified = 0
+        self._seen = 0
         self._progressed = time.monotonic()
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
+        self.listen(self._take)
 
     @property
     def phase(self) -> Phase:
-        """What it is doing."""
-        return self._board.phase
+        return Phase(self._page[PHASE])
 
-    @property
-    def verified(self) -> int:
-        """How many right results it has seen."""
-        return self._board.verified
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it has not ended."""
-        return self._process.poll() is None
+    def wait_for_results(self, count: int = 1) -> bool:
+        """Wait until it has seen so many right results; return whether it has."""
+        deadline = time.monotonic() + START_S
+        while self._page[VERIFIED] < count and self.is_running and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return self._page[VERIFIED] >= count
 
     def idle_s(self) -> float:
         """Return for how long it has got no right result, as far as this was asked before."""
-        if self.verified != self._verified:
-            self._verified = self.verified
+        if self._page[VERIFIED] != self._seen:
+            self._seen = self._page[VERIFIED]
             self._progressed = time.monotonic()
         return time.monotonic() - self._progressed
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """End it by a signal."""
+        """End it by a signal, whatever it is at."""
         self.was_killed = True
-        self._process.send_signal(number)
-        self._end()
+        super().kill(number)
 
-    def stop(self) -> bool:
-        """Let it close everything and end; return whether it did, in time and without an error."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self._process.send_signal(signal.SIGABRT)  # its faulthandler tells where it hangs
-        self._end()
-        return self._process.returncode == 0
+    def _take(self, line: str) -> None:
+        groups, answers = json.loads(line)
+        self._tally.merge(groups)
+        self.answers += map(tuple, answers)
 
-    def _end(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.wait()
-        self._listener.join()
-        self._process.stdin.close()
-        self._process.stdout.close()
-        self._board.close()
 
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.endswith("\n"):  # a killed client may leave half a line
-                self._tally.merge(line)
+class AttackerProcess(Program):
+    """A hostile client, which does something only when it is its turn."""
+
+    def __init__(self, name: str, seed: int, url: str) -> None:
+        super().__init__("scripts.tools.soak.hostile.attacks", name, seed, url)
+        if not self.hear():
+            raise MachineError(f"the attacker {name!r} did not start")
+
+    def take_turn(self, seconds: float) -> dict[str, int]:
+        """Let it be at work; return how its requests have been answered so far."""
+        self.say("begin")
+        time.sleep(seconds)
+        self.say("end")
+        answers: dict[str, int] = json.loads(self.hear())
+        return answers

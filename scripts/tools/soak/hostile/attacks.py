@@ -1,12 +1,13 @@
-"""The one table of what hostile clients do, and how fast. Each attack has a process of its own.
+"""The one table of what hostile clients do, and how fast, and the program of each: one attack in a process of its own.
 
 They are attacks on the library, and not on the machine: behind each unit of work the attacker pauses, and one attacker
-is at work at a time.
+is at work at a time. What an attack needs is made before anything is measured; it returns one unit of its work.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
 import re
@@ -14,8 +15,9 @@ import resource
 import secrets
 import socket
 import struct
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,59 +27,56 @@ import numpy as np
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.errors import ShmError
 from shm_backend_utils.memory.locks import SlotLease
-from shm_backend_utils.memory.shared_file import DEV_SHM, free_bytes
+from shm_backend_utils.memory.shared_file import free_bytes
 from shm_backend_utils.protocol import layout
 from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, SlotAddress
 from shm_backend_utils.protocol.handover import SealedKey
 from shm_backend_utils.protocol.layout import PAGE_SIZE, TOKEN_LENGTH
 
+from ..client.process import CLIENT, become, hears
 from ..server import DISALLOWED_UID
-from .forged import DATA, MODEL, Attack, Forged, valid_table
-
-__all__ = ["ATTACKS", "HONEST", "Kind"]
+from .forged import DATA, MODEL, Attacker, valid_table
 
 _LINGER: Final = struct.pack("ii", 1, 3600)
-_MOST_LINGERING: Final = 400
-_CROWD: Final = 200
 _CREDENTIALS: Final = struct.Struct("iII")  # process, user, group
-HONEST: Final = f"{__package__}.honest"
-"""The program whose processes are attacked."""
 
 _KIND: Final = socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
 _SOCKETS: Final = re.compile(r" @(shmbu-fd-[0-9a-f]{32})$", re.MULTILINE)
 
-FLOOD: Final = 10_000
-FLOOD_AT_ONCE: Final = 8
-HUGE: Final = 100 << 20
+Strike = Callable[[], None]
 
 
-class _Lingering(Attack):
-    """Has sockets that take long to close, each of which can be given away once."""
+class _Lingering:
+    """Sockets that take long to close, each of which can be given away once."""
 
-    def prepare(self) -> None:
-        self._listener = socket.socket()
+    def __init__(self, attacker: Attacker) -> None:
+        self._attacker = attacker
+        self._listener = attacker.at_end.enter_context(socket.socket())
         self._listener.bind(("127.0.0.1", 0))
         self._listener.listen()
-        self._kept: list[socket.socket] = []
+        self._count = 0
         self._ready: list[socket.socket] = []
 
     def give(self, connection: socket.socket) -> None:
-        """Send one to a peer, if he takes it; count whether he did."""
+        """Send one to a peer, if he takes it, and there are not too many; count whether he did."""
+        if self._count == 400:
+            return
         lingering = self._ready.pop() if self._ready else self._make()
         try:
             socket.send_fds(connection, [b"y"], [lingering.fileno()])
         except OSError as error:
             self._ready.append(lingering)
-            self.wire.answers[f"not taken: {error.strerror}"] += 1
+            self._attacker.answers[f"not taken: {error.strerror}"] += 1
             return
-        self.wire.answers["taken"] += 1
+        self._attacker.answers["taken"] += 1
         threading.Thread(target=lingering.close, daemon=True).start()  # which waits as long as the peer's would
 
     def _make(self) -> socket.socket:
-        sender = socket.socket()
+        self._count += 1
+        sender = socket.socket()  # create_connection would import something that this user may not read
         sender.connect(self._listener.getsockname())
-        receiver, _ = self._listener.accept()
-        self._kept.append(receiver)  # reads nothing
+        receiver, _ = self._listener.accept()  # reads nothing
+        self._attacker.at_end.enter_context(receiver)
         sender.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER)
         sender.setblocking(False)
         with contextlib.suppress(BlockingIOError):
@@ -85,81 +84,63 @@ class _Lingering(Attack):
                 sender.send(bytes(1 << 16))
         return sender
 
-    def close(self) -> None:
-        super().close()
-        while self._kept:
-            self._kept.pop().close()  # resets the others
 
-
-class LingeringServer(_Lingering):
+def lingering_server(attacker: Attacker) -> Strike:
     """A handover server of his own, to which his requests send the model: it hands over at once to who connects."""
+    lingering, key = _Lingering(attacker), SealedKey(secrets.token_hex(16), 1)
+    address = SlotAddress(MODEL, str(key), secrets.token_hex(TOKEN_LENGTH), 0)
+    listener = attacker.at_end.enter_context(socket.socket(socket.AF_UNIX, _KIND))
+    listener.bind(key.socket_address)
+    listener.listen(4096)
 
-    def prepare(self) -> None:
-        super().prepare()
-        self._key = SealedKey(secrets.token_hex(16), 1)
-        self._socket = socket.socket(socket.AF_UNIX, _KIND)
-        self._socket.bind(self._key.socket_address)
-        self._socket.listen(4096)
+    def strike() -> None:
+        answers = attacker.begin({SLOT_PARAMETER: str(address), GENERATION_PARAMETER: 1})
+        while True:
+            with contextlib.suppress(BlockingIOError), listener.accept()[0] as model:
+                lingering.give(model)
+            with contextlib.suppress(queue.Empty):
+                attacker.count(answers.get(timeout=0.0005))
+                return
 
-    def strike(self) -> None:
-        """Serve whoever has connected, and send the model here."""
-        address = SlotAddress(MODEL, str(self._key), secrets.token_hex(TOKEN_LENGTH), 0)
-        parameters: dict[str, Any] = {SLOT_PARAMETER: str(address), GENERATION_PARAMETER: 1}
-        asking = threading.Thread(target=self.wire.send, args=(parameters,))
-        asking.start()
-        while asking.is_alive():
-            with contextlib.suppress(BlockingIOError), self._socket.accept()[0] as model:
-                if len(self._kept) < _MOST_LINGERING:
-                    self.give(model)
-            asking.join(0.0005)
-
-    def close(self) -> None:
-        super().close()
-        self._socket.close()
+    return strike
 
 
-class LingeringGuests(_Lingering):
+def lingering_guests(attacker: Attacker) -> Strike:
     """Goes to the handover socket of every client, and leaves something there that takes long to close."""
+    lingering = _Lingering(attacker)
 
-    def strike(self) -> None:
-        """Visit each socket once."""
+    def strike() -> None:
         for address in _sockets():
             with socket.socket(socket.AF_UNIX, _KIND) as guest, contextlib.suppress(OSError):
                 guest.connect(address)
-                if len(self._kept) < _MOST_LINGERING and _is_of_honest_client(guest):
-                    self.give(guest)
+                if _is_of_honest_client(guest):
+                    lingering.give(guest)
+
+    return strike
 
 
-class CrowdedSockets(Attack):
+def crowded_sockets(attacker: Attacker) -> Strike:
     """Fills the queue of one client's handover socket, over and over; others of the same user have theirs beside it."""
 
-    def prepare(self) -> None:
-        self._crowd: list[socket.socket] = []
-
-    def strike(self) -> None:
-        """Leave with the last crowd, and come with the next one."""
-        self.pause()
+    def strike() -> None:
+        attacker.turn.close()  # the last crowd leaves
         addresses = _sockets()
-        if not addresses:
-            return
-        address = self.chance.choice(addresses)
-        with contextlib.suppress(OSError):  # the queue is full, or the socket has gone
-            for _ in range(_CROWD):
-                self._crowd.append(socket.socket(socket.AF_UNIX, _KIND))
-                self._crowd[-1].connect(address)
-                if not _is_of_honest_client(self._crowd[0]):
-                    break
-        self.wire.answers["connected"] += len(self._crowd)
+        for address in attacker.chance.sample(addresses, min(len(addresses), 1)):
+            with contextlib.suppress(OSError):  # the queue is full, or the socket has gone
+                for _ in range(200):
+                    guest = attacker.turn.enter_context(socket.socket(socket.AF_UNIX, _KIND))
+                    guest.connect(address)
+                    if not _is_of_honest_client(guest):
+                        break
+                    attacker.answers["connected"] += 1
 
-    def pause(self) -> None:
-        while self._crowd:
-            self._crowd.pop().close()
+    return strike
 
 
 def _is_of_honest_client(guest: socket.socket) -> bool:
     """Return whether a socket belongs to a client of a soak: others on this machine are not to be disturbed."""
     pid, *_ = _CREDENTIALS.unpack(guest.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return HONEST.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return f"\0{CLIENT}\0".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def _sockets() -> list[str]:
@@ -167,150 +148,108 @@ def _sockets() -> list[str]:
     return [f"\0{name}" for name in dict.fromkeys(_SOCKETS.findall(Path("/proc/net/unix").read_text()))]
 
 
-class Sparse(Attack):
+def sparse(attacker: Attacker) -> Strike:
     """A region that is larger than what is free, of which nothing is there: touching it is a SIGBUS."""
+    half = (2 * int(free_bytes())) & -PAGE_SIZE
+    forged = attacker.forge(DATA + 2 * half, is_sparse=True)
 
-    def prepare(self) -> None:
-        self._half = (2 * int(free_bytes())) & -PAGE_SIZE
-        self.forged.append(Forged(DATA + 2 * self._half, is_sparse=True))
+    def strike() -> None:
+        attacker.turn.callback(forged.lose_memory)  # that the model has touched: others are to find room again
+        attacker.send(forged.begin(valid_table(DATA + half, half)))
 
-    def strike(self) -> None:
-        (forged,) = self.forged
-        self.wire.send(forged.begin(valid_table(DATA, DATA + self._half, self._half)))
-
-    def pause(self) -> None:
-        """Give back what the model has touched, so that others find room again."""
-        (forged,) = self.forged
-        os.ftruncate(forged.fd, 0)
-        os.ftruncate(forged.fd, forged.byte_size)
-        forged.write_header()
+    return strike
 
 
-class Truncating(Attack):
+def truncating(attacker: Attacker) -> Strike:
     """A region that loses and gets back its size as fast as that goes, while a request in it is under way."""
+    forged = attacker.forge()
 
-    def prepare(self) -> None:
-        self.forged.append(Forged(DATA + 4 * PAGE_SIZE))
-
-    def strike(self) -> None:
-        (forged,) = self.forged
-        parameters = forged.begin(valid_table(DATA, DATA + PAGE_SIZE, PAGE_SIZE))
-        answers: queue.Queue[Any] = queue.Queue()
-        self.wire.begin(parameters, answers)
+    def strike() -> None:
+        answers = attacker.begin(forged.begin(valid_table(DATA + PAGE_SIZE, PAGE_SIZE)))
         while answers.empty():
-            os.ftruncate(forged.fd, 0)
-            os.ftruncate(forged.fd, forged.byte_size)
-            forged.write_header()
-        self.wire.count(answers.get())
+            forged.lose_memory()
+        attacker.count(answers.get())
+
+    return strike
 
 
-class Locking(Attack):
+def locking(attacker: Attacker) -> Strike:
     """A client that holds the lock of the slot that its own request names."""
-
-    def prepare(self) -> None:
-        self.forged.append(Forged())
-        own = os.open(DEV_SHM / self.forged[0].key, os.O_RDWR | os.O_CLOEXEC)
-        SlotLease(own, layout.record_offset(0, PAGE_SIZE)).take()
-
-    def strike(self) -> None:
-        (forged,) = self.forged
-        self.wire.send(forged.begin(valid_table(DATA, DATA, 0)))
+    forged = attacker.forge()
+    own = os.open(forged.path, os.O_RDWR | os.O_CLOEXEC)
+    SlotLease(own, layout.record_offset(0, PAGE_SIZE)).take()
+    return lambda: attacker.send(forged.begin(valid_table(DATA, 0)))
 
 
-class Flooding(Attack):
+def flooding(attacker: Attacker) -> Strike:
     """10,000 regions, each named by a request of its own, several at once, over and over."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    regions = [attacker.forge(DATA + PAGE_SIZE) for _ in range(min(10_000, most - 256))]
 
-    def prepare(self) -> None:
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        self.forged += [Forged() for _ in range(min(FLOOD, most - 256))]
-        self._next = 0
-
-    def strike(self) -> None:
+    def strike() -> None:
         answers: queue.Queue[Any] = queue.Queue()
-        for _ in range(FLOOD_AT_ONCE):
-            forged = self.forged[self._next]
-            self._next = (self._next + 1) % len(self.forged)
-            parameters = forged.begin(valid_table(DATA, DATA + 64, 64))
-            self.wire.begin(parameters, answers)
-        for _ in range(FLOOD_AT_ONCE):
-            self.wire.count(answers.get())
+        for forged in regions[:8]:
+            attacker.begin(forged.begin(valid_table(DATA + 64, 64)), answers)
+        for _ in range(8):
+            attacker.count(answers.get())
+        regions.extend(regions[:8])
+        del regions[:8]
+
+    return strike
 
 
-class SlowReader(Attack):
+def slow_reader(attacker: Attacker) -> Strike:
     """A stream of which each response is held for a while."""
+    client = attacker.at_end.enter_context(ShmClient(attacker.url, timeout_s=60, path="direct"))
+    image = np.zeros((2560, 2560, 3), np.uint8)  # 100 tiles
+    room = {"TILE": 256 * 256 * 3, "PLACE": 8}
+    streams: list[Any] = []
+    held: list[Any] = []
 
-    def prepare(self) -> None:
-        self._client = ShmClient(self.wire.url, timeout_s=60, path="direct")
-        self._frames: Any = None
-        self._held: Any = None
-
-    def strike(self) -> None:
+    def strike() -> None:
+        if not streams:
+            frames = client.stream("frames", {"IMAGE": image}, outputs=room, frames=1)
+            streams.append(attacker.turn.enter_context(contextlib.closing(frames)))
+            attacker.turn.callback(streams.clear)
+            attacker.turn.callback(held.clear)
+        held.clear()
         try:
-            if self._frames is None:
-                image = np.zeros((2560, 2560, 3), np.uint8)  # 100 tiles
-                room = {"TILE": 256 * 256 * 3, "PLACE": 8}
-                self._frames = self._client.stream("frames", {"IMAGE": image}, outputs=room, frames=1)
-            self._held = None
-            self._held = next(self._frames, None)
-            self.wire.answers["a response of a stream"] += 1
-        except ShmError as error:
-            self.wire.answers[f"{type(error).__name__}: {str(error)[:100]}"] += 1
-            self._frames = None
-        if self._held is None:
-            self._frames = None
+            held.append(next(streams[0]))
+            attacker.answers["a response of a stream"] += 1
+        except (ShmError, StopIteration) as error:
+            attacker.answers[f"{type(error).__name__}: {str(error)[:100]}"] += 1
+            attacker.turn.close()
 
-    def pause(self) -> None:
-        self._held = None
-        frames, self._frames = self._frames, None
-        if frames is not None:
-            frames.close()
-
-    def close(self) -> None:
-        self.pause()
-        self._client.close()
+    return strike
 
 
-class Garbage(Attack):
+def garbage(attacker: Attacker) -> Strike:
     """Records of random bytes; tables that are right but for some bytes; addresses and generations that are wrong."""
+    forged, chance = attacker.forge(), attacker.chance
 
-    def prepare(self) -> None:
-        self.forged.append(Forged(DATA + 4 * PAGE_SIZE))
-        self._right = valid_table(DATA, DATA + PAGE_SIZE, 64)
-
-    def strike(self) -> None:
-        (forged,) = self.forged
-        self.wire.send(next(self._requests(forged)))
-
-    def _requests(self, forged: Forged) -> Iterator[dict[str, Any]]:
-        chance = self.chance
+    def strike() -> None:
         way = chance.randrange(4)
-        if way == 0:
-            yield forged.begin(chance.randbytes(PAGE_SIZE // 2 - 8))
-        broken = bytearray(self._right)
+        table = bytearray(valid_table(DATA + PAGE_SIZE, 64))
         for _ in range(chance.randint(1, 8)):
-            broken[chance.randrange(len(broken))] = chance.getrandbits(8)
-        parameters = forged.begin(bytes(broken))
+            table[chance.randrange(len(table))] = chance.getrandbits(8)
+        parameters = forged.begin(chance.randbytes(PAGE_SIZE // 2 - 8) if way == 0 else bytes(table))
         if way == 1:
             name = chance.choice(list(parameters))
-            yield {**parameters, name: chance.choice((True, -1, 1 << 62, "", "2/halves", "x" * 5000, parameters[name]))}
+            parameters[name] = chance.choice((True, -1, 1 << 62, "", "2/halves", "x" * 5000, parameters[name]))
         if way == 2:
-            text = list(parameters["shm_slot"])
+            text = list(parameters[SLOT_PARAMETER])
             text[chance.randrange(len(text))] = chr(chance.randint(32, 126))
-            yield {**parameters, "shm_slot": "".join(text)}
-        yield parameters
+            parameters[SLOT_PARAMETER] = "".join(text)
+        attacker.send(parameters)
+
+    return strike
 
 
-class HugeParameters(Attack):
+def huge_parameters(attacker: Attacker) -> Strike:
     """A parameter of 100 MB."""
-
-    def prepare(self) -> None:
-        self.forged.append(Forged())
-        self._text = "x" * HUGE
-
-    def strike(self) -> None:
-        (forged,) = self.forged
-        self.wire.send({**forged.begin(valid_table(DATA, DATA + 64, 64)), "much": self._text})
+    forged, text = attacker.forge(), "x" * (100 << 20)
+    return lambda: attacker.send({**forged.begin(valid_table(DATA + 64, 64)), "much": text})
 
 
 @dataclass(frozen=True)
@@ -318,22 +257,44 @@ class Kind:
     """A row of the table."""
 
     name: str
-    attack: type[Attack]
+    prepare: Callable[[Attacker], Strike]
     pause_s: float  # behind each unit of work
     uid: int | None = None  # whose client it is; None for a user who is allowed
     kills: bool = False  # whether the model instance may die of it: nobody can prevent that
 
 
 ATTACKS: Final = (
-    Kind("sparse files", Sparse, 0.1),
-    Kind("truncating, a user who is not allowed", Truncating, 0.005, uid=DISALLOWED_UID),
-    Kind("truncating, a user who is allowed", Truncating, 0.005, kills=True),
-    Kind("locking its own slots", Locking, 0.05),
-    Kind("flooding with 10,000 regions", Flooding, 0.01),
-    Kind("slow reader of a stream", SlowReader, 0.5),
-    Kind("garbage tables", Garbage, 0.005),
-    Kind("parameters of 100 MB", HugeParameters, 1.0),
-    Kind("lingering sockets for the model that fetches", LingeringServer, 0.01, uid=DISALLOWED_UID),
-    Kind("lingering sockets at clients' handover sockets", LingeringGuests, 0.01, uid=DISALLOWED_UID),
-    Kind("crowds at clients' handover sockets", CrowdedSockets, 0.01, uid=DISALLOWED_UID),
+    Kind("sparse files", sparse, 0.1),
+    Kind("truncating, a user who is not allowed", truncating, 0.005, uid=DISALLOWED_UID),
+    Kind("truncating, a user who is allowed", truncating, 0.005, kills=True),
+    Kind("locking its own slots", locking, 0.05),
+    Kind("flooding with 10,000 regions", flooding, 0.01),
+    Kind("slow reader of a stream", slow_reader, 0.5),
+    Kind("garbage tables", garbage, 0.005),
+    Kind("parameters of 100 MB", huge_parameters, 1.0),
+    Kind("lingering sockets for the model that fetches", lingering_server, 0.01, uid=DISALLOWED_UID),
+    Kind("lingering sockets at clients' handover sockets", lingering_guests, 0.01, uid=DISALLOWED_UID),
+    Kind("crowds at clients' handover sockets", crowded_sockets, 0.01, uid=DISALLOWED_UID),
 )
+
+
+def main(name: str, seed: int, url: str) -> None:
+    """Run an attack: on standard input a line begins a turn, another one ends it, and the end ends everything."""
+    (kind,) = [each for each in ATTACKS if each.name == name]
+    attacker = Attacker(url, seed)
+    if kind.uid is not None:
+        become(kind.uid)
+    with attacker.at_end, attacker.turn:
+        strike = kind.prepare(attacker)
+        print("ready", flush=True)
+        while sys.stdin.readline():
+            strike()
+            while not hears(kind.pause_s):
+                strike()
+            sys.stdin.readline()
+            attacker.turn.close()
+            print(json.dumps(attacker.answers), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

@@ -1,4 +1,4 @@
-"""A region and requests that are made by hand, so that any part of them may be a lie, and what every attack is."""
+"""A region and requests that are made by hand, so that any part of them may be a lie, and an attacker's means."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 import queue
 import random
 import secrets
-from abc import ABC, abstractmethod
 from collections import Counter
+from contextlib import ExitStack
 from typing import Any, Final
 
 import tritonclient.grpc
@@ -33,98 +33,80 @@ _WORD: Final = 8
 class Forged:
     """A file like a managed region, of which this process holds the owner's lease. No mapping: 10,000 of them fit."""
 
-    def __init__(self, byte_size: int = DATA + PAGE_SIZE, *, is_sparse: bool = False) -> None:
-        self.key = f"{KEY_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
-        self.byte_size = byte_size
+    def __init__(self, byte_size: int, *, is_sparse: bool) -> None:
+        key = f"{KEY_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
+        self.path = DEV_SHM / key
+        self._byte_size = byte_size
         self._generation = 0
         self._token = secrets.token_bytes(layout.TOKEN_LENGTH)
-        self.fd = os.open(DEV_SHM / self.key, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        locks.hold_owner_lease(self.fd)
-        os.ftruncate(self.fd, byte_size)
+        self._address = str(SlotAddress(MODEL, key, self._token.hex(), 0))
+        self._fd = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        locks.hold_owner_lease(self._fd)
+        os.ftruncate(self._fd, byte_size)
         if not is_sparse:
-            os.posix_fallocate(self.fd, 0, byte_size)
-        self.write_header()
+            os.posix_fallocate(self._fd, 0, byte_size)
+        self._write_header()
 
-    def write_header(self) -> None:
-        """Write what a truncation has taken away, too."""
-        header = bytearray(layout.HEADER_LENGTH)
-        layout.write_header(memoryview(header), Header(1, self.byte_size, self._token, PAGE_SIZE))
-        os.pwrite(self.fd, header, 0)
+    def lose_memory(self) -> None:
+        """Lose all memory, and get the size and the header back at once."""
+        os.ftruncate(self._fd, 0)
+        os.ftruncate(self._fd, self._byte_size)
+        self._write_header()
 
     def begin(self, record: bytes) -> dict[str, Any]:
         """Write the client's half of the record behind the generation, then that; return the request's parameters."""
         self._generation += 1
-        os.pwrite(self.fd, record, _RECORD + _WORD)
-        os.pwrite(self.fd, self._generation.to_bytes(_WORD, "little"), _RECORD)
-        address = SlotAddress(MODEL, self.key, self._token.hex(), 0)
-        return {SLOT_PARAMETER: str(address), GENERATION_PARAMETER: self._generation}
+        os.pwrite(self._fd, record, _RECORD + _WORD)
+        os.pwrite(self._fd, self._generation.to_bytes(_WORD, "little"), _RECORD)
+        return {SLOT_PARAMETER: self._address, GENERATION_PARAMETER: self._generation}
 
     def remove(self) -> None:
-        """Remove the file."""
-        (DEV_SHM / self.key).unlink(missing_ok=True)
-        os.close(self.fd)
+        self.path.unlink(missing_ok=True)
+        os.close(self._fd)
+
+    def _write_header(self) -> None:
+        header = bytearray(layout.HEADER_LENGTH)
+        layout.write_header(memoryview(header), Header(1, self._byte_size, self._token, PAGE_SIZE))
+        os.pwrite(self._fd, header, 0)
 
 
-def valid_table(x: int, y: int, byte_size: int) -> bytes:
-    """Return the table of a request whose tensors are of a size, at these offsets."""
-    span = InputSpan(BY_NAME["UINT32"], (byte_size // 4,), 0, x, byte_size)
+def valid_table(y: int, byte_size: int) -> bytes:
+    """Return the table of a request whose input is where the data begins, and whose output is at an offset."""
+    span = InputSpan(BY_NAME["UINT32"], (byte_size // 4,), 0, DATA, byte_size)
     return table.encode(Table({"X": span}, {"Y": OutputSpan(0, y, byte_size)}))
 
 
-class Wire:
-    """Sends requests by plain tritonclient, and counts the answers."""
+class Attacker:
+    """What an attack has: plain tritonclient, whose answers it counts, dice, and regions of its own."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, seed: int) -> None:
         self.url = url
-        self.client = tritonclient.grpc.InferenceServerClient(url)
+        self.chance = random.Random(seed)
         self.answers: Counter[str] = Counter()
+        self.turn = ExitStack()  # closed as another attacker's turn begins
+        self.at_end = ExitStack()
+        self._client = tritonclient.grpc.InferenceServerClient(url)
+        self._client.is_server_live()  # all that is imported late is read now
 
-    def send(self, parameters: dict[str, Any], model: str = MODEL, timeout_s: float = TIMEOUT_S) -> None:
+    def forge(self, byte_size: int = DATA + 4 * PAGE_SIZE, *, is_sparse: bool = False) -> Forged:
+        """Make a region, which is removed in the end."""
+        forged = Forged(byte_size, is_sparse=is_sparse)
+        self.at_end.callback(forged.remove)
+        return forged
+
+    def send(self, parameters: dict[str, Any]) -> None:
         """Send a request, and wait for its answer."""
-        try:
-            self.client.infer(model, [], parameters=parameters, client_timeout=timeout_s)
-        except InferenceServerException as error:
-            self.count(error)
-        else:
-            self.count(None)
+        self.count(self.begin(parameters).get())
 
-    def begin(self, parameters: dict[str, Any], answers: queue.Queue[Any]) -> None:
+    def begin(self, parameters: dict[str, Any], answers: queue.Queue[Any] | None = None) -> queue.Queue[Any]:
         """Send a request; the queue gets its error, or None, when it is answered."""
-        self.client.async_infer(
-            MODEL, [], lambda result, error: answers.put(error), parameters=parameters, client_timeout=TIMEOUT_S
+        into = answers or queue.Queue()
+        self._client.async_infer(
+            MODEL, [], lambda result, error: into.put(error), parameters=parameters, client_timeout=TIMEOUT_S
         )
+        return into
 
     def count(self, error: InferenceServerException | None) -> None:
         """Count an answer."""
-        if error is None:
-            self.answers["answered"] += 1
-        else:
-            message = error.message() or ""
-            self.answers[code_in(message) or f"{error.status()}: {message[:150]}"] += 1
-
-
-class Attack(ABC):
-    """One attacker. What it needs is made before anything is measured."""
-
-    def __init__(self, wire: Wire, seed: int) -> None:
-        self.wire = wire
-        self.chance = random.Random(seed)
-        self.forged: list[Forged] = []
-        self.prepare()
-
-    @abstractmethod
-    def prepare(self) -> None:
-        """Make what is needed."""
-
-    @abstractmethod
-    def strike(self) -> None:
-        """Do one unit of work."""
-
-    def pause(self) -> None:
-        """Let go of what is held, as another attacker's turn begins. Most hold nothing."""
-        return
-
-    def close(self) -> None:
-        """Remove what was made."""
-        while self.forged:
-            self.forged.pop().remove()
+        message = "answered" if error is None else error.message() or ""
+        self.answers[code_in(message) or message[:150]] += 1
