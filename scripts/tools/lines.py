@@ -22,7 +22,7 @@ CEILINGS: Final = {
     "shm_backend_utils/gpu": 2_882,
     "shm_backend_utils/http": 235,
     "shm_backend_utils/memory": 3_516,
-    "shm_backend_utils/model": 5_310,
+    "shm_backend_utils/model": 5_306,
     "shm_backend_utils/protocol": 1_887,
     "shm_backend_utils/repository": 185,
     "shm_backend_utils/server": 1_284,

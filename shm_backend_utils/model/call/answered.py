@@ -118,7 +118,8 @@ class AnsweredRequest(ReceivedRequest):
         if place is not None:
             output = self.outputs[name] = self._at(name, row, shape, place[1])
         else:
-            output = self.outputs[name] = self._in_band(name, row, np.empty(shape, numpy_dtype))
+            view = TensorView(name, np.empty(shape, numpy_dtype), row, TRITON)
+            output = self.outputs[name] = Output(view, was_copied=True)
         return output.view
 
     def put(self, name: str, array: Any) -> None:
@@ -133,8 +134,8 @@ class AnsweredRequest(ReceivedRequest):
             As in the model's configuration.
         array : TensorView, Strings, numpy.ndarray, or any object that NumPy, DLPack or CUDA's array interface can read
             Or a list of arrays, or numbers and strings, as a client may give it for an input. On the host or on a GPU,
-            wherever the client wants the output. It may be written again afterwards, on the host, or on the streams
-            that :meth:`Call.ready_on` has named. Of strings: bytes, or str, which becomes UTF-8.
+            wherever the client wants the output. It may be written again afterwards, on the host, or, where the client
+            has room for it, on the streams that :meth:`Call.ready_on` has named. Of strings: bytes, or str in UTF-8.
 
         Raises
         ------
@@ -261,11 +262,10 @@ class AnsweredRequest(ReceivedRequest):
             self._abort()
 
     def _in_band(self, name: str, dtype: DType, array: Any) -> Output:
-        """Return an array of the host or of a GPU as an output that goes back through Triton."""
+        """Return a copy of an array of the host, or an array of a GPU, as an output that goes back through Triton."""
         view: TensorView
         if isinstance(array, np.ndarray):
-            contiguous = np.ascontiguousarray(array).reshape(array.shape)  # the first makes a scalar one-dimensional
-            view = TensorView(name, contiguous, dtype, TRITON)
+            view = TensorView(name, np.array(array, order="C"), dtype, TRITON)
         else:
             uses = self._use_device(array.device)
             view = self._context.arrays.view(name, array, dtype, TRITON, writable=True, uses=uses)
