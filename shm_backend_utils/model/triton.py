@@ -84,6 +84,10 @@ class TritonBackend:
         array = dlpack.consume(tensor.to_dlpack()) if dtype is BF16 else dlpack.read(tensor.to_dlpack)
         return array if array.flags.aligned else array.copy()
 
+    def pass_on(self, name: str, tensor: Any) -> Any:
+        """Return the memory of a delivered tensor, which is no string's, as one for a response."""
+        return self._pb_utils.Tensor.from_dlpack(name, tensor.to_dlpack())
+
     def output(self, name: str, array: npt.NDArray[Any]) -> Any:
         """Return a C-contiguous array as a tensor; ModelError for strings or BF16, if this stub cannot take them."""
         if self.reads_numpy and array.dtype != BF16.numpy:

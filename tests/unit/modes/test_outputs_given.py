@@ -12,6 +12,7 @@ import pytest
 from shm_backend_utils.dtypes import BYTES
 from shm_backend_utils.errors import ClosedError, MissingTensorError, ModelError
 from shm_backend_utils.model import Call
+from shm_backend_utils.model.triton import TritonBackend
 from shm_backend_utils.protocol.results import OutputPlace
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 from shm_backend_utils.tensors.strings_view import StringsView
@@ -240,6 +241,14 @@ def test_a_delivered_tensor_that_the_configuration_does_not_have_is_no_input(ope
         double(call)
 
     assert error_of(open_session(), delivered({}, ["Y"], {"X": X, "Z": X}), infer) == ""
+
+
+def test_a_delivered_tensor_is_passed_on_without_an_array_of_it(
+    monkeypatch: pytest.MonkeyPatch, open_session: Open
+) -> None:
+    monkeypatch.delattr(TritonBackend, "input")
+    (response,) = open_session().serve([delivered({}, ["Y"], {"X": X})], lambda call: call.put("Y", call.input("X")))
+    assert outputs_of(response)["Y"].tolist() == X.tolist()
 
 
 @pytest.mark.parametrize("name", ["shm_io", "shm_slot"])
