@@ -14,10 +14,10 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 37_687,
+    "shm_backend_utils": 37_685,
     "shm_backend_utils/*.py": 1_042,
     "shm_backend_utils/cli": 3_240,
-    "shm_backend_utils/client": 8_310,
+    "shm_backend_utils/client": 8_308,
     "shm_backend_utils/compat": 2_165,
     "shm_backend_utils/gpu": 2_882,
     "shm_backend_utils/http": 235,
@@ -30,7 +30,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 6_650,
     "scripts": 10_880,
     "scripts/tools/bench": 3_228,
-    "tests": 59_373,
+    "tests": 59_371,
     "docs": 3_472,
 }
 """By folder, or by pattern of files: the most lines."""

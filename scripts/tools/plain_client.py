@@ -12,9 +12,7 @@ import os
 
 import numpy as np
 import tritonclient.grpc as grpcclient
-from tritonclient.utils import shared_memory
-
-MODEL = "multiply"
+from tritonclient.utils import InferenceServerException, shared_memory
 
 
 def main() -> None:
@@ -23,7 +21,6 @@ def main() -> None:
     parser.add_argument("--url", required=True, metavar="HOST:PORT", help="gRPC address of a server, see scripts/serve")
     parser.add_argument("--batch", type=int, default=4, metavar="N", help="images; default: %(default)s")
     arguments = parser.parse_args()
-
     images = np.random.default_rng().random((arguments.batch, 3, 224, 224), np.float32)
     name = f"plain-client-{os.getpid()}"
     with contextlib.ExitStack() as cleanup:
@@ -36,18 +33,18 @@ def main() -> None:
 
         descriptor = {
             "v": 1,
-            "model": MODEL,
+            "model": "multiply",
             "regions": [{"kind": "named", "name": name}],
             "inputs": {"INPUT0": [0, 0, images.nbytes, "FP32", list(images.shape)]},
             "outputs": {"OUTPUT0": [0, images.nbytes, images.nbytes]},
         }
         batch_size = grpcclient.InferInput("SHM", [arguments.batch, 0], "UINT8")  # Triton's batcher reads it off this
         batch_size.set_data_from_numpy(np.empty((arguments.batch, 0), np.uint8))
-        reply = client.infer(MODEL, [batch_size], parameters={"shm_io": json.dumps(descriptor)})
+        reply = client.infer("multiply", [batch_size], parameters={"shm_io": json.dumps(descriptor)})
 
         doubled = shared_memory.get_contents_as_numpy(region, np.float32, images.shape, offset=images.nbytes).copy()
         summary = {
-            "correct": bool((doubled == images * 2).all()),
+            "correct": np.array_equal(doubled, images * 2),
             "tensor_bytes": 2 * images.nbytes,
             "request_bytes": len(json.dumps(descriptor)),
             "reply_tensors": len(reply.get_response().outputs),
@@ -56,4 +53,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except InferenceServerException as error:
+        raise SystemExit(str(error)) from None

@@ -38,10 +38,10 @@ class OfThisProcess:
 CLOSE_OR_WITH: Final = "call close(), or use it in a with statement"
 
 ResultT = TypeVar("ResultT")
-Self = TypeVar("Self", bound="_Prepared[Any]")
+Self = TypeVar("Self", bound="Prepared[Any]")
 
 
-class _Prepared(OfThisProcess, Generic[ResultT]):
+class Prepared(OfThisProcess, Generic[ResultT]):
     """A call with its own memory. A context manager; leaving it gives the memory back once no array needs it."""
 
     def __init__(self, core: Core, call: Call, timeout_s: float, driver: Any) -> None:
@@ -76,7 +76,7 @@ class _Prepared(OfThisProcess, Generic[ResultT]):
         """``"direct"``, ``"triton-shm"`` or ``"inline"``: the way that the tensors go."""
         return self._call.path
 
-    def infer(self, *, timeout_s: float | None = None, stream: Any = None) -> ResultT:
+    def infer(self, *_inputs: NoReturn, timeout_s: float | None = None, stream: Any = None) -> ResultT:
         """Run the model on the contents of :attr:`inputs`; may be called again. Arrays of the last result change then.
 
         An output that found no room, as one of unknown size may, came back through Triton. Before the next request the
@@ -109,6 +109,8 @@ class _Prepared(OfThisProcess, Generic[ResultT]):
         PeerError
             The model answered, but not by this protocol.
         """
+        if _inputs:
+            raise TypeError("infer() of a prepared call takes no inputs; write call.inputs['INPUT0'][...] = array")
         return self._driver.run(self._infer(timeout_s, stream), self._core.tally)
 
     def inputs_ready(self, stream: Any) -> None:
@@ -160,11 +162,11 @@ class _Prepared(OfThisProcess, Generic[ResultT]):
             self._in_use.release()
 
 
-class PreparedCall(_Prepared[Result]):
+class PreparedCall(Prepared[Result]):
     """A call with its own memory, of a :class:`ShmClient`. One thread at a time may infer it."""
 
 
-class AsyncPreparedCall(_Prepared[Coroutine[Any, Any, Result]]):
+class AsyncPreparedCall(Prepared[Coroutine[Any, Any, Result]]):
     """A call with its own memory, of an :class:`AsyncShmClient`: as a :class:`PreparedCall`, with ``await``.
 
     Inputs must not change before the answer. Its context manager needs no ``async``.

@@ -93,7 +93,9 @@ def described_inputs(inputs: Mapping[str, InputDescription], elsewhere: Elsewher
         source = elsewhere(name, description, on_gpus)
         if source is not None:
             found[name] = on_gpus[name] = source
-        elif isinstance(description, tuple | list) and len(description) in (2, 3):
+        elif (
+            isinstance(description, tuple | list) and len(description) in (2, 3) and hasattr(description[0], "__iter__")
+        ):
             found[name] = _described(name, *description)
         else:
             raise TensorShapeError(
@@ -153,7 +155,7 @@ def _hinted(name: str, hint: object) -> tuple[int | None, int | None]:
         return None, _device_of(name, hint)
     if isinstance(hint, int | np.integer) and hint >= 0:
         return int(hint), None
-    if isinstance(hint, tuple) and len(hint) in (2, 3) and not isinstance(hint[0], SupportsIndex):
+    if isinstance(hint, tuple) and len(hint) in (2, 3) and hasattr(hint[0], "__iter__"):
         described = _described(name, *hint)
         return described.byte_size, described.device
     raise TensorError(
@@ -175,13 +177,7 @@ def _described(name: str, shape: Any, dtype: Any, *device: object) -> CallInput:
 
 def _checked_shape(name: str, shape: Any) -> tuple[int, ...]:
     try:
-        sizes = iter(shape)
-    except TypeError:
-        raise TensorShapeError(
-            name, f"tensor {name!r} has shape {shape!r}; expected a sequence of whole numbers, 0 or more"
-        ) from None
-    try:
-        checked = tuple([operator.index(size) for size in sizes])
+        checked = tuple([operator.index(size) for size in shape])
     except TypeError:
         checked = (-1,)
     if any(size < 0 for size in checked):
