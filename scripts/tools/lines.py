@@ -30,7 +30,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 6_650,
     "scripts": 10_880,
     "scripts/tools/bench": 3_228,
-    "tests": 59_371,
+    "tests": 58_009,
     "docs": 3_472,
 }
 """By folder, or by pattern of files: the most lines."""

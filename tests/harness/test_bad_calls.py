@@ -80,6 +80,9 @@ def test_what_is_closed_says_so(harness: ModelHarness, path: PathName, make: Any
         for use in (
             lambda: client.infer("identity", {"INPUT0": X}),
             lambda: client.prepare("identity", SHAPE),
+            lambda: client.submit("identity", {"INPUT0": X}).result(),
+            lambda: list(client.stream("identity", {"INPUT0": X})),
+            lambda: client.explain("identity"),
             client.stats,
             call.infer,
         ):

@@ -12,20 +12,20 @@ from typing import Any
 __all__ = ["answering", "telling_registrations"]
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, *_: object) -> None:
+        """Say nothing of clients that hang up."""
+
+
 @contextmanager
 def answering(answer: Callable[[str], tuple[int, bytes]], port: int = 0) -> Iterator[str]:
-    """Serve until the block ends; yields the URL.
-
-    Parameters
-    ----------
-    answer : callable
-        Takes the path that is asked for, by GET or POST; returns the status and the body.
-    port : int
-        A free one if not given.
-    """
+    """Serve until the block ends, at a free port if none is given: a path has a status and a body. Yield the URL."""
 
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
         def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
             status, body = answer(self.path)
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
@@ -37,7 +37,7 @@ def answering(answer: Callable[[str], tuple[int, bytes]], port: int = 0) -> Iter
         def log_message(self, *_: object) -> None:
             """Print nothing."""
 
-    with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
+    with _Server(("127.0.0.1", port), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:

@@ -21,7 +21,6 @@ def address_of(region: ManagedRegion, slot: int = 0) -> SlotAddress:
 
 
 def slot_of(resolver: Resolver, region: ManagedRegion, slot: int = 0) -> Slot:
-    """Return a slot of a managed region, as a request's address leads to it."""
     address = address_of(region, slot)
     return resolver.open_slot(str(address), address)
 

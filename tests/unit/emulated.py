@@ -25,7 +25,6 @@ def start_server(monkeypatch: pytest.MonkeyPatch) -> LoneServer:
 
 
 def emulated_server() -> LoneServer:
-    """Return the server that was started last."""
     found: LoneServer = sys.modules[NAME].Logger._host
     return found
 
@@ -49,7 +48,6 @@ def delivered(
 
 
 def answers_to(request: InferenceRequest) -> KeptAnswers:
-    """Return what was sent to a request."""
     kept = request.get_response_sender()._sink
     assert isinstance(kept, KeptAnswers)
     return kept

@@ -162,7 +162,6 @@ def connected(server: FakeServer, protocol: str = "grpc", **named: Any) -> ShmCl
 
 @contextlib.contextmanager
 def client_of(server: FakeServer, protocol: str = "grpc", **named: Any) -> Iterator[ShmClient]:
-    """Connect a client to a fake server, and close it in the end."""
     with connected(server, protocol, **named) as made:
         yield made
 

@@ -6,11 +6,12 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from tests.unit.answering_server import answering
 
 __all__ = ["HELD", "HoldingServer", "holding_server"]
 
@@ -19,14 +20,7 @@ _LONGEST_HOLD_S = 30
 
 
 class HoldingServer:
-    """What it and its test know of each other.
-
-    Attributes
-    ----------
-    url : str
-    holds : threading.Event
-        Set when somebody waits.
-    """
+    """What it and its test know of each other: where it is, and whether somebody waits."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -34,7 +28,6 @@ class HoldingServer:
         self._let_go = threading.Event()
 
     def hold(self) -> None:
-        """Have who asks wait for the end of the test."""
         self.holds.set()
         self._let_go.wait(_LONGEST_HOLD_S)
 
@@ -87,36 +80,17 @@ def _grpc_server() -> Iterator[HoldingServer]:
             inner.stop(None).wait()
 
 
-class _HttpServer(ThreadingHTTPServer):
-    def handle_error(self, *_: Any) -> None:
-        """Say nothing of clients that hang up."""
-
-
 @contextmanager
 def _http_server() -> Iterator[HoldingServer]:
     server = HoldingServer()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(path: str) -> tuple[int, bytes]:
+        if path == f"/v2/models/{HELD}/config":
+            server.hold()
+        return 200, b"{}"
 
-        def do_GET(self) -> None:
-            if self.path == f"/v2/models/{HELD}/config":
-                server.hold()
-            self.send_response(200)
-            self.send_header("Content-Length", "2")
-            self.end_headers()
-            self.wfile.write(b"{}")
-
-        def log_message(self, *_: Any) -> None:
-            """Print nothing."""
-
-    with _HttpServer(("127.0.0.1", 0), Handler) as inner:
-        server.url = f"http://127.0.0.1:{inner.server_port}"
-        thread = threading.Thread(target=inner.serve_forever, args=[0.01])
-        thread.start()
+    with answering(answer) as server.url:
         try:
             yield server
         finally:
             server.let_go()
-            inner.shutdown()
-            thread.join()

@@ -25,14 +25,7 @@ ALIGNMENT = 256
 
 
 class Client:
-    """A region with slots, each of which has as much of the data.
-
-    Attributes
-    ----------
-    region : ManagedRegion
-    generations : list of int
-        The slots'.
-    """
+    """A region with slots, each of which has as much of the data; and the slots' generations."""
 
     def __init__(
         self,

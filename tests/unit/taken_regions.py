@@ -29,7 +29,6 @@ def take(
 
 
 def used(pool: SlotPool, byte_size: int = 1, slot_count: int = 1, group: str = "direct") -> SlotRegion:
-    """Return a region that was taken and given back."""
     region, _ = take(pool, byte_size, slot_count, group)
     return region
 

@@ -57,8 +57,7 @@ def test_what_triton_says_is_its_answer() -> None:
     "text", ["Received http2 header with status: 504", "upstream request timeout", "upstream connect error or reset"]
 )
 def test_a_proxys_answer_over_grpc_says_nothing_of_the_request(text: str) -> None:
-    error = translated("StatusCode.UNAVAILABLE", text, "grpc://localhost")
-    assert isinstance(error, ServerUnavailableError)
+    assert isinstance(translated("StatusCode.UNAVAILABLE", text, "grpc://localhost"), ServerUnavailableError)
     assert is_answer(translated("StatusCode.UNAVAILABLE", "Request for unknown model: 'm' is not ready", "there"))
 
 
@@ -142,9 +141,6 @@ def test_a_stream_may_end_in_the_garbage_collector_wherever_that_runs() -> None:
         assert client.stats().failures == 1
 
 
-# Calls whose memory somebody holds when they arrive
-
-
 def busy(_: Order) -> None:
     raise InferenceError(refusal(SlotInUseError("the slot is in use")), "StatusCode.CANCELLED")
 
@@ -218,9 +214,8 @@ def refuse_late(order: Order) -> None:
 
 def start_and_refuse(order: Order) -> None:
     address = parse_address(order.parameters[SLOT_PARAMETER])
-    region = open_region(address.key, address.token, "region")
-    region.record(address.slot).model_words[0] = order.parameters["shm_generation"]
-    region.close()
+    with contextlib.closing(open_region(address.key, address.token, "region")) as region:
+        region.record(address.slot).model_words[0] = order.parameters["shm_generation"]
     busy(order)
 
 
@@ -342,9 +337,6 @@ def test_a_request_still_on_its_way_is_stale_before_its_call_is_made_again(monke
     assert generations == [1]
 
 
-# Answers of a model that has not used the memory
-
-
 def test_results_of_another_generation_are_not_taken_for_this_calls(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -379,20 +371,29 @@ def test_a_call_whose_client_closes_while_it_copies_is_not_sent(
     assert len(server.orders) == 1
 
 
+@pytest.mark.parametrize("moment", ["before", "between two inputs"])
 @pytest.mark.parametrize("kind", [DirectCall, RegisteredCall])
-def test_what_is_copied_after_a_call_was_closed_goes_nowhere(
-    server: FakeServer, monkeypatch: pytest.MonkeyPatch, kind: Any
+def test_what_is_copied_when_a_call_was_closed_is_no_error_and_goes_nowhere(
+    monkeypatch: pytest.MonkeyPatch, kind: Any, moment: str
 ) -> None:
-    write, same = kind.write, []
+    write, copy, same = kind.write, np.copyto, []
 
     def late(call: Any, given: Any) -> None:
-        memory, before = call.memory, call.memory.tobytes()
-        call.close()
-        write(call, given)
+        def copy_and_close(*arguments: Any, **named: Any) -> None:
+            copy(*arguments, **named)
+            call.close()
+
+        memory = call.memory
+        before = memory.tobytes()
+        if moment == "before":
+            call.close()
+        with monkeypatch.context() as patch:
+            patch.setattr(np, "copyto", copy_and_close)
+            write(call, given)
         same.append(memory.tobytes() == before)
 
-    with client_of(server, inline_bytes=0) as client:
+    with FakeServer(config("m", count=2)) as server, client_of(server, inline_bytes=0) as client:
         monkeypatch.setattr(kind, "write", late)
         with pytest.raises(ClosedError, match="this call"):
-            client.infer("m", {"IN0": X + 1}, path=kind.path)
-    assert same == [True]
+            client.infer("m", {"IN0": X + 1, "IN1": X}, path=kind.path)
+    assert same == [moment == "before"]

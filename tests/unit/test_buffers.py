@@ -62,9 +62,6 @@ def test_it_goes_with_the_pool(pool: SlotPool) -> None:
     assert kept() is None
 
 
-# Regions that grow
-
-
 @pytest.mark.parametrize("kind", RegionKind)
 def test_a_region_grows_with_what_lies_there(pool: SlotPool, kind: RegionKind) -> None:
     region, memory = pool.take_granted(pool.request(Need(PAGE_SIZE, kind=kind), "a test"))
@@ -179,9 +176,6 @@ def test_a_region_that_grows_is_its_calls_until_then_even_if_that_was_cancelled(
         assert growing.work()
         del growing
         assert pool.status.idle == 1
-
-
-# Regions at once, or not at all
 
 
 def test_who_cannot_have_one_at_once_is_in_nobodys_way(pool: SlotPool, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,8 +1,12 @@
-"""A request's record as the model takes it in: with the lease, of memory that is still there, and copied once."""
+"""A request's record, copied once, with the lease; what a model writes, its last word last; and few descriptors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import itertools
+import os
+import resource
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +14,25 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.errors import RegionRefusedError, StaleRequestError, TableError
+from shm_backend_utils.memory.access import PRIVATE
 from shm_backend_utils.memory.locks import is_slot_in_use
 from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.memory.pool.slot import SlotRegion
+from shm_backend_utils.model import Call, ShmSession, StreamCall
 from shm_backend_utils.model.mapping.mapped import MappedRegion, Slot
-from shm_backend_utils.protocol import table
-from shm_backend_utils.protocol.layout import PAGE_SIZE
-from shm_backend_utils.protocol.spans import Table
+from shm_backend_utils.protocol import results, table
+from shm_backend_utils.protocol.layout import PAGE_SIZE, SlotRecord
+from shm_backend_utils.protocol.spans import Ring, Table, frame_number
+from tests.unit.emulated import error_code, log_lines, message_of
+from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
 from tests.unit.watched import Watched
 
+SLOTS = 2
 X = np.arange(4, dtype=np.float32)
 
 
 def slot_of(client: Client) -> Slot:
-    """Return the client's slot as a model has it mapped."""
     return Slot(MappedRegion(ManagedRegion.open(client.region.segment.key, client.region.header.token.hex(), "r")), 0)
 
 
@@ -39,9 +48,6 @@ def watch(slot: Slot, before_copy: Callable[[], object] = lambda: None) -> list[
     record.request = Watched(record.request, before_read=copy)
     record.client_words = Watched(record.client_words, before_read=lambda: reads.append("generation"))
     return reads
-
-
-# The lease
 
 
 def is_leased(client: Client) -> bool:
@@ -123,20 +129,201 @@ def test_what_breaks_off_the_copy_is_told_as_it_is_and_leaves_nobody_with_the_le
     assert client.is_free()
 
 
-# The size
-
-
-def truncate(client: Client, byte_size: int) -> None:
-    with Path("/dev/shm", client.region.segment.key).open("r+b") as file:
-        file.truncate(byte_size)
-
-
 def test_the_size_is_looked_at_before_anything_is_touched(client: Client) -> None:
     slot = slot_of(client)
     client.begin(client.laid_out({"X": X}, {"Y": 16}))
     reads = watch(slot)
-    truncate(client, client.region.header.byte_size - PAGE_SIZE)
+    os.truncate(Path("/dev/shm", client.region.segment.key), client.region.header.byte_size - PAGE_SIZE)
     with pytest.raises(RegionRefusedError):
         slot.claim(1)
     assert reads == []
     assert client.is_free()
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
+    outputs = [tensor("Y"), tensor("MAP", "UINT8", [-1, -1])]
+    with session_of(monkeypatch, [tensor("X"), tensor("B", "UINT8")], outputs) as session:
+        yield session
+
+
+def pass_on(call: Call) -> None:
+    call.put("Y", call.input("X"))
+
+
+def test_bytes_of_an_input_that_are_read_as_larger_elements_are_copied_to_where_they_may_lie(
+    session: ShmSession, client: Client
+) -> None:
+    given = np.arange(64, dtype=np.uint8)
+
+    def infer(call: Call) -> None:
+        call.put("Y", call.input("B").numpy()[1:17].view(np.float32))
+
+    (response,) = session.serve([client.request({"B": given}, {"Y": 16})], infer)
+    assert response.error() is None
+    np.testing.assert_array_equal(client.output("Y").view(np.uint8), given[1:17])
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int8, np.int16])
+def test_an_output_has_as_many_bytes_as_its_shape_of_small_integers_says(
+    session: ShmSession, client: Client, kind: Any
+) -> None:
+    """16 times 16 is 0 in 8 bits, without a word: shapes are read as numbers."""
+
+    def infer(call: Call) -> None:
+        call.output("MAP", (kind(16), kind(16)), np.uint8).numpy()[:] = 7
+
+    for room in (256, 256, 16):
+        (response,) = session.serve([client.request({}, {"MAP": room})], infer)
+        assert response.error() is None
+        place = client.places()["MAP"]
+        if room == 256:
+            assert (place.shape, place.byte_size) == ((16, 16), 256)
+            assert client.output("MAP").tolist() == [[7] * 16] * 16
+        else:
+            assert place.is_in_response
+
+
+OPEN_DESCRIPTORS = Path("/proc/self/fd")
+
+
+@contextlib.contextmanager
+def descriptors_left(count: int) -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = {int(each.name) for each in OPEN_DESCRIPTORS.iterdir()}
+    free = (number for number in itertools.count() if number not in taken)
+    most = next(itertools.islice(free, count, None))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_regions_that_nobody_uses_make_room_for_others(session: ShmSession) -> None:
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(contextlib.closing(Client())) for _ in range(24)]
+        with descriptors_left(13):
+            for _ in range(2):
+                for client in clients:
+                    (response,) = session.serve([client.request({"X": X}, {"Y": 16})], pass_on)
+                    assert response.error() is None
+                    np.testing.assert_array_equal(client.output("Y"), X)
+
+
+def test_regions_that_nobody_uses_leave_descriptors_for_what_else_the_model_does(session: ShmSession) -> None:
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(contextlib.closing(Client())) for _ in range(80)]
+        with descriptors_left(100):
+            for client in clients:
+                session.serve([client.request({"X": X}, {"Y": 16})], pass_on)
+                assert client.output("Y").tolist() == X.tolist()
+                with contextlib.ExitStack() as opened:
+                    for _ in range(16):
+                        opened.enter_context(Path("/dev/null").open())
+
+
+def test_no_descriptor_at_all_is_an_error_of_the_machine(session: ShmSession) -> None:
+    with contextlib.closing(Client()) as client:
+        request = client.request({"X": X}, {"Y": 16})
+        with descriptors_left(0):
+            taken = []
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.append(os.open("/dev/null", os.O_RDONLY))
+            (response,) = session.serve([request], pass_on)
+            for descriptor in taken:
+                os.close(descriptor)
+        assert (error_code(response), message_of(response).partition(": ")[0]) == ("UNAVAILABLE", "shm:machine")
+        assert log_lines() == []
+        (response,) = session.serve([request], pass_on)
+        assert response.error() is None
+
+
+BEFORE = b"the table of the request before"
+TABLE = b"the table of the latest request"
+
+
+def watch_the_client(record: SlotRecord) -> list[tuple[str, int, bytes]]:
+    """Note what a client writes, with the generation and the table that the other side would have seen before that."""
+    words, contents = record.request.cast("Q"), record.request[8 : 8 + len(TABLE)]
+    written: list[tuple[str, int, bytes]] = []
+
+    def noting(what: str) -> Callable[[], None]:
+        return lambda: written.append((what, words[0], bytes(contents)))
+
+    changed: Any = record
+    changed.table = Watched(record.table, before_write=noting("table"))
+    changed.client_words = Watched(record.client_words, before_write=noting("generation"))
+    return written
+
+
+def test_a_client_writes_the_table_and_then_the_generation() -> None:
+    region = SlotRegion(PAGE_SIZE, 1, PAGE_SIZE, PRIVATE)
+    try:
+        slot = region.slots[0]
+        assert slot.begin(BEFORE) == 1
+        slot.become_free("answer")
+        written = watch_the_client(slot.record)
+        assert slot.begin(TABLE) == 2
+        assert written == [("table", 1, BEFORE), ("generation", 1, TABLE)]
+        assert slot.record.generation == 2
+    finally:
+        region.destroy()
+
+
+class WatchedModel:
+    """What a model writes into a slot's record, with what the client would have seen there before that."""
+
+    def __init__(self, client: Client, slot: int = 0) -> None:
+        self.written: list[tuple[str, int, list[str]]] = []
+        self._slot = slot
+        self._byte_sizes = [client.region.header.byte_size]
+        self._record = client.region.record(slot)  # made by the client, and so not watched
+
+    def record(self, buffer: memoryview, slot: int, record_byte_size: int) -> SlotRecord:
+        """Return the record of a slot, as a mapping of the model's has it."""
+        made: Any = SlotRecord(buffer, slot, record_byte_size)
+        if slot == self._slot:
+            made.results = Watched(made.results, before_write=lambda: self._note("results"))
+            made.model_words = Watched(made.model_words, before_write=lambda: self._note("stamp"))
+        return made  # type: ignore[no-any-return]
+
+    def _note(self, what: str) -> None:
+        found = results.decode(bytes(self._record.results), self._byte_sizes)
+        self.written.append((what, found.completed, [place.name for place in found.outputs]))
+
+
+def test_a_model_writes_the_results_and_then_that_it_has_completed(
+    monkeypatch: pytest.MonkeyPatch, client: Client
+) -> None:
+    model = WatchedModel(client)
+    monkeypatch.setattr("shm_backend_utils.memory.managed.SlotRecord", model.record)
+    with session_of(monkeypatch, [tensor("X")], [tensor("Y")]) as session:
+
+        def infer(call: Call) -> None:
+            call.put("Y", call.input("X"))
+
+        (response,) = session.serve([client.request({"X": X}, {"Y": 16})], infer)
+    assert response.error() is None
+    started, *finished = model.written
+    assert started == ("stamp", 0, [])
+    assert finished == [("results", 0, []), ("stamp", 0, ["Y"])]
+    assert client.region.record(0).completed == 1
+
+
+def test_a_frame_of_a_stream_gets_its_number_when_its_results_are_there(
+    monkeypatch: pytest.MonkeyPatch, client: Client
+) -> None:
+    model = WatchedModel(client, slot=1)
+    monkeypatch.setattr("shm_backend_utils.memory.managed.SlotRecord", model.record)
+    decoupled = {"decoupled": True}
+    with session_of(monkeypatch, [tensor("X")], [tensor("Y")], model_transaction_policy=decoupled) as session:
+
+        def answer(call: StreamCall) -> Iterator[None]:
+            call.put("Y", X)
+            yield
+
+        session.serve_streams([client.request({"X": X}, {"Y": 16}, ring=Ring(1, 1, 1024))], answer)
+    assert model.written == [("results", 0, []), ("stamp", 0, ["Y"])]
+    assert client.region.record(1).completed == frame_number(1, 0)

@@ -1,57 +1,81 @@
-"""``shm-backend-utils regions``, run as its user runs it, whatever names others have chosen."""
+"""``shm-backend-utils regions`` of a /dev/shm of its own: regions, sealed memory, and pools of the Python backend."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shm_backend_utils import cli
-from shm_backend_utils.cli import regions
-from shm_backend_utils.cli.shared_memory import look_into_processes
+from shm_backend_utils.cli import regions, shared_memory
+from shm_backend_utils.cli.shared_memory import (
+    Holder,
+    SealedMemory,
+    find_pool_files,
+    find_sealed_memory,
+    look_into_processes,
+    pools_of,
+)
+from shm_backend_utils.memory import locks
+from shm_backend_utils.memory.backend_pools import USUAL_PREFIX, is_pool, prefix_of_pools
+from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.registrations import Registration
 from tests.unit.answering_server import telling_registrations
 from tests.unit.mapping.files import region_bytes
 
+pytestmark = pytest.mark.usefixtures("own_shm", "proc")
+Told = Callable[..., str]
+POOL = "triton_python_backend_shm_region_0123"
+
 
 @pytest.fixture
-def region(own_shm: Path, own_proc: Path) -> Iterator[ManagedRegion]:
+def proc(own_proc: Path) -> Path:
+    show(own_proc, os.getpid())
+    return own_proc
+
+
+def show(proc: Path, pid: int) -> None:
+    (proc / str(pid)).symlink_to(f"/proc/{pid}")
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Told:
+    def run(*arguments: str) -> str:
+        assert cli.main(["regions", *arguments]) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def region() -> Iterator[ManagedRegion]:
     region = ManagedRegion.create(100, slot_count=3)
     yield region
     region.close()
-
-
-@pytest.fixture
-def answer() -> list[Any]:
-    """What the server answers to the question for registered regions; a test fills it."""
-    return []
-
-
-@pytest.fixture
-def url(answer: list[Any]) -> Iterator[str]:
-    """A server that speaks the one endpoint which the command asks."""
-    with telling_registrations(answer) as url:
-        yield url
 
 
 def line_of(region: ManagedRegion, output: str) -> str:
     return next(line for line in output.splitlines() if line.startswith(region.segment.key))
 
 
-def object_of(region: ManagedRegion, output: str) -> dict[str, Any]:
+def object_with(output: str, **fields: object) -> dict[str, Any]:
     objects: list[dict[str, Any]] = [json.loads(line) for line in output.splitlines()]
-    return next(found for found in objects if found.get("key") == region.segment.key)
+    (found,) = [each for each in objects if fields.items() <= each.items()]
+    return found
 
 
-def test_the_table_has_a_line_for_a_region(region: ManagedRegion, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["regions"]) == 0
-    output = capsys.readouterr().out
+def test_the_table_has_a_line_for_a_region(region: ManagedRegion, told: Told) -> None:
+    output = told()
     header, *_, summary = output.splitlines()
     assert header.split() == ["REGION", "SIZE", "USER", "OWNER", "AGE", "IN", "USE", "REGISTERED", "AS"]
     assert line_of(region, output).split()[1:3] == ["20", "KiB"]
@@ -59,13 +83,11 @@ def test_the_table_has_a_line_for_a_region(region: ManagedRegion, capsys: pytest
     assert " alive " in line_of(region, output)
     assert summary == "1 region in /dev/shm, 0 with a dead owner"
     assert region.lease(2).take()
-    cli.main(["regions"])
-    assert " 1/3 " in line_of(region, capsys.readouterr().out)
+    assert " 1/3 " in line_of(region, told())
 
 
-def test_json_has_an_object_for_a_region(region: ManagedRegion, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["regions", "--json"]) == 0
-    found = object_of(region, capsys.readouterr().out)
+def test_json_has_an_object_for_a_region(region: ManagedRegion, told: Told) -> None:
+    found = object_with(told("--json"), key=region.segment.key)
     assert found.pop("age_s") >= 0
     assert found == {
         "kind": "system",
@@ -79,33 +101,24 @@ def test_json_has_an_object_for_a_region(region: ManagedRegion, capsys: pytest.C
     }
 
 
-@pytest.mark.usefixtures("region")
-def test_the_table_ends_with_advice_on_what_the_dead_left(dead: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cli.main(["regions"])
+def test_what_the_dead_left_is_reaped_if_it_is_asked_for_and_the_living_stays(
+    region: ManagedRegion, dead: Path, own_shm: Path, told: Told
+) -> None:
     advice = "2 regions in /dev/shm, 1 with a dead owner; `shm-backend-utils regions --reap` removes this user's"
-    assert capsys.readouterr().out.splitlines()[-1] == advice
+    assert told().splitlines()[-1] == advice
     assert dead.exists()
-
-
-def test_reaping_removes_the_dead_and_keeps_the_living(
-    region: ManagedRegion, dead: Path, own_shm: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["regions", "--reap"]) == 0
+    _, row, summary = told("--reap").splitlines()
     assert [path.name for path in own_shm.iterdir()] == [region.segment.key]
-    _, row, summary = capsys.readouterr().out.splitlines()
-    assert row.split()[0] == dead.name
-    assert summary == "1 removed"
+    assert (row.split()[0], summary) == (dead.name, "1 removed")
 
 
-def test_a_server_tells_under_which_names_a_region_is_registered(
-    region: ManagedRegion, url: str, answer: list[Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_tells_under_which_names_a_region_is_registered(region: ManagedRegion, told: Told) -> None:
     names = {"first": f"/{region.segment.key}", "second": region.segment.key, "other": "/other"}
-    answer += [{"name": name, "key": key, "offset": 0, "byte_size": 100} for name, key in names.items()]
-    assert cli.main(["regions", "--url", url]) == 0
-    assert line_of(region, capsys.readouterr().out).endswith(" first, second")
-    cli.main(["regions", "--json", "--url", url])
-    assert object_of(region, capsys.readouterr().out)["registered_as"] == ["first", "second"]
+    answer = [{"name": name, "key": key, "offset": 0, "byte_size": 100} for name, key in names.items()]
+    with telling_registrations(answer) as url:
+        assert line_of(region, told("--url", url)).endswith(" first, second")
+        found = object_with(told("--json", "--url", url), key=region.segment.key)
+    assert found["registered_as"] == ["first", "second"]
 
 
 @pytest.mark.parametrize("wrong", ["http://127.0.0.1:1", "127.0.0.1:1", "localhost"])
@@ -133,15 +146,16 @@ def test_a_dev_shm_that_cannot_be_read_is_not_an_empty_one(
 
 @pytest.mark.parametrize("name", ["shmbu-\x1b[31mred", "shmbu-two\nlines", "shmbu-\u202ebackwards", "shmbu-\udcff"])
 def test_names_are_printed_without_what_a_terminal_obeys(
-    own_shm: Path, own_proc: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    own_shm: Path, name: str, monkeypatch: pytest.MonkeyPatch, told: Told
 ) -> None:
     (own_shm / name).write_bytes(region_bytes())
+    (own_shm / f"{POOL}\x1b[31mred").touch()
     registered = {f"{name} as": Registration(f"/{name}", 0, len(region_bytes()))}
     monkeypatch.setattr(regions, "fetch_registrations", lambda url: registered)
-    assert cli.main(["regions", "--url", "http://localhost"]) == 0
-    _, row, _ = capsys.readouterr().out.splitlines()
-    assert row.isprintable()
-    assert row.count(repr(name)[1:-1]) == 2
+    output = told("--url", "http://localhost")
+    assert output.replace("\n", "").isprintable()
+    assert output.count(repr(name)[1:-1]) == 2
+    assert "\\x1b[31mred" in output.partition(POOL)[2]
 
 
 @pytest.mark.parametrize("odd", ["\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028"], ids=ascii)
@@ -154,3 +168,214 @@ def test_a_file_whose_name_seems_to_be_a_line_of_its_own(odd: str, line: str, tm
     with (folder / "x").open("rb") as file, mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ):
         (found,) = look_into_processes([os.getpid()]).found
     assert {each.identity for each in found.mapped} == before
+
+
+HOLDING = """
+import mmap, os, sys
+descriptor = int(sys.argv[1])
+mapped = mmap.mmap(descriptor, 0)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def sealed() -> Iterator[ManagedRegion]:
+    sealed = ManagedRegion.create(100, slot_count=3, kind=RegionKind.SEALED)
+    yield sealed
+    sealed.close()
+
+
+@contextlib.contextmanager
+def holding(sealed: ManagedRegion, proc: Path) -> Iterator[int]:
+    fd = os.open(f"/proc/self/fd/{sealed.segment.fileno()}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLDING, str(fd)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[fd]
+        )
+    finally:
+        os.close(fd)
+    with process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        show(proc, process.pid)
+        yield process.pid
+
+
+def inode(sealed: ManagedRegion) -> int:
+    return sealed.segment.identity[1]
+
+
+def found(number: int) -> SealedMemory:
+    (memory,) = [each for each in find_sealed_memory().found if each.inode == number]
+    return memory
+
+
+def test_it_is_found_by_its_owner(sealed: ManagedRegion) -> None:
+    memory = found(inode(sealed))
+    assert [holder.pid for holder in memory.holders] == [os.getpid()]
+    assert (memory.byte_size, memory.uid) == (sealed.header.byte_size, os.geteuid())
+    assert (memory.is_owner_alive, memory.slot_count, memory.slots_in_use) == (True, 3, 0)
+    assert sealed.lease(1).take()
+    assert found(inode(sealed)).slots_in_use == 1
+
+
+def test_every_process_that_has_it_is_named_once_and_its_holders_keep_it(sealed: ManagedRegion, proc: Path) -> None:
+    number = inode(sealed)
+    (proc / "7").mkdir()  # one that ends meanwhile
+    with holding(sealed, proc) as pid:
+        command = Path(f"/proc/{pid}/comm").read_text().strip()
+        memory = found(number)
+        assert sorted(holder.pid for holder in memory.holders) == sorted([os.getpid(), pid])
+        assert Holder(pid, command) in memory.holders
+        assert find_sealed_memory().is_complete
+        sealed.close()
+        memory = found(number)
+        assert memory.is_owner_alive is False
+        assert pid in [holder.pid for holder in memory.holders]
+
+
+def test_what_is_mapped_alone_is_found_too(sealed: ManagedRegion, proc: Path, told: Told) -> None:
+    """A result outlives its client's descriptors, and then nobody can be asked about the owner."""
+    device = sealed.segment.identity[0]
+    place = f"{os.major(device):02x}:{os.minor(device):02x} {inode(sealed)}"
+    (proc / str(os.getpid())).unlink()
+    folder = proc / "77"
+    (folder / "fd").mkdir(parents=True)
+    (folder / "comm").write_text("python3\n")
+    (folder / "maps").write_text(
+        "7f0000000000-7f0000001000 r--p 00000000 fe:00 1234                       /usr/bin/python3\n"
+        f"7f0000001000-7f0000003000 rw-s 00000000 {place}                        /memfd:shmbu (deleted)\n"
+        f"7f0000008000-7f0000009000 rw-s 00003000 {place}                        /memfd:shmbu (deleted)\n"
+        f"7f000000a000-7f000000b000 rw-s 00000000 {place}1                       /memfd:soak (deleted)\n"
+    )
+    memory = SealedMemory(inode(sealed), 4 * mmap.PAGESIZE, holders=[Holder(77, "python3")])
+    assert find_sealed_memory().found == [memory]
+    assert str(inode(sealed)) in told()
+
+
+def test_looking_leaves_everything_as_it_is(sealed: ManagedRegion) -> None:
+    before = sorted(Path("/proc/self/fd").iterdir())
+    find_sealed_memory()
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
+    assert not locks.is_owner_alive(sealed.segment.fileno())  # as seen by the description that has the lease
+
+
+def test_processes_that_may_not_be_looked_into_are_told_of(
+    sealed: ManagedRegion, proc: Path, monkeypatch: pytest.MonkeyPatch, told: Told
+) -> None:
+    (proc / "1" / "fd").mkdir(parents=True)
+    (proc / "1" / "maps").touch()
+    (proc / "1" / "comm").touch()
+    listdir = os.listdir
+
+    def list_own(path: Path) -> list[str]:
+        if path == proc / "1" / "fd":
+            raise PermissionError(path)
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", list_own)
+    assert not find_sealed_memory().is_complete
+    rest = "processes that this user may not look into may hold more"
+    assert f"1 sealed, 0 with a dead owner; {rest}" in told()
+
+
+def test_the_table_has_a_line_for_it_and_reaping_has_nothing_to_do_with_it(sealed: ManagedRegion, told: Told) -> None:
+    assert told("--reap") == "0 removed\n"
+    output = told()
+    row = next(line for line in output.splitlines() if line.startswith(f"inode {inode(sealed)} "))
+    assert all(each in row for each in (" 20 KiB ", " alive ", " 0/3 ", f" {os.getpid()} "))
+    assert "SEALED MEMORY" in output
+
+
+def test_json_has_an_object_for_it(sealed: ManagedRegion, told: Told) -> None:
+    it = object_with(told("--json"), kind="sealed", inode=inode(sealed))
+    assert it.pop("holders") == [{"pid": os.getpid(), "command": Path("/proc/self/comm").read_text().strip()}]
+    assert it == {
+        "kind": "sealed",
+        "inode": inode(sealed),
+        "byte_size": sealed.header.byte_size,
+        "uid": os.geteuid(),
+        "is_owner_alive": True,
+        "slot_count": 3,
+        "slots_in_use": 0,
+    }
+
+
+FIND = "from shm_backend_utils.memory.backend_pools import prefix_of_pools; print(prefix_of_pools())"
+STUB = "/opt/tritonserver/backends/python/triton_python_backend_stub"
+
+
+def found_by_a_stub(pool: str, program: str = STUB) -> str:
+    """Return the prefix that a process finds which was started as the backend starts a stub."""
+    # Python takes a script where a stub has its model, and then the pool's name.
+    command = [program, "/dev/stdin", pool, "1048576", "1048576", "1", "/opt/backends", "336", "model"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # of which the other name tells nothing
+    done = subprocess.run(
+        command, executable=sys.executable, env=environment, input=FIND, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return done.stdout.removesuffix("\n")
+
+
+@pytest.mark.parametrize("prefix", [USUAL_PREFIX, f"{USUAL_PREFIX}0123_", "mine_", "7", ""])
+def test_a_stub_finds_what_comes_before_its_pools_uuid(prefix: str) -> None:
+    assert found_by_a_stub(f"{prefix}{uuid.uuid4()}") == prefix
+    if prefix == "mine_":
+        assert found_by_a_stub("mine_12") == prefix, "old releases count"
+
+
+def test_who_is_no_stub_or_was_told_something_else_takes_the_usual_one() -> None:
+    assert prefix_of_pools() == USUAL_PREFIX
+    assert found_by_a_stub(f"mine_{uuid.uuid4()}", program="/usr/bin/python3") == USUAL_PREFIX
+    assert found_by_a_stub("what is that") == USUAL_PREFIX
+
+
+def test_what_only_begins_alike_is_no_pool_unless_it_begins_as_usual() -> None:
+    assert is_pool(f"mine_{uuid.uuid4()}", "mine_")
+    assert not is_pool("mine_other", "mine_")
+    assert not is_pool(f"other_{uuid.uuid4()}", "mine_")
+    assert is_pool(f"{USUAL_PREFIX}whatever", "mine_")
+
+
+@pytest.fixture
+def pool(own_shm: Path) -> Path:
+    path = own_shm / POOL
+    path.write_bytes(bytes(mmap.PAGESIZE))
+    return path
+
+
+def test_a_pool_that_nobody_has_mapped_is_named_and_never_removed(pool: Path, told: Told) -> None:
+    *_, row, summary = told().splitlines()
+    assert row.split()[:3] == [POOL, "4", "KiB"]
+    assert row.endswith("  nobody")
+    assert summary.startswith("1 pools of Triton's Python backend, 1 that nobody here has mapped; if no server")
+    assert (told("--reap"), pool.exists()) == ("0 removed\n", True)
+
+
+def test_a_pool_that_is_in_use_is_only_counted(pool: Path, told: Told) -> None:
+    with pool.open("r+b") as file, mmap.mmap(file.fileno(), 0):
+        output = told()
+        assert POOL not in output
+        assert output.splitlines()[-1] == "1 pools of Triton's Python backend, 0 that nobody here has mapped"
+        found = object_with(told("--json"), kind="pool")
+    assert found.pop("age_s") >= 0
+    assert found == {
+        "kind": "pool",
+        "key": POOL,
+        "byte_size": mmap.PAGESIZE,
+        "uid": os.geteuid(),
+        "pids": [os.getpid()],
+        "is_left_behind": False,
+    }
+
+
+def test_a_pool_is_a_file_and_as_large_as_its_memory(own_shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (own_shm / f"{POOL}3").mkdir()
+    (own_shm / f"{POOL}4").symlink_to("/dev/null")
+    os.mkfifo(own_shm / f"{POOL}5")
+    assert find_pool_files() == []
+    with (own_shm / POOL).open("wb") as file:
+        file.truncate(2**30)
+    assert [found.byte_size for found in find_pool_files()] == [0]
+    monkeypatch.setattr(shared_memory, "DEV_SHM", own_shm / "nothing")
+    assert pools_of(find_pool_files(), look_into_processes()) == []

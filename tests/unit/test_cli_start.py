@@ -64,9 +64,6 @@ def test_a_command_that_is_gone_is_one_line_about_what_took_its_place(
     )
 
 
-# Output that cannot be written
-
-
 COMMAND = [sys.executable, "-m", "shm_backend_utils"]
 REGIONS = [*COMMAND, "regions"]
 
@@ -126,9 +123,6 @@ def test_a_signal_while_output_waits_to_be_read_is_told_nothing_of() -> None:
     assert (process.returncode, error) == (128 + signal.SIGTERM, b"")
 
 
-# Signals while a command cleans up
-
-
 @pytest.fixture
 def _raising() -> Iterator[None]:
     """Have signals raise, as they do in a command."""
@@ -137,22 +131,6 @@ def _raising() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-@pytest.fixture
-def removed(monkeypatch: pytest.MonkeyPatch, _raising: None) -> list[str]:
-    """The folders that are removed, before which a signal comes each time."""
-    folders: list[str] = []
-    really_remove = shutil.rmtree
-
-    def remove(folder: Any, *given: Any, **named: Any) -> None:
-        if not folders:
-            signal.raise_signal(signal.SIGTERM)
-        folders.append(str(folder))
-        really_remove(folder, *given, **named)
-
-    monkeypatch.setattr(shutil, "rmtree", remove)
-    return folders
 
 
 @pytest.mark.usefixtures("_raising")
@@ -187,14 +165,24 @@ def test_another_thread_is_never_disturbed() -> None:
     assert done == ["clean"]
 
 
+@pytest.mark.usefixtures("_raising")
 def test_what_has_a_server_for_a_while_removes_its_folder_all_the_same(
-    tmp_path: Path, removed: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    removed: list[str] = []
+    really_remove = shutil.rmtree
+
+    def remove(folder: Any, *given: Any, **named: Any) -> None:
+        if not removed:
+            signal.raise_signal(signal.SIGTERM)
+        removed.append(str(folder))
+        really_remove(folder, *given, **named)
 
     def fail(_: Path) -> Path:
         raise MachineError("there are no models")
 
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(shutil, "rmtree", remove)
     with pytest.raises(Interrupted), server.temporary_server("test", fail):
         pass
     assert len(removed) == 1

@@ -145,13 +145,7 @@ def test_frames_that_were_larger_than_a_ring_may_be_do_not_close_the_next_stream
             assert received == [0, 1, 2]
 
 
-# The end of what is kept
-
-
 MANY: Final = 100
-
-
-# Models
 
 
 def test_models_that_there_are_not_are_not_kept(client: ShmClient) -> None:
@@ -216,9 +210,6 @@ def test_memory_that_comes_and_goes_is_not_registered_for_ever(
                 client.infer("m", {"IN0": np.zeros(1000 << (number % 4), np.float32)}, path="triton-shm")
         assert registrations._known <= before
     assert server.registered == {}
-
-
-# Memory
 
 
 def test_kinds_without_end_leave_no_more_shelves_than_regions() -> None:

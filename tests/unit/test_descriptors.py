@@ -1,27 +1,37 @@
-"""Descriptors of shared memory: owned by an object that no interrupt takes them from, and none left of a failure."""
+"""Descriptors of shared memory, which no interrupt takes away; and leases: who holds one, who sees it, when it goes."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
-import mmap
 import os
 import secrets
-from collections.abc import Callable, Iterator
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from shm_backend_utils.errors import ClosedError, RegionRefusedError
+from shm_backend_utils.errors import MachineError, RegionRefusedError
 from shm_backend_utils.memory import descriptors as descriptors_module
 from shm_backend_utils.memory import segment as segment_module
 from shm_backend_utils.memory.descriptors import Descriptor
-from shm_backend_utils.memory.locks import SlotLease, has_users, use
+from shm_backend_utils.memory.locks import (
+    SharedLease,
+    SlotLease,
+    borrow,
+    exclude_reapers,
+    has_users,
+    hold_owner_lease,
+    is_owner_alive,
+    is_slot_in_use,
+    use,
+)
 from shm_backend_utils.memory.mapped_segment import MappedSegment
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.memory.shared_file import SharedFile
+from shm_backend_utils.protocol.layout import PAGE_SIZE, record_offset
 from shm_backend_utils.testing.faults.system_calls import Interrupts
 
 
@@ -85,9 +95,6 @@ def test_an_interrupt_at_any_line_leaves_none_open() -> None:
     assert line > 3
 
 
-# What could not be opened, made, mapped or taken
-
-
 PAGE = 4096
 SHM = Path("/dev/shm")
 FIELD = "regions[1]"
@@ -123,15 +130,6 @@ def no_more_descriptors() -> Iterator[None]:
     assert descriptors() == before
 
 
-def failing(number: int) -> Callable[..., Any]:
-    """Return a function that fails with an error of the system, or is interrupted if that is 0."""
-
-    def fail(*_: object, **__: object) -> Any:
-        raise OSError(number, os.strerror(number)) if number else KeyboardInterrupt
-
-    return fail
-
-
 @pytest.mark.usefixtures("zero")
 def test_a_descriptor_may_be_0_and_another_owners(file_key: str) -> None:
     lowest = Descriptor(os.open, SHM / file_key, os.O_RDWR)
@@ -144,15 +142,10 @@ def test_a_descriptor_may_be_0_and_another_owners(file_key: str) -> None:
     descriptor.close()
 
 
-def test_a_file_that_cannot_be_mapped_is_closed_and_its_owners_fault(
-    file_key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(mmap, "mmap", failing(errno.ENOMEM))
-        with pytest.raises(RegionRefusedError, match=f"cannot map its {PAGE} bytes: Cannot allocate memory"):
-            SystemSegment.open(file_key, PAGE, FIELD)
+def test_a_file_that_cannot_be_mapped_is_closed_and_its_owners_fault(file_key: str) -> None:
     os.truncate(SHM / file_key, 2**62)
-    with no_more_descriptors(), pytest.raises(RegionRefusedError, match="Cannot allocate memory"):
+    told = f"cannot map its {2**62} bytes: Cannot allocate memory"
+    with no_more_descriptors(), pytest.raises(RegionRefusedError, match=told):
         SystemSegment.open(file_key, PAGE, FIELD)
 
 
@@ -189,16 +182,6 @@ def test_a_segment_whose_maker_is_interrupted_when_it_has_its_name_loses_it_whil
     del caught
 
 
-def test_a_segment_has_two_descriptors_of_which_none_is_left_when_it_is_closed(key: str) -> None:
-    with no_more_descriptors():
-        before = descriptors()
-        segment = SystemSegment.create(key, PAGE)
-        assert len(descriptors()) == len(before) + 2
-        segment.close()
-    with pytest.raises(ClosedError, match="this shared-memory segment"):
-        segment.fileno()
-
-
 def test_another_process_than_the_maker_takes_no_name_away(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     segment = SystemSegment.create(key, PAGE)
     with monkeypatch.context() as patch:
@@ -226,9 +209,6 @@ def test_a_segment_that_is_lost_is_closed_and_loses_its_name_only_if_it_is_ones_
     assert (SHM / key).exists() is not is_mine
 
 
-# Leases
-
-
 @pytest.fixture
 def fd() -> Iterator[int]:
     fd = os.memfd_create("lease")
@@ -246,17 +226,132 @@ def test_a_shared_lease_that_is_lost_stays_held(fd: int) -> None:
     assert not has_users(fd)
 
 
-@pytest.mark.parametrize("take", [SlotLease.take, SlotLease.take_back], ids=["take", "take_back"])
-@pytest.mark.parametrize(
-    ("number", "error"), [(errno.EIO, OSError), (0, KeyboardInterrupt)], ids=["error", "interrupt"]
-)
-def test_a_slots_lease_that_cannot_be_taken_is_free_afterwards(
-    fd: int, monkeypatch: pytest.MonkeyPatch, take: Callable[[SlotLease], bool], number: int, error: type[BaseException]
+RECORDS = [record_offset(slot, PAGE_SIZE) for slot in range(3)]
+"""Where the records of a region's slots begin: the bytes of their leases."""
+SLOT = RECORDS[1]
+HOLDER = f"""
+import os, sys
+from shm_backend_utils.memory.locks import SlotLease, borrow, hold_owner_lease
+fd = os.open(sys.argv[1], os.O_RDWR)
+hold_owner_lease(fd)
+assert SlotLease(fd, {SLOT}).take()
+lease = borrow(fd, {RECORDS[2]})
+assert lease is not None
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def other(fd: int) -> Iterator[int]:
+    """Another description of the same file: what another process would have."""
+    other = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
+    yield other
+    os.close(other)
+
+
+@pytest.fixture
+def third(fd: int) -> Iterator[int]:
+    third = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
+    yield third
+    os.close(third)
+
+
+@pytest.fixture
+def holder(fd: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process: it holds the owner's lease and slot 1's, and borrows slot 2, until its standard input ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, f"/proc/{os.getpid()}/fd/{fd}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        yield process
+
+
+def borrowed(fd: int) -> SharedLease:
+    lease = borrow(fd, SLOT)
+    assert lease is not None
+    return lease
+
+
+def test_an_owner_is_seen_through_another_description_alone(fd: int, other: int) -> None:
+    assert not is_owner_alive(fd)
+    for _ in range(2):
+        hold_owner_lease(fd)
+        assert not is_owner_alive(fd)
+        assert is_owner_alive(other)
+    with pytest.raises(AssertionError, match="somebody holds the lease"):
+        hold_owner_lease(other)
+
+
+def test_one_reaper_excludes_the_next_until_it_is_done_and_is_no_owner(fd: int, other: int) -> None:
+    reaper = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
+    assert exclude_reapers(reaper)
+    assert not exclude_reapers(other)
+    os.close(reaper)
+    assert exclude_reapers(other)
+    assert not is_owner_alive(fd)
+    hold_owner_lease(fd)
+    assert is_owner_alive(other)
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["exit", "kill"])
+def test_leases_and_loans_of_another_process_go_with_it(
+    fd: int, holder: subprocess.Popen[bytes], is_killed: bool
 ) -> None:
-    lease = SlotLease(fd, PAGE)
-    with monkeypatch.context() as patch:
-        patch.setattr(fcntl, "fcntl", failing(number))
-        with pytest.raises(error):
-            take(lease)
-    assert not lease.is_taken_here
-    assert take(lease)
+    lease, lent = SlotLease(fd, SLOT), SlotLease(fd, RECORDS[2])
+    assert is_owner_alive(fd)
+    assert is_slot_in_use(fd, SLOT)
+    assert not lease.take()
+    assert not lent.take_back()
+    if is_killed:
+        holder.send_signal(signal.SIGKILL)
+    holder.communicate()
+    assert not is_owner_alive(fd)
+    assert lease.take()
+    assert lent.take_back()
+
+
+def test_a_client_takes_nothing_back_while_its_memory_is_borrowed(fd: int, other: int, third: int) -> None:
+    client, lender = SlotLease(fd, SLOT), SlotLease(other, SLOT)
+    first, second = borrowed(third), borrowed(third)
+    assert not client.take_back()
+    assert not is_slot_in_use(other, SLOT), "the attempt has left everything as it was"
+    for neighbour in (RECORDS[0], RECORDS[2]):
+        assert SlotLease(fd, neighbour).take_back()
+    assert lender.take()
+    first.give_back()
+    first.give_back()
+    lender.give_back()
+    assert not client.take_back(), "to give back twice is to give back once"
+    second.give_back()
+    assert client.take_back()
+
+
+def test_a_lender_lends_what_it_holds_and_its_end_is_not_the_loans(fd: int, other: int, third: int) -> None:
+    client, lender = SlotLease(fd, SLOT), SlotLease(other, SLOT)
+    assert lender.take()
+    assert not client.take_back()
+    lease = borrowed(third)
+    lender.give_back()
+    assert not client.take_back()
+    lease.give_back()
+    assert client.take_back()
+
+
+def test_what_a_client_takes_back_nobody_borrows_and_no_model_executes_in(fd: int, other: int, third: int) -> None:
+    client, lender = SlotLease(fd, SLOT), SlotLease(other, SLOT)
+    assert client.take_back()
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # a count is all that is wanted
+    assert borrow(third, SLOT) is None
+    assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
+    assert not lender.take()
+    client.give_back()
+    assert lender.take()
+    borrowed(third).give_back()
+
+
+def test_another_failure_than_that_is_not_said_to_be_one() -> None:
+    with pytest.raises(MachineError, match="cannot be taken: No such file or directory$"):
+        use(-1)

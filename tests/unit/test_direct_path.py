@@ -13,14 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.dtypes import BYTES
 from shm_backend_utils.errors import ModelError, RequestRefusedError, VersionError
 from shm_backend_utils.model import Call, ShmSession
-from shm_backend_utils.protocol.spans import InputSpan
-from shm_backend_utils.tensors.attributes import MemoryType
 from shm_backend_utils.testing import emulator
 from shm_backend_utils.testing.emulator.request import InferenceRequest
-from tests.unit.emulated import delivered, error_code, log_lines, message_of, outputs_of
+from tests.unit.emulated import delivered, error_code, message_of, outputs_of
 from tests.unit.sessions import double, session_of, tensor
 from tests.unit.table_client import Client
 
@@ -35,31 +32,13 @@ Infer = Callable[[Call], object]
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShmSession]:
     inputs = [tensor("X"), tensor("W"), tensor("TEXT", "STRING")]
-    outputs = [tensor("Y"), tensor("Z"), tensor("WORDS", "STRING"), tensor("N", "INT64")]
-    with session_of(monkeypatch, inputs, outputs) as session:
+    with session_of(monkeypatch, inputs, [tensor("Y"), tensor("Z")]) as session:
         yield session
 
 
 def served(session: ShmSession, request: InferenceRequest, infer: Infer) -> Any:
     (response,) = session.serve([request], infer)
     return response
-
-
-# Where tensors are
-
-
-def test_an_input_is_the_clients_memory_and_read_only(session: ShmSession, client: Client) -> None:
-    seen: list[Any] = []
-
-    def infer(call: Call) -> None:
-        view = call.input("X")
-        client.region.data()[:4] = np.frombuffer(np.float32(7).tobytes(), np.uint8)
-        seen.extend([view.path, view.shape, view.triton_dtype, view.writable, view.numpy().tolist(), call.path])
-        seen.append(view.attributes.memory_type)
-        call.output("Y", (0,), np.float32)
-
-    assert served(session, client.request({"X": X}, {"Y": 16}), infer).error() is None
-    assert seen == ["direct", (4,), "FP32", False, [7, 1, 2, 3], "direct", MemoryType.CPU]
 
 
 def test_the_inputs_are_those_that_the_request_has_in_the_order_of_the_configuration(
@@ -77,46 +56,6 @@ def test_the_inputs_are_those_that_the_request_has_in_the_order_of_the_configura
     assert found == [("X", "triton", X.tolist()), ("W", "direct", (X + 1).tolist()), None]
 
 
-def test_an_output_is_where_the_table_has_room_for_it(session: ShmSession, client: Client) -> None:
-    response = served(session, client.request({"X": X}, {"Y": 16}), double)
-    assert (response.error(), outputs_of(response)) == (None, {})
-    place = client.places()["Y"]
-    assert (place.region, place.offset, place.byte_size) == (0, client.data + 256, 16)
-    assert client.output("Y").tolist() == [0, 2, 4, 6]
-    assert client.is_over()
-
-
-def test_an_output_that_finds_no_room_is_in_the_response(session: ShmSession, client: Client) -> None:
-    response = served(session, client.request({"X": X}, {"Y": 15}), double)
-    assert outputs_of(response)["Y"].tolist() == [0, 2, 4, 6]
-    place = client.places()["Y"]
-    assert (place.is_in_response, place.shape, place.dtype.name) == (True, (4,), "FP32")
-    parameters = client.begin(client.laid_out({"X": X}, {}))  # which lists none
-    assert outputs_of(served(session, delivered(parameters, ["Y"]), double))["Y"].tolist() == [0, 2, 4, 6]
-    response = served(session, client.request({}, {"WORDS": 4}), lambda call: call.put("WORDS", ["ab", "c"]))
-    assert outputs_of(response)["WORDS"].tobytes() == b"\x02\0\0\0ab\x01\0\0\0c"
-    assert client.places()["WORDS"].shape == (2,)
-
-
-def test_strings_lie_in_the_clients_memory_both_ways(session: ShmSession, client: Client) -> None:
-    encoded = b"\x01\0\0\0a\x02\0\0\0bc"
-    said = client.laid_out({}, {"WORDS": 64})
-    client.region.data()[512 : 512 + len(encoded)] = np.frombuffer(encoded, np.uint8)
-    said.inputs["TEXT"] = InputSpan(BYTES, (2,), 0, client.data + 512, 30)
-    seen: list[bytes] = []
-
-    def infer(call: Call) -> None:
-        seen.extend(call.input("TEXT").strings())
-        call.put("WORDS", [word.upper() for word in seen])
-
-    response = served(session, delivered(client.begin(said), ["WORDS"]), infer)
-    assert response.error() is None
-    place = client.places()["WORDS"]
-    assert (seen, place.byte_size, place.shape) == ([b"a", b"bc"], 11, (2,))
-    at = place.offset
-    assert client.region.bytes()[at : at + 11].tobytes() == encoded.upper()
-
-
 def test_parameters_are_the_users_own_and_a_copy(session: ShmSession, client: Client) -> None:
     seen: list[Any] = []
 
@@ -127,21 +66,6 @@ def test_parameters_are_the_users_own_and_a_copy(session: ShmSession, client: Cl
 
     served(session, client.request({}, {"Y": 16}, shm_callers="a", note="b", count=3), infer)
     assert seen == [{"note": "b", "count": 3}]
-
-
-# Shapes
-
-
-@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8, int])
-def test_shapes_may_be_integers_of_numpy(session: ShmSession, client: Client, kind: Any) -> None:
-    def infer(call: Call) -> None:
-        call.output("Y", [kind(4)], np.float32).numpy()[:] = 5
-
-    for _ in range(3):
-        response = served(session, client.request({}, {"Y": 16}), infer)
-        assert response.error() is None
-        assert client.output("Y").tolist() == [5, 5, 5, 5]
-        assert {type(size) for size in client.places()["Y"].shape} == {int}
 
 
 def test_shapes_parameters_and_outputs_without_room_leave_nothing_behind(session: ShmSession, client: Client) -> None:
@@ -172,9 +96,6 @@ def test_shapes_parameters_and_outputs_without_room_leave_nothing_behind(session
     assert resident() - resident_before < 16 << 20
 
 
-# The way of a request
-
-
 def functions_of(work: Callable[[], object]) -> list[str]:
     """Return the functions of this package that are called, but for those that stand for Triton's."""
     found: list[str] = []
@@ -201,20 +122,6 @@ def test_a_warm_request_takes_few_functions_of_whatever_shape(session: ShmSessio
     for length in (8, 5):
         assert len(found(length)) <= MOST_FUNCTIONS, found(length)
     assert len(found(77, 1)) < len(found(4)) + 40  # the second slot's address is read once
-
-
-# Errors
-
-
-def test_what_infer_raises_fails_the_request_and_is_logged(session: ShmSession, client: Client) -> None:
-    def infer(call: Call) -> None:
-        raise ValueError("not today")
-
-    response = served(session, client.request({"X": X}, {"Y": 16}), infer)
-    assert (error_code(response), message_of(response)) == ("INTERNAL", "ValueError: not today")
-    assert "Traceback" in log_lines()[-1]
-    assert client.is_over()
-    assert not client.has_results()
 
 
 STATUSES = [
@@ -245,17 +152,6 @@ def test_a_model_refuses_in_its_own_words_by_a_status_of_its_own(
     assert RequestRefusedError("no").status == "INVALID_ARG"
     with pytest.raises(ModelError, match="expected one of UNKNOWN, .*did you mean 'NOT_FOUND'"):
         RequestRefusedError("no", "NOTFOUND")
-
-
-def test_an_output_that_is_missing_is_the_models_error_and_an_input_the_callers(
-    session: ShmSession, client: Client
-) -> None:
-    response = served(session, client.request({"X": X}, {"Y": 16, "Z": 16}), double)
-    assert message_of(response).startswith("shm:model: output 'Z' was requested, but model.py wrote none; write it by ")
-    assert client.is_over()
-    response = served(session, client.request({}, {"Y": 16}), double)
-    assert error_code(response) == "INVALID_ARG"
-    assert message_of(response) == "shm:missing: the request has no input 'X', which the model needs"
 
 
 def test_a_closed_session_answers_that_it_is(session: ShmSession, client: Client) -> None:

@@ -51,7 +51,6 @@ def change(capsule: object, field: tuple[int, str], value: int) -> None:
 
 
 def sample(dtype: DType, shape: tuple[int, ...] = (2, 3)) -> Array:
-    """Return an array of this type that owns its memory."""
     array = np.empty(shape, dtype.numpy)
     array[...] = np.arange(array.size).reshape(shape) % 2
     return array

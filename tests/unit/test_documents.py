@@ -44,7 +44,6 @@ REQUIREMENT = re.compile(r"([A-Za-z0-9_.-]+)(?:\[[^]]*])?(.*)$")
 
 
 def declared() -> dict[str, tuple[str, set[str]]]:
-    """Return every dependency of pyproject.toml with its range, and the extras that name it."""
     text = (ROOT / "pyproject.toml").read_text()
     found: dict[str, tuple[str, set[str]]] = {}
     required = next(line for line in text.splitlines() if line.startswith("dependencies = "))

@@ -73,8 +73,6 @@ def test_a_wrong_value_is_shown_in_short(value: object, text: str) -> None:
     assert len(shown(["x"] * 10_000)) < 50
 
 
-# The family
-
 EXAMPLES: dict[str, ShmError] = {
     "BudgetError": BudgetError("too much"),
     "ConnectionLostError": ConnectionLostError("it broke", UNAVAILABLE),
@@ -149,9 +147,6 @@ def test_an_error_is_caught_by_code_that_knows_only_builtin_or_tritonclients_err
     assert [other for other in others if not issubclass(kind, other)] == []
 
 
-# Answers of the server
-
-
 def from_grpc(message: str, status: str | None = UNAVAILABLE) -> ShmError:
     return translated(status, message, ADDRESS)
 
@@ -204,8 +199,6 @@ def test_a_model_that_is_unavailable_is_an_answer_and_no_missing_server(message:
     assert type(error) is InferenceError
     assert message in str(error)
 
-
-# No answer
 
 FAILED = "failed to connect to all addresses; last error: "
 

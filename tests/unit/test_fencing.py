@@ -171,9 +171,6 @@ def test_the_generation_is_looked_at_again_when_the_lease_is_held_or_not_to_be_h
     assert client.is_free()
 
 
-# Addresses
-
-
 @pytest.mark.parametrize("kind", [RegionKind.SYSTEM, RegionKind.SEALED])
 def test_a_wrong_token_is_refused_where_there_is_a_file_and_else_gone(session: ShmSession, kind: RegionKind) -> None:
     with contextlib.closing(Client(kind=kind)) as client:
@@ -264,9 +261,6 @@ def test_a_slot_is_given_back_when_its_results_are_written_and_not_before(
     assert seen == [(client.generations[0], True)]
 
 
-# Tables against the configuration, and against the memory of further regions, to the byte
-
-
 UINT8 = BY_NAME["UINT8"]
 BEGIN, SIZE = 4096, 8192
 
@@ -300,32 +294,31 @@ def test_tensors_may_have_all_data_of_a_further_region_and_no_byte_more(table_of
             check_table(spec(), table_of(offset, byte_size), memories())
 
 
-def test_the_last_place_of_a_ring_ends_with_its_further_region_and_one_of_one_frame_has_no_stride() -> None:
-    check_table(spec(), output(SIZE - 24, 8, Ring(0, 3, 8)), memories())
-    with pytest.raises(TableError, match="outputs.Y: found 25 bytes"):
-        check_table(spec(), output(SIZE - 24, 9, Ring(0, 3, 8)), memories())
-    check_table(spec("FP32"), output(BEGIN, 16, Ring(0, 1, 3)), memories())
-    with pytest.raises(TableError, match="frame_stride: found 3"):
-        check_table(spec("FP32"), output(BEGIN, 16, Ring(0, 2, 3)), memories())
+ON_GPU = cast(Memory, SimpleNamespace(device=0, address=0, data_begin=0, byte_size=SIZE))
+TEXT = Table({"X": InputSpan(BYTES, (1,), 1, 0, 5)}, {})
 
 
-def test_strings_lie_on_the_host_alone() -> None:
-    on_gpu = cast(Memory, SimpleNamespace(device=0, address=0, data_begin=0, byte_size=SIZE))
-    table = Table({"X": InputSpan(BYTES, (1,), 1, 0, 5)}, {})
-    with pytest.raises(TableError, match="inputs.X: found strings in memory of a GPU"):
-        check_table(spec("STRING"), table, [memories()[0], on_gpu])
-    check_table(spec("STRING"), table, [memories()[0], HostMemory(np.zeros(8, np.uint8))])
-    check_table(spec(), Table({"X": InputSpan(UINT8, (5,), 1, 0, 5)}, {}), [memories()[0], on_gpu])
-
-
-def test_room_for_strings_and_for_an_output_of_unknown_type_may_begin_anywhere() -> None:
-    check_table(spec("STRING"), output(BEGIN + 1, 16, Ring(0, 2, 17)), memories())
-    check_table(spec("UNHEARD_OF"), output(BEGIN + 1, 16), memories())
-
-
-def test_an_input_of_a_fixed_size_must_have_it() -> None:
-    with pytest.raises(ShmError, match="tensor 'X' has shape"):
-        check_table(spec(dims=[4]), lying_input(BEGIN, 5), memories())
+@pytest.mark.parametrize(
+    ("model", "said", "further", "refusal"),
+    [
+        (spec(), output(SIZE - 24, 8, Ring(0, 3, 8)), None, ""),
+        (spec(), output(SIZE - 24, 9, Ring(0, 3, 8)), None, "outputs.Y: found 25 bytes"),
+        (spec("FP32"), output(BEGIN, 16, Ring(0, 1, 3)), None, ""),  # one of one frame has no stride
+        (spec("FP32"), output(BEGIN, 16, Ring(0, 2, 3)), None, "frame_stride: found 3"),
+        (spec("STRING"), TEXT, ON_GPU, "inputs.X: found strings in memory of a GPU"),
+        (spec("STRING"), TEXT, HostMemory(np.zeros(8, np.uint8)), ""),
+        (spec(), lying_input(0, 5), ON_GPU, ""),
+        (spec("STRING"), output(BEGIN + 1, 16, Ring(0, 2, 17)), None, ""),  # which may begin anywhere
+        (spec("UNHEARD_OF"), output(BEGIN + 1, 16), None, ""),
+        (spec(dims=[4]), lying_input(BEGIN, 5), None, "tensor 'X' has shape"),
+    ],
+)
+def test_tables_are_checked_against_the_configuration_and_the_further_region(
+    model: ModelSpec, said: Table, further: Memory | None, refusal: str
+) -> None:
+    own, region = memories()
+    with pytest.raises(ShmError, match=refusal) if refusal else contextlib.nullcontext():
+        check_table(model, said, [own, further or region])
 
 
 def test_a_batch_whose_input_has_no_dimension_is_refused() -> None:

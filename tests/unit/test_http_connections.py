@@ -89,26 +89,27 @@ def test_a_connection_is_used_again_unless_the_server_closed_it_meanwhile() -> N
         assert (peer.accepted, len(idle_in(connections))) == (21, 1)
 
 
-def test_a_server_may_close_after_each_answer() -> None:
+CHUNKS = b"6\r\nshared\r\n7\r\n memory\r\n0\r\nX: 2\r\n\r\n"  # trailers are no headers
+
+
+@pytest.mark.parametrize(
+    ("headers", "sent", "accepted"),
+    [
+        ({b"Connection": b"close"}, b"shared memory", 2),
+        ({b"X": b"1", b"Transfer-Encoding": b"chunked"}, CHUNKS, 1),
+    ],
+    ids=["closed after each answer", "chunks"],
+)
+def test_an_answer_without_a_length_comes_whole(headers: dict[bytes, bytes], sent: bytes, accepted: int) -> None:
     def answer(stream: socket.socket) -> None:
-        stream.sendall(OK + b"Connection: close\r\n\r\nall that follows")
-        stream.shutdown(socket.SHUT_RDWR)
+        stream.sendall(OK + b"".join(b"%b: %b\r\n" % header for header in headers.items()) + b"\r\n" + sent[:9])
+        stream.sendall(sent[9:])
+        if accepted > 1:
+            stream.shutdown(socket.SHUT_RDWR)
 
     with connections_to(answer) as (peer, connections):
-        assert [get(connections).body for _ in range(2)] == [b"all that follows"] * 2
-        assert peer.accepted == 2
-
-
-def test_an_answer_in_chunks_comes_whole() -> None:
-    def answer_in_chunks(stream: socket.socket) -> None:
-        stream.sendall(OK + b"X: 1\r\nTransfer-Encoding: chunked\r\n\r\n")
-        for piece in (b"6\r\nshared\r\n", b"7\r\n memory\r\n", b"0\r\nX: 2\r\n\r\n"):
-            stream.sendall(piece)
-
-    with connections_to(answer_in_chunks) as (peer, connections):
-        answer = Answer(200, {b"X": b"1", b"Transfer-Encoding": b"chunked"}, b"shared memory")
-        assert [get(connections) for _ in range(2)] == [answer] * 2, "trailers are no headers"
-        assert peer.accepted == 1
+        assert [get(connections) for _ in range(2)] == [Answer(200, headers, b"shared memory")] * 2
+        assert peer.accepted == accepted
 
 
 @pytest.mark.parametrize(
@@ -277,9 +278,6 @@ def test_bodies_may_be_larger_than_a_socket_takes_at_once(
     assert [str(each.message) for each in recwarn] == []
 
 
-# How many are kept
-
-
 AT_ONCE: Final = 6
 
 
@@ -298,9 +296,6 @@ def test_calls_without_end_keep_as_many_connections_as_there_were_calls_at_once(
         assert peer.accepted == len(idle_in(connections)) == AT_ONCE
         connections.close()
         assert idle_in(connections) == []
-
-
-# Tasks
 
 
 @pytest.mark.parametrize("moment", ["connect", "answer"])

@@ -19,7 +19,6 @@ FILES = sorted(FOLDER.rglob("*.py"))
 
 
 def packages_imported_by(source: str) -> set[str]:
-    """Return the top-level packages that a module imports, wherever in its code."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

@@ -124,9 +124,6 @@ def test_what_exceeds_the_record_is_not_written() -> None:
     assert not any(buffer[4096:])
 
 
-# The address
-
-
 KEY = "shmbu-4711-5ec7e75ec7e75ec7"
 SECRET = TOKEN.hex()
 ADDRESS = f"2/resize/{KEY}/{SECRET}/7"

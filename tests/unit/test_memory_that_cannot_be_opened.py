@@ -140,37 +140,17 @@ def test_memory_that_cannot_be_opened_is_refused_or_the_machines_fault(
         region.close()
 
 
-def look(segment: SystemSegment) -> None:
-    segment.check(PAGE_SIZE, FIELD)
-
-
-def lease(segment: SystemSegment) -> None:
-    locks.use(segment.fileno())
-
-
-def fill(segment: SystemSegment) -> None:
-    _take_memory(segment.key, PAGE_SIZE)
-
-
-def make_another(_: SystemSegment) -> None:
-    SystemShmHandle("mine", 1)
-
-
 def find_host(_: SystemSegment) -> None:
     assert not is_this_machine("localhost"), "nobody says that it is one"
     raise RegionGoneError("what the name means, the first request will tell")
 
 
-def connect(_: SystemSegment) -> None:
-    GrpcAddress("localhost:1", "localhost").channel(grpc)
-
-
-OTHERS: Final[dict[str, tuple[Callable[[SystemSegment], None], Place]]] = {
-    "look": (look, Place(os, "lstat")),
-    "lease": (lease, Place(os, "open")),
-    "Triton's own": (fill, Place(os, "open")),
-    "a user's": (make_another, Place(os, "open")),
-    "gRPC": (connect, Place(select, "epoll")),
+OTHERS: Final[dict[str, tuple[Callable[[SystemSegment], object], Place]]] = {
+    "look": (lambda segment: segment.check(PAGE_SIZE, FIELD), Place(os, "lstat")),
+    "lease": (lambda segment: locks.use(segment.fileno()), Place(os, "open")),
+    "Triton's own": (lambda segment: _take_memory(segment.key, PAGE_SIZE), Place(os, "open")),
+    "a user's": (lambda _: SystemShmHandle("mine", 1), Place(os, "open")),
+    "gRPC": (lambda _: GrpcAddress("localhost:1", "localhost").channel(grpc), Place(select, "epoll")),
     "a host's address": (find_host, Place(socket, "getaddrinfo")),
     "a host's socket": (find_host, Place(socket, "socket")),
 }
@@ -187,7 +167,7 @@ def segment() -> Iterator[SystemSegment]:
 @each_number
 @pytest.mark.parametrize("place", OTHERS.values(), ids=list(OTHERS))
 def test_whatever_opens_something_raises_errors_of_ours(
-    failing: Failing, segment: SystemSegment, place: tuple[Callable[[SystemSegment], None], Place], number: int
+    failing: Failing, segment: SystemSegment, place: tuple[Callable[[SystemSegment], object], Place], number: int
 ) -> None:
     work, at = place
     with failing.at(at, number), pytest.raises(ShmError):

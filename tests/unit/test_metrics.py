@@ -201,8 +201,6 @@ X = np.arange(4, dtype=np.float32)
 
 
 class Told:
-    """In the place of metrics: keeps what it is told."""
-
     def __init__(self) -> None:
         self.told: list[Any] = []
 

@@ -109,8 +109,6 @@ def test_a_signals_handler_that_interrupts_a_search_searches_itself(
 
 
 class Counting:
-    """Counts what clients send to fake servers, by kind."""
-
     def __init__(self) -> None:
         self.sent: Counter[str] = Counter()
 

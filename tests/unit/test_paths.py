@@ -1,14 +1,18 @@
-"""Which path a model's calls take, as far as it can be told without a server."""
+"""Which path a model's calls take, and which memory: sealed if the model can fetch it, which is tried once."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import warnings
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 
-from shm_backend_utils.client.errors import InferenceError, PathUnavailableError
+from shm_backend_utils.client import CopyWarning, InferenceError, PathUnavailableError, ShmClient
 from shm_backend_utils.client.explanation import Check, Explanation
 from shm_backend_utils.client.known_model import KnownModel
 from shm_backend_utils.client.options import check_path
@@ -17,21 +21,25 @@ from shm_backend_utils.client.paths.triton_shm import Registrations
 from shm_backend_utils.client.steps import Offload, Send, Steps
 from shm_backend_utils.client.transports.http.codec import HttpCodec
 from shm_backend_utils.client.transports.this_machine import is_this_machine
-from shm_backend_utils.errors import CallerError
+from shm_backend_utils.errors import CallerError, RegionGoneError, RegionRefusedError, ShmError
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.model_spec import ModelSpec
+from shm_backend_utils.protocol.address import SLOT_PARAMETER, parse_address
+from shm_backend_utils.protocol.handover import parse_sealed_key
+from shm_backend_utils.protocol.refusals import refusal
+from tests.unit.fake_server import FakeServer, Order, config
+from tests.unit.fake_wires import client_of
 
 T = TypeVar("T")
 FAR_AWAY = "192.0.2.1"  # TEST-NET-1 of RFC 5737, which is nobody's
 CARRIER = {"name": "SHM", "data_type": "TYPE_UINT8", "dims": [-1], "optional": True}
-X = {"name": "X", "data_type": "TYPE_FP32", "dims": [-1], "optional": True}
+TENSOR = {"name": "X", "data_type": "TYPE_FP32", "dims": [-1], "optional": True}
 
 
 def model(paths: str | None = "direct,triton-shm,inline", uids: str | None = None, **changes: Any) -> KnownModel:
-    """Return a model that serves the direct path, with some of its configuration changed."""
     values = {"SHM_PATHS": paths, "SHM_ALLOWED_UIDS": uids}
     parameters = {name: {"string_value": value} for name, value in values.items() if value is not None}
-    config = {"name": "resize", "input": [X], "parameters": parameters} | changes
+    config = {"name": "resize", "input": [TENSOR], "parameters": parameters} | changes
     return KnownModel(ModelSpec.from_config(config), head_room=1)
 
 
@@ -83,25 +91,12 @@ def test_another_path_is_refused_with_those_that_there_are(path: str) -> None:
         check_path(path)
 
 
-def test_to_another_machine_tensors_go_inline(far_away: PathChooser) -> None:
-    explanation = explained(far_away, model())
-    assert explanation.path == "inline"
-    assert explanation.reason.startswith(f"{FAR_AWAY} is another machine, which shares no memory with this one")
-
-
 def test_a_path_that_is_asked_for_by_name_is_refused_with_all_that_stands_against_it(far_away: PathChooser) -> None:
     message = "'resize' cannot be called on the path 'direct': .* is another machine"
     with pytest.raises(PathUnavailableError, match=message):
         run(far_away.choose(model(), "direct", 1.0))
     with pytest.raises(PathUnavailableError, match="another machine.*; .*does not declare the direct path"):
         run(far_away.choose(model(paths=None), "direct", 1.0))
-
-
-def test_a_model_without_any_open_path_cannot_be_called(far_away: PathChooser) -> None:
-    known = model(paths="direct")
-    assert explained(far_away, known).path is None
-    with pytest.raises(PathUnavailableError, match="cannot be called on the path 'auto'"):
-        run(far_away.choose(known, "auto", 1.0))
 
 
 @pytest.mark.parametrize(
@@ -113,10 +108,10 @@ def test_a_model_without_any_open_path_cannot_be_called(far_away: PathChooser) -
         (model(paths="direct,inline"), "declares triton-shm?", False),
         (model(paths="direct,triton-shm"), "declares inline?", False),
         (model(), "inputs optional?", True),
-        (model(input=[X | {"optional": False}]), "inputs optional?", False),
+        (model(input=[TENSOR | {"optional": False}]), "inputs optional?", False),
         (model(max_batch_size=8), "inputs optional?", False),
-        (model(max_batch_size=8, input=[X, CARRIER]), "inputs optional?", True),
-        (model(input=[X | {"dims": [-1] * 33}]), "tensors fit a slot?", False),
+        (model(max_batch_size=8, input=[TENSOR, CARRIER]), "inputs optional?", True),
+        (model(input=[TENSOR | {"dims": [-1] * 33}]), "tensors fit a slot?", False),
         (model(), "user allowed?", None),
         (model(uids="any"), "user allowed?", True),
         (model(uids=f"1000000, {os.geteuid()}"), "user allowed?", True),
@@ -128,12 +123,6 @@ def test_what_the_configuration_says_is_checked(
     far_away: PathChooser, known: KnownModel, name: str, outcome: bool | None
 ) -> None:
     assert found(explained(far_away, known), name).outcome is outcome
-
-
-def test_a_model_that_declares_nothing_is_open_for_every_client(far_away: PathChooser) -> None:
-    explanation = explained(far_away, model(paths=None))
-    assert not [check for check in explanation.checks if check.name in ("declares triton-shm?", "declares inline?")]
-    assert explanation.path == "inline"
 
 
 def test_a_path_that_was_tried_in_vain_is_closed_for_that_model(far_away: PathChooser) -> None:
@@ -166,7 +155,7 @@ def test_a_decision_is_logged_once_and_remembered_until_something_was_refused(
 @pytest.mark.parametrize("paths", [None, "direct,triton-shm,inline"])
 def test_an_ensemble_has_no_direct_path_whatever_it_declares(far_away: PathChooser, paths: str | None) -> None:
     """Its steps would not find what lies in shared memory."""
-    explanation = explained(far_away, model(paths, input=[X | {"optional": False}], platform="ensemble"))
+    explanation = explained(far_away, model(paths, input=[TENSOR | {"optional": False}], platform="ensemble"))
     assert not explanation.open("direct")
     details = [check.detail for check in explanation.checks if check.needed_by == ("direct",)]
     assert len(details) == 1
@@ -174,3 +163,157 @@ def test_an_ensemble_has_no_direct_path_whatever_it_declares(far_away: PathChoos
         "model 'resize' is an ensemble: Triton takes its tensors apart for the steps, whatever its SHM"
     )
     assert "call a step by its own name, or a model that calls the steps by call.forward" in details[0]
+
+
+X = np.arange(6, dtype=np.float32)
+
+
+class BlindServer(FakeServer):
+    """Its models cannot fetch sealed memory, for a reason that may change; it counts the requests that tell that."""
+
+    def __init__(self, *configs: dict[str, Any]) -> None:
+        super().__init__(*configs)
+        self.error: ShmError | None = RegionGoneError("regions[0] is handed over by nobody")
+        self.refused = 0
+
+    def infer(self, order: Order) -> Any:
+        if SLOT_PARAMETER in order.parameters and is_sealed(order) and self.error is not None:
+            self.refused += 1
+            raise InferenceError(refusal(self.error), "StatusCode.INTERNAL")
+        return super().infer(order)
+
+
+def is_sealed(order: Order) -> bool:
+    return parse_sealed_key(parse_address(order.parameters[SLOT_PARAMETER]).key) is not None
+
+
+@pytest.fixture
+def blind() -> Iterator[BlindServer]:
+    server = BlindServer(config("m"))
+    with server:
+        yield server
+
+
+def check_of(client: ShmClient) -> Check | None:
+    return next((check for check in client.explain("m").checks if check.name == "sealed memory?"), None)
+
+
+def infer(client: ShmClient) -> None:
+    np.testing.assert_array_equal(client.infer("m", {"IN0": X})["OUT0"], 2 * X)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RegionGoneError("regions[0] is handed over by nobody"), RegionRefusedError("regions[0]", "too late")],
+    ids=["gone", "refused"],
+)
+def test_else_it_lies_in_dev_shm(blind: BlindServer, error: ShmError) -> None:
+    blind.error = error
+    with client_of(blind) as client:
+        for _ in range(3):
+            infer(client)
+        assert blind.refused == 1
+        assert [is_sealed(order) for order in blind.orders] == [False] * 3
+        check = check_of(client)
+        assert check is not None
+        assert check.outcome is False
+        assert str(error) in check.detail
+        assert client.explain("m").path == "direct"
+
+
+def test_to_look_again_is_to_try_again(blind: BlindServer) -> None:
+    with client_of(blind) as client:
+        infer(client)
+        blind.error = None
+        client.explain("m")
+        infer(client)
+        assert [is_sealed(order) for order in blind.orders] == [False, True]
+
+
+def test_who_wants_none_is_asked_for_none(server: FakeServer) -> None:
+    with client_of(server, pool=PoolOptions(region="system")) as client:
+        infer(client)
+        assert [is_sealed(order) for order in server.orders] == [False]
+        assert check_of(client) is None
+
+
+def test_a_model_that_is_closed_to_direct_is_not_probed() -> None:
+    closed = config("m", parameters={"SHM_PATHS": {"string_value": "triton-shm,inline"}})
+    blind = BlindServer(closed)
+    with blind, client_of(blind) as client:
+        assert check_of(client) is None
+        assert blind.refused == 0
+
+
+def refuse_sealed(order: Order) -> None:
+    if SLOT_PARAMETER in order.parameters and is_sealed(order):
+        raise InferenceError(refusal(RegionRefusedError(SLOT_PARAMETER, "the server closes too much")))
+
+
+def test_sealed_memory_alone_that_is_refused_later_is_replaced_by_another_path(
+    server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with client_of(server, pool=PoolOptions(region="sealed")) as client, caplog.at_level(logging.WARNING):
+        infer(client)
+        server.before = refuse_sealed
+        infer(client)
+        seen = len(server.orders)
+        infer(client)
+        assert not [order for order in server.orders[seen:] if SLOT_PARAMETER in order.parameters]
+    assert "take memory in /dev/shm" not in caplog.text
+
+
+def test_a_refusal_of_other_memory_leaves_the_sealed(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse_slots(order: Order) -> None:
+        if SLOT_PARAMETER in order.parameters:
+            raise InferenceError(refusal(RegionRefusedError("regions[1]", "the GPU is another")))
+
+    with client_of(server) as client:
+        infer(client)
+        server.before = refuse_slots
+        with caplog.at_level(logging.WARNING):
+            infer(client)
+        assert "take memory in /dev/shm from now on" not in caplog.text
+        assert all(is_sealed(order) for order in server.orders if SLOT_PARAMETER in order.parameters)
+
+
+def test_what_one_model_can_do_without_another_one_still_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither shares /dev/shm with the client, and one cannot fetch sealed memory."""
+
+    class Pod(FakeServer):
+        def register(self, name: str, key: str, byte_size: int) -> None:
+            raise InferenceError(f"Unable to open shared memory region: '{key}'", "StatusCode.INTERNAL")
+
+        def infer(self, order: Order) -> Any:
+            if order.model == "blind" and SLOT_PARAMETER in order.parameters:
+                raise InferenceError(refusal(RegionGoneError("regions[0] is handed over by nobody")), "400")
+            return super().infer(order)
+
+    server = Pod(config("sees"), config("blind"))
+    with server, client_of(server, inline_bytes=0) as client, warnings.catch_warnings():
+        warnings.simplefilter("ignore", CopyWarning)
+        assert client.infer("sees", {"IN0": X}).path == "direct"
+        assert client.infer("blind", {"IN0": X}).path == "inline"
+        assert client.explain("sees").path == "direct"
+        assert client.explain("blind").path == "inline"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [("Stub process 'm_0' is not healthy.", "StatusCode.INTERNAL"), ("must specify a non-zero correlation ID", "400")],
+    ids=["dead", "sequence"],
+)
+def test_an_answer_that_says_nothing_of_memory_leaves_it_to_a_call(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, answer: tuple[str, str]
+) -> None:
+    def refuse(_: FakeServer, order: Order) -> None:
+        raise InferenceError(*answer)
+
+    monkeypatch.setattr(FakeServer, "_refuse_trial", refuse)
+    with client_of(server) as client:
+        check = check_of(client)
+        assert check is not None
+        assert check.outcome is None
+        monkeypatch.undo()
+        infer(client)
+        assert [is_sealed(order) for order in server.orders] == [True]

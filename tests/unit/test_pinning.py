@@ -84,7 +84,6 @@ def mapped(model: Resolver, region: ManagedRegion, slot: int = 0) -> Resolved:
 
 
 def pinned(cuda: CudaRuntime) -> int:
-    """Return how many ranges are pinned, when what is due was unpinned."""
     unpin(cuda)
     return left_of(MODEL).pinned
 
@@ -109,9 +108,6 @@ def attributes_of(found: Resolved) -> BufferAttributes:
     return BufferAttributes(found.memory.memory_type, 0, found.memory.byte_size)
 
 
-# Pinned
-
-
 def test_a_managed_region_is_pinned_once_and_as_a_whole(
     cuda: PinningCuda, model: Resolver, region: ManagedRegion
 ) -> None:
@@ -120,9 +116,6 @@ def test_a_managed_region_is_pinned_once_and_as_a_whole(
     assert cuda.pins == [place_of(first)]
     assert cuda.pins[0][1] == region.header.byte_size
     assert cuda.pins[0][0] % PAGE_SIZE == 0
-
-
-# Undone
 
 
 def test_a_region_in_use_is_unpinned_when_its_use_ends(
@@ -156,9 +149,6 @@ def test_memory_that_cannot_be_unpinned_is_unmapped_all_the_same(
     assert Path("/proc/self/maps").read_text().count(f" {region.segment.identity[1]} ") == 1  # the client's
     ((address, _),) = cuda.pins
     CudaRuntime.unpin(cuda, address)  # CUDA still has it as pinned
-
-
-# Not pinned
 
 
 @pytest.mark.parametrize(
@@ -205,9 +195,6 @@ def test_without_a_gpu_regions_serve_as_they_are_and_one_warning_says_why(warnin
         assert kinds == {MemoryType.CPU}
         assert warnings == ["SHM_PIN_HOST_MEMORY: memory stays pageable: GPU memory needs cuda-bindings"]
         model.close()
-
-
-# Configured
 
 
 def test_pinning_is_asked_for_by_a_parameter(cuda: PinningCuda, region: ManagedRegion) -> None:

@@ -1,4 +1,4 @@
-"""The client's regions: how they are given back and used again, how much memory they have, and what makes way."""
+"""The client's regions: how they are given back and used again, how much memory they have, and which make way."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.errors import CallerError, MachineError
-from shm_backend_utils.memory.access import Access
+from shm_backend_utils.errors import CallerError, ClosedError, MachineError
+from shm_backend_utils.memory.access import PRIVATE, Access
+from shm_backend_utils.memory.descriptors import Descriptor
+from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.pool import options as module
 from shm_backend_utils.memory.pool.inventory import Need, region_size
 from shm_backend_utils.memory.pool.options import PoolOptions, RegionName
 from shm_backend_utils.memory.pool.pool import SlotPool
-from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
+from shm_backend_utils.memory.pool.slot import Slot, SlotRegion
+from shm_backend_utils.protocol.layout import MAX_RECORD_BYTE_SIZE, MAX_SLOT_COUNT, PAGE_SIZE, data_offset
 from tests.e2e.eventually import eventually
 from tests.unit.taken_regions import REGION, SHM, Memory, is_there, take, used
 
@@ -244,3 +247,93 @@ def test_another_kind_of_memory_is_refused_with_those_that_there_are(wrong: Any)
 def test_huge_pages_have_gone(wanted: Any) -> None:
     with pytest.raises(CallerError, match="huge_pages is gone: all memory has ordinary pages; leave it out"):
         PoolOptions(huge_pages=wanted)
+
+
+def region_of(slots: int = 1, record: int = PAGE_SIZE) -> SlotRegion:
+    return SlotRegion(PAGE_SIZE, slots, record, PRIVATE)
+
+
+@pytest.mark.parametrize(
+    ("option", "least", "too_little"),
+    [
+        ("max_bytes", 1, 0),
+        ("max_device_bytes", 1, 0),
+        ("max_batch_bytes", 0, -1),
+        ("idle_s", 0, -0.1),
+        ("idle_s", 0, float("nan")),
+        ("head_room", 1, 0.99),
+        ("head_room", 1, float("nan")),
+        ("stream_guess_bytes", 0, -1),
+    ],
+)
+def test_an_option_may_be_as_little_as_makes_sense_and_no_less(option: str, least: Any, too_little: Any) -> None:
+    assert getattr(PoolOptions(**{option: least}), option) == least
+    with pytest.raises(CallerError, match=f"PoolOptions.{option} is {too_little}"):
+        PoolOptions(**{option: too_little})
+
+
+@pytest.mark.parametrize("slots", [0, -1, MAX_SLOT_COUNT + 1])
+def test_a_region_of_too_few_or_too_many_slots_is_not_made(slots: int) -> None:
+    with pytest.raises(ValueError, match=f"a region of {slots} slots was asked for"):
+        ManagedRegion.create(100, slots)
+
+
+@pytest.mark.parametrize("record", [0, -PAGE_SIZE, PAGE_SIZE + 8, MAX_RECORD_BYTE_SIZE + PAGE_SIZE])
+def test_records_that_are_not_pages_are_not_made(record: int) -> None:
+    with pytest.raises(ValueError, match=f"records of {record} bytes were asked for"):
+        ManagedRegion.create(100, 1, record_byte_size=record)
+
+
+def test_the_largest_region_can_be_made() -> None:
+    for slots, record in ((MAX_SLOT_COUNT, PAGE_SIZE), (1, MAX_RECORD_BYTE_SIZE)):
+        region = region_of(slots, record)
+        assert region.slots[-1].record.room == record // 2
+        region.destroy()
+
+
+def test_a_model_that_begins_just_before_the_slot_is_fenced_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    slot, fence = region_of().slots[0], Slot.fence
+    slot.begin(b"")
+    monkeypatch.setattr(Slot, "fence", lambda slot: slot.record.start(slot.generation) and fence(slot))
+    assert not slot.fence_unstarted()
+
+
+def test_a_slot_of_a_destroyed_region_is_closed_and_never_in_anybodys_way() -> None:
+    region = region_of()
+    slot = region.slots[0]
+    assert (slot.begin(b""), slot.was_left, slot.is_completed, region.has_users) == (1, False, False, False)
+    region.destroy()
+    assert region.has_users, "nobody knows any more"
+    for use in (lambda: slot.record, lambda: slot.begin(b"")):
+        with pytest.raises(ClosedError, match="this client"):
+            use()
+    assert (bytes(slot.results), slot.was_left, slot.is_completed, slot.reclaim()) == (b"", False, False, False)
+    slot.give_up()
+    slot.release_frame(7)
+    assert slot.generation == 1
+
+
+def test_a_destroyed_region_gives_its_descriptor_away_once() -> None:
+    region = region_of()
+    given: list[Descriptor] = []
+    region.on_destroy = lambda _, descriptor: given.append(descriptor)
+    region.destroy()
+    region.destroy()
+    (descriptor,) = given
+    assert os.fstat(descriptor.fileno()).st_nlink == 0
+
+
+def test_idle_regions_are_not_destroyed_for_a_call_that_cannot_have_enough_anyway() -> None:
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=10 * PAGE_SIZE))) as pool:
+        _, held = take(pool, 4 * PAGE_SIZE, group="other")
+        idle = used(pool, 100)
+        assert not pool.request(Need(6 * PAGE_SIZE), "test").granted.done()
+        assert is_there(idle)
+        assert (pool.status.idle, held.nbytes > 0) == (1, True)
+
+
+def test_a_region_of_the_same_kind_that_is_too_small_makes_room_before_others() -> None:
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=20 * PAGE_SIZE))) as pool:
+        other, own = used(pool, 100, group="other"), used(pool, 100)  # the other one is idle for longer
+        assert take(pool, 2 * PAGE_SIZE)[1].nbytes
+        assert (is_there(other), is_there(own)) == (True, False)

@@ -1,8 +1,4 @@
-"""Finalizers and interrupts, which come in any thread and at any point: no region is lost, and nothing hangs.
-
-A pool puts an origin into words while nobody else may touch it. So an origin whose words take down objects is the
-surest way to have finalizers run at the worst time.
-"""
+"""Finalizers and interrupts, which come in any thread and at any point: no region, and no registration, is lost."""
 
 from __future__ import annotations
 
@@ -10,17 +6,20 @@ import contextlib
 import gc
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import shm_backend_utils
+from shm_backend_utils.client.errors import DeadlineExceededError
 from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.memory.pool import inventory as inventory_module
 from shm_backend_utils.memory.pool import pool as pool_module
-from shm_backend_utils.memory.pool.inventory import Need
+from shm_backend_utils.memory.pool.inventory import Need, region_size
 from shm_backend_utils.memory.pool.options import PoolOptions, PoolStatus
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
@@ -28,13 +27,15 @@ from shm_backend_utils.memory.repeater import Repeater
 from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
 from shm_backend_utils.testing.faults.system_calls import Interrupts
 from tests.e2e.eventually import eventually
-from tests.unit.taken_regions import REGION, is_there, own_files, take
+from tests.unit.fake_server import FakeServer, config
+from tests.unit.fake_wires import client_of
+from tests.unit.taken_regions import REGION, SHM, is_there, own_files, take, used
 
 LONG_S = 30.0
 
 
 class Disruptive:
-    """A holder that does something else while it is put into words."""
+    """A holder that does something else while it is put into words, when nobody else may touch the pool."""
 
     def __init__(self, disrupt: Callable[[], object]) -> None:
         self._disrupt = disrupt
@@ -125,10 +126,6 @@ def test_a_pool_that_has_ended_has_no_thread(end: Callable[[SlotPool], None]) ->
 MEBIBYTE = 2**20
 MEMORY = Path(shm_backend_utils.__file__).parent / "memory"
 INTERRUPTS = Interrupts(MEMORY / "pool", MEMORY / "managed.py")
-
-
-def interrupted(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def heal(pool: SlotPool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,3 +245,93 @@ def test_a_pool_that_ends_while_its_first_region_is_made_has_no_thread_afterward
     threads[0].join(LONG_S)
     assert not threads[0].is_alive()
     assert own_files() == set()
+
+
+X = np.arange(4, dtype=np.float32)
+LARGER = 2 * region_size(Need(1))
+
+
+@pytest.fixture
+def registering() -> Iterator[SlotPool]:
+    """A pool in which one region makes way for the other."""
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=region_size(Need(LARGER))))) as pool:
+        yield pool
+
+
+def spoil(pool: SlotPool) -> None:
+    region, memory = take(pool, group="triton-shm")
+    region.spoil("lost")
+    del memory
+    eventually(lambda: pool.status.byte_size == 0)
+
+
+WAYS_TO_GO: dict[str, Callable[[SlotPool], object]] = {
+    "it is idle for too long": SlotPool.drop_idle,
+    "it makes way for another": lambda pool: take(pool, LARGER),
+    "it made way for a waiter that gave up": lambda pool: pool.withdraw(pool.request(Need(LARGER), "taker")),
+    "it is spoiled": spoil,
+    "the pool is closed": SlotPool.close,
+    "the pool is abandoned": SlotPool.abandon,
+}
+
+
+def test_keys_that_another_thread_takes_meanwhile_are_no_error(pool: SlotPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Shared(deque[str]):
+        def popleft(self) -> str:
+            self.clear()
+            return super().popleft()
+
+    monkeypatch.setattr(pool._inventory, "_unregistered", Shared(["key"]))
+    assert pool.take_unregistered() == []
+
+
+@pytest.mark.parametrize("go", WAYS_TO_GO.values(), ids=list(WAYS_TO_GO))
+def test_nobody_is_told_to_unregister_a_region_that_has_its_name(
+    registering: SlotPool, monkeypatch: pytest.MonkeyPatch, go: Callable[[SlotPool], object]
+) -> None:
+    region = used(registering, group="triton-shm")
+    region.is_registered = True
+    told_too_early: list[str] = []
+    destroy = SlotRegion.destroy
+
+    def destroy_late(destroyed: SlotRegion) -> None:
+        told_too_early.extend(registering.take_unregistered())  # as another thread may ask just then
+        destroy(destroyed)
+
+    monkeypatch.setattr(SlotRegion, "destroy", destroy_late)
+    assert is_there(region)
+    go(registering)
+    assert (told_too_early, is_there(region)) == ([], False)
+    assert registering.take_unregistered() == [region.key]
+
+
+def test_memory_of_a_request_without_an_answer_and_of_a_client_that_closes_is_removed_and_then_unregistered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    had_its_name: dict[str, bool] = {}
+    unregister = FakeServer.unregister
+
+    def noting(server: FakeServer, name: str) -> None:
+        if server.orders:  # else it is what finds out the path
+            had_its_name[name] = (SHM / name).exists()
+        unregister(server, name)
+
+    def be_silent(_: object) -> None:
+        raise DeadlineExceededError("no answer")
+
+    monkeypatch.setattr(FakeServer, "unregister", noting)
+    with FakeServer(config("m")) as server:
+        with client_of(server) as client:
+            client.infer("m", {"IN0": X}, path="triton-shm")
+            (first,) = server.registered
+            server.before = be_silent
+            with pytest.raises(DeadlineExceededError):
+                client.infer("m", {"IN0": X}, path="triton-shm")
+            eventually(lambda: client.stats().quarantined == 0)
+            assert not (SHM / first).exists()
+            server.before = lambda _: None
+            client.infer("m", {"IN0": X}, path="triton-shm")
+            (second,) = server.registered
+            assert (SHM / second).exists()
+            assert had_its_name == {first: False}
+        assert had_its_name == {first: False, second: False}

@@ -40,17 +40,13 @@ def taken(pool: SlotPool, count: int) -> list[tuple[SlotRegion, Memory]]:
     return [take(pool) for _ in range(count)]
 
 
-def shared(regions: list[tuple[SlotRegion, Memory]]) -> list[tuple[SlotRegion, Memory]]:
-    return regions[ALONE:]
-
-
 def test_the_more_calls_there_are_the_more_share_the_next_region(pool: SlotPool) -> None:
     sizes = Counter(region.key for region, _ in taken(pool, 300))
     assert list(sizes.values()) == [1] * ALONE + [8, 24, 72, 192]
 
 
 def test_calls_of_one_region_have_a_slot_and_data_of_their_own(pool: SlotPool) -> None:
-    calls = shared(taken(pool, 24))
+    calls = taken(pool, 24)[ALONE:]
     assert len({region.key for region, _ in calls}) == 2
     for region, _ in calls:
         assert region.data_offset + region.capacity == region.data_end <= region.byte_size
@@ -183,8 +179,6 @@ def test_where_the_machine_has_no_room_for_all_one_is_made(pool: SlotPool, monke
     assert asked == [2 * ALONE, 1]
     assert pool.status.byte_size == (ALONE + 1) * REGION
 
-
-# Rows: calls that are alike lie side by side, and no lone call pays for it.
 
 LAYOUTS = ["first", "second", "third"]
 

@@ -1,9 +1,10 @@
-"""When all the memory that a pool may have is held: calls wait in order, and no wake-up is lost."""
+"""Memory that no call can have now: all of it is held, or a model may still be at work in it. Calls wait in order."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import os
 import re
 import threading
 import time
@@ -14,13 +15,14 @@ import pytest
 
 from shm_backend_utils.client.errors import PoolExhaustedError
 from shm_backend_utils.errors import ClosedError
-from shm_backend_utils.memory.pool.inventory import Need, Waiter
+from shm_backend_utils.memory.locks import SlotLease
+from shm_backend_utils.memory.pool.inventory import Inventory, Kind, Need, Waiter
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.origin import Origin
-from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset
-from tests.unit.taken_regions import REGION, Memory
+from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset, record_offset
+from tests.unit.taken_regions import REGION, SHM, Memory, is_there, take
 
 ALL_THREE = 3 * REGION - data_offset(1, PAGE_SIZE)
 """Bytes of data for which a region takes the whole budget."""
@@ -89,15 +91,6 @@ def test_a_small_call_does_not_overtake_a_large_one_that_waits(pool: SlotPool) -
     assert not small.granted.done()
     del memory
     assert granted(pool, small)[0] is large_region
-
-
-def test_a_waiter_that_is_withdrawn_from_the_queue_lets_the_next_one_pass(pool: SlotPool) -> None:
-    held = [taken(pool) for _ in range(2)]
-    large, small = ask(pool, ALL_THREE), ask(pool)
-    pool.withdraw(large)
-    small.granted.result(LONG_S)
-    assert not large.granted.done()
-    assert len(held) == 2
 
 
 def test_a_waiter_that_its_owner_cancelled_is_passed_over(pool: SlotPool) -> None:
@@ -204,3 +197,127 @@ def test_no_wake_up_is_lost_and_no_region_is_had_by_two(budget: int) -> None:
         waited = pool.wait_count
         held = [taken(pool) for _ in range(budget)]  # no region is lost, and none of the budget
         assert (pool.status.held, pool.status.idle, pool.wait_count, len(held)) == (budget, 0, waited, budget)
+
+
+KIND: Kind = Need(1)[1:]
+
+
+@pytest.fixture
+def inventory() -> Iterator[Inventory]:
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=2 * REGION))) as pair:
+        taken = [take(pair) for _ in range(2)]
+        taken.clear()
+        yield pair._inventory
+
+
+@pytest.fixture
+def pair() -> Iterator[SlotPool]:
+    """A pool of one region, which has two slots."""
+    with contextlib.closing(SlotPool(PoolOptions(max_bytes=TWO_SLOTS))) as pool:
+        yield pool
+
+
+TWO_SLOTS = data_offset(2, PAGE_SIZE) + PAGE_SIZE
+"""What a region of two slots takes of the budget."""
+
+
+@contextlib.contextmanager
+def executing(region: SlotRegion, slot: int = 0) -> Iterator[None]:
+    """Hold the lease of a region as a model does, through a description of its own."""
+    fd = os.open(SHM / region.key, os.O_RDWR)
+    try:
+        lease = SlotLease(fd, record_offset(slot, PAGE_SIZE))
+        assert lease.take()
+        yield
+        lease.give_back()
+    finally:
+        os.close(fd)
+
+
+def use(pair: SlotPool, *slots_in_doubt: int, spoil: bool = False) -> SlotRegion:
+    region, memory = take(pair, slot_count=2)
+    for slot in slots_in_doubt:
+        region.slots[slot].state = "sent"
+    if spoil:
+        region.spoil("lost")
+    del memory
+    return region
+
+
+def test_requests_that_are_still_on_their_way_become_stale_before_the_region_is_used_again(pair: SlotPool) -> None:
+    region = use(pair)
+    generations = [slot.record.generation for slot in region.slots]
+    assert use(pair, 1) is use(pair) is region
+    assert [slot.record.generation for slot in region.slots] == [generations[0], generations[1] + 1]
+    assert region.slots[1].generation == region.slots[1].record.generation
+
+
+def test_a_region_in_doubt_in_which_a_model_executes_waits_in_quarantine(pair: SlotPool) -> None:
+    region = use(pair)
+    with executing(region):
+        assert use(pair, 0) is region
+        status = pair.status
+        assert (status.held, status.idle, status.quarantined, status.byte_size) == (0, 0, 1, TWO_SLOTS)
+        assert pair.take_idle(Need(1, 2), "use") is None
+        assert not pair.request(Need(1, 2), "use").granted.done(), "nobody gets it"
+        waiter = pair.request(Need(1, 1, group="triton-shm"), "use")
+        assert not waiter.granted.done(), "it makes no way"
+        assert is_there(region)
+        assert "0 slots are held" in str(pair.exhausted(waiter, 1))
+        assert "1 more are in quarantine" in str(pair.exhausted(waiter, 1))
+
+
+def test_who_waits_gets_the_region_when_the_model_has_finished(pair: SlotPool) -> None:
+    region = use(pair)
+    with executing(region):
+        use(pair, 0)
+        waiter = pair.request(Need(1, 2), "use")
+        assert not waiter.granted.done()
+    assert waiter.granted.result(LONG_S) is region
+    assert pair.status.quarantined == 0
+
+
+def test_one_slot_in_which_a_model_executes_keeps_the_whole_region_in_quarantine(pair: SlotPool) -> None:
+    region = use(pair)
+    with executing(region, slot=1):
+        use(pair, 0, 1)
+        assert pair.status.quarantined == 1
+        assert [slot.state for slot in region.slots] == ["free", "sent"]
+
+
+def test_a_spoiled_region_is_destroyed_although_a_model_executes_in_it(pair: SlotPool) -> None:
+    region = use(pair)
+    with executing(region):
+        assert use(pair, 0, spoil=True) is region
+        assert (pair.status.quarantined, pair.status.byte_size) == (0, 0)
+        assert not is_there(region)
+
+
+def test_a_region_that_an_interrupt_left_in_nobodys_hands_is_destroyed_when_it_is_so_for_seconds(
+    inventory: Inventory,
+) -> None:
+    lost, found_again = (inventory.take(1, KIND) for _ in range(2))
+    assert lost is not None
+    assert found_again is not None
+    inventory.destroy_lost([])
+    assert inventory.lost_since.keys() == {lost, found_again}
+    inventory.put_back(found_again)
+    inventory.destroy_lost([])
+    assert is_there(lost)
+    inventory.lost_since[lost] -= 60
+    inventory.destroy_lost([])
+    assert (is_there(lost), is_there(found_again)) == (False, True)
+    assert inventory.byte_size == found_again.byte_size
+    inventory.destroy_lost([])
+    assert inventory.lost_since == {}
+
+
+def test_a_region_that_is_held_is_not_lost(inventory: Inventory) -> None:
+    held = inventory.take(1, KIND)
+    assert held is not None
+    inventory.destroy_lost([held])
+    assert inventory.lost_since == {}
+    inventory.returned.append(held)
+    inventory.destroy_lost([])
+    assert inventory.lost_since == {}
+    inventory.sort_returned()

@@ -24,7 +24,7 @@ from shm_backend_utils.client import (
 )
 from shm_backend_utils.client.errors import deadline_exceeded
 from shm_backend_utils.client.paths import taking
-from shm_backend_utils.errors import CallerError, ClosedError
+from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol.address import SLOT_PARAMETER, parse_address
@@ -126,9 +126,6 @@ def test_calls_side_by_side_grow_if_they_do_not_share_a_region(told: dict[str, i
         assert client.stats().slots_held == 0
 
 
-# Where memory is short
-
-
 def test_without_memory_a_call_does_as_before_and_says_so_once(server: FakeServer) -> None:
     with client_of(server, pool=PoolOptions(max_bytes=2**16)) as client, client.prepare("m", INPUTS) as call:
         assert count_to(call, 20_000).overflowed
@@ -147,9 +144,6 @@ def test_a_call_grows_when_memory_is_free_again(server: FakeServer) -> None:
         assert [bool(count_to(call, 10_000).overflowed) for _ in range(2)] == [True, True]
         other.close()
         assert [bool(count_to(call, 10_000).overflowed) for _ in range(2)] == [False, False]
-
-
-# Requests that get no answer
 
 
 def without_an_answer(server: FakeServer, call: PreparedCall) -> Order:
@@ -197,9 +191,6 @@ def test_the_region_of_a_call_in_doubt_is_nobodys_before_the_request_is_stale(
         assert before.tolist() == list(range(1000))
     del mine, before
     assert client.stats().slots_held == client.stats().quarantined == 0
-
-
-# The end
 
 
 @pytest.mark.parametrize("in_doubt", [False, True], ids=["", "in doubt"])
@@ -253,5 +244,3 @@ def test_a_guess_never_takes_more_than_a_quarter_of_the_budget() -> None:
     pool = SlotPool(PoolOptions(max_bytes=2**20))
     assert pool.stream_guess_bytes == 2**18
     pool.close()
-    with pytest.raises(CallerError, match="stream_guess_bytes is -1; expected bytes, 0 or more"):
-        PoolOptions(stream_guess_bytes=-1)

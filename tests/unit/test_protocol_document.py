@@ -1,6 +1,7 @@
-"""docs/protocol.md and docs/shm_protocol.h say the same as the code: every table, number and example.
+"""docs/protocol.md and docs/shm_protocol.h say the same as the code: every table and number.
 
-A C program prints what the compiler makes of the header. The page on plain clients has a descriptor as it is sent.
+A C program prints what the compiler makes of the header. The page on plain clients has a descriptor as it is sent; the
+examples are sent by tests/e2e/test_protocol_examples.py.
 """
 
 from __future__ import annotations
@@ -16,24 +17,15 @@ from typing import Final
 
 import pytest
 
-from shm_backend_utils import dtypes, errors
+from shm_backend_utils import errors
 from shm_backend_utils.memory import locks
 from shm_backend_utils.memory.managed import KEY_PREFIX
 from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.triton import _CODES
 from shm_backend_utils.model_spec import BATCH_CARRIER, UIDS_PARAMETER
 from shm_backend_utils.protocol import claims, handover, layout, named, results, spans, table
-from shm_backend_utils.protocol.address import (
-    GENERATION_PARAMETER,
-    SLOT_PARAMETER,
-    SlotAddress,
-    parse_address,
-    parse_generation,
-)
+from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, SlotAddress, parse_address
 from shm_backend_utils.protocol.named import parse_descriptor
-from shm_backend_utils.protocol.refusals import code_in
-from shm_backend_utils.protocol.results import OutputPlace, Results
-from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 
 DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
 HEADER: Final = (DOCS / "shm_protocol.h").read_text()
@@ -102,7 +94,6 @@ HELPERS: Final[Mapping[str, int]] = {
 
 
 def compiled(source: str, folder: Path, *flags: str) -> dict[str, str]:
-    """Compile and run a C program that prints names and values, and return them."""
     assert COMPILER is not None
     program = folder / "program"
     (folder / "program.c").write_text(source)
@@ -168,10 +159,6 @@ def test_the_header_is_c_plus_plus_too(tmp_path: Path) -> None:
 DOCUMENT: Final = (DOCS / "protocol.md").read_text()
 PROSE: Final = " ".join(re.sub(r"```.*?```", "", DOCUMENT, flags=re.DOTALL).split())
 Rows = list[dict[str, str]]
-FP32: Final = dtypes.BY_NAME["FP32"]
-ADDRESS: Final = SlotAddress("identity", "shmbu-4711-0123456789abcdef", "00112233445566778899aabbccddeeff", 0)
-TABLE: Final = Table({"INPUT0": InputSpan(FP32, (4,), 0, 8192, 16)}, {"OUTPUT0": OutputSpan(0, 8448, 16)})
-RESULTS: Final = Results((OutputPlace("OUTPUT0", FP32, (4,), 0, 8192, 16, False),), ())
 HTTP_STATUS: Final = {
     "INVALID_ARG": ("INVALID_ARGUMENT", "400"),
     "CANCELLED": ("CANCELLED", "400"),
@@ -205,29 +192,18 @@ def examples(kind: str) -> list[str]:
     return re.findall(rf"```{kind}\n(.*?)```", DOCUMENT, re.DOTALL)
 
 
-def message(text: str) -> tuple[list[str], str]:
-    """Return an HTTP message's head and body; the body is one line on the wire."""
-    head, _, body = text.partition("\n\n")
-    return head.splitlines(), body.replace("\n", "")
-
-
-def tables_of_structs() -> dict[str, Rows]:
-    """Return the tables of fields, by the struct that is named last before each."""
-    names = re.findall(r"`struct (\w+)`(?:(?!`struct )[\s\S])*?^\| offset \| field \| type \|", DOCUMENT, re.MULTILINE)
-    return dict(zip(names, table_with("offset", "field", "type"), strict=True))
-
-
 def test_every_struct_lies_as_its_table_says() -> None:
     letters = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q"}
-    found = tables_of_structs()
-    for name, rows in found.items():
+    # Each table is that of the struct that is named last before it.
+    names = re.findall(r"`struct (\w+)`(?:(?!`struct )[\s\S])*?^\| offset \| field \| type \|", DOCUMENT, re.MULTILINE)
+    for name, rows in zip(names, table_with("offset", "field", "type"), strict=True):
         form = "<"
         for row in rows:
             assert int(row["offset"]) == struct.calcsize(form), row
             kind = row["type"]
             form += f"{kind.split()[0]}s" if kind.endswith("bytes") else letters[kind]
         assert form == FORMATS[name].removesuffix("4x"), name
-    assert sorted(found) == sorted(FORMATS)
+    assert sorted(names) == sorted(FORMATS)
 
 
 def test_every_data_type_has_its_number_and_size() -> None:
@@ -295,7 +271,7 @@ def test_the_key_of_a_sealed_region_is_as_the_page_says() -> None:
     key = handover.parse_sealed_key(f"shmbu-fd-{name}-{'9' * 18}")
     assert key == (name, int("9" * 18))
     assert key.socket_address == b"\0shmbu-fd-" + name.encode()
-    assert parse_address(str(ADDRESS._replace(key=str(key)))).key == str(key)
+    assert parse_address(str(SlotAddress("m", str(key), "0" * 32, 0))).key == str(key)
     assert len(str(key)) <= CONSTANTS["MAX_KEY_LENGTH"]
     for wrong in ("0" * 31, "0" * 33, "A" * 32):
         assert handover.parse_sealed_key(str(key._replace(socket=wrong))) is None
@@ -303,32 +279,9 @@ def test_the_key_of_a_sealed_region_is_as_the_page_says() -> None:
         assert handover.parse_sealed_key(f"shmbu-fd-{name}-{number}") is None
 
 
-def test_the_table_and_the_results_in_hexadecimal_are_such() -> None:
-    data, results_data = map(bytes.fromhex, examples("hex"))
-    assert table.decode(data, layout.data_offset(1, 4096), 12288) == (7, TABLE)
-    assert data == (7).to_bytes(8, "little") + table.encode(TABLE)
-    assert results.decode(results_data, [12288]) == RESULTS._replace(completed=7)
-    assert results_data[16:] == results.encode(RESULTS.outputs)
-    assert re.search(rf"^ +{layout.record_offset(0, 4096)} ├", DOCUMENT, re.MULTILINE), "in the drawing"
+def test_the_drawing_has_the_offsets_of_the_code() -> None:
+    assert re.search(rf"^ +{layout.record_offset(0, 4096)} ├", DOCUMENT, re.MULTILINE)
     assert re.search(rf"^ +{layout.PAGE_SIZE} \+ record_byte_size ├", DOCUMENT, re.MULTILINE)
-
-
-def test_the_requests_name_a_slot_and_the_refusal_has_a_code_of_the_page() -> None:
-    for text in examples("http"):
-        head, body = message(text)
-        assert f"Content-Length: {len(body)}" in head
-    (refusal,) = [message(text)[1] for text in examples("http") if " 400 " in text]
-    assert code_in(json.loads(refusal)["error"]) == "shm:stale"
-    requests = [message(text) for text in examples("http") if text.startswith("POST")]
-    for head, body in requests:
-        sent = json.loads(body)
-        address = parse_address(sent["parameters"][SLOT_PARAMETER])
-        assert head[0] == f"POST /v2/models/{address.model}/infer HTTP/1.1"
-        assert address == ADDRESS._replace(model=address.model)
-        assert parse_generation(sent["parameters"][GENERATION_PARAMETER]) == 7
-    plain_one, batch = [json.loads(body)["inputs"] for _, body in requests]
-    assert plain_one == []
-    assert batch == [{"name": BATCH_CARRIER, "shape": [2, 0], "datatype": "UINT8", "data": []}]
 
 
 def test_the_descriptor_of_named_regions_is_one() -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,16 +17,6 @@ from tests.unit.mapping.files import region_bytes
 from tests.unit.sessions import session_of, tensor
 
 NOBODY = 65534
-OWNER = """
-import sys
-from pathlib import Path
-from shm_backend_utils.memory import segment as system
-from shm_backend_utils.memory.managed import ManagedRegion
-system.DEV_SHM = Path(sys.argv[1])
-region = ManagedRegion.create(100, slot_count=3)
-print(region.segment.key, flush=True)
-sys.stdin.read()
-"""
 
 
 pytestmark = pytest.mark.usefixtures("own_shm")
@@ -59,20 +46,6 @@ def found(region: ManagedRegion) -> RegionReport:
 
 def path_of(region: ManagedRegion) -> Path:
     return shared_file.DEV_SHM / region.segment.key
-
-
-@pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGTERM])
-def test_the_region_of_an_owner_that_was_killed_is_removed(own_shm: Path, death: signal.Signals) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", OWNER, str(own_shm)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as owner:
-        assert owner.stdout is not None
-        path = own_shm / owner.stdout.readline().strip()
-        assert reaper.reap() == []
-        owner.send_signal(death)
-        owner.wait()
-        assert [report.key for report in reaper.reap()] == [path.name]
-        assert not path.exists()
 
 
 @pytest.mark.parametrize(("byte_size", "slot_count"), [(3 * layout.PAGE_SIZE, 1), (layout.HEADER_LENGTH, 1), (0, 0)])

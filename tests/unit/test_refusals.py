@@ -16,7 +16,7 @@ from shm_backend_utils import errors
 from shm_backend_utils.errors import ModelError, PeerError, RegionGoneError, StaleRequestError, TableError
 from shm_backend_utils.protocol.refusals import code_in, refusal
 from shm_backend_utils.translate import translate
-from tests.unit.emulated import answers_to, emulated_server, log_lines, message_of
+from tests.unit.emulated import answers_to, emulated_server, error_code, log_lines, message_of
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
 
@@ -165,9 +165,18 @@ def clients() -> Iterator[list[Client]]:
         yield [stack.enter_context(contextlib.closing(Client())) for _ in range(2)]
 
 
+def failing_first(error: Callable[[], Exception]) -> Callable[[Any], None]:
+    def infer(call: Any) -> None:
+        if call.parameters["fails"]:
+            raise error()
+        call.put("Y", call.input("X"))
+
+    return infer
+
+
 def check(responses: list[Any], clients: list[Client], error: type[Exception]) -> None:
     assert error.__name__ in message_of(responses[0])
-    assert responses[1].error() is None
+    assert (error_code(responses[0]), responses[1].error()) == ("INTERNAL", None)
     assert [client.is_over() for client in clients] == [True, True]
     np.testing.assert_array_equal(clients[1].output("Y"), X)
 
@@ -177,10 +186,7 @@ def check(responses: list[Any], clients: list[Client], error: type[Exception]) -
 def test_an_error_without_words_is_the_requests_own(
     monkeypatch: pytest.MonkeyPatch, clients: list[Client], error: Callable[[], Exception], is_async: bool
 ) -> None:
-    def infer(call: Any) -> None:
-        if call.parameters.get("fails"):
-            raise error()
-        call.put("Y", call.input("X"))
+    infer = failing_first(error)
 
     async def infer_async(call: Any) -> None:
         infer(call)
@@ -191,22 +197,18 @@ def test_an_error_without_words_is_the_requests_own(
             check(asyncio.run(session.serve_async(requests, infer_async)), clients, type(error()))
         else:
             check(session.serve(requests, infer), clients, type(error()))
-        assert len(log_lines()) == 1
+        (line,) = log_lines()
+        assert "Traceback" in line
 
 
 def test_a_log_that_takes_nothing_does_not_matter(monkeypatch: pytest.MonkeyPatch, clients: list[Client]) -> None:
     def refuse(level: str, message: str) -> None:
         raise TypeError("incompatible function arguments")
 
-    def infer(call: Any) -> None:
-        if call.parameters.get("fails"):
-            raise ValueError("wrong")
-        call.put("Y", call.input("X"))
-
     with session_of(monkeypatch, [tensor("X")], [tensor("Y")]) as session:
         monkeypatch.setattr(emulated_server(), "log", refuse)
         requests = [client.request({"X": X}, {"Y": 16}, fails=not n) for n, client in enumerate(clients)]
-        check(session.serve(requests, infer), clients, ValueError)
+        check(session.serve(requests, failing_first(ValueError)), clients, ValueError)
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -9,16 +9,13 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 
 import shm_backend_utils
-from shm_backend_utils.client import AsyncShmClient, InferenceError, ShmClient
-from shm_backend_utils.client.paths.direct import DirectCall
-from shm_backend_utils.client.paths.triton_shm import InlineCall, RegisteredCall
-from shm_backend_utils.client.streams import DirectStream
+from shm_backend_utils.client import InferenceError, ShmClient
 from shm_backend_utils.errors import SlotInUseError
 from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
 from shm_backend_utils.protocol.refusals import refusal
@@ -41,7 +38,6 @@ def client(server: FakeServer, protocol: str) -> Iterator[ShmClient]:
 
 
 def users(order: Order) -> list[tuple[str, type, Any]]:
-    """Return the user's own parameters as they came, with their types."""
     ours = (SLOT_PARAMETER, GENERATION_PARAMETER)
     return [(name, type(value), value) for name, value in order.parameters.items() if name not in ours]
 
@@ -233,59 +229,3 @@ def test_large_inputs_are_copied_in_another_thread(threads: list[bool], x: np.nd
         lone.before = refuse_the_first
         asyncio.run(work())
     assert threads == [x is SMALL] * (2 if kind == "sent again" else 1)
-
-
-CALLS: dict[str, Any] = {
-    "direct": DirectCall,
-    "triton-shm": RegisteredCall,
-    "inline": InlineCall,
-    "stream": DirectStream,
-}
-
-
-@pytest.mark.parametrize("path", CALLS)
-def test_a_call_that_is_given_up_meanwhile(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread finds the call closed between two of its inputs, and fails at nothing; the memory comes back."""
-    begun, is_given_up, is_over = threading.Event(), threading.Event(), threading.Event()
-    errors: list[BaseException] = []
-    copy, write = np.copyto, CALLS[path].write
-
-    def slow(*arguments: Any, **named: Any) -> None:
-        copy(*arguments, **named)
-        begun.set()
-        assert is_given_up.wait(30)
-
-    def noting(call: Any, given: Any) -> None:
-        try:
-            write(call, given)
-        except BaseException as error:
-            errors.append(error)
-        finally:
-            is_over.set()
-
-    async def call(client: AsyncShmClient) -> None:
-        inputs = {"IN0": LARGE, "IN1": LARGE}
-        if path == "stream":
-            async for _ in client.stream("m", inputs):
-                raise AssertionError
-        else:
-            await client.infer("m", inputs, path=cast(Any, path))
-
-    async def work() -> None:
-        policy = {"decoupled": path == "stream"}
-        with FakeServer(config("m", count=2, model_transaction_policy=policy)) as server:
-            async with async_client_of(server) as client:
-                task = asyncio.ensure_future(call(client))
-                assert await asyncio.to_thread(begun.wait, 30)
-                task.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await task
-                is_given_up.set()
-                assert await asyncio.to_thread(is_over.wait, 30)
-                while client.stats().slots_held or client.stats().quarantined:
-                    await asyncio.sleep(0.001)
-
-    monkeypatch.setattr(np, "copyto", slow)
-    monkeypatch.setattr(CALLS[path], "write", noting)
-    asyncio.run(work())
-    assert errors == []

@@ -1,21 +1,26 @@
-"""Where a stub finds the server that has started it, and which processes are a model's: by their command lines."""
+"""Where a stub finds its server, which processes are a model's, and what the server is asked of other models."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
 
+import numpy as np
 import pytest
 
 from shm_backend_utils.client import model_processes
-from shm_backend_utils.errors import MachineError
+from shm_backend_utils.errors import ForwardError, MachineError, ModelError, TensorError
 from shm_backend_utils.memory.registrations import fetch_registrations
-from shm_backend_utils.model.forward.forwarder import ModelSpecs
+from shm_backend_utils.model.forward.forwarder import Forwarder, ModelSpecs
 from shm_backend_utils.model.server_url import url_of_parent
+from shm_backend_utils.tensors.values import untyped_array
 from tests.unit.answering_server import answering
 
 CHILD = "from shm_backend_utils.model.server_url import url_of_parent; print(url_of_parent())"
@@ -152,3 +157,107 @@ def test_a_process_counts_for_its_model_alone(proc: Path, stubs: list[tuple[str,
     begin(proc, 99, 1, STUB)  # somebody else's, who says nothing
     described = {"name": "a", "instance_group": [{"name": "a_0", "kind": "KIND_CPU", "count": 2}]}
     assert model_processes.living_processes("grpc://localhost:8001", described, "1") == living
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ([b"a\0", "\u00fc"], [b"a\0", "\u00fc"]),
+        (np.array(["a"]), ["a"]),
+        ([[1, 2]], [[1, 2]]),
+        (np.array([1.5], ">f8"), [1.5]),
+        (np.ma.MaskedArray([1]), [1]),
+    ],
+    ids=["bytes and text", "array of text", "numbers", "big-endian", "nothing masked"],
+)
+def test_a_value_for_a_model_of_which_nobody_tells_is_what_numpy_takes_it_for(value: Any, expected: list[Any]) -> None:
+    array = untyped_array("X", value)
+    assert (array.tolist(), type(array), array.dtype.isnative) == (expected, np.ndarray, True)
+
+
+@pytest.mark.parametrize("value", [np.ma.MaskedArray([1], True), [[1], [2, 3]], [np.ma.MaskedArray([1], True), [2]]])
+def test_a_value_for_a_model_of_which_nobody_tells_is_not_changed(value: Any) -> None:
+    with pytest.raises(TensorError, match="tensor 'X' (has 1 masked elements|is a nested list that is not rect)"):
+        untyped_array("X", value)
+
+
+MANY: Final = 200
+
+
+def config(name: str, dims: int = -1) -> dict[str, Any]:
+    tensors = {"data_type": "TYPE_FP32", "dims": [dims]}
+    return {"name": name, "input": [{"name": "X", **tensors}], "output": [{"name": "Y", **tensors}]}
+
+
+class Server:
+    def __init__(self) -> None:
+        self.configs: dict[str, Any] = {}
+        self.asked: list[str] = []
+        self.url = ""
+
+    def answer(self, path: str) -> tuple[int, bytes]:
+        place = path.removeprefix("/v2/models/").removesuffix("/config")
+        self.asked.append(place)
+        found = self.configs.get(place)
+        return (400, b"{}") if found is None else (200, json.dumps(found).encode())
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    with answering(server.answer) as server.url:
+        yield server
+
+
+@pytest.fixture
+def specs(server: Server) -> ModelSpecs:
+    return ModelSpecs(server.url)
+
+
+def dims_of(specs: ModelSpecs, model: str, version: str = "") -> tuple[int, ...]:
+    known = specs.model(model, version)
+    assert known is not None
+    return known.spec.outputs["Y"].shape
+
+
+def test_each_model_and_version_is_asked_for_once(server: Server, specs: ModelSpecs) -> None:
+    server.configs = {"a": config("a", 1), "b": config("b", 2), "a/versions/7": config("a", 7)}
+    for _ in range(2):
+        assert [dims_of(specs, *each) for each in (("a", ""), ("b", ""), ("a", "7"))] == [(1,), (2,), (7,)]
+    assert server.asked == ["a", "b", "a/versions/7"]
+
+
+def test_a_model_that_has_changed_is_told_as_it_is_once_it_was_forgotten(server: Server, specs: ModelSpecs) -> None:
+    server.configs = {"a": config("a", 1), "a/versions/1": config("a", 1), "b": config("b", 1)}
+    for each in (("a", ""), ("a", "1"), ("b", "")):
+        dims_of(specs, *each)
+    server.configs = {"a": config("a", 2), "a/versions/1": config("a", 2), "b": config("b", 2)}
+    specs.forget("a")
+    assert [dims_of(specs, *each) for each in (("a", ""), ("a", "1"), ("b", ""))] == [(2,), (2,), (1,)]
+
+
+def test_models_that_there_are_not_are_not_kept(server: Server, specs: ModelSpecs) -> None:
+    for number in range(MANY):
+        with pytest.raises(ModelError, match="no such model"):
+            specs.model(f"nobody {number}", "")
+    assert specs._known == {}
+    server.configs["nobody%200"] = config("nobody 0", 4)  # now there is one of them
+    assert dims_of(specs, "nobody 0") == (4,)
+
+
+def test_a_model_that_failed_is_asked_for_anew(server: Server) -> None:
+    given_up: list[bool] = []
+
+    def fail(_: object) -> None:
+        raise ForwardError("it failed")
+
+    failing: Any = SimpleNamespace(model="a", result=fail, give_up=lambda: given_up.append(True))
+    nothing: Any = None
+    with contextlib.closing(Forwarder("m", nothing, nothing, server.url)) as forwarder:
+        server.configs["a"] = config("a", 1)
+        dims_of(forwarder._specs, "a")
+        server.configs["a"] = config("a", 2)
+        with pytest.raises(ForwardError):
+            forwarder.finish(failing, None)
+        assert given_up == [True]
+        assert dims_of(forwarder._specs, "a") == (2,)

@@ -155,9 +155,6 @@ def test_both_clients_offer_the_same() -> None:
     assert offered(ShmClient) == offered(AsyncShmClient)
 
 
-# Starting order
-
-
 class Starting:
     """In the place of a transport's ``send``: a server that comes up at its n-th question."""
 

@@ -19,7 +19,6 @@ from shm_backend_utils.model.mapping.registry import Registry
 
 SHM = Path("/dev/shm")
 PAGE = 4096
-MANY = 81
 
 MakeFile = Callable[..., str]
 
@@ -140,9 +139,6 @@ def test_who_opens_a_region_late_gets_the_one_of_its_name(manager: SharedMemoryM
     assert not is_mapped(second)
 
 
-# Room
-
-
 def test_as_many_regions_make_room_as_are_needed_and_first_those_used_longest_ago(
     make_file: MakeFile,
 ) -> None:
@@ -216,31 +212,3 @@ def test_what_was_unlinked_goes_though_it_grew(manager: SharedMemoryManager, mak
     registry_of(manager).drop_abandoned()
     assert manager.status() == []
     assert not is_mapped(key)
-
-
-@pytest.fixture
-def registry() -> Iterator[Registry]:
-    registry = Registry()
-    yield registry
-    registry.unregister_all()
-
-
-def obtain(registry: Registry, key: str) -> MappedRegion:
-    return registry.obtain(key, lambda: MappedRegion(SystemSegment.open(key, PAGE, "x")), "x")
-
-
-def test_what_owners_leave_goes_as_new_regions_come_and_nobody_sweeps(registry: Registry, make_file: MakeFile) -> None:
-    for _ in range(200):
-        key = make_file()
-        obtain(registry, key)
-        (SHM / key).unlink()
-        assert registry.mapped()[1] <= 2
-
-
-def test_a_sweep_looks_at_all(registry: Registry, make_file: MakeFile) -> None:
-    keys = [make_file() for _ in range(MANY)]
-    for key in keys:
-        obtain(registry, key)
-        (SHM / key).unlink()
-    registry.drop_abandoned()
-    assert registry.mapped() == (0, 0)

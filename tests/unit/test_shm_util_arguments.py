@@ -35,21 +35,20 @@ NAMES: Final = ["x", "y"]
 SIZES: Final = [20, 20]
 
 
-class Anything:
-    """A client that agrees to everything."""
+class Asked:
+    """A client, or a tensor, that notes what it is asked for."""
 
-    def register_system_shared_memory(self, name: str, key: str, byte_size: int) -> None: ...
+    def __init__(self, *_: Any) -> None:
+        self.told: list[tuple[Any, ...]] = []
 
-    def unregister_system_shared_memory(self, name: str) -> None: ...
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: self.told.append((name, *arguments))
 
 
 def create(
     inputs: Any = ONE_INPUT, outputs: Any = ONE_OUTPUT, names: Any = None, sizes: Any = None, protocol: Any = "grpc"
 ) -> Any:
-    return create_set_shm_regions(inputs, outputs, names, sizes, Anything(), protocol)
-
-
-# --- what it takes
+    return create_set_shm_regions(inputs, outputs, names, sizes, Asked(), protocol)
 
 
 @pytest.mark.parametrize(
@@ -94,9 +93,6 @@ def test_what_is_read_has_a_size_and_a_type_that_triton_has() -> None:
     with pytest.raises(TensorError, match="tensor 'x' has 16 bytes, but the lengths of its strings lead beyond"):
         handle.read(object, 1)
     handle.destroy()
-
-
-# --- what it says of the rest
 
 
 @pytest.mark.parametrize(
@@ -169,7 +165,7 @@ def test_what_is_no_handle_is_not_cleaned_up() -> None:
     with pytest.raises(ValueError, match=message):
         cleanup_shm_regions(regions)
     with pytest.raises(ValueError, match=message):
-        unregister_cleanup_shm_regions(regions, Anything(), "grpc")
+        unregister_cleanup_shm_regions(regions, Asked(), "grpc")
     cleanup_shm_regions(regions.shm_handles)
 
 
@@ -181,16 +177,6 @@ def test_a_client_of_asyncio_is_refused() -> None:
 
 X: Final = np.arange(4, dtype=np.float32)
 SHM: Final = Path("/dev/shm")
-
-
-class Asked:
-    """A client, or a tensor, that notes what it is asked for."""
-
-    def __init__(self, *_: Any) -> None:
-        self.told: list[tuple[Any, ...]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *arguments: self.told.append((name, *arguments))
 
 
 def test_without_shared_memory_there_is_nothing_to_do_and_both_kinds_at_once_are_refused() -> None:

@@ -1,13 +1,16 @@
-"""Calls whose tensors are so small that a request in band is faster, and outputs that come with the response."""
+"""Calls so small that a request in band is faster; outputs in the response; and who is told of copies."""
 
 from __future__ import annotations
 
+import inspect
+import warnings
+from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import CallerError, PoolOptions, ShmClient
+from shm_backend_utils.client import CallerError, CopyWarning, ShmClient
 from shm_backend_utils.client.calls import infer
 from shm_backend_utils.client.steps import until_copied
 from shm_backend_utils.gpu.memory.access import CudaAccess
@@ -22,7 +25,6 @@ ALIGNMENT = 256
 
 
 def path_of(client: ShmClient, model: str, count: int = 16, **more: Any) -> str | None:
-    """Return the way of a call's tensors, whose values are right."""
     x = np.arange(count, dtype=np.float32)
     with client.infer(model, {"IN0": x}, **more) as result:
         np.testing.assert_array_equal(result["OUT0"], 2 * x)
@@ -33,49 +35,37 @@ def hinted(count: int) -> dict[str, Any]:
     return {"count": count, "outputs": {"OUT0": 4 * count}}
 
 
+ALONE = {**FIXED, "parameters": {"SHM_PATHS": {"string_value": "direct"}}}
+REGISTERED = {**FIXED, "parameters": {"SHM_PATHS": {"string_value": "triton-shm,inline"}}}
+LIMITED = {"inline_bytes": LIMIT}
+
+
 @pytest.mark.filterwarnings("error")  # nobody is warned of what is meant
-def test_small_tensors_of_certain_sizes_go_in_band_over_grpc() -> None:
-    with FakeServer(FIXED, UNKNOWN) as server, client_of(server, pool=PoolOptions(max_bytes=2**20)) as client:
-        assert [path_of(client, "fixed") for _ in range(3)] == ["inline"] * 3
-        assert path_of(client, "unknown", **hinted(16)) == "inline"
-        assert client.stats().pool_bytes == 0
-
-
-def test_the_limit_counts_inputs_and_outputs_together() -> None:
-    with FakeServer(UNKNOWN) as server, client_of(server, inline_bytes=LIMIT) as client:
-        assert [path_of(client, "unknown") for _ in range(3)] == ["direct"] * 3  # nobody knows its output's size
-    with FakeServer(UNKNOWN) as server, client_of(server, inline_bytes=LIMIT) as client:
-        most = LIMIT // 2 // 4
-        assert path_of(client, "unknown", **hinted(most)) == "inline"
-        assert path_of(client, "unknown", **hinted(most + 1)) == "direct"
-        assert path_of(client, "unknown", count=1, outputs={"OUT0": LIMIT - ALIGNMENT}) == "inline"
-        assert path_of(client, "unknown", count=1, outputs={"OUT0": LIMIT - ALIGNMENT + 1}) == "direct"
-
-
-def test_a_path_by_name_is_taken_at_any_size() -> None:
-    with FakeServer(FIXED) as server, client_of(server) as client:
-        assert path_of(client, "fixed", path="direct") == "direct"
-    with FakeServer(FIXED) as server, client_of(server, path="direct") as client:
-        assert path_of(client, "fixed") == "direct"
-
-
-def test_nothing_is_small_over_http_unless_it_is_said() -> None:
-    with FakeServer(FIXED) as server, client_of(server, "http") as client:
-        assert path_of(client, "fixed") == "direct"
-    with FakeServer(FIXED) as server, client_of(server, "http", inline_bytes=LIMIT) as client:
-        assert path_of(client, "fixed") == "inline"
-    with FakeServer(FIXED) as server, client_of(server, inline_bytes=0) as client:
-        assert path_of(client, "fixed") == "direct"
-
-
-def test_a_model_that_takes_nothing_in_band_gets_nothing_in_band() -> None:
-    alone = {**FIXED, "parameters": {"SHM_PATHS": {"string_value": "direct"}}}
-    with FakeServer(alone) as server, client_of(server) as client:
-        assert path_of(client, "fixed") == "direct"
-        assert "small calls?" not in str(client.explain("fixed"))
-    registered = {**FIXED, "parameters": {"SHM_PATHS": {"string_value": "triton-shm,inline"}}}
-    with FakeServer(registered) as server, client_of(server) as client:
-        assert path_of(client, "fixed") == "triton-shm"
+@pytest.mark.parametrize(
+    ("model", "call", "named", "way"),
+    [
+        (FIXED, {}, {}, "inline"),
+        (FIXED, {}, {"inline_bytes": 0}, "direct"),
+        (FIXED, {"path": "direct"}, {}, "direct"),
+        (FIXED, {}, {"path": "direct"}, "direct"),
+        (FIXED, {}, {"protocol": "http"}, "direct"),
+        (FIXED, {}, {"protocol": "http", **LIMITED}, "inline"),
+        (ALONE, {}, {}, "direct"),
+        (REGISTERED, {}, {}, "triton-shm"),
+        (UNKNOWN, hinted(16), {}, "inline"),
+        (UNKNOWN, {}, LIMITED, "direct"),  # nobody knows its output's size
+        (UNKNOWN, hinted(LIMIT // 8), LIMITED, "inline"),
+        (UNKNOWN, hinted(LIMIT // 8 + 1), LIMITED, "direct"),
+        (UNKNOWN, {"count": 1, "outputs": {"OUT0": LIMIT - ALIGNMENT}}, LIMITED, "inline"),
+        (UNKNOWN, {"count": 1, "outputs": {"OUT0": LIMIT - ALIGNMENT + 1}}, LIMITED, "direct"),
+    ],
+)
+def test_small_tensors_of_certain_sizes_go_in_band_if_they_may(
+    model: dict[str, Any], call: dict[str, Any], named: dict[str, Any], way: str
+) -> None:
+    with FakeServer(model) as server, client_of(server, **named) as client:
+        assert [path_of(client, model["name"], **call) for _ in range(3)] == [way] * 3
+        assert (client.stats().pool_bytes == 0) == (way == "inline")
 
 
 def test_strings_do_not_go_in_band_where_they_can_be_shared() -> None:
@@ -103,19 +93,9 @@ def test_explain_tells_of_small_calls() -> None:
         assert "small calls?" in str(found)
         assert "up to 16,384 bytes together go inline" in str(found)
         assert "inline_bytes=0" in str(found)
-    with FakeServer(FIXED) as server, client_of(server, inline_bytes=0) as client:
-        assert "small calls?" not in str(client.explain("fixed"))
-
-
-def test_prepared_calls_have_memory_at_any_size() -> None:
-    with (
-        FakeServer(FIXED) as server,
-        client_of(server) as client,
-        client.prepare("fixed", {"IN0": ((16,), np.float32)}) as call,
-    ):
-        call.inputs["IN0"][...] = 1
-        with call.infer() as result:
-            assert result.path == "direct"
+    for model, inline_bytes in ((FIXED, 0), (ALONE, None)):
+        with FakeServer(model) as server, client_of(server, inline_bytes=inline_bytes) as client:
+            assert "small calls?" not in str(client.explain("fixed"))
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, "16 KiB"])
@@ -153,3 +133,123 @@ def test_a_result_tells_which_came_with_the_response_though_the_path_shares_memo
         assert list(overflowed.in_response) == ["OUT0"]
         assert list(client.infer("m", {"IN0": x}, path="direct").in_response) == []
         assert list(client.infer("m", {"IN0": x}, path="inline").in_response) == ["OUT0"]
+
+
+X = np.arange(2**14, dtype=np.float32)  # 64 KiB, from which on copies matter
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with FakeServer(config("m"), config("fixed", dims="16384"), config("plain", dims="16384", parameters={})) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: FakeServer) -> Iterator[ShmClient]:
+    with client_of(server) as client:
+        yield client
+
+
+@pytest.fixture
+def told() -> Iterator[list[warnings.WarningMessage]]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield caught
+
+
+def test_a_call_that_copies_nothing_is_silent(client: ShmClient, told: list[Any]) -> None:
+    for _ in range(2):
+        client.infer("fixed", {"IN0": X})
+    assert told == []
+
+
+def test_a_path_that_copies_is_told_once_with_its_reason_at_the_users_line(client: ShmClient, told: list[Any]) -> None:
+    frame = inspect.currentframe()
+    assert frame is not None
+    line = frame.f_lineno + 2
+    for _ in range(3):
+        client.infer("plain", {"IN0": X})
+    (warning,) = told
+    assert (warning.category, warning.filename, warning.lineno) == (CopyWarning, __file__, line)
+    text = str(warning.message)
+    assert text.startswith(
+        "model 'plain' is called on the path triton-shm, which copies its inputs once and its outputs twice: "
+        "model 'plain' does not declare the direct path"
+    )
+    assert text.endswith("; if that is meant, say path='triton-shm'")
+
+
+def test_what_is_copied_in_no_time_is_not_told(server: FakeServer, told: list[Any]) -> None:
+    server.configs["small"] = config("small", dims="6", parameters={})
+    with client_of(server) as client:
+        client.infer("small", {"IN0": X[:6]})
+        client.infer("m", {"IN0": X[:6]})
+        client.prepare("small", {"IN0": ((6,), X.dtype)}).close()
+    assert told == []
+
+
+def test_a_stream_that_goes_in_band_is_told_of_that_path(told: list[Any]) -> None:
+    policy = {"decoupled": True}
+    stock, single = config("stock", model_transaction_policy=policy, parameters={}), config("single", dims="16384")
+    ours = config("ours", model_transaction_policy=policy)
+    compute = lambda _, inputs: iter([{"OUT0": inputs["IN0"]}])  # noqa: E731
+    with FakeServer(stock, single, ours, compute=compute) as server, client_of(server) as client:
+        for model in ("stock", "single", "ours"):
+            for _ in range(2):
+                list(client.stream(model, {"IN0": X}, outputs={"OUT0": X.nbytes}))
+            list(client.stream(model, {"IN0": X}, path="inline"))
+    begin = "model {!r} is called on the path inline, which copies every tensor several times: "
+    end = "; if that is meant, say path='inline'"
+    first, second = (str(each.message) for each in told)
+    assert first.startswith(begin.format("stock") + "model 'stock' does not declare the direct path")
+    assert first.endswith(end)
+    why = "a stream needs a decoupled model on the direct path; ask by infer() for its one response"
+    assert second == begin.format("single") + why + end
+
+
+def test_a_path_that_was_asked_for_by_name_is_meant(client: ShmClient, told: list[Any]) -> None:
+    client.infer("plain", {"IN0": X}, path="triton-shm")
+    client.infer("fixed", {"IN0": X}, path="inline")
+    assert told == []
+
+
+def test_a_prepared_call_is_told_too(client: ShmClient, told: list[Any]) -> None:
+    client.prepare("plain", {"IN0": (X.shape, X.dtype)}).close()
+    assert [warning.category for warning in told] == [CopyWarning]
+
+
+def test_an_output_that_finds_no_room_is_told_once_with_its_size(client: ShmClient, told: list[Any]) -> None:
+    for count in (6, 16_384, 20_000):
+        client.infer("m", {"IN0": np.ones(count, np.float32)})
+    (warning,) = told
+    assert str(warning.message) == (
+        "output 'OUT0' of model 'm' needs 65536 bytes and found less room in shared memory, so it came back through "
+        "Triton, which copies it; later calls have room for as much; say it beforehand, beside the "
+        "other outputs that you want: outputs={'OUT0': 65536}"
+    )
+
+
+def test_an_output_of_a_prepared_call_that_finds_no_room_is_told_that_the_next_does(
+    client: ShmClient, told: list[Any]
+) -> None:
+    with client.prepare("m", {"IN0": (X.shape, X.dtype)}) as call:
+        assert call.infer().overflowed
+        assert not call.infer().overflowed
+    (warning,) = told
+    assert "the next infer of this call has room for as much on the host; say it beforehand" in str(warning.message)
+
+
+def test_another_configuration_is_told_of_anew(server: FakeServer, client: ShmClient, told: list[Any]) -> None:
+    client.infer("plain", {"IN0": X})
+    server.configs["plain"] = config("plain", dims="-1", parameters={})
+    client.explain("plain")  # which has the server asked
+    client.infer("plain", {"IN0": X}, outputs={"OUT0": X.nbytes})
+    assert [str(warning.message)[:20] for warning in told] == ["model 'plain' is cal"] * 2
+
+
+def test_a_warning_that_is_an_error_loses_no_memory(client: ShmClient) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(CopyWarning, match="'OUT0'"):
+            client.infer("m", {"IN0": X})
+    assert client.stats().slots_held == 0

@@ -53,8 +53,6 @@ class Echo(Transport):
 
 
 class AsyncEcho(AsyncTransport):
-    """As :class:`Echo`, a little later."""
-
     async def send(self, message: Any, timeout_s: float) -> Any:
         await asyncio.sleep(0)
         if isinstance(message, BaseException):

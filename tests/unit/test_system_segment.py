@@ -1,7 +1,4 @@
-"""POSIX shared memory, against the real /dev/shm: what lies under a key, its space, and managed regions in it.
-
-What holds of all memory and of all regions is in tests/conformance.
-"""
+"""Memory of this machine: how much a process may have; and POSIX shared memory, against the real /dev/shm."""
 
 from __future__ import annotations
 
@@ -22,14 +19,122 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.errors import MachineError, RegionGoneError, RegionRefusedError
+from shm_backend_utils.memory import machine
 from shm_backend_utils.memory.access import Access
+from shm_backend_utils.memory.machine import available_bytes, memory_bytes
 from shm_backend_utils.memory.managed import ManagedRegion, array_at
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.memory.shared_file import SharedFile
 from shm_backend_utils.protocol import layout
 
+MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+MEBIBYTE = 2**20
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder in place of /sys/fs/cgroup; this process is in its group ``pod/container``."""
+    own, folder = tmp_path / "own", tmp_path / "groups"
+    (folder / "pod" / "container").mkdir(parents=True)
+    own.write_text("12:devices:/elsewhere\n0::/pod/container\n")
+    monkeypatch.setattr(machine, "_CGROUPS", folder)
+    monkeypatch.setattr(machine, "_OWN_CGROUP", own)
+    return folder
+
+
+@pytest.fixture
+def meminfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the machine says of its memory: as much is available as it has."""
+    file = tmp_path / "meminfo"
+    file.write_text(f"MemTotal: {MACHINE // 1024} kB\nMemAvailable:   {MACHINE // 1024} kB\n")
+    monkeypatch.setattr(machine, "_MEMINFO", file)
+    return file
+
+
+Limit = tuple[int | str, int, int | None]
+
+
+def limit(group: Path, most: int | str, used: int = 0, reclaimable: int | None = 0) -> None:
+    (group / "memory.max").write_text(f"{most}\n")
+    (group / "memory.current").write_text(f"{used}\n")
+    if reclaimable is not None:
+        (group / "memory.stat").write_text(f"anon 5\ninactive_file {reclaimable}\nactive_file 7\n")
+
+
+def test_of_this_machine_something_is_told() -> None:
+    assert 0 < memory_bytes() <= MACHINE
+    assert 0 < available_bytes() < math.inf
+
+
+ALL = MACHINE // 1024 * 1024
+"""What is available without a limit: so many kB."""
+
+
+@pytest.mark.parametrize(
+    ("pod", "container", "most", "available"),
+    [
+        (None, None, MACHINE, ALL),
+        (None, (64 * MEBIBYTE, 20 * MEBIBYTE, 0), 64 * MEBIBYTE, 44 * MEBIBYTE),
+        ((32 * MEBIBYTE, 30 * MEBIBYTE, 0), (64 * MEBIBYTE, 20 * MEBIBYTE, 0), 32 * MEBIBYTE, 2 * MEBIBYTE),
+        ((64 * MEBIBYTE, 60 * MEBIBYTE, 10 * MEBIBYTE), None, 64 * MEBIBYTE, 14 * MEBIBYTE),
+        ((MEBIBYTE, 2 * MEBIBYTE, 0), None, MEBIBYTE, -MEBIBYTE),
+        ((2 * MACHINE, 0, 0), None, MACHINE, ALL),
+        *((None, (nothing, 0, 0), MACHINE, ALL) for nothing in ("max", "", "a word")),
+        (None, (MEBIBYTE, 0, None), MACHINE, ALL),
+    ],
+    ids=["none", "own", "one around it", "unused pages", "beyond", "of the machine", "max", "", "a word", "files lack"],
+)
+def test_the_least_that_a_group_leaves_counts(
+    groups: Path, meminfo: Path, pod: Limit | None, container: Limit | None, most: int, available: int
+) -> None:
+    for group, said in ((groups / "pod", pod), (groups / "pod" / "container", container)):
+        if said is not None:
+            limit(group, *said)
+    assert (memory_bytes(), available_bytes()) == (most, available)
+
+
+def test_a_group_that_does_not_tell_of_them_has_none(groups: Path, meminfo: Path) -> None:
+    limit(groups / "pod", 64 * MEBIBYTE, used=60 * MEBIBYTE)
+    (groups / "pod" / "memory.stat").write_text("anon 5\n")
+    assert available_bytes() == 4 * MEBIBYTE
+
+
+def test_in_the_root_group_it_is_the_roots(groups: Path, meminfo: Path, tmp_path: Path) -> None:
+    """A container sees its own group as the root, and there the limit is; a machine's root has none."""
+    (tmp_path / "own").write_text("0::/\n")
+    limit(groups, 16 * MEBIBYTE)
+    limit(groups / "pod", MEBIBYTE)
+    assert memory_bytes() == 16 * MEBIBYTE
+
+
+@pytest.mark.parametrize("own", [None, "", "3:memory:/pod/container\n", "0::/../../outside\n"])
+def test_a_process_whose_groups_are_not_there_or_not_told_has_the_machines(
+    groups: Path, meminfo: Path, tmp_path: Path, own: str | None
+) -> None:
+    limit(groups / "pod" / "container", MEBIBYTE)
+    if own is None:
+        (tmp_path / "own").unlink()
+        limit(groups, MEBIBYTE)
+    else:
+        (tmp_path / "own").write_text(own)
+    assert memory_bytes() == MACHINE
+
+
+@pytest.mark.parametrize("text", [None, "", "MemTotal: 5 kB\n", "MemAvailable: much\n"])
+def test_a_machine_that_does_not_tell_what_is_available_has_no_bound(
+    groups: Path, meminfo: Path, text: str | None
+) -> None:
+    if text is None:
+        meminfo.unlink()
+    else:
+        meminfo.write_text(text)
+    assert available_bytes() == math.inf
+
+
 PAGE = mmap.PAGESIZE
 PEBIBYTE = 2**50
+SHM = Path("/dev/shm")
+FIELD = "regions[0]"
 
 
 @pytest.fixture
@@ -48,16 +153,7 @@ def segment(key: str) -> Iterator[SystemSegment]:
 
 
 def path_of(key: str) -> Path:
-    return Path("/dev/shm") / key
-
-
-def refused(key: str, byte_size: int = PAGE) -> str:
-    """Return why opening is refused, in a message that names the field and not the key."""
-    with pytest.raises(RegionRefusedError) as caught:
-        SystemSegment.open(key, byte_size, "regions[0]")
-    assert caught.value.field == "regions[0]"
-    assert key not in str(caught.value)
-    return caught.value.reason
+    return SHM / key
 
 
 def test_a_new_segment_is_its_owners_alone_full_of_zeros_and_has_all_of_its_space(segment: SystemSegment) -> None:
@@ -65,7 +161,7 @@ def test_a_new_segment_is_its_owners_alone_full_of_zeros_and_has_all_of_its_spac
     assert path_of(segment.key).read_bytes() == bytes(PAGE)
     assert (stat.S_IMODE(status.st_mode), status.st_blocks * 512) == (0o600, PAGE)
     assert (segment.byte_size, segment.identity) == (PAGE, (status.st_dev, status.st_ino))
-    segment.check(PAGE, "regions[0]")
+    segment.check(PAGE, FIELD)
     assert not segment.is_unlinked
 
 
@@ -105,31 +201,23 @@ def test_other_users_are_let_in_by_mode_and_group(key: str) -> None:
 
 def test_a_key_that_names_nothing_is_gone(key: str) -> None:
     with pytest.raises(RegionGoneError, match=r"regions\[0\] does not exist .* share /dev/shm") as caught:
-        SystemSegment.open(key, PAGE, "regions[0]")
+        SystemSegment.open(key, PAGE, FIELD)
     assert key not in str(caught.value)
-
-
-def test_an_object_that_is_smaller_than_claimed_is_refused(segment: SystemSegment) -> None:
-    assert refused(segment.key, PAGE + 1) == f"it claims {PAGE + 1} bytes, but {PAGE} are there"
-    other = SystemSegment.open(segment.key, 100, "regions[0]")
-    assert len(other.buffer()) == other.byte_size == PAGE, "else it is opened as a whole, whatever is claimed of it"
-    assert other.identity == segment.identity
-    other.close()
 
 
 def test_a_claim_of_more_than_is_mapped_fails_the_check_also_of_one_that_has_grown(segment: SystemSegment) -> None:
     with pytest.raises(RegionRefusedError, match=f"it claims {PAGE + 1} bytes, but {PAGE} are there"):
-        segment.check(PAGE + 1, "regions[0]")
+        segment.check(PAGE + 1, FIELD)
     os.truncate(path_of(segment.key), 2 * PAGE)
     with pytest.raises(RegionRefusedError, match=f"it claims {2 * PAGE} bytes, but {PAGE} are there"):
-        segment.check(2 * PAGE, "regions[0]")
+        segment.check(2 * PAGE, FIELD)
 
 
 @pytest.mark.parametrize("claimed", [PAGE, 10])
 def test_a_truncated_segment_fails_the_check(segment: SystemSegment, claimed: int) -> None:
     os.truncate(path_of(segment.key), 10)
     with pytest.raises(RegionRefusedError, match=f"it claims {claimed} bytes, but 10 are there"):
-        segment.check(claimed, "regions[0]")
+        segment.check(claimed, FIELD)
 
 
 def test_an_unlinked_segment_fails_the_check_also_if_another_has_its_key(segment: SystemSegment) -> None:
@@ -137,11 +225,11 @@ def test_an_unlinked_segment_fails_the_check_also_if_another_has_its_key(segment
     segment.unlink()
     assert not path_of(segment.key).exists()
     with pytest.raises(RegionGoneError, match=r"regions\[0\] was removed by its owner"):
-        segment.check(PAGE, "regions[0]")
+        segment.check(PAGE, FIELD)
     assert segment.is_unlinked
     SystemSegment.create(segment.key, PAGE).close()
     with pytest.raises(RegionGoneError, match=r"regions\[0\] was replaced by its owner"):
-        segment.check(PAGE, "regions[0]")
+        segment.check(PAGE, FIELD)
 
 
 def test_unlink_leaves_another_object_under_the_same_key_alone(segment: SystemSegment) -> None:
@@ -157,10 +245,6 @@ def test_unlink_leaves_a_symbolic_link_under_the_same_key_alone(segment: SystemS
     segment.unlink()
     assert path_of(segment.key).is_symlink()
     moved.unlink()
-
-
-SHM = Path("/dev/shm")
-FIELD = "regions[1]"
 
 
 def has_free(monkeypatch: pytest.MonkeyPatch, blocks_free: int, blocks: int = 100) -> None:
@@ -216,9 +300,6 @@ def test_space_that_cannot_be_taken_in_time_is_not_taken(key: str) -> None:
     assert not (SHM / key).exists()
 
 
-# Of files that somebody else made
-
-
 @pytest.fixture
 def file(key: str) -> Iterator[SharedFile]:
     """A page, and a hole behind it."""
@@ -253,10 +334,6 @@ def test_holes_that_cannot_be_filled_are_an_error_of_the_machine_or_else_the_fil
         file.take_space(0, 2 * PAGE)
 
 
-def opened(region: ManagedRegion) -> ManagedRegion:
-    return ManagedRegion.open(region.segment.key, region.header.token.hex(), FIELD)
-
-
 def test_an_array_at_an_offset_is_a_view(region: ManagedRegion) -> None:
     array = array_at(region.data(), 8, np.dtype(np.float32), (2, 3), 24)
     assert array is not None
@@ -273,7 +350,7 @@ def test_an_array_at_an_offset_is_a_view(region: ManagedRegion) -> None:
 
 
 def test_what_is_open_is_not_changed_by_a_header_that_is_overwritten(region: ManagedRegion) -> None:
-    peer = opened(region)
+    peer = ManagedRegion.open(region.segment.key, region.header.token.hex(), FIELD)
     region.bytes()[: layout.PAGE_SIZE] = 0xFF
     peer.segment.check(peer.header.byte_size, FIELD)
     assert (peer.header, peer.data_offset) == (region.header, region.data_offset)

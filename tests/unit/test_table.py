@@ -33,7 +33,6 @@ NAMED = NamedRegionClaim("weights")
 
 
 def tensor(name: bytes, offset: int, size: int, number: int = 0, shape: tuple[int, ...] = (), **changes: int) -> bytes:
-    """Return a tensor byte by byte; the changes are of fields."""
     fields = {"region": 0, "rank": len(shape), "name_length": len(name), "flags": 0, **changes}
     fixed = struct.pack("<QQHBBHH", offset, size, fields["region"], number, *list(fields.values())[1:])
     return fixed + struct.pack(f"<{len(shape)}Q", *shape) + name.ljust(-(-len(name) // 8) * 8, b"\0")
@@ -105,9 +104,6 @@ def test_the_length_of_a_tensor_is_known_before() -> None:
         assert len(data) == table.tensor_length(name, len(shape))
 
 
-# Limits
-
-
 def test_the_longest_name_is_read_and_shortened_in_messages() -> None:
     name = "é" * 32767 + "x"
     assert list(decoded(record([], [tensor(name.encode(), BEGIN, 0)])).outputs) == [name]
@@ -160,9 +156,6 @@ def test_a_table_may_fill_its_record_and_no_more() -> None:
     assert refusal(data[:-8]).field == "length"
 
 
-# Spans
-
-
 @pytest.mark.parametrize(
     ("offset", "size"),
     [
@@ -194,9 +187,6 @@ def test_a_span_may_be_in_a_further_region() -> None:
         assert refusal(record([], [tensor(b"Y", BEGIN, 1, region=beyond)], regions)).field == "outputs[0]"
 
 
-# Data types and shapes
-
-
 OVERFLOWING = [(0, 2**62), (2**62, 2**62, 0), (2**64 - 1, 0), (0, 2**61, 2)]
 
 
@@ -223,32 +213,26 @@ def test_strings_may_have_any_size_that_has_room_for_their_lengths(size: int, sh
     assert found.inputs["WORDS"] == InputSpan(BYTES, shape, 0, BEGIN + 1, size)
 
 
-def test_an_output_has_neither_a_data_type_nor_a_shape() -> None:
-    assert refusal(record([], [tensor(b"Y", BEGIN, 4, 11)])).field == "outputs[0]"
-    assert refusal(record([], [tensor(b"Y", BEGIN, 4, 0, (1,))])).field == "outputs[0]"
-
-
-@pytest.mark.parametrize("flags", [1, 2, 65535])
-def test_flags_are_zero(flags: int) -> None:
-    assert refusal_of_input(flags=flags).field == "inputs[0]"
-    assert refusal(record([], [tensor(b"Y", BEGIN, 4, flags=flags)])).field == "outputs[0]"
-
-
-# Names
-
-
-@pytest.mark.parametrize("name", [b"", b"\xff", b"\xed\xa0\x80", b"ab\xc3"])
-def test_what_is_no_name_is_refused(name: bytes) -> None:
-    assert refusal_of_input(name=name).field == "inputs[0].name"
-    assert refusal(record([], [tensor(name, BEGIN, 4)])).field == "outputs[0].name"
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        *(({"number": 11}, ""), ({"shape": (1,)}, ""), *(({"flags": flags}, "") for flags in (1, 2, 65535))),
+        *(({"name": name}, ".name") for name in (b"", b"\xff", b"\xed\xa0\x80", b"ab\xc3")),
+    ],
+    ids=str,
+)
+def test_an_output_has_neither_a_data_type_nor_a_shape_and_no_tensor_has_flags_or_an_odd_name(
+    changes: dict[str, Any], field: str
+) -> None:
+    output: dict[str, Any] = {"name": b"Y", "offset": BEGIN, "size": 4, **changes}
+    assert refusal(record([], [tensor(**output)])).field == f"outputs[0]{field}"
+    if not changes.keys() & {"number", "shape"}:
+        assert refusal_of_input(**changes).field == f"inputs[0]{field}"
 
 
 def test_a_name_that_is_there_twice_is_refused() -> None:
     assert refusal(record([IMAGE, IMAGE], [])).field == "inputs or outputs"
     assert refusal(record([], [ROOM, tensor(b"OUTPUT0", BEGIN, 1)])).field == "inputs or outputs"
-
-
-# Rings
 
 
 @pytest.mark.parametrize(

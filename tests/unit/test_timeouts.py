@@ -30,8 +30,6 @@ PROCEDURES = ["ModelConfig", "SystemSharedMemoryRegister", "SystemSharedMemoryUn
 
 
 class SlowTransport(FakeTransport):
-    """Answers late, and gives up when it is time."""
-
     def __init__(self, server: FakeServer) -> None:
         super().__init__(server, "grpc")
         self.delays_s: dict[str, float] = {}

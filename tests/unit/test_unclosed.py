@@ -189,7 +189,6 @@ def test_at_the_end_of_the_interpreter_nothing_else_goes_wrong(advice: str) -> N
 
 
 def origin_of(call: Coroutine[Any, Any, Any]) -> str:
-    """Return the origin of a call that has not begun, and drop the call."""
     operation = inspect.getcoroutinelocals(call)["operation"]
     origin = str(inspect.getgeneratorlocals(operation)["settings"].origin)
     call.close()

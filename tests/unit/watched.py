@@ -9,14 +9,7 @@ __all__ = ["Watched"]
 
 
 class Watched:
-    """A part of shared memory in the place of its view.
-
-    Parameters
-    ----------
-    view : memoryview
-    before_read, before_write : callable
-        Called before each.
-    """
+    """A part of shared memory in the place of its view; something is called before each read and each write."""
 
     def __init__(
         self,
