@@ -65,7 +65,7 @@ def test_signals_that_raise_at_random_moments_of_calls_lose_nothing_and_no_answe
             begin = time.perf_counter()
             try:
                 work = functools.partial(lambda call: answers.append(call(client)), call)
-                signals.raise_in(work, signal.SIGINT, chance.uniform(1e-5, usual_s[call]))
+                signals.raise_in(work, signal.SIGINT, chance.uniform(1e-5, usual_s[call]), lambda: None)
                 is_right = answers.pop() if answers else None
                 came["interrupted" if is_right is None else "right" if is_right else "wrong"] += 1
                 if is_right:

@@ -27,7 +27,7 @@ from shm_backend_utils.cli.terminal import exit_status, positive, positive_float
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.testing.faults.at_hand import take_private_shm
 
-from .hostile.assault import Assault
+from .hostile.assault import assault
 from .hostile.attacks import ATTACKS
 from .soak import Soak
 
@@ -44,14 +44,14 @@ def run(arguments: argparse.Namespace, seed: int) -> int:
     ):
         task = progress.add_task("starting the server", total=arguments.seconds)
         kinds = [kind for kind in ATTACKS if arguments.with_truncation or not kind.kills]
-        soak = (
-            Assault(seed, kinds, has_private_shm, Path(name))
-            if arguments.hostile
-            else Soak(seed, arguments.clients, has_private_shm, Path(name))
-        )
-        report = soak.run(
-            arguments.seconds, lambda elapsed, text: progress.update(task, completed=elapsed, description=text)
-        )
+
+        def on_tick(elapsed: float, text: str) -> None:
+            progress.update(task, completed=elapsed, description=text)
+
+        if arguments.hostile:
+            report = assault(seed, kinds, has_private_shm, Path(name), arguments.seconds, on_tick)
+        else:
+            report = Soak(seed, arguments.clients, has_private_shm, Path(name)).run(arguments.seconds, on_tick)
     report.show(Console())
     if arguments.json:
         arguments.json.write_text(json.dumps(report.as_json(), indent=2) + "\n")

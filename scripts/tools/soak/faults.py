@@ -15,10 +15,17 @@ from shm_backend_utils.client import PathUnavailableError
 from shm_backend_utils.client.errors import MemoryRefusedError
 from shm_backend_utils.memory.shared_file import DEV_SHM, free_bytes
 
-from .client.process import CONNECTIONS, AttackerProcess, ClientProcess, Phase
+from .client.process import (
+    ALLOWED_UID,
+    CONNECTIONS,
+    DISALLOWED_UID,
+    AttackerProcess,
+    ClientProcess,
+    Phase,
+)
 from .client.tally import FAILED_CLIENTS, MUST_BE_ZERO, WRONG, Tally
 from .report import MODEL_RELOADS, SERVER_RESTARTS, SMALL_TMPFS, TWO_USERS
-from .server import ALLOWED_UID, DISALLOWED_UID, GUESTS, SoakServer
+from .server import GUESTS, SoakServer
 
 TRUNCATING: Final = "truncating, a user who is allowed"
 ATTACKS: Final = (TRUNCATING, "sparse files", "locking its own slots", "garbage tables")
@@ -32,20 +39,12 @@ class Saboteur:
     The first faults are those of which a short run, too, must have had one each.
     """
 
-    def __init__(
-        self,
-        server: SoakServer,
-        clients: list[ClientProcess],
-        new_client: Callable[[], ClientProcess],
-        chance: random.Random,
-        tally: Tally,
-        cannot: Mapping[str, str],
-    ) -> None:
+    def __init__(self, server: SoakServer, chance: random.Random, tally: Tally, cannot: Mapping[str, str]) -> None:
         self._server = server
-        self._clients = clients  # changed in place: a client that is killed is replaced
-        self._new_client = new_client
         self._chance = chance
         self._tally = tally
+        self.made: list[ClientProcess] = []  # all clients
+        self.clients: list[ClientProcess] = []  # those that run; one that is killed is replaced
         # when a client was killed in the middle of a stream over gRPC last, by ``time.monotonic()``
         self.last_kill_in_stream = -1e9
         visits = [] if TWO_USERS in cannot else [self._two_users]
@@ -60,6 +59,11 @@ class Saboteur:
             *[partial(self._attack, name) for name in ATTACKS],
         ]
 
+    def new_client(self) -> ClientProcess:
+        """Start a client."""
+        self.made.append(ClientProcess(self._server.urls, self._chance.getrandbits(32), self._tally))
+        return self.made[-1]
+
     def strike(self) -> None:
         """Do the next fault."""
         if not self._deck:
@@ -67,8 +71,8 @@ class Saboteur:
         self._deck.pop()()
 
     def _kill_client(self) -> None:
-        index = self._chance.randrange(len(self._clients))
-        client = self._clients[index]
+        index = self._chance.randrange(len(self.clients))
+        client = self.clients[index]
         wanted = self._chance.choice((Phase.WRITING, Phase.IN_FLIGHT, Phase.READING, Phase.STREAMING))
         deadline = time.monotonic() + 5.0
         while client.phase != wanted and time.monotonic() < deadline:
@@ -78,7 +82,7 @@ class Saboteur:
         if phase == Phase.STREAMING:
             self.last_kill_in_stream = time.monotonic()
         self._tally.add("faults", f"client killed, {phase.name.lower().replace('_', ' ')}")
-        self._clients[index] = self._new_client()
+        self.clients[index] = self.new_client()
 
     def _kill_stub(self) -> None:
         model = self._chance.choice(self._server.models)
@@ -146,6 +150,7 @@ class Saboteur:
         """Have a hostile client at work for a moment, and bring back what may die of it."""
         self._tally.add("faults", f"attack: {name}")
         attacker = AttackerProcess(name, self._chance.getrandbits(32), self._server.urls[0])
+        attacker.hear()
         answers = attacker.take_turn(1.0)
         attacker.end()
         for answer, count in answers.items():

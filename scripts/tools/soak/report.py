@@ -50,7 +50,6 @@ class Report:
 
     @property
     def is_good(self) -> bool:
-        """Whether nothing was found that must not be."""
         return not any(self.failures.values())
 
     def as_json(self) -> dict[str, Any]:

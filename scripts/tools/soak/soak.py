@@ -20,7 +20,7 @@ from shm_backend_utils.memory.registrations import fetch_registrations
 from shm_backend_utils.memory.shared_file import DEV_SHM
 
 from ..processes import resident_bytes
-from .client.process import ATTACHED_PREFIX, ClientProcess
+from .client.process import ATTACHED_PREFIX
 from .client.tally import DEATHS, FAILED_CLIENTS, HANGS, LEAKS, UNLUCKY_CLIENTS, WRONG, Tally
 from .faults import Saboteur
 from .report import Report, impossible, soak_report
@@ -61,19 +61,16 @@ class Soak:
         self._began: dict[int, float] = {}  # when a process was seen first
         self._warm: dict[int, int] = {}  # how much memory it had when it was warm
         self._grown: Counter[str] = Counter()  # the largest growth of a process of each kind, in bytes
-        self._made: list[ClientProcess] = []
-        self._clients: list[ClientProcess] = []
         self._server = SoakServer(folder, self._tally)
-        self._saboteur = Saboteur(
-            self._server, self._clients, self._new_client, self._chance, self._tally, self._cannot
-        )
+        self._saboteur = Saboteur(self._server, self._chance, self._tally, self._cannot)
+        self._clients = self._saboteur.clients
 
     def run(self, seconds: float, on_tick: Callable[[float, str], None]) -> Report:
         """Soak; stop everything, look what is left, and report."""
         with self._server:
             try:
                 began = time.monotonic()
-                self._clients += [self._new_client() for _ in range(self._client_count)]
+                self._clients += [self._saboteur.new_client() for _ in range(self._client_count)]
                 while (elapsed := time.monotonic() - began) < seconds:
                     pause_ends = min(elapsed + self._chance.uniform(0.2, 1.5), seconds)
                     while (elapsed := time.monotonic() - began) < pause_ends:
@@ -92,11 +89,6 @@ class Soak:
                     client.kill()
         self._count_leaks()
         return soak_report(self._seed, soaked, self._tally, self._cannot)
-
-    def _new_client(self) -> ClientProcess:
-        client = ClientProcess(self._server.urls, self._chance.getrandbits(32), self._tally)
-        self._made.append(client)
-        return client
 
     def _look_after(self) -> None:
         """Count and mend what must not have happened."""
@@ -117,11 +109,11 @@ class Soak:
             if not client.is_running:
                 self._tally.add(FAILED_CLIENTS, "by themselves")
                 client.end()
-                self._clients[index] = self._new_client()
+                self._clients[index] = self._saboteur.new_client()
             elif client.idle_s() > HANG_S:
                 self._tally.add(HANGS, "a client")
                 client.kill(signal.SIGABRT)  # its faulthandler tells where it hangs
-                self._clients[index] = self._new_client()
+                self._clients[index] = self._saboteur.new_client()
 
     def _look_at(self, kind: str, pid: int) -> None:
         """See by how much a process has grown since it was warm."""
@@ -151,7 +143,7 @@ class Soak:
 
     def _count_leaks(self) -> None:
         """Count memory that nobody has removed. What plain tritonclient's users make is theirs to remove."""
-        left = [path.name for client in self._made for path in DEV_SHM.glob(f"{KEY_PREFIX}{client.pid}-*")]
+        left = [path.name for client in self._saboteur.made for path in DEV_SHM.glob(f"{KEY_PREFIX}{client.pid}-*")]
         for path in DEV_SHM.glob(f"{ATTACHED_PREFIX}*"):
             if self._was_killed(path.name):
                 path.unlink()
@@ -165,7 +157,7 @@ class Soak:
                 self._tally.add(LEAKS, f"memory of {kind}")
 
     def _was_killed(self, key: str) -> bool:
-        return any(client.was_killed and f"-{client.pid}-" in key for client in self._made)
+        return any(client.was_killed and f"-{client.pid}-" in key for client in self._saboteur.made)
 
     def _summary(self) -> str:
         requests, faults, errors = (f"{self._tally.total(group):,}" for group in ("requests", "faults", "errors"))

@@ -34,14 +34,10 @@ def step(kit: Kit, signals: Signals, workloads: Sequence[Workload]) -> str:
     workload, connection = choose(kit, workloads)
     try:
         do(kit, workload, connection, signals)
-    except (ShmError, PlainClientError) as error:
-        kit.tally.add_error(error)
-        if isinstance(error, ServerUnavailableError):
-            time.sleep(0.05)
-        return f"{type(error).__name__}: {str(error)[:200]}"
     except Exception as error:  # whatever it is: this package has errors of its own for everything
-        kit.tally.add_error(error, FOREIGN_ERRORS)
-        return repr(error)
+        kit.tally.add_error(error, "errors" if isinstance(error, ShmError | PlainClientError) else FOREIGN_ERRORS)
+        time.sleep(0.05 if isinstance(error, ServerUnavailableError) else 0)
+        return f"{type(error).__name__}: {str(error)[:200]}"
     finally:
         kit.enter(Phase.ELSEWHERE)
     return ""

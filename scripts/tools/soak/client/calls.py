@@ -34,8 +34,6 @@ PATHS_OF_SMALL: Final[tuple[PathName, ...]] = ("direct", "direct", "auto")
 ALPHABET: Final = "abcdefghijklmnopqrstuvwxyzäöüßñéλж漢 ,.0123456789"
 TILE: Final = 256
 ATTACHED_BYTES: Final = 1 << 18
-MOST_CALLS: Final = 4
-SHARE_INTERRUPTED: Final = 0.04
 
 
 def infer(kit: Kit, connection: Connection) -> None:
@@ -198,24 +196,23 @@ def streams(kit: Kit, connection: Connection) -> None:
     frame_count = kit.chance.randint(1, 6)
     room = {"TILE": TILE * TILE * 3, "PLACE": 8} if kit.chance.random() < 0.7 else None
     held: list[Array] = []
+    are_right = True
     kit.enter(Phase.STREAMING)
     stream: Any = connection.caller.stream("frames", {"IMAGE": image}, outputs=room, frames=frame_count)
-    are_right, count = True, 0
     with closing(stream):
-        for number in range(last + 1):
+        for place in [*places, None][: last + 1]:
             with kit.bounded("the next response of a stream"):
                 result = next(stream, None)
-            if result is None:
+            if result is None or place is None:
+                are_right &= result is place
                 break
-            count += 1
             tile = result["TILE"]
-            are_right &= number < len(places) and _is_tile(image, places[number], tile, result["PLACE"])
+            are_right &= _is_tile(image, place, tile, result["PLACE"])
             if result.overflowed:
                 kit.tally.add("done", "overflows")
             held.append(tile)
             del held[: max(len(held) + 1 - frame_count, 0)]  # the model needs a place for the next one
             del result, tile
-    are_right &= count == min(last + 1, len(places))
     held.clear()
     kit.checked(are_right, connection.kind, connection.protocol, "streams")
     kit.pass_call()
@@ -233,7 +230,7 @@ def compat(kit: Kit, connection: Connection) -> None:
     declared = [("X", (width,), np.uint32)], [("Y", (width,), np.uint32)]
     with closing(TritonSHMClient(kit.urls["gRPC"])) as client:
         client.register_shm_model("rows", *declared, max_batch_size=MOST_ROWS, pool_size=kit.chance.randint(1, 3))
-        for _ in range(kit.chance.randint(1, MOST_CALLS)):
+        for _ in range(kit.chance.randint(1, 4)):
             count = kit.chance.randint(1, 3 * MOST_ROWS)
             rows = kit.noise.like(np.empty((count, width), np.uint32))
             kit.enter(Phase.IN_FLIGHT)
@@ -272,9 +269,9 @@ def _attached(kit: Kit, connection: Connection, at_end: ExitStack) -> None:
     client.register_system_shared_memory(name, f"/{name}", 2 * ATTACHED_BYTES)
     at_end.callback(client.unregister_system_shared_memory, name)
     named = {"client_timeout": CALL_TIMEOUT_S} if is_grpc else {}
-    for _ in range(kit.chance.randint(1, MOST_CALLS)):
+    for _ in range(kit.chance.randint(1, 4)):
         parameters = Said.random(kit.chance).parameters
-        request = Request("halves", kit.noise.words(most=ATTACHED_BYTES), Said(parameters))
+        request = Request("halves", kit.noise.words(ATTACHED_BYTES), Said(parameters))
         byte_size = request.payload.nbytes
         memory[:byte_size] = request.payload.view(np.uint8)
         given = module.InferInput("X", [len(request.payload)], "UINT32")
@@ -329,7 +326,7 @@ def choose(kit: Kit, workloads: Sequence[Workload]) -> tuple[Workload, Connectio
 def do(kit: Kit, workload: Workload, connection: Connection, signals: Signals) -> None:
     """Do something, maybe while a signal is on its way."""
     chance = kit.chance
-    if not workload.may_be_interrupted or chance.random() > SHARE_INTERRUPTED:
+    if not workload.may_be_interrupted or chance.random() > 0.04:
         workload.run(kit, connection)
         return
     number = chance.choice((signal.SIGINT, signal.SIGUSR1))

@@ -30,8 +30,6 @@ POOLS: Final = (
 CALLED: Final = ("identity", "multiply", "halves", "rows")
 
 CALL_TIMEOUT_S: Final = 15.0
-GRACE_S: Final = 1.0
-"""How much longer than its timeout a call may take."""
 LONGEST_HELD: Final = 40
 
 
@@ -193,7 +191,7 @@ class Kit:
             yield
         finally:
             took = time.monotonic() - began
-            if took > timeout_s + GRACE_S:
+            if took > timeout_s + 1.0:
                 self.tally.add(HANGS, f"{what}: {took:.1f} s of {timeout_s:g} s")
 
     def check(self, connection: Connection, request: Request, result: Result, way: str) -> Array:

@@ -12,10 +12,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-SMALLEST_BYTES: Final = 64
 LARGEST_BYTES: Final = 1 << 20
 IMAGE_SHAPE: Final = (3, 224, 224)
-MOST_IMAGES: Final = 2
 MOST_ROWS: Final = 4
 """The ``max_batch_size`` of the model ``rows``."""
 
@@ -30,20 +28,20 @@ class Noise:
         self._random = random.Random(seed)
         generator = np.random.default_rng(seed)
         self._words = generator.integers(0, 1 << 32, LARGEST_BYTES, dtype=np.uint32)
-        self._numbers = generator.random(4 * MOST_IMAGES * math.prod(IMAGE_SHAPE), np.float32)
+        self._numbers = generator.random(8 * math.prod(IMAGE_SHAPE), np.float32)
 
-    def words(self, least: int = SMALLEST_BYTES, most: int = LARGEST_BYTES) -> Array:
-        """Return this many bytes, every magnitude as likely as any other."""
-        nbytes = math.exp(self._random.uniform(math.log(least), math.log(most)))
+    def words(self, most: int = LARGEST_BYTES) -> Array:
+        """Return up to so many bytes, every magnitude from 64 on as likely as any other."""
+        nbytes = math.exp(self._random.uniform(math.log(64), math.log(most)))
         return self._slice(self._words, (int(nbytes) // 4,))
 
     def rows(self, count: int, most: int = LARGEST_BYTES) -> Array:
         """Return rows of one random width; ``most`` is the size of all in bytes."""
-        return self._slice(self._words, (count, len(self.words(most=most // count))))
+        return self._slice(self._words, (count, len(self.words(most // count))))
 
     def images(self) -> Array:
         """Return a batch of numbers without a NaN, so that arithmetic has one right result."""
-        return self._slice(self._numbers, (self._random.randint(1, MOST_IMAGES), *IMAGE_SHAPE))
+        return self._slice(self._numbers, (self._random.randint(1, 2), *IMAGE_SHAPE))
 
     def photograph(self, longest_side: int) -> Array:
         """Return a picture of random size."""
@@ -119,7 +117,7 @@ class Request:
             return cls(model, noise.images(), said)
         if model == "rows":
             return cls(model, noise.rows(1, most), said)
-        return cls(model, noise.words(most=most).view(np.float32 if model == "identity" else np.uint32), said)
+        return cls(model, noise.words(most).view(np.float32 if model == "identity" else np.uint32), said)
 
     @property
     def source(self) -> str:

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final
 
-from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory.managed import KEY_PREFIX
 from shm_backend_utils.memory.sealed import LINK
 from shm_backend_utils.memory.shared_file import DEV_SHM
@@ -31,17 +30,10 @@ VERIFIED: Final = 1
 
 ATTACHED_PREFIX: Final = "soak-attached-"
 """Of regions that users of plain tritonclient make."""
+ALLOWED_UID: Final = 20_001
+DISALLOWED_UID: Final = 20_002
+Phase = IntEnum("Phase", "ELSEWHERE WRITING IN_FLIGHT READING STREAMING", start=0)
 _OF_CLIENTS: Final = (f"{DEV_SHM}/{KEY_PREFIX}", f"{DEV_SHM}/{ATTACHED_PREFIX}", LINK)
-
-
-class Phase(IntEnum):
-    """What a client is doing."""
-
-    ELSEWHERE = 0
-    WRITING = 1
-    IN_FLIGHT = 2
-    READING = 3
-    STREAMING = 4
 
 
 def page(fd: int) -> memoryview:
@@ -120,12 +112,10 @@ class ClientProcess(Program):
 
 
 class AttackerProcess(Program):
-    """A hostile client, which does something only when it is its turn."""
+    """A hostile client. It says when it is ready, and does something only when it is its turn."""
 
     def __init__(self, name: str, seed: int, url: str) -> None:
         super().__init__("scripts.tools.soak.hostile.attacks", name, seed, url)
-        if not self.hear():
-            raise MachineError(f"the attacker {name!r} did not start")
 
     def take_turn(self, seconds: float) -> dict[str, int]:
         """Let it be at work; return how its requests have been answered so far."""

@@ -11,6 +11,8 @@ from types import FrameType
 
 from shm_backend_utils.memory.descriptors import Descriptor
 
+Interrupt = Callable[[], bool | None]
+
 
 class SoakSignalError(Exception):
     """What SIGUSR1 raises here; SIGINT raises KeyboardInterrupt, as ever."""
@@ -26,18 +28,12 @@ class Signals:
 
     def __init__(self) -> None:
         self._is_armed = False
-        self._interrupt: Callable[[], bool | None] = lambda: None
+        self._interrupt: Interrupt = lambda: None
         self.has_raised = False  # whether they have, the last time
         for number in (signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, self._handle)
 
-    def raise_in(
-        self,
-        work: Callable[[], None],
-        number: signal.Signals,
-        delay_s: float,
-        interrupt: Callable[[], bool | None] = lambda: None,
-    ) -> None:
+    def raise_in(self, work: Callable[[], None], number: signal.Signals, delay_s: float, interrupt: Interrupt) -> None:
         """Do some work, with a signal on its way; what that raises ends the work, and is not seen by the caller.
 
         ``interrupt`` may end the work in place of the handler, and returns whether it has; None if it never does.

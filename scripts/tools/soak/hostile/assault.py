@@ -15,7 +15,7 @@ import numpy as np
 from shm_backend_utils.errors import MachineError
 
 from ..client.process import CONNECTIONS, AttackerProcess, ClientProcess
-from ..client.tally import DEATHS, MUST_BE_ZERO, Tally
+from ..client.tally import DEATHS, FAILED_CLIENTS, MUST_BE_ZERO, Tally
 from ..report import TWO_USERS, Report, impossible
 from ..server import SoakServer
 from .attacks import Kind
@@ -23,10 +23,7 @@ from .attacks import Kind
 MOST_RATIO: Final = 3.0
 """How much longer than alone the slowest of a hundred honest requests may take."""
 
-CLIENT_COUNT: Final = 3
 CALLED: Final = ("identity", "halves", "rows")
-SHARE_ALONE: Final = 0.25
-TURN_S: Final = 3.0
 ALONE: Final = "alone"
 BESIDE: Final = "all that must not kill"
 
@@ -88,51 +85,42 @@ def _within(answers: Sequence[Answer], turns: Sequence[Turn]) -> list[Answer]:
     return [answer for answer in answers if any(turn.began <= answer.began < turn.ended for turn in turns)]
 
 
-class Assault:
-    """One run."""
-
-    def __init__(self, seed: int, kinds: list[Kind], has_private_shm: bool, folder: Path) -> None:
-        self._seed = seed
-        cannot = impossible(has_private_shm)
-        self._kinds = [kind for kind in kinds if kind.uid is None or TWO_USERS not in cannot]
-        self._chance = random.Random(seed)
-        self._tally = Tally()
-        self._server = SoakServer(folder, self._tally)
-        self._words: dict[str, Mapping[str, int]] = {kind.name: {} for kind in self._kinds}
-
-    def run(self, seconds: float, on_tick: Callable[[float, str], None]) -> Report:
-        """Measure the honest clients alone, then beside each attack in turn, over and over."""
-        with self._server, ExitStack() as at_end:
-            clients = [self._start_client(at_end) for _ in range(CLIENT_COUNT)]
-            if not all(client.wait_for_results(CONNECTIONS) for client in clients):
-                raise MachineError("an honest client did not start")
-            attackers = {kind.name: self._start_attacker(kind, at_end) for kind in self._kinds}
-            began = time.monotonic()
-            on_tick(0, "the honest clients alone")
-            time.sleep(SHARE_ALONE * seconds)
-            turns = [Turn(ALONE, began, time.monotonic())]
-            waiting: list[Kind] = []
-            while (elapsed := time.monotonic() - began) < seconds:
-                waiting = waiting or self._chance.sample(self._kinds, len(self._kinds))
-                kind = waiting.pop()
-                on_tick(elapsed, kind.name)
-                turns.append(self._take_turn(kind, attackers[kind.name]))
-        answers = [Answer(*answer) for client in clients for answer in client.answers]
-        return hostile_report(self._seed, turns, answers, self._words, self._tally)
-
-    def _start_attacker(self, kind: Kind, at_end: ExitStack) -> AttackerProcess:
-        attacker = AttackerProcess(kind.name, self._chance.getrandbits(32), self._server.urls[0])
-        at_end.callback(attacker.end)
-        return attacker
-
-    def _start_client(self, at_end: ExitStack) -> ClientProcess:
-        client = ClientProcess(self._server.urls, self._chance.getrandbits(32), self._tally, CALLED)
-        at_end.callback(client.end)
-        return client
-
-    def _take_turn(self, kind: Kind, attacker: AttackerProcess) -> Turn:
-        """Let one attacker be at work; bring back what died of it."""
+def assault(
+    seed: int,
+    kinds: Sequence[Kind],
+    has_private_shm: bool,
+    folder: Path,
+    seconds: float,
+    on_tick: Callable[[float, str], None],
+) -> Report:
+    """Measure honest clients alone, then beside each attack in turn, over and over."""
+    cannot, chance, tally = impossible(has_private_shm), random.Random(seed), Tally()
+    names = {kind.name: kind for kind in kinds if kind.uid is None or TWO_USERS not in cannot}
+    words: dict[str, Mapping[str, int]] = {name: {} for name in names}
+    server = SoakServer(folder, tally)
+    with server, ExitStack() as at_end:
+        clients = [ClientProcess(server.urls, chance.getrandbits(32), tally, CALLED) for _ in range(3)]
+        for client in clients:
+            at_end.callback(client.end)
+        if not all(client.wait_for_results(CONNECTIONS) for client in clients):
+            raise MachineError("an honest client did not start")
+        attackers = {name: AttackerProcess(name, chance.getrandbits(32), server.urls[0]) for name in names}
+        for name, attacker in attackers.items():
+            at_end.callback(attacker.end)
+            if not attacker.hear():
+                raise MachineError(f"the attacker {name!r} did not start")
         began = time.monotonic()
-        self._words[kind.name] = attacker.take_turn(TURN_S)
-        died = self._server.heal()
-        return Turn(kind.name, began, time.monotonic(), died, kind.kills)
+        on_tick(0, "the honest clients alone")
+        time.sleep(seconds / 4)
+        turns = [Turn(ALONE, began, time.monotonic())]
+        waiting: list[str] = []
+        while (now := time.monotonic()) < began + seconds:
+            waiting = waiting or chance.sample(list(names), len(names))
+            name = waiting.pop()
+            on_tick(now - began, name)
+            words[name] = attackers[name].take_turn(3.0)
+            died = server.heal()  # which is part of the turn
+            turns.append(Turn(name, now, time.monotonic(), died, names[name].kills))
+    tally.add(FAILED_CLIENTS, "honest ones", sum(not client.end() for client in clients))
+    answers = [Answer(*answer) for client in clients for answer in client.answers]
+    return hostile_report(seed, turns, answers, words, tally)

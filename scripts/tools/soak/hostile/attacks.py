@@ -33,8 +33,7 @@ from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAME
 from shm_backend_utils.protocol.handover import SealedKey
 from shm_backend_utils.protocol.layout import PAGE_SIZE, TOKEN_LENGTH
 
-from ..client.process import CLIENT, become, hears
-from ..server import DISALLOWED_UID
+from ..client.process import CLIENT, DISALLOWED_UID, become, hears
 from .forged import DATA, MODEL, Attacker, valid_table
 
 _LINGER: Final = struct.pack("ii", 1, 3600)
@@ -46,37 +45,17 @@ _SOCKETS: Final = re.compile(r" @(shmbu-fd-[0-9a-f]{32})$", re.MULTILINE)
 Strike = Callable[[], None]
 
 
-class _Lingering:
-    """Sockets that take long to close, each of which can be given away once."""
+def _lingering(attacker: Attacker) -> Callable[[socket.socket], None]:
+    """Return a function that sends a peer a socket that takes long to close, if he takes it; 400 in all."""
+    listener = attacker.at_end.enter_context(socket.socket())
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    ready: list[socket.socket] = []
 
-    def __init__(self, attacker: Attacker) -> None:
-        self._attacker = attacker
-        self._listener = attacker.at_end.enter_context(socket.socket())
-        self._listener.bind(("127.0.0.1", 0))
-        self._listener.listen()
-        self._count = 0
-        self._ready: list[socket.socket] = []
-
-    def give(self, connection: socket.socket) -> None:
-        """Send one to a peer, if he takes it, and there are not too many; count whether he did."""
-        if self._count == 400:
-            return
-        lingering = self._ready.pop() if self._ready else self._make()
-        try:
-            socket.send_fds(connection, [b"y"], [lingering.fileno()])
-        except OSError as error:
-            self._ready.append(lingering)
-            self._attacker.answers[f"not taken: {error.strerror}"] += 1
-            return
-        self._attacker.answers["taken"] += 1
-        threading.Thread(target=lingering.close, daemon=True).start()  # which waits as long as the peer's would
-
-    def _make(self) -> socket.socket:
-        self._count += 1
+    def make() -> socket.socket:
         sender = socket.socket()  # create_connection would import something that this user may not read
-        sender.connect(self._listener.getsockname())
-        receiver, _ = self._listener.accept()  # reads nothing
-        self._attacker.at_end.enter_context(receiver)
+        sender.connect(listener.getsockname())
+        attacker.at_end.enter_context(listener.accept()[0])  # it reads nothing
         sender.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER)
         sender.setblocking(False)
         with contextlib.suppress(BlockingIOError):
@@ -84,10 +63,25 @@ class _Lingering:
                 sender.send(bytes(1 << 16))
         return sender
 
+    def give(peer: socket.socket) -> None:
+        if attacker.answers["taken"] == 400:
+            return
+        lingering = ready.pop() if ready else make()
+        try:
+            socket.send_fds(peer, [b"y"], [lingering.fileno()])
+        except OSError as error:
+            ready.append(lingering)
+            attacker.answers[f"not taken: {error.strerror}"] += 1
+            return
+        attacker.answers["taken"] += 1
+        threading.Thread(target=lingering.close, daemon=True).start()  # which waits as long as the peer's would
+
+    return give
+
 
 def lingering_server(attacker: Attacker) -> Strike:
     """A handover server of his own, to which his requests send the model: it hands over at once to who connects."""
-    lingering, key = _Lingering(attacker), SealedKey(secrets.token_hex(16), 1)
+    give, key = _lingering(attacker), SealedKey(secrets.token_hex(16), 1)
     address = SlotAddress(MODEL, str(key), secrets.token_hex(TOKEN_LENGTH), 0)
     listener = attacker.at_end.enter_context(socket.socket(socket.AF_UNIX, _KIND))
     listener.bind(key.socket_address)
@@ -97,7 +91,7 @@ def lingering_server(attacker: Attacker) -> Strike:
         answers = attacker.begin({SLOT_PARAMETER: str(address), GENERATION_PARAMETER: 1})
         while True:
             with contextlib.suppress(BlockingIOError), listener.accept()[0] as model:
-                lingering.give(model)
+                give(model)
             with contextlib.suppress(queue.Empty):
                 attacker.count(answers.get(timeout=0.0005))
                 return
@@ -107,14 +101,14 @@ def lingering_server(attacker: Attacker) -> Strike:
 
 def lingering_guests(attacker: Attacker) -> Strike:
     """Goes to the handover socket of every client, and leaves something there that takes long to close."""
-    lingering = _Lingering(attacker)
+    give = _lingering(attacker)
 
     def strike() -> None:
         for address in _sockets():
             with socket.socket(socket.AF_UNIX, _KIND) as guest, contextlib.suppress(OSError):
                 guest.connect(address)
                 if _is_of_honest_client(guest):
-                    lingering.give(guest)
+                    give(guest)
 
     return strike
 

@@ -38,20 +38,22 @@ class Forged:
         self.path = DEV_SHM / key
         self._byte_size = byte_size
         self._generation = 0
-        self._token = secrets.token_bytes(layout.TOKEN_LENGTH)
-        self._address = str(SlotAddress(MODEL, key, self._token.hex(), 0))
+        token = secrets.token_bytes(layout.TOKEN_LENGTH)
+        self._address = str(SlotAddress(MODEL, key, token.hex(), 0))
         self._fd = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         locks.hold_owner_lease(self._fd)
         os.ftruncate(self._fd, byte_size)
         if not is_sparse:
             os.posix_fallocate(self._fd, 0, byte_size)
-        self._write_header()
+        self._header = bytearray(layout.HEADER_LENGTH)
+        layout.write_header(memoryview(self._header), Header(1, byte_size, token, PAGE_SIZE))
+        os.pwrite(self._fd, self._header, 0)
 
     def lose_memory(self) -> None:
         """Lose all memory, and get the size and the header back at once."""
         os.ftruncate(self._fd, 0)
         os.ftruncate(self._fd, self._byte_size)
-        self._write_header()
+        os.pwrite(self._fd, self._header, 0)
 
     def begin(self, record: bytes) -> dict[str, Any]:
         """Write the client's half of the record behind the generation, then that; return the request's parameters."""
@@ -63,11 +65,6 @@ class Forged:
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)
         os.close(self._fd)
-
-    def _write_header(self) -> None:
-        header = bytearray(layout.HEADER_LENGTH)
-        layout.write_header(memoryview(header), Header(1, self._byte_size, self._token, PAGE_SIZE))
-        os.pwrite(self._fd, header, 0)
 
 
 def valid_table(y: int, byte_size: int) -> bytes:
