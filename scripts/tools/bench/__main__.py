@@ -6,6 +6,7 @@ import argparse
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -26,7 +27,6 @@ from .ways import OTHER_CLIENT, has_other_client
 
 
 def main() -> int:
-    """Run the bench; return its exit status."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures and all medians to FILE")
     parser.add_argument("--document", type=Path, metavar="FILE", help="write a page of documentation to FILE")
@@ -57,10 +57,8 @@ def _run(arguments: argparse.Namespace) -> int:
 def _amounts(arguments: argparse.Namespace) -> Amounts:
     amounts = QUICK if arguments.quick else FULL
     if arguments.rounds:
-        amounts = amounts.with_rounds(arguments.rounds)
-    if arguments.requests:
-        amounts = amounts.with_requests(arguments.requests)
-    return amounts
+        amounts = replace(amounts, rounds=arguments.rounds, slow_rounds=max(arguments.rounds // 10, 1))
+    return replace(amounts, requests=arguments.requests or amounts.requests)
 
 
 def groups_to_measure(only: Sequence[str] | None, *, draws: bool) -> list[str]:
@@ -84,9 +82,10 @@ def _measured(groups: list[str], amounts: Amounts, *, shows_functions: bool) -> 
     figures: list[Figure] = []
     with Progress(console=Console(stderr=True), transient=True) as progress, bench_server() as server:
         bench = Bench(server, amounts, progress, shows_functions=shows_functions)
-        plain = bench.plain_client()
-        machine = describe(plain) | amounts.label
-        plain.close()
+        with bench.plain_client() as plain:
+            machine = describe(plain)
+        if amounts.largest_bytes != FULL.largest_bytes:
+            machine["run"] = "--quick"  # its figures are not to be quoted
         for group in groups:
             figures += GROUPS[group](bench)
     return Run(machine, figures, bench.medians, bench.curves)

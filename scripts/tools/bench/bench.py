@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -39,7 +39,6 @@ _CODE: Final = {"timed_identity_8": "timed_identity", "trusting_identity": "iden
 
 
 def bench_server() -> AbstractContextManager[EmbeddedServer]:
-    """Start a server with those models, for as long as a block."""
     models = [*(REPOSITORY / name for name in _SAMPLE_MODELS), *models_in(_MODELS)]
 
     def provide(folder: Path) -> Path:
@@ -53,7 +52,6 @@ def bench_server() -> AbstractContextManager[EmbeddedServer]:
 
 
 def stubs_of(server: EmbeddedServer) -> list[int]:
-    """Return the processes that execute the server's models."""
     return children(server.pid)
 
 
@@ -108,7 +106,6 @@ _SEALED: Final = re.compile(rf"^([0-9a-f]+)-([0-9a-f]+) .* {re.escape(LINK)}$", 
 
 
 def sealed_bytes(pid: int) -> int:
-    """Return how much sealed memory a process has mapped."""
     maps = Path(f"/proc/{pid}/maps").read_text()
     return sum(int(end, 16) - int(begin, 16) for begin, end in _SEALED.findall(maps))
 
@@ -124,32 +121,12 @@ def shared_bytes(prefix: str) -> int:
 
 @dataclass(frozen=True)
 class Amounts:
-    """How much the bench does."""
-
     rounds: int = 300  # of each case
     slow_rounds: int = 30  # of those that take tens of milliseconds, or more
     period_s: float = 1.5  # for how long calls are counted at a time
     periods: int = 5  # how many of these there are of each case
     requests: int = 100_000  # at random, to see what grows
     largest_bytes: int = 2**30  # of a tensor in the pictures
-
-    @property
-    def label(self) -> dict[str, str]:
-        """What a run is marked with, beside the machine, whose figures are not to be quoted; empty for a whole one."""
-        is_whole = self.largest_bytes == Amounts.largest_bytes
-        return {} if is_whole else {"run": "--quick"}
-
-    def with_rounds(self, rounds: int) -> Amounts:
-        """Return these amounts, with so many rounds."""
-        return replace(self, rounds=rounds, slow_rounds=max(rounds // 10, 1))
-
-    def with_periods(self, period_s: float, periods: int) -> Amounts:
-        """Return these amounts, counting calls for so long, and so often, at most."""
-        return replace(self, period_s=min(period_s, self.period_s), periods=min(periods, self.periods))
-
-    def with_requests(self, requests: int) -> Amounts:
-        """Return these amounts, with so many requests at random."""
-        return replace(self, requests=requests)
 
 
 FULL: Final = Amounts()
@@ -165,22 +142,9 @@ WARM_UP_ROUNDS: Final = 20
 class Medians(dict[str, float]):
     """Median time of each case, in milliseconds."""
 
-    def pair(self, one: str, other: str) -> str:
-        """Return two of them in words."""
-        return f"{self[one]:.3f} ms / {self[other]:.3f} ms"
-
-    def ratio(
-        self,
-        name: str,
-        one: str,
-        other: str,
-        unit: str,
-        *,
-        at_most: float | None = None,
-        at_least: float | None = None,
-    ) -> Figure:
+    def ratio(self, name: str, one: str, other: str, unit: str, **limits: float | None) -> Figure:
         """Return what one case takes over what another one does, as a figure of this name."""
-        return Figure(name, self[one] / self[other], unit, self.pair(one, other), at_most, at_least)
+        return Figure(name, self[one] / self[other], unit, f"{self[one]:.3f} ms / {self[other]:.3f} ms", **limits)
 
 
 class Bench:
@@ -198,11 +162,10 @@ class Bench:
 
     @property
     def urls(self) -> dict[str, str]:
-        """The server's address for ShmClient, by protocol."""
         return {"grpc": self.server.grpc_url, "http": f"http://{self.server.http_url}"}
 
     def plain_client(self, protocol: str = "grpc") -> Any:
-        """Return tritonclient's client, to be closed."""
+        """Return tritonclient's client, a context manager."""
         if protocol == "grpc":
             return tritonclient.grpc.InferenceServerClient(self.server.grpc_url)
         return tritonclient.http.InferenceServerClient(self.server.http_url)
@@ -212,11 +175,9 @@ class Bench:
         return ShmClient(self.server.grpc_url, inline_bytes=0)
 
     def say(self, text: str) -> None:
-        """Print something beside the progress."""
         self._progress.console.print(text, highlight=False, markup=False)
 
     def shown(self, what: str, count: int) -> Iterator[int]:
-        """Count up to ``count``, showing progress."""
         task = self._progress.add_task(what, total=count)
         for number in range(count):
             yield number
@@ -246,7 +207,6 @@ class Bench:
         return self._medians(what, times)
 
     async def measure_async(self, what: str, cases: AsyncCases, rounds: int | None = None) -> Medians:
-        """As :meth:`measure`, for cases that are awaited, one after another."""
         times = Times(cases)
         for number in self.rounds_with_warm_up(what, rounds):
             for name in shuffled(cases, number):

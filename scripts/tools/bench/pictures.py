@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from ..figures import in_words
 from .runs import Curves
 
 WIDTH_INCHES: Final = 8.0
@@ -61,8 +62,6 @@ _PANEL: Final = re.compile(r"(\w+), (\d+) bytes")
 
 
 class Line(NamedTuple):
-    """How one line looks, and what it is called."""
-
     label: str
     color: str
     marker: str
@@ -70,7 +69,6 @@ class Line(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """For ``Axes.plot``."""
         return {"label": self.label, "color": self.color, "marker": self.marker, "linestyle": self.dashes}
 
 
@@ -97,12 +95,9 @@ Panels = Mapping[str, Mapping[str, Mapping[int, float]]]
 
 _TITLE_INCHES: Final = 0.62
 _ROW_INCHES: Final = 0.22
-_UNITS: Final = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 
 
 class Drawing(NamedTuple):
-    """A picture as SVG."""
-
     file: str
     title: str
     caption: str
@@ -144,31 +139,19 @@ def legend_below(figure: Figure, axes: Iterable[Axes], columns: int) -> None:
     legend.set_in_layout(False)  # it has its place already
 
 
-def line_of(name: str) -> Line:
-    """Return how a line looks; one that nobody knows is black and has its own name."""
-    return LINES.get(name) or Line(name, "#000000", ".", "-.")
-
-
-def label_of_bytes(byte_size: float) -> str:
-    """Return a number of bytes in words, such as ``4 KiB``."""
-    unit, name = next((each for each in _UNITS if byte_size >= each[0]), _UNITS[-1])
-    return f"{byte_size / unit:g} {name}"
-
-
 def _draw_latency(title: str, panels: Panels, machine: Mapping[str, str]) -> Figure:
-    """Draw milliseconds over bytes."""
     lines = {name for panel in panels.values() for name in panel}
     figure = begin(title, machine, 4.0, -(-len(lines) // 2))
     milliseconds = [y for panel in panels.values() for points in panel.values() for y in points.values()]
     all_axes = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
     for axes, (panel, curves) in zip(all_axes, panels.items(), strict=True):
         for name, points in curves.items():
-            axes.plot(*zip(*sorted(points.items()), strict=True), **line_of(name).options)
-        axes.set_title(_PROTOCOLS.get(panel, panel))
+            axes.plot(*zip(*sorted(points.items()), strict=True), **LINES[name].options)
+        axes.set_title(_PROTOCOLS[panel])
         axes.set(xscale="log", yscale="log", xlabel="size of the tensor")
         axes.xaxis.set_major_locator(FixedLocator([64, 2**12, 2**18, 2**24, 2**30]))
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: label_of_bytes(x)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: in_words(x)))
         axes.yaxis.set_major_locator(LogLocator(10, _STEPS))
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,g} ms"))
@@ -186,8 +169,8 @@ def _limits(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _draw_concurrency(title: str, panels: Panels, machine: Mapping[str, str]) -> Figure:
-    """Draw calls per second over threads and tasks."""
-    kinds = {panel: _kind(panel) for panel in panels}
+    found = {panel: _PANEL.fullmatch(panel) for panel in panels}
+    kinds = {panel: (each[1], in_words(int(each[2]))) for panel, each in found.items() if each}
     rows = list(dict.fromkeys(who for who, _ in kinds.values()))
     columns = list(dict.fromkeys(size for _, size in kinds.values()))
     lines = {name for panel in panels.values() for name in panel}
@@ -196,9 +179,9 @@ def _draw_concurrency(title: str, panels: Panels, machine: Mapping[str, str]) ->
     for panel, (who, size) in kinds.items():
         axes = grid[rows.index(who)][columns.index(size)]
         for name, points in panels[panel].items():
-            axes.plot(*zip(*sorted(points.items()), strict=True), **line_of(name).options)
+            axes.plot(*zip(*sorted(points.items()), strict=True), **LINES[name].options)
         callers = sorted({x for points in panels[panel].values() for x in points})
-        axes.set_title(f"{who}, tensors around {size}" if size else who)
+        axes.set_title(f"{who}, tensors around {size}")
         axes.set_xscale("log", base=2)
         axes.set_ylim(0, 1.08 * max(y for points in panels[panel].values() for y in points.values()))
         axes.xaxis.set_major_locator(FixedLocator(callers))
@@ -214,15 +197,7 @@ def _draw_concurrency(title: str, panels: Panels, machine: Mapping[str, str]) ->
     return figure
 
 
-def _kind(panel: str) -> tuple[str, str]:
-    """Return who calls, and with how much."""
-    found = _PANEL.fullmatch(panel)
-    return (found[1], label_of_bytes(int(found[2]))) if found else (panel, "")
-
-
 class Picture(NamedTuple):
-    """How a picture is drawn, and what is said of it."""
-
     title: str
     caption: str
     draw: Callable[[str, Panels, Mapping[str, str]], Figure]

@@ -48,7 +48,6 @@ class RandomRequests:
         self.wrong = self.answers = self.overflowed = 0
 
     def send(self, count: int) -> None:
-        """Send so many requests."""
         for _ in range(count):
             self._send_one()
 
@@ -114,7 +113,6 @@ def _are_same(result: Array, expected: Array) -> bool:
 
 
 def main(url: str, count: int) -> None:
-    """Run the program."""
     warnings.simplefilter("ignore", CopyWarning)  # what overflows here is meant to
     with ShmClient(url) as client:
         requests = RandomRequests(client)

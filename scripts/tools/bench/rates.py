@@ -57,7 +57,6 @@ async def rates_of_tasks(
     tasks: int,
     amounts: Amounts,
 ) -> Rates:
-    """As :func:`rates_of_threads`, with tasks of the running loop."""
     rates: Rates = {name: [] for name in cases}
     for number in bench.shown(what, 1 + amounts.periods):
         seconds = _period_s(number, tasks, amounts)
@@ -136,8 +135,7 @@ def for_threads(bench: Bench, most_bytes: int, threads: int) -> Iterator[Mapping
     """Give what threads call, over gRPC. Each has regions of its own where Triton's shared memory is used."""
     with ExitStack() as stack:
         client = stack.enter_context(ShmClient(bench.server.grpc_url))
-        plain = bench.plain_client()
-        stack.callback(plain.close)
+        plain = stack.enter_context(bench.plain_client())
         free = [RegisteredPair(stack, plain, "grpc", most_bytes) for _ in range(threads)]
 
         def ours(x: Floats) -> None:
@@ -163,8 +161,7 @@ async def for_tasks(bench: Bench, most_bytes: int, tasks: int) -> AsyncIterator[
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(AsyncShmClient(bench.server.grpc_url))
         plain = await stack.enter_async_context(tritonclient.grpc.aio.InferenceServerClient(bench.server.grpc_url))
-        registrar = bench.plain_client()
-        stack.callback(registrar.close)
+        registrar = stack.enter_context(bench.plain_client())
         free = [RegisteredPair(stack, registrar, "grpc", most_bytes) for _ in range(tasks)]
 
         async def ours(x: Floats) -> None:

@@ -17,33 +17,12 @@ from .pictures import Drawing, drawings_of
 from .runs import ReportError, Run, json_of
 
 
-def check_file(file: Path) -> None:
-    """Raise :class:`ReportError` if this file could not be written: better before everything is measured than after."""
-    with _told(file):
-        if file.is_dir():
-            raise IsADirectoryError(0, "it is a folder; expected a file")
-        if not file.exists():
-            _try_in(file.parent)
-
-
-def check_folder(folder: Path) -> None:
-    """Make a folder where there is none. Raise :class:`ReportError` if nothing could be written into it."""
-    with _told(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        _try_in(folder)
-
-
 @contextlib.contextmanager
 def _told(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise ReportError(f"{path} cannot be written: {error.strerror}") from None
-
-
-def _try_in(folder: Path) -> None:
-    with tempfile.TemporaryFile(dir=folder):
-        pass
 
 
 _BEGIN: Final = """\
@@ -86,14 +65,12 @@ COLUMNS: Final = ("measure", "figure", "of what", "limit", "holds", "from")
 
 
 def cells_of(figure: Figure) -> tuple[str, ...]:
-    """Return the row of a figure, one text for each of :data:`COLUMNS`."""
     value = f"{figure.figure:,.0f}" if figure.figure == int(figure.figure) else f"{figure.figure:.2f}"
     holds = {True: "yes", False: "no", None: ""}[figure.is_held]
     return figure.name, value, figure.unit, figure.held_to, holds, figure.basis
 
 
 def table_of(figures: list[Figure]) -> Table:
-    """Return the figures as a table for people."""
     table = Table(*COLUMNS)
     styles = {True: "green", False: "bold red", None: None}
     for figure in figures:
@@ -109,11 +86,17 @@ class Reports(NamedTuple):
     pictures: Path | None = None  # a folder
 
     def check(self) -> None:
-        """Raise :class:`ReportError` if one of them could not be written."""
+        """Make the folder, and raise :class:`ReportError` if one of them could not be written."""
         for file in filter(None, (self.json, self.document)):
-            check_file(file)
+            with _told(file):
+                if file.is_dir():
+                    raise IsADirectoryError(0, "it is a folder; expected a file")
+                if not file.exists():
+                    tempfile.TemporaryFile(dir=file.parent).close()
         if self.pictures:
-            check_folder(self.pictures)
+            with _told(self.pictures):
+                self.pictures.mkdir(parents=True, exist_ok=True)
+                tempfile.TemporaryFile(dir=self.pictures).close()
 
     def write(self, run: Run) -> None:
         """Write all of them, JSON first; ReportError where one fails."""
@@ -122,7 +105,6 @@ class Reports(NamedTuple):
                 file.write_bytes(content)
 
     def _contents(self, run: Run) -> Iterator[tuple[Path, bytes]]:
-        """Yield every file and what is in it."""
         if self.json:
             yield self.json, json_of(run).encode()
         drawings = drawings_of(run.curves, run.machine) if self.pictures else []

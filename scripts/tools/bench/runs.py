@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from ..figures import Figure
@@ -13,54 +14,35 @@ class ReportError(Exception):
     """A report cannot be written; the message says all that a user needs."""
 
 
-class Curve(NamedTuple):
-    """One line of a picture: milliseconds by bytes, or calls per second by threads or tasks."""
-
-    picture: str  # the group that measured it
-    panel: str  # the part of the picture, such as "grpc"
-    line: str
-    points: dict[int, float]
-
-
 class Curves:
-    """All lines of a run, in the order in which they were measured first."""
+    """All lines of the pictures of a run, in the order in which they were measured first.
+
+    Milliseconds by bytes, or calls per second by threads or tasks.
+    """
 
     def __init__(self) -> None:
-        self._curves: dict[tuple[str, str, str], Curve] = {}
+        self._points: dict[tuple[str, str, str], dict[int, float]] = {}
 
     def add(self, picture: str, panel: str, line: str, x: int, y: float) -> None:
-        """Keep a point; both numbers are above 0."""
-        key = picture, panel, line
-        self._curves.setdefault(key, Curve(*key, {})).points[x] = y
+        """Keep a point of a group's picture and of a panel of it; both numbers are above 0."""
+        self._points.setdefault((picture, panel, line), {})[x] = y
 
     def of(self, picture: str) -> dict[str, dict[str, dict[int, float]]]:
-        """Return a picture's points, by panel and line."""
         panels: dict[str, dict[str, dict[int, float]]] = {}
-        for curve in self:
-            if curve.picture == picture:
-                panels.setdefault(curve.panel, {})[curve.line] = curve.points
+        for (found, panel, line), points in self._points.items():
+            if found == picture:
+                panels.setdefault(panel, {})[line] = points
         return panels
 
-    def __iter__(self) -> Iterator[Curve]:
-        return iter(self._curves.values())
-
     def as_json(self) -> list[dict[str, Any]]:
-        """Return them in JSON's types."""
-        return [{**curve._asdict(), "points": list(map(list, curve.points.items()))} for curve in self]
+        return [
+            {"picture": picture, "panel": panel, "line": line, "points": list(map(list, points.items()))}
+            for (picture, panel, line), points in self._points.items()
+        ]
 
 
 def as_json(figure: Figure) -> dict[str, Any]:
-    """Return a figure in JSON's types."""
-    return {
-        "name": figure.name,
-        "figure": figure.figure,
-        "unit": figure.unit,
-        "held_to": figure.held_to,
-        "holds": figure.is_held,
-        "basis": figure.basis,
-        "at_most": figure.at_most,
-        "at_least": figure.at_least,
-    }
+    return {**asdict(figure), "held_to": figure.held_to, "holds": figure.is_held}
 
 
 class Run(NamedTuple):
@@ -73,7 +55,6 @@ class Run(NamedTuple):
 
 
 def json_of(run: Run) -> str:
-    """Return a run as JSON."""
     content = {
         "machine": run.machine,
         "figures": [as_json(figure) for figure in run.figures],

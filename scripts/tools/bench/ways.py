@@ -48,7 +48,6 @@ class Upload(NamedTuple):
 
 
 def repeated(byte_size: int) -> list[Floats]:
-    """Return arrays of one length, so many bytes each."""
     generator = np.random.default_rng(_SEED)
     return [generator.random(byte_size // 4, np.float32) for _ in range(_COUNT)]
 
@@ -89,12 +88,10 @@ def in_band(x: Floats, protocol: str = "grpc") -> list[Any]:
 
 
 def has_other_client() -> bool:
-    """Return whether it is installed."""
     return importlib.util.find_spec(_MODULE) is not None
 
 
 def connect_other_client(url: str) -> Any:
-    """Return its client of a server, to be closed."""
     return importlib.import_module(_MODULE).TritonSHMClient(url)
 
 
@@ -104,23 +101,28 @@ class RegisteredPair:
     ``inputs`` and ``outputs`` are for tritonclient's ``infer``, awaited or not: what was filled in last.
     """
 
-    def __init__(self, stack: ExitStack | AsyncExitStack, plain: Any, protocol: str, most_bytes: int) -> None:
+    def __init__(
+        self,
+        stack: ExitStack | AsyncExitStack,
+        plain: Any,
+        protocol: str,
+        most_bytes: int,
+        names: tuple[str, str] = ("INPUT0", "OUTPUT0"),
+    ) -> None:
         name = f"bench-{os.getpid()}-{secrets.token_hex(4)}"
         self._source = registered_region(stack, plain, f"{name}-in", most_bytes)
         self._target = registered_region(stack, plain, f"{name}-out", most_bytes)
         triton = tritonclient.grpc if protocol == "grpc" else tritonclient.http
-        self.inputs = [triton.InferInput("INPUT0", [0], "FP32")]
-        self.outputs = [triton.InferRequestedOutput("OUTPUT0")]
+        self.inputs = [triton.InferInput(names[0], [0], "FP32")]
+        self.outputs = [triton.InferRequestedOutput(names[1])]
 
     def fill(self, x: Floats) -> None:
-        """Copy the next request's input."""
         shared_memory.set_shared_memory_region(self._source.handle, [x])
         self.inputs[0].set_shape(list(x.shape))
         self.inputs[0].set_shared_memory(self._source.name, x.nbytes)
         self.outputs[0].set_shared_memory(self._target.name, x.nbytes)
 
     def received(self, shape: tuple[int, ...]) -> Floats:
-        """Return the output, which is not copied."""
         array: Floats = shared_memory.get_contents_as_numpy(self._target.handle, np.float32, shape)
         return array
 
@@ -137,7 +139,6 @@ Way = Callable[[Bench, str, int], AbstractContextManager[Send]]
 
 
 def check(y: Floats, x: Floats) -> None:
-    """Raise if this is another array."""
     if y.shape != x.shape or y[-1] != x[-1]:
         raise AssertionError("a call got another one's answer")
 
@@ -169,7 +170,7 @@ def _in_place(bench: Bench, protocol: str, most_bytes: int) -> Iterator[Send]:
 
 @contextmanager
 def _in_band(bench: Bench, protocol: str, most_bytes: int) -> Iterator[Send]:
-    with closing(bench.plain_client(protocol)) as plain:
+    with bench.plain_client(protocol) as plain:
 
         def send(x: Floats) -> None:
             check(plain.infer(STOCK, in_band(x, protocol)).as_numpy("OUTPUT0"), x)
@@ -179,7 +180,7 @@ def _in_band(bench: Bench, protocol: str, most_bytes: int) -> Iterator[Send]:
 
 @contextmanager
 def _system_shm(bench: Bench, protocol: str, most_bytes: int) -> Iterator[Send]:
-    with closing(bench.plain_client(protocol)) as plain, ExitStack() as stack:
+    with bench.plain_client(protocol) as plain, ExitStack() as stack:
         pair = RegisteredPair(stack, plain, protocol, most_bytes)
 
         def send(x: Floats) -> None:
@@ -204,7 +205,7 @@ def _other_client(bench: Bench, protocol: str, most_bytes: int) -> Iterator[Send
 
 @contextmanager
 def _empty(bench: Bench, protocol: str, most_bytes: int) -> Iterator[Send]:
-    with closing(bench.plain_client(protocol)) as plain:
+    with bench.plain_client(protocol) as plain:
 
         def send(x: Floats) -> None:
             plain.infer("empty", [])

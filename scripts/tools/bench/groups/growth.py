@@ -22,7 +22,7 @@ from shm_backend_utils.client import ShmClient
 from shm_backend_utils.compat.attach import attach
 from shm_backend_utils.memory.pool.options import PoolOptions, RegionName
 
-from ...figures import Figure
+from ...figures import Figure, in_words
 from ...processes import Program, resident_bytes
 from ..bench import Bench, Cases, sealed_bytes, shared_bytes, stubs_of
 
@@ -38,7 +38,6 @@ CASES: Final = {"trusted": "trusting_identity", "checked": "identity"}
 
 
 def growth(bench: Bench) -> list[Figure]:
-    """Measure both."""
     return [*_by_a_request(bench), *_by_many_requests(bench)]
 
 
@@ -57,15 +56,10 @@ def _by_a_request(bench: Bench) -> list[Figure]:
         pools_grown = shared_bytes(server.shm_prefix) - pools
     what = "a request of 1 GiB on the direct path"
     basis = f"{len(grown)} requests"
+    median, total = statistics.median(grown), f"the median; {sum(grown) / MIB:+.1f} MiB by {basis}"
     return [
         Figure(f"growth of Triton's pools in /dev/shm by {what}", pools_grown, "bytes", basis, at_most=0),
-        Figure(
-            f"growth of the server's memory by {what}",
-            statistics.median(grown),
-            "bytes",
-            f"the median; {sum(grown) / MIB:+.1f} MiB by {basis}",
-            at_most=0,
-        ),
+        Figure(f"growth of the server's memory by {what}", median, "bytes", total, at_most=0),
     ]
 
 
@@ -118,28 +112,22 @@ def registered(bench: Bench) -> list[Figure]:
 
 def _registered_over(bench: Bench, protocol: str) -> list[Figure]:
     with ExitStack() as stack:
-        client = bench.plain_client(protocol)
-        stack.callback(client.close)
+        client = stack.enter_context(bench.plain_client(protocol))
         first, second = (_region(stack, client) for _ in range(2))
         cases: dict[str, Callable[[], object]] = {}
         for words, output in zip(OUTPUT_IN, (first, second), strict=True):
             for case, model in CASES.items():
                 cases[f"{case}, {words}"] = partial(client.infer, model, **_attached(protocol, model, first, output))
         medians = bench.measure(f"registered names, {protocol}", cases)
+    names = {words: f"{protocol}: identity of 1 MiB by attach, {words}, names checked" for words in OUTPUT_IN}
+    limit, unit = MOST_OF_TRUSTED, "× names trusted"
     return [
-        medians.ratio(
-            f"{protocol}: identity of 1 MiB by attach, {words}, names checked",
-            f"checked, {words}",
-            f"trusted, {words}",
-            "× names trusted",
-            at_most=MOST_OF_TRUSTED,
-        )
-        for words in OUTPUT_IN
+        medians.ratio(name, f"checked, {words}", f"trusted, {words}", unit, at_most=limit)
+        for words, name in names.items()
     ]
 
 
 def _region(stack: ExitStack, client: Any) -> str:
-    """Make and register a region with room for both tensors; return its name."""
     region = registered_region(stack, client, f"bench-{secrets.token_hex(8)}", 2 * REGISTERED_BYTES)
     shared_memory.set_shared_memory_region(region.handle, [np.ones(REGISTERED_BYTES // 2, np.float32)])
     return region.name
@@ -154,7 +142,7 @@ def _attached(protocol: str, model: str, source: str, target: str) -> Any:
     return attach(model, [x], [y])
 
 
-SIZES: Final = {"4 KiB": 2**12, "16 MiB": 2**24}
+SIZES: Final = (2**12, 2**24)
 REGIONS: Final[tuple[RegionName, ...]] = ("system", "sealed")
 MOST_MS_MORE: Final = 3.0
 MOST_OF_SYSTEM: Final = 1.05
@@ -162,45 +150,30 @@ WARM_UP_ROUNDS: Final = 3
 
 
 def sealed(bench: Bench) -> list[Figure]:
-    """Measure the first request in a new region, and those that follow, over both protocols."""
     return [figure for protocol in bench.urls for figure in _sealed_over(bench, protocol)]
 
 
 def _sealed_over(bench: Bench, protocol: str) -> list[Figure]:
     with ExitStack() as stack:
-        clients: dict[str, ShmClient] = {
-            region: stack.enter_context(
-                ShmClient(bench.urls[protocol], path="direct", inline_bytes=0, pool=PoolOptions(region=region))
-            )
-            for region in REGIONS
-        }
-        return [
-            figure
-            for size, byte_size in SIZES.items()
-            for figure in _of_size(bench, f"{protocol}: infer of {size}", byte_size, clients)
-        ]
+        clients: dict[str, ShmClient] = {}
+        for region in REGIONS:
+            client = ShmClient(bench.urls[protocol], path="direct", inline_bytes=0, pool=PoolOptions(region=region))
+            clients[region] = stack.enter_context(client)
+        return [figure for byte_size in SIZES for figure in _of_size(bench, protocol, byte_size, clients)]
 
 
-def _of_size(bench: Bench, what: str, byte_size: int, clients: dict[str, ShmClient]) -> list[Figure]:
+def _of_size(bench: Bench, protocol: str, byte_size: int, clients: dict[str, ShmClient]) -> list[Figure]:
+    what = f"{protocol}: infer of {in_words(byte_size)}"
     x = np.ones(byte_size // 4, np.float32)
     cases: dict[str, Callable[[], object]] = {region: partial(_infer, client, x) for region, client in clients.items()}
     first = _measure_first(bench, f"{what}, first", clients, cases)
     warm = bench.measure(f"{what}, warm", cases)
+    more_ms, unit = first["sealed"] - first["system"], "ms more than in a new region of /dev/shm"
+    basis = f"{first['sealed']:.3f} ms - {first['system']:.3f} ms"
+    known, in_system = f"{what}, in a sealed region that the model knows", "× in one of /dev/shm"
     return [
-        Figure(
-            f"{what}, the first in a new sealed region",
-            first["sealed"] - first["system"],
-            "ms more than in a new region of /dev/shm",
-            f"{first['sealed']:.3f} ms - {first['system']:.3f} ms",
-            at_most=MOST_MS_MORE,
-        ),
-        warm.ratio(
-            f"{what}, in a sealed region that the model knows",
-            "sealed",
-            "system",
-            "× in one of /dev/shm",
-            at_most=MOST_OF_SYSTEM,
-        ),
+        Figure(f"{what}, the first in a new sealed region", more_ms, unit, basis, at_most=MOST_MS_MORE),
+        warm.ratio(known, "sealed", "system", in_system, at_most=MOST_OF_SYSTEM),
     ]
 
 

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import concurrent.futures
-import os
 import queue
 import statistics
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import tritonclient.grpc
-from tritonclient.utils import shared_memory
 
-from shm_backend_utils.cli.common.registered_regions import registered_region
 from shm_backend_utils.client import PoolOptions, PreparedCall, ShmClient
 
-from ...figures import Figure
+from ...figures import Figure, in_words
 from ..bench import Bench
+from ..ways import RegisteredPair
 
 REQUESTS: Final = 8
 ROW: Final = (1, 3, 1080, 1920)
@@ -37,19 +36,20 @@ def batches(bench: Bench) -> list[Figure]:
     with ExitStack() as stack:
         pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(REQUESTS))
         ours, stock = _SessionCalls(bench, stack), _StockCalls(bench, stack)
-        for each in (ours, stock):
-            list(pool.map(each.infer, range(REQUESTS)))
-            each.check()
-        cases = {
+        cases: dict[str, Callable[[], object]] = {
             "ours": lambda: list(pool.map(ours.infer, range(REQUESTS))),
             "stock": lambda: list(pool.map(stock.infer, range(REQUESTS))),
         }
+        for case in cases.values():
+            case()
+        for results in (ours.results, stock.results()):
+            _check_doubles(results)
         name = f"{REQUESTS} calls at once of {list(ROW[1:])}, ×2, side by side"
         medians = bench.measure(name, cases, bench.amounts.slow_rounds)
-        ours.check()
+        _check_doubles(ours.results)
     unit = "× as fast as a pb_utils model that concatenates"
-    basis = f"{medians.pair('stock', 'ours')}; bytes copied to join them: {ours.gathered_bytes}"
-    return [Figure(name, medians["stock"] / medians["ours"], unit, basis, at_least=LEAST_GAIN_OF_BATCHES)]
+    figure = medians.ratio(name, "stock", "ours", unit, at_least=LEAST_GAIN_OF_BATCHES)
+    return [replace(figure, basis=f"{figure.basis}; bytes copied to join them: {ours.gathered_bytes}")]
 
 
 class _SessionCalls:
@@ -58,7 +58,7 @@ class _SessionCalls:
     def __init__(self, bench: Bench, stack: ExitStack) -> None:
         pool = PoolOptions(max_batch_bytes=4 * REQUESTS * ROW_BYTES)
         client = stack.enter_context(ShmClient(bench.server.grpc_url, pool=pool))
-        self._results: list[Images] = [np.empty(0, np.float32)] * REQUESTS
+        self.results: list[Images] = [np.empty(0, np.float32)] * REQUESTS
         self.gathered_bytes = 0
         for call in self._prepared(client):  # from now on the client knows that these calls come together
             call.close()
@@ -68,16 +68,9 @@ class _SessionCalls:
             call.inputs["X"][:] = number
 
     def infer(self, number: int) -> None:
-        """Make one call."""
         with self._calls[number].infer() as result:
             self.gathered_bytes = int(result["GATHERED"].flat[0])
-            self._results[number] = result["Y"]
-
-    def check(self) -> None:
-        """Raise unless the last results are right."""
-        for number, images in enumerate(self._results):
-            if not (images == 2 * number).all():
-                raise AssertionError("session_batch does not double its rows")
+            self.results[number] = result["Y"]
 
     @staticmethod
     def _prepared(client: ShmClient) -> list[PreparedCall]:
@@ -88,29 +81,22 @@ class _StockCalls:
     """Requests of tritonclient in regions that are registered."""
 
     def __init__(self, bench: Bench, stack: ExitStack) -> None:
-        self._plain = bench.plain_client()
-        stack.callback(self._plain.close)
-        self._requests: list[tuple[Any, Any, Any]] = []
-        for number in range(REQUESTS):
-            name = f"bench-{os.getpid()}-batch-{number}"
-            x, y = (registered_region(stack, self._plain, f"{name}-{way}", ROW_BYTES) for way in ("in", "out"))
-            shared_memory.set_shared_memory_region(x.handle, [np.full(ROW, number, np.float32)])
-            tensor = tritonclient.grpc.InferInput("X", list(ROW), "FP32")
-            tensor.set_shared_memory(x.name, ROW_BYTES)
-            output = tritonclient.grpc.InferRequestedOutput("Y")
-            output.set_shared_memory(y.name, ROW_BYTES)
-            self._requests.append((tensor, output, y.handle))
+        self._plain = plain = stack.enter_context(bench.plain_client())
+        self._pairs = [RegisteredPair(stack, plain, "grpc", ROW_BYTES, ("X", "Y")) for _ in range(REQUESTS)]
+        for number, pair in enumerate(self._pairs):
+            pair.fill(np.full(ROW, number, np.float32))
 
     def infer(self, number: int) -> None:
-        """Make one call."""
-        tensor, output, _ = self._requests[number]
-        self._plain.infer("stock_batch", [tensor], outputs=[output])
+        self._plain.infer("stock_batch", self._pairs[number].inputs, outputs=self._pairs[number].outputs)
 
-    def check(self) -> None:
-        """Raise unless the last results are right."""
-        for number, (_, _, handle) in enumerate(self._requests):
-            if not (shared_memory.get_contents_as_numpy(handle, np.float32, ROW) == 2 * number).all():
-                raise AssertionError("stock_batch does not double its rows")
+    def results(self) -> list[Images]:
+        return [pair.received(ROW) for pair in self._pairs]
+
+
+def _check_doubles(results: Iterable[Images]) -> None:
+    for number, images in enumerate(results):
+        if not (images == 2 * number).all():
+            raise AssertionError("a model for batches does not double its rows")
 
 
 FORWARDED_BYTES: Final = 2**26
@@ -122,35 +108,31 @@ ROUNDS_PER_ROUND: Final = 5
 
 def forwarding(bench: Bench) -> list[Figure]:
     """Measure it inside the models: `identity` is asked by one with a ShmSession, `stock_identity` by one without."""
-    small = f"{SMALL_FORWARDED_BYTES >> 10} KiB", SMALL_FORWARDED_BYTES, ROUNDS_PER_ROUND * bench.amounts.rounds
-    large = f"{FORWARDED_BYTES >> 20} MiB", FORWARDED_BYTES, bench.amounts.slow_rounds
+    rounds = ROUNDS_PER_ROUND * bench.amounts.rounds
     return [
-        _forwarding(bench, *small, LEAST_GAIN_OF_SMALL_ONES),
-        _forwarding(bench, *large, LEAST_GAIN_OF_FORWARDING),
+        _forwarding(bench, SMALL_FORWARDED_BYTES, rounds, LEAST_GAIN_OF_SMALL_ONES),
+        _forwarding(bench, FORWARDED_BYTES, bench.amounts.slow_rounds, LEAST_GAIN_OF_FORWARDING),
     ]
 
 
-def _forwarding(bench: Bench, size: str, byte_size: int, rounds: int, least_gain: float) -> Figure:
-    name = f"BLS identity of {size} by call.forward, in model.py"
+def _forwarding(bench: Bench, byte_size: int, rounds: int, least_gain: float) -> Figure:
+    name = f"BLS identity of {in_words(byte_size)} by call.forward, in model.py"
     forwarded_ms: list[float] = []
     ordinary_ms: list[float] = []
-    plain = bench.plain_client()
-    try:
-        with (
-            ShmClient(bench.server.grpc_url) as client,
-            client.prepare("session_relay", {"X": ((byte_size // 4,), np.float32)}, path="direct") as call,
-        ):
-            for number in bench.rounds_with_warm_up(name, rounds):
-                last = number % 100
-                call.inputs["X"][-1] = last
-                with call.infer() as result:
-                    forwarded = _milliseconds(result, last)
-                ordinary = _milliseconds(_ask_stock(plain, byte_size // 4, last), last)
-                if number >= 0:
-                    forwarded_ms.append(forwarded)
-                    ordinary_ms.append(ordinary)
-    finally:
-        plain.close()
+    with (
+        bench.plain_client() as plain,
+        ShmClient(bench.server.grpc_url) as client,
+        client.prepare("session_relay", {"X": ((byte_size // 4,), np.float32)}, path="direct") as call,
+    ):
+        for number in bench.rounds_with_warm_up(name, rounds):
+            last = number % 100
+            call.inputs["X"][-1] = last
+            with call.infer() as result:
+                forwarded = _milliseconds(result, last)
+            ordinary = _milliseconds(_ask_stock(plain, byte_size // 4, last), last)
+            if number >= 0:
+                forwarded_ms.append(forwarded)
+                ordinary_ms.append(ordinary)
     ours, theirs = statistics.median(forwarded_ms), statistics.median(ordinary_ms)
     basis = f"{theirs:.3f} ms / {ours:.3f} ms"
     return Figure(name, theirs / ours, "× as fast as an ordinary BLS request", basis, at_least=least_gain)
@@ -189,14 +171,13 @@ def streams(bench: Bench) -> list[Figure]:
 
 def _small_streams(bench: Bench) -> Figure:
     what = "a stream of 7 frames of 4 KiB"
-    with ShmClient(bench.server.grpc_url) as client, _StockStream(bench) as stock:
+    with ShmClient(bench.server.grpc_url) as client, _stock_stream(bench) as check_frames:
         cases = {
             "ours": lambda: _check_frames(client.stream("session_frames", {"FRAMES": SMALL_FRAMES}), SMALL_FRAMES),
-            "stock": lambda: stock.check_frames(SMALL_FRAMES),
+            "stock": lambda: check_frames(SMALL_FRAMES),
         }
         medians = bench.measure(what, cases, ROUNDS_PER_ROUND * bench.amounts.rounds)
-    gain = medians["stock"] / medians["ours"]
-    return Figure(what, gain, UNIT_OF_STREAMS, medians.pair("stock", "ours"), at_least=LEAST_GAIN_OF_SMALL_ONES)
+    return medians.ratio(what, "stock", "ours", UNIT_OF_STREAMS, at_least=LEAST_GAIN_OF_SMALL_ONES)
 
 
 def _first_streams(bench: Bench) -> list[Figure]:
@@ -208,15 +189,10 @@ def _first_streams(bench: Bench) -> list[Figure]:
     }
     rounds = min(STREAM_ROUNDS, bench.amounts.slow_rounds)
     medians = bench.measure(what, cases, rounds, warm_up_rounds=STREAM_WARM_UP_ROUNDS)
+    names = {case: f"{what}, whose size it is {case}" for case in ("told", "not told")}
     return [
-        Figure(
-            f"{what}, whose size it is {case}",
-            medians["stock"] / medians[case],
-            UNIT_OF_STREAMS,
-            medians.pair("stock", case),
-            at_least=LEAST_GAIN_OF_STREAMS,
-        )
-        for case in ("told", "not told")
+        medians.ratio(name, "stock", case, UNIT_OF_STREAMS, at_least=LEAST_GAIN_OF_STREAMS)
+        for case, name in names.items()
     ]
 
 
@@ -227,32 +203,25 @@ def _first_of_ours(bench: Bench, outputs: dict[str, int | None] | None) -> None:
 
 
 def _first_of_stock(bench: Bench) -> None:
-    with _StockStream(bench) as stock:
-        stock.check_frames(FRAMES)
+    with _stock_stream(bench) as check_frames:
+        check_frames(FRAMES)
 
 
-class _StockStream:
-    """A stream of tritonclient, which is open for as long as a block."""
+@contextmanager
+def _stock_stream(bench: Bench) -> Iterator[Callable[[npt.NDArray[np.int64]], None]]:
+    """Open a stream for a block; return a function that makes a request, and raises if a frame is wrong."""
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
-    def __init__(self, bench: Bench) -> None:
-        self._plain = bench.plain_client()
-        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-
-    def check_frames(self, frames: npt.NDArray[np.int64]) -> None:
-        """Make one request, and raise unless all frames are right."""
+    def check_frames(frames: npt.NDArray[np.int64]) -> None:
         tensor = tritonclient.grpc.InferInput("FRAMES", [2], "INT64")
         tensor.set_data_from_numpy(frames)
-        self._plain.async_stream_infer("stock_frames", [tensor])
-        answers = (self._answers.get() for _ in range(frames[0]))
-        _check_frames(({"FRAME": answer.as_numpy("FRAME")} for answer in answers), frames)
+        plain.async_stream_infer("stock_frames", [tensor])
+        received = (answers.get() for _ in range(frames[0]))
+        _check_frames(({"FRAME": answer.as_numpy("FRAME")} for answer in received), frames)
 
-    def __enter__(self) -> _StockStream:
-        self._plain.start_stream(lambda result, error: self._answers.put(error or result))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._plain.stop_stream()
-        self._plain.close()
+    with bench.plain_client() as plain:
+        plain.start_stream(lambda result, error: answers.put(error or result))
+        yield check_frames  # and closing the client ends its stream
 
 
 def _check_frames(answers: Iterable[Mapping[str, Any]], frames: npt.NDArray[np.int64]) -> None:

@@ -50,12 +50,8 @@ def own_time(bench: Bench) -> list[Figure]:
 
     Between two requests the caches are filled with the code of whatever else runs on the core, so it matters where.
     """
-    with models_on_a_core_of_their_own(bench.server), bench.direct_client() as client:
-        bare = bench.plain_client()
-        try:
-            return _figures(_times_us(bench, client, bare))
-        finally:
-            bare.close()
+    with models_on_a_core_of_their_own(bench.server), bench.direct_client() as client, bench.plain_client() as bare:
+        return _figures(_times_us(bench, client, bare))
 
 
 def _times_us(bench: Bench, client: ShmClient, bare: Any) -> dict[str, list[float]]:
@@ -106,30 +102,20 @@ def _told(client: ShmClient, model: str) -> list[int]:
 def _figures(times_us: dict[str, list[float]]) -> list[Figure]:
     medians = {name: statistics.median(times) for name, times in times_us.items()}
     bare = medians[BARE_MODEL]
-    figures = [
-        Figure(
-            f"own time in execute, {count} in and {count} out",
-            medians[f"{count} same"] - bare,
-            "µs above a bare model's",
-            f"{medians[f'{count} same']:.1f} µs - {bare:.1f} µs",
-            at_most=limit_us,
-        )
-        for count, limit_us in MOST_US.items()
-    ]
+    names = {count: f"own time in execute, {count} in and {count} out" for count in MOST_US}
+    figures = []
+    for count, name in names.items():
+        whole, unit = medians[f"{count} same"], "µs above a bare model's"
+        basis = f"{whole:.1f} µs - {bare:.1f} µs"
+        figures.append(Figure(name, whole - bare, unit, basis, at_most=MOST_US[count]))
     own, straight = medians["1 same"] - bare, medians[STRAIGHT_MODEL] - bare
-    name, basis = "own time in execute, 1 in and 1 out", f"{own:.1f} µs / {straight:.1f} µs"
-    figures.append(Figure(name, own / straight, "× straight code", basis, at_most=OVER_STRAIGHT_CODE))
-    for count in MOST_US:
+    basis = f"{own:.1f} µs / {straight:.1f} µs"
+    figures.append(Figure(names[1], own / straight, "× straight code", basis, at_most=OVER_STRAIGHT_CODE))
+    for count, name in names.items():
         same, other = medians[f"{count} same"] - bare, medians[f"{count} other"] - bare
-        figures.append(
-            Figure(
-                f"own time in execute, {count} in and {count} out, every request another shape",
-                other / same,
-                "× repeated shapes",
-                f"{other:.1f} µs / {same:.1f} µs",
-                at_most=OTHER_SHAPES_OVER_REPEATED,
-            )
-        )
+        varied, basis = f"{name}, every request another shape", f"{other:.1f} µs / {same:.1f} µs"
+        limit = OTHER_SHAPES_OVER_REPEATED
+        figures.append(Figure(varied, other / same, "× repeated shapes", basis, at_most=limit))
     return figures
 
 
@@ -144,7 +130,6 @@ class TimedTransport:
         self._inner = inner
 
     def send(self, message: Any, timeout_s: float) -> Any:
-        """Send a message, as the connection does."""
         begin = time.perf_counter()
         try:
             return self._inner.send(message, timeout_s)
@@ -156,22 +141,14 @@ class TimedTransport:
 
 
 def infer_time(bench: Bench) -> list[Figure]:
-    """Measure the client's own time over gRPC."""
     x = np.ones(16, np.float32)
     with bench.direct_client() as client, client.prepare(IDENTITY, {"INPUT0": (x.shape, x.dtype)}) as call:
         transport = client._driver.transport = TimedTransport(client._driver.transport)  # type: ignore[assignment]
         calls = {"ShmClient.infer": lambda: client.infer(IDENTITY, {"INPUT0": x}), "PreparedCall.infer": call.infer}
-        unit = "µs beside its connection's"
-        return [
-            Figure(
-                f"{name}, own time, 64 B",
-                _own_us(transport, infer, 2 * ROUNDS_PER_ROUND * bench.amounts.rounds),
-                unit,
-                "",
-                at_most=MOST_OF_INFER_US,
-            )
-            for name, infer in calls.items()
-        ]
+        unit, rounds = "µs beside its connection's", 2 * ROUNDS_PER_ROUND * bench.amounts.rounds
+        own_us = {name: _own_us(transport, infer, rounds) for name, infer in calls.items()}
+    limit = MOST_OF_INFER_US
+    return [Figure(f"{name}, own time, 64 B", us, unit, "", at_most=limit) for name, us in own_us.items()]
 
 
 def _own_us(transport: TimedTransport, infer: Callable[[], object], rounds: int) -> float:
@@ -223,7 +200,6 @@ def functions(bench: Bench) -> list[Figure]:
 def _in_infer(
     client: ShmClient, model: str, x: npt.NDArray[np.float32], outputs: dict[str, int], path: str = "direct"
 ) -> list[str]:
-    """Return the functions of a warm call."""
     infer = partial(client.infer, model, {"INPUT0": x}, outputs=outputs)  # a lambda would count
     for _ in range(_WARM_UP):
         with infer() as result:

@@ -12,10 +12,10 @@ import tritonclient.http
 
 from shm_backend_utils.client import PreparedCall, ShmClient
 
-from ...figures import Figure
+from ...figures import Figure, in_words
 from ..bench import Bench
 
-IDENTITY_BYTES: Final = {"64 B": 64, "1 MiB": 2**20, "128 MiB": 2**27, "1 GiB": 2**30}
+IDENTITY_BYTES: Final = (64, 2**20, 2**27, 2**30)
 BATCH: Final = (16, 3, 224, 224)
 TIMEOUT_S: Final = 60.0
 MOST_OF_EMPTY: Final = 1.0
@@ -24,7 +24,6 @@ MOST_OF_EMPTY_THAT_MULTIPLIES: Final = 1.1
 
 
 def round_trips(bench: Bench) -> list[Figure]:
-    """Measure them over both protocols."""
     return [figure for protocol in bench.urls for figure in _of_protocol(bench, protocol)]
 
 
@@ -32,19 +31,19 @@ def _of_protocol(bench: Bench, protocol: str) -> list[Figure]:
     with ExitStack() as stack:
         client = stack.enter_context(ShmClient(bench.urls[protocol]))
         transport = client._driver.transport
-        bare = bench.plain_client(protocol)
-        stack.callback(bare.close)
+        bare = stack.enter_context(bench.plain_client(protocol))
         batch_size = (tritonclient.grpc if protocol == "grpc" else tritonclient.http).InferInput(
             "SHM", [BATCH[0], 0], "UINT8"
         )
         batch_size.set_data_from_numpy(np.empty((BATCH[0], 0), np.uint8))
         identities = {}
-        for size, byte_size in IDENTITY_BYTES.items():
+        for byte_size in IDENTITY_BYTES:
             cases: dict[str, Callable[[], object]] = {
                 "identity": _prepared(stack, client, "identity", (byte_size // 4,)).infer,
                 "empty": lambda: bare.infer("empty", []),
                 "own empty": lambda: transport.send(transport.codec.infer("empty", {}), TIMEOUT_S),
             }
+            size = in_words(byte_size)
             identities[size] = bench.measure(f"identity of {size}, {protocol}", cases)
         multiply: dict[str, Callable[[], object]] = {
             "bare multiply": lambda: bare.infer("bare_multiply", [batch_size]),
@@ -60,17 +59,16 @@ def _of_protocol(bench: Bench, protocol: str) -> list[Figure]:
             medians.ratio(name, "identity", "empty", unit, at_most=MOST_OF_EMPTY),
             medians.ratio(name, "identity", "own empty", "× an empty request of ours", at_most=MOST_OF_OWN_EMPTY),
         ]
-    doubled = multiply_medians.ratio(
+    name, unit = (
         f"{protocol}: ×2 on {list(BATCH)}, in place",
-        "multiply",
-        "bare multiply",
         "× an empty request whose model multiplies its own memory",
-        at_most=MOST_OF_EMPTY_THAT_MULTIPLIES,
     )
-    doubled_in_small_pages = multiply_medians.ratio(
-        doubled.name, "multiply", "bare multiply, tmpfs", "× the same, whose own memory is of tmpfs, in pages of 4 KiB"
-    )
-    return [*figures, doubled, doubled_in_small_pages]
+    of_tmpfs = "× the same, whose own memory is of tmpfs, in pages of 4 KiB"
+    return [
+        *figures,
+        multiply_medians.ratio(name, "multiply", "bare multiply", unit, at_most=MOST_OF_EMPTY_THAT_MULTIPLIES),
+        multiply_medians.ratio(name, "multiply", "bare multiply, tmpfs", of_tmpfs),
+    ]
 
 
 def _prepared(stack: ExitStack, client: ShmClient, model: str, shape: tuple[int, ...]) -> PreparedCall:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any, Final
@@ -15,7 +15,7 @@ import tritonclient.grpc.aio
 from shm_backend_utils.client import AsyncShmClient, ShmClient
 from shm_backend_utils.compat.triton_shm_client import TritonSHMClient
 
-from ...figures import Figure
+from ...figures import Figure, in_words
 from ..bench import Bench, Medians
 from ..ways import (
     OTHER_CLIENT,
@@ -36,7 +36,7 @@ INFER_OVER_STOCK: Final[Mapping[str, Mapping[int, float]]] = {
     "asyncio": {2**10: 0.8, 2**14: 0.8, 2**16: 0.75},
 }
 """At most, by bytes."""
-PLAIN_BYTES: Final[Mapping[str, int]] = {"1 KiB": 2**10, "64 KiB": 2**16, "1 MiB": 2**20}
+PLAIN_BYTES: Final = (2**10, 2**16, 2**20)
 PLAIN_OVER_STOCK: Final = 1.05
 UNIT: Final = "× tritonclient in band with a stock model"
 ROUNDS_PER_ROUND: Final = 5
@@ -59,80 +59,67 @@ COMPAT_WITHOUT_A_SESSION: Final = 1.05
 
 def infer_beside_stock(bench: Bench) -> list[Figure]:
     """Measure `infer` with shapes that vary beside tritonclient in band with the stock model, on the same arrays."""
-    figures = [
-        figure for protocol in bench.urls for figure in _infer_over(bench, protocol, INFER_OVER_STOCK[protocol].items())
-    ]
+    figures = [figure for protocol in bench.urls for figure in _infer_over(bench, protocol)]
     return [*figures, *asyncio.run(_infer_in_tasks(bench))]
 
 
-def _infer_over(bench: Bench, protocol: str, limits: Iterable[tuple[int, float]]) -> list[Figure]:
+def _infer_over(bench: Bench, protocol: str) -> list[Figure]:
     figures = []
-    with ShmClient(bench.urls[protocol]) as client:
-        plain = bench.plain_client(protocol)
-        try:
-            for byte_size, limit in limits:
-                ours, theirs = (endless(varying(byte_size)) for _ in range(2))
+    with ShmClient(bench.urls[protocol]) as client, bench.plain_client(protocol) as plain:
+        for byte_size, limit in INFER_OVER_STOCK[protocol].items():
+            ours, theirs = (endless(varying(byte_size)) for _ in range(2))
 
-                def infer(given: Any = ours) -> float:
-                    x = next(given)
-                    with client.infer(OURS, {"INPUT0": x}, outputs={"OUTPUT0": x.nbytes}) as result:
-                        return float(result["OUTPUT0"][-1])
+            def infer(given: Any = ours) -> float:
+                x = next(given)
+                with client.infer(OURS, {"INPUT0": x}, outputs={"OUTPUT0": x.nbytes}) as result:
+                    return float(result["OUTPUT0"][-1])
 
-                def plain_infer(given: Any = theirs) -> float:
-                    return float(plain.infer(STOCK, in_band(next(given), protocol)).as_numpy("OUTPUT0")[-1])
+            def plain_infer(given: Any = theirs) -> float:
+                return float(plain.infer(STOCK, in_band(next(given), protocol)).as_numpy("OUTPUT0")[-1])
 
-                name = _name(protocol, byte_size)
-                rounds = ROUNDS_PER_ROUND * bench.amounts.rounds
-                medians = bench.measure(name, {"ours": infer, "stock": plain_infer}, rounds)
-                figures.append(medians.ratio(name, "ours", "stock", UNIT, at_most=limit))
-        finally:
-            plain.close()
+            name, rounds = _name(protocol, byte_size), ROUNDS_PER_ROUND * bench.amounts.rounds
+            medians = bench.measure(name, {"ours": infer, "stock": plain_infer}, rounds)
+            figures.append(medians.ratio(name, "ours", "stock", UNIT, at_most=limit))
     return figures
 
 
 async def _infer_in_tasks(bench: Bench) -> list[Figure]:
     figures = []
-    plain = tritonclient.grpc.aio.InferenceServerClient(bench.server.grpc_url)
-    async with AsyncShmClient(bench.server.grpc_url) as client:
-        try:
-            for byte_size, limit in INFER_OVER_STOCK["asyncio"].items():
-                ours, theirs = (endless(varying(byte_size)) for _ in range(2))
+    plain_client = tritonclient.grpc.aio.InferenceServerClient(bench.server.grpc_url)
+    async with AsyncShmClient(bench.server.grpc_url) as client, plain_client as plain:
+        for byte_size, limit in INFER_OVER_STOCK["asyncio"].items():
+            ours, theirs = (endless(varying(byte_size)) for _ in range(2))
 
-                async def infer(given: Any = ours) -> float:
-                    x = next(given)
-                    with await client.infer(OURS, {"INPUT0": x}, outputs={"OUTPUT0": x.nbytes}) as result:
-                        return float(result["OUTPUT0"][-1])
+            async def infer(given: Any = ours) -> float:
+                x = next(given)
+                with await client.infer(OURS, {"INPUT0": x}, outputs={"OUTPUT0": x.nbytes}) as result:
+                    return float(result["OUTPUT0"][-1])
 
-                async def plain_infer(given: Any = theirs) -> float:
-                    return float((await plain.infer(STOCK, in_band(next(given)))).as_numpy("OUTPUT0")[-1])
+            async def plain_infer(given: Any = theirs) -> float:
+                return float((await plain.infer(STOCK, in_band(next(given)))).as_numpy("OUTPUT0")[-1])
 
-                name = _name("asyncio", byte_size)
-                rounds = ROUNDS_PER_ROUND * bench.amounts.rounds
-                medians = await bench.measure_async(name, {"ours": infer, "stock": plain_infer}, rounds)
-                figures.append(medians.ratio(name, "ours", "stock", UNIT, at_most=limit))
-        finally:
-            await plain.close()
+            name, rounds = _name("asyncio", byte_size), ROUNDS_PER_ROUND * bench.amounts.rounds
+            medians = await bench.measure_async(name, {"ours": infer, "stock": plain_infer}, rounds)
+            figures.append(medians.ratio(name, "ours", "stock", UNIT, at_most=limit))
     return figures
 
 
 def _name(way: str, byte_size: int) -> str:
-    size = f"{byte_size} B" if byte_size < 2**10 else f"{byte_size >> 10} KiB"
-    return f"{way}: infer, around {size}, shapes varying"
+    return f"{way}: infer, around {in_words(byte_size)}, shapes varying"
 
 
 def plain_clients(bench: Bench) -> list[Figure]:
     """Measure a plain client's call of a model with a ShmSession, over that of the same model without."""
     figures = []
     with ExitStack() as stack:
-        plain = bench.plain_client()
-        stack.callback(plain.close)
-        for size, byte_size in PLAIN_BYTES.items():
+        plain = stack.enter_context(bench.plain_client())
+        for byte_size in PLAIN_BYTES:
             for way, request in {
                 "in band": _in_band_request(byte_size),
                 "by Triton's shared memory": _shared_request(stack, plain, byte_size),
             }.items():
                 cases = {model: request(plain, model) for model in (OURS, STOCK)}
-                name = f"a plain client, {size} {way}"
+                name = f"a plain client, {in_words(byte_size)} {way}"
                 medians = bench.measure(name, cases, ROUNDS_PER_ROUND * bench.amounts.rounds)
                 unit = "× the same model written with pb_utils alone"
                 figures.append(medians.ratio(name, OURS, STOCK, unit, at_most=PLAIN_OVER_STOCK))
@@ -172,7 +159,6 @@ def _check(model: str, y: Any, x: Floats) -> None:
 
 
 def other_client(bench: Bench) -> list[Figure]:
-    """Measure how much faster ShmClient is on the same arrays and the same server, over gRPC."""
     figures: list[Figure] = []
     with ExitStack() as stack:
         client = stack.enter_context(ShmClient(bench.server.grpc_url))
@@ -189,9 +175,7 @@ def compat(bench: Bench) -> list[Figure]:
     for batch_size in BATCH_SIZES:
         medians = _compat_medians(bench, MODEL, batch_size)
         name, unit = f"infer_shm, multiply, batch {batch_size}", f"× as fast as {OTHER_CLIENT}"
-        basis = medians.pair("compat", OTHER_CLIENT)
-        figure = medians[OTHER_CLIENT] / medians["compat"]
-        figures.append(Figure(name, figure, unit, basis, at_least=COMPAT_IS_FASTER))
+        figures.append(medians.ratio(name, OTHER_CLIENT, "compat", unit, at_least=COMPAT_IS_FASTER))
     for batch_size in BATCH_SIZES:
         medians = _compat_medians(bench, WITHOUT_A_SESSION, batch_size)
         name, unit = f"infer_shm, a model without a session, batch {batch_size}", f"× {OTHER_CLIENT}'s time"
@@ -211,15 +195,10 @@ def _beside_other(bench: Bench, client: ShmClient, other: Any, batch_size: int) 
         for name, case in cases.items():
             _check_doubles(name, case(), images)
         medians = bench.measure(f"{OTHER_CLIENT}, batch {batch_size}", cases)
+    unit = f"× as fast as {OTHER_CLIENT}"
     limits = {"infer": INFER_IS_FASTER.get(batch_size), "prepare": PREPARE_IS_FASTER.get(batch_size)}
     return [
-        medians.ratio(
-            f"{way}, multiply, batch {batch_size}",
-            OTHER_CLIENT,
-            way,
-            f"× as fast as {OTHER_CLIENT}",
-            at_least=limit,
-        )
+        medians.ratio(f"{way}, multiply, batch {batch_size}", OTHER_CLIENT, way, unit, at_least=limit)
         for way, limit in limits.items()
     ]
 

@@ -10,6 +10,7 @@ import statistics
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -47,7 +48,6 @@ STOCK: Final = "stock_row_sums"
 
 
 def throughput(bench: Bench) -> list[Figure]:
-    """Measure threads and tasks, over gRPC."""
     figures = []
     unit = "× the calls of tritonclient in band with a stock model"
     for kibibytes, least in LEAST.items():
@@ -66,7 +66,8 @@ def concurrency(bench: Bench) -> list[Figure]:
 
     In fewer and shorter periods; there is nothing that they are held to.
     """
-    amounts = bench.amounts.with_periods(PERIOD_S, PERIODS)
+    amounts = bench.amounts
+    amounts = replace(amounts, period_s=min(PERIOD_S, amounts.period_s), periods=min(PERIODS, amounts.periods))
     measured: dict[str, Callable[[list[Floats], int], Rates]] = {
         "threads": lambda arrays, callers: _threads(bench, arrays, callers, amounts),
         "tasks": lambda arrays, callers: asyncio.run(_tasks(bench, arrays, callers, amounts)),
@@ -106,7 +107,6 @@ def _most_bytes(arrays: list[Floats]) -> int:
 
 
 def uploads(bench: Bench) -> list[Figure]:
-    """Measure the rate of uploads, for both protocols."""
     figures = []
     for size, byte_size in UPLOAD_BYTES.items():
         given = uploads_of(byte_size)
@@ -122,30 +122,25 @@ def uploads(bench: Bench) -> list[Figure]:
 def _rates(bench: Bench, name: str, protocol: str, given: list[Upload], threads: int) -> Rates:
     with ExitStack() as stack:
         client = stack.enter_context(ShmClient(bench.urls[protocol]))
-        plain = _PlainClients(bench, protocol, stack)
+        plain = _PlainClient(bench, protocol, stack)
 
         def send(upload: Upload) -> None:
             with client.infer(OURS, {"INPUT0": upload.x}) as result:
                 _check(result["SUMS"], upload)
 
         def send_in_band(upload: Upload) -> None:
-            answer = plain.client().infer(STOCK, in_band(upload.x, protocol))
+            answer = plain.infer(STOCK, in_band(upload.x, protocol))
             _check(answer.as_numpy("SUMS"), upload)
 
         cases = {"ours": send, "stock": send_in_band}
         return rates_of_threads(bench, name, cases, given, threads, bench.amounts)
 
 
-class _PlainClients(threading.local):
+class _PlainClient(threading.local):
     """A client for each thread: over HTTP, tritonclient has one thread use one."""
 
     def __init__(self, bench: Bench, protocol: str, stack: ExitStack) -> None:  # in every thread
-        self._client = bench.plain_client(protocol)
-        stack.callback(self._client.close)
-
-    def client(self) -> Any:
-        """Return the client of the thread that asks."""
-        return self._client
+        self.infer = stack.enter_context(bench.plain_client(protocol)).infer
 
 
 def _check(sums: Any, upload: Upload) -> None:
