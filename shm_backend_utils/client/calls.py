@@ -35,7 +35,7 @@ from .paths.taking import grow
 from .paths.triton_shm import InlineCall
 from .result import Result
 from .settings import CallSettings
-from .steps import COPIED, Offload, Pause, Steps, forget_locals
+from .steps import Offload, Pause, Steps, forget_locals
 
 __all__ = ["infer", "infer_prepared", "prepare", "repair", "send"]
 
@@ -123,7 +123,7 @@ def infer(  # noqa: PLR0912, PLR0915  # one function: each further one costs eve
             except TimeoutError:
                 raise out_of_time(COPYING) from None
         del given, inputs  # else the user's arrays would live as long as the request
-        yield COPIED
+        yield None  # they have been copied
         if core.is_closed:
             raise ClosedError("this client")
         failure: ShmError | None = None
@@ -269,7 +269,6 @@ def _reopen(core: Core, call: Call, known: KnownModel) -> Steps[Call]:
 
 
 def _fill(call: Call, given: Mapping[str, Source]) -> Steps[None]:
-    """Copy a call's inputs to its memory, on the host and on GPUs."""
     on_host = {name: source for name, source in given.items() if source.device is None}
     yield from write_inputs(call, on_host, call.settings)
     if call.gpus is not None:

@@ -176,16 +176,9 @@ class ShmClient(
         It waits for memory: a caller that submits faster than the model answers is slowed down to its pace. The time
         runs from here to the answer. ``split`` is not possible.
 
-        Returns
-        -------
-        concurrent.futures.Future of Result
-            Its ``result()`` raises the errors of the server that :meth:`infer` raises. The result keeps its shared
-            memory as long as the future lives; an error stays unseen until you call ``result()``.
-
-        Raises
-        ------
-        CallerError, TypeError, TensorError, PathUnavailableError, PoolExhaustedError, BudgetError, MachineError
-            As :meth:`infer`, for errors that are found before anything is sent.
+        It raises the errors of :meth:`infer` that are found before anything is sent; the future's ``result()`` raises
+        those of the server. The result keeps its shared memory as long as the future lives; an error stays unseen until
+        you call ``result()``.
         """
         core = self._open_core()
         settings = self._settings.of_call("submit", model, path, timeout_s, options, stream, library)

@@ -53,7 +53,6 @@ class ClientMemory:
         self.abandon = weakref.finalize(owner, _abandon, self.pool, self.bank)
 
     def end(self) -> None:
-        """Close it. Twice is fine."""
         self.pool.close()
         self.bank.close()
         self.abandon.detach()
@@ -99,7 +98,6 @@ class Core:
         reaper.reap()
 
     def after_fork(self) -> None:
-        """Know that this is a copy, in a forked child, of its parent's client."""
         self.is_forked = True
         self.tally.after_fork()
 
@@ -146,7 +144,6 @@ class Core:
         return (yield from self.paths.explain(known, deadline))
 
     def stats(self) -> ClientStats:
-        """Return the figures so far."""
         found = [(known.spec.name, known.explanation) for known in list(self.known.values())]
         reasons = {name: f"{why.path}: {why.reason}" for name, why in found if why is not None}
         return self.tally.stats(reasons, self.pool.wait_count, self.pool.status)
@@ -309,7 +306,6 @@ def _direct(core: Core, plan: Plan, kind: type[DirectCall]) -> Steps[DirectCall]
 
 
 def _staged(core: Core, call: Call, given: Mapping[str, AnyInput]) -> Call:
-    """Return a call that takes inputs on GPUs, too, where there are such."""
     if any(each.device is not None for each in given.values()):
         call.gpus = StagedOnGpus(core.gpus, given, call.settings)
     return call

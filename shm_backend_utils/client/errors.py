@@ -131,7 +131,6 @@ def translated(status: str | None, message: str, address: str) -> ShmError:
 
 
 def deadline_exceeded(address: str = "") -> DeadlineExceededError:
-    """Return the error for an answer that did not come in time."""
     return DeadlineExceededError(
         "the server did not answer before the deadline; raise timeout_s, or see whether model.py answers"
         f"{_of_proxies(address)}",
@@ -145,7 +144,6 @@ def out_of_time(doing: str, unsent: str = "its request was") -> DeadlineExceeded
 
 
 def stream_held(model: str) -> DeadlineExceededError:
-    """Return the error for a response that did not come as the client's user holds the place of it."""
     return DeadlineExceededError(
         f"model {model!r} has no place for its next response: this client holds as many results of the stream as there "
         "are frames. Release them (leave their with blocks), keep copies (result.copy()), or ask for more frames",

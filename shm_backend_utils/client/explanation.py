@@ -31,7 +31,6 @@ class TextTable(NamedTuple):
         return "\n  ".join([_in_a_line(self.title), *lines])
 
     def html(self) -> str:
-        """Return it for a notebook."""
         rows = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in self.rows]
         body = "".join(f"<tr>{row}</tr>" for row in rows)
         return f"<table><caption>{html.escape(self.title)}</caption><tbody>{body}</tbody></table>"
@@ -67,7 +66,6 @@ class Check:
 
     @property
     def row(self) -> tuple[str, str, str]:
-        """The check in words."""
         return self.name, {True: "yes", False: "no", None: "unknown"}[self.outcome], self.detail
 
     def __str__(self) -> str:
@@ -181,7 +179,6 @@ class Tally:
         self.paths: Counter[str] = Counter()
 
     def stats(self, reasons: Mapping[str, str], slot_waits: int, pool: PoolStatus) -> ClientStats:
-        """Return the figures so far; ``reasons`` say for each model which path, and why not a better one."""
         with self.lock:
             return ClientStats(
                 requests=sum(self.paths.values()) + self.failure_count,
@@ -203,17 +200,14 @@ class Tally:
         self.lock = threading.RLock()
 
     def failed(self) -> None:
-        """Count a call that raised."""
         with self.lock:
             self.failure_count += 1
 
     def succeeded(self, path: str, bytes_avoided: int) -> None:
-        """Count a call that gave a result."""
         with self.lock:
             self.paths[path] += 1
             self.bytes_avoided += bytes_avoided
 
     def retried(self) -> None:
-        """Count a request that was sent again."""
         with self.lock:
             self.retries += 1

@@ -99,7 +99,6 @@ class KnownModel:
         self.warn(f"path {path}", f"model {self.spec.name!r} {message}", origin, byte_size)
 
     def warn_of_overflow(self, overflowed: Mapping[str, int], remedy: str, origin: Origin) -> None:
-        """Warn that outputs found too little room in shared memory."""
         for name, byte_size in overflowed.items():
             message = (
                 f"output {name!r} of model {self.spec.name!r} needs {byte_size} bytes and found less room in shared "

@@ -183,12 +183,7 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
         -------
         PreparedCall
             With memory of its own until it is closed, and more of it once outputs of unknown size have found no room.
-            Its arrays are not cleared.
-
-        Raises
-        ------
-        CallerError, TypeError, TensorError, PathUnavailableError, PoolExhaustedError, BudgetError, MachineError
-            As of :meth:`infer`.
+            Its arrays are not cleared. There are the errors of :meth:`infer`, but for those of the server's answer.
         """
         core, timeout_s = self._open_core(), self._settings.timeout_of(timeout_s)
         settings = self._settings.of_call("prepare", model, path, timeout_s, options, library=library)
@@ -236,14 +231,9 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
         -------
         iterator of Result
             Nothing is sent before it is asked for the first. Each result's arrays are valid as long as they live. To
-            stop early, ``close()`` the iterator, or drop it.
-
-        Raises
-        ------
-        CallerError, TypeError
-            An argument cannot be sent. The iterator raises all other errors of :meth:`infer`, and a CallerError if the
-            client speaks HTTP. It raises a DeadlineExceededError if no response came in time, maybe because the model
-            waits for results to be released.
+            stop early, ``close()`` the iterator, or drop it. It raises the errors of :meth:`infer`, but for arguments
+            that cannot be sent, which this method refuses; and a CallerError if the client speaks HTTP. It is a
+            DeadlineExceededError if no response came in time, maybe as the model waits for results to be released.
         """
         core = self._open_core()
         settings = self._settings.of_call("stream", model, path, timeout_s, options, stream, library)
@@ -340,7 +330,6 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
         """Return the responses of a stream that is to be opened, as they come."""
 
     def _ask(self, timeout_s: float | None, call: Any, *named: Any) -> Any:
-        """Make one call of :mod:`.server_calls`."""
         core, deadline = self._open_core(), time.monotonic() + self._settings.timeout_of(timeout_s)
         return self._run(call(core.codec, deadline, *named))
 

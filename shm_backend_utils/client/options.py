@@ -210,14 +210,12 @@ def _remedy(name: str, remedies: Mapping[str, str], known: Sequence[str]) -> str
 
 
 def check_path(path: str) -> str:
-    """Return the path if it is one, else raise :class:`CallerError`."""
     if path not in _PATHS:
         raise CallerError(f"path is {path!r}; expected one of {', '.join(_PATHS)}")
     return path
 
 
 def check_library(library: str) -> str:
-    """Return the name of an array library if it is one, else raise :class:`CallerError`."""
     if library not in _LIBRARIES:
         raise CallerError(f"library is {shown(library)}; expected one of {', '.join(map(repr, _LIBRARIES))}")
     return library
@@ -248,7 +246,6 @@ def tls_context(tls: Tls) -> ssl.SSLContext:
 
 
 def check_inline_bytes(inline_bytes: object) -> int:
-    """Return up to how many bytes calls go in band, or raise CallerError."""
     if not isinstance(inline_bytes, numbers.Integral) or inline_bytes < 0:
         raise CallerError(f"inline_bytes is {inline_bytes!r}; expected a whole number of bytes, 0 for none")
     return int(inline_bytes)

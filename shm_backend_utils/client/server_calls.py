@@ -1,11 +1,18 @@
-"""A client's calls to its server beside inference: whether it is there, its models, and loading of models."""
+"""A client's calls to its server beside inference: whether it is there, its models, and loading of models.
+
+Whether a Python model is alive its processes tell, by ``/proc``: children of the process that listens at its port.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import time
-from collections.abc import Mapping
+import urllib.parse
+from collections.abc import Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from ..errors import CallerError, MachineError
@@ -14,12 +21,12 @@ from ..protocol.probe import ALIVE_ADDRESS
 from ..protocol.refusals import code_in
 from .core import Core
 from .errors import DeadlineExceededError, InferenceError, LivenessUnknownError, ServerUnavailableError
-from .model_processes import living_processes
 from .paths.call import is_answer
 from .paths.probe import asked
 from .settings import ClientSettings
 from .steps import Pause, Send, Steps, offloaded
 from .transports.messages import Codec, Question
+from .transports.this_machine import is_this_machine
 
 __all__ = [
     "ask",
@@ -41,6 +48,11 @@ _SEQUENCE_WAIT_S: Final = 2.0  # it takes the server one to notice that a proces
 _TELLS_OF_DEAD: Final = (2, 65)  # 26.01
 _NOT_CONTROLLED: Final = "explicit model load / unload is not allowed"
 _DEAD: Final = re.compile(r"(?i)stub process .*(not healthy|unhealthy)")
+_PROC: Final = Path("/proc")
+_SERVER: Final = "tritonserver"
+_STUB: Final = "triton_python_backend_stub"
+_LISTENS: Final = "0A"
+_PORTS: Final[Mapping[str, int]] = {"http": 80, "https": 443, "grpcs": 443}
 
 
 def start(core: Core, settings: ClientSettings) -> Steps[None]:
@@ -71,7 +83,6 @@ def ask(codec: Codec, deadline: float, question: Question, model: str = "", vers
 
 
 def is_so(codec: Codec, deadline: float, question: Question, model: str = "", version: str = "") -> Steps[bool]:
-    """Return whether the server says yes."""
     try:
         return codec.says_so((yield Send(codec.ask(question, model, version), deadline)))
     except InferenceError as error:
@@ -161,7 +172,6 @@ def is_of_dead_process(said: str) -> bool:
 
 
 def load(codec: Codec, deadline: float, model: str, config: str | None, files: Mapping[str, bytes]) -> Steps[None]:
-    """Have a model loaded, or loaded anew."""
     parameters: dict[str, str | bytes] = {**files}
     if config is not None:
         parameters["config"] = config
@@ -169,7 +179,6 @@ def load(codec: Codec, deadline: float, model: str, config: str | None, files: M
 
 
 def unload(codec: Codec, deadline: float, model: str, dependents: bool) -> Steps[None]:
-    """Have a model unloaded; with ``dependents``, also those that it is made of."""
     yield from _control(Send(codec.unload(model, dependents=dependents), deadline))
 
 
@@ -184,3 +193,55 @@ def _control(message: Send) -> Steps[None]:
             f"({error.message()})",
             error.status(),
         ) from None
+
+
+def living_processes(address: str, config: Mapping[str, Any], version: str) -> int | None:
+    """Return how many processes of a Python model live; None where this process cannot see the server's."""
+    url = urllib.parse.urlsplit(address)
+    port = url.port or _PORTS.get(url.scheme)
+    if not url.hostname or port is None or not is_this_machine(url.hostname):
+        return None
+    sockets = {*_listening(port)}
+    parents = {pid: words for pid, _, words in _processes(_SERVER)}
+    stubs = [(parent, words) for _, parent, words in _processes(_STUB)]
+    servers = [pid for pid in {*parents, *(parent for parent, _ in stubs)} if _has_any(pid, sockets)]
+    if len(servers) != 1:
+        return None
+    groups = "|".join(re.escape(str(group.get("name"))) for group in config.get("instance_group", ()))
+    name = re.compile(rf"(?:{groups})(?:_[0-9]+)?")
+    model, folders = str(config["name"]), []
+    for parent, words in stubs:
+        *_, folder, found_version, _ = ("", "", "", *Path(words[1]).parts)
+        if parent != servers[0] or version not in ("", found_version):
+            continue
+        names = filter(name.fullmatch, words[2:])
+        if any(folder == model or not each.startswith(f"{folder}_") for each in names):  # else it is another model's
+            folders.append(folder)
+    return folders.count(model) or len(folders)  # models that the server fetched lie in folders of other names
+
+
+def _processes(program: str) -> Iterator[tuple[int, int, list[str]]]:
+    """Yield number, parent and command line of all that run a program; one that has ended has no command line."""
+    for folder in _PROC.glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            words = os.fsdecode((folder / "cmdline").read_bytes()).split("\0")
+            if Path(words[0]).name == program:
+                parent = (folder / "stat").read_bytes().rpartition(b")")[2].split()[1]
+                yield int(folder.name), int(parent), words
+
+
+def _listening(port: int) -> Iterator[str]:
+    """Yield the link texts of sockets' descriptors, ``socket:[…]``, that listen at a port in this namespace."""
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in (_PROC / "net" / table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
+                    yield f"socket:[{fields[9]}]"
+
+
+def _has_any(pid: int, sockets: set[str]) -> bool:
+    try:
+        return any(str(each.readlink()) in sockets for each in (_PROC / str(pid) / "fd").iterdir())
+    except OSError:  # it is another user's, or has ended
+        return False

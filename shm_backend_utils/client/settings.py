@@ -30,8 +30,6 @@ _NO_OPTIONS: Final = RequestOptions()
 
 
 class CallSettings(NamedTuple):
-    """One call's settings."""
-
     model: str
     version: str  # empty if the server chooses
     path: str  # ``"auto"``, or one by name

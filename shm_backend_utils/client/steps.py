@@ -23,7 +23,6 @@ from .explanation import Tally
 from .transports.transport import AsyncTransport, Transport
 
 __all__ = [
-    "COPIED",
     "AsyncioDriver",
     "BlockingDriver",
     "Offload",
@@ -75,8 +74,6 @@ class Wait(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """Wait for some seconds."""
-
     pause_s: float
 
 
@@ -97,14 +94,9 @@ class Together(NamedTuple):
     deadline: float
 
 
-class Copied(NamedTuple):
-    """Nothing is to be done: the call's inputs have been copied, so that the rest may be for another thread."""
-
-
-COPIED: Final = Copied()
-
 OtherStep = SendForStream | Wait | Pause | Together
-Step = Send | OtherStep | Offload | Copied
+Step = Send | OtherStep | Offload | None
+"""None: nothing is to be done; the call's inputs have been copied, so that the rest may be for another thread."""
 Steps = Generator[Step, Any, T]
 """An operation that returns a ``T``."""
 
@@ -139,7 +131,7 @@ class BlockingDriver(_Driver[Transport]):
                         outcome = self.transport.send(step.message, left_s)
                     elif isinstance(step, Offload):
                         outcome = step.work()
-                    elif not isinstance(step, Copied):
+                    elif step is not None:
                         outcome = self._do(step)
                 except BaseException as error:  # the operation decides what it means
                     step = operation.throw(error)
@@ -158,7 +150,6 @@ class BlockingDriver(_Driver[Transport]):
         self._threads = concurrent.futures.ThreadPoolExecutor(1, "shm together")  # of which none has begun
 
     def close(self) -> None:
-        """Let go of the threads and of the connection."""
         self._is_closed = True
         self._threads.shutdown(wait=False)
         self.transport.close()
@@ -200,7 +191,6 @@ class AsyncioDriver(_Driver[AsyncTransport]):
     """Does the steps of operations in tasks of one event loop."""
 
     async def run(self, operation: Steps[T], tally: Tally | None = None) -> T:
-        """Do an operation and return its result; if it raises, count the error in ``tally``."""
         outcome: Any = None
         try:
             step = next(operation)
@@ -211,7 +201,7 @@ class AsyncioDriver(_Driver[AsyncTransport]):
                         outcome = await self.transport.send(step.message, left_s)
                     elif isinstance(step, Offload):
                         outcome = await self._offload(step)
-                    elif not isinstance(step, Copied):
+                    elif step is not None:
                         outcome = await self._do(step)
                 except BaseException as error:  # the operation decides what it means
                     step = operation.throw(error)
@@ -226,7 +216,6 @@ class AsyncioDriver(_Driver[AsyncTransport]):
             raise
 
     async def close(self) -> None:
-        """Let go of the threads and of the connection."""
         self._is_closed = True
         self._threads.shutdown(wait=False)
         await self.transport.close()
@@ -282,7 +271,7 @@ def _end(operation: Steps[Any], error: BaseException, tally: Tally | None) -> No
 def until_copied(operation: Steps[Any]) -> Steps[None]:
     """Do a call until its inputs have been copied; the rest of it may be done later, and by another thread."""
     step = next(operation)
-    while not isinstance(step, Copied):
+    while step is not None:
         try:
             outcome = yield step
         except BaseException as error:  # the call decides what it means

@@ -132,7 +132,6 @@ class DirectStream(InRegion):
         )
 
     def close(self) -> None:
-        """Give the memory back, as soon as no array needs it. Twice is fine."""
         if not self.is_closed:
             self._slot.give_up()
         self.is_closed = True

@@ -50,7 +50,6 @@ class Config:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Config:
-        """Read it from a model's configuration in JSON."""
         for line, why in refused_lines(config):
             raise ModelError(
                 f"model {config['name']!r} cannot be served with {line} in its config.pbtxt; remove that: {why}"

@@ -80,8 +80,6 @@ def _least_that_tells(expected: float) -> int:
 
 
 class DebugCall(Call):
-    """A call that looks after the memory of its outputs."""
-
     _filled: dict[str, Poison]
     _digests: dict[str, bytes]
 

@@ -53,12 +53,10 @@ class DeliveredView(TensorView):
 
     @property
     def writable(self) -> bool:
-        """Whether it may be written to: never."""
         return False
 
     @property
     def attributes(self) -> BufferAttributes:
-        """Where the bytes lie, and how many they are."""
         return BufferAttributes(MemoryType.CPU, 0, math.prod(self.shape) * self._dtype.itemsize)
 
 

@@ -111,7 +111,6 @@ class Metrics:
                 self._counts["refusals_total", type(error).__name__] += 1
 
     def took(self, own_s: float) -> None:
-        """Count the library's time for a call."""
         with self._lock:
             self._counts["own_seconds_bucket", _BUCKETS[bisect_left(_BOUNDS_S, own_s)]] += 1
             self._counts["own_seconds_count", ""] += 1

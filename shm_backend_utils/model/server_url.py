@@ -7,7 +7,7 @@ import sys
 from pathlib import Path, PurePath
 from typing import Final
 
-__all__ = ["url_of_parent", "url_of_server"]
+__all__ = ["url_of_server"]
 
 _PROGRAM: Final = "tritonserver"
 _ALLOW: Final = "--allow-http"
@@ -28,18 +28,12 @@ _EMULATED: Final = "__server_url__"
 def url_of_server() -> str | None:
     """Return the URL of the server that has started this process; None if that cannot be told.
 
-    Where the Python backend is an emulated one, no server has: the backend says where its own is.
+    Its command line tells: the parent may be no tritonserver but a process that has one inside, or serve no HTTP. Then
+    the listener at the usual port is another program. An emulated Python backend says where its own server is.
     """
     emulated: str | None = getattr(sys.modules.get(_BACKEND), _EMULATED, None)
-    return emulated or url_of_parent()
-
-
-def url_of_parent() -> str | None:
-    """Return the URL of the tritonserver that this process is a stub of; None if that cannot be told.
-
-    By its command line: the parent may be no tritonserver but a process that has one inside, or serve no HTTP. Then
-    the listener at the usual port is another program.
-    """
+    if emulated:
+        return emulated
     try:
         words = os.fsdecode(Path(f"/proc/{os.getppid()}/cmdline").read_bytes()).split("\0")
     except OSError:

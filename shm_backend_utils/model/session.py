@@ -158,18 +158,8 @@ class ShmSession:
     async def serve_async(self, requests: Iterable[Any], infer: Callable[[Call], Awaitable[None]]) -> list[Any]:
         """As :meth:`serve`, side by side on the event loop, for an ``execute`` that is a coroutine itself.
 
-        Parameters
-        ----------
-        requests : iterable of InferenceRequest
-            As ``execute`` gets them.
-        infer : coroutine function
-            Takes a :class:`Call`. An exception becomes the request's error. The call's memory is the client's again
-            when it returns: tasks that it has started must be over then.
-
-        Returns
-        -------
-        list of InferenceResponse
-            One for each request, in order, when all of them are done.
+        ``infer`` is a coroutine function. The call's memory is the client's again when it returns: tasks that it has
+        started must be over then.
         """
         context = self._context
         if context is None:
@@ -185,44 +175,19 @@ class ShmSession:
         return self._responses(calls, context.arrays)
 
     def open(self, request: Any) -> Call:
-        """Return one request as a context manager, for code that wants the loop itself.
+        """Return one request of ``execute`` as a context manager, for code that wants the loop itself.
 
-        Parameters
-        ----------
-        request : InferenceRequest
-            As ``execute`` gets it.
-
-        Returns
-        -------
-        Call
-            Entering it raises a :class:`ShmError` if the request cannot be served: its kind tells whose fault that is.
-            After it was left, or could not be entered, ``execute`` returns ``call.response``.
-
-        Raises
-        ------
-        ClosedError
-            The session was closed.
+        Entering it raises a :class:`ShmError` if the request cannot be served: its kind tells whose fault that is.
+        After it was left, or could not be entered, ``execute`` returns ``call.response``.
         """
         return self._new_call(self._open_context(), request)
 
     def serve_batch(self, requests: Iterable[Any], infer: Callable[[BatchCall], object]) -> list[Any]:
-        """Run ``infer`` on all requests at once. For ``execute``.
+        """As :meth:`serve`, with ``infer`` on all requests at once. It takes a :class:`BatchCall`.
 
-        A request that is refused, or has strings that cannot be read, is left out, and answered with its error.
-        Requests whose inputs differ in more than their rows cannot be one batch: then ``infer`` runs for each kind of
-        them.
-
-        Parameters
-        ----------
-        requests : iterable of InferenceRequest
-            As ``execute`` gets them.
-        infer : callable
-            Takes a :class:`BatchCall`. An exception becomes the error of all requests of the batch.
-
-        Returns
-        -------
-        list of InferenceResponse
-            One for each request, in order.
+        An exception becomes the error of all requests of the batch. A request that is refused, or has strings that
+        cannot be read, is left out, and answered with its error. Requests whose inputs differ in more than their rows
+        cannot be one batch: then ``infer`` runs for each kind of them.
 
         Raises
         ------
@@ -246,14 +211,9 @@ class ShmSession:
         Those of a model that is not decoupled are refused: :meth:`serve` is for them. Several requests are served side
         by side, each in a thread. Its device is the instance's GPU, if that has one.
 
-        Parameters
-        ----------
-        requests : sequence of InferenceRequest
-            As ``execute`` gets them.
-        answer : callable
-            Takes a :class:`StreamCall`. If it is a generator, each ``yield`` sends the written outputs. To yield a
-            value, or to write an output after the last ``yield``, is a ModelError. If the client wants no more, the
-            generator is closed.
+        ``answer`` takes a :class:`StreamCall`. If it is a generator, each ``yield`` sends the written outputs. To yield
+        a value, or to write an output after the last ``yield``, is a ModelError. If the client wants no more, the
+        generator is closed.
         """
         context = self._context
         if context is None:
@@ -271,36 +231,23 @@ class ShmSession:
                 threads.submit(self._serve_stream, request, answer)
 
     def stream(self, request: Any) -> StreamCall:
-        """Return one request of a decoupled model as a context manager: ``with`` begins it.
+        """Return one request of a decoupled model as a context manager, whose end is the stream's.
 
-        ::
+        Entering it raises a :class:`ShmError` if the request cannot be served; the client was answered then. ::
 
             for request in requests:
                 with session.stream(request) as call:
                     for tile in tiles_of(call.input("IMAGE").numpy()):
                         call.put("TILE", tile)
                         call.send()
-
-        Parameters
-        ----------
-        request : InferenceRequest
-            As ``execute`` gets it.
-
-        Returns
-        -------
-        StreamCall
-            Entering it raises a :class:`ShmError` if the request cannot be served; the client was answered then.
-            Leaving it ends the stream.
-
-        Raises
-        ------
-        ClosedError
-            The session was closed.
         """
         return self._new_stream_call(self._open_context(), request)
 
     def close(self) -> None:
-        """Unmap every region. Arrays that still live keep theirs. Closing twice is fine."""
+        """Unmap every region. Arrays that still live keep theirs. Closing twice is fine.
+
+        Later requests are answered with a ClosedError, which :meth:`open` and :meth:`stream` raise.
+        """
         self._unclosed.close()
         context, self._context = self._context, None
         if context is not None:

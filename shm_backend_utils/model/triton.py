@@ -161,7 +161,6 @@ class TritonBackend:
     def request(
         self, model: str, version: str, tensors: Iterable[Any], outputs: Iterable[str], parameters: Mapping[str, Any]
     ) -> Any:
-        """Return a request to another model of this server."""
         try:
             return self._pb_utils.InferenceRequest(
                 model_name=model,
@@ -195,11 +194,9 @@ class TritonBackend:
         return families(name=name, description=description, kind=getattr(families, kind))
 
     def log_error(self, message: str) -> None:
-        """Write to the server's log, as an error."""
         self._pb_utils.Logger.log_error(_as_utf8(message))
 
     def log_warning(self, message: str) -> None:
-        """Write to the server's log, as a warning."""
         self._pb_utils.Logger.log_warn(message)
 
 

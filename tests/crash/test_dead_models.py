@@ -17,7 +17,7 @@ import yaml
 
 from scripts.tools.processes import children, command_line
 from shm_backend_utils.cli.doctor import examine
-from shm_backend_utils.client import ShmClient, model_processes
+from shm_backend_utils.client import ShmClient, server_calls
 from shm_backend_utils.client.errors import LivenessUnknownError
 from shm_backend_utils.server import EmbeddedServer
 from tests.releases import calls_dead_models_ready, outlives_models
@@ -133,7 +133,7 @@ def test_a_repository_with_ordinary_models_passes(served: Served, protocol: str)
 def test_who_sees_no_process_says_so_of_models_without_a_session(
     served: Served, protocol: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(model_processes, "_PROC", tmp_path)
+    monkeypatch.setattr(server_calls, "_PROC", tmp_path)
     assert served.is_ready("session", protocol)
     assert served.is_ready("sequence", protocol)
     with pytest.raises(LivenessUnknownError, match="nobody can tell from here whether the process of model 'stock'"):
@@ -154,7 +154,7 @@ def test_a_dead_process_is_found_by_all_who_ask(
         assert served.codes(protocol, model)[model] == {"dead-instance" if others else "dead-stub"}
     if model == "stock":
         assert not served.is_ready("whole", "grpc")
-    monkeypatch.setattr(model_processes, "_PROC", tmp_path)
+    monkeypatch.setattr(server_calls, "_PROC", tmp_path)
     if model in ("session", "sequence"):  # of which a request tells, too
         assert not served.is_ready(model, "http")
         assert served.codes("http", model)[model] == {"dead-stub"}

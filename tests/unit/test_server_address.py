@@ -15,15 +15,15 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import model_processes
+from shm_backend_utils.client import server_calls
 from shm_backend_utils.errors import ForwardError, MachineError, ModelError, TensorError
 from shm_backend_utils.memory.registrations import fetch_registrations
 from shm_backend_utils.model.forward.forwarder import Forwarder, ModelSpecs
-from shm_backend_utils.model.server_url import url_of_parent
+from shm_backend_utils.model.server_url import url_of_server
 from shm_backend_utils.tensors.values import untyped_array
 from tests.unit.answering_server import answering
 
-CHILD = "from shm_backend_utils.model.server_url import url_of_parent; print(url_of_parent())"
+CHILD = "from shm_backend_utils.model.server_url import url_of_server; print(url_of_server())"
 PARENT = f"import subprocess; subprocess.run([{sys.executable!r}, '-c', {CHILD!r}], check=True)"
 SERVER = "/opt/tritonserver/bin/tritonserver"
 USUAL = "http://127.0.0.1:8000"
@@ -71,13 +71,13 @@ def test_a_build_for_vertex_ai_serves_http_if_it_is_told_to(monkeypatch: pytest.
 
 
 def found_below(monkeypatch: pytest.MonkeyPatch, program: str, *words: str) -> str | None:
-    """Return the URL that this process finds when its parent has such a command line, as a stub's parent has."""
     command = [program, "-c", "echo; read _", *words]
     with subprocess.Popen(command, executable="/bin/sh", stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         parent.stdout.readline()
+        monkeypatch.delitem(sys.modules, "triton_python_backend_utils", raising=False)  # an emulated one knows its own
         monkeypatch.setattr(os, "getppid", lambda: parent.pid)
-        return url_of_parent()
+        return url_of_server()
 
 
 def test_a_command_line_of_any_bytes_can_be_read_by_a_child_in_any_locale(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     begin(tmp_path, 10, 1, "/opt/tritonserver")
     (tmp_path / "10/fd").mkdir()
     (tmp_path / "10/fd/3").symlink_to("socket:[777]")
-    monkeypatch.setattr(model_processes, "_PROC", tmp_path)
+    monkeypatch.setattr(server_calls, "_PROC", tmp_path)
     return tmp_path
 
 
@@ -156,7 +156,7 @@ def test_a_process_counts_for_its_model_alone(proc: Path, stubs: list[tuple[str,
         begin(proc, pid, 10, STUB, f"{folder}/model.py", "shm1", "1", "1", "10", "/opt", "64", instance, "DEFAULT")
     begin(proc, 99, 1, STUB)  # somebody else's, who says nothing
     described = {"name": "a", "instance_group": [{"name": "a_0", "kind": "KIND_CPU", "count": 2}]}
-    assert model_processes.living_processes("grpc://localhost:8001", described, "1") == living
+    assert server_calls.living_processes("grpc://localhost:8001", described, "1") == living
 
 
 @pytest.mark.parametrize(

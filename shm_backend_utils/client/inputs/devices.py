@@ -39,7 +39,6 @@ class Gpus:
 
     @property
     def streams(self) -> OwnStreams:
-        """The client's streams; raises as :attr:`runtime`."""
         with self._lock:
             if self._streams is None:
                 self._streams = OwnStreams(self.runtime)
@@ -60,7 +59,6 @@ class GpuWork:
         self._lender = gpus.streams
 
     def stream_on(self, device: int) -> int:
-        """Return the call's stream of a GPU."""
         stream = self._streams.get(device)
         if stream is None:
             stream = self._streams[device] = self._lender.borrow(device)
@@ -101,7 +99,6 @@ class DeviceSource(Source):
 
     @property
     def facts(self) -> PointerFacts:
-        """CUDA's facts of the memory."""
         if self._facts is None:
             self._facts = self.array.runtime.pointer(self.array.address)
         return self._facts
@@ -165,5 +162,4 @@ def library_of_inputs(sources: Mapping[str, DeviceSource]) -> str | None:
 
 
 def inputs_on_gpus(given: Mapping[str, Any]) -> dict[str, DeviceSource]:
-    """Return those of a call's inputs that are on GPUs."""
     return {name: each for name, each in given.items() if isinstance(each, DeviceSource)}

@@ -107,7 +107,6 @@ def described_inputs(inputs: Mapping[str, InputDescription], elsewhere: Elsewher
 
 
 def _nameless(inputs: object, what: str) -> CallerError:
-    """Return the error for inputs that have no names; ``what`` says what they should be."""
     return CallerError(
         f"inputs is of type {type(inputs).__name__}; expected a mapping of input names to {what}, for example "
         f"{{'INPUT0': {what}}}"
@@ -115,8 +114,6 @@ def _nameless(inputs: object, what: str) -> CallerError:
 
 
 class WantedOutputs(NamedTuple):
-    """The outputs that a call wants."""
-
     byte_sizes: dict[str, int | None] | None  # as hinted at; None for all outputs, without hints
     devices: Mapping[str, int]  # of those that are wanted on a GPU
 
@@ -125,7 +122,6 @@ ALL_OUTPUTS: Final = WantedOutputs(None, NO_DEVICES)
 
 
 def wanted_outputs(outputs: Outputs) -> WantedOutputs:
-    """Return the outputs that a user wants, each with its hint."""
     if outputs is None:
         return ALL_OUTPUTS
     names = output_names(outputs)
@@ -220,8 +216,6 @@ class Source:
 
 
 class StringSource(Source):
-    """Strings."""
-
     __slots__ = ("encoded",)
 
     def __init__(self, name: str, source: Source) -> None:
@@ -230,7 +224,6 @@ class StringSource(Source):
         super().__init__(BYTES, source.shape, self.encoded.nbytes, source.parts)
 
     def write_to(self, target: npt.NDArray[Any]) -> None:
-        """Copy the strings, as objects or as bytes."""
         if target.dtype == _OBJECT:
             super().write_to(target)
         else:

@@ -256,7 +256,6 @@ class CallOnGpus(OnGpus):
         return found
 
     def _plain_array(self, span: InputSpan, memory: Memory) -> DeviceArray:
-        """Return an input's array, of no library."""
         return self.buffers[span.region - 1].plain_array_at(memory, span.offset, span.dtype.numpy, span.shape)
 
     def models_are_done(self, deadline: float, where: Sequence[CudaAllocation] | None = None) -> Steps[None]:

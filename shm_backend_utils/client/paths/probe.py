@@ -29,8 +29,6 @@ _REPORT_ROOM: Final = 4 * PAGE_SIZE
 
 
 class ProbeAnswer(NamedTuple):
-    """The outcome of a probe."""
-
     report: dict[str, Any] | None  # the items that ``docs/protocol.md`` lists, in JSON's types; None without a report
     refusal: str  # the words of the model or the server instead; empty if it was executed as no probe
 

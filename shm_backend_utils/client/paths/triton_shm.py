@@ -51,7 +51,6 @@ class InlineCall(Call):
                 source.write_to(array)
 
     def message(self) -> Any:
-        """Return the message of a request for the present content of the inputs."""
         spans, inputs = self.layout.table.inputs, []
         for name, array in self._arrays.items():
             dtype = spans[name].dtype
@@ -132,7 +131,6 @@ class Registrations:
                 raise MemoryRefusedError(message, error.status()) from None
 
     def forget(self, region: SlotRegion) -> None:
-        """Take note that the server does not know the region any more."""
         self._known.discard(region.key)
 
     def drop(self, keys: Iterable[str] | None, deadline: float) -> Steps[bool]:

@@ -31,7 +31,6 @@ class AsyncConnections:
         self._is_closed = False
 
     async def exchange(self, request: Any, timeout_s: float) -> Any:
-        """Do as :meth:`.Connections.exchange`."""
         deadline = time.monotonic() + timeout_s
         outcome: Any = None
         for _ in range(MOST_ATTEMPTS):
@@ -163,7 +162,6 @@ class _Connection(asyncio.Protocol):
         self._settle()
 
     def is_fit(self) -> bool:
-        """Return whether a request may be sent."""
         conversation = self.conversation
         return conversation.has_room and not (conversation.failure or self._transport.is_closing())
 

@@ -58,8 +58,6 @@ MOST_ATTEMPTS: Final = 3
 
 
 class Server(NamedTuple):
-    """Where a server is, and how to speak to it."""
-
     host: str
     port: int
     address: str  # for messages to people
@@ -81,7 +79,6 @@ class Server(NamedTuple):
             raise unavailable(self.address, conversation.failure or "failed to connect: it takes no requests")
 
     def unanswered(self, outcome: Unanswered) -> Exception:
-        """Return the error for a request without an answer."""
         doing = "" if outcome.may_have_begun else "failed to connect: "
         return unavailable(self.address, f"{doing}{outcome.reason}")
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator
 from typing import Any
 
 from .messages import Codec
 
-__all__ = ["AsyncTransport", "Transport", "is_cancelled"]
+__all__ = ["AsyncTransport", "Transport"]
 
 
 class _Connection(ABC):
-    """The common part of both."""
-
     codec: Codec  # makes the messages that it sends
     address: str  # with its scheme, for messages to people
     host: str  # as in the URL
@@ -54,9 +51,3 @@ class AsyncTransport(_Connection):
     @abstractmethod
     async def close(self) -> None:
         """As :meth:`Transport.close`."""
-
-
-def is_cancelled() -> bool:
-    """Return whether the running task was cancelled; False on Python 3.10, which does not tell."""
-    cancelling = getattr(asyncio.current_task(), "cancelling", None)
-    return cancelling is not None and cancelling() > 0

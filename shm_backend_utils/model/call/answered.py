@@ -47,8 +47,6 @@ class AnsweredRequest(ReceivedRequest):
         ------
         MachineError
             This Triton has none, and the client gets UNSUPPORTED: they came with Triton 2.55 (25.02).
-        ClosedError
-            The call is over.
         """
         if not self._is_open:
             raise self._not_open()
@@ -81,8 +79,6 @@ class AnsweredRequest(ReceivedRequest):
         ------
         ModelError
             The model's configuration has no such output, or not of this dtype and shape.
-        ClosedError
-            The call is over.
         """
         if not self._is_open:
             raise self._not_open()
@@ -287,7 +283,6 @@ class AnsweredRequest(ReceivedRequest):
         return form.encode(shape, *(span or (0, 0, 0)), is_in_response=span is None)
 
     def _tensor_of(self, name: str, view: TensorView) -> Any:
-        """Return an output as a tensor for the response."""
         context, backend = self._context, self._context.backend
         if type(view) is DeliveredView:
             return backend.pass_on(name, view.tensor)

@@ -36,7 +36,8 @@ class Call(AnsweredRequest):
     An input lies in the client's memory if the request's table says so, else in a tensor of Triton's. An output goes
     to the client's memory if the table has room for it, else back through Triton. The model need not care.
 
-    A session takes a call through :meth:`begin`, :meth:`commit` and :meth:`end`, or :meth:`fail`.
+    A session takes a call through :meth:`begin`, :meth:`commit` and :meth:`end`, or :meth:`fail`. To ask for a tensor
+    of a call that is over is a ClosedError.
 
     Attributes
     ----------
@@ -118,13 +119,7 @@ class Call(AnsweredRequest):
 
     @property
     def batch_size(self) -> int:
-        """How many rows the inputs have. For models with a batch dimension.
-
-        Raises
-        ------
-        MissingTensorError
-            The request has no input.
-        """
+        """How many rows the inputs have, with a batch dimension; MissingTensorError if the request has no input."""
         if self.table is not None:
             for span in self.table.inputs.values():
                 return span.shape[0]
@@ -134,13 +129,7 @@ class Call(AnsweredRequest):
 
     @property
     def inputs(self) -> dict[str, TensorView]:
-        """Every input that the request has, as :meth:`input` returns it, in the order of the configuration.
-
-        Raises
-        ------
-        ClosedError
-            The call is over.
-        """
+        """Every input that the request has, as :meth:`input` returns it, in the order of the configuration."""
         found = {name: self.find_input(name) for name in self._context.spec.inputs}
         return {name: view for name, view in found.items() if view is not None}
 
@@ -175,25 +164,10 @@ class Call(AnsweredRequest):
         return name in self._request.requested_output_names()
 
     def device_output(self, name: str, shape: Sequence[int], dtype: npt.DTypeLike) -> DeviceView:
-        """Return memory of a GPU for one output, to be filled before the call ends, wherever the client wants it.
+        """As :meth:`output`, on a GPU, wherever the client wants it; MachineError without cuda-bindings or a GPU.
 
-        Parameters
-        ----------
-        name, shape, dtype
-            As of :meth:`output`.
-
-        Returns
-        -------
-        DeviceView
-            C-contiguous and writable. It is the client's own memory where that is on a GPU. If that is on the host, or
-            is missing, it is memory of the instance's GPU, and is copied to its destination when the call ends.
-
-        Raises
-        ------
-        ModelError
-            As for :meth:`output`.
-        MachineError
-            cuda-bindings or a GPU is missing.
+        It is the client's own memory where that is on a GPU. If that is on the host, or is missing, it is memory of the
+        instance's GPU, and is copied to its destination when the call ends.
         """
         view = self.output(name, shape, dtype)
         if isinstance(view, DeviceView):
@@ -225,8 +199,6 @@ class Call(AnsweredRequest):
         ------
         ModelError
             It is no stream; or one of a GPU that the call does not use; or it is being captured into a graph.
-        ClosedError
-            The call is over.
         MachineError
             cuda-bindings or a GPU is missing.
         """
@@ -238,21 +210,8 @@ class Call(AnsweredRequest):
     def to_host(self, view: TensorView) -> npt.NDArray[Any]:
         """Return a tensor as an array of NumPy: a copy if it is on a GPU, after the call's work there.
 
-        Parameters
-        ----------
-        view : TensorView
-            An input, or an output that is written.
-
-        Returns
-        -------
-        numpy.ndarray
-            Of the view's shape and dtype. Where the view is on the host it is the same memory, valid as long as the
-            call, and read-only for an input; else an array of its own.
-
-        Raises
-        ------
-        ModelError
-            It is no view.
+        ``view`` is an input, or an output that is written; anything else is a ModelError. Where it is on the host the
+        array is the same memory, valid as long as the call, and read-only for an input.
         """
         _check_is_view(view)
         if not isinstance(view, DeviceView):
@@ -363,7 +322,6 @@ class Call(AnsweredRequest):
         version: str,
         parameters: Mapping[str, Any] | None,
     ) -> tuple[Forwarding, set[Forwarding]]:
-        """Return a request to another model, and this call's requests to others that are under way."""
         if not self._is_open:
             raise self._not_open()
         if self._pending is None:

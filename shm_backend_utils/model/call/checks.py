@@ -34,7 +34,14 @@ def check_rows(table: Table, carried: int | None) -> None:
     """Raise BatchSizeError unless all inputs have as many rows as the batch carrier has said."""
     for name, span in table.inputs.items():
         if not span.shape or span.shape[0] != carried:
-            raise _other_batch_size(name, span.shape, carried)
+            if not span.shape:
+                raise BatchSizeError(name, f"tensor {name!r} has no dimension; its first one is the batch")
+            told = "none" if carried is None else f"one of {carried}"
+            raise BatchSizeError(
+                name,
+                f"tensor {name!r} has a batch of {span.shape[0]}, but the request has {told}; "
+                f"send input {BATCH_CARRIER!r} with shape [{span.shape[0]}, 0]",
+            )
 
 
 def check_table(spec: ModelSpec, table: Table, memories: Sequence[Memory]) -> None:
@@ -76,18 +83,6 @@ def shares_no_memory(spec: ModelSpec) -> TableError:
     return TableError(SLOT_PARAMETER, "nothing", f"the address of a slot: {allowed}")
 
 
-def _other_batch_size(name: str, shape: tuple[int, ...], carried: int | None) -> BatchSizeError:
-    """Return the error for an input that has not as many rows as Triton's batcher was told."""
-    if not shape:
-        return BatchSizeError(name, f"tensor {name!r} has no dimension; its first one is the batch")
-    told = "none" if carried is None else f"one of {carried}"
-    return BatchSizeError(
-        name,
-        f"tensor {name!r} has a batch of {shape[0]}, but the request has {told}; "
-        f"send input {BATCH_CARRIER!r} with shape [{shape[0]}, 0]",
-    )
-
-
 def _check_inside(field: str, memory: Memory, offset: int, byte_size: int) -> None:
     """Raise unless a span is inside the data of a further region, whose size only opening it tells."""
     if not memory.data_begin <= offset <= memory.byte_size - byte_size:
@@ -110,12 +105,10 @@ def check_output(spec: ModelSpec, name: str, numpy_dtype: np.dtype[Any], shape: 
 
 
 def may_not_write(error: TensorError) -> ModelError:
-    """Return the error of a model whose output contradicts its configuration."""
     return ModelError(f"model.py wrote an output that it may not: {error}")
 
 
 def not_written(spec: ModelSpec, name: str) -> ModelError:
-    """Return the error for a requested output that ``model.py`` has not written."""
     ways = f"call.put({name!r}, array) or call.output({name!r}, shape, dtype)"
     if spec.output(name).dtype is BYTES:
         ways = f"call.put({name!r}, strings)"

@@ -170,8 +170,6 @@ class ReceivedRequest:
             The request does not have it.
         ModelError
             The model's configuration does not have it.
-        ClosedError
-            The call is over.
         """
         if not self._is_open:
             raise self._not_open()
@@ -278,12 +276,10 @@ class ReceivedRequest:
                 self._use_device(memory.device)
 
     def _take_ring(self, ring: Ring, outputs: Mapping[str, OutputSpan]) -> None:
-        """Refuse a ring: this call has one response."""
         name = self._context.spec.name
         raise TableError("frame_count", str(ring.frames), f"0: model {name!r} answers without a stream")
 
     def _delivered_tensors(self) -> dict[str, Any]:
-        """Return the request's own tensors, by name, as the Python backend's."""
         tensors = self._tensors
         if tensors is None:
             tensors = self._tensors = {}
@@ -314,7 +310,6 @@ class ReceivedRequest:
         return uses
 
     def _device_uses(self) -> DeviceUses:
-        """Return the call's uses of GPUs: few calls have any."""
         uses = self.devices
         if uses is None:
             uses = self.devices = DeviceUses(self._context.arrays)
@@ -325,7 +320,6 @@ class ReceivedRequest:
             raise self._not_open()
 
     def _not_open(self) -> ClosedError | ModelError:
-        """Return why the call can be used no more, or not yet."""
         if self._is_open is None:
             return ModelError(f"this call has not begun; enter it first: with session.{self._made_by}(request) as call")
         return ClosedError("this call", "copy what is to be kept before it ends, by np.array(view) for example")

@@ -231,7 +231,6 @@ def _take(pool: SlotPool, need: Need, holder: str) -> Any:
 
 
 def _hint_of(wanted: TensorView | int | None) -> int | None:
-    """Return the bytes to keep for an output, if the user gives a number."""
     return None if wanted is None or isinstance(wanted, TensorView) else index(wanted)
 
 

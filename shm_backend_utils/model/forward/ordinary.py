@@ -103,8 +103,6 @@ class Asked(NamedTuple):
 
 
 class Forwarding(ABC):
-    """One request to another model."""
-
     request: Any  # the backend's, to be executed
     rows = 1  # that its inputs have, where the model has batches
 

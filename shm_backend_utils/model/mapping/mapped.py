@@ -78,7 +78,6 @@ class MappedRegion:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a call uses it now."""
         return self.use_count > 0 or (self.managed is not None and self.managed.is_in_use)
 
     @property
@@ -204,7 +203,6 @@ class Slot:
         return LentRegionClaim(managed.segment.key, header.byte_size, header.token.hex(), self.number)
 
     def _held(self, generation: int) -> PeerError:
-        """Return the error for a request whose slot's lease another process or request holds."""
         if self.record.generation != generation:
             return stale()
         if self.record.started >= generation:
@@ -213,14 +211,12 @@ class Slot:
 
 
 def replayed() -> ReplayedRequestError:
-    """Return the error for a request that a model has begun to execute before."""
     return ReplayedRequestError(
         "request parameter shm_generation was executed before: every request needs a generation of its own"
     )
 
 
 def stale() -> StaleRequestError:
-    """Return the error for a request whose generation is not the slot's any more."""
     return StaleRequestError("request parameter shm_generation is not the slot's: the client has given this request up")
 
 

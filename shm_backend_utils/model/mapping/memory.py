@@ -93,11 +93,9 @@ class DeviceMemory:
         self.device = mapping.device  # this process' number of the GPU
 
     def part(self, begin: int, byte_size: int) -> DeviceMemory:
-        """Return so many bytes of it from an offset on."""
         return DeviceMemory(self.mapping, self.begin + begin, byte_size)
 
     def bytes(self) -> Any:
-        """Return all of it as an array of bytes, writable."""
         return self._array(self.address, (self.byte_size,), np.dtype(np.uint8), writable=True)
 
     def view(
@@ -110,11 +108,9 @@ class DeviceMemory:
         return DeviceView(name, array, dtype, DIRECT, handle=self.mapping.handle)
 
     def offset_of(self, array: Any) -> int | None:
-        """Return where in this memory a C-contiguous array begins, maybe beyond it; None for any other array."""
         return array.address - self.address if isinstance(array, DeviceArray) else None
 
     def follows(self, other: Memory) -> bool:
-        """Return whether offsets here and there are of one allocation, so that spans of both can be one view."""
         return isinstance(other, DeviceMemory) and other.mapping.identity == self.mapping.identity
 
     def _array(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], *, writable: bool) -> DeviceArray:

@@ -80,7 +80,6 @@ def open_cuda(
 
 
 def check_slot(region: ManagedRegion, slot: int, field: str) -> None:
-    """Raise TableError unless the region has this slot."""
     if slot >= region.header.slot_count:
         raise TableError(f"{field}.slot", str(slot), f"less than {region.header.slot_count}")
 

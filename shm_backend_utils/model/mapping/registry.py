@@ -117,13 +117,11 @@ class Registry:
                     del self._by_object[region.segment.identity]
 
     def unregister_all(self) -> None:
-        """Free every name."""
         with self._lock:
             for name in list(self.names):
                 self.unregister(name)
 
     def mapped(self) -> tuple[int, int]:
-        """Return how many bytes are mapped, and how many regions."""
         with self._lock:
             regions = list(self._regions)
         return sum(region.segment.byte_size for region in regions), len(regions)
@@ -135,7 +133,6 @@ class Registry:
             region.last_use = time.monotonic()
 
     def end_use(self, region: MappedRegion) -> None:
-        """End a use that :meth:`begin_use` began."""
         with self._lock:
             region.use_count -= 1
 

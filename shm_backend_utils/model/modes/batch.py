@@ -62,24 +62,11 @@ class BatchCall:
         return self._gathering.byte_count
 
     def input(self, name: str) -> TensorView:
-        """Return one input of all requests.
+        """Return one input of all requests, read-only; MissingTensorError if the requests do not have it.
 
-        Parameters
-        ----------
-        name : str
-            As in the model's configuration.
-
-        Returns
-        -------
-        TensorView
-            C-contiguous and read-only; its first dimension has all rows. It is the clients' memory, without any copy,
-            where the rows follow one another there. Else they are copied once, to a buffer that the next ``execute``
-            uses again. The buffer is on a GPU if all rows are on that GPU. Valid until ``infer`` returns.
-
-        Raises
-        ------
-        MissingTensorError
-            The requests do not have it.
+        Its first dimension has all rows. It is the clients' memory, without any copy, where the rows follow one another
+        there. Else they are copied once, to a buffer that the next ``execute`` uses again. The buffer is on a GPU if
+        all rows are on that GPU. The view is valid until ``infer`` returns.
         """
         found = self._inputs.get(name)
         if found is None:
@@ -96,28 +83,10 @@ class BatchCall:
         return found
 
     def output(self, name: str, item_shape: Sequence[int], dtype: npt.DTypeLike) -> TensorView:
-        """Return memory for one output of all requests.
+        """Return memory for one output of all requests, of shape ``(size, *item_shape)``; ModelError as of a call's.
 
-        Parameters
-        ----------
-        name : str
-            As in the model's configuration.
-        item_shape : sequence of int
-            Of a row. Integers of NumPy are fine.
-        dtype : numpy dtype or dtype_like
-            Of the elements.
-
-        Returns
-        -------
-        TensorView
-            C-contiguous and writable, not cleared, of shape ``(size, *item_shape)``. It is the clients' own memory
-            where that is contiguous; else it is copied there when the batch ends, and on a GPU if all of it goes to
-            that one. Valid until ``infer`` returns.
-
-        Raises
-        ------
-        ModelError
-            The model's configuration has no such output, or not of this dtype and shape.
+        It is writable and not cleared. It is the clients' own memory where that is contiguous; else it is copied there
+        when the batch ends, and on a GPU if all of it goes to that one. The view is valid until ``infer`` returns.
         """
         item_shape = tuple(map(index, item_shape))
         if len(self.calls) == 1:
@@ -136,20 +105,7 @@ class BatchCall:
         return whole
 
     def put(self, name: str, array: Any) -> None:
-        """Give one output of all requests.
-
-        Parameters
-        ----------
-        name : str
-            As in the model's configuration.
-        array
-            As of :meth:`Call.put`. Its first dimension has all rows.
-
-        Raises
-        ------
-        ModelError
-            As for :meth:`output`; or there are more rows, or fewer.
-        """
+        """Give one output of all requests, as :meth:`Call.put`; ModelError if its first dimension has not all rows."""
         given = array.numpy() if isinstance(array, Strings) else array
         value = array_of(self.calls[0].spec, name, given, lambda on_gpu: on_gpu)
         if isinstance(value, np.ndarray):
@@ -269,7 +225,6 @@ class Buffers:
         return buffer, MemoryType.CPU if unpin is None else MemoryType.CPU_PINNED
 
     def close(self) -> None:
-        """Let go of all buffers."""
         for _, unpin in self._buffers.values():
             if unpin is not None:
                 unpin()

@@ -36,8 +36,6 @@ _PLACE: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:/\[\]]+):[0-9]+")  # HOST:PO
 
 @dataclass(frozen=True)
 class GrpcAddress:
-    """Where a server is, and how a channel to it is made."""
-
     target: str  # as gRPC takes it: ``HOST:PORT``, or with a scheme of gRPC's in front
     host: str  # the machine in it
     credentials: Any = None  # ``grpc.ChannelCredentials``; None without TLS
@@ -64,7 +62,6 @@ class GrpcAddress:
         return f"the proxy in the environment variable {proxy}" if proxy else ""
 
     def server(self) -> Server:
-        """Return where this client's own sockets go."""
         place = urllib.parse.urlsplit(f"//{self.target}")
         return Server(place.hostname or "", place.port or 0, str(self), Http2)
 

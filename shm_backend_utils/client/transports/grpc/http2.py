@@ -45,8 +45,6 @@ _OF_RESETS: Final = {_CANCEL: 1, 11: 8, 12: 7}
 
 
 class Request(NamedTuple):
-    """A request."""
-
     head: bytes  # in HPACK, up to the timeout's value; by no table that both sides would keep
     message: bytes
     take: Callable[[bytes], object] | None = None  # each answer as it comes, of a call that may have several

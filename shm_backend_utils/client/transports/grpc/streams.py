@@ -167,14 +167,12 @@ class AsyncStreams:
         self._open: set[AsyncReading] = set()
 
     def begin(self, call: Any) -> AsyncReading:
-        """Begin to read the answers of a call."""
         reading = AsyncReading(call)
         self._open.add(reading)
         reading.task.add_done_callback(lambda _: self._open.discard(reading))
         return reading
 
     async def close(self) -> None:
-        """Leave every stream, whose users get a ClosedError, and wait until all have ended or were cancelled."""
         readings = list(self._open)
         for reading in readings:
             reading.answers.put_nowait(ClosedError("this client"))

@@ -25,7 +25,7 @@ from ...errors import deadline_exceeded, translated, unavailable
 from ..aio_connections import AsyncConnections
 from ..connections import Connections
 from ..messages import Codec
-from ..transport import AsyncTransport, Transport, is_cancelled
+from ..transport import AsyncTransport, Transport
 from .address import GrpcAddress
 from .codec import GrpcCodec, GrpcMessage, Metadata
 from .http2 import Request
@@ -43,8 +43,6 @@ _MOST_BYTES: Final = 1 << 18
 
 
 class _Grpc:
-    """The common part of connections for threads and for tasks."""
-
     def __init__(self, address: GrpcAddress, complete: Callable[[Metadata], Metadata] | None = None) -> None:
         self.codec: Codec = GrpcCodec(complete)
         self.host = address.host
@@ -56,8 +54,6 @@ class _Grpc:
 
 
 class GrpcTransport(_Grpc, Transport):
-    """For threads. May be used from several at once."""
-
     def __init__(self, address: GrpcAddress, complete: Callable[[Metadata], Metadata] | None = None) -> None:
         super().__init__(address, complete)
         self._connections = None if self.codec.needs_grpcio else Connections(address.server())
@@ -158,8 +154,6 @@ class GrpcTransport(_Grpc, Transport):
 
 
 class AsyncGrpcTransport(_Grpc, AsyncTransport):
-    """For tasks of one event loop, which must be running when it is made."""
-
     def __init__(self, address: GrpcAddress) -> None:
         super().__init__(address)
         self._process = os.getpid()
@@ -182,7 +176,8 @@ class AsyncGrpcTransport(_Grpc, AsyncTransport):
             call = getattr(self._service(), procedure)
             return await call(request, timeout=timeout_s, metadata=metadata, compression=compression)
         except asyncio.CancelledError:
-            if self._is_closed and not is_cancelled():
+            is_cancelled = getattr(asyncio.current_task(), "cancelling", bool)()  # Python 3.10 does not tell
+            if self._is_closed and not is_cancelled:
                 raise ClosedError("this client") from None
             raise
         except Exception as error:

@@ -52,8 +52,6 @@ _OF_GATEWAYS: Final = frozenset({502, 504})  # Triton has no such; it may still 
 
 
 class HttpMessage(NamedTuple):
-    """The content of one request over HTTP."""
-
     method: str
     path: str
     body: Sequence[bytes | memoryview] | None = None  # in parts
@@ -62,8 +60,6 @@ class HttpMessage(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A server's answer."""
-
     status: int
     headers: Mapping[bytes, bytes]
     body: bytes
@@ -95,8 +91,6 @@ class Answer(NamedTuple):
 
 
 class HttpCodec(Codec):
-    """Makes the messages of one client."""
-
     inline_bytes = 0
 
     def __init__(self) -> None:
@@ -253,6 +247,5 @@ def _order(path: str, parameters: Mapping[str, Any]) -> HttpMessage:
 
 
 def _path_of(kind: str, name: str, version: str = "") -> str:
-    """Return the path of something that the server has under a name."""
     path = f"/v2/{kind}/{quote(name, safe='')}"
     return f"{path}/versions/{quote(version, safe='')}" if version else path

@@ -18,8 +18,6 @@ _FIRST_FINAL_STATUS: Final = 200
 
 
 class Request(NamedTuple):
-    """The bytes of a request, in parts."""
-
     parts: Sequence[bytes | memoryview]
     most_bytes: float  # of the answer's body
 

@@ -63,8 +63,6 @@ class _Http:
 
 
 class HttpTransport(_Http, Transport):
-    """For threads. May be used from several at once."""
-
     _kind = Connections
 
     def send(self, message: HttpMessage, timeout_s: float) -> Answer:
@@ -75,8 +73,6 @@ class HttpTransport(_Http, Transport):
 
 
 class AsyncHttpTransport(_Http, AsyncTransport):
-    """For tasks of one event loop, which must be running when it is made."""
-
     _kind = AsyncConnections
 
     async def send(self, message: HttpMessage, timeout_s: float) -> Answer:
