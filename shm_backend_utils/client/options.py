@@ -45,7 +45,7 @@ _PATHS: Final = get_args(PathName)
 _LIBRARIES: Final = get_args(LibraryName)
 _COMPRESSIONS: Final = ("gzip", "deflate")
 _KINDS: Final[Mapping[str, tuple[Any, str, Callable[[Any], Any]]]] = {
-    "model_version": (str, "a str that UTF-8 can encode", str),
+    "model_version": (str, "a str that UTF-8 can encode, such as '1'", str),
     "request_id": (str, "a str that UTF-8 can encode", str),
     "sequence_id": (
         (numbers.Integral, str),
@@ -99,7 +99,7 @@ class RequestOptions(TypedDict, total=False):
 
 
 _NAMES: Final = frozenset(RequestOptions.__annotations__)
-_OF_CALLS: Final = (*sorted(_NAMES), "inputs", "library", "model", "outputs", "path", "stream", "timeout_s")
+_OF_CALLS: Final = (*sorted(_NAMES), "inputs", "library", "model", "outputs", "path", "split", "stream", "timeout_s")
 # Names that tritonclient, or another method, gives to options with other names here.
 _REMEDIES: Final = {
     "client_timeout": "use timeout_s, in seconds",  # ``timeout`` is another thing

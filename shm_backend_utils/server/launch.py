@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from importlib import metadata
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Literal
 
 from ..errors import CallerError, ClosedError, MachineError
@@ -214,12 +213,14 @@ class EmbeddedServer:
         """
         return "\n".join(self._log().splitlines()[-line_count:])
 
+    def __repr__(self) -> str:
+        state = "running" if self.is_running else "stopped"
+        return f"<EmbeddedServer grpc={self.grpc_url} http={self.http_url} {state}>"
+
     def __enter__(self) -> EmbeddedServer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.stop()
 
     @classmethod
@@ -261,12 +262,10 @@ class EmbeddedServer:
     def _wait_until_ready(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while not self.is_ready():
-            if not self.is_running:
+            if not self.is_running or _DEAD_STUB.search(self._log()):  # the server waits for such a process for ever
                 raise MachineError(f"tritonserver did not start: {self._failure()}")
             if time.monotonic() > deadline:
                 raise MachineError(f"tritonserver was not ready after {timeout_s:g} s: {self._failure()}")
-            if _DEAD_STUB.search(self._log()):  # such a process ends, and the server waits for it for ever
-                raise MachineError(f"tritonserver did not start: {self._failure()}")
             time.sleep(_POLL_S)
 
     def _log(self) -> str:

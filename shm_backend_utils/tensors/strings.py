@@ -19,7 +19,6 @@ from ..errors import TensorError, TensorTypeError
 __all__ = ["Strings"]
 
 _LENGTH: Final = struct.Struct("<I")
-"""Bytes that an element takes beside its own."""
 
 
 class Strings(Sequence[bytes]):
@@ -74,10 +73,12 @@ class Strings(Sequence[bytes]):
 
     def numpy(self) -> npt.NDArray[np.object_]:
         """Return them as an array of ``bytes`` objects, of the tensor's shape; raises as :meth:`__getitem__`."""
-        elements = self._all()
-        array = np.empty(len(elements), object)
-        array[:] = elements
+        array = np.empty(len(self), object)
+        array[:] = self._all()
         return array.reshape(self.shape)
+
+    def __repr__(self) -> str:
+        return f"<Strings {self._tensor!r} {list(self.shape)}>"
 
     def __len__(self) -> int:
         return len(self._all())
@@ -120,8 +121,7 @@ def _decode(tensor: str, encoded: npt.NDArray[np.uint8], count: int) -> list[byt
     size, begin = encoded.nbytes, 0
     elements: list[bytes] = []
     if count * LENGTH_SIZE <= size:
-        data = encoded.data
-        append, read_length = elements.append, _LENGTH.unpack_from
+        data, append, read_length = encoded.data, elements.append, _LENGTH.unpack_from
         for _ in range(count):
             if begin > size - LENGTH_SIZE:
                 break

@@ -8,7 +8,6 @@ import os
 import time
 from collections import Counter
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from ..memory.managed import KEY_PREFIX as MANAGED_PREFIX
@@ -57,9 +56,10 @@ class ShmLeakProbe:
         self._before = self._held()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __repr__(self) -> str:
+        return f"<ShmLeakProbe growth={dict(self.growth())}>"
+
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
         if kind is not None or not self.growth():
             return
         gc.collect()  # objects that only wait for the collector are no leak

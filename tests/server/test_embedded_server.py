@@ -138,6 +138,7 @@ def test_a_stopped_server_leaves_nothing_and_may_be_stopped_again(stopped: Stopp
 def test_a_server_that_has_died_has_no_process_id_though_its_supervisor_still_lives(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE) as supervisor:
         server = EmbeddedServer(supervisor, Ports(1, 1, 1), tmp_path / "server.log", "none", {})
+        assert repr(server) == "<EmbeddedServer grpc=127.0.0.1:1 http=127.0.0.1:1 running>"
         with pytest.raises(ClosedError):
             server.pid  # noqa: B018
         supervisor.kill()

@@ -163,6 +163,7 @@ def test_without_a_block_it_tells_what_has_grown_since_it_was_made(own_pools: st
     (SHM / f"{own_pools}1").write_bytes(bytes(10))
     leak_region(stack)
     growth = probe.growth()
+    assert repr(probe) == f"<ShmLeakProbe growth={dict(growth)}>"
     assert growth.pop(f"bytes of pools /dev/shm/{own_pools}*") == 10
     assert list(growth.values()) == [1]
     stack.close()

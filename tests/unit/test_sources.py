@@ -236,7 +236,7 @@ def test_a_parameter_that_the_client_writes_itself_is_refused(name: str) -> None
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("model_version", 1, "a str"),
+        ("model_version", 1, "a str that UTF-8 can encode, such as '1'"),
         ("request_id", b"7", "a str"),
         ("priority", "high", "an integer"),
         ("timeout", 1.5, "an integer: microseconds"),

@@ -247,7 +247,7 @@ def given(*elements: object) -> Strings:
 
 @pytest.mark.parametrize("strings", [encoded(), given(*WORDS)], ids=["bytes", "objects"])
 def test_strings_are_a_sequence(strings: Strings) -> None:
-    assert (list(strings), strings.packed()) == (WORDS, ENCODED)
+    assert (list(strings), strings.packed(), repr(strings)) == (WORDS, ENCODED, "<Strings 'TEXT' [4]>")
     assert {type(word) for word in strings} == {bytes}
     assert (len(strings), strings[0], strings[-1], strings[1:3]) == (4, WORDS[0], WORDS[3], WORDS[1:3])
     assert b"a" in strings

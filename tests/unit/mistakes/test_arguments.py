@@ -37,10 +37,8 @@ KEYWORDS = {
 }
 MISSPELT = {
     "timout_s": "timeout_s",
-    "time_out": "timeout",
-    "requestid": "request_id",
-    "output": "outputs",
     "streams": "stream",
+    "splits": "split",
 }
 
 
@@ -48,8 +46,8 @@ MISSPELT = {
 def test_a_keyword_that_is_misspelt_or_of_tritonclient_or_of_another_method(client: ShmClient, name: str) -> None:
     remedy = KEYWORDS.get(name) or (
         "expected some of compression, headers, model_version, parameters, priority, request_id, sequence_end, "
-        "sequence_id, sequence_start, timeout, inputs, library, model, outputs, path, stream, timeout_s; did you mean "
-        f"{MISSPELT[name]!r}?"
+        "sequence_id, sequence_start, timeout, inputs, library, model, outputs, path, split, stream, timeout_s; "
+        f"did you mean {MISSPELT[name]!r}?"
     )
     wrong: Any = {name: 5}
     with pytest.raises(TypeError) as error:
