@@ -28,9 +28,9 @@ CEILINGS: Final = {
     "shm_backend_utils/server": 1_283,
     "shm_backend_utils/tensors": 980,
     "shm_backend_utils/testing": 6_650,
-    "scripts": 10_611,
+    "scripts": 10_584,
     "scripts/tools/bench": 3_011,
-    "tests": 58_009,
+    "tests": 58_008,
     "docs": 3_472,
 }
 """By folder, or by pattern of files: the most lines."""

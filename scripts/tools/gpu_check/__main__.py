@@ -63,8 +63,7 @@ def check(
             measure_processes(report, each, partial(load, library), amounts)
     if 2 in levels:
         _check_server(report, list(gpus.values()), amounts)
-    report.finish()
-    return 1 if report.has_failed else 0
+    return int(not report.finish())
 
 
 def _loaded(report: Report, load: Callable[[str], Gpu], asked_for: Sequence[str]) -> dict[str, Gpu]:

@@ -113,17 +113,15 @@ class Report:
         self._machine[what] = value
         self._say(f"{what}: {value}")
 
-    def finish(self) -> None:
+    def finish(self) -> bool:
+        """Say what came out; return whether no check has failed."""
         self._say("", "Figures of a fake GPU, which say nothing of any GPU:" if self._is_fake else "Figures:")
         self._say(*[f"  {figure}" for figure in self.figures] or ["  none"])
         in_part = f", {self._count('PART')} rehearsed in part, as a fake goes no further" if self._is_fake else ""
         others = [each for each in self.outcomes if each.status != "PASS"]
         self._say("", f"{self._count('PASS')} checks passed, {self._count('FAIL')} failed{in_part}")
         self._say(*[f"  {each.status}  {each.name}: {each.detail}" for each in others])
-
-    @property
-    def has_failed(self) -> bool:
-        return self._count("FAIL") > 0
+        return not self._count("FAIL")
 
     def _count(self, status: str) -> int:
         return [outcome.status for outcome in self.outcomes].count(status)

@@ -13,15 +13,7 @@ import numpy as np
 from ...figures import in_words
 from ..gpu import Gpu, LoadGpu, used_bytes
 from ..kernels import LIBRARIES
-from ..measures import (
-    MOST_OF_EMPTY,
-    Amounts,
-    identity_figures,
-    identity_medians,
-    kernel_alone,
-    kernel_figure,
-    ratio,
-)
+from ..measures import MOST_OF_EMPTY, Amounts, identity_figures, identity_medians, kernel_alone, kernel_figure, ratio
 from ..report import Figure, Report, require
 from . import memory, refusals, streams
 from .client import Check, Client, ModelProcess

@@ -26,8 +26,8 @@ _PAUSE_S: Final = 0.01
 _AnySlot = TypeVar("_AnySlot", bound=Slot)
 
 
-class ModelProcess:
-    """A process that is started when it is needed, and anew when it has died. A context manager."""
+class ModelProcess(contextlib.AbstractContextManager["ModelProcess"]):
+    """A process that is started when it is needed, and anew when it has died."""
 
     def __init__(self, load_gpu: LoadGpu) -> None:
         self._load_gpu = load_gpu
@@ -60,9 +60,6 @@ class ModelProcess:
             process.join()
             process.close()
 
-    def __enter__(self) -> ModelProcess:
-        return self
-
     def __exit__(self, *_: object) -> None:
         if self._running is not None:
             process, connection = self._running
@@ -84,14 +81,11 @@ class ModelProcess:
         raise CheckFailedError("the model's process did not start; what it wrote to standard error says why")
 
 
-class Client:
+class Client(contextlib.AbstractContextManager["Client"]):
     def __init__(self, gpu: Gpu, model: ModelProcess) -> None:
         self.gpu = gpu  # this process'
         self.model = model
         self._given_up: list[Slot] = []
-
-    def __enter__(self) -> Client:
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Free all slots: models let go of them some seconds after they were given up."""

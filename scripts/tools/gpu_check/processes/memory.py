@@ -91,7 +91,6 @@ def _dlpack(client: Client) -> None:
 
 
 def _lent(client: Client) -> str:
-    """A tensor of the library's own, from the middle of its allocation: used where it is, and unmapped at once."""
     gpu = client.gpu
     own = gpu.described(gpu.kernels.tensor(2 * COUNT, 0))
     tensor, values = own[COUNT // 2 :][:COUNT], numbers()

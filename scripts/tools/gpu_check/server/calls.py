@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
@@ -22,14 +22,14 @@ from .. import photographs
 from ..gpu import pool_memory
 from ..measures import MOST_OF_EMPTY, Amounts, identity_figures, identity_medians, kernel_alone, kernel_figure
 from ..report import Figure, raised, require
-from .client import ServerCheck, ServerClient
+from .client import Measure, ServerCheck, ServerClient
 
 COUNT: Final = 2**19
 DEVICE: Final = "cuda:0"
 ROOM: Final = {"OUTPUT0": ((COUNT,), np.float32, DEVICE)}
 """Where the output is wanted."""
 
-_NUMBERS: Final = np.arange(COUNT, dtype=np.float32)
+NUMBERS: Final = np.arange(COUNT, dtype=np.float32)
 _BRIEFLY_S: Final = 2.0
 
 
@@ -45,14 +45,14 @@ def _require_values(client: ServerClient, array: Any, expected: npt.NDArray[Any]
 
 
 def _require_quick(
-    client: ServerClient, result: Any, numbers: npt.NDArray[np.float32] = _NUMBERS, what: str = "the output"
+    client: ServerClient, result: Any, numbers: npt.NDArray[np.float32] = NUMBERS, what: str = "the output"
 ) -> None:
     _require_values(client, result["OUTPUT0"], client.gpu.kernels.after_quick(numbers), what)
 
 
-def _filled_tensor(client: ServerClient, values: npt.NDArray[np.float32] = _NUMBERS) -> Any:
-    tensor = client.gpu.kernels.tensor(values.size, 0)
-    client.gpu.upload(_described(client, tensor), values)
+def _filled_tensor(client: ServerClient) -> Any:
+    tensor = client.gpu.kernels.tensor(COUNT, 0)
+    client.gpu.upload(_described(client, tensor), NUMBERS)
     return tensor
 
 
@@ -74,7 +74,6 @@ def _prepared(client: ServerClient, model: str, count: int) -> AbstractContextMa
 
 
 def _there_and_back(client: ServerClient) -> None:
-    """The result is of the library that the input is of."""
     tensor = _filled_tensor(client)
     with _infer(client, "quick", tensor) as result:
         require(result.path == "direct", f"the call took the path {result.path}; client.explain() says why")
@@ -83,13 +82,12 @@ def _there_and_back(client: ServerClient) -> None:
 
 
 def _named_library(client: ServerClient) -> None:
-    """The result is of the library that the caller names, also where the input is on the host."""
     library = client.gpu.kernels.name
     if library == "neither":
-        with _infer(client, "quick", _NUMBERS) as result:
+        with _infer(client, "quick", NUMBERS) as result:
             require(isinstance(result["OUTPUT0"], DeviceArray), "without a library it is no DeviceArray")
         return
-    with _infer(client, "quick", _NUMBERS, library=library) as result:
+    with _infer(client, "quick", NUMBERS, library=library) as result:
         found = type(result["OUTPUT0"]).__module__
         require(found.partition(".")[0] == library, f"library={library!r} gave an array of {found}")
         _require_quick(client, result)
@@ -101,19 +99,19 @@ def _where_it_is(client: ServerClient) -> None:
     whole = gpu.kernels.tensor(2 * COUNT, 0)
     tensor = whole[COUNT // 2 : COUNT // 2 + COUNT]
     for turn in range(3):
-        gpu.upload(_described(client, tensor), _NUMBERS + turn)
+        gpu.upload(_described(client, tensor), NUMBERS + turn)
         before = gpu.counts["copy"]
         with warnings.catch_warnings():
             warnings.simplefilter("error", CopyWarning)
             result = _infer(client, "quick", tensor)
         copies = gpu.counts["copy"] - before
         require(copies == 0, f"the client made {copies} copies")
-        _require_quick(client, result, _NUMBERS + turn, f"turn {turn}")
+        _require_quick(client, result, NUMBERS + turn, f"turn {turn}")
 
 
 def _pool_memory(client: ServerClient) -> str:
     tensor = pool_memory(client.gpu.runtime, COUNT)
-    client.gpu.upload(tensor, _NUMBERS)
+    client.gpu.upload(tensor, NUMBERS)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CopyWarning)
         result = _infer(client, "quick", tensor)
@@ -124,13 +122,12 @@ def _pool_memory(client: ServerClient) -> str:
 
 
 def _named_stream(client: ServerClient) -> None:
-    """What is on a stream that was named is waited for, and the result comes on it."""
     gpu = client.gpu
     stream = gpu.kernels.stream(0)
     handle = named_stream(stream).handle
     source, tensor = _filled_tensor(client), gpu.kernels.tensor(COUNT, 0)
     x, y = _described(client, source), _described(client, tensor)
-    expected = gpu.kernels.after_quick(gpu.kernels.after_late(_NUMBERS))
+    expected = gpu.kernels.after_quick(gpu.kernels.after_late(NUMBERS))
     for work in ("quick", "quick_by_event"):
         # Who had the memory before has named no stream, so that the first call there waits for the whole GPU.
         _infer(client, work, tensor, stream=stream).release()
@@ -153,7 +150,7 @@ def _not_named(client: ServerClient) -> None:
     source, tensor = _filled_tensor(client), gpu.kernels.tensor(COUNT, 0)
     gpu.kernels.late(_described(client, source), _described(client, tensor), gpu.kernels.stream(0))
     with _infer(client, "late", tensor) as result:
-        expected = gpu.kernels.after_late(gpu.kernels.after_late(_NUMBERS))
+        expected = gpu.kernels.after_late(gpu.kernels.after_late(NUMBERS))
         _require_values(client, result["OUTPUT0"], expected)
 
 
@@ -162,21 +159,21 @@ def _in_place(client: ServerClient) -> None:
     with _prepared(client, client.model("quick"), COUNT) as call:
         for turn in range(3):
             x = _described(client, call.inputs["INPUT0"])
-            gpu.upload(x, _NUMBERS + turn)
+            gpu.upload(x, NUMBERS + turn)
             call.inputs_ready(gpu.stream)
             with call.infer() as result:
                 y = _described(client, result["OUTPUT0"])
                 extents = gpu.runtime.extent(y.address, 0), gpu.runtime.extent(x.address, 0)
                 require(extents[0] == extents[1], "the output lies in other memory")
-                _require_values(client, y, gpu.kernels.after_quick(_NUMBERS + turn), f"turn {turn}")
+                _require_values(client, y, gpu.kernels.after_quick(NUMBERS + turn), f"turn {turn}")
 
 
 def _prepared_tensor(client: ServerClient) -> None:
     tensor = _filled_tensor(client)
     with client.shm.prepare(client.model("quick"), {"INPUT0": tensor}, outputs=ROOM) as call:
         for turn in range(3):
-            client.gpu.upload(_described(client, tensor), _NUMBERS + turn)
-            _require_quick(client, call.infer(), _NUMBERS + turn, f"the output of turn {turn}")
+            client.gpu.upload(_described(client, tensor), NUMBERS + turn)
+            _require_quick(client, call.infer(), NUMBERS + turn, f"the output of turn {turn}")
 
 
 def _passed_through(client: ServerClient) -> None:
@@ -186,15 +183,14 @@ def _passed_through(client: ServerClient) -> None:
 
 
 def _from_the_host(client: ServerClient) -> None:
-    outputs = {"OUTPUT0": _NUMBERS.nbytes}
-    with client.shm.infer(client.model("quick"), {"INPUT0": _NUMBERS}, outputs=outputs) as result:
+    outputs = {"OUTPUT0": NUMBERS.nbytes}
+    with client.shm.infer(client.model("quick"), {"INPUT0": NUMBERS}, outputs=outputs) as result:
         require(result.path == "direct", f"the call took the path {result.path}")
-        expected = client.gpu.kernels.after_quick(_NUMBERS)
+        expected = client.gpu.kernels.after_quick(NUMBERS)
         require(bool((result["OUTPUT0"] == expected).all()), "the output is wrong")
 
 
 def _typed(client: ServerClient, name: str) -> str:
-    """A tensor of that type goes to a model and comes back, as the library has it."""
     gpu, dtype = client.gpu, BY_NAME[name].numpy
     patterns = np.random.default_rng(1).integers(0, 2, COUNT * dtype.itemsize, np.uint8)
     array = _array(client, patterns.view(dtype))
@@ -238,7 +234,7 @@ def _normalize(client: ServerClient) -> str:
 
 def _multiply(client: ServerClient) -> None:
     with client.shm.infer("gpu_multiply", {"INPUT0": _filled_tensor(client)}, outputs=ROOM) as result:
-        _require_values(client, result["OUTPUT0"], _NUMBERS * 2)
+        _require_values(client, result["OUTPUT0"], NUMBERS * 2)
 
 
 CHECKS: Final[Mapping[str, ServerCheck]] = {
@@ -285,7 +281,4 @@ def _kernel(client: ServerClient, amounts: Amounts) -> list[Figure]:
         return [kernel_figure(gpu, amounts, client.infer_nothing, alone, call.infer, binds=True)]
 
 
-MEASURES: Final[Mapping[str, Callable[[ServerClient, Amounts], list[Figure]]]] = {
-    "identity on a GPU, by size": _identity,
-    "a kernel and its parts": _kernel,
-}
+MEASURES: Final[Mapping[str, Measure]] = {"identity on a GPU, by size": _identity, "a kernel and its parts": _kernel}

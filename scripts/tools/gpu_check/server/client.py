@@ -19,7 +19,8 @@ from shm_backend_utils.server import EmbeddedServer, Installation
 
 from ... import ROOT
 from ..gpu import Gpu
-from ..measures import EMPTY
+from ..measures import EMPTY, Amounts
+from ..report import Figure
 
 _GPU_CHECK: Final = Path(__file__).resolve().parents[1]
 _PACKAGE: Final = Path(shm_backend_utils.__file__).parent
@@ -92,6 +93,7 @@ class ServerClient:
         self.bare.infer(EMPTY.name, [])
 
 
+Measure = Callable[[ServerClient, Amounts], list[Figure]]
 ServerCheck = Callable[[ServerClient], str | None]
 """Returns a detail for the report, or none; raises what the report understands."""
 

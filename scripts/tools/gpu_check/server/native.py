@@ -6,7 +6,7 @@ import base64
 import contextlib
 import functools
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -31,12 +31,10 @@ from ..fakes.gpu import cuda_shared_memory as fake_cuda_shared_memory
 from ..gpu import used_bytes
 from ..measures import Amounts, identity_figures, identity_medians
 from ..report import CheckFailedError, Figure, NotOnAFakeError, require
-from .client import ServerCheck, ServerClient
+from .calls import COUNT, NUMBERS
+from .client import Measure, ServerCheck, ServerClient
 
-COUNT: Final = 2**19
 _DEVICE: Final = 0
-
-_NUMBERS: Final = np.arange(COUNT, dtype=np.float32)
 _WORDS: Final = np.array([b"one", b"", "zwölf".encode()], object)
 
 
@@ -97,7 +95,7 @@ def _registered(client: ServerClient, byte_size: int) -> Iterator[Region]:
 
 
 def _require_quick(client: ServerClient, found: npt.NDArray[Any]) -> None:
-    require(bool((found == client.gpu.kernels.after_quick(_NUMBERS)).all()), "the output is wrong")
+    require(bool((found == client.gpu.kernels.after_quick(NUMBERS)).all()), "the output is wrong")
 
 
 def _tensors(x_region: str, y_region: str, byte_size: int) -> tuple[list[Any], list[Any]]:
@@ -114,19 +112,19 @@ def _infer(client: ServerClient, model: str, x: Region, y: Region) -> None:
 
 
 def _native_request(client: ServerClient) -> None:
-    with _registered(client, _NUMBERS.nbytes) as x, _registered(client, _NUMBERS.nbytes) as y:
-        x.cuda.set_shared_memory_region(x.handle, [_NUMBERS])
+    with _registered(client, NUMBERS.nbytes) as x, _registered(client, NUMBERS.nbytes) as y:
+        x.cuda.set_shared_memory_region(x.handle, [NUMBERS])
         _infer(client, client.model("quick"), x, y)
         _require_quick(client, y.contents())
 
 
 def _raw_region(client: ServerClient) -> str:
-    size = _NUMBERS.nbytes
+    size = NUMBERS.nbytes
     region = client.after_server.enter_context(_region(client, 2 * size))
-    region.cuda.set_shared_memory_region(region.handle, [_NUMBERS])
+    region.cuda.set_shared_memory_region(region.handle, [NUMBERS])
     handle = base64.b64decode(region.cuda.get_raw_handle(region.handle))
     claim = CudaRegionClaim(handle, 2 * size, client.gpu.runtime.device_uuid(_DEVICE), None)
-    inputs = {"INPUT0": InputSpan(BY_NAME["FP32"], _NUMBERS.shape, 1, 0, size)}
+    inputs = {"INPUT0": InputSpan(BY_NAME["FP32"], NUMBERS.shape, 1, 0, size)}
     model = client.model("quick")
     text = named.encode_descriptor(model, Table(inputs, {"OUTPUT0": OutputSpan(1, size, size)}, (claim,)))
     client.bare.infer(model, [], parameters={named.PARAMETER: text})
@@ -171,17 +169,17 @@ def _used_bytes(client: ServerClient) -> int:
 
 
 def _request(client: ServerClient, numbers: Any) -> None:
-    with _regions(client, [("INPUT0", numbers)], [("OUTPUT0", _NUMBERS.nbytes)]) as regions:
+    with _regions(client, [("INPUT0", numbers)], [("OUTPUT0", NUMBERS.nbytes)]) as regions:
         client.bare.infer(client.model("quick"), regions.inputs, outputs=regions.outputs)
-        found = regions.shm_handles[1].read(np.float32, _NUMBERS.shape)
+        found = regions.shm_handles[1].read(np.float32, NUMBERS.shape)
     _require_quick(client, found)
     known = client.bare.get_cuda_shared_memory_status().regions
     require(not {"input0", "output0"} & set(known), "the server still knows the regions")
 
 
 def _from_the_gpu(client: ServerClient) -> None:
-    tensor = client.gpu.kernels.tensor(_NUMBERS.size, 0)
-    client.gpu.upload(client.gpu.described(tensor), _NUMBERS)
+    tensor = client.gpu.kernels.tensor(NUMBERS.size, 0)
+    client.gpu.upload(client.gpu.described(tensor), NUMBERS)
     _request(client, tensor)
 
 
@@ -192,27 +190,25 @@ def _strings(client: ServerClient) -> None:
 
 
 def _attached(client: ServerClient) -> None:
-    handles = [CudaShmHandle(name, _NUMBERS.nbytes, 0, client.gpu.access) for name in ("in", "out")]
+    handles = [CudaShmHandle(name, NUMBERS.nbytes, 0, client.gpu.access) for name in ("in", "out")]
     client.after_server.callback(cleanup_shm_regions, handles)
-    handles[0].write(_NUMBERS.view(np.uint8))
-    tensors = _tensors("in", "out", _NUMBERS.nbytes)
+    handles[0].write(NUMBERS.view(np.uint8))
+    tensors = _tensors("in", "out", NUMBERS.nbytes)
     regions = {handle.name: handle.region for handle in handles}
     attached = attach(client.model("quick"), *tensors, cuda_regions=regions, cuda=client.gpu.access)
     response = client.bare.infer(client.model("quick"), **attached)
     require(not response.get_response().outputs, "the output came with the response")
-    _require_quick(client, handles[1].read(np.float32, _NUMBERS.shape))
+    _require_quick(client, handles[1].read(np.float32, NUMBERS.shape))
 
 
 CHECKS: Final[Mapping[str, ServerCheck]] = {
     "a model serves Triton's own CUDA shared memory": _native_request,
     "memory that tritonclient has made goes directly, by its handle": _raw_region,
     "shm_util's regions, filled from the host, serve a model and are gone then": functools.partial(
-        _request, numbers=_NUMBERS
+        _request, numbers=NUMBERS
     ),
     "shm_util's regions, filled from the GPU, serve a model and are gone then": _from_the_gpu,
     "shm_util's regions are registered with strings in them": _strings,
     "regions that attach describes serve a model, and nothing travels": _attached,
 }
-MEASURES: Final[Mapping[str, Callable[[ServerClient, Amounts], list[Figure]]]] = {
-    "identity on Triton's own path, by size": _identity
-}
+MEASURES: Final[Mapping[str, Measure]] = {"identity on Triton's own path, by size": _identity}
