@@ -15,7 +15,7 @@ from shm_backend_utils.compat.shm_util import ShmRegions, create_set_cuda_shm_re
 from shm_backend_utils.gpu.errors import CudaError
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.gpu.runtime import HANDLE_LENGTH, CudaRuntime
-from shm_backend_utils.testing.fake_cuda.driver import Tensor
+from tests.unit.gpu.arrays.test_device_import import WithInterfaceAlone
 from tests.unit.gpu.fakes import CLIENT, DRIVER, NOTHING, collect_all, left_of, stream_on
 
 X: Final = np.arange(1, 6, dtype=np.float32)
@@ -51,17 +51,6 @@ class Registrations:
 
     def memory(self, name: str, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         return DRIVER.memory(self.registered[name][0], (count,), dtype)
-
-
-class OfInterface:
-    """An array of a library that has no DLPack."""
-
-    def __init__(self, array: Tensor) -> None:
-        self._array = array
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return self._array.__cuda_array_interface__
 
 
 @pytest.fixture
@@ -117,7 +106,7 @@ def test_an_array_is_copied_when_it_is_filled(server: Registrations, device: int
         array.write(X.reshape(5, 1) * 3, stream)
         if library == "neither":
             array.stream = None  # nobody knows that it is late
-        regions = create(server, [("X", OfInterface(array) if library == "interface" else array)])
+        regions = create(server, [("X", WithInterfaceAlone(array) if library == "interface" else array)])
     assert server.contents["input0"] == (X * 3).tobytes()
     assert (regions.inputs[0].shape(), regions.inputs[0].datatype()) == ([5, 1], "FP32")
     clean_up(regions, server)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,8 +18,9 @@ from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.testing.fake_cuda.driver import Tensor
 from tests.unit.fake_server import config
 from tests.unit.fake_wires import client_of
+from tests.unit.gpu import fakes
 from tests.unit.gpu.client.gpu_server import GpuServer
-from tests.unit.gpu.fakes import BLOCK, DRIVER, PATIENCE_S, runtime_that_gives_all_back, stream_on
+from tests.unit.gpu.fakes import BLOCK, DRIVER, runtime_that_gives_all_back, stream_on
 
 X = np.arange(600, dtype=np.float32)
 PLACE = (X.shape, X.dtype, "cuda:0")
@@ -68,11 +68,8 @@ def client(server: GpuServer, cuda: CudaAccess) -> Iterator[ShmClient]:
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        gc.collect()
-        time.sleep(0.005)
+    """Wait for what only waits for the collector, too."""
+    fakes.wait_until(lambda: gc.collect() >= 0 and holds())
 
 
 def tensor_of(values: npt.NDArray[Any], begin: int = 0, kind: Any = "device") -> Tensor:
