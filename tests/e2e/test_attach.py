@@ -209,8 +209,8 @@ WANTED: Final = tritonclient.grpc.InferRequestedOutput("Y")
 WANTED.set_shared_memory("region", 16, SIZE // 2)
 
 
-def on_a_gpu(handle: bytes, byte_size: int = SIZE) -> dict[str, Any]:
-    region = CudaRegion(handle, 0, byte_size)
+def on_a_gpu(handle: bytes, byte_size: int = SIZE, offset: int = 0) -> dict[str, Any]:
+    region = CudaRegion(handle, 0, byte_size, offset)
     return {"cuda_regions": {"region": region}, "cuda": CudaAccess(FakeDriver.load().runtime)}
 
 
@@ -235,6 +235,13 @@ WRONG: Final[dict[str, tuple[list[Any], list[Any], dict[str, Any], type[Exceptio
         on_a_gpu(base64.b64encode(bytes(64)), 0),
         CallerError,
         "CUDA region 'region' begins at byte 0 and has 0 bytes; expected",
+    ),
+    "a region on a GPU before its handle's memory": (
+        [given()],
+        [],
+        on_a_gpu(base64.b64encode(bytes(64)), 8, -1),
+        CallerError,
+        "CUDA region 'region' begins at byte -1 and has 8 bytes; expected",
     ),
     "a handle that is no base64": ([given()], [], on_a_gpu(b"no base64!"), CallerError, "not base64, as get_raw_ha"),
     "nothing to attach": (
