@@ -30,13 +30,13 @@ Memory = npt.NDArray[np.uint8]  # a whole region, which is given back when this 
 class Slot:
     """One slot of a region: its state, by the table in :mod:`.states`, and the generations of its requests."""
 
-    __slots__ = ("_record", "_region", "address_pattern", "generation", "index", "kept", "results", "state")
+    __slots__ = ("_record", "_region", "address_pattern", "generation", "index", "kept", "results", "sent", "state")
 
     def __init__(self, region: ManagedRegion, index: int) -> None:
         self._region = region
         self.index = index
         self.bind()
-        self.generation = 0  # of the request that was sent last; 0 before the first
+        self.sent = self.generation = 0  # of the last request, as it was sent, and as it is after it was fenced
         self.state: State = FREE
         self.kept: Sequence[object] = ()  # other memory that the request may use, until this slot is free again
 
@@ -63,7 +63,7 @@ class Slot:
         if record is None:
             raise ClosedError("this client")
         self.state = AFTER["request"][self.state]
-        generation = self.generation = self.generation + 1
+        generation = self.sent = self.generation = self.generation + 1
         record.table[: len(contents)] = contents
         record.client_words[GENERATION] = generation
         return generation
@@ -98,7 +98,7 @@ class Slot:
 
     def fence_unstarted(self) -> bool:
         """Fence the slot if no model has begun with its request; return whether none has, so that none will."""
-        record, sent = self._record, self.generation
+        record, sent = self._record, self.sent
         return record is not None and record.started != sent and self.fence() and record.started != sent
 
     def reclaim(self) -> bool:
