@@ -40,17 +40,14 @@ __all__ = ["ClientMemory", "Core", "inline_instead", "open_call"]
 
 
 class ClientMemory:
-    """A client's slots; CallerError if the options are something else."""
+    """A client's slots, until it is garbage or the interpreter exits; CallerError if the options are something else."""
 
-    def __init__(self, options: PoolOptions, cuda: CudaAccess) -> None:
+    def __init__(self, owner: object, options: PoolOptions, cuda: CudaAccess) -> None:
         if not isinstance(options, PoolOptions):
             raise CallerError(f"pool is {options!r}; expected PoolOptions(max_bytes=...)")
         self.bank = DeviceBank(cuda, options.max_device_bytes)  # their memory on GPUs
         self.pool = SlotPool(options, self.bank.collect)
-
-    def end_with(self, owner: object) -> None:
-        """Have it closed when its owner is garbage, or the interpreter exits; in a finalizer sooner, by abandon()."""
-        self.abandon = weakref.finalize(owner, _abandon, self.pool, self.bank)
+        self.abandon = weakref.finalize(owner, _abandon, self.pool, self.bank)  # for finalizers, too
 
     def end(self) -> None:
         self.pool.close()

@@ -69,8 +69,7 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
     ) -> None:
         check_keywords(type(self).__name__, unknown)
         self._settings = ClientSettings(url, timeout_s, path, tls, wait_ready_s, inline_bytes)
-        self._memory = ClientMemory(pool or PoolOptions(), cuda or CudaAccess())
-        self._memory.end_with(self)
+        self._memory = ClientMemory(self, pool or PoolOptions(), cuda or CudaAccess())
         self._core = Core(self._memory)
         self._begin()
 

@@ -98,16 +98,12 @@ class Prepared(OfThisProcess, Generic[ResultT]):
 
         Raises
         ------
-        InferenceError
-            The server refused or failed the request.
-        DeadlineExceededError, ServerUnavailableError
-            It did not answer. The model may still be executing, or begin to.
+        InferenceError, DeadlineExceededError, ServerUnavailableError, PeerError
+            As of :meth:`ShmClient.infer`. Without an answer, the model may still be executing, or begin to.
         SlotInDoubtError
             It may still be executing an earlier request of this call, which got no answer.
         CallerError
             Another thread is inferring this call.
-        PeerError
-            The model answered, but not by this protocol.
         """
         if _inputs:
             raise TypeError("infer() of a prepared call takes no inputs; write call.inputs['INPUT0'][...] = array")

@@ -78,6 +78,7 @@ class RegisteredModel:
         self._byte_size = sum(aligned(byte_size) for byte_size in rows)
         self._permits = threading.BoundedSemaphore(self.pool_size)
         self._memory = ClientMemory(
+            self,
             PoolOptions(
                 # How long a slot's record is, the model says, which need not be loaded yet.
                 max_bytes=self.pool_size * region_size(Need(self._byte_size, 1, MAX_RECORD_BYTE_SIZE)),
@@ -86,7 +87,6 @@ class RegisteredModel:
             ),
             CudaAccess(),
         )
-        self._memory.end_with(self)
         self._driver = BlockingDriver(transport, self.pool_size)
         self._core = Core(self._memory)
         self._core.connect(transport, inline_bytes=0)

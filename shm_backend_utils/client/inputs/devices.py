@@ -70,7 +70,6 @@ class GpuWork:
             order_after(self.gpus.runtime, named, device, self.stream_on(device))
 
     def marks(self) -> list[Mark]:
-        """Return marks behind all GPU work that the call has queued so far."""
         return [Mark(self.gpus.runtime, stream, device) for device, stream in self._streams.items()]
 
     def close(self) -> None:

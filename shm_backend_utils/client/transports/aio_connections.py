@@ -170,7 +170,6 @@ class _Connection(asyncio.Protocol):
         return bool(self._waiting) and not self.is_fit()
 
     async def exchange(self, request: Any, timeout_s: float) -> Any:
-        """Send a request and return its answer; TimeoutError if none comes."""
         if timeout_s <= 0:
             raise TimeoutError
         if not self.is_fit():  # any more

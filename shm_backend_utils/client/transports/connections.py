@@ -119,7 +119,6 @@ class _Connection:
         self._socket: Any = None
 
     def open(self, deadline: float) -> None:
-        """Connect, and wait until requests may begin."""
         host, port, _, _, tls = self._server
         sock = self._socket = _connected(host, port, deadline)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

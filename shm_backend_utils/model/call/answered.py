@@ -41,12 +41,8 @@ class AnsweredRequest(ReceivedRequest):
     def response_parameters(self) -> dict[str, str | bool | int]:
         """The parameters of the response. ``model.py`` fills them; the client finds them in ``result.parameters``.
 
-        Of a stream, it is of the next response alone. An error has none.
-
-        Raises
-        ------
-        MachineError
-            This Triton has none, and the client gets UNSUPPORTED: they came with Triton 2.55 (25.02).
+        Of a stream, it is of the next response alone. An error has none. It is a MachineError, and the client gets
+        UNSUPPORTED, if this Triton has none: they came with Triton 2.55 (25.02).
         """
         if not self._is_open:
             raise self._not_open()
@@ -270,7 +266,6 @@ class AnsweredRequest(ReceivedRequest):
     def _at(
         self, name: str, dtype: DType, shape: tuple[int, ...], span: OutputSpan, *, writable: bool = True
     ) -> Output:
-        """Return an output in the client's memory, where there is enough for it."""
         region, offset, byte_size = span
         view = self._memories[region].view(name, offset, byte_size, dtype, shape, writable=writable)
         assert view is not None  # its size was compared, and strings on a GPU refused

@@ -221,27 +221,13 @@ class Call(AnsweredRequest):
     def to_device(self, view: TensorView, stream: Any = None) -> DeviceArray:
         """Return a tensor as an array on a GPU: a copy on the instance's GPU if it is on the host.
 
-        Parameters
-        ----------
-        view : TensorView
-            An input, or an output that is written.
-        stream : object, optional
-            Of the instance's GPU, as of :meth:`ready_on`: the copy is made there. By default it is made on a stream of
-            the library's own, and a consumer by DLPack or CUDA's array interface waits for it. From pinned memory
-            (``SHM_PIN_HOST_MEMORY``) it is made while the host goes on.
+        ``view`` is an input, or an output that is written. The copy is made on ``stream``, of the instance's GPU, as of
+        :meth:`ready_on`. By default it is made on a stream of the library's own, and a consumer by DLPack or CUDA's
+        array interface waits for it. From pinned memory (``SHM_PIN_HOST_MEMORY``) it is made while the host goes on.
 
-        Returns
-        -------
-        DeviceArray
-            Of the view's shape and dtype; ``torch.from_dlpack`` and its like take it, and ``.cupy()``. Where the view
-            is on a GPU already it is the same memory, valid as long as the call.
-
-        Raises
-        ------
-        ModelError
-            It is no view; or the stream is of another GPU, or is being captured into a graph.
-        MachineError
-            cuda-bindings or a GPU is missing.
+        ``torch.from_dlpack`` and its like take the array, and ``.cupy()``. Where the view is on a GPU already it is the
+        same memory, valid as long as the call. It is a ModelError if the view is none, or the stream is of another GPU,
+        or is being captured into a graph; a MachineError if cuda-bindings or a GPU is missing.
         """
         _check_is_view(view)
         if isinstance(view, DeviceView):
@@ -334,7 +320,6 @@ class Call(AnsweredRequest):
         return begin(model, inputs, outputs, parameters or {}, version, callers, self._lendable), self._pending
 
     def _lendable(self) -> Sequence[LentMemory | None]:
-        """Return the request's regions, by their numbers, as another model's request names them."""
         slot = self._slot
         if self.table is None:
             return ()

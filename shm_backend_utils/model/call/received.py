@@ -260,7 +260,6 @@ class ReceivedRequest:
         return table
 
     def _open_more(self, table: Table) -> None:
-        """Open the regions that a table names beside its slot."""
         if table.ring is not None:
             self._take_ring(table.ring, table.outputs)
         if not table.regions:

@@ -88,7 +88,6 @@ class MappedRegion:
         return (self.managed is not None and self.managed.is_orphaned) or self.segment.is_unlinked
 
     def pin(self, pinning: Pinning) -> None:
-        """Pin memory of the host until this is gone."""
         if isinstance(self.memory, HostMemory):
             self._unpin = pinning.pin(self.memory.array)
             if self._unpin is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 
 from ...errors import ModelError
 from ...gpu.model import DeviceArrays
@@ -11,22 +11,21 @@ from ..call import Call
 __all__ = ["check_has_run", "complete", "complete_by_events", "serve_one"]
 
 
-def complete(calls: Iterable[Call], arrays: DeviceArrays) -> None:
+def complete(calls: Sequence[Call], arrays: DeviceArrays) -> None:
     """Wait for GPUs and end committed calls: all well, or all by an error, as CUDA does not say whose work failed."""
-    waiting = list(calls)
     try:
-        arrays.wait([call.devices for call in waiting if call.devices is not None])
+        arrays.wait([call.devices for call in calls if call.devices is not None])
     except BaseException as error:  # whatever it is, every call needs its response
-        for call in waiting:
+        for call in calls:
             call.fail(error)
         return
-    for call in waiting:
+    for call in calls:
         if call.devices is not None:
             call.devices.release()
         call.end()
 
 
-def complete_by_events(calls: Iterable[Call], arrays: DeviceArrays) -> None:
+def complete_by_events(calls: Sequence[Call], arrays: DeviceArrays) -> None:
     """End calls as :func:`complete` does, but wait for none that its client can wait for by events of its own."""
     now: list[Call] = []
     for call in calls:

@@ -203,7 +203,7 @@ def test_a_budget_that_is_no_number_of_bytes(name: str, value: Any) -> None:
 VALUES: list[tuple[Callable[[Any], object], list[Any], type[Exception], str]] = [
     (split_url, [None, 8001, b"a:8001"], CallerError, "the URL is {}; expected a str, for example 'localhost:8001'"),
     (
-        lambda pool: ClientMemory(pool, CudaAccess()),
+        lambda pool: ClientMemory(None, pool, CudaAccess()),
         [2**30, {"max_bytes": 2**30}],
         CallerError,
         "pool is {}; expected PoolOptions(max_bytes=...)",

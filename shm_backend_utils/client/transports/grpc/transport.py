@@ -243,7 +243,6 @@ class AsyncGrpcTransport(_Grpc, AsyncTransport):
 
 
 def _response(answer: Any, address: str) -> Any:
-    """Return the response in one message of a stream; raise its error, if it has one."""
     if answer.error_message:
         raise translated(None, answer.error_message, address)
     return answer.infer_response
