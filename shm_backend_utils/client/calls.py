@@ -47,6 +47,7 @@ _REMEDY: Final = f"later calls have room for as much; {_BESIDE}"
 _REMEDY_OF_PREPARED: Final = f"the next infer of this call has room for as much on the host; {_BESIDE}"
 _NOT_DONE: Final = ("StatusCode.UNIMPLEMENTED", "501")
 """What the server says over gRPC, and over HTTP, of one answer from a decoupled model."""
+_INVALID: Final = ("StatusCode.INVALID_ARGUMENT", "400")  # as Triton refuses tensors that a model does not take
 
 _BUSY_PAUSE_S: Final = 0.005  # a refusal takes less than a millisecond
 
@@ -219,7 +220,18 @@ def repair(core: Core, call: Call, error: ShmError, number: int) -> Steps[KnownM
         renewed = yield from core.renew(call.known, call.settings)
     except ShmError:
         return None  # the failure of the call itself says more
-    return renewed if renewed is not call.known and call.did_not_start(error) else None
+    if renewed is call.known:
+        return None
+    is_refused = error.status() in _INVALID and not _fits(renewed, call)  # so nothing is sent, and that is the error
+    return renewed if call.did_not_start(error) or is_refused else None
+
+
+def _fits(known: KnownModel, call: Call) -> bool:
+    try:
+        known.lay_out(call.sources(), call.wanted)
+    except TensorError:
+        return False
+    return True
 
 
 def _again(core: Core, call: Call, failure: ShmError) -> Steps[Result]:
