@@ -15,17 +15,11 @@ from shm_backend_utils.client import PathUnavailableError
 from shm_backend_utils.client.errors import MemoryRefusedError
 from shm_backend_utils.memory.shared_file import DEV_SHM, free_bytes
 
-from .client.process import (
-    ALLOWED_UID,
-    CONNECTIONS,
-    DISALLOWED_UID,
-    AttackerProcess,
-    ClientProcess,
-    Phase,
-)
+from .client.process import CONNECTIONS, AttackerProcess, ClientProcess, Phase
 from .client.tally import FAILED_CLIENTS, MUST_BE_ZERO, WRONG, Tally
+from .hostile.attacks import DISALLOWED_UID
 from .report import MODEL_RELOADS, SERVER_RESTARTS, SMALL_TMPFS, TWO_USERS
-from .server import GUESTS, SoakServer
+from .server import ALLOWED_UID, GUESTS, SoakServer
 
 TRUNCATING: Final = "truncating, a user who is allowed"
 ATTACKS: Final = (TRUNCATING, "sparse files", "locking its own slots", "garbage tables")

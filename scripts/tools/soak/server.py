@@ -23,7 +23,7 @@ from shm_backend_utils.server import Installation, install
 from shm_backend_utils.testing.faults.at_hand import MortalServer
 
 from ..processes import children, command_line
-from .client.process import ALLOWED_UID, held_memory
+from .client.process import held_memory
 from .client.tally import Tally
 
 OWN_MODELS: Final = Path(__file__).resolve().parent / "models"
@@ -38,6 +38,7 @@ OPTIONS: Final = (
 )
 GUESTS: Final = "guests"
 """The name of a model like ``halves`` that takes another user's memory, too."""
+ALLOWED_UID: Final = 20_001
 
 
 class SoakServer(MortalServer):

@@ -26,7 +26,6 @@ from .faults import Saboteur
 from .report import Report, impossible, soak_report
 from .server import SoakServer
 
-HANG_S: Final = 45.0
 WARM_S: Final = 20.0
 MOST_GROWTH: Final = 64 << 20
 """More than allocators keep for later."""
@@ -110,7 +109,7 @@ class Soak:
                 self._tally.add(FAILED_CLIENTS, "by themselves")
                 client.end()
                 self._clients[index] = self._saboteur.new_client()
-            elif client.idle_s() > HANG_S:
+            elif client.idle_s() > 45.0:
                 self._tally.add(HANGS, "a client")
                 client.kill(signal.SIGABRT)  # its faulthandler tells where it hangs
                 self._clients[index] = self._saboteur.new_client()

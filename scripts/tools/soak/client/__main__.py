@@ -20,7 +20,7 @@ from shm_backend_utils.errors import ShmError
 
 from ...processes import open_files
 from .calls import WORKLOADS, PlainClientError, Workload, choose, do
-from .kit import Kit
+from .kit import LONGEST_HELD, Kit
 from .process import Phase, become, hears, held_memory, page
 from .signals import Signals
 from .tally import FOREIGN_ERRORS, LEAKS, UNCAUGHT_ERRORS
@@ -45,7 +45,7 @@ def step(kit: Kit, signals: Signals, workloads: Sequence[Workload]) -> str:
 
 def close(kit: Kit, descriptors: int) -> None:
     """Give everything up, and count what is held then, beside so many descriptors."""
-    kit.drop_views()
+    kit.pass_call(count=LONGEST_HELD)
     deadline = time.monotonic() + 10.0
     while (count := sum(each.quarantined() for each in kit.connections)) and time.monotonic() < deadline:
         time.sleep(0.05)

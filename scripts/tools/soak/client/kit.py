@@ -229,12 +229,8 @@ class Kit:
         for word in words:
             self.tally.add("done", word)
 
-    def pass_call(self, view: Array | None = None) -> None:
-        """Check what is held, and maybe hold a view of which nobody writes over the memory."""
-        self.tally.add(WRONG, "a view that was held", self._held.pass_calls())
+    def pass_call(self, view: Array | None = None, count: int = 1) -> None:
+        """Check what is held after this call, or so many; maybe hold a view of which nobody writes over the memory."""
+        self.tally.add(WRONG, "a view that was held", self._held.pass_calls(count))
         if view is not None and self.chance.random() < 0.3:
             self._held.hold(view, self.chance.randint(1, LONGEST_HELD))
-
-    def drop_views(self) -> None:
-        """Check all that is held, and let go of it."""
-        self.tally.add(WRONG, "a view that was held", self._held.pass_calls(LONGEST_HELD))

@@ -21,7 +21,6 @@ from ...processes import Program, mappings, open_files
 from .tally import Tally
 
 CLIENT: Final = "scripts.tools.soak.client"
-START_S: Final = 120.0
 CONNECTIONS: Final = 4
 """Of a client: it infers over each before its requests are told of, or are another user's."""
 PHASE: Final = 0
@@ -30,8 +29,6 @@ VERIFIED: Final = 1
 
 ATTACHED_PREFIX: Final = "soak-attached-"
 """Of regions that users of plain tritonclient make."""
-ALLOWED_UID: Final = 20_001
-DISALLOWED_UID: Final = 20_002
 Phase = IntEnum("Phase", "ELSEWHERE WRITING IN_FLIGHT READING STREAMING", start=0)
 _OF_CLIENTS: Final = (f"{DEV_SHM}/{KEY_PREFIX}", f"{DEV_SHM}/{ATTACHED_PREFIX}", LINK)
 
@@ -88,7 +85,7 @@ class ClientProcess(Program):
 
     def wait_for_results(self, count: int = 1) -> bool:
         """Wait until it has seen so many right results; return whether it has."""
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + 120.0
         while self._page[VERIFIED] < count and self.is_running and time.monotonic() < deadline:
             time.sleep(0.05)
         return self._page[VERIFIED] >= count

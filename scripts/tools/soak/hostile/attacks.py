@@ -17,6 +17,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,9 +34,10 @@ from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAME
 from shm_backend_utils.protocol.handover import SealedKey
 from shm_backend_utils.protocol.layout import PAGE_SIZE, TOKEN_LENGTH
 
-from ..client.process import CLIENT, DISALLOWED_UID, become, hears
+from ..client.process import CLIENT, become, hears
 from .forged import DATA, MODEL, Attacker, valid_table
 
+DISALLOWED_UID: Final = 20_002
 _LINGER: Final = struct.pack("ii", 1, 3600)
 _CREDENTIALS: Final = struct.Struct("iII")  # process, user, group
 
@@ -155,13 +157,16 @@ def sparse(attacker: Attacker) -> Strike:
 
 
 def truncating(attacker: Attacker) -> Strike:
-    """A region that loses and gets back its size as fast as that goes, while a request in it is under way."""
+    """A region that loses and gets back its size, for a moment or for longer, while a model is at work in it."""
     forged = attacker.forge()
 
     def strike() -> None:
-        answers = attacker.begin(forged.begin(valid_table(DATA + PAGE_SIZE, PAGE_SIZE)))
+        forged.allocate()
+        answers = attacker.begin({**forged.begin(valid_table(DATA + PAGE_SIZE, PAGE_SIZE)), "sleep_ms": 20})
+        while answers.empty() and not forged.is_in_use() and attacker.chance.random() < 0.99:
+            time.sleep(0.001)
         while answers.empty():
-            forged.lose_memory()
+            forged.lose_memory(attacker.chance.choice((0.0, 0.03)))
         attacker.count(answers.get())
 
     return strike

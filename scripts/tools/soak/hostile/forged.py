@@ -6,6 +6,7 @@ import os
 import queue
 import random
 import secrets
+import time
 from collections import Counter
 from contextlib import ExitStack
 from typing import Any, Final
@@ -44,14 +45,21 @@ class Forged:
         locks.hold_owner_lease(self._fd)
         os.ftruncate(self._fd, byte_size)
         if not is_sparse:
-            os.posix_fallocate(self._fd, 0, byte_size)
+            self.allocate()
         self._header = bytearray(layout.HEADER_LENGTH)
         layout.write_header(memoryview(self._header), Header(1, byte_size, token, PAGE_SIZE))
         os.pwrite(self._fd, self._header, 0)
 
-    def lose_memory(self) -> None:
-        """Lose all memory, and get the size and the header back at once."""
+    def is_in_use(self) -> bool:
+        return locks.is_slot_in_use(self._fd, _RECORD)
+
+    def allocate(self) -> None:
+        os.posix_fallocate(self._fd, 0, self._byte_size)
+
+    def lose_memory(self, seconds: float = 0.0) -> None:
+        """Lose all memory, and get the size and the header back."""
         os.ftruncate(self._fd, 0)
+        time.sleep(seconds)
         os.ftruncate(self._fd, self._byte_size)
         os.pwrite(self._fd, self._header, 0)
 
