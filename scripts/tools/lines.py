@@ -30,7 +30,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 6_650,
     "scripts": 10_584,
     "scripts/tools/bench": 3_011,
-    "tests": 57_991,
+    "tests": 57_984,
     "docs": 3_472,
 }
 """By folder, or by pattern of files: the most lines."""

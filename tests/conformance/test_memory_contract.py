@@ -35,7 +35,7 @@ from shm_backend_utils.protocol.claims import NamedRegionClaim, RegionClaim
 from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
 from tests.unit.claims_of import Resolved, claim_of_allocation, resolved, slot_of
 from tests.unit.gpu.fakes import CLIENT, DRIVER, MODEL, array_on, content, left_of, wait_until
-from tests.unit.registered import say_registered
+from tests.unit.sessions import say_registered
 
 FIELD: Final = "regions[1]"
 SIZE: Final = 8192

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any
 from urllib.parse import unquote
 
@@ -154,16 +154,10 @@ class AsyncFakeTransport(AsyncTransport):
         self._inner.close()
 
 
-def connected(server: FakeServer, protocol: str = "grpc", **named: Any) -> ShmClient:
+def client_of(server: FakeServer, protocol: str = "grpc", **named: Any) -> ShmClient:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client, "connect", lambda *_: FakeTransport(server, protocol))
         return ShmClient("localhost:8001", **named)
-
-
-@contextlib.contextmanager
-def client_of(server: FakeServer, protocol: str = "grpc", **named: Any) -> Iterator[ShmClient]:
-    with connected(server, protocol, **named) as made:
-        yield made
 
 
 @contextlib.asynccontextmanager

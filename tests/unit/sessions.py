@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.gpu.memory.access import CudaAccess
+from shm_backend_utils.memory.registrations import Registration, StatusEndpoint
 from shm_backend_utils.model import Call, ShmSession
 from tests.unit.emulated import log_lines, start_server
 
-__all__ = ["double", "session_of", "tensor"]
+__all__ = ["double", "say_registered", "session_of", "tensor"]
 
 
 def tensor(name: str, dtype: str = "FP32", dims: Sequence[int] = (-1,), **more: Any) -> dict[str, Any]:
@@ -46,3 +47,14 @@ def session_of(
 def double(call: Call) -> None:
     x = call.input("X")
     np.multiply(x.numpy(), 2, out=call.output("Y", x.shape, x.dtype).numpy())
+
+
+def say_registered(monkeypatch: pytest.MonkeyPatch, found: Callable[[], Mapping[str, Registration]]) -> None:
+    """Have every model hear that this is registered at its server."""
+
+    def find(_: StatusEndpoint, names: Sequence[str]) -> dict[str, Registration]:
+        current = found()
+        return {name: current[name] for name in names if name in current}
+
+    monkeypatch.setattr(StatusEndpoint, "find", find)
+    monkeypatch.setattr(StatusEndpoint, "all", lambda _: dict(found()))

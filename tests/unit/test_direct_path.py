@@ -124,19 +124,10 @@ def test_a_warm_request_takes_few_functions_of_whatever_shape(session: ShmSessio
     assert len(found(77, 1)) < len(found(4)) + 40  # the second slot's address is read once
 
 
-STATUSES = [
-    "NOT_FOUND",
-    "INVALID_ARG",
-    "UNAVAILABLE",
-    "UNSUPPORTED",
-    "ALREADY_EXISTS",
-    "CANCELLED",
-    "UNKNOWN",
-    "INTERNAL",
-]
+CODES = ["NOT_FOUND", "INVALID_ARG", "UNAVAILABLE", "UNSUPPORTED", "ALREADY_EXISTS", "CANCELLED", "UNKNOWN", "INTERNAL"]
 
 
-@pytest.mark.parametrize("status", STATUSES)
+@pytest.mark.parametrize("status", CODES)
 @pytest.mark.parametrize("direct", [True, False])
 def test_a_model_refuses_in_its_own_words_by_a_status_of_its_own(
     session: ShmSession, client: Client, status: str, direct: bool

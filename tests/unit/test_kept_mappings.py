@@ -21,8 +21,7 @@ from shm_backend_utils.model.mapping import resolver
 from shm_backend_utils.model.mapping.resolver import Resolver
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.emulated import delivered, message_of
-from tests.unit.registered import say_registered
-from tests.unit.sessions import double, session_of, tensor
+from tests.unit.sessions import double, say_registered, session_of, tensor
 from tests.unit.table_client import Client
 
 SLOTS = 2

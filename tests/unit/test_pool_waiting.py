@@ -93,6 +93,17 @@ def test_a_small_call_does_not_overtake_a_large_one_that_waits(pool: SlotPool) -
     assert granted(pool, small)[0] is large_region
 
 
+def test_a_waiter_that_is_withdrawn_from_the_queue_lets_the_next_one_pass(
+    pool: SlotPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SlotPool, "_keep_house", lambda _: None)  # which would do it too, later
+    held = [taken(pool) for _ in range(2)]
+    large, small = ask(pool, ALL_THREE), ask(pool)
+    pool.withdraw(large)
+    small.granted.result(LONG_S)
+    assert (large.granted.done(), len(held)) == (False, 2)
+
+
 def test_a_waiter_that_its_owner_cancelled_is_passed_over(pool: SlotPool) -> None:
     held = [taken(pool) for _ in range(3)]
     cancelled, next_one = ask(pool), ask(pool)

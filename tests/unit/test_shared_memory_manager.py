@@ -71,6 +71,16 @@ def test_the_status_says_what_is_registered(manager: SharedMemoryManager, make_f
     assert manager.status("second") == [RegionStatus("second", second, 16, 32)]
 
 
+def test_a_sweep_looks_at_all(manager: SharedMemoryManager, make_file: MakeFile) -> None:
+    keys = [make_file() for _ in range(40)]
+    for key in keys:
+        register(manager, key, key)
+    for key in keys:
+        (SHM / key).unlink()
+    registry_of(manager).drop_abandoned()
+    assert registry_of(manager).mapped() == (0, 0)
+
+
 def test_a_name_is_given_once(manager: SharedMemoryManager, make_file: MakeFile) -> None:
     first = make_file()
     register(manager, "mine", first)

@@ -33,8 +33,7 @@ from tests.unit.claims_of import claim_of_allocation, claim_of_region, resolved,
 from tests.unit.emulated import message_of
 from tests.unit.gpu.fakes import BLOCK, SIZE, runtime_that_gives_all_back
 from tests.unit.mapping.files import SHM, TOKEN, managed_file, new_key
-from tests.unit.registered import say_registered
-from tests.unit.sessions import double
+from tests.unit.sessions import double, say_registered
 from tests.unit.table_client import Client
 
 PAGE = 4096

@@ -21,7 +21,7 @@ from shm_backend_utils.model.mapping.registry import Registry
 from shm_backend_utils.model.mapping.resolver import NamedRegions
 from shm_backend_utils.protocol.claims import NamedRegionClaim
 from shm_backend_utils.testing.faults.at_hand import punch_hole
-from tests.unit.registered import say_registered
+from tests.unit.sessions import say_registered
 
 SHM: Final = Path("/dev/shm")
 PAGE: Final = 4096

@@ -22,8 +22,7 @@ from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.claims_of import claim_of_region
 from tests.unit.emulated import delivered, error_code, error_of, message_of, outputs_of
 from tests.unit.modes.conftest import FP32, MakeClient, Open, X
-from tests.unit.registered import say_registered
-from tests.unit.sessions import double
+from tests.unit.sessions import double, say_registered
 from tests.unit.table_client import Client
 
 
