@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, get_args
 
 from ..errors import MachineError
-from ..repository.layout import is_model_folder
+from ..repository.files import is_model_folder
 from ..server import RELEASES, Ports, StubNumpy, find_gpus, install
 from .common.server import copy_sample_models, temporary_server
 from .terminal import Interrupted, port, raise_on_signals

@@ -8,8 +8,7 @@ from collections.abc import AsyncGenerator, Coroutine, Mapping
 from typing import Any, Final, TypeVar
 
 from ..errors import CallerError
-from ..origin import Origin
-from ..unclosed import Unclosed
+from ..process import Origin, Unclosed
 from .core import Core
 from .errors import ForkedError
 from .explanation import Explanation, Tally

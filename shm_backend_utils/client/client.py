@@ -11,10 +11,8 @@ from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import ClosedError
-from ..forks import call_after_fork
 from ..memory.repeater import Repeater
-from ..origin import Origin
-from ..unclosed import Unclosed
+from ..process import Origin, Unclosed, call_after_fork
 from .calls import infer
 from .core import Core
 from .errors import ForkedError, out_of_time

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
 from ..errors import BudgetError, CallerError, NoSharedMemoryError, TensorError
-from ..forks import call_after_fork
 from ..gpu.memory.access import CudaAccess
 from ..gpu.memory.bank import DeviceBank
 from ..memory import reaper
@@ -19,6 +18,7 @@ from ..memory.pool.inventory import DIRECT, PREPARED
 from ..memory.pool.options import PoolOptions
 from ..memory.pool.pool import SlotPool
 from ..model_spec import ModelSpec
+from ..process import call_after_fork
 from ..protocol.call_layout import AnyInput, CallLayout
 from .errors import InferenceError, PathUnavailableError
 from .explanation import ClientStats, Explanation, Tally

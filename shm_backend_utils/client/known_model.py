@@ -9,10 +9,10 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ..memory.kinds import RegionKind
+from ..memory.managed import RegionKind
 from ..memory.pool.rows import RowBlocks
 from ..model_spec import ModelSpec
-from ..origin import Origin
+from ..process import Origin
 from ..protocol.call_layout import NO_DEVICES, AnyInput, CallLayout, LearnedSizes, lay_out, record_byte_size
 from ..protocol.layout import data_offset
 from .explanation import Check, Explanation

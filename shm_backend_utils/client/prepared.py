@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..errors import CallerError, ClosedError
 from ..gpu.streams import Named, named
-from ..unclosed import Unclosed
+from ..process import Unclosed
 from .calls import infer_prepared
 from .core import Core
 from .errors import ForkedError

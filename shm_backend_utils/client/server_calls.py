@@ -25,8 +25,8 @@ from .paths.call import is_answer
 from .paths.probe import asked
 from .settings import ClientSettings
 from .steps import Pause, Send, Steps, offloaded
+from .transports.connect import is_this_machine
 from .transports.messages import Codec, Question
-from .transports.this_machine import is_this_machine
 
 __all__ = [
     "ask",

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from ..errors import CallerError
 from ..gpu.streams import Named, named
-from ..origin import NOT_THE_USERS, Origin
+from ..process import NOT_THE_USERS, Origin
 from .options import (
     LibraryName,
     PathName,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from ..errors import ClosedError
-from ..forks import call_after_fork, never_destroy
+from ..process import call_after_fork, never_destroy
 from .errors import out_of_time
 from .explanation import Tally
 from .transports.transport import AsyncTransport, Transport

@@ -30,7 +30,7 @@ from ..errors import PeerError, ShmError, TensorNameError, TensorShapeError, Ten
 from ..gpu.memory.access import CudaAccess
 from ..memory.pool.inventory import Need, region_size
 from ..memory.pool.options import PoolOptions
-from ..origin import Origin
+from ..process import Origin
 from ..protocol.call_layout import aligned
 from ..protocol.layout import MAX_RECORD_BYTE_SIZE, data_offset
 from ..tensors.strings import Strings

@@ -26,7 +26,7 @@ from ..client.transports.grpc.address import CHANNEL_OPTIONS, GrpcAddress, tls_c
 from ..client.transports.grpc.codec import Metadata
 from ..client.transports.grpc.transport import GrpcTransport
 from ..errors import CallerError, ClosedError
-from ..forks import call_after_fork, never_destroy
+from ..process import call_after_fork, never_destroy
 from .registered_model import InferShmError, RegisteredModel, TensorDeclaration
 
 __all__ = ["InferShmError", "OptionError", "TritonSHMClient"]

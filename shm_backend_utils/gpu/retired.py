@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..forks import call_after_fork
+from ..process import call_after_fork
 from .errors import CudaError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, Final, Literal, NamedTuple
 
 from ..errors import MachineError
-from ..forks import call_after_fork
+from ..process import call_after_fork
 from .errors import CudaError
 from .retired import Retired
 

@@ -15,7 +15,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Final
 from urllib.parse import urlsplit
 
-from ..forks import call_after_fork
+from ..process import call_after_fork
 
 __all__ = ["KeptConnections", "connect"]
 

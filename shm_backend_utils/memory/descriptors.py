@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ..errors import NoSharedMemoryError
-from ..forks import call_after_fork
+from ..process import call_after_fork
 from ..translate import translate
 
 __all__ = ["NO_DESCRIPTORS", "Descriptor", "NoDescriptorsError", "no_descriptors", "translate_os_errors"]

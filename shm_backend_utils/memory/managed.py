@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import hmac
 import math
 import os
@@ -18,14 +19,24 @@ from ..protocol import layout
 from ..protocol.layout import Header, SlotRecord
 from . import locks
 from .access import PRIVATE, Access
-from .kinds import RegionKind
 from .locks import SlotLease
 from .mapped_segment import MappedSegment
 from .sealed import SealedSegment
 from .segment import SystemSegment
 from .shared_file import SealedFile, SharedFile
 
-__all__ = ["KEY", "KEY_PREFIX", "ManagedRegion", "array_at", "roomy", "whole_pages"]
+__all__ = ["KEY", "KEY_PREFIX", "ManagedRegion", "RegionKind", "array_at", "roomy", "whole_pages"]
+
+
+class RegionKind(enum.Enum):
+    """The kind of a managed region."""
+
+    SYSTEM = "system"
+    """POSIX shared memory: an object in ``/dev/shm``."""
+
+    SEALED = "sealed"
+    """A memfd whose size is sealed, handed over by a socket."""
+
 
 KEY_PREFIX: Final = "shmbu-"
 KEY: Final = re.compile(rf"{KEY_PREFIX}[0-9]+-[0-9a-f]{{16}}")

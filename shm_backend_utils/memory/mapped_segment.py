@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from ..errors import ClosedError, RegionRefusedError
-from ..forks import call_after_fork
+from ..process import call_after_fork
 from .descriptors import NO_DESCRIPTORS, Descriptor, translate_os_errors
 from .shared_file import BLOCK_SIZE, SharedFile, allocate
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 
 from ..errors import NoSharedMemoryError, RegionGoneError, RegionRefusedError
-from ..forks import call_after_fork
+from ..process import call_after_fork
 from .access import PRIVATE, Access
 from .descriptors import Descriptor, translate_os_errors
 from .mapped_segment import MappedSegment

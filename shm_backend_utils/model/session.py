@@ -17,8 +17,7 @@ from ..gpu.memory.access import CudaAccess
 from ..gpu.model import DeviceArrays
 from ..memory import reaper
 from ..model_spec import ModelSpec
-from ..origin import Origin
-from ..unclosed import Unclosed
+from ..process import Origin, Unclosed
 from .call import Call
 from .config import Config, advice
 from .context import Context

@@ -14,8 +14,7 @@ from tritonclient.grpc import model_config_pb2
 
 from ..dtypes import BY_CONFIG
 from ..errors import ModelError
-from .layout import CONFIG_FILE
-from .source_files import read_source
+from .files import CONFIG_FILE, read_source
 
 __all__ = ["check_tensors", "read_config"]
 

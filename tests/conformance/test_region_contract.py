@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.errors import ClosedError, RegionGoneError, RegionRefusedError
-from shm_backend_utils.memory.kinds import RegionKind
-from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.memory.managed import ManagedRegion, RegionKind
 from shm_backend_utils.model.mapping.mapped import MappedRegion
 from shm_backend_utils.protocol.layout import SlotRecord
 from tests.opened import open_region
@@ -51,7 +50,7 @@ class Kind:
         """Start a process that makes a region and ends by ``os._exit`` with its input; return both, the region open."""
         process = start_python(
             "import os, sys\n"
-            "from shm_backend_utils.memory.kinds import RegionKind\n"
+            "from shm_backend_utils.memory.managed import RegionKind\n"
             "from shm_backend_utils.memory.managed import ManagedRegion\n"
             f"region = ManagedRegion.create(1000, {SLOTS}, kind=RegionKind.{self._kind.name})\n"
             "print(region.segment.key, region.header.token.hex(), flush=True)\n"

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, precondition, rule
 
 from shm_backend_utils.errors import BudgetError, ClosedError, RegionGoneError
-from shm_backend_utils.memory.kinds import RegionKind
-from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.memory.managed import ManagedRegion, RegionKind
 from shm_backend_utils.memory.pool.inventory import Need, Waiter
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shm_backend_utils import dtypes
-from shm_backend_utils.memory.kinds import RegionKind
-from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.memory.managed import ManagedRegion, RegionKind
 from shm_backend_utils.protocol import results, table
 from shm_backend_utils.protocol.address import SlotAddress
 from shm_backend_utils.protocol.claims import RegionClaim

@@ -20,7 +20,7 @@ from shm_backend_utils.client.paths import taking
 from shm_backend_utils.client.paths.call import LONG_COPY
 from shm_backend_utils.errors import BudgetError, ClosedError, RegionGoneError, RegionRefusedError
 from shm_backend_utils.memory import shared_file
-from shm_backend_utils.memory.kinds import RegionKind
+from shm_backend_utils.memory.managed import RegionKind
 from shm_backend_utils.memory.pool.inventory import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool

@@ -27,8 +27,7 @@ from shm_backend_utils.cli.shared_memory import (
 )
 from shm_backend_utils.memory import locks
 from shm_backend_utils.memory.backend_pools import USUAL_PREFIX, is_pool, prefix_of_pools
-from shm_backend_utils.memory.kinds import RegionKind
-from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.memory.managed import ManagedRegion, RegionKind
 from shm_backend_utils.memory.registrations import Registration
 from tests.unit.answering_server import telling_registrations
 from tests.unit.mapping.files import region_bytes

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils import forks
+from shm_backend_utils import process
 from shm_backend_utils.client import DeadlineExceededError, InferenceError, ServerUnavailableError, ShmClient, streams
 from shm_backend_utils.client.paths import direct
 from shm_backend_utils.client.result import Result
@@ -283,7 +283,7 @@ def test_a_request_that_has_begun_is_not_sent_again(client: ShmClient, server: F
 
 def held_by_this_process() -> list[int]:
     gc.collect()
-    return [len(list(Path("/proc/self/fd").iterdir())), threading.active_count(), len(forks._OWNERS)]
+    return [len(list(Path("/proc/self/fd").iterdir())), threading.active_count(), len(process._OWNERS)]
 
 
 def use_one(server: FakeServer, is_closed: bool) -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from shm_backend_utils.dtypes import BY_NAME, BYTES
 from shm_backend_utils.errors import BatchSizeError, ShmError, TableError
-from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.locks import SlotLease
+from shm_backend_utils.memory.managed import RegionKind
 from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.call.checks import check_rows, check_table
 from shm_backend_utils.model.mapping.memory import HostMemory, Memory

@@ -17,7 +17,7 @@ import pytest
 
 import shm_backend_utils
 from shm_backend_utils.client import PoolOptions, ShmClient
-from shm_backend_utils.memory.kinds import RegionKind
+from shm_backend_utils.memory.managed import RegionKind
 from shm_backend_utils.memory.pool import inventory
 from shm_backend_utils.memory.pool.inventory import Need
 from shm_backend_utils.memory.pool.pool import SlotPool

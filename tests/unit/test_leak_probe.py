@@ -17,8 +17,7 @@ import pytest
 
 from shm_backend_utils.compat.shm_regions import SystemShmHandle
 from shm_backend_utils.memory.descriptors import Descriptor
-from shm_backend_utils.memory.kinds import RegionKind
-from shm_backend_utils.memory.managed import KEY_PREFIX, ManagedRegion
+from shm_backend_utils.memory.managed import KEY_PREFIX, ManagedRegion, RegionKind
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.testing import leak_probe
 from shm_backend_utils.testing.leak_probe import POOL_PREFIX, ShmLeakProbe

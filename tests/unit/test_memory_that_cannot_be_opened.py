@@ -19,15 +19,14 @@ import pytest
 
 from shm_backend_utils.cli.common.registered_regions import _take_memory
 from shm_backend_utils.client import CopyWarning, PoolOptions, ShmClient
+from shm_backend_utils.client.transports.connect import is_this_machine
 from shm_backend_utils.client.transports.grpc.address import GrpcAddress
-from shm_backend_utils.client.transports.this_machine import is_this_machine
 from shm_backend_utils.compat.shm_regions import SystemShmHandle
 from shm_backend_utils.errors import MachineError, NoSharedMemoryError, RegionGoneError, RegionRefusedError, ShmError
 from shm_backend_utils.memory import locks, reaper, sealed
 from shm_backend_utils.memory.descriptors import NoDescriptorsError
 from shm_backend_utils.memory.handover.server import HandoverRegistry
-from shm_backend_utils.memory.kinds import RegionKind
-from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.memory.managed import ManagedRegion, RegionKind
 from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.memory.shared_file import DEV_SHM, free_bytes, total_bytes

@@ -25,7 +25,7 @@ from shm_backend_utils.client.paths.choice import PathChooser
 from shm_backend_utils.client.paths.triton_shm import Registrations
 from shm_backend_utils.client.steps import Pause, Steps, Wait
 from shm_backend_utils.client.transports.grpc.codec import GrpcCodec
-from shm_backend_utils.memory.kinds import RegionKind
+from shm_backend_utils.memory.managed import RegionKind
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.testing.faults.system_calls import Interrupts

@@ -19,8 +19,7 @@ from shm_backend_utils.errors import MachineError, RegionGoneError, RegionRefuse
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.memory.access import Access
 from shm_backend_utils.memory.handover.fetching import Fetcher
-from shm_backend_utils.memory.kinds import RegionKind
-from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.memory.managed import ManagedRegion, RegionKind
 from shm_backend_utils.memory.registrations import Registration, StatusEndpoint
 from shm_backend_utils.memory.shared_file import SharedFile
 from shm_backend_utils.model.config import Config

@@ -19,7 +19,7 @@ from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.rows import Row, RowBlocks
 from shm_backend_utils.memory.pool.slot import SlotRegion
-from shm_backend_utils.origin import Origin
+from shm_backend_utils.process import Origin
 from shm_backend_utils.protocol.address import SLOT_PARAMETER, parse_address
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from tests.unit.fake_server import FakeServer, Order, config

@@ -20,7 +20,7 @@ from shm_backend_utils.memory.pool.inventory import Inventory, Kind, Need, Waite
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.slot import SlotRegion
-from shm_backend_utils.origin import Origin
+from shm_backend_utils.process import Origin
 from shm_backend_utils.protocol.layout import PAGE_SIZE, data_offset, record_offset
 from tests.unit.taken_regions import REGION, SHM, Memory, is_there, take
 

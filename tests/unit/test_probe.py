@@ -13,7 +13,7 @@ import pytest
 import shm_backend_utils
 from shm_backend_utils import dtypes
 from shm_backend_utils.errors import TableError
-from shm_backend_utils.memory.kinds import RegionKind
+from shm_backend_utils.memory.managed import RegionKind
 from shm_backend_utils.model import ShmSession
 from shm_backend_utils.model.call import probe
 from shm_backend_utils.protocol import table

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shm_backend_utils.repository.source_files import MOST_BYTES, NoSourceError, read_source
+from shm_backend_utils.repository.files import MOST_BYTES, NoSourceError, read_source
 
 
 def pipe(file: Path) -> None:

@@ -22,8 +22,7 @@ from shm_backend_utils.client import AsyncShmClient, ShmClient
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.model import ShmSession
 from shm_backend_utils.model.config import Config
-from shm_backend_utils.origin import Origin
-from shm_backend_utils.unclosed import Unclosed
+from shm_backend_utils.process import Origin, Unclosed
 from tests.unit.fake_server import FakeServer
 from tests.unit.fake_wires import FakeTransport
 from tests.unit.sessions import session_of, tensor
@@ -172,11 +171,11 @@ def test_a_forked_child_says_nothing() -> None:
 def test_at_the_end_of_the_interpreter_nothing_else_goes_wrong(advice: str) -> None:
     program = (
         "import sys\n"
-        "from shm_backend_utils.origin import Origin\n"
-        "from shm_backend_utils.unclosed import Unclosed\n"
+        "from shm_backend_utils.process import Origin\n"
+        "from shm_backend_utils.process import Unclosed\n"
         "kept = Unclosed(Origin.here('the thing made'), 'close it')\n"
         "sys.kept_for_longer = Unclosed(Origin.here('the other thing made'), 'close it')\n"
-        "sys.modules['shm_backend_utils.unclosed'].kept_for_longest = sys.kept_for_longer\n"
+        "sys.modules['shm_backend_utils.process'].kept_for_longest = sys.kept_for_longer\n"
     )
     done = subprocess.run(
         [sys.executable, "-W", f"{advice}::ResourceWarning", "-c", program], capture_output=True, text=True, check=False

@@ -13,7 +13,7 @@ from typing import Final
 
 from ...errors import MachineError
 from ...gpu.memory.access import CudaAccess
-from ...repository.layout import CONFIG_FILE
+from ...repository.files import CONFIG_FILE
 from ...server import EmbeddedServer, Installation, Ports, StubNumpy
 from ..terminal import undisturbed
 

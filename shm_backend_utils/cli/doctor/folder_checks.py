@@ -21,8 +21,7 @@ from ...errors import ModelError, name_list
 from ...model_spec import is_of_python_backend
 from ...protocol.layout import VERSION
 from ...repository.config import check_tensors, read_config
-from ...repository.layout import CODE_FILE, CONFIG_FILE, version_folders
-from ...repository.source_files import NoSourceError, read_source
+from ...repository.files import CODE_FILE, CONFIG_FILE, NoSourceError, read_source, version_folders
 from .checkup import Finding
 from .config_checks import findings_in_config, mentions_shared_memory
 from .troubles import ConfigTrouble, FolderTrouble, ModelTrouble

@@ -16,13 +16,13 @@ from ...client import server_calls
 from ...client.errors import DeadlineExceededError, InferenceError
 from ...client.paths.probe import ProbeAnswer, probe_model
 from ...client.steps import BlockingDriver
+from ...client.transports.connect import is_this_machine
 from ...client.transports.grpc.codec import GrpcCodec
-from ...client.transports.this_machine import is_this_machine
 from ...dtypes import BYTES
 from ...errors import CallerError, MachineError, PeerError, RegionGoneError, ShmError, VersionError
 from ...gpu.memory.access import CudaAccess
-from ...memory.kinds import RegionKind
 from ...memory.machine import visible_devices
+from ...memory.managed import RegionKind
 from ...model_spec import ModelSpec
 from ...protocol.refusals import NOT_OPENED
 from .checkup import Checkup, Finding

@@ -11,7 +11,7 @@ from typing import Final
 from ...memory.machine import MORE_MEMORY
 from ...model.config import PREFIX
 from ...model_spec import BATCH_CARRIER, PATHS, PATHS_LINE, PATHS_PARAMETER
-from ...repository.layout import CONFIG_FILE
+from ...repository.files import CONFIG_FILE
 
 __all__ = ["ConfigTrouble", "FolderTrouble", "MachineTrouble", "ModelTrouble", "ServerTrouble", "Trouble"]
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ...dtypes import BYTES
 from ...errors import CallerError, ClosedError, PeerError, TableError
-from ...memory.kinds import RegionKind
+from ...memory.managed import RegionKind
 from ...memory.pool.slot import Memory
 from ...model_spec import ModelSpec
 from ...protocol.address import SLOT_PARAMETER

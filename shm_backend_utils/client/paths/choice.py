@@ -10,7 +10,7 @@ from typing import Final
 
 from ...dtypes import BYTES
 from ...errors import CallerError, MachineError, StaleRequestError
-from ...memory.kinds import RegionKind
+from ...memory.managed import RegionKind
 from ...memory.pool.options import PoolOptions
 from ...memory.pool.slot import SlotRegion
 from ...model_spec import PATHS_PARAMETER, UIDS_PARAMETER, ModelSpec
@@ -22,8 +22,8 @@ from ..errors import MemoryRefusedError, PathUnavailableError
 from ..explanation import Check, Explanation
 from ..known_model import KnownModel
 from ..steps import Steps, offloaded
+from ..transports.connect import is_this_machine
 from ..transports.messages import Codec
-from ..transports.this_machine import is_this_machine
 from .direct import DirectCall
 from .probe import asked
 from .triton_shm import InlineCall, RegisteredCall, Registrations

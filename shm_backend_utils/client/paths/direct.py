@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ...dtypes import BYTES
 from ...errors import ClosedError, SlotInDoubtError, TensorError
-from ...memory.kinds import RegionKind
+from ...memory.managed import RegionKind
 from ...memory.pool.slot import Memory, Slot, SlotRegion
 from ...memory.pool.states import AFTER, FREE
 from ...protocol import results

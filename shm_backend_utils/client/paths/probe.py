@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from ...dtypes import BY_NAME
 from ...errors import PeerError, ProbedError
 from ...memory.access import PRIVATE
-from ...memory.kinds import RegionKind
+from ...memory.managed import RegionKind
 from ...memory.pool.slot import SlotRegion
 from ...model_spec import ModelSpec
 from ...protocol.layout import PAGE_SIZE

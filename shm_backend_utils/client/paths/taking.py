@@ -10,7 +10,7 @@ from typing import Final
 from ...dtypes import BYTES
 from ...errors import BudgetError, MachineError, PoolExhaustedError
 from ...gpu.memory.bank import ShortOfMemoryError, rounded_up
-from ...memory.kinds import RegionKind
+from ...memory.managed import RegionKind
 from ...memory.pool.inventory import Need, Waiter
 from ...memory.pool.pool import SlotPool
 from ...memory.pool.rows import Row

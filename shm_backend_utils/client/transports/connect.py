@@ -1,16 +1,44 @@
-"""From a URL to a transport. Modules that only one protocol needs are imported only for it."""
+"""From a URL to a transport, and whether its host is this machine. A protocol's modules are imported for it alone."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from ...memory.descriptors import NO_DESCRIPTORS, translate_os_errors
 from ..extra import name_missing_library
 from ..options import Tls
 from .messages import split_url
 from .transport import AsyncTransport, Transport
 
-__all__ = ["Connectable", "connect", "connect_async"]
+__all__ = ["Connectable", "connect", "connect_async", "is_this_machine"]
+
+
+@translate_os_errors("to look up a host takes a file descriptor")
+def is_this_machine(host: str) -> bool:
+    """Return whether a socket can be bound to a host: only to this machine's; NoDescriptorsError if nothing tells."""
+    try:
+        addresses: Sequence[Any] = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
+    except OSError as error:
+        return _no(error)  # what the name means, the first request will tell
+    return any(_can_bind(family, address) for family, _, _, _, address in addresses)
+
+
+def _can_bind(family: int, address: tuple[Any, ...]) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind(address)
+    except OSError as error:
+        return _no(error)
+    return True
+
+
+def _no(error: OSError) -> bool:
+    """Return that it is not, unless nothing could be found out."""
+    if error.errno in NO_DESCRIPTORS:
+        raise error
+    return False
 
 
 @runtime_checkable

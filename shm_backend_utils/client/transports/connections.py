@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ...errors import ClosedError
-from ...forks import call_after_fork
+from ...process import call_after_fork
 from ..errors import deadline_exceeded
 from .conversation import MOST_ATTEMPTS, Server, Unanswered, translate_handshake
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from ...errors import BudgetError, MachineError
-from ...forks import call_after_fork
 from ...memory import locks
 from ...memory.descriptors import Descriptor
 from ...memory.managed import roomy
 from ...memory.pool.slot import SlotRegion
 from ...memory.repeater import Repeater
+from ...process import call_after_fork
 from ..errors import CudaError
 from ..runtime import BLOCK_BYTES, whole_blocks
 from .access import CudaAccess

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from typing import Final, NamedTuple
 
-from ...forks import call_after_fork
+from ...process import call_after_fork
 from ..access import Access
 from ..descriptors import Descriptor
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from ...errors import MachineError
-from ...forks import call_after_fork
+from ...process import call_after_fork
 from ...protocol.handover import QUESTION_LENGTH, Question, SealedKey, decode_question, encode_answer
 from ..access import Access
 from ..descriptors import Descriptor, translate_os_errors

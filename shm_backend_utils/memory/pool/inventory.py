@@ -14,8 +14,7 @@ from typing import Final, NamedTuple
 
 from ...errors import ClosedError
 from ...protocol.layout import PAGE_SIZE, data_offset
-from ..kinds import RegionKind
-from ..managed import roomy, whole_pages
+from ..managed import RegionKind, roomy, whole_pages
 from .options import PoolStatus
 from .slot import SlotRegion, Whole
 from .states import SPOILED

@@ -16,11 +16,10 @@ from typing import Final
 import numpy as np
 
 from ...errors import BudgetError, ClosedError, MachineError, NoSharedMemoryError, PoolExhaustedError
-from ...forks import call_after_fork
+from ...process import call_after_fork
 from ...protocol.layout import data_offset
-from ..kinds import RegionKind
 from ..machine import MORE_MEMORY, memory_bytes
-from ..managed import whole_pages
+from ..managed import RegionKind, whole_pages
 from ..repeater import Repeater
 from ..shared_file import MORE_ROOM, total_bytes
 from .inventory import FAR_MORE, SMALL, Inventory, Need, Waiter, least_size, region_size

@@ -18,8 +18,7 @@ from ...protocol.layout import GENERATION, SlotRecord
 from .. import locks
 from ..access import Access
 from ..descriptors import Descriptor
-from ..kinds import RegionKind
-from ..managed import ManagedRegion
+from ..managed import ManagedRegion, RegionKind
 from .states import AFTER, FREE, SENT, SPOILED, State
 
 __all__ = ["Memory", "Slot", "SlotRegion", "Whole", "make_parts"]

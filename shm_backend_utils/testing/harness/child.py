@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
-from ...forks import call_after_fork, never_destroy
+from ...process import call_after_fork, never_destroy
 from ..emulator.host import Faults
 from .requests import Delivery
 from .stub import Receiver, ServerCalls, StubError

@@ -14,9 +14,7 @@ import numpy.typing as npt
 from ...client.errors import DeadlineExceededError, ForkedError, InferenceError
 from ...client.transports.transport import AsyncTransport, Transport
 from ...errors import CallerError, ClosedError
-from ...forks import call_after_fork, never_destroy
-from ...origin import Origin
-from ...unclosed import Unclosed
+from ...process import Origin, Unclosed, call_after_fork, never_destroy
 from ..emulator import MetricsRegistry
 from ..emulator.host import Faults
 from .checks import warn_of_outputs

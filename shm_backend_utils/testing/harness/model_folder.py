@@ -19,7 +19,7 @@ from ...client.transports.grpc.codec import GrpcCodec
 from ...dtypes import from_config
 from ...errors import ModelError
 from ...repository.config import read_config
-from ...repository.layout import CODE_FILE, CONFIG_FILE, version_folders
+from ...repository.files import CODE_FILE, CONFIG_FILE, version_folders
 from ..emulator import NAME
 
 __all__ = [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shm_backend_utils.forks import call_after_fork, owners_of_kind
+from shm_backend_utils.process import call_after_fork, owners_of_kind
 from tests.unit.forks.programs import ENDINGS, run_program
 from tests.unit.harness.folders import folder_of
 
@@ -17,7 +17,7 @@ MAKING = """
     from pathlib import Path
     from shm_backend_utils.memory.access import PRIVATE
     from shm_backend_utils.memory.handover import server
-    from shm_backend_utils.memory.kinds import RegionKind
+    from shm_backend_utils.memory.managed import RegionKind
     from shm_backend_utils.memory.pool.slot import SlotRegion
 
     def files():
@@ -179,7 +179,7 @@ import os, signal, traceback
 from shm_backend_utils.memory import locks
 from shm_backend_utils.memory.access import PRIVATE
 from shm_backend_utils.memory.descriptors import Descriptor
-from shm_backend_utils.memory.kinds import RegionKind
+from shm_backend_utils.memory.managed import RegionKind
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.memory.shared_file import SealedFile

@@ -21,7 +21,7 @@ import signal, threading
 from pathlib import Path
 import numpy as np
 from shm_backend_utils.client import PoolOptions
-from shm_backend_utils.origin import Origin
+from shm_backend_utils.process import Origin
 from shm_backend_utils.memory.pool.inventory import Need
 from shm_backend_utils.memory.pool.pool import SlotPool
 

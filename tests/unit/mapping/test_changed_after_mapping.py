@@ -15,9 +15,8 @@ from shm_backend_utils.errors import RegionRefusedError, StaleRequestError, Tabl
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.gpu.memory.allocations import CudaAllocation
 from shm_backend_utils.gpu.runtime import CudaRuntime
-from shm_backend_utils.memory.kinds import RegionKind
 from shm_backend_utils.memory.locks import has_users
-from shm_backend_utils.memory.managed import ManagedRegion
+from shm_backend_utils.memory.managed import ManagedRegion, RegionKind
 from shm_backend_utils.memory.mapped_segment import MappedSegment
 from shm_backend_utils.memory.registrations import Registration, StatusEndpoint
 from shm_backend_utils.memory.segment import SystemSegment

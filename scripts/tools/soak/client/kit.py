@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from shm_backend_utils.client import AsyncShmClient, PoolOptions, PreparedCall, Result, ShmClient
 from shm_backend_utils.client.prepared import AsyncPreparedCall
-from shm_backend_utils.memory.kinds import RegionKind
+from shm_backend_utils.memory.managed import RegionKind
 
 from .models import LARGEST_BYTES, Array, HeldViews, Noise, Request, is_right
 from .process import PHASE, VERIFIED, Phase

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from ....errors import CallerError, ClosedError, ShmError
-from ....forks import call_after_fork, never_destroy, owners_of_kind
+from ....process import call_after_fork, never_destroy, owners_of_kind
 from ....protocol.address import SLOT_PARAMETER
 from ....protocol.spans import MAX_FRAMES
 from ...errors import deadline_exceeded, translated, unavailable

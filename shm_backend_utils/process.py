@@ -1,0 +1,120 @@
+"""A process's forks, and its objects that must be closed, with the lines of the user's code that made them."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import ctypes
+import os
+import sys
+import warnings
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+__all__ = ["NOT_THE_USERS", "HasAfterFork", "Origin", "Unclosed", "call_after_fork", "never_destroy", "owners_of_kind"]
+
+T = TypeVar("T")
+
+
+class HasAfterFork(Protocol):
+    """An object of one process alone."""
+
+    def after_fork(self) -> None:
+        """Forget everything, in a forked child, where nothing else runs yet."""
+
+
+def call_after_fork(owner: HasAfterFork) -> None:
+    """Have :meth:`~HasAfterFork.after_fork` of an object called in every child that is forked while it lives."""
+    _OWNERS.add(weakref.ref(owner, _OWNERS.discard))
+
+
+def owners_of_kind(kind: type[T]) -> list[T]:
+    """Return the living objects of a class, a parent's too, that were given to :func:`call_after_fork`."""
+    return [each for each in _living() if isinstance(each, kind)]
+
+
+def never_destroy(kept: object) -> None:
+    """Let an object live as long as this process: its end would disturb a connection that forked processes share."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+
+
+_OWNERS: Final[set[weakref.ref[HasAfterFork]]] = set()
+"""A plain set is copied in one step, where a WeakSet fails if another thread adds to it meanwhile."""
+
+
+def _living() -> list[HasAfterFork]:
+    return [owner for reference in list(_OWNERS) if (owner := reference()) is not None]
+
+
+def _call_all() -> None:
+    for owner in _living():
+        owner.after_fork()
+
+
+os.register_at_fork(after_in_child=_call_all)  # once, as Python keeps it for ever
+
+
+NOT_THE_USERS: Final = tuple(
+    f"{Path(file).parent}/" for file in (__file__, asyncio.__file__, concurrent.futures.__file__)
+)
+
+
+class Origin(NamedTuple):
+    """A line of the user's code; made at once, put into words when asked."""
+
+    what: str  # the user's action there
+    code: CodeType  # of the function, or module
+    instruction: int  # its offset; to look up the line in a table takes long in a long function
+
+    @property
+    def line(self) -> int:
+        """The number of the line in its file."""
+        for begin, end, line in self.code.co_lines():
+            if begin <= self.instruction < end and line is not None:
+                return line
+        return self.code.co_firstlineno
+
+    @classmethod
+    def here(cls, what: str) -> Origin:
+        """Return the line that the calling thread is at, outside of this package."""
+        frame = sys._getframe()
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(NOT_THE_USERS):
+            frame = frame.f_back
+        return cls(what, frame.f_code, frame.f_lasti)
+
+    def __str__(self) -> str:
+        return f"{self.what} at {self.code.co_filename}:{self.line}"
+
+
+class Unclosed:
+    """A part of a closable object: issues a ResourceWarning if the object is garbage unclosed; not in forked children.
+
+    The warning names the line of ``origin``; ``advice`` says how to close the object; ``rest`` returns the end of the
+    message, or None if the object was closed with another one.
+    """
+
+    __slots__ = ("_advice", "_is_closed", "_origin", "_process", "_rest")
+
+    def __init__(self, origin: Origin, advice: str, rest: Callable[[], str | None] = str) -> None:
+        self._origin = origin
+        self._advice = advice
+        self._rest = rest
+        self._is_closed = False
+        self._process = os.getpid()
+
+    def close(self) -> None:
+        """Say nothing. Twice is fine."""
+        self._is_closed = True
+
+    # When the interpreter ends, this module's names may be gone before the last object is.
+    def __del__(self, getpid: Any = os.getpid, warn: Any = warnings.warn_explicit, modules: Any = sys.modules) -> None:
+        if self._is_closed or getpid() != self._process or not modules:
+            return
+        rest = self._rest()
+        if rest is not None:
+            origin = self._origin
+            text = f"{origin} was not closed{rest}; {self._advice}"
+            warn(text, ResourceWarning, origin.code.co_filename, origin.line)
