@@ -53,7 +53,7 @@ class AsyncShmClient(
     url, timeout_s, path, pool, tls, cuda, wait_ready_s, inline_bytes
         As of :class:`ShmClient`; it is entering ``async with`` that waits for the server. There is less slack: where a
         thread copies, waits, looks up a host name, or makes memory for a call, it goes on without that, and the memory
-        is in use for so long. One that will not do is a CallerError.
+        is in use for so long. A value that cannot be used is a CallerError.
     """
 
     _driver: AsyncioDriver

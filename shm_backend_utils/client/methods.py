@@ -182,7 +182,7 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
         -------
         PreparedCall
             With memory of its own until it is closed, and more of it once outputs of unknown size have found no room.
-            Its arrays are not cleared. There are the errors of :meth:`infer`, but for those of the server's answer.
+            Its arrays are not cleared. It raises the errors of :meth:`infer`, but for those of the server's answer.
         """
         core, timeout_s = self._open_core(), self._settings.timeout_of(timeout_s)
         settings = self._settings.of_call("prepare", model, path, timeout_s, options, library=library)
@@ -232,7 +232,7 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
             Nothing is sent before it is asked for the first. Each result's arrays are valid as long as they live. To
             stop early, ``close()`` the iterator, or drop it. It raises the errors of :meth:`infer`, but for arguments
             that cannot be sent, which this method refuses; and a CallerError if the client speaks HTTP. It is a
-            DeadlineExceededError if no response came in time, maybe as the model waits for results to be released.
+            DeadlineExceededError if no response came in time: the model may be waiting for results to be released.
         """
         core = self._open_core()
         settings = self._settings.of_call("stream", model, path, timeout_s, options, stream, library)

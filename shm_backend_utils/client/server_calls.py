@@ -1,6 +1,6 @@
 """A client's calls to its server beside inference: whether it is there, its models, and loading of models.
 
-Whether a Python model is alive its processes tell, by ``/proc``: children of the process that listens at its port.
+A Python model is alive if its processes are: by ``/proc``, children of the one that listens at the server's port.
 """
 
 from __future__ import annotations
