@@ -110,6 +110,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "until_triton(version, why): skipped where the suite's server is of that Triton, or a newer one"
     )
+    config.addinivalue_line(
+        "markers", "has_models_without_sessions: skipped where the stub reads no NumPy that this Python has"
+    )
     config.addinivalue_line("markers", "every_flavour: on each of the four clients, not on one of them")
     config.addinivalue_line("markers", "long: with --all alone")
     if config.getoption("--grpcio"):

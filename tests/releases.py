@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from shm_backend_utils.server import Installation
+from shm_backend_utils.server.stub_numpy import is_there_another, reads_own
 
 __all__ = [
     "asks_models_whether_they_are_ready",
@@ -14,6 +15,7 @@ __all__ = [
     "carries_bf16",
     "gives_up_loading",
     "has_ensembles_that_fail",
+    "has_models_without_sessions",
     "knows_its_models",
     "names_sequences",
     "outlives_models",
@@ -36,6 +38,7 @@ gives_up_loading = pytest.mark.needs_triton(
 has_ensembles_that_fail = pytest.mark.needs_triton(
     "2.51", "2.41 loses the error of an ensemble's step, and tells of a deadlock"
 )
+has_models_without_sessions = pytest.mark.has_models_without_sessions
 knows_its_models = pytest.mark.needs_triton("2.71", "older ones say of a model that is not there that it is not ready")
 names_sequences = pytest.mark.needs_triton("2.45", "to older Python backends, a sequence's name is a number")
 outlives_models = pytest.mark.needs_triton("2.51", "2.41 itself dies, at times, when a model's process is killed")
@@ -58,3 +61,5 @@ def refusals(item: pytest.Item, server: Installation) -> Iterator[str]:
         version, why = marker.args
         if server.is_at_least(version):
             yield f"until Triton {version}, and this is {server.triton}: {why}"
+    if any(item.iter_markers("has_models_without_sessions")) and not (is_there_another() or reads_own(server)):
+        yield f"the stub of Triton {server.triton} reads NumPy 1 alone, and this Python has none: such models go wrong"

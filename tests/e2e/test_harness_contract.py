@@ -8,6 +8,7 @@ import pytest
 
 from shm_backend_utils.cli.common.server import copy_models
 from shm_backend_utils.server import EmbeddedServer
+from tests.releases import has_models_without_sessions
 from tests.unit.harness.contract import Contract
 from tests.unit.harness.regions_contract import RegionsContract
 from tests.unit.harness.wires import MODELS, ServerWire
@@ -23,6 +24,7 @@ def wire(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerWire]:
         wire.close()
 
 
+@has_models_without_sessions
 @pytest.mark.needs_triton("2.51", "the harness does what 2.51 does")
 class TestServer(Contract, RegionsContract):
     """A real one, whose models have a NumPy that its stub was built for."""

@@ -119,7 +119,7 @@ def failing_repository(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_serve_says_ready_and_ends_on_a_signal(start: Callable[..., Program], models: Path, number: int) -> None:
-    serve = start("serve", *(["--model-repository", str(models)] if number == signal.SIGINT else []))
+    serve = start("serve", "--numpy=own", *(["--model-repository", str(models)] if number == signal.SIGINT else []))
     ready = re.fullmatch(r"READY grpc=(\S+:\d+) http=\S+:\d+ metrics=\S+:\d+ log=(\S+)\n", serve.first_line())
     assert ready is not None
     assert "Started GRPCInferenceService" in Path(ready[2]).read_text()
@@ -134,7 +134,7 @@ def test_serve_says_ready_and_ends_on_a_signal(start: Callable[..., Program], mo
 
 
 def test_serve_ends_cleanly_on_a_signal_while_the_server_starts(start: Callable[..., Program], models: Path) -> None:
-    serve = start("serve", "--model-repository", str(models))
+    serve = start("serve", "--numpy=own", "--model-repository", str(models))
     server_pid, prefix = serve.server()
     serve.signal(signal.SIGTERM)
     assert serve.finish() == (0, "", "")

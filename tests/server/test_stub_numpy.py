@@ -16,7 +16,8 @@ import tritonclient.grpc as triton
 
 from shm_backend_utils.errors import CallerError, MachineError
 from shm_backend_utils.server import EmbeddedServer, install, launch, stub_numpy
-from shm_backend_utils.server.stub_numpy import install_numpy, is_there_another, make_environment
+from shm_backend_utils.server.stub_numpy import install_numpy, make_environment
+from tests.releases import has_models_without_sessions
 
 WORDS = Path(__file__).parents[1] / "models" / "words"
 CONFIG = """
@@ -60,10 +61,6 @@ class TritonPythonModel:
         )
 """
 
-needs_another = pytest.mark.skipif(
-    not is_there_another() and not stub_numpy.reads_own(install()), reason="there is no NumPy 1 for this Python"
-)
-
 
 @pytest.fixture(scope="module")
 def default_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
@@ -78,7 +75,7 @@ def default_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedde
         yield server
 
 
-@needs_another
+@has_models_without_sessions
 def test_a_model_of_pb_utils_alone_reads_and_gives_numbers_and_strings(default_server: EmbeddedServer) -> None:
     client: Any = triton.InferenceServerClient(default_server.grpc_url)
     x, words = np.arange(4, dtype=np.float32), np.array([b"a", "ü".encode(), b""], object)

@@ -15,7 +15,7 @@ import pytest
 from shm_backend_utils.server import EmbeddedServer, Installation, install
 from tests.conformance.backend.asking import ask, models_in
 from tests.conformance.backend.backend_checks import CHECKS, FAULT_CHECKS
-from tests.releases import reads_numpy_1_alone
+from tests.releases import has_models_without_sessions, reads_numpy_1_alone
 from tests.unit.harness.wires import ServerWire
 
 pytestmark = pytest.mark.needs_triton("2.51", "the checks say what 2.51 does, and are asked with BF16 and a float")
@@ -41,6 +41,7 @@ def wire_of_numpy_2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server
         yield found
 
 
+@has_models_without_sessions
 @pytest.mark.parametrize("check", CHECKS)
 def test_the_real_stub_behaves_as_the_check_says(wire: ServerWire, installation: Installation, check: str) -> None:
     marks = vars(CHECKS[check])
