@@ -81,9 +81,7 @@ def read_generally(spec: ModelSpec, record: bytes) -> tuple[int, Table] | None:
 
 
 @given(specs, st.randoms(use_true_random=False), st.integers(1, 2**63))
-def test_a_usual_table_has_the_form_and_what_changes_it_is_read_generally_or_alike(
-    spec: ModelSpec, rng: random.Random, generation: int
-) -> None:
+def test_changes_of_a_usual_table_are_read_alike(spec: ModelSpec, rng: random.Random, generation: int) -> None:
     form, layout = TableForm.of(spec), laid_out(spec, rng)
     assert form is not None
     record = generation.to_bytes(8, "little") + table.encode(layout.table)

@@ -106,9 +106,7 @@ def test_a_region_grows_at_once_or_not_at_all(pool: SlotPool) -> None:
 
 
 @pytest.mark.parametrize("kind", RegionKind)
-def test_what_finds_no_room_to_grow_gives_back_what_it_has_taken(
-    pool: SlotPool, kind: RegionKind, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_room_to_grow_leaves_nothing(pool: SlotPool, kind: RegionKind, monkeypatch: pytest.MonkeyPatch) -> None:
     region, memory = pool.take_granted(pool.request(Need(PAGE_SIZE, kind=kind), "a test"))
     blocks, end, allocate = os.fstat(region.fd).st_blocks, region.data_end, os.posix_fallocate
 

@@ -67,9 +67,7 @@ def test_the_lease_is_taken_before_the_record_is_copied(client: Client) -> None:
 
 
 @pytest.mark.parametrize("outcome", [None, TableError, StaleRequestError])
-def test_the_record_is_copied_once_at_most_and_its_generation_is_not_read_after_that(
-    client: Client, outcome: type[Exception] | None
-) -> None:
+def test_the_record_is_copied_once_at_most(client: Client, outcome: type[Exception] | None) -> None:
     slot = slot_of(client)
     client.begin(client.laid_out({"X": X}, {"Y": 16}))
     reads = watch(slot)
@@ -85,9 +83,7 @@ def test_the_record_is_copied_once_at_most_and_its_generation_is_not_read_after_
 
 
 @pytest.mark.parametrize("is_next_one_valid", [True, False])
-def test_a_client_that_writes_another_table_changes_all_or_nothing(
-    client: Client, monkeypatch: pytest.MonkeyPatch, is_next_one_valid: bool
-) -> None:
+def test_another_table_is_all_or_none(client: Client, monkeypatch: pytest.MonkeyPatch, is_next_one_valid: bool) -> None:
     slot = slot_of(client)
     said, other = client.laid_out({"X": X}, {"Y": 16}), client.laid_out({"X": X[:2], "Z": X}, {"Y": 64, "W": 32})
     encoded = table.encode(other) if is_next_one_valid else b"\xff" * len(table.encode(other))
@@ -113,9 +109,7 @@ def test_a_client_that_writes_another_table_changes_all_or_nothing(
 
 
 @pytest.mark.parametrize("kind", [MemoryError, KeyboardInterrupt, SystemExit])
-def test_what_breaks_off_the_copy_is_told_as_it_is_and_leaves_nobody_with_the_lease(
-    client: Client, kind: type[BaseException]
-) -> None:
+def test_what_breaks_off_the_copy_leaves_no_lease(client: Client, kind: type[BaseException]) -> None:
     """It says nothing of the request, which may be sent again: whoever hears that one is stale does not."""
     slot = slot_of(client)
 
@@ -151,9 +145,7 @@ def pass_on(call: Call) -> None:
     call.put("Y", call.input("X"))
 
 
-def test_bytes_of_an_input_that_are_read_as_larger_elements_are_copied_to_where_they_may_lie(
-    session: ShmSession, client: Client
-) -> None:
+def test_bytes_of_an_input_are_aligned_as_larger_elements(session: ShmSession, client: Client) -> None:
     given = np.arange(64, dtype=np.uint8)
 
     def infer(call: Call) -> None:
@@ -165,9 +157,7 @@ def test_bytes_of_an_input_that_are_read_as_larger_elements_are_copied_to_where_
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.int8, np.int16])
-def test_an_output_has_as_many_bytes_as_its_shape_of_small_integers_says(
-    session: ShmSession, client: Client, kind: Any
-) -> None:
+def test_shapes_of_small_integers_do_not_overflow(session: ShmSession, client: Client, kind: Any) -> None:
     """16 times 16 is 0 in 8 bits, without a word: shapes are read as numbers."""
 
     def infer(call: Call) -> None:
@@ -294,9 +284,7 @@ class WatchedModel:
         self.written.append((what, found.completed, [place.name for place in found.outputs]))
 
 
-def test_a_model_writes_the_results_and_then_that_it_has_completed(
-    monkeypatch: pytest.MonkeyPatch, client: Client
-) -> None:
+def test_a_model_writes_results_before_completed(monkeypatch: pytest.MonkeyPatch, client: Client) -> None:
     model = WatchedModel(client)
     monkeypatch.setattr("shm_backend_utils.memory.managed.SlotRecord", model.record)
     with session_of(monkeypatch, [tensor("X")], [tensor("Y")]) as session:
@@ -312,9 +300,7 @@ def test_a_model_writes_the_results_and_then_that_it_has_completed(
     assert client.region.record(0).completed == 1
 
 
-def test_a_frame_of_a_stream_gets_its_number_when_its_results_are_there(
-    monkeypatch: pytest.MonkeyPatch, client: Client
-) -> None:
+def test_a_frame_gets_its_number_after_its_results(monkeypatch: pytest.MonkeyPatch, client: Client) -> None:
     model = WatchedModel(client, slot=1)
     monkeypatch.setattr("shm_backend_utils.memory.managed.SlotRecord", model.record)
     decoupled = {"decoupled": True}

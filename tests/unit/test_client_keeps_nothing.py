@@ -129,9 +129,7 @@ def test_an_error_that_somebody_keeps_keeps_no_slot(
 
 
 @pytest.mark.parametrize("where", ["reading", "making arrays"])
-def test_an_error_of_a_stream_that_somebody_keeps_keeps_no_slot(
-    client: ShmClient, server: FakeServer, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
+def test_a_kept_error(client: ShmClient, server: FakeServer, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     server.compute = lambda order, inputs: ({"OUT0": inputs["IN0"] * factor} for factor in range(3))
     FAILURES[where](server, monkeypatch, PeerError("odd"))
     monkeypatch.setattr(streams, "result_of", direct.result_of)
@@ -169,9 +167,7 @@ def test_a_stream_that_is_let_go_of_gives_its_memory_back(client: ShmClient, ser
     assert client.stats().slots_held == 0
 
 
-def test_memory_of_a_call_that_is_closed_while_the_model_executes_is_nobody_elses_until_it_has_ended(
-    client: ShmClient, server: FakeServer
-) -> None:
+def test_memory_of_a_closed_call_waits_for_the_model(client: ShmClient, server: FakeServer) -> None:
     executes, go = threading.Event(), threading.Event()
 
     def compute(_: Order, inputs: Arrays) -> Arrays:
@@ -234,9 +230,7 @@ def test_a_call_that_is_made_again_holds_nothing_of_its_attempts(client: ShmClie
         gc.enable()
 
 
-def test_a_prepared_call_that_is_closed_while_it_is_sent_keeps_its_memory_until_the_answer(
-    client: ShmClient, server: FakeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closing_waits_for_the_answer(client: ShmClient, server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     reclaim = Slot.reclaim
 
     def close_meanwhile(slot: Slot) -> bool:
@@ -253,9 +247,7 @@ def test_a_prepared_call_that_is_closed_while_it_is_sent_keeps_its_memory_until_
         np.testing.assert_array_equal(call.infer()["OUT0"], 2 * X)
 
 
-def test_a_submitted_call_that_waits_for_a_thread_keeps_no_array_of_the_users(
-    client: ShmClient, server: FakeServer
-) -> None:
+def test_a_submitted_call_keeps_no_array_of_the_users(client: ShmClient, server: FakeServer) -> None:
     go = threading.Event()
 
     def wait(_: Order) -> None:

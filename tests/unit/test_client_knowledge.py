@@ -186,9 +186,7 @@ def test_one_refusal_is_kept_for_each_path_until_the_next_look(client: ShmClient
     assert client.infer("m", {"IN0": X}).path == "direct"
 
 
-def test_memory_that_comes_and_goes_is_not_registered_for_ever(
-    server: FakeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_that_goes_is_unregistered(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise InferenceError("no more of these")
 
@@ -225,9 +223,7 @@ def test_kinds_without_end_leave_no_more_shelves_than_regions() -> None:
             assert pool.status.byte_size <= budget
 
 
-def test_a_server_that_registers_little_is_told_also_where_there_is_memory_for_one_try_alone(
-    server: FakeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_registers_little_is_named(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = server.register
 
     def register(name: str, key: str, byte_size: int) -> None:

@@ -100,9 +100,7 @@ def test_outputs_never_share_memory_with_each_other(
     assert np.shares_memory(result["B"], memory) is are_apart
 
 
-def test_an_output_that_is_neither_in_memory_nor_in_the_response_is_the_peers_fault(
-    memory: npt.NDArray[np.uint8],
-) -> None:
+def test_an_output_that_is_nowhere_is_the_peers_fault(memory: npt.NDArray[np.uint8]) -> None:
     with pytest.raises(PeerError, match="break the protocol: LABELS, which the response lacks"):
         read([LABELS], memory)
 
@@ -116,9 +114,7 @@ def test_a_copy_holds_no_memory_of_the_region(memory: npt.NDArray[np.uint8]) -> 
 
 
 @pytest.mark.parametrize("dtype", NUMBERS, ids=[dtype.name for dtype in NUMBERS])
-def test_an_output_is_where_the_model_wrote_it(
-    memory: npt.NDArray[np.uint8], gpu: GpuBuffer, dtype: dtypes.DType
-) -> None:
+def test_an_output_is_where_it_was_written(memory: npt.NDArray[np.uint8], gpu: GpuBuffer, dtype: dtypes.DType) -> None:
     size = 6 * dtype.itemsize
     for offset in (0, 1024, DEVICE_SIZE - size):
         result = read([OutputPlace("X", dtype, (2, 3), 1, offset, size, False), ON_HOST], memory, devices=[gpu])
@@ -237,9 +233,7 @@ def overflowed(encoded: bytes, shape: list[int], dtype: Any = np.uint8) -> Resul
 
 @pytest.mark.parametrize("room", [0, 1, 4, 100])
 @pytest.mark.parametrize(("encoded", "shape"), [(ENCODED, [3]), (ENCODED, [3, 1]), (ENCODED[:5], []), (b"", [0, 5])])
-def test_strings_in_memory_are_an_array_of_bytes(
-    memory: npt.NDArray[np.uint8], encoded: bytes, shape: list[int], room: int
-) -> None:
+def test_strings_are_bytes_objects(memory: npt.NDArray[np.uint8], encoded: bytes, shape: list[int], room: int) -> None:
     result = written_by_a_model(memory, encoded, shape, room)
     memory[:] = 255  # which changes nothing that is read
     array = result["WORDS"]

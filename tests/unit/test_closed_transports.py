@@ -172,9 +172,7 @@ def test_what_grpc_had_not_quite_begun(server: HoldingServer) -> None:
 
 @pytest.mark.parametrize("is_closed_first", [False, True])
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 does not tell who cancels")
-def test_a_task_that_is_cancelled_is_cancelled_even_just_before_the_end(
-    server: HoldingServer, is_closed_first: bool
-) -> None:
+def test_a_cancelled_task_is_cancelled_before_the_end(server: HoldingServer, is_closed_first: bool) -> None:
     async def main() -> None:
         transport = connect_async(server.url, None)
         answer = asyncio.create_task(transport.send(transport.codec.ask("model config", HELD), PATIENCE_S))
@@ -316,9 +314,7 @@ def test_a_user_that_pauses_keeps_its_stream_of_large_answers(service: Service, 
         assert len(list(taken)) == 39
 
 
-def test_a_stream_whose_thread_starts_after_an_interrupt_ends_too(
-    transport: Transport, service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_reading_thread_ends(transport: Transport, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     list(answers(transport, "1"))
     starts = list[threading.Timer]()
 
@@ -337,9 +333,7 @@ def test_a_stream_whose_thread_starts_after_an_interrupt_ends_too(
 
 
 @pytest.mark.parametrize("is_error", [False, True])
-def test_a_stream_that_was_left_ends_and_an_error_ends_it(
-    transport: Transport, service: Service, is_error: bool
-) -> None:
+def test_a_stream_ends_when_left_and_by_an_error(transport: Transport, service: Service, is_error: bool) -> None:
     if is_error:
         with pytest.raises(InferenceError, match="no number"):
             list(answers(transport, "x"))

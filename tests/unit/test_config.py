@@ -139,9 +139,7 @@ def test_every_input_becomes_optional_and_stays_what_it_is_otherwise() -> None:
         ({"optional": False}, "TYPE_UINT8 [-1], not optional"),
     ],
 )
-def test_an_input_that_only_has_the_carriers_name_is_named_with_the_line_to_write(
-    max_batch_size: int, change: dict[str, Any], found: str
-) -> None:
+def test_a_false_carrier_is_named_with_its_line(max_batch_size: int, change: dict[str, Any], found: str) -> None:
     with pytest.raises(ModelError, match="input 'SHM' of model 'm' is ") as caught:
         auto_complete(triton_config(max_batch_size=max_batch_size, input=[CARRIER | change]))
     message = str(caught.value)

@@ -41,9 +41,7 @@ def served(session: ShmSession, request: InferenceRequest, infer: Infer) -> Any:
     return response
 
 
-def test_the_inputs_are_those_that_the_request_has_in_the_order_of_the_configuration(
-    session: ShmSession, client: Client
-) -> None:
+def test_inputs_come_in_the_order_of_the_configuration(session: ShmSession, client: Client) -> None:
     found: list[Any] = []
 
     def infer(call: Call) -> None:
@@ -129,9 +127,7 @@ CODES = ["NOT_FOUND", "INVALID_ARG", "UNAVAILABLE", "UNSUPPORTED", "ALREADY_EXIS
 
 @pytest.mark.parametrize("status", CODES)
 @pytest.mark.parametrize("direct", [True, False])
-def test_a_model_refuses_in_its_own_words_by_a_status_of_its_own(
-    session: ShmSession, client: Client, status: str, direct: bool
-) -> None:
+def test_a_model_refuses_in_its_own_words(session: ShmSession, client: Client, status: str, direct: bool) -> None:
     kind = sys.modules["triton_python_backend_utils"].TritonError
     for error in (RequestRefusedError("not today", status), OSError(kind("not today", getattr(kind, status)))):
 

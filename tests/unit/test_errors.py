@@ -141,9 +141,7 @@ def test_an_error_is_the_fault_of_one_side(name: str) -> None:
         (UnknownHostError, [ServerUnavailableError]),
     ],
 )
-def test_an_error_is_caught_by_code_that_knows_only_builtin_or_tritonclients_errors(
-    kind: type[ShmError], others: list[type[Exception]]
-) -> None:
+def test_an_error_is_one_of_python_or_of_tritonclient(kind: type[ShmError], others: list[type[Exception]]) -> None:
     assert [other for other in others if not issubclass(kind, other)] == []
 
 
@@ -268,9 +266,7 @@ def test_the_reason_is_kept_word_for_word_and_the_usual_ports_are_told() -> None
 
 
 @pytest.mark.parametrize("name", ["grpc_proxy", "https_proxy", "http_proxy"])
-def test_a_proxy_of_the_environment_is_named_where_no_connection_is_made(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_proxy_is_named_if_there_is_no_connection(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for each in ("grpc_proxy", "https_proxy", "http_proxy", "no_grpc_proxy", "no_proxy"):
         monkeypatch.delenv(each, raising=False)
     monkeypatch.setenv(name, "http://me:secret@proxy:3128")

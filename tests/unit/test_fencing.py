@@ -67,9 +67,7 @@ def refused(session: ShmSession, client: Client, said: Table | bytes, *outputs: 
     return text
 
 
-def test_the_lease_is_held_until_the_end_and_the_record_tells_how_far_it_is(
-    session: ShmSession, client: Client
-) -> None:
+def test_the_lease_is_held_until_the_end(session: ShmSession, client: Client) -> None:
     seen: list[tuple[bool, int, int]] = []
     record = client.region.record(0)
 
@@ -141,9 +139,7 @@ def test_a_request_that_comes_twice_while_it_is_executed_is_told_so(session: Shm
     assert client.is_over()
 
 
-def test_a_stale_request_takes_no_lease_so_that_it_is_in_nobodys_way(
-    session: ShmSession, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stale_request_takes_no_lease(session: ShmSession, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     request = request_of(client)
     client.region.record(0).generation = 2
     monkeypatch.delattr(SlotLease, "take")
@@ -246,9 +242,7 @@ def test_a_slot_and_a_descriptor_are_one_too_many(session: ShmSession, client: C
     assert client.is_free()
 
 
-def test_a_slot_is_given_back_when_its_results_are_written_and_not_before(
-    session: ShmSession, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slot_returns_with_its_results(session: ShmSession, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who gets the lease reads the results, or begins the next request over them."""
     give_back, seen = SlotLease.give_back, []
 
@@ -313,9 +307,7 @@ TEXT = Table({"X": InputSpan(BYTES, (1,), 1, 0, 5)}, {})
         (spec(dims=[4]), lying_input(BEGIN, 5), None, "tensor 'X' has shape"),
     ],
 )
-def test_tables_are_checked_against_the_configuration_and_the_further_region(
-    model: ModelSpec, said: Table, further: Memory | None, refusal: str
-) -> None:
+def test_tables_fit_model_and_region(model: ModelSpec, said: Table, further: Memory | None, refusal: str) -> None:
     own, region = memories()
     with pytest.raises(ShmError, match=refusal) if refusal else contextlib.nullcontext():
         check_table(model, said, [own, further or region])

@@ -299,9 +299,7 @@ def test_calls_without_end_keep_as_many_connections_as_there_were_calls_at_once(
 
 
 @pytest.mark.parametrize("moment", ["connect", "answer"])
-def test_a_task_that_is_cancelled_just_then_is_and_its_connection_is_used_again(
-    monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
+def test_a_cancelled_task_leaves_its_connection_in_use(monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     async def main(address: str) -> None:
         transport = connect_async(f"http://{address}", None)
         line = aio_connections._Connection

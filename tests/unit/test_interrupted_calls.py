@@ -93,9 +93,7 @@ ALL = pytest.mark.long
     ],
 )
 @pytest.mark.timeout(600)
-def test_an_interrupt_at_any_bytecode_of_a_call_loses_nothing_and_the_next_call_is_right(
-    harness: ModelHarness, call: Call, every: int, is_warm: bool
-) -> None:
+def test_an_interrupt_of_a_call_loses_nothing(harness: ModelHarness, call: Call, every: int, is_warm: bool) -> None:
     with client_of(harness) as client:
         assert call(client)
         assert is_empty(client)
@@ -113,9 +111,7 @@ def test_an_interrupt_at_any_bytecode_of_a_call_loses_nothing_and_the_next_call_
 @pytest.mark.usefixtures("_healing_soon")
 @pytest.mark.parametrize("is_asked_again", [True, False])
 @pytest.mark.parametrize("kind", RegionKind)
-def test_an_interrupt_while_a_region_grows_leaves_one_that_a_model_can_open(
-    kind: RegionKind, is_asked_again: bool
-) -> None:
+def test_an_interrupt_leaves_a_region_that_a_model_can_open(kind: RegionKind, is_asked_again: bool) -> None:
     with contextlib.closing(SlotPool(PoolOptions(max_bytes=2**20))) as pool:
         for step in steps(3):
             region, memory = pool.take_granted(pool.request(Need(2**12, kind=kind), INTERRUPTS.where))
@@ -139,9 +135,7 @@ def test_an_interrupt_while_a_region_grows_leaves_one_that_a_model_can_open(
 @pytest.mark.parametrize("every", [pytest.param(997, id="some"), pytest.param(13, id="many", marks=ALL)])
 @pytest.mark.parametrize("call", [infer, submit, prepare, stream])
 @pytest.mark.timeout(600)
-def test_an_interrupt_at_any_bytecode_of_a_clients_only_call_leaves_nothing(
-    harness: ModelHarness, call: Call, every: int
-) -> None:
+def test_an_interrupt_of_the_only_call_leaves_nothing(harness: ModelHarness, call: Call, every: int) -> None:
     with client_of(harness) as another:
         assert call(another)
 

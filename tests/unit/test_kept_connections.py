@@ -333,9 +333,7 @@ def test_many_names_are_looked_for_in_the_list(server: Server, endpoint: StatusE
 
 
 @pytest.mark.parametrize("name", ["a b", "a/b", "a%62", "b?c", "b#c", "ä", "", "a\r\nX: y"], ids=ascii)
-def test_a_name_that_a_url_spells_otherwise_is_looked_for_in_the_list(
-    server: Server, endpoint: StatusEndpoint, name: str
-) -> None:
+def test_an_escaped_name_is_looked_for_in_the_list(server: Server, endpoint: StatusEndpoint, name: str) -> None:
     server.registered[name] = MINE
     assert find(endpoint, name) == MINE
     assert server.asked == [LIST]
@@ -348,9 +346,7 @@ def test_a_connection_that_the_server_has_closed_is_replaced(server: Server, end
     assert server.asked == [ONE] * 3
 
 
-def test_a_connection_on_which_the_server_has_spoken_unasked_is_not_used(
-    server: Server, endpoint: StatusEndpoint
-) -> None:
+def test_a_connection_with_unasked_words_is_not_used(server: Server, endpoint: StatusEndpoint) -> None:
     old = server.answer(ONE)
     server.spoil = lambda answer: answer + old  # a second answer, which would be taken for the next question's
     find(endpoint, "mine")
@@ -390,9 +386,7 @@ SPOILT: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
-def test_what_is_not_understood_is_looked_up_in_the_list(
-    server: Server, endpoint: StatusEndpoint, spoil: Callable[[bytes], bytes]
-) -> None:
+def test_odd_answers_lead_to_a_list(server: Server, endpoint: StatusEndpoint, spoil: Callable[[bytes], bytes]) -> None:
     server.spoil = spoil
     assert find(endpoint, "mine") == MINE
     assert server.asked == [ONE, LIST]

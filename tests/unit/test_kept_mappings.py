@@ -205,9 +205,7 @@ def kept(session: ShmSession) -> tuple[int, int, int]:
     return len(found._named._known), len(found.registry.names), found.registry.mapped()[1]
 
 
-def test_a_name_is_asked_for_by_every_request_unless_it_is_trusted(
-    session: ShmSession, trusting: ShmSession, server: Server
-) -> None:
+def test_every_request_asks_unless_it_trusts(session: ShmSession, trusting: ShmSession, server: Server) -> None:
     server.register("mine", 3)
     for each, count in ((session, 5), (trusting, 1)):
         server.asked = 0
@@ -216,9 +214,7 @@ def test_a_name_is_asked_for_by_every_request_unless_it_is_trusted(
         assert kept(each) == (1, 1, 1)
 
 
-def test_a_name_that_stands_for_another_file_does_so_at_once_or_if_trusted_after_the_next_sweep(
-    session: ShmSession, trusting: ShmSession, server: Server
-) -> None:
+def test_another_file_counts_at_once_or_later(session: ShmSession, trusting: ShmSession, server: Server) -> None:
     for each in (session, trusting):
         old = server.register("mine", 3)
         assert code_of(each, named("mine")) == ""
@@ -238,9 +234,7 @@ def test_a_name_that_stands_for_another_file_does_so_at_once_or_if_trusted_after
         assert kept(each) == (0, 0, 0)
 
 
-def test_a_trusted_name_is_trusted_no_more_when_the_server_does_not_answer(
-    trusting: ShmSession, server: Server
-) -> None:
+def test_a_name_is_not_trusted_without_an_answer(trusting: ShmSession, server: Server) -> None:
     server.register("mine", 3)
     assert code_of(trusting, named("mine")) == ""
     server.is_silent = True
@@ -259,9 +253,7 @@ def test_a_trusted_name_whose_file_is_gone_is_asked_for_at_once(trusting: ShmSes
     assert output_of(new) == 10
 
 
-def test_a_key_that_was_given_to_another_file_means_that_though_the_old_one_lives_on(
-    trusting: ShmSession, session: ShmSession, server: Server
-) -> None:
+def test_a_key_means_the_file_that_has_it_now(trusting: ShmSession, session: ShmSession, server: Server) -> None:
     for number, each in enumerate((trusting, session)):
         key = server.register("mine", 3)
         assert code_of(each, named("mine")) == ""
@@ -273,9 +265,7 @@ def test_a_key_that_was_given_to_another_file_means_that_though_the_old_one_live
         assert kept_file.read_bytes() == before
 
 
-def test_a_name_is_not_used_where_the_server_does_not_say_what_it_stands_for_now(
-    session: ShmSession, server: Server
-) -> None:
+def test_a_name_is_not_used_without_an_answer(session: ShmSession, server: Server) -> None:
     key = server.register("mine", 3)
     assert code_of(session, named("mine")) == ""
     before = (SHM / key).read_bytes()
@@ -290,9 +280,7 @@ def test_a_name_is_not_used_where_the_server_does_not_say_what_it_stands_for_now
     assert code_of(session, named("mine")) == ""
 
 
-def test_a_registered_file_that_was_truncated_and_has_grown_again_gets_its_memory_back(
-    session: ShmSession, server: Server
-) -> None:
+def test_a_truncated_file_that_grows_gets_its_memory_back(session: ShmSession, server: Server) -> None:
     key = server.register("mine", 3)
     assert code_of(session, named("mine")) == ""
     os.truncate(SHM / key, 0)

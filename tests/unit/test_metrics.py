@@ -153,9 +153,7 @@ def test_many_calls_cost_as_many_round_trips_as_one(counted: Counted, changes: l
     assert sorted(changes) == [1000, 1000, 2000]
 
 
-def test_sums_are_published_from_time_to_time_until_the_server_does_not_take_them(
-    server: LoneServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sums_are_published_until_the_server_has_gone(server: LoneServer, monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(*_: object) -> None:
         raise RuntimeError("the server has gone")
 
@@ -172,9 +170,7 @@ def test_sums_are_published_from_time_to_time_until_the_server_does_not_take_the
     assert server.lines == ["model 'resize' publishes its metrics no longer: the server has gone"]
 
 
-def test_a_server_without_metrics_gets_a_warning_and_the_session_goes_without(
-    server: LoneServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_without_metrics_is_warned_of(server: LoneServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(server.backend, "MetricFamily")
     assert Metrics.start_or_warn(TritonBackend(), "resize", "3", lambda: (0, 0)) is None
     (line,) = server.lines
@@ -260,9 +256,7 @@ def test_a_call_that_a_gpu_works_for_is_counted_as_it_ends(session: ShmSession, 
     assert issubclass(kind, MachineError)
 
 
-def test_a_call_that_is_refused_or_fails_is_a_refusal_and_no_answer(
-    session: ShmSession, metrics: Told, client: Client
-) -> None:
+def test_a_call_that_fails_is_a_refusal(session: ShmSession, metrics: Told, client: Client) -> None:
     session.serve([client.request({}, {"Y": 16})], double)
     session.serve([client.request({"X": X}, {"Y": 16})], lambda call: None)
     assert [kind.__name__ for kind in metrics.told] == ["MissingTensorError", "ModelError"]

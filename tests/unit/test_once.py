@@ -89,9 +89,7 @@ def test_a_call_waits_no_longer_than_its_own_deadline(once: Once) -> None:
     assert outcome_of(first, "found") == "found"
 
 
-def test_a_signals_handler_that_interrupts_a_search_searches_itself(
-    server: FakeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signals_handler_searches_itself(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs in the thread that it would wait for."""
     within: list[Any] = []
     send = FakeTransport.send
@@ -141,9 +139,7 @@ def gone(_: Order) -> None:
 ONE_OF_EACH: Final = {"config": 1, "register": 1, "unregister": 1}
 
 
-def test_a_burst_of_tasks_asks_once_and_again_once_after_a_restart(
-    server: FakeServer, counting: Counting, protocol: str
-) -> None:
+def test_tasks_ask_once_and_again_after_a_restart(server: FakeServer, counting: Counting, protocol: str) -> None:
     async def burst(client: Any, model: str = "m") -> list[Any]:
         calls = [client.infer(model, {"IN0": X}) for _ in range(CALLS)]
         return await asyncio.gather(*calls, return_exceptions=True)

@@ -119,9 +119,7 @@ def test_a_path_that_is_asked_for_by_name_is_refused_with_all_that_stands_agains
         (model(uids=""), "user allowed?", False),
     ],
 )
-def test_what_the_configuration_says_is_checked(
-    far_away: PathChooser, known: KnownModel, name: str, outcome: bool | None
-) -> None:
+def test_what_is_declared_is_checked(far_away: PathChooser, known: KnownModel, name: str, outcome: bool | None) -> None:
     assert found(explained(far_away, known), name).outcome is outcome
 
 
@@ -134,9 +132,7 @@ def test_a_path_that_was_tried_in_vain_is_closed_for_that_model(far_away: PathCh
     assert (explanation.path, explained(far_away, other).path) == (None, "inline")
 
 
-def test_a_decision_is_logged_once_and_remembered_until_something_was_refused(
-    far_away: PathChooser, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_decision_is_logged_once_until_a_refusal(far_away: PathChooser, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "shm_backend_utils")
     known = model()
     first = explained(far_away, known)
@@ -250,9 +246,7 @@ def refuse_sealed(order: Order) -> None:
         raise InferenceError(refusal(RegionRefusedError(SLOT_PARAMETER, "the server closes too much")))
 
 
-def test_sealed_memory_alone_that_is_refused_later_is_replaced_by_another_path(
-    server: FakeServer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_sealed_memory_alone_gives_way_to_another_path(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
     with client_of(server, pool=PoolOptions(region="sealed")) as client, caplog.at_level(logging.WARNING):
         infer(client)
         server.before = refuse_sealed
@@ -303,9 +297,7 @@ def test_what_one_model_can_do_without_another_one_still_needs(monkeypatch: pyte
     [("Stub process 'm_0' is not healthy.", "StatusCode.INTERNAL"), ("must specify a non-zero correlation ID", "400")],
     ids=["dead", "sequence"],
 )
-def test_an_answer_that_says_nothing_of_memory_leaves_it_to_a_call(
-    server: FakeServer, monkeypatch: pytest.MonkeyPatch, answer: tuple[str, str]
-) -> None:
+def test_an_answer_of_no_verdict(server: FakeServer, monkeypatch: pytest.MonkeyPatch, answer: tuple[str, str]) -> None:
     def refuse(_: FakeServer, order: Order) -> None:
         raise InferenceError(*answer)
 

@@ -108,9 +108,7 @@ def attributes_of(found: Resolved) -> BufferAttributes:
     return BufferAttributes(found.memory.memory_type, 0, found.memory.byte_size)
 
 
-def test_a_managed_region_is_pinned_once_and_as_a_whole(
-    cuda: PinningCuda, model: Resolver, region: ManagedRegion
-) -> None:
+def test_a_managed_region_is_pinned_once(cuda: PinningCuda, model: Resolver, region: ManagedRegion) -> None:
     first, *later = [mapped(model, region, slot) for slot in (0, 1, 0)]
     assert later == [first, first]
     assert cuda.pins == [place_of(first)]
@@ -118,9 +116,7 @@ def test_a_managed_region_is_pinned_once_and_as_a_whole(
     assert cuda.pins[0][0] % PAGE_SIZE == 0
 
 
-def test_a_region_in_use_is_unpinned_when_its_use_ends(
-    cuda: PinningCuda, model: Resolver, region: ManagedRegion
-) -> None:
+def test_a_region_is_unpinned_after_its_use(cuda: PinningCuda, model: Resolver, region: ManagedRegion) -> None:
     use = mapped(model, region)
     model.registry.unregister_all()
     assert attributes_of(use).memory_type is MemoryType.CPU_PINNED
@@ -129,9 +125,7 @@ def test_a_region_in_use_is_unpinned_when_its_use_ends(
     assert pinned(cuda) == 0
 
 
-def test_a_region_for_which_there_is_no_room_is_not_left_pinned(
-    cuda: PinningCuda, warnings: list[str], region: ManagedRegion
-) -> None:
+def test_a_region_without_room_is_not_pinned(cuda: PinningCuda, warnings: list[str], region: ManagedRegion) -> None:
     model = pinning_model(CudaAccess(lambda: cuda), warnings, limit=1)
     with pytest.raises(MachineError, match="SHM_MAX_MAPPED_BYTES"):
         mapped(model, region)
@@ -139,9 +133,7 @@ def test_a_region_for_which_there_is_no_room_is_not_left_pinned(
     model.close()
 
 
-def test_memory_that_cannot_be_unpinned_is_unmapped_all_the_same(
-    cuda: PinningCuda, model: Resolver, region: ManagedRegion
-) -> None:
+def test_what_stays_pinned_is_unmapped_all_the_same(cuda: PinningCuda, model: Resolver, region: ManagedRegion) -> None:
     mapped(model, region)
     DRIVER.fail_next("cuMemHostUnregister", "CUDA_ERROR_UNKNOWN", process=MODEL)
     model.registry.unregister_all()
@@ -173,9 +165,7 @@ def test_a_region_that_cannot_be_pinned_serves_as_it_is(
     assert region.segment.key not in warning
 
 
-def test_regions_that_cannot_be_pinned_are_warned_of_once_and_keep_no_other_from_it(
-    cuda: PinningCuda, model: Resolver, warnings: list[str]
-) -> None:
+def test_what_cannot_be_pinned_is_warned_of_once(cuda: PinningCuda, model: Resolver, warnings: list[str]) -> None:
     with managed_regions(3) as regions:
         DRIVER.fail_next("cuMemHostRegister", "CUDA_ERROR_OUT_OF_MEMORY", times=2, process=MODEL)
         kinds = [attributes_of(mapped(model, region)).memory_type for region in regions]

@@ -101,9 +101,7 @@ def test_anybodys_sealed_memory_opens_if_anybody_is_allowed_even_what_everybody_
 
 
 @pytest.mark.parametrize("difference", [-1, 1, PAGE])
-def test_a_lent_region_is_not_used_with_another_size_nor_with_a_slot_that_it_does_not_have(
-    region: ManagedRegion, difference: int
-) -> None:
+def test_a_lent_region_has_its_size_and_its_slots_alone(region: ManagedRegion, difference: int) -> None:
     resolver = Resolver(Config(), CudaAccess())
     claim = claim_of_region(region, byte_size=region.header.byte_size + difference)
     with pytest.raises(TableError, match=r"^regions\[1\].byte_size: found"):
@@ -149,9 +147,7 @@ def test_memory_of_another_user_opens_if_that_one_is_allowed(region: ManagedRegi
     ],
     ids=["symbolic link", "FIFO", "directory", "smaller", "far smaller", "empty", "empty, of a size"],
 )
-def test_a_registered_name_of_something_else_is_refused(
-    path: Path, make: Callable[[Path], object], byte_size: int, reason: str
-) -> None:
+def test_a_name_of_no_file_is_refused(path: Path, make: Callable[[Path], object], byte_size: int, reason: str) -> None:
     make(path)
     assert refused_registration(path, byte_size).startswith(reason)
 
@@ -195,9 +191,7 @@ def test_names_can_be_turned_off(registered: list[Any], config: Config) -> None:
         ),
     ],
 )
-def test_a_registered_key_that_must_not_be_reached_is_refused(
-    config: Config, registered: list[Any], slash: str, key: str, reason: str
-) -> None:
+def test_a_forbidden_key_is_refused(config: Config, registered: list[Any], slash: str, key: str, reason: str) -> None:
     registered.append(entry("mine", f"{slash}{key}"))
     with pytest.raises(RegionRefusedError) as refusal:
         resolve("mine", config)
@@ -208,9 +202,7 @@ def test_a_registered_key_that_must_not_be_reached_is_refused(
 
 
 @pytest.mark.parametrize("prefix", ["mine_", ""])
-def test_memory_of_the_backend_is_refused_whatever_the_operator_calls_it(
-    config: Config, registered: list[Any], prefix: str
-) -> None:
+def test_memory_of_the_backend_is_refused_by_any_name(config: Config, registered: list[Any], prefix: str) -> None:
     registered.append(entry("pool", f"/{prefix}{uuid.uuid4()}"))
     registered.append(entry("other", f"/{prefix}other"))
     called = replace(config, pool_prefix=prefix)
@@ -219,9 +211,7 @@ def test_memory_of_the_backend_is_refused_whatever_the_operator_calls_it(
 
 
 @pytest.mark.parametrize("answer", ["text", 7, {"key": "/one"}, {"name": "mine"}], ids=str)
-def test_a_server_that_is_no_triton_is_the_machines_fault(
-    config: Config, registered: list[Any], answer: object
-) -> None:
+def test_no_triton_is_the_machines_fault(config: Config, registered: list[Any], answer: object) -> None:
     registered.append(answer)
     with pytest.raises(MachineError, match="SHM_SERVER_URL"):
         resolve("mine", config)

@@ -172,9 +172,7 @@ def test_after_a_request_without_an_answer_the_call_goes_on(server: FakeServer, 
 
 
 @pytest.mark.parametrize("way", ["closed", "garbage"])
-def test_the_region_of_a_call_in_doubt_is_nobodys_before_the_request_is_stale(
-    server: FakeServer, client: ShmClient, way: str
-) -> None:
+def test_a_region_in_doubt_is_nobodys_until_stale(server: FakeServer, client: ShmClient, way: str) -> None:
     call = grown(client)
     address = parse_address(server.orders[-1].parameters[SLOT_PARAMETER])
     mine = call.inputs["IN0"]  # keeps the region: nobody can take it back
@@ -208,9 +206,7 @@ def test_whatever_is_closed_first_nothing_is_left(server: FakeServer, order: str
         call.close()
 
 
-def test_a_call_that_is_closed_while_it_grows_gives_everything_back(
-    client: ShmClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_closed_while_it_grows_leaves_nothing(client: ShmClient, monkeypatch: pytest.MonkeyPatch) -> None:
     call = client.prepare("m", INPUTS)
     assert count_to(call, 1000).overflowed
     grow = taking.grow

@@ -100,9 +100,7 @@ def test_a_probe_that_was_given_up_is_stale(session: ShmSession, client: Client)
         report_in(client)
 
 
-def test_a_model_that_cannot_make_its_report_has_finished_all_the_same(
-    session: ShmSession, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_report_is_an_end(session: ShmSession, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> dict[str, Any]:
         raise RuntimeError("anything")
 

@@ -47,9 +47,7 @@ def token(order: Order) -> str:
     return found
 
 
-def test_what_changes_in_place_between_two_calls_is_sent_as_it_is(
-    client: ShmClient, server: FakeServer, path: Any
-) -> None:
+def test_what_changes_between_calls_is_sent_as_it_is(client: ShmClient, server: FakeServer, path: Any) -> None:
     parameters: dict[str, Any] = {"answer": 1}
     headers, array = {"token": "0"}, X.copy()
     server.before = lambda _: array.fill(-1)

@@ -54,9 +54,7 @@ USUAL = "http://127.0.0.1:8000"
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
-def test_a_server_is_where_its_command_line_says(
-    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], url: str | None
-) -> None:
+def test_command_lines_name_a_server(monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], url: str | None) -> None:
     assert found_below(monkeypatch, SERVER, *words) == url
 
 

@@ -59,9 +59,7 @@ def test_a_server_says_whether_it_is_live_and_ready(server: FakeServer, call: Ca
     assert call(f"is_server_{question}") is False
 
 
-def test_a_model_is_ready_if_the_server_has_it_and_its_session_refuses_what_is_no_slot(
-    server: FakeServer, call: Call
-) -> None:
+def test_a_model_is_ready_if_its_session_refuses_what_is_no_slot(server: FakeServer, call: Call) -> None:
     assert call("is_model_ready", "m") is True
     assert call("is_model_ready", "b", "1") is True
     assert [(order.model, list(order.inputs)) for order in server.orders] == [("m", []), ("b", ["SHM"])]
@@ -69,9 +67,7 @@ def test_a_model_is_ready_if_the_server_has_it_and_its_session_refuses_what_is_n
 
 
 @pytest.mark.parametrize(("pinned", "asked"), [(-1, ""), (2, "2")])
-def test_an_ensembles_step_is_asked_in_the_version_that_it_names(
-    server: FakeServer, call: Call, pinned: int, asked: str
-) -> None:
+def test_an_ensembles_step_has_its_version(server: FakeServer, call: Call, pinned: int, asked: str) -> None:
     steps = {"step": [{"model_name": "m", "model_version": pinned}]}
     server.configs["whole"] = config("whole", platform="ensemble", ensemble_scheduling=steps)
     assert call("is_model_ready", "whole") is True
@@ -91,9 +87,7 @@ DECOUPLED = "doesn't support models with decoupled transaction policy"
     ],
     ids=["dead", "restarted", "does not tell"],
 )
-def test_a_model_whose_process_is_dead_is_not_ready_whatever_the_server_says(
-    server: FakeServer, call: Call, said: str, status: str, is_ready: bool
-) -> None:
+def test_a_dead_model_is_not_ready(server: FakeServer, call: Call, said: str, status: str, is_ready: bool) -> None:
     def refuse(_: Order) -> None:
         raise InferenceError(said, status)
 
@@ -139,9 +133,7 @@ class Refusing(list[Any]):
 
 
 @pytest.mark.parametrize("method", ["load_model", "unload_model"])
-def test_who_asks_a_server_that_loads_nothing_is_told_how_to_start_it(
-    server: FakeServer, call: Call, method: str
-) -> None:
+def test_a_server_that_loads_nothing_is_explained(server: FakeServer, call: Call, method: str) -> None:
     server.loads = server.unloads = Refusing()
     with pytest.raises(InferenceError, match=f"start it with --model-control-mode=explicit .{Refusing.SAID}") as error:
         call(method, "m")

@@ -60,9 +60,7 @@ LIMITED = {"inline_bytes": LIMIT}
         (UNKNOWN, {"count": 1, "outputs": {"OUT0": LIMIT - ALIGNMENT + 1}}, LIMITED, "direct"),
     ],
 )
-def test_small_tensors_of_certain_sizes_go_in_band_if_they_may(
-    model: dict[str, Any], call: dict[str, Any], named: dict[str, Any], way: str
-) -> None:
+def test_small_sizes_go_in_band(model: dict[str, Any], call: dict[str, Any], named: dict[str, Any], way: str) -> None:
     with FakeServer(model) as server, client_of(server, **named) as client:
         assert [path_of(client, model["name"], **call) for _ in range(3)] == [way] * 3
         assert (client.stats().pool_bytes == 0) == (way == "inline")
@@ -229,9 +227,7 @@ def test_an_output_that_finds_no_room_is_told_once_with_its_size(client: ShmClie
     )
 
 
-def test_an_output_of_a_prepared_call_that_finds_no_room_is_told_that_the_next_does(
-    client: ShmClient, told: list[Any]
-) -> None:
+def test_an_output_without_room_in_a_prepared_call_is_told(client: ShmClient, told: list[Any]) -> None:
     with client.prepare("m", {"IN0": (X.shape, X.dtype)}) as call:
         assert call.infer().overflowed
         assert not call.infer().overflowed

@@ -186,9 +186,7 @@ def test_a_carrier_declares_every_path_where_no_parameter_declares_any(max_batch
         (" inline ,, direct,", frozenset({"direct", "inline"})),
     ],
 )
-def test_paths_are_a_list_separated_by_commas_which_has_its_way_over_a_carrier(
-    declared: str, expected: frozenset[str]
-) -> None:
+def test_paths_are_a_list_which_comes_before_a_carrier(declared: str, expected: frozenset[str]) -> None:
     for model in (config, batched):
         assert ModelSpec.from_config(model(parameters=paths(declared))).paths == expected
     for parameters in ({}, {"OTHER": {"string_value": declared}}):
@@ -223,9 +221,7 @@ def test_an_unknown_path_is_an_error_of_the_model(declared: str) -> None:
     ],
     ids=["undeclared", "declared-others", "required-input", "no-carrier", "wrong-carrier"],
 )
-def test_an_obstacle_to_the_direct_path_is_named_with_its_remedy(
-    model: dict[str, Any], obstacle: str, remedy: str
-) -> None:
+def test_an_obstacle_is_named_with_its_remedy(model: dict[str, Any], obstacle: str, remedy: str) -> None:
     message = ModelSpec.from_config(model).obstacle_to_direct()
     assert message is not None
     assert obstacle in message

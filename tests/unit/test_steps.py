@@ -104,9 +104,7 @@ def value(of: Any) -> Steps[Any]:
 
 
 @pytest.mark.parametrize("timeout_s", [1e7, 1e10, float("inf")])
-def test_a_time_that_is_accepted_can_be_waited(
-    run: Run, thread: concurrent.futures.ThreadPoolExecutor, timeout_s: float
-) -> None:
+def test_accepted_times_are_waited(run: Run, thread: concurrent.futures.ThreadPoolExecutor, timeout_s: float) -> None:
     try:
         deadline = time.monotonic() + check_timeout(timeout_s)
     except CallerError:

@@ -131,17 +131,13 @@ def test_a_call_ends_in_time_whatever_is_slow(
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_the_timeout_is_that_of_all_requests_together(
-    call: str, transport: SlowTransport, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_requests_share_a_timeout(call: str, transport: SlowTransport, monkeypatch: pytest.MonkeyPatch) -> None:
     with a_client(transport, monkeypatch) as made:
         transport.delays_s = dict.fromkeys(PROCEDURES, 0.4 * TIMEOUT_S)
         assert not in_time(lambda: CALLS[call](made, "triton-shm"))
 
 
-def test_a_host_name_that_nobody_can_tell_the_meaning_of_keeps_no_other_task_waiting(
-    transport: SlowTransport, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_name_lookup_keeps_no_task_waiting(transport: SlowTransport, monkeypatch: pytest.MonkeyPatch) -> None:
     told = threading.Event()
     monkeypatch.setattr(choice, "is_this_machine", lambda _: told.wait(10 * TIMEOUT_S))
 
@@ -158,9 +154,7 @@ def test_a_host_name_that_nobody_can_tell_the_meaning_of_keeps_no_other_task_wai
     asyncio.run(call())
 
 
-def test_many_regions_that_are_to_be_unregistered_delay_no_call(
-    transport: SlowTransport, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_regions_to_unregister_delay_no_call(transport: SlowTransport, monkeypatch: pytest.MonkeyPatch) -> None:
     with a_client(transport, monkeypatch, pool=PoolOptions(max_bytes=2**20, idle_s=0.0)) as made:
         results = [made.infer("m", {"IN0": np.zeros(n, np.float32)}, path="triton-shm") for n in range(1, 9)]
         del results
@@ -179,9 +173,7 @@ def test_a_client_closes_in_time_whatever_is_slow(transport: SlowTransport, monk
     assert in_time(made.close)
 
 
-def test_a_split_call_waits_for_no_thread_longer_than_it_may(
-    transport: SlowTransport, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_split_call_waits_for_threads_in_time(transport: SlowTransport, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = np.zeros((40, 3), np.float32)
     with a_client(transport, monkeypatch) as made:
         made.infer("batched", {"IN0": rows}, split=True).release()
@@ -199,9 +191,7 @@ def test_a_split_call_waits_for_no_thread_longer_than_it_may(
             other.join()
 
 
-def test_a_submitted_call_waits_for_no_thread_longer_than_it_may(
-    transport: SlowTransport, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_submitted_call_waits_for_threads_in_time(transport: SlowTransport, monkeypatch: pytest.MonkeyPatch) -> None:
     with a_client(transport, monkeypatch) as made:
         made.infer("m", {"IN0": X}).release()
         transport.delays_s["ModelInfer"] = 3 * TIMEOUT_S
@@ -269,9 +259,7 @@ def test_new_memory_is_entered_into_page_tables_no_longer_than_a_call_may_take(
             made.infer("m", {"IN0": array}, timeout_s=TIMEOUT_S)
 
 
-def test_a_call_of_a_task_needs_no_thread_of_the_loops_and_waits_for_none_of_its_client_for_too_long(
-    transport: SlowTransport, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_waits_for_no_thread_for_too_long(transport: SlowTransport, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
 
     def busy(threads: concurrent.futures.Executor) -> None:
@@ -299,9 +287,7 @@ def test_a_call_of_a_task_needs_no_thread_of_the_loops_and_waits_for_none_of_its
 
 
 @pytest.mark.parametrize("delay_s", [0.8 * TIMEOUT_S, FOREVER_S], ids=["slow", "mute"])
-def test_a_call_of_a_task_ends_in_time_whatever_is_slow(
-    delay_s: float, transport: SlowTransport, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tasks_call_ends_in_time(delay_s: float, transport: SlowTransport, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         for procedure in PROCEDURES:
             async with an_async_client(transport, monkeypatch) as made:

@@ -64,9 +64,7 @@ class Told:
     ("path", "is_closed"),
     [("triton-shm", True), ("direct", False), ("triton-shm", False), ("inline", False)],
 )
-def test_a_client_that_was_not_closed_names_its_line(
-    server: FakeServer, is_closed: bool, path: PathName, is_aio: bool
-) -> None:
+def test_an_unclosed_client_names_its_line(server: FakeServer, is_closed: bool, path: PathName, is_aio: bool) -> None:
     def use() -> int:
         made, line = ShmClient(URL), here()
         made.infer("m", {"IN0": X}, path=path).release()
@@ -202,9 +200,7 @@ def idle() -> Iterator[AsyncShmClient]:
 
 
 @pytest.mark.parametrize("what", ["infer", "prepare"])
-def test_the_line_that_calls_an_async_client_is_named_although_nothing_has_run_yet(
-    idle: AsyncShmClient, what: str
-) -> None:
+def test_the_line_of_an_async_call_is_named_before_it_runs(idle: AsyncShmClient, what: str) -> None:
     begin = getattr(idle, what)
     line = here() + 1
     call = begin("model", {})

@@ -177,9 +177,7 @@ class NotingCloser(Closer):
     ],
     ids=["a kernel that lets him send nothing", "one that does not"],
 )
-def test_what_a_stranger_may_have_sent_counts_among_what_waits_to_be_closed(
-    option: int, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_strangers_send_counts_until_closed(option: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "_SO_PASSRIGHTS", option)
     closer = NotingCloser()
     with ScriptedServer(give()) as server, pytest.raises(RegionRefusedError, match="SHM_ALLOWED_UIDS"):

@@ -69,9 +69,7 @@ def test_what_is_no_memfd_is_refused(fetcher: Fetcher, opened: Callable[[], Desc
 
 
 @pytest.mark.parametrize("seals", [0, fcntl.F_SEAL_SHRINK])
-def test_a_memfd_is_taken_whatever_is_sealed_as_a_file_is_that_its_client_could_name(
-    fetcher: Fetcher, seals: int
-) -> None:
+def test_a_memfd_is_taken_whatever_is_sealed(fetcher: Fetcher, seals: int) -> None:
     with (
         ScriptedServer(give(memfd(seals))) as server,
         fetcher.fetch(server.key, TOKEN, FIELD, lambda uid: True) as file,

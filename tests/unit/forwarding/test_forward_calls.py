@@ -71,9 +71,7 @@ def test_memory_of_the_models_own_is_no_place_for_the_other_one(models: Models, 
 
 
 @pytest.mark.parametrize("x", [X.astype(np.int32), X.reshape(2, 2)], ids=["type", "shape"])
-def test_an_input_that_the_other_model_does_not_take_is_not_sent(
-    monkeypatch: pytest.MonkeyPatch, client: Client, x: Any
-) -> None:
+def test_an_input_that_is_not_taken_there_is_not_sent(monkeypatch: pytest.MonkeyPatch, client: Client, x: Any) -> None:
     calls: list[Call] = []
     with two_models(monkeypatch, config("other", "direct,inline")) as models:
         models.answer = calls.append
@@ -146,9 +144,7 @@ def test_a_region_whose_name_is_gone_is_replaced_and_the_call_made_again(models:
         assert client.output("Y").tolist() == (X * 4).tolist()
 
 
-def test_a_session_whose_calls_keep_failing_for_want_of_memory_does_not_say_that_it_is_well(
-    models: Models, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calls_that_fail_for_memory_are_warned(models: Models, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     def infer(call: Call) -> None:
         call.put("Y", call.forward("other", {"X": X}, {"Y": 16})["Y"])
 
@@ -166,9 +162,7 @@ def test_a_session_whose_calls_keep_failing_for_want_of_memory_does_not_say_that
     assert sign_of_life() == ""
 
 
-def test_a_model_that_answers_without_having_used_the_memory_is_found_out(
-    models: Models, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_without_use_of_the_memory(models: Models, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     sent, execute, models.answer = list[InferenceRequest](), models.execute, None
 
     def noting(request: InferenceRequest) -> InferenceResponse:

@@ -91,9 +91,7 @@ def test_what_breaks_off_a_call_of_another_model_fails_one_request_and_the_other
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_memory_is_not_the_clients_while_another_model_may_be_at_work_there(
-    models: Models, server: Server, client: Client, kind: type[BaseException]
-) -> None:
+def test_memory_waits_for_the_other(models: Models, server: Server, client: Client, kind: type[BaseException]) -> None:
     def infer(call: Call) -> None:
         with pytest.raises(kind):
             forward(call)

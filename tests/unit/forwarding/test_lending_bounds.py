@@ -108,9 +108,7 @@ def many_tensors() -> dict[str, Any]:
     ],
     ids=["declared", "another path", "undeclared", "too many tensors", "decoupled"],
 )
-def test_memory_is_lent_to_models_that_take_it(
-    monkeypatch: pytest.MonkeyPatch, other: dict[str, Any], paths: list[str]
-) -> None:
+def test_memory_is_lent_if_taken(monkeypatch: pytest.MonkeyPatch, other: dict[str, Any], paths: list[str]) -> None:
     client, found = Client(), []
 
     def answer(call: Call) -> None:

@@ -141,9 +141,7 @@ def test_several_may_build_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("mode", "reason"), [(0o700, "neither gcc nor cc"), (0o777, "not this user's alone")])
-def test_a_library_of_somebody_else_is_not_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, reason: str
-) -> None:
+def test_no_other_library_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, reason: str) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     driver._own_folder().chmod(mode)

@@ -191,9 +191,7 @@ def x(region: int, offset: int, byte_size: int = 16) -> dict[str, InputSpan]:
 # Named beside others
 
 
-def test_the_requests_own_region_may_not_be_named_under_another_name_too(
-    resolver: Resolver, make_region: MakeRegion, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_own_regions_have_no_name(resolver: Resolver, make_region: MakeRegion, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hard link is a name that our prefix does not give away."""
     own, link = make_region(), SHM / new_key()
     os.link(SHM / own.segment.key, link)
@@ -273,9 +271,7 @@ def test_a_lent_region_fences_a_gpu(resolver: Resolver, make_region: MakeRegion,
     assert not has_users(own.segment.fileno())
 
 
-def test_more_of_mapped_device_memory_than_there_is_may_not_be_claimed(
-    resolver: Resolver, make_region: MakeRegion, allocation: CudaAllocation
-) -> None:
+def test_no_more_than_there_is_claimed(resolver: Resolver, make_region: MakeRegion, allocation: CudaAllocation) -> None:
     own = slot_of(resolver, make_region())
     resolved(resolver, claim_of_allocation(allocation), own)
     with pytest.raises(RegionRefusedError, match=rf"regions\[1\] refused: it claims {BLOCK + 1} bytes"):

@@ -162,9 +162,7 @@ def test_a_registered_file_of_no_bytes_in_the_middle_of_another_opens(path: Path
     policy.open_registered(Registration(f"/{path.name}", PAGE, 0), Config(), FIELD, any_size).close()
 
 
-def test_a_registered_file_with_more_holes_than_are_free_is_the_machines_fault_and_takes_nothing_from_others(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_holes_than_free_space_are_the_machines_fault(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.truncate(path, 2 * SIZE)
     registration = Registration(f"/{path.name}", 0, 2 * SIZE)
     taken: list[object] = []

@@ -98,9 +98,7 @@ def test_nothing_of_a_batch_is_kept(open_session: Open) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_a_request_that_lacks_one_of_two_inputs_or_has_none_fails_alone(
-    open_session: Open, make_client: MakeClient
-) -> None:
+def test_a_request_that_lacks_an_input_fails_alone(open_session: Open, make_client: MakeClient) -> None:
     inputs = [tensor("X", dims=[-1]), tensor("W", dims=[-1]), tensor("SHM", "UINT8")]
     session = open_session(inputs, [tensor("Y", dims=[-1])], max_batch_size=8)
     client = make_client(slots=4)
@@ -304,9 +302,7 @@ def test_rows_that_a_batch_passes_on_are_not_overwritten_by_the_next_batch(gathe
 
 
 @pytest.mark.parametrize("most_columns", [5, 100])
-def test_batches_without_end_get_their_own_rows_and_leave_a_buffer_for_each_tensor_of_each_batch_of_one_execute(
-    gathering: ShmSession, most_columns: int
-) -> None:
+def test_batches_get_their_own_rows_and_leave_few_buffers(gathering: ShmSession, most_columns: int) -> None:
     rng, most_requests = random.Random(1), 5
     for _ in range(200):
         asked = plain_requests(rng, rng.randint(2, most_requests), most_columns)

@@ -57,9 +57,7 @@ def test_a_call_is_over_when_its_own_coroutine_is(open_session: Open, client: Cl
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "after a while"])
 @pytest.mark.parametrize("kind", [asyncio.CancelledError, SystemExit, KeyboardInterrupt, GeneratorExit, RuntimeError])
-def test_what_a_coroutine_raises_fails_it_alone_and_the_others_are_over_when_execute_is(
-    open_session: Open, client: Client, kind: type[BaseException], late: bool
-) -> None:
+def test_a_coroutine_fails_alone(open_session: Open, client: Client, kind: type[BaseException], late: bool) -> None:
     async def infer(call: Call) -> None:
         if call.parameters.get("fail"):
             if late:

@@ -32,9 +32,7 @@ def frames(count: int, sent: list[int]) -> Any:
     return answer
 
 
-def test_a_cancelled_stream_ends_quietly_and_its_generator_is_closed_first(
-    open_session: Open, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cancelled_stream_ends_quietly(open_session: Open, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "_LOOK_AT_CLIENT_S", 0)
     request, sent = client.request({"X": X}, {"Y": 16}), []  # type: ignore[var-annotated]
     answers_to(request).is_given_up = True

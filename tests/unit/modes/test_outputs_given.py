@@ -44,9 +44,7 @@ def test_of_one_name_in_the_table_and_as_a_tensor_the_table_counts(open_session:
     assert client.output("Y").tolist() == [0, 2, 4, 6]
 
 
-def test_the_table_is_no_list_of_outputs_and_room_that_is_not_wanted_stays_unused(
-    open_session: Open, client: Client
-) -> None:
+def test_room_for_an_output_that_is_not_wanted_stays_unused(open_session: Open, client: Client) -> None:
     def infer(call: Call) -> None:
         for number, name in enumerate("ZY", 1):
             call.put(name, np.multiply(X, number, out=buffer))  # which may be written again
@@ -80,9 +78,7 @@ def test_an_input_that_is_put_is_passed_through_from_first_byte_to_last(open_ses
 
 
 @pytest.mark.parametrize("output", [tensor("Y", dims=[-1, -1]), tensor("Y", dims=[3]), tensor("Y", "INT32")], ids=str)
-def test_an_input_that_the_output_cannot_be_is_not_passed_through(
-    open_session: Open, client: Client, output: dict[str, Any]
-) -> None:
+def test_an_unfit_input_is_not_passed_through(open_session: Open, client: Client, output: dict[str, Any]) -> None:
     request = client.request({"X": X}, {"Y": 16})
     response = serve(open_session, request, lambda call: call.put("Y", call.input("X")), [output])
     assert "model.py wrote an output that it may not: " in message_of(response)
@@ -243,9 +239,7 @@ def test_a_delivered_tensor_that_the_configuration_does_not_have_is_no_input(ope
     assert error_of(open_session(), delivered({}, ["Y"], {"X": X, "Z": X}), infer) == ""
 
 
-def test_a_delivered_tensor_is_passed_on_without_an_array_of_it(
-    monkeypatch: pytest.MonkeyPatch, open_session: Open
-) -> None:
+def test_a_delivered_tensor_is_passed_on_as_it_is(monkeypatch: pytest.MonkeyPatch, open_session: Open) -> None:
     monkeypatch.delattr(TritonBackend, "input")
     (response,) = open_session().serve([delivered({}, ["Y"], {"X": X})], lambda call: call.put("Y", call.input("X")))
     assert outputs_of(response)["Y"].tolist() == X.tolist()

@@ -60,18 +60,14 @@ def yields_a_value(call: StreamCall) -> Iterator[Any]:
         (yields_a_value, "model.py has yielded a value of type ndarray, which nobody gets"),
     ],
 )
-def test_what_a_generator_never_sends_is_an_error(
-    open_session: Open, answer: Callable[[StreamCall], Iterator[Any]], message: str
-) -> None:
+def test_what_is_never_sent(open_session: Open, answer: Callable[[StreamCall], Iterator[Any]], message: str) -> None:
     request = delivered({}, ["Y"], {"X": X})
     streaming(open_session).serve_streams([request], answer)
     assert message in message_of(answers_to(request).sent[-1])
 
 
 @pytest.mark.parametrize(("dtype", "value"), [("FP32", X.tolist()), ("STRING", [b"a", b"bc"])])
-def test_without_a_ring_responses_go_through_triton(
-    open_session: Open, client: Client, dtype: str, value: list[Any]
-) -> None:
+def test_without_a_ring_triton_answers(open_session: Open, client: Client, dtype: str, value: list[Any]) -> None:
     request = client.request({"X": X}, {"Y": 16})
 
     def answer(call: StreamCall) -> Iterator[None]:

@@ -249,9 +249,7 @@ def test_a_connection_that_takes_no_more_calls_is_closed(connected: Connect, ser
         assert [ended.acquire(timeout=PATIENCE_S) for _ in range(3)] == [True] * 3
 
 
-def test_the_next_address_is_tried_if_the_machine_lacks_the_first_ones_family(
-    connected: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_family_of_addresses_is_tried(connected: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     look_up = socket.getaddrinfo
     lacked = (socket.AF_APPLETALK, socket.SOCK_STREAM, 0, "", ("::1", 1, 0, 0))
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: [lacked, *look_up(*args, **options)])

@@ -167,9 +167,7 @@ def test_a_copy_that_fails_leaves_nothing(arrays: DeviceArrays, uses: DeviceUses
 
 
 @pytest.mark.parametrize("is_closed_before", [False, True])
-def test_an_array_that_is_kept_keeps_the_stream_on_which_it_was_written(
-    cuda: CudaRuntime, is_closed_before: bool
-) -> None:
+def test_a_kept_array_keeps_its_stream(cuda: CudaRuntime, is_closed_before: bool) -> None:
     arrays = DeviceArrays(CudaAccess(lambda: cuda), DEVICE)
     uses = DeviceUses(arrays)
     kept = arrays.to_device(host_view(np.arange(3, dtype=np.int32)), uses)

@@ -101,9 +101,7 @@ def test_an_output_is_copied_to_where_it_is_wanted(
 
 
 @pytest.mark.parametrize("fence", [None, 0, 1])
-def test_memory_of_a_gpu_is_lent_with_the_region_that_fences_it(
-    client_cuda: CudaRuntime, cuda: CudaRuntime, fence: int | None
-) -> None:
+def test_memory_is_lent_with_its_fence(client_cuda: CudaRuntime, cuda: CudaRuntime, fence: int | None) -> None:
     allocation = CudaAllocation(client_cuda, SIZE, 0)
     mapping = CudaMappings(cuda).map(allocation.handle, BLOCK, 0, "regions[1]")
     slots = [LentRegionClaim(f"key {number}", 64, "00" * 16, 0) for number in range(2)]

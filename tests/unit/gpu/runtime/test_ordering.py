@@ -118,9 +118,7 @@ def test_what_comes_later_there_is_not_waited_for(gpu: CudaRuntime, begin: Begin
 @pytest.mark.parametrize("handle", [0, 1])
 @pytest.mark.parametrize("says_so", [False, True])
 @pytest.mark.parametrize("device", [0, 1])
-def test_each_device_has_a_default_stream(
-    begin: Begin, streams: list[int], handle: int, device: int, says_so: bool
-) -> None:
+def test_default_streams_of_devices(begin: Begin, streams: list[int], handle: int, device: int, says_so: bool) -> None:
     named = NamedStream(handle, device if says_so else None)
     then_on = 1 - device if says_so else device
     begin(handle, device).comes_before([named], then_on, streams[2 * then_on])

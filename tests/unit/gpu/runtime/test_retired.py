@@ -52,9 +52,7 @@ def test_work_comes_after_all_that_the_device_did(gpu: CudaRuntime, busy: thread
 
 
 @pytest.mark.parametrize("holder", ["retired", "contexts", "mappings"])
-def test_letting_go_asks_nothing_of_cuda_and_waits_for_no_lock(
-    gpu: CudaRuntime, peer: CudaRuntime, busy: threading.Event, holder: str
-) -> None:
+def test_letting_go_waits_for_nothing(gpu: CudaRuntime, peer: CudaRuntime, busy: threading.Event, holder: str) -> None:
     """A finalizer may interrupt whatever holds one, in the same thread."""
     mappings, allocation = CudaMappings(peer), CudaAllocation(gpu, 1, 1)
     mapping = mappings.map(allocation.handle, 1, 1, "memory", None, allocation.event_handle)
