@@ -14,15 +14,15 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 37_302,
+    "shm_backend_utils": 37_312,
     "shm_backend_utils/*.py": 1_025,
     "shm_backend_utils/cli": 3_238,
-    "shm_backend_utils/client": 8_175,
+    "shm_backend_utils/client": 8_184,
     "shm_backend_utils/compat": 2_165,
     "shm_backend_utils/gpu": 2_882,
     "shm_backend_utils/http": 235,
     "shm_backend_utils/memory": 3_507,
-    "shm_backend_utils/model": 5_099,
+    "shm_backend_utils/model": 5_100,
     "shm_backend_utils/protocol": 1_887,
     "shm_backend_utils/repository": 185,
     "shm_backend_utils/server": 1_283,
@@ -30,7 +30,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 6_648,
     "scripts": 10_584,
     "scripts/tools/bench": 3_011,
-    "tests": 57_974,
+    "tests": 57_762,
     "docs": 3_472,
 }
 """By folder, or by pattern of files: the most lines."""

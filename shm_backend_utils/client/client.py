@@ -165,7 +165,7 @@ class ShmClient(
         outputs: Outputs = None,
         timeout_s: float | None = None,
         path: PathName | None = None,
-        stream: Any = None,
+        cuda_stream: Any = None,
         library: LibraryName | None = None,
         **options: Unpack[RequestOptions],
     ) -> concurrent.futures.Future[Result]:
@@ -179,7 +179,7 @@ class ShmClient(
         you call ``result()``.
         """
         core = self._open_core()
-        settings = self._settings.of_call("submit", model, path, timeout_s, options, stream, library)
+        settings = self._settings.of_call("submit", model, path, timeout_s, options, cuda_stream, library)
         call = infer(core, settings, inputs, outputs, core.copied_from_gpus)
         try:
             self._run(until_copied(call), core.tally)

@@ -82,7 +82,7 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
         timeout_s: float | None = None,
         path: PathName | None = None,
         split: bool = False,
-        stream: Any = None,
+        cuda_stream: Any = None,
         library: LibraryName | None = None,
         **options: Unpack[RequestOptions],
     ) -> ResultT:
@@ -112,7 +112,7 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
             As for the client.
         split : bool
             Whether a batch may be larger than the model takes at once: it is sent as several requests, side by side.
-        stream : object, optional
+        cuda_stream : object, optional
             The streams of your work that writes inputs on GPUs, or still reads arrays of earlier results there. Each is
             a stream of torch or CuPy, anything with ``__cuda_stream__``, a ``CUstream`` as a number, or an event; a
             sequence of these is fine. The call waits for these alone, and these streams wait for outputs that the
@@ -147,7 +147,7 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
         core = self._core
         if core is None or core.is_forked:
             core = self._open_core()  # which raises
-        settings = self._settings.of_call("infer", model, path, timeout_s, options, stream, library)
+        settings = self._settings.of_call("infer", model, path, timeout_s, options, cuda_stream, library)
         return self._run((infer_split if split else infer)(core, settings, inputs, outputs), core.tally)
 
     def prepare(
@@ -203,7 +203,7 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
         timeout_s: float | None = None,
         path: PathName | None = None,
         frames: int | None = None,
-        stream: Any = None,
+        cuda_stream: Any = None,
         library: LibraryName | None = None,
         **options: Unpack[RequestOptions],
     ) -> StreamT:
@@ -217,7 +217,7 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
 
         Parameters
         ----------
-        model, inputs, outputs, path, stream, library, **options
+        model, inputs, outputs, path, cuda_stream, library, **options
             As of :meth:`infer`, though tensors on GPUs go over the host. An output's room is that of one response.
         timeout_s : float, optional
             The longest wait for each response, in seconds; by default the client's own. The stream as a whole has
@@ -235,7 +235,7 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
             DeadlineExceededError if no response came in time: the model may be waiting for results to be released.
         """
         core = self._open_core()
-        settings = self._settings.of_call("stream", model, path, timeout_s, options, stream, library)
+        settings = self._settings.of_call("stream", model, path, timeout_s, options, cuda_stream, library)
         timeout_s = self._settings.timeout_of(timeout_s)
         return self._responses(core, open_stream(core, settings, inputs, outputs, frames, timeout_s))
 

@@ -99,7 +99,10 @@ class RequestOptions(TypedDict, total=False):
 
 
 _NAMES: Final = frozenset(RequestOptions.__annotations__)
-_OF_CALLS: Final = (*sorted(_NAMES), "inputs", "library", "model", "outputs", "path", "split", "stream", "timeout_s")
+_OF_CALLS: Final = (
+    *sorted(_NAMES),
+    *("cuda_stream", "inputs", "library", "model", "outputs", "path", "split", "timeout_s"),
+)
 # Names that tritonclient, or another method, gives to options with other names here.
 _REMEDIES: Final = {
     "client_timeout": "use timeout_s, in seconds",  # ``timeout`` is another thing
@@ -111,7 +114,8 @@ _REMEDIES: Final = {
     "region": "say it when the client is made: pool=PoolOptions(region=...)",
     "frames": "only stream() has frames",
     "split": "only infer() can split a batch",
-    "stream": "infer() and stream() take it, and a prepared call by infer() or inputs_ready()",
+    "stream": "use cuda_stream, for the streams of a GPU",
+    "cuda_stream": "infer() and stream() take it, and a prepared call by infer() or inputs_ready()",
     "library": "infer(), stream() and prepare() take it",
 }
 

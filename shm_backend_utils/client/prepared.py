@@ -76,7 +76,9 @@ class Prepared(OfThisProcess, Generic[ResultT]):
         """``"direct"``, ``"triton-shm"`` or ``"inline"``: the way that the tensors go."""
         return self._call.path
 
-    def infer(self, *_inputs: NoReturn, timeout_s: float | None = None, stream: Any = None) -> ResultT:
+    def infer(
+        self, *_inputs: NoReturn, timeout_s: float | None = None, cuda_stream: Any = None, **_options: NoReturn
+    ) -> ResultT:
         """Run the model on the contents of :attr:`inputs`; may be called again. Arrays of the last result change then.
 
         An output that found no room, as one of unknown size may, came back through Triton. Before the next request the
@@ -86,7 +88,7 @@ class Prepared(OfThisProcess, Generic[ResultT]):
         ----------
         timeout_s : float, optional
             How long to wait for the answer, in seconds; by default the one given to ``prepare``.
-        stream : object, optional
+        cuda_stream : object, optional
             As of :meth:`inputs_ready`. Outputs that the model's GPU is still writing are waited for there.
 
         Returns
@@ -105,19 +107,22 @@ class Prepared(OfThisProcess, Generic[ResultT]):
         CallerError
             Another thread is inferring this call.
         """
-        if _inputs:
-            raise TypeError("infer() of a prepared call takes no inputs; write call.inputs['INPUT0'][...] = array")
-        return self._driver.run(self._infer(timeout_s, stream), self._core.tally)
+        if _inputs or _options:
+            raise TypeError(
+                "infer() of a prepared call takes timeout_s and cuda_stream alone; write call.inputs['INPUT0'][...] = "
+                "array, and give options to prepare()"
+            )
+        return self._driver.run(self._infer(timeout_s, cuda_stream), self._core.tally)
 
-    def inputs_ready(self, stream: Any) -> None:
+    def inputs_ready(self, cuda_stream: Any) -> None:
         """Name the work on GPUs that the next request waits for, in place of all of this process's work there.
 
-        ``stream`` has the streams of your work that writes the inputs, or still reads arrays of earlier results. As in
-        :meth:`ShmClient.infer` it is a stream, an event that was recorded behind that work, or a sequence of these.
+        ``cuda_stream`` has the streams of your work that writes the inputs, or still reads arrays of earlier results.
+        As in :meth:`ShmClient.infer` it is a stream, an event recorded behind that work, or a sequence of these.
         """
         if self._call.is_closed:
             raise ClosedError("this call")
-        self._named = named(stream)
+        self._named = named(cuda_stream)
 
     def close(self) -> None:
         """Give the memory back, as soon as no array needs it. Twice is fine."""
@@ -138,9 +143,9 @@ class Prepared(OfThisProcess, Generic[ResultT]):
     def __exit__(self, *raised: object) -> None:
         self.close()
 
-    def _infer(self, timeout_s: float | None, stream: Any) -> Steps[Result]:
-        if stream is not None:
-            self.inputs_ready(stream)
+    def _infer(self, timeout_s: float | None, cuda_stream: Any) -> Steps[Result]:
+        if cuda_stream is not None:
+            self.inputs_ready(cuda_stream)
         deadline = time.monotonic() + (self._timeout_s if timeout_s is None else check_timeout(timeout_s))
         if self._core.is_forked:
             raise ForkedError("this call")

@@ -83,7 +83,7 @@ class ClientSettings:
         path: PathName | None,
         timeout_s: float | None,
         options: RequestOptions,
-        stream: Any = None,
+        cuda_stream: Any = None,
         library: LibraryName | None = None,
     ) -> CallSettings:
         """Check a call's options; raise CallerError or TypeError."""
@@ -100,6 +100,6 @@ class ClientSettings:
             time.monotonic() + (self.timeout_s if timeout_s is None else check_timeout(timeout_s)),
             checked,
             Origin(what, frame.f_code, frame.f_lasti),
-            () if stream is None else named(stream),
+            () if cuda_stream is None else named(cuda_stream),
             None if library is None else check_library(library),
         )

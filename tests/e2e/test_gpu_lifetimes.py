@@ -26,7 +26,7 @@ def infer(gpu: Gpu, x: Any = X) -> Result:
 def infer_at_the_gate(gpu: Gpu, gate: Gate) -> Result:
     """Have the model leave work to its GPU that waits at the gate, on the stream that the user has named."""
     deed, parameters = "launch_what_waits_at_the_gate", gate.parameters("")
-    return gpu.infer(deed, gpu.kept_array(X), PLACE, deed_with=parameters, stream=gpu.streams[0], path="direct")
+    return gpu.infer(deed, gpu.kept_array(X), PLACE, deed_with=parameters, cuda_stream=gpu.streams[0], path="direct")
 
 
 def is_doubled(array: Any) -> bool:

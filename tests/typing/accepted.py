@@ -69,13 +69,13 @@ class Tensor:
 def call_on_a_gpu(x: DeviceArray, tensor: Tensor, stream: object) -> None:
     with ShmClient("localhost:8001", pool=PoolOptions(lend_bytes=0, max_device_bytes=1 << 30)) as client:
         result = client.infer(
-            "m", {"X": x}, outputs={"Y": "cuda:0", "Z": ((2, 3), np.float32, "cuda:0")}, stream=stream
+            "m", {"X": x}, outputs={"Y": "cuda:0", "Z": ((2, 3), np.float32, "cuda:0")}, cuda_stream=stream
         )
         y: Any = result["Y"]
-        client.submit("m", {"X": tensor}, stream=[stream, 0], library="torch")
+        client.submit("m", {"X": tensor}, cuda_stream=[stream, 0], library="torch")
         with client.prepare("m", {"X": x, "W": tensor, "V": ((2, 3), "f4", "cuda:0")}, library="cupy") as prepared:
             prepared.inputs_ready(stream)
-            prepared.infer(stream=stream)
+            prepared.infer(cuda_stream=stream)
         assert_type(x.to_host(), npt.NDArray[Any])
         assert_type(x[1:].reshape(2, 3), DeviceArray)
         print(y, CudaError)

@@ -22,7 +22,7 @@ result.as_numpy("Y")  # E: attr-defined, reportAttributeAccessIssue
 client.prepare("m", {"X": np.float32})  # E: dict-item, reportArgumentType
 client.prepare("m", {}).inputs["X"] = np.ones(3)  # E: index, reportIndexIssue
 client.infer("m", {}, library="tensorflow")  # E: arg-type, reportArgumentType
-client.prepare("m", {}, stream=1)  # E: call-arg, reportCallIssue
+client.prepare("m", {}, cuda_stream=1)  # E: call-arg, reportCallIssue
 client.is_model_ready()  # E: call-arg, reportCallIssue
 client.load_model("m", files={"file:1/model.py": "text"})  # E: dict-item, reportArgumentType
 PoolOptions(max_byte=3)  # E: call-arg, reportCallIssue

@@ -157,10 +157,10 @@ def test_a_call_whose_slot_is_busy_is_sent_again_in_other_memory(server: FakeSer
 SHAPES = {"IN0": ((6,), np.float32)}
 
 
-def infer_prepared(server: FakeServer, **named: float) -> np.ndarray[Any, Any]:
+def infer_prepared(server: FakeServer, timeout_s: float | None = None) -> np.ndarray[Any, Any]:
     with client_of(server) as client, client.prepare("m", SHAPES) as call:
         call.inputs["IN0"][...] = X
-        array: np.ndarray[Any, Any] = call.infer(**named)["OUT0"].copy()
+        array: np.ndarray[Any, Any] = call.infer(timeout_s=timeout_s)["OUT0"].copy()
         return array
 
 

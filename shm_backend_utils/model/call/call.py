@@ -181,7 +181,7 @@ class Call(AnsweredRequest):
         self._use_device(made.device)
         return made
 
-    def ready_on(self, stream: Any) -> None:
+    def ready_on(self, cuda_stream: Any) -> None:
         """Name a stream of a GPU that the call's work is on: the call ends only after that work is finished.
 
         The library's copies, as :meth:`put` makes them, follow the work that is on the stream already, and precede
@@ -190,7 +190,7 @@ class Call(AnsweredRequest):
 
         Parameters
         ----------
-        stream : object
+        cuda_stream : object
             An object with ``__cuda_stream__``: a torch.cuda.Stream, a cupy.cuda.Stream; or a ``CUstream`` as a number.
             Name several one by one; then no other stream of that GPU is waited for. A default stream is that of the GPU
             that the call uses, or, if that is not one alone, of the instance's.
@@ -204,7 +204,7 @@ class Call(AnsweredRequest):
         """
         self._check_open()
         uses = DeviceUses(self._context.arrays) if self.devices is None else self.devices
-        uses.name(stream)
+        uses.name(cuda_stream)
         self.devices = uses
 
     def to_host(self, view: TensorView) -> npt.NDArray[Any]:
@@ -218,12 +218,13 @@ class Call(AnsweredRequest):
             return view.numpy()
         return self._context.arrays.to_host(view, self._use_device(view.device))
 
-    def to_device(self, view: TensorView, stream: Any = None) -> DeviceArray:
+    def to_device(self, view: TensorView, cuda_stream: Any = None) -> DeviceArray:
         """Return a tensor as an array on a GPU: a copy on the instance's GPU if it is on the host.
 
-        ``view`` is an input, or an output that is written. The copy is made on ``stream``, of the instance's GPU, as of
-        :meth:`ready_on`. By default it is made on a stream of the library's own, and a consumer by DLPack or CUDA's
-        array interface waits for it. From pinned memory (``SHM_PIN_HOST_MEMORY``) it is made while the host goes on.
+        ``view`` is an input, or an output that is written. The copy is made on ``cuda_stream``, a stream of the
+        instance's GPU as :meth:`ready_on` takes it. By default it is made on a stream of the library's own, and a
+        consumer by DLPack or CUDA's array interface waits for it. From pinned memory (``SHM_PIN_HOST_MEMORY``) it is
+        made while the host goes on.
 
         ``torch.from_dlpack`` and its like take the array, and ``.cupy()``. Where the view is on a GPU already it is the
         same memory, valid as long as the call. It is a ModelError if the view is none, or the stream is of another GPU,
@@ -234,7 +235,7 @@ class Call(AnsweredRequest):
             array: DeviceArray = view.array
             return array
         arrays = self._context.arrays
-        own = None if stream is None else arrays.instance_stream(stream)
+        own = None if cuda_stream is None else arrays.instance_stream(cuda_stream)
         return arrays.to_device(view, self._device_uses(), own)
 
     def forward(

@@ -119,7 +119,7 @@ class BatchCall:
         """Return whether any client wants this output. Others need not be computed."""
         return any(call.requested(name) for call in self.calls)
 
-    def ready_on(self, stream: Any) -> None:
+    def ready_on(self, cuda_stream: Any) -> None:
         """Name a stream of a GPU that the batch's work is on: as :meth:`Call.ready_on`, for all of its calls.
 
         Name it before you ask for the inputs: rows that are gathered on the GPU are then copied before later work of
@@ -127,7 +127,7 @@ class BatchCall:
         """
         self._device_uses()
         for call in self.calls:
-            call.ready_on(stream)
+            call.ready_on(cuda_stream)
 
     def scatter(self) -> None:
         """Copy outputs that are not where they belong. Only :class:`ShmSession` calls this."""

@@ -34,10 +34,11 @@ KEYWORDS = {
     "callback": "use submit(), whose future has add_done_callback(), or AsyncShmClient",
     "frames": "only stream() has frames",
     "device": "say outputs={'OUTPUT0': 'cuda:0'}; inputs are used where they are",
+    "stream": "use cuda_stream, for the streams of a GPU",
 }
 MISSPELT = {
     "timout_s": "timeout_s",
-    "streams": "stream",
+    "cuda_streams": "cuda_stream",
     "splits": "split",
 }
 
@@ -46,7 +47,7 @@ MISSPELT = {
 def test_a_keyword_that_is_misspelt_or_of_tritonclient_or_of_another_method(client: ShmClient, name: str) -> None:
     remedy = KEYWORDS.get(name) or (
         "expected some of compression, headers, model_version, parameters, priority, request_id, sequence_end, "
-        "sequence_id, sequence_start, timeout, inputs, library, model, outputs, path, split, stream, timeout_s; "
+        "sequence_id, sequence_start, timeout, cuda_stream, inputs, library, model, outputs, path, split, timeout_s; "
         f"did you mean {MISSPELT[name]!r}?"
     )
     wrong: Any = {name: 5}
@@ -175,8 +176,11 @@ def test_inputs_of_a_prepared_call_are_filled_and_not_replaced(client: ShmClient
         inputs: Any = call.inputs
         with pytest.raises(TypeError, match="^input 'IN0' is memory to be filled, and cannot be replaced; write "):
             inputs["IN0"] = X
-        with pytest.raises(TypeError, match=r"^infer\(\) of a prepared call takes no inputs; write call\.inputs"):
+        takes = r"^infer\(\) of a prepared call takes timeout_s and cuda_stream alone; write call\.inputs"
+        with pytest.raises(TypeError, match=takes):
             call.infer({"IN0": X})  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=takes):
+            call.infer(stream=0)  # type: ignore[arg-type]
         with pytest.raises(KeyError) as misspelt:
             inputs["in0"]
         assert misspelt.value.args == ("this call has no input 'in0'; it has IN0; did you mean 'IN0'?",)

@@ -130,10 +130,10 @@ def _named_stream(client: ServerClient) -> None:
     expected = gpu.kernels.after_quick(gpu.kernels.after_late(NUMBERS))
     for work in ("quick", "quick_by_event"):
         # Who had the memory before has named no stream, so that the first call there waits for the whole GPU.
-        _infer(client, work, tensor, stream=stream).release()
+        _infer(client, work, tensor, cuda_stream=stream).release()
         gpu.kernels.late(x, y, stream)
         before = gpu.counts.copy()
-        result = _infer(client, work, tensor, stream=stream)
+        result = _infer(client, work, tensor, cuda_stream=stream)
         whole = [name for name in ("synchronize_device", "record_device") if gpu.counts[name] > before[name]]
         require(not whole, f"the client waited for the whole GPU ({', '.join(whole)}), and a stream was named")
         copied = gpu.kernels.tensor(COUNT, 0)

@@ -156,7 +156,7 @@ def test_a_second_try_uses_memory_of_ours(server: GpuServer, client: ShmClient, 
 
 def test_tasks_have_streams_and_libraries_too(server: GpuServer, cuda: CudaAccess, stream: int) -> None:
     x = tensor_of(X)
-    named: Any = {"outputs": ON_GPU, "stream": stream}
+    named: Any = {"outputs": ON_GPU, "cuda_stream": stream}
 
     async def run() -> Any:
         async with async_client_of(server, cuda=cuda, pool=PoolOptions(lend_bytes=0)) as client:
@@ -164,8 +164,8 @@ def test_tasks_have_streams_and_libraries_too(server: GpuServer, cuda: CudaAcces
             results.append(await client.submit("m", {"IN0": x}, library=None, **named))
             with await client.prepare("m", {"IN0": x}, outputs=ON_GPU) as call:
                 call.inputs_ready(stream)
-                for options in ({}, {"stream": stream}):
-                    np.testing.assert_array_equal(on_host(await call.infer(**options)), 2 * X)
+                for cuda_stream in (None, stream):
+                    np.testing.assert_array_equal(on_host(await call.infer(cuda_stream=cuda_stream)), 2 * X)
             for result in results:
                 np.testing.assert_array_equal(on_host(result), 2 * X)
             return client._memory.bank

@@ -48,7 +48,7 @@ def event(runtime: CudaRuntime) -> Iterator[Any]:
 def test_late_work_is_waited_for(server: GpuServer, client: ShmClient, stream: int, kind: str, is_named: bool) -> None:
     x = written_late(stream, kind=kind)
     named = SimpleNamespace(__cuda_stream__=lambda: (0, stream)) if is_named else None
-    np.testing.assert_array_equal(doubled(client, x, stream=named), 2 * X)
+    np.testing.assert_array_equal(doubled(client, x, cuda_stream=named), 2 * X)
     np.testing.assert_array_equal(server.inputs["IN0"], X)
 
 
@@ -56,7 +56,7 @@ def test_events_are_named(server: GpuServer, client: ShmClient, runtime: CudaRun
     x = written_late(stream)
     with runtime.on(0):
         runtime.record(event.ptr, stream)
-    client.infer("m", {"IN0": x}, outputs=ON_HOST, stream=event)
+    client.infer("m", {"IN0": x}, outputs=ON_HOST, cuda_stream=event)
     np.testing.assert_array_equal(server.inputs["IN0"], X)
 
 
@@ -65,7 +65,7 @@ def test_a_librarys_own_stream_counts(server: GpuServer, client: ShmClient, runt
     DRIVER.launch(stream, lambda: time.sleep(LATE_S))
     x.write(2 * X, stream)
     with stream_on(runtime) as idle:
-        client.infer("m", {"IN0": x}, outputs=ON_HOST, stream=idle)
+        client.infer("m", {"IN0": x}, outputs=ON_HOST, cuda_stream=idle)
     np.testing.assert_array_equal(server.inputs["IN0"], 2 * X)
 
 
@@ -74,27 +74,27 @@ def test_an_earlier_result_is_read_before_another_thread_has_its_memory_written(
     client: ShmClient, runtime: CudaRuntime, stream: int, event: Any, before: str
 ) -> None:
     named = {"stream": stream, "event": event, "nothing": None}[before]
-    result = client.infer("m", {"IN0": X}, outputs=ON_GPU, stream=named)
+    result = client.infer("m", {"IN0": X}, outputs=ON_GPU, cuda_stream=named)
     address, read = address_of(result), []
     put_late(stream, lambda: read.append(now(address).copy()))
     result.release()
     with stream_on(runtime) as another:
-        again = in_another_thread(lambda: client.infer("m", {"IN0": 3 * X}, outputs=ON_GPU, stream=another))
+        again = in_another_thread(lambda: client.infer("m", {"IN0": 3 * X}, outputs=ON_GPU, cuda_stream=another))
     assert address_of(again) == address
     runtime.synchronize_stream(stream, 0)
     np.testing.assert_array_equal(read[0], 2 * X)
 
 
 def test_the_same_stream_waits_for_nothing_else(client: ShmClient, runtime: CudaRuntime, stream: int) -> None:
-    client.infer("m", {"IN0": X}, outputs=ON_GPU, stream=stream).release()
+    client.infer("m", {"IN0": X}, outputs=ON_GPU, cuda_stream=stream).release()
     with stream_on(runtime) as busy, held_back(busy, process=0):
-        client.infer("m", {"IN0": X}, outputs=ON_GPU, stream=stream, timeout_s=2).release()
+        client.infer("m", {"IN0": X}, outputs=ON_GPU, cuda_stream=stream, timeout_s=2).release()
 
 
 @pytest.mark.parametrize("stream", ["fast", -5], ids=str)
 def test_what_is_no_stream_is_refused_with_and_without_gpus(client: ShmClient, stream: object) -> None:
     with pytest.raises(CallerError, match=r"stream|expected"):
-        client.infer("m", {"IN0": X}, stream=stream)
+        client.infer("m", {"IN0": X}, cuda_stream=stream)
 
 
 def test_a_late_stream_ends_the_call_in_time(server: GpuServer, client: ShmClient, stream: int) -> None:
@@ -102,16 +102,16 @@ def test_a_late_stream_ends_the_call_in_time(server: GpuServer, client: ShmClien
     client.infer("m", {"IN0": x}, outputs=ON_GPU).release()  # makes memory
     late = "its GPU was still at work on what comes before it"
     with held_back(stream, process=0), pytest.raises(DeadlineExceededError, match=late):
-        client.infer("m", {"IN0": x}, outputs=ON_GPU, stream=stream, timeout_s=0.1)
+        client.infer("m", {"IN0": x}, outputs=ON_GPU, cuda_stream=stream, timeout_s=0.1)
     assert len(server.orders) == 1
-    np.testing.assert_array_equal(doubled(client, x, stream=stream), 2 * X)
+    np.testing.assert_array_equal(doubled(client, x, cuda_stream=stream), 2 * X)
 
 
 def test_outputs_follow_the_stream(server: GpuServer, client: ShmClient, stream: int, runtime: CudaRuntime) -> None:
     client.infer("m", {"IN0": X}, outputs=ON_GPU).release()  # makes memory
     server.answers_early, read = True, []
     with held_back(server.own_stream, process=PROCESS):
-        result = client.infer("m", {"IN0": X}, outputs=ON_GPU, stream=stream)
+        result = client.infer("m", {"IN0": X}, outputs=ON_GPU, cuda_stream=stream)
         address = address_of(result)
         DRIVER.launch(stream, lambda: read.append(now(address).copy()))
         assert read == []
@@ -123,13 +123,13 @@ def test_outputs_follow_the_stream(server: GpuServer, client: ShmClient, stream:
 def test_what_is_submitted_on_a_threads_own_stream_is_ready(server: GpuServer, client: ShmClient) -> None:
     client.infer("m", {"IN0": X}, outputs=ON_GPU).release()
     server.answers_early, server.work_s = True, LATE_S
-    result = client.submit("m", {"IN0": 3 * X}, outputs=ON_GPU, stream=2).result()
+    result = client.submit("m", {"IN0": 3 * X}, outputs=ON_GPU, cuda_stream=2).result()
     np.testing.assert_array_equal(now(address_of(result)), 6 * X)
 
 
 def test_memory_is_not_used_while_a_model_works(server: GpuServer, client: ShmClient, stream: int) -> None:
     server.answers_early, server.work_s = True, 0.3
-    client.infer("m", {"IN0": X}, outputs=ON_GPU, stream=stream).release()
+    client.infer("m", {"IN0": X}, outputs=ON_GPU, cuda_stream=stream).release()
     server.work_s = 0.0
     np.testing.assert_array_equal(doubled(client, 5 * X), 10 * X)
 
@@ -151,7 +151,7 @@ def test_a_prepared_call_comes_behind_what_is_named(client: ShmClient, stream: i
             put_late(stream, functools.partial(np.copyto, memory, times * X))
             if way == "inputs_ready":
                 call.inputs_ready(stream)
-            result = call.infer(stream=stream if way == "infer" else None)
+            result = call.infer(cuda_stream=stream if way == "infer" else None)
             np.testing.assert_array_equal(on_host(result), 2 * times * X)
 
 

@@ -160,7 +160,7 @@ def test_a_tensor_of_a_request_that_was_refused_is_let_go_of(server: GpuServer, 
 
 def test_what_is_submitted_is_copied(server: GpuServer, client: ShmClient, stream: int) -> None:
     x = tensor_of(X)
-    future = client.submit("m", {"IN0": x}, outputs=ON_GPU, stream=stream)
+    future = client.submit("m", {"IN0": x}, outputs=ON_GPU, cuda_stream=stream)
     x.peek()[:] = 0
     np.testing.assert_array_equal(on_host(future.result()), 2 * X)
     assert not loans(server)

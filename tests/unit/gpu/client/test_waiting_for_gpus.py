@@ -94,7 +94,7 @@ def test_a_user_who_is_late_blocks_no_event_loop(
     x = tensor_of(X, kind=kind)
 
     async def call(client: AsyncShmClient) -> None:
-        await client.infer("m", {"IN0": x}, outputs=ON_GPU, path=path, stream=stream if is_named else None)
+        await client.infer("m", {"IN0": x}, outputs=ON_GPU, path=path, cuda_stream=stream if is_named else None)
 
     asyncio.run(check_that_the_loop_goes_on(server, cuda, call, stream, process=0))
 
@@ -188,7 +188,7 @@ def test_events_that_there_are_not_or_cannot_be_are_the_peers_fault(
             "two",
             dict.fromkeys(("IN0", "IN1")[: len(outputs)], x),
             outputs=outputs,
-            stream=stream if is_named else None,
+            cuda_stream=stream if is_named else None,
         )
     server.events = None
     np.testing.assert_array_equal(doubled(client, x), 2 * X)
@@ -265,9 +265,9 @@ class Stress:
                         values = values + 1
                         x.write(values, stream)
                         x.stream = None
-                    self._check(case, call.infer(stream=named), values, stream)
+                    self._check(case, call.infer(cuda_stream=named), values, stream)
             return 2
-        ask = getattr(self._client, way)("m", {"IN0": x}, outputs=outputs, stream=named)
+        ask = getattr(self._client, way)("m", {"IN0": x}, outputs=outputs, cuda_stream=named)
         self._check(case, ask if way == "infer" else ask.result(), values, stream)
         return 1
 

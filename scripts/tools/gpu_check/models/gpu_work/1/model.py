@@ -35,7 +35,7 @@ class TritonPythonModel:
         stream = self.streams[y.device]
         if self.is_named:
             call.ready_on(stream)  # before the input is asked for: a copy of it is ordered with this stream, too
-        self.work(call.to_device(x, stream=stream), y.array, stream)
+        self.work(call.to_device(x, cuda_stream=stream), y.array, stream)
 
     def finalize(self) -> None:
         self.session.close()
