@@ -14,10 +14,10 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 37_312,
+    "shm_backend_utils": 37_313,
     "shm_backend_utils/*.py": 1_025,
     "shm_backend_utils/cli": 3_238,
-    "shm_backend_utils/client": 8_184,
+    "shm_backend_utils/client": 8_185,
     "shm_backend_utils/compat": 2_165,
     "shm_backend_utils/gpu": 2_882,
     "shm_backend_utils/http": 235,
@@ -30,7 +30,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 6_648,
     "scripts": 10_584,
     "scripts/tools/bench": 3_011,
-    "tests": 57_762,
+    "tests": 57_763,
     "docs": 3_472,
 }
 """By folder, or by pattern of files: the most lines."""

@@ -61,7 +61,7 @@ _KINDS: Final[Mapping[str, tuple[Any, str, Callable[[Any], Any]]]] = {
 }
 """What an option may be, in words, too, and what is kept of it: the user's own may change, and JSON has no NumPy."""
 _DASHES: Final = str.maketrans("", "", "-_.")
-_LIMITS: Final = {"priority": 2**64, "timeout": 2**63}
+_LIMITS: Final = {"priority": 2**64, "sequence_id": 2**64, "timeout": 2**63}
 
 
 class RequestOptions(TypedDict, total=False):
@@ -165,8 +165,9 @@ def check_options(options: RequestOptions) -> RequestOptions:
             raise CallerError(f"{name} is {value!r}; expected {what}")
         checked[name] = kept(value)
     for name, limit in _LIMITS.items():
-        if not 0 <= checked.get(name, 0) < limit:
-            raise CallerError(f"{name} is {checked[name]}; expected 0 or more, and less than {limit}")
+        value = checked.get(name, 0)
+        if not isinstance(value, str) and not 0 <= value < limit:
+            raise CallerError(f"{name} is {value}; expected 0 or more, and less than {limit}")
     _check_parameters(checked.get("parameters", {}))
     for name, value in checked.get("headers", {}).items():
         # gRPC has bytes under names that end in "-bin".

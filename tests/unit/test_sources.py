@@ -241,6 +241,7 @@ def test_a_parameter_that_the_client_writes_itself_is_refused(name: str) -> None
         ("priority", "high", "an integer"),
         ("timeout", 1.5, "an integer: microseconds"),
         ("priority", -1, f"0 or more, and less than {2**64}"),
+        ("sequence_id", -5, f"0 or more, and less than {2**64}"),
         ("timeout", 2**63, f"0 or more, and less than {2**63}"),
         ("headers", [("a", "b")], "a mapping"),
         ("parameters", [("a", 1)], "a mapping"),
