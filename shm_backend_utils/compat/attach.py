@@ -24,20 +24,13 @@ __all__ = ["Attached", "CudaRegion", "attach"]
 class CudaRegion(NamedTuple):
     """A region on a GPU, as it was given to ``register_cuda_shared_memory``.
 
-    Attributes
-    ----------
-    raw_handle : bytes
-        The CUDA IPC handle in base64, as ``tritonclient.utils.cuda_shared_memory.get_raw_handle`` returns it.
-    device_id : int
-        This process' number of the GPU.
-    byte_size : int
-    offset : int
-        Where the region begins in the allocation that the handle opens. CUDA's handles open whole allocations, and
-        torch has many tensors in one: ``tensor.untyped_storage()._share_cuda_()`` tells the handle and the offset.
+    The handle is as ``tritonclient.utils.cuda_shared_memory.get_raw_handle`` returns it. It opens a whole allocation,
+    in which the region begins at ``offset``. Torch has many tensors in one allocation:
+    ``tensor.untyped_storage()._share_cuda_()`` tells the handle and the offset.
     """
 
-    raw_handle: bytes
-    device_id: int
+    raw_handle: bytes  # in base64
+    device_id: int  # this process' number of the GPU
     byte_size: int
     offset: int = 0
 
@@ -48,21 +41,11 @@ class CudaRegion(NamedTuple):
 
 
 class Attached(TypedDict):
-    """Keyword arguments for any of tritonclient's calls that make a request.
+    """Keyword arguments for any of tritonclient's calls that make a request."""
 
-    Attributes
-    ----------
-    inputs : list of InferInput
-        Inputs that still travel with the request.
-    outputs : list of InferRequestedOutput or None
-        The wanted outputs.
-    parameters : dict
-        With the descriptor.
-    """
-
-    inputs: list[Any]
-    outputs: list[Any] | None
-    parameters: dict[str, Any]
+    inputs: list[Any]  # those that still travel with the request
+    outputs: list[Any] | None  # those that are wanted
+    parameters: dict[str, Any]  # with the descriptor
 
 
 def attach(
@@ -80,9 +63,8 @@ def attach(
     ``client.infer(model, **attach(model, inputs, outputs))`` instead of ``client.infer(model, inputs,
     outputs=outputs)``: the same for ``async_infer``, streams, aio, gRPC and HTTP. Use the return value for any number
     of requests, until regions are unregistered. Nothing fences one request from the next: wait for each answer, and
-    do not use the memory of a request that got none. The server lets a region be
-    unregistered while the model works in it; from Triton 24.12 on it keeps that until its requests have ended, and does
-    not say so. So unregistering proves nothing: wait for the answer yourself.
+    do not use the memory of a request that got none. The server lets a region be unregistered while the model works in
+    it, so unregistering proves nothing.
 
     Parameters
     ----------
@@ -100,11 +82,6 @@ def attach(
         The request's own.
     cuda : CudaAccess, optional
         For the UUIDs of GPUs; by default NVIDIA's bindings of the driver.
-
-    Returns
-    -------
-    Attached
-        The request's ``inputs``, ``outputs`` and ``parameters``. The regions stay the caller's.
 
     Raises
     ------

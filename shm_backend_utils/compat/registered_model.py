@@ -54,8 +54,7 @@ class InferShmError(InferenceError, RuntimeError):
 class RegisteredModel:
     """A model with memory for ``pool_size`` requests at once, of up to ``max_batch_size`` rows; closes its transport.
 
-    The memory is taken at once, if the model is loaded and any can be shared with it, and never grows. Shapes are those
-    of a row.
+    Shapes are those of a row. The memory never grows.
     """
 
     def __init__(
@@ -71,11 +70,13 @@ class RegisteredModel:
         self.max_batch_size = _positive("max_batch_size", max_batch_size)
         self.pool_size = _positive("pool_size", pool_size)
         self.inputs = _declared("input", inputs)
-        for name, (_, dtype) in self.inputs.items():
-            _check_is_for_a_model(name, dtype)
+        for name, (_, dtype) in self.inputs.items():  # an output may be read as any other
+            if dtypes.from_numpy(dtype, name) is BYTES:
+                raise TensorTypeError(name, f"input {name!r} is declared as {dtype}, {_NO_FIXED_SIZE}")
         self.outputs = _declared("output", outputs)
-        rows = [_byte_size(row, self.max_batch_size) for row in (*self.inputs.values(), *self.outputs.values())]
-        self._byte_size = sum(aligned(byte_size) for byte_size in rows)
+        tensors = (*self.inputs.values(), *self.outputs.values())
+        rows = [math.prod(shape) * dtype.itemsize for shape, dtype in tensors]
+        self._byte_size = sum(aligned(self.max_batch_size * byte_size) for byte_size in rows)
         self._permits = threading.BoundedSemaphore(self.pool_size)
         self._memory = ClientMemory(
             self,
@@ -239,30 +240,20 @@ def _length(name: str, data: Any) -> int:
 def check_rows(name: str, data: Sequence[Any] | npt.NDArray[Any], row_shape: tuple[int, ...], count: int) -> None:
     """Raise TensorShapeError unless so many rows at a time can be assigned to rows of this shape."""
     if isinstance(data, np.ndarray):
-        for rows in {min(count, len(data)), len(data) % count or count}:
-            _check(name, (rows, *data.shape[1:]), (rows, *row_shape))
+        counts = {min(count, len(data)), len(data) % count or count}
+        assigned = [((rows, *data.shape[1:]), (rows, *row_shape), True) for rows in counts]
     else:
-        for row in data:
-            shape = np.shape(row)
-            is_array = hasattr(row, "shape")
-            if len(shape) > len(row_shape) and not is_array:  # of arrays alone, NumPy leaves dimensions of 1 out
-                raise _does_not_fit(name, shape, row_shape)
-            _check(name, shape, row_shape)
-
-
-def _check(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
-    significant = shape
-    while len(significant) > len(wanted) and significant[0] == 1:
-        significant = significant[1:]
-    padded = (1,) * (len(wanted) - len(significant)) + significant
-    if len(padded) != len(wanted) or any(size not in (1, want) for size, want in zip(padded, wanted, strict=True)):
-        raise _does_not_fit(name, shape, wanted)
-
-
-def _does_not_fit(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> TensorShapeError:
-    return TensorShapeError(
-        name, f"input {name!r}: {list(shape)} does not fit the shape {list(wanted)} that was registered"
-    )
+        assigned = [(np.shape(row), row_shape, hasattr(row, "shape")) for row in data]
+    for shape, wanted, is_array in assigned:
+        significant = shape
+        # Of arrays alone, NumPy leaves dimensions of 1 out.
+        while is_array and len(significant) > len(wanted) and significant[0] == 1:
+            significant = significant[1:]
+        padded = (1,) * (len(wanted) - len(significant)) + significant
+        if len(padded) != len(wanted) or any(size not in (1, want) for size, want in zip(padded, wanted, strict=True)):
+            raise TensorShapeError(
+                name, f"input {name!r}: {list(shape)} does not fit the shape {list(wanted)} that was registered"
+            )
 
 
 def _together(operations: list[Steps[None]]) -> Steps[None]:
@@ -288,17 +279,6 @@ def _declared(what: str, tensors: Sequence[TensorDeclaration]) -> dict[str, tupl
             raise TensorTypeError(name, f"{what} {name!r} is declared as {dtype}, {_NO_FIXED_SIZE}")
         found[name] = shape, dtype
     return found
-
-
-def _check_is_for_a_model(name: str, dtype: np.dtype[Any]) -> None:
-    """Raise TensorTypeError unless models have inputs of this dtype; an output may be read as any other."""
-    if dtypes.from_numpy(dtype, name) is BYTES:
-        raise TensorTypeError(name, f"input {name!r} is declared as {dtype}, {_NO_FIXED_SIZE}")
-
-
-def _byte_size(tensor: tuple[tuple[int, ...], np.dtype[Any]], rows: int) -> int:
-    shape, dtype = tensor
-    return rows * math.prod(shape) * dtype.itemsize
 
 
 def _put(name: str, array: npt.NDArray[Any], target: npt.NDArray[Any]) -> None:
@@ -332,9 +312,7 @@ def _bytes_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 def _as_infer_shm_error(error: BaseException) -> BaseException:
     if not isinstance(error, ShmError):
         return error
-    if isinstance(error, InferenceServerException):
-        failure = InferShmError(f"a request of infer_shm failed: {error.message()}", error.status())
-    else:
-        failure = InferShmError(f"a request of infer_shm failed: {error}")
+    said, status = (error.message(), error.status()) if isinstance(error, InferenceServerException) else (error, None)
+    failure = InferShmError(f"a request of infer_shm failed: {said}", status)
     failure.__cause__ = error
     return failure

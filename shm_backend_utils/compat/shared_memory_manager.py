@@ -1,7 +1,6 @@
-"""SharedMemoryManager: regions of this process, registered and found by name.
+"""Regions that this process maps, by names, with the semantics of the server's ``SharedMemoryManager``.
 
-It has the semantics of the server's class of the same name (``shared_memory_manager.cc``), but for mappings in this
-process. A session needs none: it is there to be used alone.
+A session does not need it: it is there to be used alone.
 """
 
 from __future__ import annotations
@@ -60,27 +59,11 @@ class SharedMemoryManager:
         self._statuses: dict[str, RegionStatus] = {}  # of the regions with a name there
 
     def register_system_shared_memory(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Map a POSIX shared-memory object and give a part of it a name.
+        """Map a POSIX shared-memory object, and give bytes of it a name that is free.
 
-        Parameters
-        ----------
-        name : str
-            Must be free.
-        key : str
-            The object's name in /dev/shm, with or without a leading slash.
-        offset, byte_size : int
-            The part that the name stands for.
-
-        Raises
-        ------
-        CallerError
-            The name is taken, or offset and size make no sense.
-        RegionGoneError
-            The object does not exist.
-        RegionRefusedError
-            It may not be opened, or is too small.
-        MachineError
-            Too much is mapped already.
+        The key is the object's name in /dev/shm, with or without a leading slash. A taken name or an impossible range
+        is a CallerError, a missing object a RegionGoneError. If the object is too small or may not be opened, it is a
+        RegionRefusedError; if too much is mapped already, a MachineError.
         """
         _check_range(name, offset, byte_size, _MAX_INT64)
         file = key.removeprefix("/")
@@ -97,25 +80,8 @@ class SharedMemoryManager:
     def register_cuda_shared_memory(self, name: str, handle: bytes, byte_size: int, device_id: int) -> None:
         """Map device memory that another process has exported, and give it a name. It stays mapped while it has one.
 
-        Parameters
-        ----------
-        name : str
-            Must be free.
-        handle : bytes
-            The 64 bytes of its CUDA IPC handle.
-        byte_size : int
-            Of the memory.
-        device_id : int
-            This process' number of the GPU.
-
-        Raises
-        ------
-        CallerError
-            The name is taken, or the size makes no sense.
-        RegionRefusedError
-            The memory cannot be mapped, or is smaller.
-        MachineError
-            cuda-bindings or a GPU is missing, or too much is mapped already.
+        The handle is the 64 bytes of CUDA IPC, and ``device_id`` this process' number of the GPU. It raises as
+        :meth:`register_system_shared_memory`, and a MachineError without cuda-bindings or a GPU.
         """
         _check_range(name, 0, byte_size, _MAX_INT64)
 
@@ -125,28 +91,10 @@ class SharedMemoryManager:
         self._register(RegionStatus(name, "", 0, byte_size), map_memory)
 
     def get_memory_info(self, name: str, offset: int, byte_size: int) -> MemoryInfo:
-        """Return a part of a registered region.
+        """Return a part of the bytes that have a name, as an array that keeps them mapped.
 
-        Parameters
-        ----------
-        name : str
-            As registered.
-        offset, byte_size : int
-            Within the part that is registered under the name.
-
-        Returns
-        -------
-        MemoryInfo
-            The part, as an array that keeps it mapped.
-
-        Raises
-        ------
-        RegionGoneError
-            The name is not registered, or the object behind it was removed.
-        CallerError
-            The part is not inside the region.
-        RegionRefusedError
-            The object was truncated.
+        An unknown name or a removed object is a RegionGoneError, a truncated object a RegionRefusedError, and a part
+        beyond the named bytes a CallerError.
         """
         region, status = self._find(name)
         _check_range(name, offset, byte_size, status.byte_size)
@@ -158,13 +106,7 @@ class SharedMemoryManager:
         return MemoryInfo(view.array, view.attributes)
 
     def unregister(self, name: str) -> None:
-        """Free a name. Its region goes with its last name, or its last use after that. A free name is fine.
-
-        Parameters
-        ----------
-        name : str
-            As registered.
-        """
+        """Free a name. Its region goes with its last name, or its last use after that. A free name is fine."""
         self._registry.unregister(name)
         collect_all(self._cuda)
 
@@ -174,23 +116,7 @@ class SharedMemoryManager:
         collect_all(self._cuda)
 
     def status(self, name: str = "") -> list[RegionStatus]:
-        """Return the registrations of a name, or of every name.
-
-        Parameters
-        ----------
-        name : str
-            As registered; empty for all names.
-
-        Returns
-        -------
-        list of RegionStatus
-            One for each name.
-
-        Raises
-        ------
-        RegionGoneError
-            The name is not registered.
-        """
+        """Return the registration of a name, or of every name; RegionGoneError for an unknown one."""
         statuses, names = self._statuses, list(self._registry.names)
         return [self._find(name)[1]] if name else [statuses[each] for each in names if each in statuses]
 

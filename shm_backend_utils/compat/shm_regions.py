@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
+import functools
 import math
 import operator
 import os
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -32,15 +33,10 @@ _BYTE: Final = np.dtype(np.uint8)
 
 
 class ShmHandle(ABC):
-    """A region that this process has made, owns, and may have registered at a server.
+    """A region of ``byte_size`` bytes that this process has made, owns, and may have registered under its ``name``."""
 
-    Attributes
-    ----------
-    name : str
-        Under which it is registered.
-    byte_size : int
-        Of the whole region.
-    """
+    _kind: ClassVar[str]  # in the names of tritonclient's methods
+    _described: tuple[Any, ...]  # the arguments of these behind the name
 
     def __init__(self, name: str, byte_size: int) -> None:
         self.name = name
@@ -51,35 +47,21 @@ class ShmHandle(ABC):
     def write(self, data: Any) -> None:
         """Fill the beginning; the memory is complete when this returns.
 
-        Parameters
-        ----------
-        data : numpy.ndarray of uint8, DeviceArray or StridedArray
-            At most as many bytes as the region has. A region on the host takes an array alone.
+        A region on the host takes an array of uint8, one on a GPU also an array there.
         """
 
     def read(self, dtype: npt.DTypeLike, shape: int | Sequence[int]) -> npt.NDArray[Any]:
-        """Return the beginning as a new array: later writes do not change it.
+        """Return a tensor at the beginning as a new array: later writes do not change it.
 
-        Parameters
-        ----------
-        dtype : numpy.dtype, or an argument of one
-            ``object`` and the kinds ``S`` and ``U`` mean strings, which come as an array of ``bytes`` objects.
-        shape : int or sequence of int
-            Of the tensor.
-
-        Raises
-        ------
-        TensorShapeError
-            The region is smaller than such a tensor, or the shape is none.
-        TensorError
-            The bytes are no tensor of strings of this shape.
-        TensorTypeError
-            Triton has no such data type.
-        ClosedError
-            The region was destroyed.
+        Dtypes ``object``, ``S`` and ``U`` mean strings, which come as an array of ``bytes`` objects. If the bytes are
+        no such tensor it is a TensorError, and if the region was destroyed a ClosedError.
         """
         row = dtypes.from_numpy(dtype, self.name)
-        wanted = _checked_shape(self.name, shape)
+        wanted = tuple(operator.index(size) for size in (shape if isinstance(shape, Sequence) else [shape]))
+        if any(size < 0 for size in wanted):
+            raise TensorShapeError(
+                self.name, f"region {self.name!r} is read as shape {list(wanted)}; expected sizes of 0 or more"
+            )
         if row is dtypes.BYTES:
             return Strings.encoded_as(self.name, self._read(self.byte_size), wanted).numpy()
         needed = math.prod(wanted) * row.itemsize
@@ -92,28 +74,18 @@ class ShmHandle(ABC):
         return self._read(needed).view(row.numpy).reshape(wanted)
 
     def register(self, client: Any) -> None:
-        """Register the region. A name that is registered already, as an aborted run leaves it, is taken over.
-
-        Raises
-        ------
-        tritonclient.utils.InferenceServerException
-            The server refuses.
-        """
-        unregister_when_free(lambda: self._unregister_at(client))
+        """Register the region. A name that is registered already, as an aborted run leaves it, is taken over."""
+        self._unregister(client)
         self._may_be_registered = True  # even if no answer comes
-        self._register_at(client)
+        getattr(client, f"register_{self._kind}_shared_memory")(self.name, *self._described)
 
     def unregister(self, client: Any) -> None:
         """Undo :meth:`register`, if it was called. The server need not know the region any more; twice is fine.
 
-        Raises
-        ------
-        tritonclient.utils.InferenceServerException
-            The server does not answer, or has a request in the region for longer than some seconds. It can be tried
-            again.
+        It can be tried again if the server does not answer, or has a request in the region for some seconds.
         """
         if self._may_be_registered:
-            unregister_when_free(lambda: self._unregister_at(client))
+            self._unregister(client)
             self._may_be_registered = False
 
     def destroy_unless_needed(self) -> None:
@@ -128,42 +100,24 @@ class ShmHandle(ABC):
     def _read(self, byte_size: int) -> npt.NDArray[np.uint8]:
         """Return a copy of the first bytes."""
 
-    @abstractmethod
-    def _register_at(self, client: Any) -> None: ...
-
-    @abstractmethod
-    def _unregister_at(self, client: Any) -> None: ...
+    def _unregister(self, client: Any) -> None:
+        unregister_when_free(functools.partial(getattr(client, f"unregister_{self._kind}_shared_memory"), self.name))
 
     def _closed(self) -> ClosedError:
         return ClosedError(f"region {self.name!r}")
 
 
 class SystemShmHandle(ShmHandle):
-    """A region in ``/dev/shm``, under a unique key.
+    """A region of at least 1 byte in ``/dev/shm``, under a unique ``key`` that begins with a slash."""
 
-    Parameters
-    ----------
-    name : str
-        Under which it will be registered.
-    byte_size : int
-        At least 1.
-
-    Attributes
-    ----------
-    key : str
-        With a leading slash, as Triton wants it.
-
-    Raises
-    ------
-    MachineError
-        ``/dev/shm`` has not that much space left, or this process no file descriptors.
-    """
+    _kind = "system"
 
     def __init__(self, name: str, byte_size: int) -> None:
         super().__init__(name, byte_size)
         key = f"{UTIL_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
         self._segment: SystemSegment | None = SystemSegment.create(key, byte_size)
         self.key = f"/{key}"
+        self._described = self.key, byte_size
 
     def write(self, data: npt.NDArray[np.uint8]) -> None:
         """Fill the beginning, as the base class says."""
@@ -184,32 +138,11 @@ class SystemShmHandle(ShmHandle):
             raise self._closed()
         return np.frombuffer(self._segment.buffer(), _BYTE)
 
-    def _register_at(self, client: Any) -> None:
-        client.register_system_shared_memory(self.name, self.key, self.byte_size)
-
-    def _unregister_at(self, client: Any) -> None:
-        client.unregister_system_shared_memory(self.name)
-
 
 class CudaShmHandle(ShmHandle):
-    """A region on a GPU, which the server maps by CUDA IPC.
+    """A region of at least 1 byte on a GPU, which the server, for which it has the same number, maps by CUDA IPC."""
 
-    Parameters
-    ----------
-    name : str
-        Under which it will be registered.
-    byte_size : int
-        At least 1.
-    device_id : int
-        The GPU, for this process and for the server.
-    cuda : CudaAccess
-        CUDA in this process.
-
-    Raises
-    ------
-    MachineError
-        cuda-bindings or a GPU is missing, or the GPU has not that much memory left.
-    """
+    _kind = "cuda"
 
     def __init__(self, name: str, byte_size: int, device_id: int, cuda: CudaAccess) -> None:
         super().__init__(name, byte_size)
@@ -217,12 +150,10 @@ class CudaShmHandle(ShmHandle):
         self._cuda = cuda
         self._runtime = cuda.runtime
         self._allocation: CudaAllocation | None = CudaAllocation(self._runtime, byte_size, device_id)
-        self._raw_handle = base64.b64encode(self._allocation.handle).decode()
-
-    @property
-    def region(self) -> CudaRegion:
+        raw_handle = base64.b64encode(self._allocation.handle)
+        self._described = raw_handle.decode(), device_id, byte_size
+        self.region = CudaRegion(raw_handle, device_id, byte_size)
         """Its description for :func:`.attach.attach`."""
-        return CudaRegion(self._raw_handle.encode(), self.device_id, self.byte_size)
 
     def destroy_unless_needed(self) -> None:
         """Free the memory unless the server may have it mapped: CUDA leaves the effect undefined."""
@@ -267,17 +198,3 @@ class CudaShmHandle(ShmHandle):
                 "or make the region larger",
             )
         return array
-
-    def _register_at(self, client: Any) -> None:
-        client.register_cuda_shared_memory(self.name, self._raw_handle, self.device_id, self.byte_size)
-
-    def _unregister_at(self, client: Any) -> None:
-        client.unregister_cuda_shared_memory(self.name)
-
-
-def _checked_shape(name: str, shape: int | Sequence[int]) -> tuple[int, ...]:
-    sizes = shape if isinstance(shape, Sequence) else [shape]
-    wanted = tuple(operator.index(size) for size in sizes)
-    if any(size < 0 for size in wanted):
-        raise TensorShapeError(name, f"region {name!r} is read as shape {list(wanted)}; expected sizes of 0 or more")
-    return wanted

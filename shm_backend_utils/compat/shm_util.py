@@ -1,15 +1,6 @@
 """Shared memory around an inference in a test, with plain tritonclient: make it, fill it, register it, and clean it up.
 
-::
-
-    shm_handles, inputs, outputs = create_set_shm_regions(
-        [("INPUT0", images)], [("OUTPUT0", images.nbytes)], ["in0", "out0"], None, client, "grpc"
-    )
-    try:
-        client.infer("multiply", inputs, outputs=outputs)
-        doubled = shm_handles[1].read(images.dtype, images.shape)
-    finally:
-        unregister_cleanup_shm_regions(shm_handles, client, "grpc")
+``docs/migrating.md`` has an example.
 """
 
 from __future__ import annotations
@@ -58,18 +49,9 @@ _OWN_ARGUMENTS_TO_CLEAN_UP: Final = 3
 
 
 class ShmRegions(NamedTuple):
-    """The regions, inputs and outputs of one inference.
+    """The regions of an inference, which the caller owns; its inputs and outputs, ready for ``triton_client.infer``."""
 
-    Attributes
-    ----------
-    shm_handles : list of ShmHandle
-        The regions: those of the inputs, then those of the outputs. The caller owns them.
-    inputs : list of InferInput
-    outputs : list of InferRequestedOutput
-        Both ready for ``triton_client.infer``.
-    """
-
-    shm_handles: list[ShmHandle]
+    shm_handles: list[ShmHandle]  # those of the inputs, then those of the outputs
     inputs: list[Any]
     outputs: list[Any]
 
@@ -126,11 +108,9 @@ def create_set_shm_regions(*arguments: Any, **named: Any) -> Any:  # noqa: D417 
     Raises
     ------
     ValueError
-        An argument is wrong, among them every :class:`TensorError`. Nothing was made.
-    MachineError
-        ``/dev/shm`` has no room.
-    tritonclient.utils.InferenceServerException
-        The server refuses a region, or is not there. Whatever happens, nothing is left behind.
+        An argument is wrong, among them every :class:`TensorError`.
+    MachineError, tritonclient.utils.InferenceServerException
+        ``/dev/shm`` has no room; or the server refuses a region, or is not there. Nothing is left behind.
     """  # the arguments are those of the overloads
     if len(arguments) + len(named) > _OWN_ARGUMENTS_TO_CREATE:
         return upstream_calls.create_set_regions(*arguments, **named)
@@ -148,30 +128,10 @@ def create_set_cuda_shm_regions(
     device_id: int = 0,
     cuda: CudaAccess | None = None,
 ) -> ShmRegions:
-    """Make regions as :func:`create_set_shm_regions` does, in the memory of a GPU. Strings lie there as bytes.
+    """Make regions as :func:`create_set_shm_regions` does, in the memory of a GPU, and complete there.
 
-    Parameters
-    ----------
-    input_list : sequence
-        As there; an array may also lie on a GPU already, if it has ``__dlpack__``.
-    output_list, shm_region_names, shm_region_byte_sizes, triton_client, protocol
-        As there.
-    device_id : int
-        The GPU, which has the same number for this process and for the server.
-    cuda : CudaAccess, optional
-        CUDA in this process; by default NVIDIA's bindings of the driver.
-
-    Returns
-    -------
-    ShmRegions
-        Their contents are complete on the GPU.
-
-    Raises
-    ------
-    ValueError, tritonclient.utils.InferenceServerException
-        As there.
-    MachineError
-        The driver or the GPU is missing, or has no memory left.
+    An array may also lie on a GPU already, if it has ``__dlpack__``; strings lie there as bytes. The GPU has the same
+    ``device_id`` for this process and for the server. Without a driver, a GPU or memory there it is a MachineError.
     """
     access = cuda or CudaAccess()
     return _create(
@@ -199,30 +159,15 @@ def unregister_cleanup_shm_regions(
     use_system_shared_memory: bool,
     use_cuda_shared_memory: bool,
 ) -> None: ...
-def unregister_cleanup_shm_regions(*arguments: Any, **named: Any) -> None:  # noqa: D417  # they are the overloads'
+def unregister_cleanup_shm_regions(*arguments: Any, **named: Any) -> None:
     """Unregister each region by its name, and give its memory back. No request must be using them any more.
 
-    From Triton 24.12 on nothing tells whether one does. A failure does not stop the rest. It skips regions that are
-    already unregistered, destroyed or unknown to the server, so it may be called again. A
-    region on a GPU that cannot be unregistered keeps its memory, which the server may have mapped: call it again, or
-    :func:`cleanup_shm_regions` when the server has ended.
-
-    With the six arguments of the original in Triton's tests it does the same, as in :mod:`.upstream_calls`.
-
-    Parameters
-    ----------
-    shm_handles : iterable of ShmHandle or None
-        None stands for a region that was never made.
-    triton_client, protocol
-        As they were given when the regions were made.
-
-    Raises
-    ------
-    ValueError
-        The client, the protocol or a handle is none; nothing was done.
-    Exception
-        The first failure, after everything else was done.
-    """  # the arguments are those of the overloads
+    From Triton 24.12 on nothing tells whether one does. It skips None, and regions that are already unregistered,
+    destroyed or unknown to the server, so it may be called again. A failure does not stop the rest, and is raised at
+    the end; a wrong argument is a ValueError before anything is done. A region on a GPU that cannot be unregistered
+    keeps its memory, which the server may have mapped: call it again, or :func:`cleanup_shm_regions` when the server
+    has ended. With the six arguments of the original in Triton's tests it does the same, as in :mod:`.upstream_calls`.
+    """
     is_original = len(arguments) + len(named) > _OWN_ARGUMENTS_TO_CLEAN_UP
     (upstream_calls.unregister_cleanup_regions if is_original else _unregister_cleanup)(*arguments, **named)
 

@@ -1,7 +1,4 @@
-"""For users of ``triton-shm-client``: the same class, on this library's memory.
-
-``docs/migrating.md`` lists the differences.
-"""
+"""The class of ``triton-shm-client``, on this library's memory; ``docs/migrating.md`` lists the differences."""
 
 from __future__ import annotations
 
@@ -38,15 +35,10 @@ _SCHEME: Final = re.compile(r"^(dns|ipv4|ipv6):")
 
 
 class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
-    """tritonclient's gRPC client, and inference over memory that is shared with the server.
+    """tritonclient's gRPC client, made with the same arguments, and inference over memory shared with the server.
 
-    Its constructor takes the arguments of tritonclient's. It works with every model on the server: those that have a
-    ``ShmSession`` read and write the memory themselves, for others the server copies.
-
-    Attributes
-    ----------
-    registered_models : dict of str to RegisteredModel
-        By name.
+    It works with every model on the server: those that have a ``ShmSession`` read and write the memory themselves, for
+    others the server copies. ``registered_models`` has them by name.
     """
 
     def __init__(
@@ -64,19 +56,10 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
         self.registered_models: dict[str, RegisteredModel] = {}
         self._is_closed = False
         self._is_forked = False
-        super().__init__(
-            url=url,
-            verbose=verbose,
-            ssl=ssl,
-            root_certificates=root_certificates,
-            private_key=private_key,
-            certificate_chain=certificate_chain,
-            creds=creds,
-            keepalive_options=keepalive_options,
-            channel_args=channel_args,
-        )
+        files = root_certificates, private_key, certificate_chain
+        super().__init__(url, verbose, ssl, *files, creds, keepalive_options, channel_args)
         if ssl and creds is None:
-            creds = tls_credentials(Tls(root_certificates, private_key, certificate_chain))
+            creds = tls_credentials(Tls(*files))
         self._grpc_address = GrpcAddress(url, _host(url), creds, _channel_options(keepalive_options, channel_args))
         self._is_verbose = verbose
         self._at_exit = functools.partial(_unregister_all, self.registered_models)
@@ -91,10 +74,7 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
         max_batch_size: int,
         pool_size: int,
     ) -> None:
-        """Take memory for ``pool_size`` requests of up to ``max_batch_size`` rows each.
-
-        That is done now if the model is loaded and the server shares memory with this process, else when it is first
-        called.
+        """Take memory for a model: now, if it is loaded and the server shares memory, else at its first call.
 
         Parameters
         ----------
@@ -113,17 +93,13 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
         ------
         ValueError, TypeError
             The model is registered already, or cannot be declared so.
-        InferenceServerException
-            The server does not answer.
-        MachineError
-            The machine has not that much shared memory.
-        ClosedError
-            This client was closed.
+        InferenceServerException, MachineError, ClosedError
+            The server does not answer, the machine lacks shared memory, or this client was closed.
         """
         self._check_is_open()
         if model_name in self.registered_models:
             raise _registered_already(model_name)
-        transport = GrpcTransport(self._grpc_address, _Plugged(self))
+        transport = GrpcTransport(self._grpc_address, functools.partial(_plugged, weakref.ref(self)))
         model = RegisteredModel(transport, model_name, inputs, outputs, max_batch_size, pool_size)
         if self.registered_models.setdefault(model_name, model) is not model:  # another thread was faster
             model.close()
@@ -187,10 +163,8 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
         ------
         ValueError, TypeError, KeyError
             The model is not registered, or these are no inputs for it. Nothing was sent.
-        OptionError
-            An option has a value that cannot be sent.
-        InferShmError
-            A request failed.
+        OptionError, InferShmError
+            An option has a value that cannot be sent; or a request failed.
         """
         model = self.registered_models.get(model_name)
         if model is None:
@@ -208,7 +182,7 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
             "parameters": parameters,
         }
         try:
-            checked = check_options(_said(options))
+            checked = check_options(cast(RequestOptions, {name: value for name, value in options.items() if value}))
         except CallerError as error:
             raise OptionError(str(error)) from None
         results = model.infer(inputs, client_timeout, checked)
@@ -250,20 +224,15 @@ class OptionError(InferenceServerException, CallerError, TypeError, ValueError):
     """An option of ``infer_shm`` has a value that cannot be sent."""
 
 
-class _Plugged:
-    """Lets the plugin that is registered at a client, if there is one, complete the headers of every call."""
-
-    def __init__(self, client: TritonSHMClient) -> None:
-        self._client = weakref.ref(client)
-
-    def __call__(self, metadata: Metadata) -> Metadata:
-        client = self._client()
-        plugin = None if client is None else client.plugin()
-        if plugin is None:
-            return metadata
-        request = types.SimpleNamespace(headers=dict(metadata or ()))
-        plugin(request)
-        return [(name.lower(), value) for name, value in request.headers.items()]
+def _plugged(client: weakref.ref[TritonSHMClient], metadata: Metadata) -> Metadata:
+    """Let the plugin that is registered at a client, if there is one, complete the headers of a call."""
+    living = client()
+    plugin = None if living is None else living.plugin()
+    if plugin is None:
+        return metadata
+    request = types.SimpleNamespace(headers=dict(metadata or ()))
+    plugin(request)
+    return [(name.lower(), value) for name, value in request.headers.items()]
 
 
 def _unregister_all(models: dict[str, RegisteredModel]) -> None:
@@ -307,8 +276,3 @@ def _known_compression(algorithm: str | None) -> str | None:
         return algorithm
     _LOG.warning("there is no compression %r for gRPC; the request is not compressed", algorithm)
     return None
-
-
-def _said(options: Mapping[str, Any]) -> RequestOptions:
-    """Return the options that are not as good as not given."""
-    return cast(RequestOptions, {name: value for name, value in options.items() if value})

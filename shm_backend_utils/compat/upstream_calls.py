@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from importlib import import_module
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final
 
 from tritonclient.utils import serialized_byte_size
 
@@ -33,46 +33,39 @@ _HTTP_PORT: Final = 8000
 _DEVICE: Final = 0
 
 
-class _Memory:
-    """The calls of tritonclient's module for shared memory of one kind."""
+class _SystemMemory:
+    """tritonclient's calls for shared memory on the host, in the order of their use."""
 
-    def __init__(self, module: Any) -> None:
-        self._module = module
-        self.fill = module.set_shared_memory_region
-        self.destroy = module.destroy_shared_memory_region
+    module_name: ClassVar = "shared_memory"
 
+    def __init__(self) -> None:
+        self._module = import_module(f"tritonclient.utils.{self.module_name}")
+        self.fill = self._module.set_shared_memory_region
+        self.destroy = self._module.destroy_shared_memory_region
 
-class _SystemMemory(_Memory):
     def create(self, name: str, byte_size: int) -> Any:
         return self._module.create_shared_memory_region(f"{name}_data", f"/{name}", byte_size)
 
     def register(self, client: Any, name: str, _: Any, byte_size: int) -> None:
-        self.unregister(client, name)
         client.register_system_shared_memory(f"{name}_data", f"/{name}", byte_size)
 
     def unregister(self, client: Any, name: str) -> None:
         client.unregister_system_shared_memory(f"{name}_data")
 
 
-class _CudaMemory(_Memory):
+class _CudaMemory(_SystemMemory):
+    """The same for the memory of a GPU."""
+
+    module_name = "cuda_shared_memory"
+
     def create(self, name: str, byte_size: int) -> Any:
         return self._module.create_shared_memory_region(f"{name}_data", byte_size, _DEVICE)
 
     def register(self, client: Any, name: str, handle: Any, byte_size: int) -> None:
-        self.unregister(client, name)
-        raw_handle = self._module.get_raw_handle(handle)
-        client.register_cuda_shared_memory(f"{name}_data", raw_handle, _DEVICE, byte_size)
+        client.register_cuda_shared_memory(f"{name}_data", self._module.get_raw_handle(handle), _DEVICE, byte_size)
 
     def unregister(self, client: Any, name: str) -> None:
         client.unregister_cuda_shared_memory(f"{name}_data")
-
-
-class _Output(NamedTuple):
-    """An output that is wanted: where its handle is among the four, its name, and its handle if it was made before."""
-
-    handle: int
-    name: int
-    precreated: int
 
 
 def create_set_regions(
@@ -99,18 +92,19 @@ def create_set_regions(
     if memory is None:
         return [], []
     names = shm_region_names or _DEFAULT_NAMES
+    sizes = [sum(map(_byte_size, arrays)) for arrays in (input0_list, input1_list)]
+    sizes += [output0_byte_size, output1_byte_size]
     handles: list[Any] = [None] * 4
-    with _undone_by(memory) as made:
-        for number, arrays in enumerate((input0_list, input1_list)):
-            handles[number] = made(names[number], sum(map(_byte_size, arrays)))
-        for output, byte_size in _wanted(outputs, output0_byte_size, output1_byte_size):
-            handles[output.handle] = (
-                made(names[output.name], byte_size)
-                if precreated_shm_regions is None
-                else precreated_shm_regions[output.precreated]
-            )
+    with contextlib.ExitStack() as undoing:
+        for number, place in _numbers_and_places(outputs):
+            if number < 2 or precreated_shm_regions is None:
+                handles[number] = memory.create(names[place], sizes[number])
+                undoing.callback(memory.destroy, handles[number])
+            else:
+                handles[number] = precreated_shm_regions[place - 2]
         memory.fill(handles[0], input0_list)
         memory.fill(handles[1], input1_list)
+        undoing.pop_all()
     return names, handles
 
 
@@ -132,12 +126,10 @@ def register_add_shm_regions(
     memory = _memory(use_system_shared_memory, use_cuda_shared_memory)
     if memory is None:
         return
-    registered = [(0, shm_region_names[0], input0_byte_size), (1, shm_region_names[1], input1_byte_size)]
-    if precreated_shm_regions is None:
-        for output, byte_size in _wanted(outputs, output0_byte_size, output1_byte_size):
-            registered.append((output.handle, shm_region_names[output.name], byte_size))
-    for number, name, byte_size in registered:
-        memory.register(triton_client, name, shm_handles[number], byte_size)
+    sizes = (input0_byte_size, input1_byte_size, output0_byte_size, output1_byte_size)
+    for number, place in _numbers_and_places(outputs if precreated_shm_regions is None else ()):
+        memory.unregister(triton_client, shm_region_names[place])
+        memory.register(triton_client, shm_region_names[place], shm_handles[number], sizes[number])
     inputs[0].set_shared_memory(f"{shm_region_names[0]}_data", input0_byte_size)
     inputs[1].set_shared_memory(f"{shm_region_names[1]}_data", input1_byte_size)
 
@@ -156,16 +148,13 @@ def unregister_cleanup_regions(
         return
     from tritonclient.http import InferenceServerClient  # noqa: PLC0415  # not everybody has it
 
-    used = [(0, shm_regions[0]), (1, shm_regions[1])]
-    if precreated_shm_regions is None:
-        used += [(output.handle, shm_regions[output.name]) for output, _ in _wanted(outputs, 0, 0)]
     address = os.environ.get(_ADDRESS_VARIABLE, "localhost")
     with contextlib.ExitStack() as stack:
         client = InferenceServerClient(address if ":" in address else f"{address}:{_HTTP_PORT}")
         stack.callback(client.close)
-        for number, name in used:
+        for number, place in _numbers_and_places(outputs if precreated_shm_regions is None else ()):
             stack.callback(memory.destroy, shm_handles[number])
-            stack.callback(unregister_when_free, functools.partial(memory.unregister, client, name))
+            stack.callback(unregister_when_free, functools.partial(memory.unregister, client, shm_regions[place]))
 
 
 def create_set_either_shm_region(
@@ -180,9 +169,13 @@ def create_set_either_shm_region(
     memory = _memory(use_system_shared_memory, use_cuda_shared_memory)
     if memory is None:
         return []
-    with _undone_by(memory) as made:
-        handles = [made(shm_region_names[0], input_byte_size), made(shm_region_names[1], output_byte_size)]
+    with contextlib.ExitStack() as undoing:
+        handles = []
+        for name, byte_size in zip(shm_region_names[:2], (input_byte_size, output_byte_size), strict=True):
+            handles.append(memory.create(name, byte_size))
+            undoing.callback(memory.destroy, handles[-1])
         memory.fill(handles[0], input_list)
+        undoing.pop_all()
     return handles
 
 
@@ -204,21 +197,17 @@ def register_add_either_shm_regions(
         return
     sizes, tensors = (input_byte_size, output_byte_size), (inputs, outputs)
     for prefix, handles, byte_size in zip(shm_region_prefix, shm_handles, sizes, strict=True):
+        memory.unregister(triton_client, f"{prefix}{io_num}")
         memory.register(triton_client, f"{prefix}{io_num}", handles[io_num], byte_size)
     for prefix, each, byte_size in zip(shm_region_prefix, tensors, sizes, strict=True):
         each[io_num].set_shared_memory(f"{prefix}{io_num}_data", byte_size)
 
 
 class ShmLeakDetector:
-    """Makes probes that fail if the pools of Python backends have grown, or this process has left memory behind.
+    """Makes probes that fail if this process has left memory behind, or a pool of Python backends has grown.
 
     The original looks into the pools, by a module that comes with Triton's tests alone; :class:`ShmLeakProbe` at their
     size, which grows with the first large request.
-
-    Parameters
-    ----------
-    prefix : str
-        How the names of the pools begin in ``/dev/shm``.
     """
 
     def __init__(self, prefix: str = "triton_python_backend_shm_region") -> None:
@@ -229,36 +218,19 @@ class ShmLeakDetector:
         return ShmLeakProbe(self._prefix)
 
 
-def _memory(use_system_shared_memory: bool, use_cuda_shared_memory: bool) -> _SystemMemory | _CudaMemory | None:
+def _memory(use_system_shared_memory: bool, use_cuda_shared_memory: bool) -> _SystemMemory | None:
     if use_system_shared_memory and use_cuda_shared_memory:
         raise ValueError("use_system_shared_memory and use_cuda_shared_memory are both set; expected one of them")
     if use_system_shared_memory:
-        return _SystemMemory(import_module("tritonclient.utils.shared_memory"))
-    if use_cuda_shared_memory:  # needs CUDA's library
-        return _CudaMemory(import_module("tritonclient.utils.cuda_shared_memory"))
-    return None
+        return _SystemMemory()
+    return _CudaMemory() if use_cuda_shared_memory else None
 
 
 def _byte_size(array: Any) -> int:
     return int(serialized_byte_size(array) if array.dtype == object else array.nbytes)
 
 
-def _wanted(outputs: Collection[str], *byte_sizes: int) -> Iterator[tuple[_Output, int]]:
-    """Yield the outputs that are wanted, with their sizes: names and handles made before follow one another."""
-    numbers = [number for number in (0, 1) if f"OUTPUT{number}" in outputs]
-    for place, number in enumerate(numbers):
-        yield _Output(2 + number, 2 + place, place), byte_sizes[number]
-
-
-@contextlib.contextmanager
-def _undone_by(memory: _SystemMemory | _CudaMemory) -> Iterator[Any]:
-    """Yield what makes regions, which are destroyed if the block raises."""
-    with contextlib.ExitStack() as undoing:
-
-        def made(name: str, byte_size: int) -> Any:
-            handle = memory.create(name, byte_size)
-            undoing.callback(memory.destroy, handle)
-            return handle
-
-        yield made
-        undoing.pop_all()
+def _numbers_and_places(outputs: Collection[str]) -> list[tuple[int, int]]:
+    """Return which of the four handles are needed, and the place of each one's name: names follow one another."""
+    wanted = [number for number in (2, 3) if f"OUTPUT{number - 2}" in outputs]
+    return [(0, 0), (1, 1), *zip(wanted, (2, 3), strict=False)]
