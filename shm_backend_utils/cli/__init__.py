@@ -1,7 +1,6 @@
-"""The command ``shm-backend-utils``: a module or a package of this folder for each of its commands.
+"""The command ``shm-backend-utils``, with a module or a package of this folder for each of its commands.
 
-A command's module is imported only when it is asked for, and has two functions: ``add_arguments(parser)``, and
-``run(arguments)``, which returns the exit status. So ``regions`` works beside Triton, where there is NumPy alone.
+A command's module is imported only when it is asked for: ``regions`` works beside Triton, where there is NumPy alone.
 """
 
 from __future__ import annotations
@@ -92,10 +91,7 @@ def _parsed(given: list[str]) -> argparse.Namespace:
 
 @contextlib.contextmanager
 def _interrupts_end_it() -> Iterator[None]:
-    """Have Ctrl-C end the process without a word, as it ends others: while modules are loaded nothing is left behind.
-
-    Packages that are interrupted as they are loaded tell of their own troubles in many lines.
-    """
+    """Have Ctrl-C end the process without a word: packages that are interrupted as they are loaded print many lines."""
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler:  # it may be ignored, or another handler's
         yield

@@ -17,12 +17,11 @@ from ..memory.shared_file import DEV_SHM
 from .shared_memory import (
     BackendPool,
     Processes,
-    SealedMemory,
     Search,
-    find_pool_files,
+    find_pools,
     look_into_processes,
-    pools_of,
     sealed_memory_of,
+    with_users,
 )
 from .terminal import OWNER, age, printable, size, user
 
@@ -59,17 +58,14 @@ def run(arguments: argparse.Namespace) -> int:
     found = reaper.reap() if arguments.reap else reaper.scan()
     # Of the rest nothing is removed. Sealed memory goes with the last process that has it; and a pool that nobody here
     # has mapped may be that of a server which is not seen from here.
-    pool_files = [] if arguments.reap else find_pool_files()
+    pools = [] if arguments.reap else find_pools()
     processes = Processes([], []) if arguments.reap else look_into_processes()
     sealed = sealed_memory_of(processes)
-    pools = pools_of(pool_files, processes)
+    pools = with_users(pools, processes)
     if arguments.json:
         _print_objects(found, names, sealed, pools)
         return 0
-    if found:
-        print(_COLUMNS.format("REGION", "SIZE", "USER", "OWNER", "AGE", "IN USE", "REGISTERED AS"))
-    for report in found:
-        print(_row(report, names.get(report.key, [])))
+    _print_regions(found, names)
     print(f"{len(found)} removed" if arguments.reap else _summary(found))
     if sealed.found:
         _print_sealed(sealed)
@@ -87,15 +83,33 @@ def _print_objects(
         holders = [holder._asdict() for holder in memory.holders]
         print(json.dumps({"kind": "sealed", **asdict(memory), "holders": holders}))
     for pool in pools:
-        print(json.dumps({"kind": "pool", **pool.facts()}))
+        facts = pool._asdict()
+        del facts["identity"]
+        print(json.dumps({"kind": "pool", **facts}))
+
+
+def _print_regions(found: list[RegionReport], names: dict[str, list[str]]) -> None:
+    if found:
+        print(_COLUMNS.format("REGION", "SIZE", "USER", "OWNER", "AGE", "IN USE", "REGISTERED AS"))
+    for report in found:
+        in_use, owner = f"{report.slots_in_use}/{report.slot_count}", OWNER[report.is_owner_alive]
+        known_as = printable(", ".join(names.get(report.key, []))) or "-"
+        words = size(report.byte_size), user(report.uid), owner, age(report.age_s), in_use, known_as
+        print(_COLUMNS.format(printable(report.key), *words))
 
 
 def _print_sealed(sealed: Search) -> None:
     print()
     print(_SEALED_COLUMNS.format("SEALED MEMORY", "SIZE", "USER", "OWNER", "IN USE", "HELD BY"))
     for memory in sealed.found:
-        print(_sealed_row(memory))
-    print(_sealed_summary(sealed))
+        in_use, owner = f"{memory.slots_in_use}/{memory.slot_count}", OWNER[memory.is_owner_alive]
+        holders = ", ".join(f"{holder.pid} {printable(holder.command)}" for holder in memory.holders)
+        words = size(memory.byte_size), "-" if memory.uid is None else user(memory.uid), owner, in_use, holders
+        print(_SEALED_COLUMNS.format(f"inode {memory.inode}", *words))
+    dead = sum(memory.is_owner_alive is False for memory in sealed.found)
+    advice = "; it goes with the processes that hold it" if dead else ""
+    rest = "" if sealed.is_complete else "; processes that this user may not look into may hold more"
+    print(f"{len(sealed.found)} sealed, {dead} with a dead owner{advice}{rest}")
 
 
 def _print_pools(pools: list[BackendPool]) -> None:
@@ -105,20 +119,11 @@ def _print_pools(pools: list[BackendPool]) -> None:
     if doubtful:
         print(_POOL_COLUMNS.format("POOL OF TRITON'S PYTHON BACKEND", "SIZE", "USER", "AGE", "MAPPED BY"))
     for pool in doubtful:
-        print(_pool_row(pool))
-    print(_pool_summary(pools))
-
-
-def _row(report: RegionReport, names: list[str]) -> str:
-    return _COLUMNS.format(
-        printable(report.key),
-        size(report.byte_size),
-        user(report.uid),
-        OWNER[report.is_owner_alive],
-        age(report.age_s),
-        f"{report.slots_in_use}/{report.slot_count}",
-        printable(", ".join(names)) or "-",
-    )
+        words = user(pool.uid), age(pool.age_s), "nobody" if pool.is_left_behind else "unknown"
+        print(_POOL_COLUMNS.format(printable(pool.key), size(pool.byte_size), *words))
+    left = sum(pool.is_left_behind is True for pool in pools)
+    advice = "; if no server of another container uses them, remove them from /dev/shm" if left else ""
+    print(f"{len(pools)} pools of Triton's Python backend, {left} that nobody here has mapped{advice}")
 
 
 def _summary(found: list[RegionReport]) -> str:
@@ -126,36 +131,6 @@ def _summary(found: list[RegionReport]) -> str:
     advice = "; `shm-backend-utils regions --reap` removes this user's" if dead else ""
     regions = "1 region" if len(found) == 1 else f"{len(found)} regions"
     return f"{regions} in /dev/shm, {dead} with a dead owner{advice}"
-
-
-def _sealed_row(memory: SealedMemory) -> str:
-    return _SEALED_COLUMNS.format(
-        f"inode {memory.inode}",
-        size(memory.byte_size),
-        "-" if memory.uid is None else user(memory.uid),
-        OWNER[memory.is_owner_alive],
-        f"{memory.slots_in_use}/{memory.slot_count}",
-        ", ".join(f"{holder.pid} {printable(holder.command)}" for holder in memory.holders),
-    )
-
-
-def _sealed_summary(search: Search) -> str:
-    dead = sum(memory.is_owner_alive is False for memory in search.found)
-    advice = "; it goes with the processes that hold it" if dead else ""
-    rest = "" if search.is_complete else "; processes that this user may not look into may hold more"
-    return f"{len(search.found)} sealed, {dead} with a dead owner{advice}{rest}"
-
-
-def _pool_row(pool: BackendPool) -> str:
-    file = pool.file
-    holders = "nobody" if pool.is_left_behind else "unknown"
-    return _POOL_COLUMNS.format(printable(file.key), size(file.byte_size), user(file.uid), age(file.age_s), holders)
-
-
-def _pool_summary(pools: list[BackendPool]) -> str:
-    left = [pool for pool in pools if pool.is_left_behind]
-    advice = "; if no server of another container uses them, remove them from /dev/shm" if left else ""
-    return f"{len(pools)} pools of Triton's Python backend, {len(left)} that nobody here has mapped{advice}"
 
 
 def _registered_names(url: str) -> dict[str, list[str]]:

@@ -26,10 +26,7 @@ _ASKED_FOR_GPUS: Final = {"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"}
 
 
 def _serve(model_repository: Path | None, ports: Ports, numpy: StubNumpy, version: str | None) -> int:
-    """Serve until the server exits by itself, which is a failure: return a status that says so.
-
-    Without a repository, the sample models are served.
-    """
+    """Serve until the server exits by itself, which is a failure; without a repository, the sample models."""
     with temporary_server(
         "serve",
         lambda folder: model_repository or copy_sample_models(folder),
@@ -48,10 +45,7 @@ def _serve(model_repository: Path | None, ports: Ports, numpy: StubNumpy, versio
 
 
 def _look_at(repository: Path) -> None:
-    """Raise MachineError where a folder is not there, or a model's own; say on standard error if it has no model.
-
-    A server says of a model's folder that one in it has a strange name, and nothing of an empty one.
-    """
+    """Raise MachineError where a folder is not there, or a model's own; say on standard error if it has no model."""
     if not repository.is_dir():
         raise MachineError(f"{repository} is no folder; expected one of models: {_MODELS}")
     if is_model_folder(repository):

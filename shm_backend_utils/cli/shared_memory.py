@@ -10,7 +10,7 @@ import stat
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -27,11 +27,10 @@ __all__ = [
     "Processes",
     "SealedMemory",
     "Search",
-    "find_pool_files",
-    "find_sealed_memory",
+    "find_pools",
     "look_into_processes",
-    "pools_of",
     "sealed_memory_of",
+    "with_users",
 ]
 
 _PROC: Final = Path("/proc")
@@ -41,13 +40,10 @@ _MAPPING: Final = re.compile(
     rf"(?:({re.escape(LINK)})$|{_DEV_SHM})"
 )
 
-Identity = tuple[int, int]
-"""A file's device and inode."""
-
+Identity = tuple[int, int]  # a file's device and inode
 _ANY_SIZE: Final = 2**63
-
+# The names of its programs begin so. A server that is part of another program has stubs of such a name, too.
 _TRITON: Final = "triton"
-"""What the names of its programs begin with; a server that is part of another program has stubs of such a name, too."""
 
 
 class Holder(NamedTuple):
@@ -80,12 +76,11 @@ class Processes(NamedTuple):
     hidden: list[Holder]
 
 
-def look_into_processes(pids: Iterable[int] | None = None) -> Processes:
-    """Look at the mappings of processes, all by default, as far as this user may. Changes nothing."""
+def look_into_processes() -> Processes:
+    """Look at the mappings of all processes, as far as this user may. Changes nothing."""
     found = []
     hidden = []
-    numbers = sorted(int(folder.name) for folder in _PROC.glob("[0-9]*")) if pids is None else pids
-    for folder in [_PROC / str(number) for number in numbers]:
+    for folder in sorted(_PROC.glob("[0-9]*"), key=lambda folder: int(folder.name)):
         with contextlib.suppress(OSError):  # it has ended meanwhile
             holder = Holder(int(folder.name), (folder / "comm").read_text(errors="replace").rstrip("\n"))
             try:
@@ -133,13 +128,8 @@ class Search(NamedTuple):
     is_complete: bool  # this user may look into every process
 
 
-def find_sealed_memory(pids: Iterable[int] | None = None) -> Search:
-    """Look for this package's sealed memory in processes, all by default, as far as this user may. Changes nothing."""
-    return sealed_memory_of(look_into_processes(pids))
-
-
 def sealed_memory_of(processes: Processes) -> Search:
-    """Look for it in processes that were looked into a moment ago."""
+    """Look for this package's sealed memory in processes that were looked into a moment ago. Changes nothing."""
     found: dict[Identity, SealedMemory] = {}
     is_complete = not processes.hidden
     for process in processes.found:
@@ -171,13 +161,10 @@ def _open(folder: Path) -> Iterator[tuple[Identity, SealedMemory]]:
 
 
 def _report(link: str) -> tuple[Identity, SealedMemory] | None:
-    """Look at the open file there; None if it is not ours.
-
-    Its number may stand for another file the next moment, and to open a device may have effects. So it is opened first
-    as a descriptor without access (``O_PATH``), and that is checked.
-    """
+    """Look at the open file there; None if it is not ours."""
     if os.readlink(link) != LINK:  # noqa: PTH115  # as above
         return None
+    # The number may stand for another file the next moment, and to open a device may have effects.
     with contextlib.closing(Descriptor(os.open, link, os.O_PATH | os.O_CLOEXEC)) as place:
         itself = f"/proc/self/fd/{place.fileno()}"
         if os.readlink(itself) != LINK:  # noqa: PTH115
@@ -201,67 +188,43 @@ def _report(link: str) -> tuple[Identity, SealedMemory] | None:
     return (status.st_dev, status.st_ino), memory
 
 
-@dataclass(frozen=True)
-class PoolFile:
-    """The file of one pool, whose name begins as the backend's do unless its operator says otherwise."""
+class BackendPool(NamedTuple):
+    """One pool of Triton's, whose name begins as the backend's do unless its operator says otherwise."""
 
+    identity: Identity
     key: str
     byte_size: int  # its share of /dev/shm: it is made with holes, and grows
     uid: int
     age_s: float  # since it was last written to by a system call, or grew
-    identity: Identity
-
-
-@dataclass(frozen=True)
-class BackendPool:
-    """One pool of Triton's, as found."""
-
-    file: PoolFile
     pids: list[int]  # who has it mapped, of those whom this user may look into
     # Whether nobody has it mapped; None where that cannot be told, as there is a process of Triton's that this user may
     # not look into. Processes of other PID namespaces are not seen at all.
     is_left_behind: bool | None
 
-    def facts(self) -> dict[str, object]:
-        """Return all of that for JSON."""
-        facts = asdict(self.file)
-        del facts["identity"]
-        return {**facts, "pids": self.pids, "is_left_behind": self.is_left_behind}
 
-
-def find_pool_files() -> list[PoolFile]:
-    """Return the pools in ``/dev/shm``, the largest first. To be called *before* processes are looked into.
-
-    A pool that is younger than the list of processes would have no users in it.
-    """
+def find_pools() -> list[BackendPool]:
+    """Return the pools in ``/dev/shm``, the largest first: before processes, which lack those that are younger."""
     found = []
     with contextlib.suppress(OSError):  # there is no /dev/shm
-        for path in sorted(DEV_SHM.glob(f"{USUAL_PREFIX}*")):
+        for path in DEV_SHM.glob(f"{USUAL_PREFIX}*"):
             with contextlib.suppress(OSError):  # it is gone meanwhile
                 status = path.lstat()
                 if stat.S_ISREG(status.st_mode):
-                    found.append(_file_of(path, status))
-    return sorted(found, key=lambda file: (-file.byte_size, file.key))
+                    identity, byte_size = (status.st_dev, status.st_ino), status.st_blocks * BLOCK_SIZE
+                    age_s = max(0.0, time.time() - status.st_ctime)
+                    found.append(BackendPool(identity, path.name, byte_size, status.st_uid, age_s, [], None))
+    return sorted(found, key=lambda pool: (-pool.byte_size, pool.key))
 
 
-def pools_of(files: Iterable[PoolFile], processes: Processes) -> list[BackendPool]:
+def with_users(pools: Iterable[BackendPool], processes: Processes) -> list[BackendPool]:
     """Return who has pools mapped, of processes that were looked into after the pools were found."""
     is_known = not any(holder.command.startswith(_TRITON) for holder in processes.hidden)
     pids: defaultdict[Identity, list[int]] = defaultdict(list)
     for process in processes.found:
         for each in process.mapped:
             pids[each.identity].append(process.holder.pid)
+    users = [pids[pool.identity] for pool in pools]
     return [
-        BackendPool(file, pids[file.identity], is_left_behind=False if pids[file.identity] else is_known or None)
-        for file in files
+        pool._replace(pids=its, is_left_behind=False if its else is_known or None)
+        for pool, its in zip(pools, users, strict=True)
     ]
-
-
-def _file_of(path: Path, status: os.stat_result) -> PoolFile:
-    return PoolFile(
-        key=path.name,
-        byte_size=status.st_blocks * BLOCK_SIZE,
-        uid=status.st_uid,
-        age_s=max(0.0, time.time() - status.st_ctime),
-        identity=(status.st_dev, status.st_ino),
-    )

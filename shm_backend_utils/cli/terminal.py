@@ -8,7 +8,7 @@ import pwd
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Final
 
@@ -18,7 +18,6 @@ __all__ = [
     "Interrupted",
     "age",
     "exit_status",
-    "first_of",
     "port",
     "positive",
     "positive_float",
@@ -31,8 +30,7 @@ __all__ = [
 
 ENDING: Final = (signal.SIGINT, signal.SIGTERM)
 
-OWNER: Final = {True: "alive", False: "dead", None: "unknown"}
-"""How it is with the owner of memory."""
+OWNER: Final = {True: "alive", False: "dead", None: "unknown"}  # of memory
 
 
 class Interrupted(BaseException):
@@ -56,10 +54,8 @@ def raise_on_signals() -> None:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Have those signals wait until the block is left, which cleans up: half of that would leave the rest behind.
-
-    Not by a mask, which is a thread's own: another thread would take the signal, and this one be told.
-    """
+    """Have those signals wait until the block is left, which cleans up: half of that would leave the rest behind."""
+    # A mask is a thread's own: another thread would take the signal, and this one be told.
     if threading.current_thread() is not threading.main_thread():  # which alone is told of signals
         yield
         return
@@ -99,10 +95,7 @@ def port(text: str) -> int:
 
 
 def exit_status(program: Callable[[], int], *errors: type[Exception]) -> int:
-    """Run a program that cleans up when a signal ends it, and return its exit status.
-
-    For these errors, and errors of the system, it prints only the message, which says all that a user needs.
-    """
+    """Run a program that cleans up when a signal ends it; print these errors, and the system's; return the status."""
     told: tuple[type[Exception], ...] = (*errors, OSError)
     try:
         raise_on_signals()
@@ -117,12 +110,6 @@ def exit_status(program: Callable[[], int], *errors: type[Exception]) -> int:
 def printable(text: str) -> str:
     """Return the name of a file, a program or a model, without characters that a terminal would obey."""
     return text if text.isprintable() else repr(text)[1:-1]
-
-
-def first_of(names: Sequence[object], most: int = 1) -> str:
-    """Return the first of some names, with commas, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join(map(str, names[:most]))}{more}"
 
 
 def user(uid: int) -> str:

@@ -17,14 +17,7 @@ import pytest
 
 from shm_backend_utils import cli
 from shm_backend_utils.cli import regions, shared_memory
-from shm_backend_utils.cli.shared_memory import (
-    Holder,
-    SealedMemory,
-    find_pool_files,
-    find_sealed_memory,
-    look_into_processes,
-    pools_of,
-)
+from shm_backend_utils.cli.shared_memory import Holder, SealedMemory, Search, find_pools, look_into_processes
 from shm_backend_utils.memory import locks
 from shm_backend_utils.memory.backend_pools import USUAL_PREFIX, is_pool, prefix_of_pools
 from shm_backend_utils.memory.managed import ManagedRegion, RegionKind
@@ -163,9 +156,9 @@ def test_a_file_whose_name_seems_to_be_a_line_of_its_own(odd: str, line: str, tm
     folder = tmp_path / f"a{odd}{line}" / "dev" / "shm"
     folder.mkdir(parents=True)
     (folder / "x").write_bytes(bytes(4096))
-    before = {each.identity for each in look_into_processes([os.getpid()]).found[0].mapped}
+    before = {each.identity for each in look_into_processes().found[0].mapped}
     with (folder / "x").open("rb") as file, mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ):
-        (found,) = look_into_processes([os.getpid()]).found
+        (found,) = look_into_processes().found
     assert {each.identity for each in found.mapped} == before
 
 
@@ -199,6 +192,10 @@ def holding(sealed: ManagedRegion, proc: Path) -> Iterator[int]:
         process.stdout.readline()
         show(proc, process.pid)
         yield process.pid
+
+
+def find_sealed_memory() -> Search:
+    return shared_memory.sealed_memory_of(look_into_processes())
 
 
 def inode(sealed: ManagedRegion) -> int:
@@ -372,9 +369,9 @@ def test_a_pool_is_a_file_and_as_large_as_its_memory(own_shm: Path, monkeypatch:
     (own_shm / f"{POOL}3").mkdir()
     (own_shm / f"{POOL}4").symlink_to("/dev/null")
     os.mkfifo(own_shm / f"{POOL}5")
-    assert find_pool_files() == []
+    assert find_pools() == []
     with (own_shm / POOL).open("wb") as file:
         file.truncate(2**30)
-    assert [found.byte_size for found in find_pool_files()] == [0]
+    assert [found.byte_size for found in find_pools()] == [0]
     monkeypatch.setattr(shared_memory, "DEV_SHM", own_shm / "nothing")
-    assert pools_of(find_pool_files(), look_into_processes()) == []
+    assert shared_memory.with_users(find_pools(), look_into_processes()) == []

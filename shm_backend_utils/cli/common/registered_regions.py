@@ -27,10 +27,7 @@ class RegisteredRegion(NamedTuple):
 
 
 def registered_region(stack: ExitStack | AsyncExitStack, plain: Any, name: str, byte_size: int) -> RegisteredRegion:
-    """Make a region, with memory for every byte, and register it by tritonclient's client, ``plain``, which blocks.
-
-    The stack unregisters and removes it when it ends. NoSharedMemoryError if ``/dev/shm`` has no room for it.
-    """
+    """Make a region with memory for every byte, and register it by tritonclient, until the stack ends."""
     handle = shared_memory.create_shared_memory_region(name, f"/{name}", byte_size, create_only=True)
     stack.callback(shared_memory.destroy_shared_memory_region, handle)
     _take_memory(name, byte_size)

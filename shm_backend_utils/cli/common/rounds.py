@@ -1,7 +1,4 @@
-"""How every tool measures: all cases once per round, each round in another order, and medians over the rounds.
-
-Whatever the machine does meanwhile hits all cases alike then. Standard library only, as the GPU check has little else.
-"""
+"""How every tool measures: all cases once per round, each round in another order, and medians over the rounds."""
 
 from __future__ import annotations
 
@@ -14,11 +11,7 @@ __all__ = ["Times", "shuffled"]
 
 
 def shuffled(names: Iterable[str], round_number: int) -> list[str]:
-    """Return the names in an order of the round's own, always the same one.
-
-    The first case finds the coldest caches, and each case the caches of the one before it. So every case comes first,
-    and after every other one, as often. An order that only rotates keeps its neighbours.
-    """
+    """Return the names in an order of the round's own, always the same: each case warms the caches of the next one."""
     order = list(names)
     random.Random(round_number).shuffle(order)
     return order

@@ -23,8 +23,7 @@ _CHECKOUT: Final = Path(__file__).resolve().parents[3] / "model_repository"
 _INSTALLED: Final = Path(__file__).resolve().parents[1] / "model_repository"  # where a wheel has it
 REPOSITORY: Final = _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT
 _PACKAGES: Final = {"image_resize_normalize": "cv2"}  # of models that need more than NumPy
-OTHER_FOLDER: Final = "make room there, or set TMPDIR to a folder that has some"
-"""What to do where a temporary folder is full."""
+_OTHER_FOLDER: Final = "make room there, or set TMPDIR to a folder that has some"
 _DEVICE_FILES: Final = ("/dev/nvidiactl", "/dev/dxg")  # of NVIDIA's kernel driver; of WSL2
 
 
@@ -34,15 +33,10 @@ def models_in(repository: Path) -> list[Path]:
 
 
 def sample_models() -> list[Path]:
-    """Return the folders of the sample models; those of KIND_GPU only where a GPU, cuda-bindings and CuPy are.
-
-    A server does not start with a model that refuses to load. One whose package is not installed is named on standard
-    error, and left out.
-    """
+    """Return the folders of the sample models that can load here: a server with one that refuses to does not start."""
     models = [model for model in models_in(REPOSITORY) if _has_package(model)]
-    if any(_needs_gpu(model) for model in models) and not _has_gpu():
-        models = [model for model in models if not _needs_gpu(model)]
-    return models
+    of_gpus = [model for model in models if "kind: KIND_GPU" in (model / CONFIG_FILE).read_text()]
+    return [model for model in models if model not in of_gpus] if of_gpus and not _has_gpu() else models
 
 
 def copy_models(models: Iterable[Path], folder: Path) -> Path:
@@ -52,7 +46,7 @@ def copy_models(models: Iterable[Path], folder: Path) -> Path:
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(model, folder / model.name, ignore=ignored, dirs_exist_ok=True)
     except OSError as error:
-        raise MachineError(f"models cannot be copied to {folder}: {_reason(error)}; {OTHER_FOLDER}") from None
+        raise MachineError(f"models cannot be copied to {folder}: {_reason(error)}; {_OTHER_FOLDER}") from None
     return folder
 
 
@@ -76,10 +70,6 @@ def _has_package(model: Path) -> bool:
     return is_there
 
 
-def _needs_gpu(model: Path) -> bool:
-    return "kind: KIND_GPU" in (model / CONFIG_FILE).read_text()
-
-
 def _has_gpu() -> bool:
     """Return whether a server would see a GPU: this process may have a driver that is none."""
     if importlib.util.find_spec("cupy") is None or not any(Path(file).exists() for file in _DEVICE_FILES):
@@ -99,10 +89,7 @@ def temporary_server(
     installation: Installation | None = None,
     numpy: StubNumpy = "server",
 ) -> Iterator[EmbeddedServer]:
-    """Start a server; the folder's name says which tool did, should it ever be left behind.
-
-    ``provide_models`` takes a path to put models at, and returns where they are.
-    """
+    """Start a server in a folder that is named after the tool, with models that are provided at its path."""
     with _temporary_folder(tool) as name:
         folder = Path(name)
         models = provide_models(folder / "models")
@@ -120,7 +107,7 @@ def _temporary_folder(tool: str) -> Iterator[str]:
     try:
         folder = tempfile.mkdtemp(prefix=f"shm-backend-utils-{tool}-")
     except OSError as error:
-        raise MachineError(f"no temporary folder can be made: {error.strerror or error}; {OTHER_FOLDER}") from None
+        raise MachineError(f"no temporary folder can be made: {error.strerror or error}; {_OTHER_FOLDER}") from None
     try:
         yield folder
     finally:

@@ -1,8 +1,4 @@
-"""The ways that a photograph can take to the model and back, all over gRPC and all in one shape, measured side by side.
-
-``place`` puts a photograph where its path wants it. It returns the request that is timed, which can be sent again and
-again. A relay between client and server counts the bytes of all inferences.
-"""
+"""The ways that a photograph can take to the model and back, all over gRPC, measured side by side."""
 
 from __future__ import annotations
 
@@ -12,7 +8,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -63,16 +58,14 @@ class RequestPath(NamedTuple):
 
     name: str
     copies: str  # of the tensors' data, between the client's memory and the model's
-    # Connects to a URL, and returns a function that puts a photograph in place. The stack removes all that it puts.
+    # Connects to a URL, and returns a function that puts a photograph in place, and returns a request that can be sent
+    # again and again. The stack removes all that it puts.
     connect: Callable[[str, contextlib.ExitStack], Callable[[Photograph], Request]]
 
 
 def load_photographs() -> dict[str, Photograph]:
-    """Return the photographs by name; FileNotFoundError if the package has none of them.
-
-    The files are read where the package has them: scikit-image's own functions would download those that a release
-    leaves out, and this is to work without a network.
-    """
+    """Return the photographs by name; FileNotFoundError if the package has none of them."""
+    # scikit-image's own functions would download those that a release leaves out.
     folder = Path(skimage.__file__).parent / "data"
     files = {name: folder / file for name, file in _FILES.items()}
     photographs = {name: _read(file) for name, file in files.items() if file.is_file()}
@@ -130,11 +123,7 @@ def _inline(url: str, stack: contextlib.ExitStack) -> Callable[[Photograph], Req
 
 
 def _empty(url: str, stack: contextlib.ExitStack) -> Callable[[Photograph], Request]:
-    """Send a tensor of no elements to the model that does nothing: any request costs that.
-
-    By plain tritonclient on purpose: with our client, the floor would rise with every microsecond that we waste, and
-    ``direct`` would look the better for it.
-    """
+    """Send a tensor of no elements to the model that does nothing by plain tritonclient: any request costs that."""
     client = stack.enter_context(grpcclient.InferenceServerClient(url))
     nothing = _tensor("INPUT0", np.empty(0, np.float32))
     return lambda _: lambda: _output(client, "identity", nothing, "OUTPUT0")
@@ -184,7 +173,7 @@ class Relay(grpc.GenericRpcHandler):  # type: ignore[misc]
         return grpc.unary_unary_rpc_method_handler(pass_on)
 
 
-@contextmanager
+@contextlib.contextmanager
 def relay_to(server_url: str) -> Iterator[Relay]:
     """Run a relay to a server on a free loopback port."""
     with grpc.insecure_channel(server_url, options=_UNLIMITED) as channel, ThreadPoolExecutor(2) as threads:
@@ -200,12 +189,11 @@ def relay_to(server_url: str) -> Iterator[Relay]:
 
 @dataclass
 class Measurement:
-    """The measurements of a path."""
+    """The measurements of all paths."""
 
     milliseconds: dict[str, list[float]]  # per path, one for each request
     outputs: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)  # the normalized photographs by name
-    # Photographs for which the paths gave different bytes in any round.
-    differing: set[str] = field(default_factory=set)
+    differing: set[str] = field(default_factory=set)  # photographs of which the paths gave different bytes
 
     def percentile(self, path: str, percent: float) -> float:
         """Return a path's percentile over all of its requests, in milliseconds."""
@@ -239,7 +227,9 @@ def _send(by_path: dict[str, Request], order: list[str]) -> tuple[dict[str, floa
     del results["empty"]
     are_identical = len({(result.dtype, result.shape, result.tobytes()) for result in results.values()}) == 1
     output = results["inline"].copy()
-    _wipe(results)
+    for result in results.values():
+        if result.flags.writeable:  # it lies in shared memory, where a request that writes nothing cannot seem right
+            result.fill(np.nan)
     return milliseconds, are_identical, output
 
 
@@ -263,10 +253,3 @@ def _placed(url: str, photographs: dict[str, Photograph]) -> Iterator[dict[str, 
             name: {path: place(photograph) for path, place in places.items()}
             for name, photograph in photographs.items()
         }
-
-
-def _wipe(results: dict[str, npt.NDArray[np.float32]]) -> None:
-    """Overwrite the results that lie in shared memory, so that a request that writes nothing cannot seem right."""
-    for result in results.values():
-        if result.flags.writeable:
-            result.fill(np.nan)

@@ -15,21 +15,19 @@ from ...client.transports.connect import Connectable, connect, is_this_machine
 from ...errors import CallerError
 from ...memory.machine import process_facts
 from ...model_spec import is_of_python_backend
-from ..terminal import first_of, printable
+from ..terminal import printable
 from .checkup import Checkup, Finding
 from .config_checks import all_are_optional, findings_in_config, mentions_shared_memory
 from .folder_checks import findings_in_folder
 from .model_checks import config_of, examine_model, find_client_gpus
 from .server_checks import examine_registering, examine_server, finding_of_host, findings_on_machine, models_of
-from .troubles import FolderTrouble, ModelTrouble, ServerTrouble
+from .troubles import Trouble
 
 __all__ = ["add_arguments", "as_json", "examine", "run"]
 
 _URL: Final = "localhost:8001"
 _USAGE: Final = 2
-
 _MOST_NAMED: Final = 20
-
 _LONGEST: Final = 1000
 _MARKS: Final = {True: "✗", False: "!"}
 
@@ -75,13 +73,13 @@ def examine(url: str | Connectable, model: str | None = None) -> Checkup:
     try:
         driver = BlockingDriver(connect(url, None))
     except CallerError as error:
-        checkup.add_findings(Finding(ServerTrouble.BAD_URL, str(error)))
+        checkup.add(Trouble.BAD_URL, str(error))
         return checkup
     checkup.start_time()
     try:
         unknown = finding_of_host(driver.transport.host)
         if unknown is not None:
-            checkup.add_findings(unknown)
+            checkup.findings.append(unknown)
         elif examine_server(driver, checkup):
             _examine_models(driver, checkup, model)
     finally:
@@ -98,33 +96,26 @@ def _examine_models(driver: BlockingDriver, checkup: Checkup, wanted: str | None
     shares = False
     for number, (model, versions) in enumerate(models.items()):
         if checkup.is_over:
-            checkup.add_findings(
-                Finding(ServerTrouble.OUT_OF_TIME, f"not examined: {first_of([*models][number:], _MOST_NAMED)}")
-            )
+            late = [*models][number:]
+            more = f" and {len(late) - _MOST_NAMED} more" if len(late) > _MOST_NAMED else ""
+            checkup.add(Trouble.OUT_OF_TIME, f"not examined: {', '.join(late[:_MOST_NAMED])}{more}")
             break
         config = config_of(driver, checkup, model)
-        if config is not None:
-            if not is_of_python_backend(config):
-                checkup.add_fine("it is no Python model: its tensors go through Triton", model)
-                continue
+        if config is not None and not is_of_python_backend(config):
+            checkup.add_fine("it is no Python model: its tensors go through Triton", model)
+        elif config is not None:
             findings = findings_in_config(config, model)
             if not mentions_shared_memory(config) and not (wanted and all_are_optional(config)):
-                findings = [
-                    Finding(FolderTrouble.ORDINARY_MODEL, "its configuration has nothing of this library's", model)
-                ]
+                findings = [Finding(Trouble.ORDINARY_MODEL, "its configuration has nothing of this library's", model)]
             checkup.conclude(findings, "its configuration has nothing against the direct path", model)
             shares |= examine_model(driver, checkup, config, versions, here, gpus, declares=not findings)
     if obstacle is None:
         return
     if shares:
         checkup.add_fine("the server has a /dev/shm of its own: the path triton-shm is closed, and the direct one open")
-    elif not any(
-        finding.trouble in (ServerTrouble.OTHER_MACHINE, ModelTrouble.OTHER_NAMESPACE) for finding in checkup.findings
-    ):
+    elif not any(finding.trouble in (Trouble.OTHER_MACHINE, Trouble.OTHER_NAMESPACE) for finding in checkup.findings):
         is_here = is_this_machine(driver.transport.host)
-        checkup.add_findings(
-            Finding(ModelTrouble.OTHER_NAMESPACE if is_here else ServerTrouble.OTHER_MACHINE, obstacle)
-        )
+        checkup.add(Trouble.OTHER_NAMESPACE if is_here else Trouble.OTHER_MACHINE, obstacle)
 
 
 def as_json(checkup: Checkup, subject: str) -> str:

@@ -12,8 +12,7 @@ from .troubles import Trouble
 
 __all__ = ["Checkup", "Finding"]
 
-TIME_S: Final = 3.5
-"""Seconds for all that is asked of the server: the command ends within five."""
+TIME_S: Final = 3.5  # for all that is asked of the server: the command ends within five
 
 
 @dataclass(frozen=True)
@@ -42,9 +41,9 @@ class Checkup:
         """Take note of something that is as it should be."""
         self.fine.append((model, line))
 
-    def add_findings(self, *findings: Finding) -> None:
-        """Take note of findings."""
-        self.findings += findings
+    def add(self, trouble: Trouble, found: str, model: str = "") -> None:
+        """Take note of a finding."""
+        self.findings.append(Finding(trouble, found, model))
 
     def conclude(self, findings: Iterable[Finding], otherwise: str, model: str = "") -> None:
         """Note the findings, or without any, that this part is fine."""

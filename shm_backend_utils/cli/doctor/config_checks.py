@@ -10,7 +10,7 @@ from ...errors import ModelError
 from ...model.config import PARAMETERS, PREFIX, Config, refused_lines
 from ...model_spec import BATCH_CARRIER, PATHS, PATHS_PARAMETER, ModelSpec, is_of_python_backend
 from .checkup import Finding
-from .troubles import ConfigTrouble
+from .troubles import Trouble
 
 __all__ = ["all_are_optional", "findings_in_config", "mentions_shared_memory"]
 
@@ -18,20 +18,14 @@ _DIRECT: Final = "direct"
 
 
 def findings_in_config(config: Mapping[str, Any], model: str) -> list[Finding]:
-    """Return the obstacles to the direct path in a model's configuration, in the server's JSON form.
-
-    Ensembles and models of other backends cannot have that path, and get no findings.
-    """
+    """Return the obstacles to the direct path in a Python model's configuration, in the server's JSON form."""
     if not is_of_python_backend(config):
         return []
     return [*_lines(config, model), *_parameters(config, model), *_declaration(config, model)]
 
 
 def mentions_shared_memory(config: Mapping[str, Any]) -> bool:
-    """Return whether a configuration has anything that is written for this library: a parameter, or the input SHM.
-
-    A model without either may be meant for Triton's own paths.
-    """
+    """Return whether a configuration has anything that is written for this library: a parameter, or the input SHM."""
     return (
         any(name.upper().startswith(PREFIX) for name in config.get("parameters", {}))
         or any(tensor.get("name") == BATCH_CARRIER for tensor in config.get("input", ()))
@@ -47,7 +41,7 @@ def all_are_optional(config: Mapping[str, Any]) -> bool:
 
 def _lines(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
     for line, why in refused_lines(config):
-        trouble = ConfigTrouble.RESPONSE_CACHE if line.startswith("response_cache") else ConfigTrouble.REFUSED_LINE
+        trouble = Trouble.RESPONSE_CACHE if line.startswith("response_cache") else Trouble.REFUSED_LINE
         yield Finding(trouble, f"found {line}; {why}", model)
 
 
@@ -57,7 +51,7 @@ def _parameters(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
         try:
             Config.from_config({"name": model, "parameters": {name: value}})
         except ModelError as error:
-            trouble = ConfigTrouble.BAD_PARAMETER if name in PARAMETERS else ConfigTrouble.UNKNOWN_PARAMETER
+            trouble = Trouble.BAD_PARAMETER if name in PARAMETERS else Trouble.UNKNOWN_PARAMETER
             yield Finding(trouble, str(error), model)
 
 
@@ -65,7 +59,7 @@ def _declaration(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
     declared = _declared(config)
     wrong = sorted(declared - PATHS) if declared is not None else []
     if declared is not None and (wrong or not declared):
-        yield Finding(ConfigTrouble.UNKNOWN_PATH, _words_found(wrong), model)
+        yield Finding(Trouble.UNKNOWN_PATH, _words_found(wrong), model)
         config = {**config, "parameters": {PATHS_PARAMETER: {"string_value": _DIRECT}}}  # it was meant to have paths
     named = [tensor for tensor in config.get("input", ()) if tensor.get("name")]
     spec = ModelSpec.from_config({**config, "name": model, "input": named, "output": []})
@@ -73,18 +67,18 @@ def _declaration(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
         misspelt = _misspelt_declaration(config)
         if not misspelt.startswith(PREFIX):  # else the name is the fault, and it is reported
             said = f", but {misspelt}, which may be meant to be it" if misspelt else ""
-            yield Finding(ConfigTrouble.NO_SHM_PATHS, f"found no parameter {PATHS_PARAMETER}{said}", model)
+            yield Finding(Trouble.NO_SHM_PATHS, f"found no parameter {PATHS_PARAMETER}{said}", model)
     elif _DIRECT not in spec.paths:
         found = f"found {PATHS_PARAMETER} {','.join(sorted(spec.paths))!r}; expected {_DIRECT} among its words"
-        yield Finding(ConfigTrouble.DIRECT_NOT_DECLARED, found, model)
+        yield Finding(Trouble.DIRECT_NOT_DECLARED, found, model)
         return
     required = [name for name, tensor in spec.inputs.items() if not tensor.optional]
     if required:
         verb = "is" if len(required) == 1 else "are"
-        yield Finding(ConfigTrouble.INPUTS_NOT_OPTIONAL, f"{', '.join(required)} {verb} not optional", model)
+        yield Finding(Trouble.INPUTS_NOT_OPTIONAL, f"{', '.join(required)} {verb} not optional", model)
     if spec.max_batch_size > 0 and not spec.has_batch_carrier:
         yield Finding(
-            ConfigTrouble.NO_SHM_INPUT, f"max_batch_size is {spec.max_batch_size}, and {_carrier_found(config)}", model
+            Trouble.NO_SHM_INPUT, f"max_batch_size is {spec.max_batch_size}, and {_carrier_found(config)}", model
         )
 
 

@@ -1,7 +1,4 @@
-"""Faults in a model's folder, found without a server: in its configuration, its code, and copies of this library.
-
-The code is looked at without running it.
-"""
+"""Faults in a model's configuration, code and copies of this library, found without a server and without running it."""
 
 from __future__ import annotations
 
@@ -24,20 +21,14 @@ from ...repository.config import check_tensors, read_config
 from ...repository.files import CODE_FILE, CONFIG_FILE, NoSourceError, read_source, version_folders
 from .checkup import Finding
 from .config_checks import findings_in_config, mentions_shared_memory
-from .troubles import ConfigTrouble, FolderTrouble, ModelTrouble
+from .troubles import Trouble
 
 __all__ = ["STREAMING", "ModelCode", "findings_in_folder"]
 
 MODEL_CLASS: Final = "TritonPythonModel"
-
-PACKAGE: Final = __name__.partition(".")[0]
-"""The name of this library's folder, wherever it is copied."""
-
-ANSWERING: Final = ("serve", "serve_async", "serve_batch")
-"""Those of a session's calls whose result ``execute`` is to return."""
-
-STREAMING: Final = "serve_streams"
-"""That of decoupled models, whose ``execute`` returns nothing."""
+PACKAGE: Final = __name__.partition(".")[0]  # the name of this library's folder, wherever it is copied
+ANSWERING: Final = ("serve", "serve_async", "serve_batch")  # a session's calls whose result ``execute`` is to return
+STREAMING: Final = "serve_streams"  # that of decoupled models, whose ``execute`` returns nothing
 _MOST_NAMES: Final = 5
 _NAMING: Final = {
     **{"input": (1, "input"), "find_input": (1, "input"), "put": (2, "output")},
@@ -151,8 +142,8 @@ def _named_in(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
 
 def _dotted(called: ast.Attribute) -> str:
     """Return the last names of a called attribute: Python's own printer fails on very long chains."""
-    names = [called.attr]
-    node = called.value
+    names: list[str] = []
+    node: ast.expr = called
     while isinstance(node, ast.Attribute) and len(names) < _MOST_NAMES:
         names.append(node.attr)
         node = node.value
@@ -166,17 +157,13 @@ def _bound_by(node: ast.stmt) -> list[str]:
         return [node.name]
     if isinstance(node, ast.Import | ast.ImportFrom):
         return [alias.asname or alias.name for alias in node.names]
-    return [
-        name
-        for each in ast.walk(node)
-        for name in (
-            [each.id]
-            if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
-            else _bound_by(each)
-            if isinstance(each, ast.ClassDef | ast.Import | ast.ImportFrom)
-            else []
-        )
-    ]
+    names = []
+    for each in ast.walk(node):
+        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
+            names.append(each.id)
+        elif isinstance(each, ast.ClassDef | ast.Import | ast.ImportFrom):
+            names += _bound_by(each)
+    return names
 
 
 def findings_in_folder(folder: Path) -> list[Finding]:
@@ -185,14 +172,14 @@ def findings_in_folder(folder: Path) -> list[Finding]:
         folder = folder.absolute()
         if not folder.is_dir():
             found = "is no folder" if folder.exists() else "is not there"
-            return [Finding(FolderTrouble.NOT_A_MODEL, f"{folder} {found}")]
+            return [Finding(Trouble.NOT_A_MODEL, f"{folder} {found}")]
         if _is_model(folder):
             return _findings_in_model(folder)
         models = [each for each in sorted(folder.iterdir()) if each.is_dir() and _is_model(each)]
     except OSError as error:
         return [_unreadable(error, folder)]
     if not models:
-        return [Finding(FolderTrouble.NOT_A_MODEL, f"{folder} has no {CONFIG_FILE}, no version and no such folders")]
+        return [Finding(Trouble.NOT_A_MODEL, f"{folder} has no {CONFIG_FILE}, no version and no such folders")]
     names = [model.name for model in models]
     return [finding for model in models for finding in _findings_in_model(model, names)]
 
@@ -210,18 +197,19 @@ def _findings_in_model(folder: Path, models: Collection[str] = ()) -> list[Findi
     try:
         message = read_config(folder)
     except ModelError as error:
-        return [Finding(FolderTrouble.CONFIG_NOT_READ, " ".join(str(error).split()), name), *_of_copies(folder)]
+        return [Finding(Trouble.CONFIG_NOT_READ, " ".join(str(error).split()), name), *_of_copies(folder)]
     except OSError as error:
         return [_unreadable(error, folder)]
     config: dict[str, Any] = json_format.MessageToDict(message, preserving_proto_field_name=True)
     if not is_of_python_backend(config):
         return []
     try:
-        codes = _codes(folder, config.get("default_model_filename") or CODE_FILE)
+        files = [version / (config.get("default_model_filename") or CODE_FILE) for version in version_folders(folder)]
+        codes = [ModelCode.read(file) for file in files if file.is_file()]
         if not (config.get("backend") or codes) and _has_other_code(folder):
             return []
         return [
-            *_of_folder(folder, config, codes),
+            *_of_folder(folder, config, codes, files),
             *(finding for code in codes for finding in _of_code(code, name)),
             *(_of_tensors(message, name) if not _completes(codes) else []),
             *(_of_declaration(config, codes, name) if _has_config(folder, codes) else []),
@@ -240,48 +228,40 @@ def _has_config(folder: Path, codes: list[ModelCode]) -> bool:
     return (folder / CONFIG_FILE).exists() or _completes(codes)
 
 
-def _codes(folder: Path, file: str) -> list[ModelCode]:
-    return [ModelCode.read(version / file) for version in version_folders(folder) if (version / file).is_file()]
-
-
 def _has_other_code(folder: Path) -> bool:
     """Return whether a version has a file by which Triton recognises another backend, as ``model.onnx``."""
     return any(each.suffix != ".py" for version in version_folders(folder) for each in version.glob("model.*"))
 
 
-def _of_folder(folder: Path, config: dict[str, Any], codes: list[ModelCode]) -> Iterator[Finding]:
+def _of_folder(folder: Path, config: dict[str, Any], codes: list[ModelCode], files: list[Path]) -> Iterator[Finding]:
     name = folder.name
     if config.get("name", name) != name:
         yield Finding(
-            FolderTrouble.OTHER_NAME, f"{folder / CONFIG_FILE} has name {config['name']!r}; expected {name!r}", name
+            Trouble.OTHER_NAME, f"{folder / CONFIG_FILE} has name {config['name']!r}; expected {name!r}", name
         )
-    versions = version_folders(folder)
-    if not versions:
-        yield Finding(FolderTrouble.NO_VERSION_FOLDER, f"{folder} has no folder whose name is a number", name)
-    file = config.get("default_model_filename") or CODE_FILE
-    for version in versions:
-        if all(code.file.parent != version for code in codes):
-            yield Finding(FolderTrouble.NO_MODEL_CODE, f"there is no {version / file}", name)
+    if not files:
+        yield Finding(Trouble.NO_VERSION_FOLDER, f"{folder} has no folder whose name is a number", name)
+    for file in files:
+        if all(code.file != file for code in codes):
+            yield Finding(Trouble.NO_MODEL_CODE, f"there is no {file}", name)
     if not _has_config(folder, codes):
-        yield Finding(FolderTrouble.NO_CONFIG, f"there is no {folder / CONFIG_FILE}, and no auto_complete_config", name)
+        yield Finding(Trouble.NO_CONFIG, f"there is no {folder / CONFIG_FILE}, and no auto_complete_config", name)
 
 
 def _of_code(code: ModelCode, model: str) -> Iterator[Finding]:
     if code.error:
-        yield Finding(FolderTrouble.CODE_DOES_NOT_PARSE, code.error, model)
+        yield Finding(Trouble.CODE_DOES_NOT_PARSE, code.error, model)
     elif not code.defines(MODEL_CLASS):
-        yield Finding(FolderTrouble.NO_MODEL_CLASS, f"{code.file} has no class {MODEL_CLASS}", model)
+        yield Finding(Trouble.NO_MODEL_CLASS, f"{code.file} has no class {MODEL_CLASS}", model)
     for line, name in code.dropped:
-        yield Finding(
-            FolderTrouble.NOT_RETURNED, f"{code.file}:{line}: nothing is done with what {name} returns", model
-        )
+        yield Finding(Trouble.NOT_RETURNED, f"{code.file}:{line}: nothing is done with what {name} returns", model)
 
 
 def _of_tensors(message: Any, model: str) -> Iterator[Finding]:
     try:
         check_tensors(message)
     except ModelError as error:
-        yield Finding(FolderTrouble.BAD_TENSOR, str(error), model)
+        yield Finding(Trouble.BAD_TENSOR, str(error), model)
 
 
 def _of_declaration(config: dict[str, Any], codes: list[ModelCode], model: str) -> Iterator[Finding]:
@@ -289,16 +269,15 @@ def _of_declaration(config: dict[str, Any], codes: list[ModelCode], model: str) 
     if not any(code.mentions("ShmSession") for code in codes):
         found = f"{', '.join(str(code.file) for code in codes)}: no ShmSession"
         if not mentions_shared_memory(config):
-            yield Finding(FolderTrouble.ORDINARY_MODEL, found, model)
+            yield Finding(Trouble.ORDINARY_MODEL, found, model)
             return
         if codes and not any(code.error or code.inherits for code in codes):  # which may hide one
-            yield Finding(ModelTrouble.NO_SESSION, found, model)
+            yield Finding(Trouble.NO_SESSION, found, model)
     if not _completes(codes):
         yield from _of_modes(config, codes, model)
     for finding in findings_in_config(config, model):
-        if not (
-            _completes(codes) and finding.trouble in (ConfigTrouble.NO_SHM_INPUT, ConfigTrouble.NO_SHM_PATHS)
-        ):  # which it may add at load
+        may_be_added = finding.trouble in (Trouble.NO_SHM_INPUT, Trouble.NO_SHM_PATHS)  # when it is loaded
+        if not (_completes(codes) and may_be_added):
             yield finding
 
 
@@ -309,10 +288,10 @@ def _of_modes(config: dict[str, Any], codes: list[ModelCode], model: str) -> Ite
         answering = [name for name in ANSWERING if code.mentions(name)]
         if code.mentions(STREAMING) and not answering and not is_decoupled:
             said = f"is for decoupled models, and {CONFIG_FILE} does not call the model one"
-            yield Finding(FolderTrouble.OTHER_MODE, f"{code.file}: {STREAMING} {said}", model)
+            yield Finding(Trouble.OTHER_MODE, f"{code.file}: {STREAMING} {said}", model)
         elif answering and is_decoupled and not (code.mentions(STREAMING) or code.mentions("stream")):
             said = f"is for models that are not decoupled, and {CONFIG_FILE} calls the model decoupled"
-            yield Finding(FolderTrouble.OTHER_MODE, f"{code.file}: {answering[0]} {said}", model)
+            yield Finding(Trouble.OTHER_MODE, f"{code.file}: {answering[0]} {said}", model)
 
 
 def _of_names(config: dict[str, Any], codes: list[ModelCode], model: str, models: Collection[str]) -> Iterator[Finding]:
@@ -323,26 +302,20 @@ def _of_names(config: dict[str, Any], codes: list[ModelCode], model: str, models
         for line, kind, name in code.named if code.mentions("ShmSession") else ():
             if there[kind] and name not in there[kind]:
                 found = f"{code.file}:{line}: there is no {kind} {name!r}; there are: {name_list(name, there[kind])}"
-                yield Finding(FolderTrouble.UNKNOWN_NAME, found, model)
-
-
-def _copies(folder: Path) -> list[Path]:
-    """Return the copies that model.py may import: its version's folder is looked into first, then the model's."""
-    return [place / PACKAGE for place in (*version_folders(folder), folder) if os.path.lexists(place / PACKAGE)]
+                yield Finding(Trouble.UNKNOWN_NAME, found, model)
 
 
 def _of_copies(folder: Path) -> Iterator[Finding]:
+    """Yield the copies of another release that model.py may import, from its version's folder or the model's."""
     try:
-        found = [
-            (copy, _said_in(copy, *_LIBRARY_VERSION), _said_in(copy, *_PROTOCOL_VERSION)) for copy in _copies(folder)
-        ]
+        for copy in [place / PACKAGE for place in (*version_folders(folder), folder)]:
+            if os.path.lexists(copy):
+                version, protocol = _said_in(copy, *_LIBRARY_VERSION), _said_in(copy, *_PROTOCOL_VERSION)
+                if (version, protocol) != (__version__, str(VERSION)):
+                    said = f"is of version {version} and protocol {protocol}, and this is {__version__} and {VERSION}"
+                    yield Finding(Trouble.OTHER_COPY, f"{copy} {said}", folder.name)
     except OSError as error:
         yield _unreadable(error, folder)
-        return
-    for copy, version, protocol in found:
-        if (version, protocol) != (__version__, str(VERSION)):
-            said = f"is of version {version} and protocol {protocol}, and this is {__version__} and {VERSION}"
-            yield Finding(FolderTrouble.OTHER_COPY, f"{copy} {said}", folder.name)
 
 
 def _said_in(copy: Path, file: str, pattern: re.Pattern[bytes]) -> str:
@@ -356,4 +329,4 @@ def _said_in(copy: Path, file: str, pattern: re.Pattern[bytes]) -> str:
 
 def _unreadable(error: OSError, folder: Path) -> Finding:
     place = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(folder)
-    return Finding(FolderTrouble.UNREADABLE, f"{place}: {error.strerror or error}", folder.name)
+    return Finding(Trouble.UNREADABLE, f"{place}: {error.strerror or error}", folder.name)

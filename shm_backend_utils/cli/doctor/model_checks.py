@@ -27,23 +27,22 @@ from ...model_spec import ModelSpec
 from ...protocol.refusals import NOT_OPENED
 from .checkup import Checkup, Finding
 from .server_checks import finding_of_error
-from .troubles import ModelTrouble, ServerTrouble, Trouble
+from .troubles import Trouble
 
 __all__ = ["config_of", "examine_model", "find_client_gpus"]
 
 _ANSWER_S: Final = 1.5
 _FAILURES: Final = (
-    (DeadlineExceededError, ModelTrouble.MODEL_BUSY),
-    (PeerError, ModelTrouble.WRONG_REPORT),
-    (CallerError, ModelTrouble.NEEDS_GRPC),
+    (DeadlineExceededError, Trouble.MODEL_BUSY),
+    (PeerError, Trouble.WRONG_REPORT),
+    (CallerError, Trouble.NEEDS_GRPC),
 )
 _MOST_ASKED: Final = 32
 _LONGEST: Final = 300
 _OF_SCHEDULER: Final = re.compile(r"^(\[.*?\] )?(Exceeds maximum queue size|Request timeout expired)")
 _OF_ANOTHER_USER: Final = re.compile(r"(?i)belongs to user|permission denied|SHM_ALLOWED_UIDS|its mode")
 _CODEC: Final = GrpcCodec()
-_FLAGS: Final = ("stub_reads_numpy", "knows_server")
-_TEXTS: Final = ("version", "numpy")
+_TYPES: Final = {"stub_reads_numpy": bool, "knows_server": bool, "version": str, "numpy": str}
 _DEVICE: Final = Path("/dev/nvidiactl")
 _INSTANCE: Final = "MIG-"
 
@@ -79,33 +78,27 @@ def examine_model(
     *,
     declares: bool,
 ) -> bool:
-    """Look whether a model lives, and probe it; return whether it shares memory.
-
-    Of the versions that are ready, the one that requests get that name none is probed. Only a model that ``declares``
-    the direct path, and whose configuration has nothing against that, is. ``here`` has the :func:`.process_facts` of
-    this process.
-    """
+    """Look whether a model lives, and probe it if it ``declares`` the direct path; return whether it shares memory."""
     name = str(config.get("name"))
     try:
         spec = ModelSpec.from_config(config)
         tries = examine_processes(driver, checkup, config, versions)
         if not tries or not declares or spec.obstacle_to_direct() is not None:
             return False  # which are findings already
-        looks_for_gpus = has_gpus(config) or bool(gpus.uuids)
+        kinds = [group.get("kind") for group in config.get("instance_group", ())]
+        looks_for_gpus = "KIND_GPU" in kinds or bool(gpus.uuids)
         probes = _probe_the_living(driver, checkup, spec, tries, with_gpus=looks_for_gpus)
     except ShmError as error:
         trouble = next((trouble for kind, trouble in _FAILURES if isinstance(error, kind)), None)
-        checkup.add_findings(finding_of_error(error) if trouble is None else Finding(trouble, str(error), name))
+        checkup.findings.append(finding_of_error(error) if trouble is None else Finding(trouble, str(error), name))
         return False
     report = probes.report
     if report is None:
-        checkup.add_findings(finding_of_refusal(probes.sealed, probes.system, driver.transport.host, spec.name))
+        checkup.findings.append(finding_of_refusal(probes.sealed, probes.system, driver.transport.host, spec.name))
         return False
     checkup.add_fine(f"it has read a nonce in {probes.kind.value} memory of this process, and written back", name)
     if probes.kind is RegionKind.SYSTEM and not isinstance(probes.sealed, MachineError):
-        checkup.add_findings(
-            Finding(ModelTrouble.NO_SEALED_MEMORY, f"{_apart(report, here)}: {probes.sealed.refusal}", name)
-        )
+        checkup.add(Trouble.NO_SEALED_MEMORY, f"{_apart(report, here)}: {probes.sealed.refusal}", name)
     same = f"library {report.get('version')}, as here; NumPy {report.get('numpy')}"
     checkup.conclude(findings_in_report(spec, report), same, name)
     if looks_for_gpus:
@@ -157,14 +150,12 @@ def config_of(driver: BlockingDriver, checkup: Checkup, model: str) -> dict[str,
         told = driver.run(server_calls.ask(codec, checkup.until(_ANSWER_S), "model config", model))
         return {**checked_config(told), "name": model}
     except ValueError as error:
-        checkup.add_findings(
-            Finding(ModelTrouble.REFUSED, f"what the server tells is no configuration: {error}", model)
-        )
+        checkup.add(Trouble.REFUSED, f"what the server tells is no configuration: {error}", model)
     except InferenceError as error:
-        trouble = ModelTrouble.MODEL_BUSY if isinstance(error, DeadlineExceededError) else ModelTrouble.REFUSED
-        checkup.add_findings(Finding(trouble, f"the server does not tell its configuration: {error.message()}", model))
+        trouble = Trouble.MODEL_BUSY if isinstance(error, DeadlineExceededError) else Trouble.REFUSED
+        checkup.add(trouble, f"the server does not tell its configuration: {error.message()}", model)
     except ShmError as error:
-        checkup.add_findings(finding_of_error(error))
+        checkup.findings.append(finding_of_error(error))
     return None
 
 
@@ -173,9 +164,7 @@ def examine_processes(
 ) -> int:
     """Look at the processes of each version of a Python model; where none is seen, ask its session for signs of life.
 
-    Return how often the model is to be probed until a living process gets the probe, 0 where none lives: the server
-    gives requests that come one by one to each process in turn. An empty version is the server's default. Raises as
-    ``server_calls.sign_of_life``.
+    Return how many probes reach a living process, 0 where none lives: the server takes the processes in turn.
     """
     codec, name, tries = driver.transport.codec, str(config["name"]), 0
     for version in versions:
@@ -188,19 +177,17 @@ def examine_processes(
         ]
         lacking = [sign for sign in signs if sign and not server_calls.is_of_dead_process(sign)]
         if lacking:
-            checkup.add_findings(Finding(ModelTrouble.FORWARD_FAILS, lacking[0], name))
+            checkup.add(Trouble.FORWARD_FAILS, lacking[0], name)
         state = "processes are dead"
         if living is None:
             state = "requests, one after another, met a dead process"
             count, living = asked, asked - sum(map(server_calls.is_of_dead_process, filter(None, signs)))
             if None in signs and not driver.run(server_calls.notices_dead_models(codec, checkup.until(_ANSWER_S))):
-                checkup.add_findings(
-                    Finding(ModelTrouble.LIFE_UNKNOWN, "no session answers, and no process is seen", name)
-                )
+                checkup.add(Trouble.LIFE_UNKNOWN, "no session answers, and no process is seen", name)
         if living < count:
             of_version = f"of version {version}: " if len(versions) > 1 else ""
-            trouble = ModelTrouble.DEAD_INSTANCE if living or len(versions) > 1 else ModelTrouble.DEAD_STUB
-            checkup.add_findings(Finding(trouble, f"{of_version}{count - living} of {count} {state}", name))
+            trouble = Trouble.DEAD_INSTANCE if living or len(versions) > 1 else Trouble.DEAD_STUB
+            checkup.add(trouble, f"{of_version}{count - living} of {count} {state}", name)
         tries = max(tries, count if 0 < living < count else min(living, 1))
     return tries
 
@@ -208,59 +195,52 @@ def examine_processes(
 def finding_of_refusal(
     sealed: ProbeAnswer | MachineError, system: ProbeAnswer | MachineError | None, host: str, model: str
 ) -> Finding:
-    """Return the finding for a model that has written no report with either kind of memory.
-
-    A kind's report is None, or this process has no such memory; ``system`` is None if it was not tried. The host is the
-    server's, as in the URL.
-    """
+    """Return the finding for a model that has written no report with either kind of memory; None was not tried."""
     answers = [each for each in (sealed, system) if isinstance(each, ProbeAnswer)]
     if not answers:
-        return Finding(ModelTrouble.REFUSED, f"this process has no memory to share: {system or sealed}", model)
+        return Finding(Trouble.REFUSED, f"this process has no memory to share: {system or sealed}", model)
     last = answers[-1]
     found = " ".join(last.refusal.split())[:_LONGEST]
-    if server_calls.is_of_dead_process(last.refusal) or _OF_SCHEDULER.search(last.refusal):
-        return Finding(
-            ModelTrouble.DEAD_STUB if server_calls.is_of_dead_process(last.refusal) else ModelTrouble.MODEL_BUSY,
-            found,
-            model,
-        )
-    if last.code == VersionError.code:
-        return Finding(ModelTrouble.OTHER_PROTOCOL, found, model)
-    if last.code in NOT_OPENED:
-        said = [each.refusal for each in answers]
-        return Finding(_trouble_of_memory(last.code, said, host), found, model)
-    if last.code:
-        return Finding(ModelTrouble.REFUSED, found, model)
-    return Finding(
-        ModelTrouble.NO_SESSION, f"it has taken the probe for a request: {found or 'and answered it'}", model
-    )
+    if server_calls.is_of_dead_process(last.refusal):
+        trouble = Trouble.DEAD_STUB
+    elif _OF_SCHEDULER.search(last.refusal):
+        trouble = Trouble.MODEL_BUSY
+    elif last.code == VersionError.code:
+        trouble = Trouble.OTHER_PROTOCOL
+    elif last.code in NOT_OPENED:
+        trouble = _trouble_of_memory(last.code, [each.refusal for each in answers], host)
+    elif last.code:
+        trouble = Trouble.REFUSED
+    else:
+        trouble, found = Trouble.NO_SESSION, f"it has taken the probe for a request: {found or 'and answered it'}"
+    return Finding(trouble, found, model)
 
 
 def _trouble_of_memory(code: str, said: list[str], host: str) -> Trouble:
     """Return why a model opens no memory of this process, by its answer for each kind."""
     if any(map(_OF_ANOTHER_USER.search, said)):
-        return ModelTrouble.OTHER_USER
+        return Trouble.OTHER_USER
     if not is_this_machine(host):
-        return ServerTrouble.OTHER_MACHINE
-    return ModelTrouble.OTHER_NAMESPACE if code == RegionGoneError.code else ModelTrouble.REFUSED
+        return Trouble.OTHER_MACHINE
+    return Trouble.OTHER_NAMESPACE if code == RegionGoneError.code else Trouble.REFUSED
 
 
 def findings_in_report(spec: ModelSpec, report: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield the faults that the report of a model's session shows. Missing members are no faults."""
     version = report.get("version")
     if version != __version__:
-        yield Finding(ModelTrouble.OTHER_VERSION, f"the model has {version}, and this is {__version__}", spec.name)
+        yield Finding(Trouble.OTHER_VERSION, f"the model has {version}, and this is {__version__}", spec.name)
     if report.get("stub_reads_numpy") is False:
         strings = [
             name for each in (spec.inputs, spec.outputs) for name, tensor in each.items() if tensor.dtype is BYTES
         ]
         found = f"NumPy {report.get('numpy')}"
         if strings:
-            yield Finding(ModelTrouble.NUMPY_2_STRINGS, f"{found}, and strings: {', '.join(strings)}", spec.name)
+            yield Finding(Trouble.NUMPY_2_STRINGS, f"{found}, and strings: {', '.join(strings)}", spec.name)
         else:
-            yield Finding(ModelTrouble.NUMPY_2_OLD_STUB, found, spec.name)
+            yield Finding(Trouble.NUMPY_2_OLD_STUB, found, spec.name)
     if report.get("knows_server") is False:
-        yield Finding(ModelTrouble.NAMES_UNUSABLE, "found no address of the server in its command line", spec.name)
+        yield Finding(Trouble.NAMES_UNUSABLE, "found no address of the server in its command line", spec.name)
 
 
 def checked_config(told: Mapping[str, Any]) -> dict[str, Any]:
@@ -277,8 +257,7 @@ def checked_config(told: Mapping[str, Any]) -> dict[str, Any]:
 def checked_report(told: Mapping[str, Any]) -> dict[str, Any]:
     """Return a model's report without the members whose type is not the protocol's."""
     gpus = told.get("gpus")
-    report: dict[str, Any] = {name: told[name] for name in _FLAGS if isinstance(told.get(name), bool)}
-    report |= {name: told[name] for name in _TEXTS if isinstance(told.get(name), str)}
+    report: dict[str, Any] = {name: told[name] for name, kind in _TYPES.items() if isinstance(told.get(name), kind)}
     report["namespaces"] = _of_type(told.get("namespaces"), int)
     report["visible_devices"] = _of_type(told.get("visible_devices"), str)
     if isinstance(gpus, Mapping):
@@ -297,7 +276,7 @@ def _of_type(told: Any, kind: type) -> dict[str, Any]:
 class ClientGpus(NamedTuple):
     """The GPUs that this process sees."""
 
-    uuids: tuple[str, ...] = ()  # 32 hexadecimal digits each; with ModelTrouble.MIG they are the instances'
+    uuids: tuple[str, ...] = ()  # 32 hexadecimal digits each; with Trouble.MIG they are the instances'
     obstacle: str = ""  # why it sees none; empty if there is no sign of any
     visible: Mapping[str, str] = {}  # what the environment says of them
 
@@ -315,34 +294,26 @@ def find_client_gpus(cuda: CudaAccess | None = None) -> ClientGpus:
     return ClientGpus(uuids, "", visible)
 
 
-def has_gpus(config: Mapping[str, Any]) -> bool:
-    """Return whether a model's configuration has instances on GPUs."""
-    return any(group.get("kind") == "KIND_GPU" for group in config.get("instance_group", ()))
-
-
 def findings_on_gpus(
     config: Mapping[str, Any], client: ClientGpus, report: Mapping[str, Any], here: Mapping[str, Any]
 ) -> Iterator[Finding]:
-    """Yield the reasons why client and model cannot share memory of GPUs.
-
-    The report is the model's, with ``gpus``; ``here`` has the :func:`.process_facts` of this process.
-    """
+    """Yield the reasons why client and model, by its report, cannot share memory of GPUs."""
     model = str(config.get("name"))
     told = report.get("gpus") or {}
     uuids, obstacle = tuple(told.get("uuids") or ()), str(told.get("obstacle") or "")
     if not uuids:
-        yield Finding(ModelTrouble.DRIVER_NOT_SEEN, f"the model sees no GPU: {obstacle or 'it has none'}", model)
+        yield Finding(Trouble.DRIVER_NOT_SEEN, f"the model sees no GPU: {obstacle or 'it has none'}", model)
         return
     if not client.uuids:
         if client.obstacle:
-            yield Finding(ModelTrouble.DRIVER_NOT_SEEN, f"this process sees no GPU: {client.obstacle}", model)
+            yield Finding(Trouble.DRIVER_NOT_SEEN, f"this process sees no GPU: {client.obstacle}", model)
         return
     alien = [uuid for uuid in client.uuids if uuid not in uuids]
     if alien:
         visible = [*client.visible.values(), *(report.get("visible_devices") or {}).values()]
-        trouble = ModelTrouble.MIG if any(_INSTANCE in str(each) for each in visible) else ModelTrouble.GPU_NOT_SEEN
+        trouble = Trouble.MIG if any(_INSTANCE in str(each) for each in visible) else Trouble.GPU_NOT_SEEN
         seen = ", ".join(uuids)
         yield Finding(trouble, f"this process sees {', '.join(alien)}, the model {seen}", model)
     mine, other = here["namespaces"].get("pid"), (report.get("namespaces") or {}).get("pid")
     if mine is not None and other is not None and mine != other:
-        yield Finding(ModelTrouble.PID_NAMESPACE, f"PID namespace {mine} here, {other} there", model)
+        yield Finding(Trouble.PID_NAMESPACE, f"PID namespace {mine} here, {other} there", model)

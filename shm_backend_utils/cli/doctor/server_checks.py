@@ -1,8 +1,4 @@
-"""Does this machine have shared memory? Is there a server, is it Triton, is it ready, and does it register regions?
-
-Of machines it is the client's that is looked at: a server in another container has a ``/dev/shm`` and a limit of its
-own, unless both share them.
-"""
+"""Does this machine have shared memory? Is there a server, is it Triton, is it ready, and does it register regions?"""
 
 from __future__ import annotations
 
@@ -32,10 +28,10 @@ from ...memory.machine import available_bytes, memory_bytes
 from ...memory.pool.slot import SlotRegion
 from ...memory.shared_file import DEV_SHM, free_bytes, total_bytes
 from ...protocol.layout import PAGE_SIZE
-from ..shared_memory import find_pool_files, look_into_processes, pools_of
+from ..shared_memory import find_pools, look_into_processes, with_users
 from ..terminal import age, size
 from .checkup import Checkup, Finding
-from .troubles import MachineTrouble, ServerTrouble
+from .troubles import Trouble
 
 __all__ = [
     "examine_registering",
@@ -55,6 +51,12 @@ _LITTLE_BYTES: Final = 128 * _MIB
 _FIRST_S: Final = 2.0
 _QUESTION_S: Final = 1.5
 _LOOK_UP_S: Final = 2.0
+_BY_ERROR: Final = (
+    (UnknownHostError, Trouble.UNKNOWN_HOST),
+    (TlsError, Trouble.TLS),
+    (DeadlineExceededError, Trouble.NO_ANSWER),
+    (InferenceError, Trouble.NOT_TRITON),
+)
 _OTHER_PROTOCOL: Final = ("speaks HTTP, and not gRPC", "does not speak HTTP", "as it should")
 _READY: Final = "READY"
 _UNLOADED: Final = "unloaded"
@@ -69,37 +71,33 @@ def findings_on_machine() -> list[Finding]:
 
 def _dev_shm() -> Iterator[Finding]:
     if not DEV_SHM.is_dir():
-        yield Finding(MachineTrouble.NO_DEV_SHM, f"{DEV_SHM} is not there, or no folder")
+        yield Finding(Trouble.NO_DEV_SHM, f"{DEV_SHM} is not there, or no folder")
         return
     if not os.access(DEV_SHM, os.W_OK | os.X_OK):
-        yield Finding(MachineTrouble.DEV_SHM_NOT_WRITABLE, f"user {os.geteuid()} may not write to {DEV_SHM}")
+        yield Finding(Trouble.DEV_SHM_NOT_WRITABLE, f"user {os.geteuid()} may not write to {DEV_SHM}")
     total, free = total_bytes(), free_bytes()
     if total < _SMALL_BYTES:
-        yield Finding(
-            MachineTrouble.DEV_SHM_SMALL, f"{DEV_SHM} has {size(total)}; expected {size(_SMALL_BYTES)} or more"
-        )
+        yield Finding(Trouble.DEV_SHM_SMALL, f"{DEV_SHM} has {size(total)}; expected {size(_SMALL_BYTES)} or more")
     if free < min(total * (1 - _FULL_SHARE), _ENOUGH_BYTES):
-        yield Finding(MachineTrouble.DEV_SHM_FULL, f"{DEV_SHM} has {size(free)} left of {size(total)}")
+        yield Finding(Trouble.DEV_SHM_FULL, f"{DEV_SHM} has {size(free)} left of {size(total)}")
 
 
 def _left_behind() -> Iterator[Finding]:
     stale = [region for region in reaper.scan() if not region.is_owner_alive]
     if stale:
         total, oldest = sum(region.byte_size for region in stale), max(region.age_s for region in stale)
-        yield Finding(
-            MachineTrouble.STALE_REGIONS, f"{len(stale)} with {size(total)}, the oldest of them {age(oldest)} old"
-        )
-    files = find_pool_files()
-    pools = [pool for pool in pools_of(files, look_into_processes()) if pool.is_left_behind] if files else []
-    if pools:
-        total = sum(pool.file.byte_size for pool in pools)
-        yield Finding(MachineTrouble.LEFTOVER_POOLS, f"{len(pools)} of {len(files)}, with {size(total)}")
+        yield Finding(Trouble.STALE_REGIONS, f"{len(stale)} with {size(total)}, the oldest of them {age(oldest)} old")
+    pools = find_pools()
+    left = [pool for pool in with_users(pools, look_into_processes()) if pool.is_left_behind] if pools else []
+    if left:
+        total = sum(pool.byte_size for pool in left)
+        yield Finding(Trouble.LEFTOVER_POOLS, f"{len(left)} of {len(pools)}, with {size(total)}")
 
 
 def _memory() -> Iterator[Finding]:
     left = available_bytes()
     if left < _LITTLE_BYTES:
-        yield Finding(MachineTrouble.LITTLE_MEMORY, f"{size(max(left, 0))} of {size(memory_bytes())} can still be had")
+        yield Finding(Trouble.LITTLE_MEMORY, f"{size(max(left, 0))} of {size(memory_bytes())} can still be had")
 
 
 def finding_of_host(host: str) -> Finding | None:
@@ -109,33 +107,24 @@ def finding_of_host(host: str) -> Finding | None:
     def look_up() -> None:
         try:
             socket.getaddrinfo(host, None)
+            found.append(None)
         except (OSError, UnicodeError) as error:
             found.append(error)
-        else:
-            found.append(None)
 
     thread = threading.Thread(target=look_up, name="doctor look-up", daemon=True)
     thread.start()
     thread.join(_LOOK_UP_S)
     if not found:
-        return Finding(ServerTrouble.UNKNOWN_HOST, f"{host} was not resolved within {_LOOK_UP_S:.0f} s")
-    return None if found[0] is None else Finding(ServerTrouble.UNKNOWN_HOST, f"{host}: {found[0]}")
+        return Finding(Trouble.UNKNOWN_HOST, f"{host} was not resolved within {_LOOK_UP_S:.0f} s")
+    return None if found[0] is None else Finding(Trouble.UNKNOWN_HOST, f"{host}: {found[0]}")
 
 
 def finding_of_error(error: ShmError) -> Finding:
     """Return the finding for a server that does not answer, or not as Triton does."""
     text = str(error.message()) if isinstance(error, InferenceError | ServerUnavailableError) else str(error)
-    if isinstance(error, UnknownHostError):
-        return Finding(ServerTrouble.UNKNOWN_HOST, text)
-    if isinstance(error, TlsError):
-        return Finding(ServerTrouble.TLS, text)
-    if isinstance(error, DeadlineExceededError):
-        return Finding(ServerTrouble.NO_ANSWER, text)
-    if isinstance(error, InferenceError):
-        return Finding(ServerTrouble.NOT_TRITON, text)
-    if any(sign in text for sign in _OTHER_PROTOCOL):
-        return Finding(ServerTrouble.WRONG_PORT, text)
-    return Finding(ServerTrouble.SERVER_NOT_REACHABLE, text)
+    speaks_another = any(sign in text for sign in _OTHER_PROTOCOL)
+    otherwise = Trouble.WRONG_PORT if speaks_another else Trouble.SERVER_NOT_REACHABLE
+    return Finding(next((trouble for kind, trouble in _BY_ERROR if isinstance(error, kind)), otherwise), text)
 
 
 def examine_server(driver: BlockingDriver, checkup: Checkup) -> bool:
@@ -145,54 +134,47 @@ def examine_server(driver: BlockingDriver, checkup: Checkup) -> bool:
         told = driver.run(server_calls.ask(codec, checkup.until(_FIRST_S), "server metadata"))
         is_ready = driver.run(server_calls.is_so(codec, checkup.until(_QUESTION_S), "server ready"))
     except ShmError as error:
-        checkup.add_findings(finding_of_error(error))
+        checkup.findings.append(finding_of_error(error))
         return False
-    name, version, extensions = (told.get(key) for key in ("name", "version", "extensions"))
-    if not isinstance(name, str) or not isinstance(version, str) or not isinstance(extensions, list):
-        checkup.add_findings(
-            Finding(ServerTrouble.NOT_TRITON, f"{address} answers, and names no server, version and extensions")
-        )
+    name, version = told.get("name"), told.get("version")
+    if not (isinstance(name, str) and isinstance(version, str) and isinstance(told.get("extensions"), list)):
+        checkup.add(Trouble.NOT_TRITON, f"{address} answers, and names no server, version and extensions")
         return False
     checkup.add_fine(f"{name} {version} answers at {address}")
     if is_ready:
         checkup.add_fine("it is ready")
     else:
-        checkup.add_findings(Finding(ServerTrouble.SERVER_NOT_READY, "the server says that it is not ready"))
+        checkup.add(Trouble.SERVER_NOT_READY, "the server says that it is not ready")
     return True
 
 
 def models_of(driver: BlockingDriver, checkup: Checkup, wanted: str | None) -> dict[str, list[str]] | None:
-    """Return the models that are to be examined, each with its ready versions; None if the server answers no more.
-
-    Models that are not loaded, and a server without models, are findings.
-    """
+    """Return the models that are to be examined, each with its ready versions; None if the server answers no more."""
     codec = driver.transport.codec
     try:
         told = driver.run(server_calls.ask(codec, checkup.until(_QUESTION_S), "repository index"))
     except (DeadlineExceededError, ServerUnavailableError) as error:
-        checkup.add_findings(finding_of_error(error))
+        checkup.findings.append(finding_of_error(error))
         return None
     except ShmError as error:  # a proxy that forbids the question, or an old server
         if wanted is None:
             found = str(error.message() if isinstance(error, InferenceError) else error)
-            checkup.add_findings(Finding(ServerTrouble.NO_INDEX, found))
+            checkup.add(Trouble.NO_INDEX, found)
         return {} if wanted is None else {wanted: [""]}
     models = told.get("models")
     index = [each for each in models if _is_of_model(each)] if isinstance(models, list) else []
     named = [each for each in index if wanted is None or each["name"] == wanted]
     if wanted is not None and not named:
         there = ", ".join(sorted({each["name"] for each in index})[:8]) or "none"
-        checkup.add_findings(
-            Finding(ServerTrouble.NO_SUCH_MODEL, f"there is no model {wanted!r}; there are: {there}", wanted)
-        )
+        checkup.add(Trouble.NO_SUCH_MODEL, f"there is no model {wanted!r}; there are: {there}", wanted)
     ready: dict[str, list[str]] = {}
     for each in sorted(named, key=lambda each: str(each["name"])):
         if each.get("state") == _READY:
             ready.setdefault(each["name"], []).append(_version_of(each))
     findings = _not_loaded(named, ready, wanted)
-    checkup.add_findings(*findings)
+    checkup.findings += findings
     if wanted is None and not ready and not findings:
-        checkup.add_findings(Finding(ServerTrouble.NO_MODELS, f"{len(index)} in its repository, none of them loaded"))
+        checkup.add(Trouble.NO_MODELS, f"{len(index)} in its repository, none of them loaded")
     return ready
 
 
@@ -201,7 +183,7 @@ def examine_registering(driver: BlockingDriver, checkup: Checkup) -> str | None:
     try:
         page = SlotRegion(PAGE_SIZE, 1, PAGE_SIZE, PRIVATE)
     except (MachineError, OSError) as error:
-        checkup.add_findings(Finding(ServerTrouble.NO_OWN_REGION, str(error)))
+        checkup.add(Trouble.NO_OWN_REGION, str(error))
         return None
     registrations = Registrations(driver.transport.codec)
 
@@ -217,10 +199,10 @@ def examine_registering(driver: BlockingDriver, checkup: Checkup) -> str | None:
         text = str(error.message())
         if "Unable to open" in text or not is_this_machine(driver.transport.host):
             return text
-        checkup.add_findings(Finding(ServerTrouble.CLIENT_SHM_DISABLED, text))
+        checkup.add(Trouble.CLIENT_SHM_DISABLED, text)
         return None
     except ShmError as error:  # which tells nothing of where the server is
-        checkup.add_findings(finding_of_error(error))
+        checkup.findings.append(finding_of_error(error))
         return None
     finally:
         page.destroy()
@@ -231,13 +213,10 @@ def examine_registering(driver: BlockingDriver, checkup: Checkup) -> str | None:
 def _is_of_model(entry: Any) -> bool:
     """Return whether an entry of the index has a name that can be asked for."""
     name = entry.get("name") if isinstance(entry, Mapping) else None
-    if not isinstance(name, str) or not name:
-        return False
     try:
-        name.encode()
+        return isinstance(name, str) and name.encode() != b""
     except UnicodeEncodeError:  # JSON may have half of a surrogate pair
         return False
-    return True
 
 
 def _version_of(entry: Mapping[str, Any]) -> str:
@@ -254,11 +233,11 @@ def _not_loaded(index: Iterable[Mapping[str, Any]], ready: Collection[str], want
         if each.get("state") == _READY or not (is_told or (wanted is not None and name not in ready)):
             continue
         line = " ".join(reason.split())
-        trouble = ServerTrouble.MODEL_NOT_LOADED
+        trouble = Trouble.MODEL_NOT_LOADED
         if _LIBRARY_MISSING.search(line):
-            trouble = ServerTrouble.LIBRARY_MISSING
+            trouble = Trouble.LIBRARY_MISSING
         elif ("is not optional" in line and _LIBRARY in line) or "optional: true" in line:
-            trouble = ServerTrouble.REQUIRED_INPUTS
+            trouble = Trouble.REQUIRED_INPUTS
         version, state = _version_of(each), str(each.get("state") or "not loaded")
         which = f"version {version} is " if version else ""
         findings.append(Finding(trouble, f"{which}{state}: {line or 'the server gives no reason'}", name))

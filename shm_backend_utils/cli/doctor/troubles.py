@@ -13,7 +13,7 @@ from ...model.config import PREFIX
 from ...model_spec import BATCH_CARRIER, PATHS, PATHS_LINE, PATHS_PARAMETER
 from ...repository.files import CONFIG_FILE
 
-__all__ = ["ConfigTrouble", "FolderTrouble", "MachineTrouble", "ModelTrouble", "ServerTrouble", "Trouble"]
+__all__ = ["Trouble"]
 
 _ADVICE: Final = False  # the exit status stays 0
 _CARRIER: Final = f'{{ name: "{BATCH_CARRIER}" data_type: TYPE_UINT8 dims: [ -1 ] optional: true }}'
@@ -29,19 +29,7 @@ class Trouble(Enum):
     If it is fatal, requests fail, or are slower than they need be; else it is a piece of advice.
     """
 
-    def __init__(self, what: str, remedy: str, is_fatal: bool = True) -> None:
-        self.what = what
-        self.remedy = remedy
-        self.is_fatal = is_fatal
-
-    @property
-    def code(self) -> str:
-        """Its name in lower case with hyphens, as no-shm-input; the same from version to version."""
-        return self.name.lower().replace("_", "-")
-
-
-class ServerTrouble(Trouble):
-    """Faults of a server, of the way to it, and of the state of its models."""
+    # The server, the way to it, and the state of its models
 
     BAD_URL = (
         "The URL does not name a server.",
@@ -125,9 +113,7 @@ class ServerTrouble(Trouble):
         "Examine one model with --model; see whether the server is busy.",
     )
 
-
-class ConfigTrouble(Trouble):
-    """Faults in a model's configuration."""
+    # A model's configuration
 
     INPUTS_NOT_OPTIONAL = (
         "Triton refuses a request of the direct path, which carries no bytes for the model's inputs.",
@@ -170,9 +156,7 @@ class ConfigTrouble(Trouble):
         "Remove `response_cache` from config.pbtxt, and load the model again.",
     )
 
-
-class FolderTrouble(Trouble):
-    """Faults in a model's folder."""
+    # A model's folder
 
     NOT_A_MODEL = (
         "The folder is neither a model's nor a repository of models, so the doctor cannot examine it.",
@@ -238,9 +222,7 @@ class FolderTrouble(Trouble):
         "model again.",
     )
 
-
-class ModelTrouble(Trouble):
-    """Faults between this process and a loaded model, as a probe shows them."""
+    # Between this process and a loaded model, as a probe shows it
 
     FORWARD_FAILS = (
         "The model's calls of other models (call.forward) keep failing, because they get no shared memory.",
@@ -342,9 +324,7 @@ class ModelTrouble(Trouble):
         _ADVICE,
     )
 
-
-class MachineTrouble(Trouble):
-    """Faults of this machine, or container."""
+    # This machine, or container
 
     NO_DEV_SHM = (
         "The folder /dev/shm is missing. Triton's Python backend has its pools there, and clients their system "
@@ -384,12 +364,12 @@ class MachineTrouble(Trouble):
         f"End programs that use much, or {MORE_MEMORY}.",
     )
 
+    def __init__(self, what: str, remedy: str, is_fatal: bool = True) -> None:
+        self.what = what
+        self.remedy = remedy
+        self.is_fatal = is_fatal
 
-TROUBLES: Final[dict[str, type[Trouble]]] = {
-    "The way to the server": ServerTrouble,
-    "A model's configuration": ConfigTrouble,
-    "A model's folder": FolderTrouble,
-    "Between this process and a model": ModelTrouble,
-    "This machine": MachineTrouble,
-}
-"""By the headings of the page."""
+    @property
+    def code(self) -> str:
+        """Its name in lower case with hyphens, as no-shm-input; the same from version to version."""
+        return self.name.lower().replace("_", "-")

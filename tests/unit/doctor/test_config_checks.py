@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shm_backend_utils.cli.doctor.config_checks import findings_in_config, mentions_shared_memory
-from shm_backend_utils.cli.doctor.troubles import ConfigTrouble, Trouble
+from shm_backend_utils.cli.doctor.troubles import Trouble
 from shm_backend_utils.model.config import PARAMETERS
 
 X, W, SHM = (
@@ -61,13 +61,13 @@ def test_nothing_is_wrong_or_it_cannot_have_that_path(config: dict[str, Any]) ->
 
 SHM_IS = "max_batch_size is 8, and the input SHM is"
 WRONG: list[tuple[dict[str, Any], Trouble, str]] = [
-    ({**FINE, "input": [required(X), required(W), SHM]}, ConfigTrouble.INPUTS_NOT_OPTIONAL, "X, W are not optional"),
-    ({**FINE, "input": [X, required(W), SHM]}, ConfigTrouble.INPUTS_NOT_OPTIONAL, "W is not optional"),
-    ({**FINE, "input": [X]}, ConfigTrouble.NO_SHM_INPUT, "max_batch_size is 8, and there is no input SHM"),
+    ({**FINE, "input": [required(X), required(W), SHM]}, Trouble.INPUTS_NOT_OPTIONAL, "X, W are not optional"),
+    ({**FINE, "input": [X, required(W), SHM]}, Trouble.INPUTS_NOT_OPTIONAL, "W is not optional"),
+    ({**FINE, "input": [X]}, Trouble.NO_SHM_INPUT, "max_batch_size is 8, and there is no input SHM"),
     *(
         (
             {**FINE, "input": [X, {**SHM, **change}]},
-            ConfigTrouble.NO_SHM_INPUT,
+            Trouble.NO_SHM_INPUT,
             f"{SHM_IS} {found}; expected TYPE_UINT8",
         )
         for change, found in (
@@ -75,14 +75,14 @@ WRONG: list[tuple[dict[str, Any], Trouble, str]] = [
             ({"optional": False}, "TYPE_UINT8, not optional"),
         )
     ),
-    ({**WITHOUT_BATCHES, "parameters": {}}, ConfigTrouble.NO_SHM_PATHS, "found no parameter SHM_PATHS"),
+    ({**WITHOUT_BATCHES, "parameters": {}}, Trouble.NO_SHM_PATHS, "found no parameter SHM_PATHS"),
     (
         {**WITHOUT_BATCHES, "parameters": {"SMH_PATHS": {"string_value": "direct"}}},
-        ConfigTrouble.NO_SHM_PATHS,
+        Trouble.NO_SHM_PATHS,
         "found no parameter SHM_PATHS, but SMH_PATHS, which may be meant to be it",
     ),
     *(
-        (with_parameters(SHM_PATHS=value), ConfigTrouble.UNKNOWN_PATH, said)
+        (with_parameters(SHM_PATHS=value), Trouble.UNKNOWN_PATH, said)
         for value, said in (
             ("driect,inline", "SHM_PATHS has 'driect' (did you mean 'direct'?); expected some of direct, inline, tri"),
             ("zzz , 12345", "SHM_PATHS has '12345', 'zzz'; expected "),
@@ -91,34 +91,34 @@ WRONG: list[tuple[dict[str, Any], Trouble, str]] = [
     ),
     (
         {**with_parameters(SHM_PATHS="triton-shm,inline"), "input": [required(X), W, SHM]},
-        ConfigTrouble.DIRECT_NOT_DECLARED,
+        Trouble.DIRECT_NOT_DECLARED,
         "found SHM_PATHS 'inline,triton-shm'; expected direct among its words",
     ),
     *(
-        (with_parameters(**{name: "true"}), ConfigTrouble.UNKNOWN_PARAMETER, f"did you mean {meant}?")
+        (with_parameters(**{name: "true"}), Trouble.UNKNOWN_PARAMETER, f"did you mean {meant}?")
         for name, meant in (("SHM_DEBG", "SHM_DEBUG"), ("shm_metrics", "SHM_METRICS"))
     ),
     (
         {**WITHOUT_BATCHES, "parameters": {"SHM_PATH": {"string_value": "direct"}}},
-        ConfigTrouble.UNKNOWN_PARAMETER,
+        Trouble.UNKNOWN_PARAMETER,
         "did you mean SHM_PATHS?",
     ),
     *(
         (
             with_parameters(**{name: "nonsense"}),
-            ConfigTrouble.BAD_PARAMETER,
+            Trouble.BAD_PARAMETER,
             f"parameter {name} is 'nonsense'; expected",
         )
         for name in sorted(PARAMETERS - {"SHM_PATHS"})
     ),
     (
         {**FINE, "response_cache": {"enable": True}},
-        ConfigTrouble.RESPONSE_CACHE,
+        Trouble.RESPONSE_CACHE,
         "found response_cache { enable: true }; it looks at input tensors only",
     ),
     (
         {**FINE, "sequence_batching": {"iterative_sequence": True}},
-        ConfigTrouble.REFUSED_LINE,
+        Trouble.REFUSED_LINE,
         "found iterative_sequence: true; the server executes a request again",
     ),
 ]
@@ -133,7 +133,7 @@ def test_one_thing_that_is_wrong(config: dict[str, Any], trouble: Trouble, said:
 
 def test_every_unknown_parameter_is_told() -> None:
     found = found_in(with_parameters(SHM_DEBG="true", shm_metrics="true", OTHER="x"))
-    assert [trouble for trouble, _ in found] == [ConfigTrouble.UNKNOWN_PARAMETER] * 2
+    assert [trouble for trouble, _ in found] == [Trouble.UNKNOWN_PARAMETER] * 2
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from shm_backend_utils import __version__
 from shm_backend_utils.cli.doctor import as_text
 from shm_backend_utils.cli.doctor.checkup import Checkup, Finding
 from shm_backend_utils.cli.doctor.folder_checks import findings_in_folder
-from shm_backend_utils.cli.doctor.troubles import ConfigTrouble, FolderTrouble, ModelTrouble, Trouble
+from shm_backend_utils.cli.doctor.troubles import Trouble
 from shm_backend_utils.protocol.layout import VERSION
 from tests.unit.test_source_files import device, huge, pipe
 
@@ -96,7 +96,7 @@ def test_what_is_no_model_and_no_repository(model: Path, place: str) -> None:
     ((trouble, found, name),) = [
         (each.trouble, each.found, each.model) for each in findings_in_folder(model.parent / place)
     ]
-    assert (trouble, name) == (FolderTrouble.NOT_A_MODEL, "")
+    assert (trouble, name) == (Trouble.NOT_A_MODEL, "")
     assert found.startswith(str(model.parent / place))
 
 
@@ -106,7 +106,7 @@ def test_of_a_repository_each_model_is_examined(model: Path) -> None:
     for name in "mn":
         (model.parent / name / "config.pbtxt").write_text(CONFIG.replace("direct", "driect"))
     found = [(finding.trouble, finding.model) for finding in findings_in_folder(model.parent)]
-    assert found == [(ConfigTrouble.UNKNOWN_PATH, "m"), (ConfigTrouble.UNKNOWN_PATH, "n")]
+    assert found == [(Trouble.UNKNOWN_PATH, "m"), (Trouble.UNKNOWN_PATH, "n")]
 
 
 SERVING = f"{CODE}    def execute(self, rs):\n        return self.session.serve(rs, 0)\n"
@@ -134,7 +134,7 @@ UNPARSED = [
 ]
 WRONG: list[tuple[Files, Trouble, str]] = [
     *(
-        (configured(text), FolderTrouble.CONFIG_NOT_READ, said)
+        (configured(text), Trouble.CONFIG_NOT_READ, said)
         for text, said in (
             (CONFIG.replace("input [", "inputt ["), "{model}/config.pbtxt:3:1:"),
             (CONFIG.replace("input [", "inputt ["), 'no field named "inputt". Did you mean input?'),
@@ -143,19 +143,19 @@ WRONG: list[tuple[Files, Trouble, str]] = [
             ("\x00", "{model}/config.pbtxt:1:1:"),
         )
     ),
-    (configured(CONFIG.replace("optional: true", "")), ConfigTrouble.INPUTS_NOT_OPTIONAL, "X is not optional"),
-    (configured(PLAIN), ConfigTrouble.NO_SHM_PATHS, "found no"),
-    (configured(CONFIG + NAMELESS), FolderTrouble.BAD_TENSOR, "must specify 'name'"),
-    (configured(CONFIG + 'name: "other"'), FolderTrouble.OTHER_NAME, "has name 'other'; expected 'm'"),
-    ({"config.pbtxt": None}, FolderTrouble.NO_CONFIG, "there is no"),
-    ({"2/other.py": ""}, FolderTrouble.NO_MODEL_CODE, "there is no {model}/2/model.py"),
-    (coded(STOCK), ModelTrouble.NO_SESSION, "{model}/1/model.py: no ShmSession"),
-    (coded(CODE.replace("Triton", "")), FolderTrouble.NO_MODEL_CLASS, "has no class TritonPythonModel"),
-    *((coded(code), FolderTrouble.CODE_DOES_NOT_PARSE, "{model}/1/model.py:") for code in UNPARSED),
+    (configured(CONFIG.replace("optional: true", "")), Trouble.INPUTS_NOT_OPTIONAL, "X is not optional"),
+    (configured(PLAIN), Trouble.NO_SHM_PATHS, "found no"),
+    (configured(CONFIG + NAMELESS), Trouble.BAD_TENSOR, "must specify 'name'"),
+    (configured(CONFIG + 'name: "other"'), Trouble.OTHER_NAME, "has name 'other'; expected 'm'"),
+    ({"config.pbtxt": None}, Trouble.NO_CONFIG, "there is no"),
+    ({"2/other.py": ""}, Trouble.NO_MODEL_CODE, "there is no {model}/2/model.py"),
+    (coded(STOCK), Trouble.NO_SESSION, "{model}/1/model.py: no ShmSession"),
+    (coded(CODE.replace("Triton", "")), Trouble.NO_MODEL_CLASS, "has no class TritonPythonModel"),
+    *((coded(code), Trouble.CODE_DOES_NOT_PARSE, "{model}/1/model.py:") for code in UNPARSED),
     *(
         (
             coded(f"{CODE}    {line}\n"),
-            FolderTrouble.NOT_RETURNED,
+            Trouble.NOT_RETURNED,
             f"{{model}}/1/model.py:8: nothing is done with what {name} returns",
         )
         for line, name in (
@@ -165,23 +165,23 @@ WRONG: list[tuple[Files, Trouble, str]] = [
     ),
     (
         coded(STREAMING),
-        FolderTrouble.OTHER_MODE,
+        Trouble.OTHER_MODE,
         "{model}/1/model.py: serve_streams is for decoupled models, and config.pbtxt does not call the model one",
     ),
     (
         coded(SERVING, DECOUPLED),
-        FolderTrouble.OTHER_MODE,
+        Trouble.OTHER_MODE,
         "{model}/1/model.py: serve is for models that are not decoupled, and config.pbtxt calls the model decoupled",
     ),
     *(
-        (coded(code, PLAIN.replace(" optional: true", "")), FolderTrouble.ORDINARY_MODEL, "")
+        (coded(code, PLAIN.replace(" optional: true", "")), Trouble.ORDINARY_MODEL, "")
         for code in (
             *(STOCK, STOCK.replace(":", "(Base):", 1)),
             "import nn\nclass Net(nn.Module): pass\n" + STOCK,
         )
     ),
     *(
-        (inferring(line), FolderTrouble.UNKNOWN_NAME, found)
+        (inferring(line), Trouble.UNKNOWN_NAME, found)
         for line, found in (
             ('call.put("Z", 1)', "there is no output 'Z'; there are: Y"),
             ('call.output("y", (1,), float)', "there is no output 'y'; there are: Y; did you mean 'Y'?"),
@@ -201,7 +201,7 @@ def test_what_is_wrong_is_found(model: Path, files: Files, trouble: Trouble, sai
 def test_a_model_that_is_called_is_looked_for_beside_it(model: Path) -> None:
     shutil.copytree(model, model.parent / "om_2")
     write(model, inferring('call.forward("om", {})'))
-    found = only(findings_in_folder(model.parent), FolderTrouble.UNKNOWN_NAME)
+    found = only(findings_in_folder(model.parent), Trouble.UNKNOWN_NAME)
     assert "there is no model 'om'; there are: m, om_2" in found
     write(model, inferring('call.forward("om_2", {})'))
     assert findings_in_folder(model.parent) == []
@@ -209,7 +209,7 @@ def test_a_model_that_is_called_is_looked_for_beside_it(model: Path) -> None:
 
 def test_no_version(model: Path) -> None:
     shutil.rmtree(model / "1")
-    assert "no folder whose name is a number" in only(findings_in_folder(model), FolderTrouble.NO_VERSION_FOLDER)
+    assert "no folder whose name is a number" in only(findings_in_folder(model), Trouble.NO_VERSION_FOLDER)
     for other in ('backend: "onnxruntime"', 'platform: "ensemble"', 'platform: "tensorflow_graphdef"'):
         write(model, configured(other))
         assert findings_in_folder(model) == [], "what is of another backend is passed over"
@@ -262,9 +262,9 @@ def test_what_is_fine_or_cannot_be_told_is_not_found(model: Path, files: Files) 
 def test_a_copy_that_is_not_of_this_release(model: Path, copy: Path, file: str, text: str | None, found: str) -> None:
     (copy / file).unlink() if text is None else (copy / file).write_text(text)
     expected = f"{copy} is of {found}, and this is {__version__} and {VERSION}"
-    assert only(findings_in_folder(model), FolderTrouble.OTHER_COPY) == expected
+    assert only(findings_in_folder(model), Trouble.OTHER_COPY) == expected
     copy.rename(model / copy.name)
-    assert only(findings_in_folder(model), FolderTrouble.OTHER_COPY) == expected.replace("/1/", "/")
+    assert only(findings_in_folder(model), Trouble.OTHER_COPY) == expected.replace("/1/", "/")
 
 
 @pytest.mark.parametrize("place", ["config.pbtxt", "model.py", "__init__.py"])
@@ -278,7 +278,7 @@ def test_what_this_user_may_not_read(model: Path, place: str, monkeypatch: pytes
         return really_open(path, *arguments, **options)
 
     monkeypatch.setattr(os, "open", refuse)
-    assert only(findings_in_folder(model), FolderTrouble.UNREADABLE).endswith(f"{place}: Permission denied")
+    assert only(findings_in_folder(model), Trouble.UNREADABLE).endswith(f"{place}: Permission denied")
 
 
 # A folder may hold anything under the names that are looked for

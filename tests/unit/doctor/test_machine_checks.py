@@ -11,7 +11,7 @@ import pytest
 from shm_backend_utils.cli import shared_memory
 from shm_backend_utils.cli.doctor import server_checks
 from shm_backend_utils.cli.doctor.server_checks import findings_on_machine
-from shm_backend_utils.cli.doctor.troubles import MachineTrouble, Trouble
+from shm_backend_utils.cli.doctor.troubles import Trouble
 
 MIB = 2**20
 GIB = 2**30
@@ -56,36 +56,36 @@ def show_process(proc: Path, pid: int, command: str, maps: str | None) -> None:
 
 def test_no_dev_shm(folder: Path) -> None:
     shutil.rmtree(folder)
-    assert only(MachineTrouble.NO_DEV_SHM) == f"{folder} is not there, or no folder"
+    assert only(Trouble.NO_DEV_SHM) == f"{folder} is not there, or no folder"
 
 
 def test_dev_shm_that_cannot_be_written_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: path != folder)  # root may write anywhere
-    assert only(MachineTrouble.DEV_SHM_NOT_WRITABLE) == f"user {os.geteuid()} may not write to {folder}"
+    assert only(Trouble.DEV_SHM_NOT_WRITABLE) == f"user {os.geteuid()} may not write to {folder}"
 
 
 def test_dockers_default(monkeypatch: pytest.MonkeyPatch) -> None:
     give_memory(monkeypatch, shm=64 * MIB, free=60 * MIB)
-    assert only(MachineTrouble.DEV_SHM_SMALL).endswith("has 64 MiB; expected 256 MiB or more")
+    assert only(Trouble.DEV_SHM_SMALL).endswith("has 64 MiB; expected 256 MiB or more")
 
 
 @pytest.mark.parametrize(("shm", "free", "enough"), [(GIB, 50 * MIB, 200 * MIB), (64 * GIB, GIB - 1, 2 * GIB)])
 def test_dev_shm_that_is_nearly_full(monkeypatch: pytest.MonkeyPatch, shm: int, free: int, enough: int) -> None:
     give_memory(monkeypatch, shm=shm, free=free, most=64 * GIB)
-    assert " left of " in only(MachineTrouble.DEV_SHM_FULL)
+    assert " left of " in only(Trouble.DEV_SHM_FULL)
     give_memory(monkeypatch, shm=shm, free=enough, most=64 * GIB)
     assert findings_on_machine() == []
 
 
 @pytest.mark.usefixtures("dead")
 def test_a_region_of_a_dead_owner() -> None:
-    assert only(MachineTrouble.STALE_REGIONS) == "1 with 8 KiB, the oldest of them 0 s old"
+    assert only(Trouble.STALE_REGIONS) == "1 with 8 KiB, the oldest of them 0 s old"
 
 
 def test_a_pool_that_nobody_has_mapped(folder: Path, own_proc: Path) -> None:
     (folder / POOL).write_bytes(bytes(2 * MIB))
     show_process(own_proc, 7, "python3", "7f0000000000-7f0000001000 r--p 00000000 fe:00 1234       /usr/bin/python3\n")
-    assert only(MachineTrouble.LEFTOVER_POOLS) == "1 of 1, with 2 MiB"
+    assert only(Trouble.LEFTOVER_POOLS) == "1 of 1, with 2 MiB"
 
 
 def test_a_pool_that_a_server_has_mapped(folder: Path, own_proc: Path) -> None:
@@ -118,4 +118,4 @@ def test_a_pool_that_a_server_of_another_user_may_have_mapped(
 @pytest.mark.parametrize("left", [100 * MIB, 0, -5])
 def test_hardly_any_memory_left(monkeypatch: pytest.MonkeyPatch, left: int) -> None:
     give_memory(monkeypatch, left=left)
-    assert only(MachineTrouble.LITTLE_MEMORY).endswith("of 16 GiB can still be had")
+    assert only(Trouble.LITTLE_MEMORY).endswith("of 16 GiB can still be had")
