@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from shm_backend_utils.server import Installation
-from shm_backend_utils.server.stub_numpy import is_there_another, reads_own
+from shm_backend_utils.server.install import is_there_another, reads_own
 
 __all__ = [
     "asks_models_whether_they_are_ready",

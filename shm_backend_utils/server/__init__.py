@@ -6,7 +6,7 @@ from .install import install
 from .installation import Installation
 from .launch import EmbeddedServer, Ports, StubNumpy
 from .preflight import GpuFinding, find_gpus
-from .releases import RELEASES, Release, find_release
+from .wheels import RELEASES, Release, find_release
 
 __all__ = [
     "RELEASES",

@@ -5,35 +5,51 @@ It is fetched without its dependencies, because it pins ``numpy<2``, and it is n
 
     DIR/bin/tritonserver          DIR/lib/*.so           DIR/backends/python/   with the stub of this Python's version
 
-and, for servers that are to have it, ``DIR/numpy``: see :mod:`.stub_numpy`.
+and, for servers that are to have it, ``DIR/numpy``.
+
+Before Triton 2.52, the stub was built for NumPy 1. In a model that has NumPy 2 its ``as_numpy()`` gives the first
+element everywhere, arrays leave without their contents, both without an error, and strings end the process. A model
+cannot help it, unless it has a ``ShmSession``; so the server brings a NumPy of its own. Later stubs read both.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import site
+import sys
+import venv
 import zipfile
+from importlib import metadata
 from pathlib import Path
 from typing import Final
 
 from ..errors import MachineError
-from .fetching import appear_whole, cache_folder, fetch_wheel
 from .installation import PYTHON, Installation, find_libpython
-from .releases import Release, find_release
+from .wheels import Release, appear_whole, cache_folder, fetch_wheel, find_release
 
-__all__ = ["FOLDER_VARIABLE", "default_folder", "install"]
+__all__ = [
+    "FOLDER_VARIABLE",
+    "default_folder",
+    "install",
+    "install_numpy",
+    "is_there_another",
+    "make_environment",
+    "reads_own",
+    "wants_another",
+]
 
 FOLDER_VARIABLE: Final = "SHM_BACKEND_UTILS_SERVER"
 """Environment variable that names another folder to install to."""
 
 _STUBS: Final = "pytriton/tritonserver/python_backend_stubs/"
+_NUMPY: Final = "numpy==1.26.4"
+_READS_BOTH: Final = "2.52"  # built with pybind11 2.12
+_FIRST_PYTHON_WITHOUT: Final = (3, 13)  # NumPy has made no wheels of this version for it
 
 
 def default_folder(version: str | None = None) -> Path:
-    """Return the default folder of a server: one for each server and Python version.
-
-    Where a version is given, as to :func:`.find_release`, :data:`FOLDER_VARIABLE` does not count.
-    """
+    """Return the folder of a server by default: of a version, or by :data:`FOLDER_VARIABLE` if none is given."""
     chosen = os.environ.get(FOLDER_VARIABLE)
     if chosen and version is None:
         return Path(chosen).expanduser()
@@ -112,3 +128,51 @@ def _pythons(names: list[str]) -> list[str]:
     """Return the versions of Python that a wheel with these files has stubs for."""
     versions = {name.removeprefix(_STUBS).partition("/")[0] for name in names if name.startswith(_STUBS)} - {""}
     return sorted(versions, key=lambda version: [int(number) for number in version.split(".")])
+
+
+def reads_own(installation: Installation) -> bool:
+    """Return whether a server's stub reads the NumPy of this interpreter."""
+    return installation.is_at_least(_READS_BOTH) or int(metadata.version("numpy").partition(".")[0]) < 2
+
+
+def is_there_another() -> bool:
+    """Return whether there is a NumPy 1 for this Python."""
+    return sys.version_info < _FIRST_PYTHON_WITHOUT
+
+
+def wants_another(installation: Installation) -> bool:
+    """Return whether a server's stub reads NumPy 1 alone, and there is one for this Python."""
+    return is_there_another() and not installation.is_at_least(_READS_BOTH)
+
+
+def install_numpy(folder: Path) -> Path:
+    """Install NumPy 1 to a folder, unless it is there, and return the folder; MachineError if that fails."""
+
+    def fill(scratch: Path, fresh: Path) -> None:
+        wheel = fetch_wheel(
+            _NUMPY, 'the NumPy for models that the stub was built for (18 MB; numpy="own" does without)', scratch
+        )
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(fresh)
+
+    if not _is_complete(folder):
+        try:
+            appear_whole(folder, lambda: _is_complete(folder), fill)
+        except OSError as error:  # the server may be another user's
+            raise MachineError(
+                f"NumPy for the server's models cannot be installed in {folder}: {error}; have it installed by who may "
+                'write there (scripts/setup does), or do without (numpy="own")'
+            ) from error
+    return folder
+
+
+def make_environment(folder: Path, numpy: Path) -> None:
+    """Make a virtual environment with this interpreter's packages of any time, but the NumPy of a folder."""
+    venv.create(folder, symlinks=True)
+    packages = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    others = [f"import site; site.addsitedir({place!r})" for place in site.getsitepackages()]
+    (packages / "server.pth").write_text("\n".join([str(numpy.resolve()), *others]))
+
+
+def _is_complete(folder: Path) -> bool:
+    return (folder / "numpy").is_dir()

@@ -151,8 +151,7 @@ class Installation:
             A virtual environment of this interpreter, for the stub's packages; those of this process if not given.
         """
         environment = dict(os.environ)
-        prefixes = [prefix for prefix in (python_environment, sys.prefix) if prefix is not None]
-        programs = [str(Path(prefix) / "bin") for prefix in prefixes]
+        programs = [str(Path(prefix) / "bin") for prefix in (python_environment, sys.prefix) if prefix is not None]
         environment["PATH"] = os.pathsep.join([*programs, environment.get("PATH", os.defpath)])
         libraries = [str(self.libraries), str(find_libpython().parent), environment.get("LD_LIBRARY_PATH")]
         environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, libraries))
@@ -162,14 +161,10 @@ class Installation:
 def find_libpython() -> Path:
     """Return the interpreter's shared library, which the stub loads."""
     name = f"libpython{PYTHON}.so.1.0"
-    folders = [sysconfig.get_config_var("LIBDIR"), f"{sys.base_prefix}/lib", *sysconfig.get_config_vars("LIBPL")]
-    for folder in folders:
+    ours, built, multiarch = sysconfig.get_config_vars("LIBDIR", "LIBPL", "MULTIARCH")
+    for folder in (ours, f"{sys.base_prefix}/lib", built, f"/usr/lib/{multiarch or ''}"):
         if folder and (Path(folder) / name).exists():
             return Path(folder) / name
-    multiarch = sysconfig.get_config_var("MULTIARCH") or ""
-    system = Path("/usr/lib") / multiarch / name
-    if system.exists():
-        return system
     raise MachineError(
         f"this Python has no shared library {name}, which Triton's Python backend loads; install it (Debian, Ubuntu: "
         f"apt-get install libpython{PYTHON}) or use a Python that was built with --enable-shared"

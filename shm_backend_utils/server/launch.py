@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import Final, Literal
 
 from ..errors import CallerError, ClosedError, MachineError
-from .install import install
+from .install import install, install_numpy, is_there_another, make_environment, reads_own
 from .installation import Installation
 from .preflight import find_gpus
-from .stub_numpy import install_numpy, is_there_another, make_environment, reads_own
 
 __all__ = ["EmbeddedServer", "Ports", "StubNumpy"]
 
@@ -86,19 +85,42 @@ class EmbeddedServer:
 
     def __init__(
         self,
-        supervisor: subprocess.Popen[bytes],
+        installation: Installation,
+        environment: dict[str, str],
+        model_repository: Path,
         ports: Ports,
         log_file: Path,
-        shm_prefix: str,
-        environment: dict[str, str],
     ) -> None:
-        self._supervisor = supervisor
         self.environment = environment
         self.grpc_url = f"{_HOST}:{ports.grpc}"
         self.http_url = f"{_HOST}:{ports.http}"
         self.metrics_url = f"{_HOST}:{ports.metrics}"
         self.log_file = log_file
-        self.shm_prefix = shm_prefix
+        self.shm_prefix = f"{_BACKEND_SHM_PREFIX}{secrets.token_hex(6)}_"
+        command = [
+            *[str(log_file), str(_LOG_LIMIT), self.shm_prefix, str(installation.binary)],
+            f"--model-repository={os.path.realpath(model_repository)}",  # Path.resolve raises where links go in circles
+            f"--backend-directory={installation.backends}",
+            f"--backend-config=python,shm-region-prefix-name={self.shm_prefix}",
+            f"--grpc-address={_HOST}",
+            f"--http-address={_HOST}",
+            f"--metrics-address={_HOST}",
+            f"--grpc-port={ports.grpc}",
+            f"--http-port={ports.http}",
+            f"--metrics-port={ports.metrics}",
+            f"--exit-timeout-secs={_EXIT_TIMEOUT_S}",
+        ]
+        if installation.is_at_least(_REFUSES_CLIENT_SHM):
+            command.append("--allow-client-shm=true")
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        log_file.write_bytes(b"")
+        self._supervisor = subprocess.Popen(
+            [sys.executable, "-m", f"{__package__}.supervisor", *command],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # a Ctrl-C in the terminal is the launcher's to handle
+        )
 
     @classmethod
     def start(
@@ -148,34 +170,27 @@ class EmbeddedServer:
         environment = installation.environment(_python_environment(installation) if numpy == "server" else None)
         log_file = log_file or _temporary_folder() / "server.log"
         wanted = ports or Ports()
-        for attempt in range(1, _ATTEMPTS + 1):
-            server = cls._launch(installation, environment, model_repository, wanted.resolve(), log_file)
+        attempts = 1 if wanted.are_all_chosen else _ATTEMPTS
+        while True:
+            server = cls(installation, environment, model_repository, wanted.resolve(), log_file)
+            attempts -= 1
             try:
                 server._wait_until_ready(timeout_s)
-            except MachineError as error:
+            except BaseException as error:
                 server.stop()
-                lost_the_race_for_a_port = "already in use" in str(error) and not wanted.are_all_chosen
-                if not lost_the_race_for_a_port or attempt == _ATTEMPTS:
+                if not attempts or "already in use" not in str(error):  # lost the race for a port
                     raise
-            except BaseException:
-                server.stop()
-                raise
             else:
                 return server
-        raise AssertionError("unreachable")
 
     @property
     def pid(self) -> int:
         """Process id of the tritonserver; raises ClosedError when it has exited."""
-        children = []
+        supervisor = self._supervisor.pid
         if self.is_running:
-            with contextlib.suppress(FileNotFoundError):  # the launcher's process ends a moment after the server
-                children = (
-                    Path(f"/proc/{self._supervisor.pid}/task/{self._supervisor.pid}/children").read_text().split()
-                )
-        if not children:
-            raise ClosedError("this server")
-        return int(children[0])
+            with contextlib.suppress(FileNotFoundError, IndexError):  # the supervisor ends a moment after the server
+                return int(Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()[0])
+        raise ClosedError("this server")
 
     @property
     def is_running(self) -> bool:
@@ -204,13 +219,7 @@ class EmbeddedServer:
         return self._supervisor.wait()
 
     def log_tail(self, line_count: int = 30) -> str:
-        """Return the last lines of the server's log.
-
-        Parameters
-        ----------
-        line_count : int
-            How many at most.
-        """
+        """Return the last lines of the server's log, ``line_count`` at most."""
         return "\n".join(self._log().splitlines()[-line_count:])
 
     def __repr__(self) -> str:
@@ -222,42 +231,6 @@ class EmbeddedServer:
 
     def __exit__(self, *raised: object) -> None:
         self.stop()
-
-    @classmethod
-    def _launch(
-        cls,
-        installation: Installation,
-        environment: dict[str, str],
-        model_repository: Path,
-        ports: Ports,
-        log_file: Path,
-    ) -> EmbeddedServer:
-        shm_prefix = f"{_BACKEND_SHM_PREFIX}{secrets.token_hex(6)}_"
-        command = [
-            str(installation.binary),
-            f"--model-repository={os.path.realpath(model_repository)}",  # Path.resolve raises where links go in circles
-            f"--backend-directory={installation.backends}",
-            f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
-            f"--grpc-address={_HOST}",
-            f"--http-address={_HOST}",
-            f"--metrics-address={_HOST}",
-            f"--grpc-port={ports.grpc}",
-            f"--http-port={ports.http}",
-            f"--metrics-port={ports.metrics}",
-            f"--exit-timeout-secs={_EXIT_TIMEOUT_S}",
-        ]
-        if installation.is_at_least(_REFUSES_CLIENT_SHM):
-            command.append("--allow-client-shm=true")
-        log_file.parent.mkdir(parents=True, exist_ok=True)
-        log_file.write_bytes(b"")
-        supervisor = subprocess.Popen(
-            [sys.executable, "-m", f"{__package__}.supervisor", str(log_file), str(_LOG_LIMIT), shm_prefix, *command],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,  # a Ctrl-C in the terminal is the launcher's to handle
-        )
-        return cls(supervisor, ports, log_file, shm_prefix, environment)
 
     def _wait_until_ready(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -284,7 +257,7 @@ def _reasons(log: str) -> Iterator[str]:
     for line in lines:
         error = _ERROR_LINE.match(line)
         if error and any(words in error[1] for words in _TELLING):
-            yield _ESCAPED.sub(_unescaped, error[1])
+            yield _ESCAPED.sub(lambda found: "\n" if found[1] == "n" else found[1], error[1])
         elif line.startswith("[libprotobuf ERROR"):
             yield line.partition("] ")[2]
         elif dead := _DEAD_STUB.match(line):
@@ -292,10 +265,6 @@ def _reasons(log: str) -> Iterator[str]:
     for line in lines:
         if line.startswith(("error:", "The server cannot")) or "unrecognized option" in line:
             yield line
-
-
-def _unescaped(found: re.Match[str]) -> str:
-    return "\n" if found[1] == "n" else found[1]
 
 
 def _answers(url: str) -> bool:

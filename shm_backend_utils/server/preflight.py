@@ -1,19 +1,35 @@
-"""Whether a server's models will see a GPU, and if not, what to do: asked in a process as their own will be."""
+"""Whether a server's models will see a GPU, and if not, what to do: asked in a process as their own will be.
+
+That process runs this file by its path, in another Python, as the server's stub is run: so it needs the standard
+library alone.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from .gpu_probe import LIBRARY
-
 __all__ = ["GpuFinding", "find_gpus"]
 
-_PROBE: Final = Path(__file__).with_name("gpu_probe.py")
+_LIBRARY: Final = "libcuda.so.1"
+_BACKENDS_NAME: Final = "libcuda.so"  # by which Triton's Python backend opens it
+_USUAL_FOLDERS: Final = (
+    "/usr/local/nvidia/lib64",
+    "/usr/local/nvidia/lib",
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib/wsl/lib",
+    "/usr/local/cuda/compat",
+)
+_DRIVER_FILE: Final = Path("/proc/driver/nvidia/version")
+_NAME_LENGTH: Final = 256
 _PATIENCE_S: Final = 60.0  # the first process on a machine without a persistence daemon waits for the GPU to come up
 _VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 _VISIBLE_IN_CONTAINERS: Final = "NVIDIA_VISIBLE_DEVICES"
@@ -71,7 +87,7 @@ def find_gpus(environment: Mapping[str, str], python: str = "python3") -> GpuFin
     """
     try:
         answer = subprocess.run(
-            [python, "-I", str(_PROBE)],
+            [python, "-I", __file__],
             env=dict(environment),
             capture_output=True,
             text=True,
@@ -120,15 +136,15 @@ def _no_device(why: str) -> GpuFinding:
 
 def _without_library(facts: Mapping[str, Any]) -> str:
     if facts["elsewhere"]:
-        return f"{LIBRARY} is in {facts['elsewhere'][0]}, where it is not looked for; add that to LD_LIBRARY_PATH"
+        return f"{_LIBRARY} is in {facts['elsewhere'][0]}, where it is not looked for; add that to LD_LIBRARY_PATH"
     if "cannot open shared object file: No such file" not in facts["refused"]:
         return f"the driver's library cannot be loaded: {facts['refused']}"
     if facts["has_device_files"]:
         return (
-            f"there are devices, but no {LIBRARY}; in a container: NVIDIA_DRIVER_CAPABILITIES must have 'compute' "
+            f"there are devices, but no {_LIBRARY}; in a container: NVIDIA_DRIVER_CAPABILITIES must have 'compute' "
             "(compute,utility is usual)"
         )
-    return f"there is no NVIDIA driver here ({LIBRARY} is not found); install it on the machine; {_IN_CONTAINERS}"
+    return f"there is no NVIDIA driver here ({_LIBRARY} is not found); install it on the machine; {_IN_CONTAINERS}"
 
 
 def _why_hidden(environment: Mapping[str, str]) -> str:
@@ -159,6 +175,69 @@ def _limits(facts: Mapping[str, Any]) -> str:
     if not facts["backend_finds_it"]:
         limits.append(
             "Triton's Python backend looks for libcuda.so, which is not there: plain clients' tensors on GPUs do not "
-            f"reach models until that is a link to {LIBRARY}"
+            f"reach models until that is a link to {_LIBRARY}"
         )
     return "".join(f"; {limit}" for limit in limits)
+
+
+def probe() -> dict[str, Any]:
+    """Return CUDA's answers in this process's environment, without those that could not be asked for."""
+    facts: dict[str, Any] = {
+        "has_device_files": Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists(),
+        "bindings": _bindings_version(),
+    }
+    with contextlib.suppress(OSError):
+        facts["driver"] = next((word for word in _DRIVER_FILE.read_text().split() if word[0].isdigit()), "")
+    try:
+        cuda = ctypes.CDLL(_LIBRARY)
+    except OSError as error:
+        elsewhere = [folder for folder in _USUAL_FOLDERS if (Path(folder) / _LIBRARY).exists()]
+        return {**facts, "library": "", "refused": str(error), "elsewhere": elsewhere}
+    facts["library"] = _path_of_library()
+    facts["backend_finds_it"] = False
+    with contextlib.suppress(OSError):
+        facts["backend_finds_it"] = bool(ctypes.CDLL(_BACKENDS_NAME))
+    facts["error"] = _error_name(cuda, cuda.cuInit(0))
+    if not facts["error"]:
+        version, count = ctypes.c_int(), ctypes.c_int()
+        cuda.cuDriverGetVersion(ctypes.byref(version))
+        facts["cuda"] = f"{version.value // 1000}.{version.value % 1000 // 10}"
+        facts["error"] = _error_name(cuda, cuda.cuDeviceGetCount(ctypes.byref(count)))
+        facts["devices"] = [_device_name(cuda, number) for number in range(count.value)]
+    return facts
+
+
+def _device_name(cuda: ctypes.CDLL, number: int) -> str:
+    name = ctypes.create_string_buffer(_NAME_LENGTH)
+    device = ctypes.c_int(number)
+    cuda.cuDeviceGet(ctypes.byref(device), number)
+    cuda.cuDeviceGetName(name, _NAME_LENGTH, device)
+    return name.value.decode(errors="replace") or f"GPU {number}"
+
+
+def _error_name(cuda: ctypes.CDLL, result: int) -> str:
+    if result == 0:
+        return ""
+    name = ctypes.c_char_p()
+    cuda.cuGetErrorName(result, ctypes.byref(name))
+    return (name.value or f"error {result}".encode()).decode()
+
+
+def _path_of_library() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            if "/libcuda.so" in line:
+                return line[line.index("/") :]
+    return _LIBRARY
+
+
+def _bindings_version() -> str:
+    try:
+        from cuda.bindings import driver  # noqa: PLC0415, F401  # the import itself is the check
+    except ImportError:
+        return ""
+    return metadata.version("cuda-bindings")
+
+
+if __name__ == "__main__":
+    print(json.dumps(probe()))

@@ -51,10 +51,7 @@ class BoundedLog:
 
 
 def supervise(log: BoundedLog, shm_prefix: str, command: list[str]) -> int:
-    """Run the server until it exits or must, clean up after it, and return its exit status.
-
-    In the end all shared memory whose names begin with ``shm_prefix``, as its Python backend's do, is removed.
-    """
+    """Run the server until it exits or must, remove its shared memory, and return its exit status."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     server = subprocess.Popen(
@@ -102,7 +99,7 @@ def _relay(fd: int, log: BoundedLog) -> None:
 
 
 def _kill_group(server: subprocess.Popen[bytes]) -> None:
-    """Kill the processes that the server left behind, and wait for all of them, so that none outlives this process."""
+    """Kill the processes that the server left behind, and wait for all of them."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGKILL)
     server.wait()
@@ -115,11 +112,8 @@ def main() -> int:
     """Run as the module's docstring says."""
     log_path, limit, shm_prefix, *command = sys.argv[1:]
     signal.signal(signal.SIGTERM, lambda *_: os.close(sys.stdin.fileno()))
-    log = BoundedLog(Path(log_path), int(limit))
-    try:
+    with contextlib.closing(BoundedLog(Path(log_path), int(limit))) as log:
         return supervise(log, shm_prefix, command)
-    finally:
-        log.close()
 
 
 if __name__ == "__main__":

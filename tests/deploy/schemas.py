@@ -12,7 +12,7 @@ from typing import Any, Final
 import jsonschema
 from referencing import Registry, Resource
 
-from shm_backend_utils.server.fetching import appear_whole, cache_folder, fetch_wheel
+from shm_backend_utils.server.wheels import appear_whole, cache_folder, fetch_wheel
 
 __all__ = ["Schemas"]
 

@@ -18,7 +18,7 @@ import pytest
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.server import EmbeddedServer, Installation, install
-from shm_backend_utils.server.stub_numpy import is_there_another
+from shm_backend_utils.server.install import is_there_another
 
 # The first test waits for pip, and for a server that unpacks archives.
 pytestmark = pytest.mark.timeout(300)

@@ -109,11 +109,7 @@ def test_an_environment_that_is_a_link_is_refused_and_what_it_leads_to_is_kept(c
 
 def test_neither_the_setup_nor_the_servers_installation_needs_a_package() -> None:
     """Who has a bare Python has no NumPy, and the server comes before it."""
-    modules = [
-        "scripts.tools.setup.__main__",
-        "shm_backend_utils.server.install",
-        "shm_backend_utils.server.stub_numpy",
-    ]
+    modules = ["scripts.tools.setup.__main__", "shm_backend_utils.server.install"]
     program = (
         f"import importlib, sys; [importlib.import_module(each) for each in {modules}]; print('numpy' in sys.modules)"
     )

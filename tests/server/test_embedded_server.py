@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shm_backend_utils.errors import ClosedError, MachineError
-from shm_backend_utils.server import EmbeddedServer, Ports
+from shm_backend_utils.server import EmbeddedServer, Installation, Ports
 from shm_backend_utils.server.supervisor import BoundedLog
 from tests.e2e.eventually import eventually
 
@@ -135,9 +135,12 @@ def test_a_stopped_server_leaves_nothing_and_may_be_stopped_again(stopped: Stopp
     assert shared_memory(stopped.server.shm_prefix) == []
 
 
-def test_a_server_that_has_died_has_no_process_id_though_its_supervisor_still_lives(tmp_path: Path) -> None:
+def test_a_server_that_has_died_has_no_process_id_though_its_supervisor_still_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE) as supervisor:
-        server = EmbeddedServer(supervisor, Ports(1, 1, 1), tmp_path / "server.log", "none", {})
+        monkeypatch.setattr(subprocess, "Popen", lambda *arguments, **options: supervisor)
+        server = EmbeddedServer(Installation(tmp_path, "2.51.0"), {}, tmp_path, Ports(1, 1, 1), tmp_path / "server.log")
         assert repr(server) == "<EmbeddedServer grpc=127.0.0.1:1 http=127.0.0.1:1 running>"
         with pytest.raises(ClosedError):
             server.pid  # noqa: B018

@@ -18,10 +18,11 @@ from typing import Final
 import pytest
 
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.server import Installation, find_release, install, releases
+from shm_backend_utils.server import Installation, find_release, install
+from shm_backend_utils.server import wheels as wheels_of_servers
 from shm_backend_utils.server.install import FOLDER_VARIABLE, default_folder
 from shm_backend_utils.server.installation import PYTHON
-from shm_backend_utils.server.releases import DEFAULT, RELEASES, VERSION_VARIABLE
+from shm_backend_utils.server.wheels import DEFAULT, RELEASES, VERSION_VARIABLE
 
 TRITONS = [release.triton for release in RELEASES.values()]
 STUBS = "pytriton/tritonserver/python_backend_stubs"
@@ -45,7 +46,7 @@ def expect(monkeypatch: pytest.MonkeyPatch, *wheels: Path) -> None:
     """Have these be the wheels that the releases are known by."""
     digests = frozenset(hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in wheels)
     expected = {version: replace(release, digests=digests) for version, release in RELEASES.items()}
-    monkeypatch.setattr(releases, "RELEASES", expected)
+    monkeypatch.setattr(wheels_of_servers, "RELEASES", expected)
 
 
 @pytest.fixture

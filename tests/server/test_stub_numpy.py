@@ -15,8 +15,8 @@ import pytest
 import tritonclient.grpc as triton
 
 from shm_backend_utils.errors import CallerError, MachineError
-from shm_backend_utils.server import EmbeddedServer, install, launch, stub_numpy
-from shm_backend_utils.server.stub_numpy import install_numpy, make_environment
+from shm_backend_utils.server import EmbeddedServer, install, launch
+from shm_backend_utils.server.install import install_numpy, make_environment, wants_another
 from tests.releases import has_models_without_sessions
 
 WORDS = Path(__file__).parents[1] / "models" / "words"
@@ -86,7 +86,7 @@ def test_a_model_of_pb_utils_alone_reads_and_gives_numbers_and_strings(default_s
     client.close()
     assert result.as_numpy("DOUBLED").tolist() == [0, 2, 4, 6]
     assert result.as_numpy("LOUD").tolist() == [b"A", "ü".encode(), b""]  # bytes know capitals of ASCII alone
-    version = "1." if stub_numpy.wants_another(install()) else np.__version__
+    version = "1." if wants_another(install()) else np.__version__
     assert result.as_numpy("IMPORTS")[0].decode().startswith(version)
 
 

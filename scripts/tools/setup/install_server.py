@@ -6,7 +6,7 @@ import sys
 
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.server import install
-from shm_backend_utils.server.stub_numpy import install_numpy, wants_another
+from shm_backend_utils.server.install import install_numpy, wants_another
 
 if __name__ == "__main__":
     try:

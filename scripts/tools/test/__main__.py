@@ -18,7 +18,7 @@ from typing import Final
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.server import Installation
 from shm_backend_utils.server.install import FOLDER_VARIABLE
-from shm_backend_utils.server.releases import VERSION_VARIABLE
+from shm_backend_utils.server.wheels import VERSION_VARIABLE
 
 from .. import ROOT
 from .runs import VARIABLE, WHERE, Environment, Tally, find_newest, passed_to_pytest, started

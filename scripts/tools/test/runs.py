@@ -19,9 +19,9 @@ from typing import IO, Any, Final
 
 from shm_backend_utils.cli.terminal import undisturbed
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.server.fetching import appear_whole, cache_folder
 from shm_backend_utils.server.install import FOLDER_VARIABLE
 from shm_backend_utils.server.installation import PYTHON, Installation
+from shm_backend_utils.server.wheels import appear_whole, cache_folder
 
 from .. import ROOT
 
