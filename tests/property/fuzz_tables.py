@@ -71,10 +71,6 @@ def fuzzed(
     decode: Callable[[bytes, Any], Any],
     check: Callable[[Any, Any], None],
 ) -> Outcome:
-    """Decode so many, each a valid one that was broken, and check those that are accepted.
-
-    What is raised is raised here, but for the two errors that refuse.
-    """
     outcome = Outcome()
     slowest: list[tuple[int, bytes, Any]] = []
     limit = 0

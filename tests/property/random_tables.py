@@ -101,7 +101,6 @@ def record_of(sample: Sample, generation: int = 1) -> bytes:
 
 
 def results_record(found: Results) -> bytes:
-    """Return the model's half of a record with these results, completed as generation 1."""
     encoded = (1).to_bytes(8, "little") * 2 + results.encode(found.outputs, found.events)
     return encoded.ljust(max(layout.PAGE_SIZE // 2, len(encoded)), b"\0")
 

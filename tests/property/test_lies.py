@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from tests.property.lies.paths import PATHS
+from tests.property.lies.__main__ import PATHS
 
 SEED: Final = 1
 

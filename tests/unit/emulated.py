@@ -18,7 +18,6 @@ from shm_backend_utils.testing.emulator.response import InferenceResponse
 
 
 def start_server(monkeypatch: pytest.MonkeyPatch) -> LoneServer:
-    """Put the module of a new server into the place of the real one, and return the server."""
     started = LoneServer()
     monkeypatch.setitem(sys.modules, NAME, started.backend)
     return started
@@ -66,7 +65,6 @@ def error_of(session: Any, request: InferenceRequest, infer: Any) -> str:
 
 
 def error_code(response: InferenceResponse | None) -> str:
-    """Return the name of Triton's code of an error; nothing if there is none."""
     error = None if response is None else response.error()
     return "" if error is None else error.code().name
 

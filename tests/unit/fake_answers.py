@@ -62,7 +62,6 @@ GRPC_ANSWERS: Final[Mapping[str, Callable[[FakeServer, Any], Any]]] = {
 
 
 def http_answer(server: FakeServer, message: HttpMessage) -> Answer:
-    """Answer a message of HTTP that is no request for inference."""
     _, _, *parts = message.path.split("/")
     body = json.loads(b"".join(message.body or ()) or b"{}")
     match parts:

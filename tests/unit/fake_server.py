@@ -44,8 +44,6 @@ Compute = Callable[["Order", Arrays], Any]
 
 @dataclass
 class Order:
-    """A request as it came over the wire."""
-
     model: str
     version: str = ""
     parameters: dict[str, Any] = field(default_factory=dict)  # in Python's types
@@ -57,7 +55,6 @@ class Order:
 
 
 def doubled(_: Order, inputs: Arrays) -> Arrays:
-    """Return each input, twice as large, as the output of the same number: ``IN0`` becomes ``OUT0``."""
     return {name.replace("IN", "OUT"): array + array for name, array in inputs.items()}
 
 
@@ -79,8 +76,6 @@ def config(name: str, *, dims: str = "-1", dtype: str = "TYPE_FP32", count: int 
 
 
 class FakeServer:
-    """A server with some models, by their configurations; each computes its outputs by one function."""
-
     def __init__(self, *configs: dict[str, Any], compute: Compute = doubled) -> None:
         self.configs = {each["name"]: each for each in configs}  # which a test may change
         self.compute = compute
@@ -119,7 +114,6 @@ class FakeServer:
             segment.close()
 
     def infer(self, order: Order) -> Arrays:
-        """Execute an order; return the outputs that travel with the response."""
         self._refuse_trial(order)
         self.orders.append(order)
         self.before(order)
@@ -280,7 +274,6 @@ class FakeServer:
 
 
 def _written(own: ManagedRegion, rooms: Mapping[str, OutputSpan], outputs: Arrays) -> tuple[list[OutputPlace], Arrays]:
-    """Write outputs to their rooms; return where they are, and those that found none."""
     places, travelling = [], {}
     for name, array in outputs.items():
         dtype = dtypes.from_numpy(array.dtype, name)

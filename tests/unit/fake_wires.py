@@ -109,8 +109,6 @@ WIRES: dict[str, tuple[type[Codec], Wire]] = {"grpc": (GrpcCodec, grpc_wire), "h
 
 
 class FakeTransport(Transport):
-    """For threads."""
-
     def __init__(self, server: FakeServer, protocol: str) -> None:
         kind, self._wire = WIRES[protocol]
         self.codec = kind()

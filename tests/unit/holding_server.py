@@ -20,8 +20,6 @@ _LONGEST_HOLD_S = 30
 
 
 class HoldingServer:
-    """What it and its test know of each other: where it is, and whether somebody waits."""
-
     def __init__(self) -> None:
         self.url = ""
         self.holds = threading.Event()
@@ -54,7 +52,6 @@ class _Service(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         return service_pb2.ModelConfigResponse()
 
     def ModelStreamInfer(self, requests: Any, _: Any) -> Iterator[Any]:
-        """Answer once, and once more in the end."""
         for request in requests:
             yield service_pb2.ModelStreamInferResponse()
             if request.model_name == HELD:

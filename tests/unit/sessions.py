@@ -50,7 +50,6 @@ def double(call: Call) -> None:
 
 
 def say_registered(monkeypatch: pytest.MonkeyPatch, found: Callable[[], Mapping[str, Registration]]) -> None:
-    """Have every model hear that this is registered at its server."""
 
     def find(_: StatusEndpoint, names: Sequence[str]) -> dict[str, Registration]:
         current = found()

@@ -50,7 +50,6 @@ class Client:
     def laid_out(
         self, inputs: Mapping[str, npt.NDArray[Any]], outputs: Mapping[str, int], slot: int = 0, **more: Any
     ) -> Table:
-        """Write inputs one behind the other, and return a table of them and of room for outputs."""
         at = self.data + slot * self._share
         spans: dict[str, InputSpan] = {}
         rooms: dict[str, OutputSpan] = {}
@@ -64,7 +63,6 @@ class Client:
         return Table(spans, rooms, **more)
 
     def begin(self, said: Table | bytes, slot: int = 0) -> dict[str, Any]:
-        """Begin the slot's next generation with a table, and return the request's parameters."""
         self.generations[slot] += 1
         text = said if isinstance(said, bytes) else table.encode(said)
         self.region.record(slot).begin(self.generations[slot], text)
@@ -100,7 +98,6 @@ class Client:
         return self._model_half(slot)[16:20] != bytes(4)
 
     def is_over(self, slot: int = 0) -> bool:
-        """Return whether the model has completed the slot's generation, and given its lease back."""
         lease = self.region.lease(slot)
         if self.region.record(slot).completed != self.generations[slot] or not lease.take():
             return False

@@ -272,7 +272,6 @@ class WatchedModel:
         self._record = client.region.record(slot)  # made by the client, and so not watched
 
     def record(self, buffer: memoryview, slot: int, record_byte_size: int) -> SlotRecord:
-        """Return the record of a slot, as a mapping of the model's has it."""
         made: Any = SlotRecord(buffer, slot, record_byte_size)
         if slot == self._slot:
             made.results = Watched(made.results, before_write=lambda: self._note("results"))

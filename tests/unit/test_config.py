@@ -58,6 +58,8 @@ SAID: dict[str, dict[str, object]] = {
     "SHM_MAX_MAPPED_BYTES": {"1073741824": 1 << 30},
     "SHM_METRICS": {"true": True, "false": False},
     "SHM_DEBUG": {"true": True, "false": False},
+    "SHM_GPU_EVENTS": {"true": True, "false": False},
+    "SHM_PIN_HOST_MEMORY": {"true": True, "false": False},
     "SHM_REGISTRATIONS": {"checked": True, "trusted": False},
 }
 
@@ -94,6 +96,8 @@ NO_TIMES = ["", "0", "-1", "nan", "inf", "a minute"]
         ("SHM_INLINE_BYTES", "a number of bytes", ["", "16 KiB", "-1"]),
         ("SHM_MAX_MAPPED_BYTES", "a number of bytes", ["", "0", "1 GiB", "-1", "1e9", "1.0", "none"]),
         ("SHM_METRICS", "true or false", ["", "on", "True", "1", "yes"]),
+        ("SHM_GPU_EVENTS", "true or false", ["yes"]),
+        ("SHM_PIN_HOST_MEMORY", "true or false", ["yes"]),
         ("SHM_REGISTRATIONS", "checked or trusted", ["", "on", "true", "Trusted", "trusted "]),
     ],
 )
@@ -188,9 +192,7 @@ def test_a_session_that_no_client_shares_memory_with_is_told_all_lines_to_add() 
         ({}, {"dynamic_batching": {}}, {"SHM_PATHS": "direct"}, False),
     ],
 )
-def test_a_batching_model_is_told_that_varying_inputs_are_not_batched_in_band(
-    input_: dict[str, Any], more: dict[str, Any], paths: dict[str, str], is_told: bool
-) -> None:
+def test_ragged_inputs_told(input_: dict[str, Any], more: dict[str, Any], paths: dict[str, str], is_told: bool) -> None:
     told = lines(paths, input=[{**tensor("X"), **input_}, CARRIER], max_batch_size=8, **more)
     assert [("X" in line, "`allow_ragged_batch: true`" in line) for line in told] == [(True, True)] * is_told
 

@@ -95,7 +95,6 @@ def test_shapes_parameters_and_outputs_without_room_leave_nothing_behind(session
 
 
 def functions_of(work: Callable[[], object]) -> list[str]:
-    """Return the functions of this package that are called, but for those that stand for Triton's."""
     found: list[str] = []
 
     def note(frame: FrameType, event: str, argument: object) -> None:

@@ -49,13 +49,11 @@ def pass_on(call: Call) -> None:
 def answer(
     session: ShmSession, request: InferenceRequest, infer: Callable[[Call], object] = pass_on
 ) -> tuple[str, str]:
-    """Return the code of Triton and the text that a request is answered with; nothing if it is served."""
     (response,) = session.serve([request], infer)
     return error_code(response), message_of(response)
 
 
 def refused(session: ShmSession, client: Client, said: Table | bytes, *outputs: str) -> str:
-    """Return the text that a table is refused with: as the caller's error, with nothing started and nothing held."""
     executed: list[Call] = []
     code, text = answer(session, delivered(client.begin(said), outputs), executed.append)
     assert code == "INVALID_ARG"
@@ -147,9 +145,7 @@ def test_a_stale_request_takes_no_lease(session: ShmSession, client: Client, mon
 
 
 @pytest.mark.parametrize("moment", ["another generation", "another table", "held"])
-def test_the_generation_is_looked_at_again_when_the_lease_is_held_or_not_to_be_had(
-    session: ShmSession, client: Client, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
+def test_changes_are_noticed(session: ShmSession, client: Client, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     request = request_of(client)
     take = SlotLease.take
 
@@ -265,7 +261,6 @@ def spec(dtype: str = "UINT8", dims: list[int] | None = None, **config: Any) -> 
 
 
 def memories() -> list[Memory]:
-    """Return the slot's own memory, and a further region of `SIZE` bytes whose first `BEGIN` bytes are no data."""
     array = np.zeros(SIZE + 64, np.uint8)
     array = array[-array.__array_interface__["data"][0] % 64 :]
     return [HostMemory(array), HostMemory(array, byte_size=SIZE, data_begin=BEGIN)]

@@ -94,10 +94,7 @@ CHUNKS = b"6\r\nshared\r\n7\r\n memory\r\n0\r\nX: 2\r\n\r\n"  # trailers are no 
 
 @pytest.mark.parametrize(
     ("headers", "sent", "accepted"),
-    [
-        ({b"Connection": b"close"}, b"shared memory", 2),
-        ({b"X": b"1", b"Transfer-Encoding": b"chunked"}, CHUNKS, 1),
-    ],
+    [({b"Connection": b"close"}, b"shared memory", 2), ({b"X": b"1", b"Transfer-Encoding": b"chunked"}, CHUNKS, 1)],
     ids=["closed after each answer", "chunks"],
 )
 def test_an_answer_without_a_length_comes_whole(headers: dict[bytes, bytes], sent: bytes, accepted: int) -> None:

@@ -36,7 +36,6 @@ Answer = Callable[[socket.socket], None]
 
 @contextlib.contextmanager
 def listener(answer: Answer) -> Iterator[str]:
-    """Have a connection's first question answered, and it kept until the test ends; yield the address."""
     over = threading.Event()
 
     def serve(connection: socket.socket) -> None:
@@ -52,7 +51,6 @@ def listener(answer: Answer) -> Iterator[str]:
 
 
 def dripping(begin: bytes, drop: bytes) -> Answer:
-    """Return an answer that takes for ever, though no single wait is long."""
 
     def drip(connection: socket.socket) -> None:
         connection.sendall(begin)

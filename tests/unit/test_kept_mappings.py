@@ -36,7 +36,6 @@ def code_of(session: ShmSession, request: InferenceRequest) -> str:
 
 
 def answer(session: ShmSession, client: Client, value: float = 1, slot: int = 0) -> str:
-    """Have a request doubled; return the error's code, or nothing if the answer is right."""
     code = code_of(session, client.request({"X": X + value}, {"Y": 16}, slot))
     assert code or client.output("Y", slot).tolist() == (2 * (X + value)).tolist()
     return code
@@ -173,7 +172,6 @@ class Server:
         return dict(self.registered)
 
     def register(self, name: str, value: float) -> str:
-        """Register a new file that begins with four such values; return its key."""
         key = f"foreign-{os.getpid()}-{secrets.token_hex(8)}"
         (SHM / key).write_bytes(np.full(4, value, np.float32).tobytes() + bytes(4080))
         self.registered[name] = Registration(key, 0, 4096)

@@ -28,15 +28,12 @@ from tests.unit.table_client import Client
 
 
 class Counted:
-    """Metrics at an emulated server, and what is mapped."""
-
     def __init__(self, server: LoneServer) -> None:
         self.mapped = (0, 0)
         self.metrics = Metrics(TritonBackend(), "resize", "3", lambda: self.mapped)
         self._registry = server.metrics
 
     def series(self, *names: str) -> list[tuple[str, dict[str, str], float]]:
-        """Return families' series as the server has them: the family, labels and value."""
         return [
             (name, dict(labels), series.value)
             for name in names or _FAMILIES

@@ -40,7 +40,6 @@ PAUSE: Final = Pause(1.0)
 
 
 def searching() -> Steps[str]:
-    """Find what the one who drives this says."""
     return (yield PAUSE)  # type: ignore[no-any-return]
 
 

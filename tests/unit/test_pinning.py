@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shm_backend_utils.errors import MachineError, ModelError
+from shm_backend_utils.errors import MachineError
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.memory.managed import ManagedRegion
@@ -150,9 +150,7 @@ def test_what_stays_pinned_is_unmapped_all_the_same(cuda: PinningCuda, model: Re
         ("CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "pinned already"),
     ],
 )
-def test_a_region_that_cannot_be_pinned_serves_as_it_is(
-    model: Resolver, warnings: list[str], region: ManagedRegion, name: str, reason: str
-) -> None:
+def test_unpinned_it_works(model: Resolver, warnings: list[str], region: ManagedRegion, name: str, reason: str) -> None:
     DRIVER.fail_next("cuMemHostRegister", name, process=MODEL)
     found = mapped(model, region)
     assert attributes_of(found) == BufferAttributes(MemoryType.CPU, 0, region.header.byte_size, None)
@@ -187,13 +185,7 @@ def test_without_a_gpu_regions_serve_as_they_are_and_one_warning_says_why(warnin
         model.close()
 
 
-def test_pinning_is_asked_for_by_a_parameter(cuda: PinningCuda, region: ManagedRegion) -> None:
-    def config_with(value: str) -> Config:
-        return Config.from_config({"parameters": {"SHM_PIN_HOST_MEMORY": {"string_value": value}}})
-
-    assert [config_with(value).pin_host_memory for value in ("true", "false")] == [True, False]
-    with pytest.raises(ModelError, match="parameter SHM_PIN_HOST_MEMORY is 'yes'; expected true or false"):
-        config_with("yes")
+def test_without_pinning_cuda_is_not_loaded(cuda: PinningCuda, region: ManagedRegion) -> None:
     with that_nobody_loads(cuda) as access:
         model = Resolver(Config(), access)
         assert attributes_of(mapped(model, region)).memory_type is MemoryType.CPU

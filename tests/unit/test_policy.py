@@ -80,7 +80,6 @@ def entry(name: str, key: str, offset: int = 0, byte_size: int = PAGE) -> dict[s
 
 
 def refused(action: Callable[[], object], secret: str) -> str:
-    """Return why it is refused, in a message that names the field and not the secret."""
     with pytest.raises(RegionRefusedError) as caught:
         action()
     assert caught.value.field.startswith(FIELD)

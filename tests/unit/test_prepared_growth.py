@@ -68,7 +68,6 @@ def grown(client: ShmClient, count: int = 1000) -> PreparedCall:
 
 
 def has_the_form_of_most(order: Order) -> bool:
-    """Return whether the table of a request is one like those of calls whose sizes were told."""
     address = parse_address(order.parameters[SLOT_PARAMETER])
     with contextlib.closing(open_region(address.key, address.token, "region")) as region:
         record, form = region.record(address.slot), TableForm.of(ModelSpec.from_config(config("m")))

@@ -30,7 +30,6 @@ def server() -> Iterator[FakeServer]:
 
 @pytest.fixture
 def protocol(protocol: str, monkeypatch: pytest.MonkeyPatch, server: FakeServer) -> str:
-    """Each protocol; a client that is made then speaks it to the fake server."""
     monkeypatch.setattr(client, "connect", lambda *_: FakeTransport(server, protocol))
     monkeypatch.setattr(aio, "connect_async", lambda *_: AsyncFakeTransport(server, protocol))
     return protocol
@@ -106,9 +105,7 @@ def test_a_model_that_does_not_answer_is_neither(server: FakeServer, call: Call)
         call("is_model_ready", "m")
 
 
-def test_a_decoupled_model_is_asked_by_a_stream_where_there_are_any(
-    server: FakeServer, call: Call, protocol: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_streams_ask_decoupled(server: FakeServer, call: Call, protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def die(_: Order) -> Iterator[Any]:
         raise InferenceError("Stub process 'd_0_0' is not healthy.", "StatusCode.INTERNAL")
 
@@ -148,8 +145,6 @@ def test_both_clients_offer_the_same() -> None:
 
 
 class Starting:
-    """In the place of a transport's ``send``: a server that comes up at its n-th question."""
-
     def __init__(self, server: FakeServer, ups: int, readies: int) -> None:
         self.asked = 0
         self._server, self._ups, self._readies = server, ups, readies

@@ -117,7 +117,6 @@ FP32 = dtypes.BY_NAME["FP32"]
 
 
 def config(**changes: Any) -> dict[str, Any]:
-    """Return a configuration that serves the direct path, with some of its fields changed."""
     return {
         "name": "resize",
         "max_batch_size": 0,

@@ -38,8 +38,6 @@ Run = Callable[[Steps[Any]], Any]
 
 
 class Echo(Transport):
-    """Answers with the message, or raises it."""
-
     def send(self, message: Any, timeout_s: float) -> Any:
         if isinstance(message, BaseException):
             raise message

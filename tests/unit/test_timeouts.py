@@ -82,7 +82,6 @@ async def an_async_client(
 
 
 def in_time(call: Callable[[], object], timeout_s: float = TIMEOUT_S) -> bool:
-    """Make a call that may take so long; return whether it succeeded."""
     begin = time.monotonic()
     try:
         call()

@@ -11,15 +11,34 @@ import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
+from typing import Final
 
 from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.client.errors import InferenceError
 from shm_backend_utils.errors import PeerError
 
-from .paths import PATHS
-from .ways import Way
+from .forwarded import Forwarded, InBand
+from .ways import Path, Prepared, Stream, Way, Whole
+
+Make = Callable[[random.Random], Way]
+
+
+def _over_both(path: Path) -> list[Make]:
+    kinds = (Prepared, Whole)
+    return [partial(kind, path=path, protocol=protocol) for kind in kinds for protocol in ("grpc", "http")]
+
+
+PATHS: Final[Mapping[str, Sequence[Make]]] = {
+    "direct": [*_over_both("direct"), partial(Stream, path="direct", protocol="grpc")],
+    "triton-shm": _over_both("triton-shm"),
+    "inline": [*_over_both("inline"), partial(Stream, path="inline", protocol="grpc")],
+    "forward": [Forwarded, InBand],
+}
+"""The ways by which lies can come: on the client's three paths, and between models."""
 
 
 def main() -> int:

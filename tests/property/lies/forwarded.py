@@ -59,7 +59,6 @@ class _Server(LoneServer):
 
 
 def _carried(chance: random.Random, said: Said) -> TensorContent:
-    """Return what Triton would carry: bytes and shape fit each other, whatever else is a lie."""
     datatype = said.datatype if said.datatype in BY_NAME else chance.choice(("FP32", "UINT8", "BYTES"))
     shape = tuple(min(abs(size), _MOST) for size in said.shape[:4])
     array: Any = np.zeros(shape, BY_NAME[datatype].numpy)

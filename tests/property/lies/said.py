@@ -15,7 +15,6 @@ from shm_backend_utils.model_spec import ModelSpec
 
 
 def _config(name: str, **more: Any) -> dict[str, Any]:
-    """Return the configuration of a model that lies: outputs of open and of fixed sizes, numbers and strings."""
     outputs = {
         "NUMBERS": ("FP32", [-1, 1]),
         "GRID": ("INT64", [-1, 3]),
@@ -110,7 +109,6 @@ def _shape(chance: random.Random) -> tuple[int, ...]:
 
 
 def _content(chance: random.Random, content: bytes) -> bytes:
-    """Return other bytes: fewer, more, any; or with lengths of strings that lead elsewhere."""
     way = chance.randrange(5)
     if way == 0:
         return content[: chance.randrange(len(content) + 1)]
@@ -123,7 +121,6 @@ def _content(chance: random.Random, content: bytes) -> bytes:
 
 
 def random_text(chance: random.Random, texts: Sequence[str]) -> str:
-    """Return one of these texts, cut or doubled at times."""
     text = chance.choice(texts)
     return chance.choice((text, text, text[: chance.randrange(len(text) + 1)], text * 2))
 

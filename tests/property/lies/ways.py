@@ -27,13 +27,6 @@ Path = Literal["direct", "triton-shm", "inline"]
 
 
 class Way(ABC):
-    """One way.
-
-    Parameters
-    ----------
-    chance : random.Random
-    """
-
     share = 1.0
 
     def __init__(self, chance: random.Random) -> None:
@@ -72,8 +65,6 @@ class _OfClient(Way):
 
 
 class Prepared(_OfClient):
-    """A prepared call, over and over: nothing but requests and answers."""
-
     share = 40.0
 
     def __init__(self, chance: random.Random, path: Path, protocol: str) -> None:
@@ -108,8 +99,6 @@ class Prepared(_OfClient):
 
 
 class Whole(_OfClient):
-    """Calls that find out of the model what they need, and take memory."""
-
     share = 2.0
 
     def tell(self) -> str:

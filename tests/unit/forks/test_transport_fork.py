@@ -153,7 +153,7 @@ LAST = {  # where grpc.aio has a thread from then on
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
-    """,
+    """
 }
 IN_THE_LOOP = """
 async def main():

@@ -1,7 +1,9 @@
-"""Which arrays lie in memory that may be lent, to the byte, and which models take it; small tensors go in band."""
+"""Which arrays lie in memory that may be lent, and which models take it; calls that break off."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +20,9 @@ from shm_backend_utils.model.forward.direct import Lending, LentMemory
 from shm_backend_utils.model.mapping.memory import HostMemory
 from shm_backend_utils.protocol.claims import LentRegionClaim, NamedRegionClaim
 from shm_backend_utils.protocol.spans import MAX_TENSORS
-from tests.unit.emulated import message_of
+from shm_backend_utils.testing.emulator.request import InferenceRequest
+from shm_backend_utils.testing.emulator.response import InferenceResponse
+from tests.unit.emulated import answered, message_of
 from tests.unit.forwarding.two_models import Models, X, config, two_models
 from tests.unit.sessions import double, tensor
 from tests.unit.table_client import Client
@@ -127,7 +131,7 @@ HALF = np.arange(8192, dtype=np.float32)
 
 
 @pytest.fixture
-def models(monkeypatch: pytest.MonkeyPatch) -> Iterator[Models]:
+def in_band(monkeypatch: pytest.MonkeyPatch) -> Iterator[Models]:
     with two_models(monkeypatch, config("other", "direct,inline")) as models:
         yield models
 
@@ -162,22 +166,15 @@ IN_MEMORY = ("direct", "direct")
 
 @pytest.mark.parametrize(
     ("count", "room", "expected"),
-    [
-        (1, 4, IN_BAND),
-        (8192, 32768, IN_BAND),
-        (8192, 32769, IN_MEMORY),
-        (8193, 32772, IN_MEMORY),
-    ],
+    [(1, 4, IN_BAND), (8192, 32768, IN_BAND), (8192, 32769, IN_MEMORY), (8193, 32772, IN_MEMORY)],
 )
-def test_up_to_64_kib_go_in_band(
-    models: Models, client: Client, count: int, room: int, expected: tuple[str, str]
-) -> None:
-    assert paths_of(models, client, np.arange(count, dtype=np.float32), {"Y": room}) == [expected]
+def test_64_kib_go_in_band(in_band: Models, client: Client, count: int, room: int, expected: tuple[str, str]) -> None:
+    assert paths_of(in_band, client, np.arange(count, dtype=np.float32), {"Y": room}) == [expected]
 
 
-def test_outputs_that_turn_out_large_have_room_the_next_time(models: Models, client: Client) -> None:
-    models.answer = lambda call: call.put("Y", np.resize(call.input("X").numpy() * 2, 20000))
-    assert paths_of(models, client, HALF, None, 3) == [IN_BAND, IN_MEMORY, IN_MEMORY]
+def test_outputs_that_turn_out_large_have_room_the_next_time(in_band: Models, client: Client) -> None:
+    in_band.answer = lambda call: call.put("Y", np.resize(call.input("X").numpy() * 2, 20000))
+    assert paths_of(in_band, client, HALF, None, 3) == [IN_BAND, IN_MEMORY, IN_MEMORY]
 
 
 @pytest.mark.parametrize(
@@ -190,16 +187,14 @@ def test_outputs_that_turn_out_large_have_room_the_next_time(models: Models, cli
     ],
     ids=["direct alone", "not in band", "strings", "BF16"],
 )
-def test_a_model_that_may_not_take_them_in_band_does_not(
-    monkeypatch: pytest.MonkeyPatch, client: Client, other: dict[str, Any]
-) -> None:
+def test_some_models_take_none_in_band(monkeypatch: pytest.MonkeyPatch, client: Client, other: dict[str, Any]) -> None:
     with two_models(monkeypatch, other) as models:
         assert paths_of(models, client, HALF, {"Y": 32768}) == [IN_MEMORY]
 
 
-def test_none_go_in_band_if_the_configuration_says_so(models: Models, client: Client) -> None:
-    models.caller._open_context().forwarder._inline_bytes = 0
-    assert paths_of(models, client, HALF[:1], {"Y": 4}) == [IN_MEMORY]
+def test_none_go_in_band_if_the_configuration_says_so(in_band: Models, client: Client) -> None:
+    in_band.caller._open_context().forwarder._inline_bytes = 0
+    assert paths_of(in_band, client, HALF[:1], {"Y": 4}) == [IN_MEMORY]
 
 
 @pytest.mark.parametrize("inline_bytes", [0, 2**16])
@@ -223,3 +218,111 @@ def test_what_the_other_model_does_not_take_is_the_same_error(
         models.caller._open_context().forwarder._inline_bytes = inline_bytes
         response = models.serve(client, infer)
         assert response.error() is None, message_of(response)
+
+
+SLOTS = 2
+KINDS = [asyncio.CancelledError, SystemExit, KeyboardInterrupt, GeneratorExit]
+
+
+class Server:
+    """Brings requests of a model to the other one, as Triton does; but for those that are to fail.
+
+    Attributes
+    ----------
+    failed : list of InferenceRequest
+        So far.
+    outcome : subclass of BaseException or InferenceResponse
+        What is raised for them, or answered.
+    """
+
+    def __init__(self, models: Models) -> None:
+        self.failed: list[InferenceRequest] = []
+        self.outcome: type[BaseException] | InferenceResponse
+        self.deliver = models.execute
+        models.execute = self.execute  # type: ignore[method-assign]
+
+    def execute(self, request: InferenceRequest) -> InferenceResponse:
+        if not json.loads(request.parameters())["fails"]:
+            return self.deliver(request)
+        self.failed.append(request)
+        if isinstance(self.outcome, type):
+            raise self.outcome("no")
+        return self.outcome
+
+
+@pytest.fixture
+def server(models: Models) -> Server:
+    return Server(models)
+
+
+def forward(call: Call) -> None:
+    target = {"Y": call.output("Y", (4,), np.float32)}
+    call.forward("other", {"X": call.input("X")}, target, parameters={"fails": call.parameters["fails"]})
+
+
+async def forward_async(call: Call) -> None:
+    target = {"Y": call.output("Y", (4,), np.float32)}
+    await call.forward_async("other", {"X": call.input("X")}, target, parameters={"fails": call.parameters["fails"]})
+
+
+def requests_of(client: Client) -> list[InferenceRequest]:
+    """Return two requests, of which the first one's call of the other model is to fail."""
+    return [client.request({"X": X + slot}, {"Y": 16}, slot, fails=1 - slot) for slot in range(2)]
+
+
+def check_late_request_is_stale(server: Server, client: Client) -> None:
+    client.region.bytes()[client.data :] = 7
+    assert message_of(server.deliver(server.failed[0])).startswith("shm:stale: ")
+    assert set(client.region.bytes()[client.data :].tolist()) == {7}
+
+
+@pytest.mark.parametrize("side_by_side", [False, True])
+@pytest.mark.parametrize("kind", [*KINDS, RuntimeError])
+def test_what_breaks_off_a_call_of_another_model_fails_one_request_and_the_other_model_refuses_it(
+    models: Models, server: Server, client: Client, kind: type[BaseException], side_by_side: bool
+) -> None:
+    server.outcome = kind
+    if side_by_side:
+        failed, served = asyncio.run(models.caller.serve_async(requests_of(client), forward_async))
+    else:
+        failed, served = models.caller.serve(requests_of(client), forward)
+    assert kind.__name__ in message_of(failed)
+    assert served.error() is None
+    assert client.output("Y", 1).tolist() == [2, 4, 6, 8]
+    assert client.is_over(1)
+    assert client.is_free(0)
+    check_late_request_is_stale(server, client)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_waits_for_the_other(models: Models, server: Server, client: Client, kind: type[BaseException]) -> None:
+    def infer(call: Call) -> None:
+        with pytest.raises(kind):
+            forward(call)
+        call.put("Y", X)  # as if nothing had happened
+
+    server.outcome = kind
+    (response,) = models.caller.serve(requests_of(client)[:1], infer)
+    assert "model.py has left the call while 1 calls" in message_of(response)
+    assert (client.region.record(0).started, client.region.record(0).completed) == (1, 0)
+    assert client.is_free(0)
+    check_late_request_is_stale(server, client)
+
+
+def test_a_model_may_go_on_without_one_that_is_refused(models: Models, server: Server, client: Client) -> None:
+    def infer(call: Call) -> None:
+        try:
+            forward(call)
+        except RuntimeError:
+            double(call)
+
+    server.outcome = RuntimeError
+    assert [response.error() for response in models.caller.serve(requests_of(client), infer)] == [None, None]
+    assert client.output("Y", 1).tolist() == [2, 4, 6, 8]
+
+
+def test_a_request_answered_too_early_is_refused_later(models: Models, server: Server, client: Client) -> None:
+    server.outcome = answered([], "not today")
+    (response,) = models.caller.serve(requests_of(client)[:1], forward)
+    assert "not today" in message_of(response)
+    check_late_request_is_stale(server, client)

@@ -49,7 +49,6 @@ class Models:
         self.gate.set()
 
     def execute(self, request: InferenceRequest) -> InferenceResponse:
-        """Have the other model execute a request, and return its response as the caller gets it."""
         outputs, message = list[TensorContent](), ""
         if self.answer is not None:
             (response,) = self.other.serve([request], self.answer)
@@ -58,7 +57,6 @@ class Models:
         return answered(outputs, message)
 
     def serve(self, client: Client, infer: Infer, x: Any = X, room: int = 16) -> Any:
-        """Have the caller serve a request of X, with room for Y."""
         (response,) = self.caller.serve([client.request({"X": x}, {"Y": room})], infer)
         return response
 

@@ -61,7 +61,6 @@ def runtime_that_gives_all_back(process: int = MODEL) -> Iterator[CudaRuntime]:
 
 
 def collect_all(runtime: CudaRuntime) -> None:
-    """Free and unmap what nobody uses any more, when its GPU has finished with it."""
     wait_until(lambda: not runtime.retired.collect())
 
 
@@ -114,7 +113,6 @@ def captured(stream: int, device: int = 0) -> Iterator[None]:
 
 
 def content(array: Any) -> npt.NDArray[Any]:
-    """Return the memory of an array on a GPU as it is now, whatever is on streams."""
     return DRIVER.memory(array.address, array.shape, array.dtype)
 
 
@@ -154,7 +152,6 @@ def kernel(
 
 @contextlib.contextmanager
 def held_back(stream: int, process: int = MODEL) -> Iterator[threading.Event]:
-    """Put work on a stream that takes until the event is set, at the latest until the end of the block."""
     finish = threading.Event()
     DRIVER.launch(stream, lambda: finish.wait(PATIENCE_S), process)
     try:

@@ -15,7 +15,7 @@ from shm_backend_utils.compat.shm_util import ShmRegions, create_set_cuda_shm_re
 from shm_backend_utils.gpu.errors import CudaError
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.gpu.runtime import HANDLE_LENGTH, CudaRuntime
-from tests.unit.gpu.arrays.test_device_import import WithInterfaceAlone
+from tests.unit.gpu.arrays.test_device_array import WithInterfaceAlone
 from tests.unit.gpu.fakes import CLIENT, DRIVER, NOTHING, collect_all, left_of, stream_on
 
 X: Final = np.arange(1, 6, dtype=np.float32)

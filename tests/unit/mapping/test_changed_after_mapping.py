@@ -56,7 +56,6 @@ def path_of(segment: MappedSegment) -> Path:
 
 
 def answer(session: ShmSession, client: Client) -> str:
-    """Have a request doubled; return what is wrong with it, or nothing if the answer is right."""
     (response,) = session.serve([client.request({"X": X}, {"Y": 16})], double)
     if response.has_error():
         return message_of(response)
@@ -166,7 +165,6 @@ def resolver(cuda: CudaRuntime) -> Iterator[Resolver]:
 
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Registration]]:
-    """Two names of two parts of one file."""
     key = new_key()
     (SHM / key).write_bytes(bytes(PAGE))
     found = {"in": Registration(key, 0, 64), "out": Registration(key, 8, 64)}

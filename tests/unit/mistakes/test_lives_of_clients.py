@@ -1,4 +1,4 @@
-"""Clients, calls, results, arrays and streams that are used too late, by others, twice, or for what they are not."""
+"""Clients, calls, results and streams used too late, by others, twice, or for what they are not; wrong ports."""
 
 from __future__ import annotations
 
@@ -7,20 +7,25 @@ import copy
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
 from shm_backend_utils.client import (
+    AsyncShmClient,
     CallerError,
     DeadlineExceededError,
     InferenceError,
+    ServerUnavailableError,
     ShmClient,
 )
 from shm_backend_utils.client.errors import deadline_exceeded
 from shm_backend_utils.errors import TensorError
+from tests.unit.answering_server import answering
 from tests.unit.fake_server import Arrays, FakeServer, Order, config
 from tests.unit.fake_wires import async_client_of, client_of
 
@@ -76,23 +81,18 @@ ADVICE = "run pip install 'triton-shm-backend-utils[client]'"
 
 
 def last_line_without(library: str, program: str) -> str:
-    """Return the last line that Python prints when a program imports what is not there."""
     hidden = f"import sys; sys.modules[{library!r}] = None\n{program}"
     done = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     return done.stderr.splitlines()[-1]
 
 
-def test_without_tritonclient() -> None:
-    line = last_line_without("tritonclient", "import shm_backend_utils.client")
-    assert line.startswith("ModuleNotFoundError: shm_backend_utils.client lacks a library (")
-    assert "tritonclient" in line
-    assert line.endswith(f"); {ADVICE}")
-
-
-@pytest.mark.parametrize(("library", "url"), [("grpc", "localhost:1"), ("httptools", "http://localhost:1")])
-def test_without_what_one_protocol_needs(library: str, url: str) -> None:
-    line = last_line_without(library, f"from shm_backend_utils.client import ShmClient; ShmClient({url!r})")
+@pytest.mark.parametrize(
+    ("library", "used"),
+    [("tritonclient", ""), ("grpc", "; ShmClient('localhost:1')"), ("httptools", "; ShmClient('http://localhost:1')")],
+)
+def test_without_a_library(library: str, used: str) -> None:
+    line = last_line_without(library, f"from shm_backend_utils.client import ShmClient{used}")
     assert line.startswith("ModuleNotFoundError: shm_backend_utils.client lacks a library (")
     assert library in line
     assert line.endswith(f"); {ADVICE}")
@@ -263,3 +263,86 @@ def test_sizes_that_are_none(client: ShmClient, shape: Any) -> None:
     with pytest.raises(TensorError) as error:
         client.prepare("rows", {"IN0": (shape, np.float32)})
     assert str(error.value) == f"tensor 'IN0' has shape {shape!r}; expected whole numbers, 0 or more"
+
+
+GIVEN = {"GIVEN": np.ones(3, np.float32)}
+Infer = Callable[[str], None]
+
+
+METRICS = {"mute": (400, b""), "talkative": (200, b"# HELP nv_inference_request_success Number of")}
+NO_SUCH_PATH = 404, b'{"error":"Not Found"}'  # as Triton answers
+
+
+def infer_at(url: str) -> None:
+    with ShmClient(url, timeout_s=10) as client:
+        client.infer("m", GIVEN)
+
+
+def infer_in_a_task_at(url: str) -> None:
+    async def run() -> None:
+        async with AsyncShmClient(url, timeout_s=10) as client:
+            await client.infer("m", GIVEN)
+
+    asyncio.run(run())
+
+
+either = pytest.mark.parametrize("use", [infer_at, infer_in_a_task_at])
+
+
+@pytest.fixture(params=METRICS)
+def metrics_port(request: pytest.FixtureRequest) -> Iterator[str]:
+    with answering(lambda _: METRICS[request.param]) as url:
+        yield url
+
+
+@pytest.fixture
+def grpc_port() -> Iterator[int]:
+    with ThreadPoolExecutor(1) as executor:
+        server = grpc.server(executor)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        yield port
+        server.stop(None).wait()
+
+
+@either
+def test_http_to_the_metrics(metrics_port: str, use: Infer) -> None:
+    with pytest.raises(InferenceError) as error:
+        use(metrics_port)
+    assert str(error.value).endswith(
+        "; is this Triton's HTTP port? By default HTTP is on 8000, and metrics are on 8002"
+    )
+
+
+@either
+def test_http_with_a_path_that_the_server_has_not(use: Infer) -> None:
+    with answering(lambda _: NO_SUCH_PATH) as url:
+        with pytest.raises(InferenceError) as error:
+            use(f"{url}/v2")
+        assert str(error.value) == (
+            f"[404] the server has nothing there: is the path in {url}/v2 right? Triton by itself has none"
+        )
+        with pytest.raises(InferenceError, match=r"^\[404\] Not Found$"):
+            use(url)
+
+
+@either
+def test_grpc_to_http(metrics_port: str, use: Infer) -> None:
+    url = metrics_port.removeprefix("http://")
+    with pytest.raises(ServerUnavailableError) as error:
+        use(url)
+    assert str(error.value).startswith(
+        f"[StatusCode.UNAVAILABLE] what listens at grpc://{url} speaks HTTP, and not gRPC; is this its port? "
+        "Triton's gRPC is on 8001 by default, and its HTTP on 8000, as http://HOST:PORT ("
+    )
+
+
+@either
+def test_http_to_grpc(grpc_port: int, use: Infer) -> None:
+    url = f"http://127.0.0.1:{grpc_port}"
+    with pytest.raises(ServerUnavailableError) as error:
+        use(url)
+    assert str(error.value) == (
+        f"[StatusCode.UNAVAILABLE] what listens at {url} does not speak HTTP, or not without TLS (https://); is this "
+        "its port? Triton's HTTP is on 8000 by default, and its gRPC on 8001, as grpc://HOST:PORT"
+    )

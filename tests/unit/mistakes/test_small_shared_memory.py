@@ -37,42 +37,44 @@ def server() -> Iterator[FakeServer]:
         yield server
 
 
-@pytest.mark.parametrize("path", SHARED_PATHS)
-def test_a_call_that_it_is_too_small_for(server: FakeServer, path: Any) -> None:
-    with client_of(server, pool=SYSTEM) as client, pytest.raises(NoSharedMemoryError) as error:
-        client.infer("m", {"IN0": X}, path=path)
-    assert str(error.value) == (
-        f"the call needs {NEEDED} bytes of shared memory, but /dev/shm has {TOTAL}, of which the pool may have "
-        f"{8 * PAGE}; {WAYS_OUT}, or send less at once"
-    )
-
-
-def test_a_call_that_a_larger_part_of_it_is_enough_for(server: FakeServer) -> None:
-    with client_of(server, pool=SYSTEM) as client, pytest.raises(NoSharedMemoryError) as error:
-        client.infer("m", {"IN0": X[:10240]}, path="direct")
-    assert str(error.value).endswith(f"; {WAYS_OUT}, raise PoolOptions(max_bytes=...), or send less at once")
-
-
-@pytest.mark.parametrize("path", SHARED_PATHS)
-def test_a_budget_that_it_does_not_have(server: FakeServer, path: Any) -> None:
-    with (
-        client_of(server, pool=PoolOptions(region="system", max_bytes=2**30)) as client,
-        pytest.raises(NoSharedMemoryError) as error,
-    ):
-        client.infer("m", {"IN0": X}, path=path)
-    assert str(error.value) == (
+HAS = f"bytes of shared memory, but /dev/shm has {TOTAL}, of which the pool may have {8 * PAGE}"
+TOO_LITTLE: dict[str, tuple[PoolOptions, int, type[Exception], str]] = {
+    "for the call": (
+        SYSTEM,
+        2**18,
+        NoSharedMemoryError,
+        f"the call needs {NEEDED} {HAS}; {WAYS_OUT}, or send less at once",
+    ),
+    "as the pool's part": (
+        SYSTEM,
+        10240,
+        NoSharedMemoryError,
+        f"the call needs {12 * PAGE} {HAS}; {WAYS_OUT}, raise PoolOptions(max_bytes=...), or send less at once",
+    ),
+    "for the budget": (
+        PoolOptions(region="system", max_bytes=2**30),
+        2**18,
+        NoSharedMemoryError,
         f"shared memory of {NEEDED} bytes was asked for, but /dev/shm has {16 * PAGE} free of {TOTAL}; {WAYS_OUT}, or "
-        "take less of it: release results sooner, or lower PoolOptions(max_bytes=...)"
-    )
-
-
-def test_a_budget_that_the_user_has_made_too_small_is_the_users(server: FakeServer) -> None:
-    with client_of(server, pool=PoolOptions(max_bytes=8 * PAGE)) as client, pytest.raises(BudgetError) as error:
-        client.infer("m", {"IN0": X[:10240]})
-    assert str(error.value) == (
+        "take less of it: release results sooner, or lower PoolOptions(max_bytes=...)",
+    ),
+    "as the user's budget": (
+        PoolOptions(max_bytes=8 * PAGE),
+        10240,
+        BudgetError,
         f"the call needs {12 * PAGE} bytes of shared memory, but the pool may have {8 * PAGE}; raise "
-        "PoolOptions(max_bytes=...), or send less at once"
-    )
+        "PoolOptions(max_bytes=...), or send less at once",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TOO_LITTLE)
+@pytest.mark.parametrize("path", SHARED_PATHS)
+def test_memory_is_too_little(server: FakeServer, path: Any, what: str) -> None:
+    pool, count, kind, text = TOO_LITTLE[what]
+    with client_of(server, pool=pool) as client, pytest.raises(kind) as error:
+        client.infer("m", {"IN0": X[:count]}, path=path)
+    assert str(error.value) == text
 
 
 def test_one_without_a_limit_has_what_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,6 @@ def batched(open_session: Open, **more: Any) -> ShmSession:
 
 
 def carrier_of(rows: int) -> dict[str, Any]:
-    """Return what tells Triton of so many rows."""
     return {"SHM": np.empty((rows, 0), np.uint8)}
 
 

@@ -192,7 +192,6 @@ def write(client: Client, slot: int, data: bytes) -> int:
 
 
 def request_of(client: Client, slot: int, data: bytes, count: int = 2) -> InferenceRequest:
-    """Return a request with one row of so many strings, in the slot's part of the memory."""
     at = write(client, slot, data)
     size = max(len(data), 4 * count)
     said = Table({"TEXT": InputSpan(BYTES, (1, count), 0, at, size)}, {"WORDS": OutputSpan(0, at + ROOM, ROOM)})
@@ -274,7 +273,6 @@ def gathering(open_session: Open) -> ShmSession:
 def plain_requests(
     rng: random.Random, count: int, most_columns: int
 ) -> list[tuple[InferenceRequest, np.ndarray[Any, Any]]]:
-    """Return plain requests, whose rows must be gathered, and what each has in X."""
     found = []
     for _ in range(count):
         shape = rng.randint(1, 3), rng.randint(1, most_columns)

@@ -31,7 +31,6 @@ def client() -> Iterator[Client]:
 
 
 def requests_of(client: Client, **parameters: Any) -> list[InferenceRequest]:
-    """Return a request for each slot; the parameters are the first one's."""
     return [client.request({"X": X + slot}, {"Y": 16}, slot, **({} if slot else parameters)) for slot in range(SLOTS)]
 
 

@@ -73,9 +73,7 @@ def test_so_it_is_where_the_output_goes_back_through_triton(session: ShmSession,
         ((4,), "UINT8", np.s_[:0], 4),
     ],
 )
-def test_a_part_that_was_not_written_is_found_wherever_it_is(
-    open_session: Open, shape: tuple[int, ...], name: str, written: Any, left: int
-) -> None:
+def test_unwritten_parts_found(open_session: Open, shape: tuple[int, ...], name: str, written: Any, left: int) -> None:
     def infer(call: Call) -> None:
         call.output("Y", shape, BY_NAME[name].numpy).numpy()[written] = 0
 
@@ -190,9 +188,7 @@ def slowly_double(x: Any, y: Any) -> None:
 
 @pytest.mark.parametrize("room", [16, 0], ids=["on the host", "that goes back through Triton"])
 @pytest.mark.parametrize("infer", [copied_by_the_library, copied_by_the_model])
-def test_an_output_that_comes_from_a_gpu_is_not_judged_before_that_is_done(
-    open_session: Open, client: Client, infer: Callable[[Call, int], None], room: int
-) -> None:
+def test_a_late_gpus_output(open_session: Open, client: Client, infer: Callable[[Call, int], None], room: int) -> None:
     with runtime_that_gives_all_back() as cuda, stream_on(cuda) as stream:
         session = open_session(parameters=SHM_DEBUG, cuda=CudaAccess(lambda: cuda))
         (response,) = session.serve([client.request({"X": X}, {"Y": room})], lambda call: infer(call, stream))
@@ -205,7 +201,6 @@ def test_an_output_that_comes_from_a_gpu_is_not_judged_before_that_is_done(
 
 
 def change(view: TensorView) -> None:
-    """Write to an input as a library does that does not see DLPack's read-only flag."""
     byte = ctypes.c_ubyte.from_address(view.numpy().__array_interface__["data"][0])
     byte.value ^= 0xFF
 

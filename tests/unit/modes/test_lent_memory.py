@@ -32,7 +32,6 @@ def lender(make_client: MakeClient) -> Client:
 
 
 def borrowing(lender: Client, client: Client, **changes: Any) -> InferenceRequest:
-    """Return a lender's request whose tensors lie in its client's region."""
     at = client.data
     np.ndarray((4,), np.float32, client.region.bytes(), at)[...] = X
     said = Table(
@@ -80,7 +79,6 @@ def test_records_of_lent_regions_are_no_data(open_session: Open, lender: Client,
 
 
 def before_borrowing(monkeypatch: pytest.MonkeyPatch, happen: Callable[[], object]) -> list[bool]:
-    """Have something happen when a request has been taken in, and is about to borrow; note what was borrowed."""
     borrowed: list[bool] = []
 
     def borrow_late(fd: int, record: int) -> SharedLease | None:
@@ -93,9 +91,7 @@ def before_borrowing(monkeypatch: pytest.MonkeyPatch, happen: Callable[[], objec
     return borrowed
 
 
-def test_the_generation_is_looked_at_again_when_the_memory_is_borrowed(
-    open_session: Open, monkeypatch: pytest.MonkeyPatch, lender: Client, client: Client
-) -> None:
+def test_taken_back_midway(open_session: Open, monkeypatch: pytest.MonkeyPatch, lender: Client, client: Client) -> None:
     def give_up() -> None:
         assert not lender.is_free()  # the request has the lease of its slot: it was taken in
         lender.region.record(0).generation = 2
@@ -116,9 +112,7 @@ def test_the_generation_is_looked_at_again_when_the_memory_is_borrowed(
     assert client.is_free()
 
 
-def test_a_lender_that_dies_as_its_memory_is_borrowed_is_noticed(
-    open_session: Open, monkeypatch: pytest.MonkeyPatch, lender: Client, client: Client
-) -> None:
+def test_a_dying_lender(open_session: Open, monkeypatch: pytest.MonkeyPatch, lender: Client, client: Client) -> None:
     def die() -> None:
         lender.region.segment.unlink()
         lender.region.close()

@@ -26,8 +26,6 @@ BUDGET = 10 * PAGE_SIZE
 
 
 class Holders:
-    """Who holds what; raises if somebody else has it."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._keys: set[str] = set()
@@ -43,7 +41,6 @@ class Holders:
 
 
 def take(pool: SlotPool, chance: random.Random) -> Any:
-    """Take a region in any of the ways there are; None if its turn did not come."""
     need = Need(chance.choice([100, 100, 5_000, 9_000]))
     taken = pool.take_idle(need, "thread")
     if taken is not None:

@@ -72,7 +72,6 @@ class H2Peer:
 
 
 def message(content: bytes) -> bytes:
-    """Return a message as gRPC frames it."""
     return struct.pack(">BL", 0, len(content)) + content
 
 
@@ -150,7 +149,6 @@ def answering(answer: Callable[[H2Peer, int, bytes], None]) -> Callable[[socket.
 
 
 def requests_of(connection: socket.socket) -> Callable[[], int]:
-    """Return a function that waits for the next whole request and returns its stream's number."""
     received = connection.makefile("rb")
     received.read(PREFACE_BYTES)
 

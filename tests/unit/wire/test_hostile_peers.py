@@ -85,7 +85,6 @@ def counting(requests: list[int]) -> Callable[[int], bytes]:
 
 
 def after_request(data: Callable[[int], bytes], *, stays: bool = False) -> Serve:
-    """Return what a server does that answers each request so, and hangs up, or stays."""
 
     def serve(connection: socket.socket) -> None:
         connection.sendall(SETTINGS)
@@ -100,7 +99,6 @@ def after_request(data: Callable[[int], bytes], *, stays: bool = False) -> Serve
 
 
 def at_once(data: bytes) -> Serve:
-    """Return what a server does that speaks first, and never listens."""
 
     def serve(connection: socket.socket) -> None:
         connection.sendall(data)

@@ -38,7 +38,6 @@ def sent_by(conversation: Http2) -> bytes:
 
 
 def talk(conversation: Http2, peer: H2Peer, sizes: list[int]) -> None:
-    """Carry bytes both ways until both are silent; the first pieces that the client gets have these sizes."""
     to_client = peer.connection.data_to_send()
     left = iter(sizes)
     while True:
@@ -58,9 +57,7 @@ def talk(conversation: Http2, peer: H2Peer, sizes: list[int]) -> None:
     padding=st.integers(0, 255),
     sizes=SPLITS,
 )
-def test_calls_and_answers_of_any_size(
-    calls: list[tuple[int, int]], status: int, text: str, padding: int, sizes: list[int]
-) -> None:
+def test_sizes_of_calls(calls: list[tuple[int, int]], status: int, text: str, padding: int, sizes: list[int]) -> None:
     heard: dict[int, bytes] = {}
 
     def answer(peer: H2Peer, stream: int, received: bytes) -> None:

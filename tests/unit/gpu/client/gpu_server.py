@@ -77,7 +77,6 @@ class GpuServer(FakeServer):
             self._unmap(self._kept.pop())
 
     def die(self) -> None:
-        """Let the model's process end: its mappings and locks go, and its kernels write nothing any more."""
         self._lives += 1
         for each in (*self._kept, *self._fenced.values()):
             self._unmap(each)
@@ -90,7 +89,6 @@ class GpuServer(FakeServer):
         super().close()
 
     def sweep(self) -> None:
-        """Let go of memory whose region is gone, as a model does from time to time."""
         for region in self._mapped.values():
             if region.segment.is_unlinked:
                 break

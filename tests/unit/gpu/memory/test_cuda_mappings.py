@@ -35,8 +35,6 @@ FIELD = "regions[1]"
 
 
 class Shared:
-    """An allocation, those who map it in another process, and a region by whose lease its owner sees them."""
-
     def __init__(self, gpu: CudaRuntime, peer: CudaRuntime) -> None:
         self.gpu, self.peer = gpu, peer
         self.allocation = CudaAllocation(gpu, BLOCK, DEVICE)

@@ -52,8 +52,6 @@ def new_region() -> SlotRegion:
 
 
 class Model:
-    """What a model has of a region: the device memory, mapped, and the lease that says so."""
-
     def __init__(self, runtime: CudaRuntime, region: SlotRegion, device: int) -> None:
         allocation = region.device_memory[device]
         fd = os.open(Path("/dev/shm") / region.key, os.O_RDWR)
@@ -65,11 +63,9 @@ class Model:
         )
 
     def write(self) -> None:
-        """Write where, on a GPU, that would be undefined if the memory was freed."""
         DRIVER.memory(self.mapping.address, (BLOCK,), "u1")[:] = 7
 
     def record(self) -> None:
-        """Let the client's event stand for what is to be done on the default stream."""
         with self._runtime.on(self._device):
             self._runtime.record(self.mapping.event, 1)
         self._runtime.synchronize_device(self._device)
@@ -80,8 +76,6 @@ class Model:
 
 
 class Slots:
-    """A bank that provides two of the smallest regions on each device. All are destroyed at the end."""
-
     def __init__(self, gpu: CudaRuntime, peer: CudaRuntime) -> None:
         self.bank = DeviceBank(CudaAccess(lambda: gpu), LIMIT)
         self._peer = peer

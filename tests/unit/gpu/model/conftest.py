@@ -62,8 +62,6 @@ def session_on(
 
 
 class Calls:
-    """A session whose instance is on GPU 0, a client of it, and a stream of the model's own there."""
-
     def __init__(self, cuda: CudaRuntime, client: Client, session: ShmSession, stream: int) -> None:
         self.cuda, self.client, self.session, self.stream = cuda, client, session, stream
 
@@ -83,12 +81,10 @@ class Calls:
         return message_of(self.response(infer, *outputs, **claimed))
 
     def collect(self) -> None:
-        """Unmap what nobody uses any more, when the GPU has finished with it."""
         collect(self.session)
 
 
 def collect(session: ShmSession) -> None:
-    """Unmap what a session does not use any more, when its GPU has finished with it."""
     wait_until(lambda: not session._open_context().resolver._cuda.collect())
 
 
@@ -99,8 +95,6 @@ def calls_of(cuda: CudaRuntime, client: Client, monkeypatch: pytest.MonkeyPatch,
 
 
 class Client:
-    """Has a region of some slots, and a share of an allocation on each GPU for each of them."""
-
     def __init__(self, cuda: CudaRuntime) -> None:
         self.cuda = cuda
         self.host = HostClient(slots=SLOTS, share=_SHARE)
@@ -110,7 +104,6 @@ class Client:
     def request(
         self, slot: int, outputs: Mapping[str, int], room: int = 16, *, fenced: bool = True, **claimed: Any
     ) -> InferenceRequest:
-        """Return a request whose X is on the instance's GPU, and whose outputs are where it is said."""
         fence = 0 if fenced else None
         on_gpus = tuple([claim_of_allocation(each, fence=fence, **claimed) for each in self.allocations])
         begins = {name: slot * _SHARE + 512 * index for index, name in enumerate(("X", *outputs))}
@@ -136,7 +129,6 @@ class Client:
         return results.decode(bytes(self.region.record(slot).results), sizes).events
 
     def wait_for_events(self, slot: int = 0) -> None:
-        """Wait for the client's own events of the regions that the results name."""
         for number in self.events(slot):
             allocation = self.allocations[number - 1]
 
@@ -147,7 +139,6 @@ class Client:
             wait_until(is_done)
 
     def output(self, slot: int = 0, name: str = "Y") -> list[float]:
-        """Return what an output of a call is now, whatever is on streams."""
         place = self.places(slot)[name]
         if place.region == 0:
             values: list[float] = self.region.bytes()[place.offset : place.offset + 16].view(np.float32).tolist()

@@ -15,7 +15,6 @@ from shm_backend_utils.errors import ModelError
 from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.model import Call, ShmSession
-from shm_backend_utils.model.config import Config
 from tests.unit.emulated import error_code, error_of, message_of, outputs_of
 from tests.unit.gpu.fakes import DRIVER, MODEL, PATIENCE_S, array_on, collect_all, held_back, kernel, stream_on
 from tests.unit.gpu.model.conftest import DEVICE, HOST, LONG_NAME, LONG_SHAPE, SHORTER_NAME, Calls
@@ -27,7 +26,6 @@ Infer = Callable[[Call], None]
 
 
 def waits() -> list[int]:
-    """Return how often the model has waited for a whole GPU, and for a stream."""
     return [DRIVER.count(name, MODEL) for name in ("cuCtxSynchronize", "cuStreamSynchronize")]
 
 
@@ -237,12 +235,3 @@ def test_memory_stays_mapped_although_the_session(calls_by_events: Calls, let_go
         assert has_users(region.segment.fileno()), "the client would free what the GPU writes to"
         finish.set()
         letting_go.join(PATIENCE_S)
-
-
-def test_events_are_asked_for_by_a_parameter() -> None:
-    def config_with(value: str) -> Config:
-        return Config.from_config({"parameters": {"SHM_GPU_EVENTS": {"string_value": value}}})
-
-    assert [config_with(value).gpu_events for value in ("true", "false")] == [True, False]
-    with pytest.raises(ModelError, match="parameter SHM_GPU_EVENTS is 'yes'; expected true or false"):
-        config_with("yes")

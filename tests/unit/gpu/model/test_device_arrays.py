@@ -130,9 +130,7 @@ def test_memory_in_use_at_the_end_goes_back_when_it_is_free(cuda: CudaRuntime, a
 
 
 @pytest.mark.parametrize("way", ["its reader waits", "its reader has named the stream", "on a stream of the reader's"])
-def test_pinned_memory_is_copied_while_the_host_goes_on(
-    cuda: CudaRuntime, arrays: DeviceArrays, uses: DeviceUses, stream: int, way: str
-) -> None:
+def test_pinned_copies_go_on(cuda: CudaRuntime, arrays: DeviceArrays, uses: DeviceUses, stream: int, way: str) -> None:
     host = np.array([7, 8, 9], np.int32)
     host.flags.writeable = False
     with cuda.on(DEVICE):

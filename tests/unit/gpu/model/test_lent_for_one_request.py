@@ -48,7 +48,6 @@ def read(call: Call) -> None:
 
 @pytest.fixture
 def looked(client: Client, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How much there was open in the model when it wrote its results."""
     found: list[int] = []
     client.region.record(0)  # made by the client, and so not watched
 
@@ -208,7 +207,6 @@ def said_by(client: Client, generation: int) -> Table:
 
 
 def broken(rng: random.Random, client: Client, encoded: bytes) -> bytes:
-    """Return a table in which a claim, its handles as a whole, its event, or a tensor is not what it was."""
     handles = [each.handle for each in client.allocations]
     begin = encoded.index(rng.choice(handles))
     way = rng.choice(("claim", "claim", "event", "handle", "tensors"))

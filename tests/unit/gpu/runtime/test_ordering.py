@@ -46,7 +46,6 @@ class Work:
         self._finish.set()
 
     def comes_before(self, named: Sequence[NamedStream | NamedEvent], device: int, then: int) -> None:
-        """See that what comes on a stream then, behind what is named, is done after the work."""
         self._put_behind(named, device, then)
         time.sleep(0.02)
         assert self.done == []
@@ -55,7 +54,6 @@ class Work:
         assert self.done == ["work", "then"]
 
     def is_not_waited_for(self, named: Sequence[NamedStream | NamedEvent], device: int, then: int) -> None:
-        """See that what comes on a stream then, behind what is named, is done without the work."""
         self._put_behind(named, device, then)
         self._gpu.synchronize_stream(then, device)
         assert self.done == ["then"]

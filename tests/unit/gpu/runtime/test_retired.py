@@ -235,7 +235,6 @@ def test_a_function_that_fails_leaves_nothing(gpu: CudaRuntime, peer: CudaRuntim
 
 @contextlib.contextmanager
 def failing(runtimes: Iterable[CudaRuntime], function: str, after: int) -> Iterator[list[str]]:
-    """Let one call of a function fail in the block, after so many that do not. Yield a list that has it then."""
     calls, failed = itertools.count(), []
     counted = [(runtime._driver, getattr(runtime._driver, function)) for runtime in runtimes]
 

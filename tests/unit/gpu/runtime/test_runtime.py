@@ -1,20 +1,32 @@
-"""CUDA's runtime: devices and their contexts, the loading of the bindings, errors, and memory."""
+"""Devices, contexts and errors; streams and events as users hold them, and streams that are captured into graphs."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shm_backend_utils.errors import MachineError
+from shm_backend_utils.errors import CallerError, MachineError
 from shm_backend_utils.gpu import errors
 from shm_backend_utils.gpu.errors import CudaError
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.gpu.memory.mappings import device_with
 from shm_backend_utils.gpu.runtime import BLOCK_BYTES, CudaRuntime, PointerFacts, whole_blocks
-from tests.unit.gpu.fakes import DRIVER, fails_by, in_another_thread, run_in_a_process, that_nobody_loads
+from shm_backend_utils.gpu.streams import NamedEvent, NamedStream, named, named_stream
+from tests.unit.gpu.fakes import (
+    DRIVER,
+    PATIENCE_S,
+    fails_by,
+    held_back,
+    in_another_thread,
+    run_in_a_process,
+    stream_on,
+    that_nobody_loads,
+)
 
 
 def current(process: int = 0) -> int | None:
@@ -187,3 +199,182 @@ def test_what_is_known_of_memory_of_the_host(gpu: CudaRuntime) -> None:
     assert gpu.pointer(page.ctypes.data + 5) == PointerFacts("pinned")
     gpu.unpin(page.ctypes.data)
     assert gpu.pointer(page.ctypes.data) == PointerFacts("host")
+
+
+class Protocol:
+    def __init__(self, handle: int, version: int = 0) -> None:
+        self._found = version, handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return self._found
+
+
+class TorchStream:
+    """What torch's streams have, before 2.8; ``_CudaStreamBase`` in its sources."""
+
+    def __init__(self, handle: int, device: int) -> None:
+        self.cuda_stream = handle
+        self.device = SimpleNamespace(type="cuda", index=device)
+
+
+def of_class(name: str, **attributes: Any) -> Any:
+    return type(name, (), attributes)()
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_default_stream_is_of_the_device_that_is_said_or_meant(gpu: CudaRuntime, number: int) -> None:
+    """0 is what libraries mean by 1; to functions that are bound per thread, it is the thread's own."""
+    for value in (number, of_class("Stream", ptr=number, device_id=-1)):
+        found = named_stream(value)
+        assert found == NamedStream(number or 1, None)
+        assert [found.device_on(gpu, device) for device in (0, 1)] == [0, 1]
+    stream, external = (of_class(name, ptr=number, device_id=1) for name in ("Stream", "ExternalStream"))
+    for value in (TorchStream(number, 1), stream, external):
+        found = named_stream(value)
+        assert found == NamedStream(number or 1, 1)
+        assert found.device_on(gpu, 0) == 1
+
+
+def test_whose_a_stream_is_cuda_knows(gpu: CudaRuntime) -> None:
+    with stream_on(gpu, 1) as stream:
+        ways = TorchStream(stream, 0), Protocol(stream), of_class("Stream", ptr=stream, device_id=0)
+        for value in (stream, np.uint64(stream), *ways):
+            found = named_stream(value)
+            assert (found, type(found.handle)) == (NamedStream(stream), int)
+            assert found.device_on(gpu, 0) == 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, True, "5", 1.0, [5], np.array(5), np.bool_(True), Protocol, TorchStream, threading.Event()),
+        of_class("MemoryPointer", ptr=0x1234, device_id=0),
+        of_class("Event", ptr=0x1234),
+        of_class("CUevent", __int__=lambda _: 0x1234),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_no_stream_is_refused(value: Any) -> None:
+    with pytest.raises(CallerError, match="is no stream of a GPU; expected what has __cuda_stream__"):
+        named_stream(value)
+
+
+@pytest.mark.parametrize("value", [-1, np.int64(-5), Protocol(-1), 2**64, 10**5000], ids=range(5))
+def test_a_number_that_no_stream_has_is_refused(value: Any) -> None:
+    expected = "stream .* is none of CUDA's; expected a number of 0 or more, of 64 bits"
+    with pytest.raises(CallerError, match=expected) as error:
+        named_stream(value)
+    assert len(str(error.value)) < 200
+
+
+def test_a_stream_that_cuda_does_not_know_is_refused_without_its_number(gpu: CudaRuntime) -> None:
+    DRIVER.fail_next("cuStreamGetCtx", "CUDA_ERROR_INVALID_HANDLE")
+    with pytest.raises(CallerError, match="none of this process' on a GPU; name one that was made here") as error:
+        named_stream(0x1234567).device_on(gpu, 0)
+    assert "1234567" not in str(error.value)
+    DRIVER.fail_next("cuStreamGetCtx", "CUDA_ERROR_ILLEGAL_ADDRESS")
+    with pytest.raises(CudaError):
+        named_stream(0x1234567).device_on(gpu, 0)
+
+
+@pytest.mark.parametrize("attribute", ["cuda_event", "ptr", "handle"], ids=["torch", "CuPy", "cuda-core"])
+def test_events_of_libraries_are_known(attribute: str) -> None:
+    assert named(of_class("Event", **{attribute: 0x1234})) == (NamedEvent(0x1234),)
+
+
+def test_handles_of_cudas_own_bindings_are_known() -> None:
+    bindings = DRIVER.bindings()
+    assert named(bindings.CUstream(0x1234)) == (NamedStream(0x1234),)
+    assert named(bindings.CUevent(0x1234)) == (NamedEvent(0x1234),)
+    assert named(of_class("cudaEvent_t", __int__=lambda _: 0x1234)) == (NamedEvent(0x1234),)
+
+
+def test_several_are_named_in_their_order() -> None:
+    event = of_class("Event", ptr=7)
+    assert named([5, event, Protocol(6)]) == (NamedStream(5), NamedEvent(7), NamedStream(6))
+    assert named((5,)) == named(5) == (NamedStream(5),)
+    assert named([]) == ()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *((value, "is no stream of a GPU") for value in ("55", [[5]], [5, None], threading.Event())),
+        (Protocol(0x1234, 1), "has __cuda_stream__ of version 1; expected 0"),
+        (of_class("Event", cuda_event=0), "was never recorded, and stands for nothing; record it on your stream first"),
+    ],
+    ids=["text", "lists", "None", "of threads", "newer", "not recorded"],
+)
+def test_what_cannot_be_named_is_refused(value: Any, text: str) -> None:
+    with pytest.raises(CallerError, match=text):
+        named(value)
+
+
+@pytest.mark.filterwarnings("ignore:ExternalStream is deprecated:DeprecationWarning")
+def test_cupys_own_streams_are_known() -> None:
+    cupy = pytest.importorskip("cupy")
+    stream = cupy.cuda.ExternalStream(0x1234, 1)
+    assert (stream.ptr, stream.device_id) == (0x1234, 1)
+    assert named(stream) == (NamedStream(0x1234),)
+    assert named(cupy.cuda.ExternalStream(2, 1)) == (NamedStream(2, 1),)
+    assert (cupy.cuda.Stream.__name__, cupy.cuda.Event.__name__) == ("Stream", "Event")
+    assert named(cupy.cuda.Stream.null) == (NamedStream(1),)
+    assert named(cupy.cuda.Stream.ptds) == (NamedStream(2),)
+
+
+@pytest.mark.parametrize("default", [0, 1, 2])
+def test_our_streams_do_not_wait_for_the_default_ones(gpu: CudaRuntime, default: int) -> None:
+    with stream_on(gpu) as stream, gpu.on(0), held_back(default):
+        gpu.synchronize_stream(stream, 0)
+
+
+# Streams that are captured into graphs
+
+
+@pytest.fixture
+def captured_by_another_thread(gpu: CudaRuntime) -> Iterator[int]:
+    """A stream of device 1, whose capture nobody may spoil; by default, no thread may allocate meanwhile."""
+    bindings, ended, began, how = DRIVER.bindings(), threading.Event(), threading.Event(), []
+
+    with stream_on(gpu, 1) as stream:
+
+        def capture() -> None:
+            with gpu.on(1):
+                mode = bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
+                assert not bindings.cuStreamBeginCapture(stream, mode)[0]
+                began.set()
+                ended.wait(PATIENCE_S)
+                how.append(bindings.cuStreamEndCapture(stream)[0].name)
+
+        thread = threading.Thread(target=capture)
+        thread.start()
+        assert began.wait(PATIENCE_S)
+        yield stream
+        assert how == []
+        ended.set()
+        thread.join(PATIENCE_S)
+        assert how == ["CUDA_SUCCESS"], "it was spoiled"
+
+
+def test_we_neither_fail_nor_spoil_anothers_capture(gpu: CudaRuntime, captured_by_another_thread: int) -> None:
+    address = gpu.allocate(1, 1)
+    gpu.free(address, 1)
+    event = gpu.create_event(1)
+    with gpu.on(1):
+        assert gpu.is_event_done(event)
+        assert [gpu.is_capturing(each) for each in (captured_by_another_thread, 0, 1, 2)] == [True, False, False, False]
+    gpu.destroy_event(event, 1)
+
+
+def test_a_threads_mode_of_capturing_is_its_own_again(gpu: CudaRuntime) -> None:
+    bindings = DRIVER.bindings()
+    modes = bindings.CUstreamCaptureMode
+
+    def exchange(mode: Any) -> Any:
+        return bindings.cuThreadExchangeStreamCaptureMode(mode)[1]
+
+    for mode in (modes.CU_STREAM_CAPTURE_MODE_GLOBAL, modes.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL):
+        former = exchange(mode)
+        with gpu.on(0), gpu.on(1):
+            pass
+        assert exchange(former) == mode
