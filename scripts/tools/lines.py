@@ -14,11 +14,11 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 36_671,
+    "shm_backend_utils": 36_666,
     "shm_backend_utils/*.py": 1_025,
     "shm_backend_utils/cli": 3_000,
     "shm_backend_utils/client": 8_185,
-    "shm_backend_utils/compat": 1_844,
+    "shm_backend_utils/compat": 1_839,
     "shm_backend_utils/gpu": 2_882,
     "shm_backend_utils/http": 235,
     "shm_backend_utils/memory": 3_507,
@@ -30,7 +30,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 6_648,
     "scripts": 10_584,
     "scripts/tools/bench": 3_011,
-    "tests": 57_757,
+    "tests": 57_755,
     "docs": 3_472,
 }
 """By folder, or by pattern of files: the most lines."""

@@ -112,7 +112,7 @@ def attach(
         raise CallerError(f"no tensor for model {model!r} has a place in shared memory; call set_shared_memory first")
     if batch_size is not None:
         travelling.append(_batch_carrier(batch_size, inputs))
-    text = encode_descriptor(model, Table(input_spans, output_spans, tuple(regions.claims)))
+    text = encode_descriptor(model, Table(input_spans, output_spans, tuple(regions.claims.values())))
     parse_descriptor(text)  # names the fault before the model does
     return Attached(
         inputs=travelling,
@@ -125,17 +125,15 @@ class _Regions:
     """The regions of one descriptor, each once."""
 
     def __init__(self, cuda_regions: Mapping[str, CudaRegion], cuda: CudaAccess) -> None:
-        self.claims: list[RegionClaim] = []
-        self._names: list[str] = []
+        self.claims: dict[str, RegionClaim] = {}
         self._cuda_regions = cuda_regions
         self._cuda = cuda
 
     def index(self, name: str) -> int:
         """Return the number of a region, from 1 on; it is added if it is new."""
-        if name not in self._names:
-            self._names.append(name)
-            self.claims.append(self._claim(name))
-        return 1 + self._names.index(name)
+        if name not in self.claims:
+            self.claims[name] = self._claim(name)
+        return 1 + list(self.claims).index(name)
 
     def inside(self, place: Place) -> Place:
         """Return a place within the memory that its region's handle opens."""

@@ -22,6 +22,7 @@ from ..gpu.arrays.copies import copy
 from ..gpu.arrays.device_array import DeviceArray, StridedArray
 from ..gpu.memory.access import CudaAccess
 from ..gpu.memory.allocations import CudaAllocation
+from ..gpu.runtime import PER_THREAD_STREAM
 from ..memory.segment import SystemSegment
 from ..tensors.strings import Strings
 from ..testing.leak_probe import UTIL_PREFIX
@@ -166,12 +167,8 @@ class CudaShmHandle(ShmHandle):
         devices = {self.device_id} if isinstance(data, np.ndarray) else {self.device_id, data.device}
         for device in devices:
             self._runtime.synchronize_device(device)
-        stream = self._runtime.create_stream(self.device_id)
-        try:
-            copy(self._runtime, target, data, stream)
-            self._runtime.synchronize_stream(stream, self.device_id)
-        finally:
-            self._runtime.destroy_stream(stream, self.device_id)
+        copy(self._runtime, target, data, PER_THREAD_STREAM)
+        self._runtime.synchronize_stream(PER_THREAD_STREAM, self.device_id)
 
     def destroy(self) -> None:
         """Free the memory. Twice is fine."""

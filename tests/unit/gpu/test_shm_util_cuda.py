@@ -124,9 +124,7 @@ def test_what_is_late_on_a_stream_that_nobody_names_is_read(server: Registration
     clean_up(regions, server)
 
 
-@pytest.mark.parametrize(
-    ("method", "turn"), [("allocate", 1), ("export", 2), ("device_uuid", 1), ("create_stream", 1), ("copy", 1)]
-)
+@pytest.mark.parametrize(("method", "turn"), [("allocate", 1), ("export", 2), ("device_uuid", 1), ("copy", 1)])
 def test_a_failure_of_cuda_leaves_nothing(
     server: Registrations, monkeypatch: pytest.MonkeyPatch, method: str, turn: int
 ) -> None:
