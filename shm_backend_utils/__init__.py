@@ -80,7 +80,7 @@ _MOVED: Final = {
     "AsyncPreparedCall": "client.prepared",
     "DeviceArray": "gpu.arrays.device_array",
     "DeviceView": "gpu.arrays.device_view",
-    "StringsView": "tensors.strings_view",
+    "StringsView": "tensors.view",
 }
 
 if not TYPE_CHECKING:  # to a type checker, a module with __getattr__ has every name, misspelt ones too: each is Any

@@ -20,7 +20,7 @@ from ..errors import (
     PeerError,
     ShmError,
 )
-from ..memory.access import Access
+from ..memory.descriptors import Access
 from ..memory.pool.options import PoolOptions
 from ..moved import moved
 from . import errors as client_errors

@@ -18,7 +18,7 @@ from ..memory.shared_file import SharedFile
 from ..model.mapping.mapped import MappedRegion
 from ..model.mapping.registry import Registry
 from ..model.mapping.resolver import collect_all
-from ..tensors.attributes import BufferAttributes
+from ..tensors.view import BufferAttributes
 
 __all__ = ["MemoryInfo", "RegionStatus", "SharedMemoryManager"]
 

@@ -1,4 +1,4 @@
-"""An open file descriptor that no interrupt loses, and the error of a process that can have none."""
+"""An open file descriptor that no interrupt loses, the users who may open its file, and the error without any left."""
 
 from __future__ import annotations
 
@@ -7,13 +7,22 @@ import os
 import resource
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
-from ..errors import NoSharedMemoryError
+from ..errors import CallerError, NoSharedMemoryError
 from ..process import call_after_fork
 from ..translate import translate
 
-__all__ = ["NO_DESCRIPTORS", "Descriptor", "NoDescriptorsError", "no_descriptors", "translate_os_errors"]
+__all__ = [
+    "NO_DESCRIPTORS",
+    "PRIVATE",
+    "Access",
+    "Descriptor",
+    "NoDescriptorsError",
+    "no_descriptors",
+    "translate_os_errors",
+]
 
 NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 """The numbers of the errors that say so."""
@@ -57,6 +66,28 @@ class Descriptor:
     def __del__(self, os_close: Any = os.close, drain: Any = deque) -> None:
         held = () if getattr(self, "_outlives", True) else getattr(self, "_held", ())
         drain(map(os_close, map(held.pop, range(len(held)))) if held else (), maxlen=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The users who may open a region: permission bits, and their group (None: this process' own)."""
+
+    mode: int = 0o600
+    group_id: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.mode, int) or self.mode & ~0o066 != 0o600:
+            raise CallerError(f"mode is {self.mode!r}; expected for example 0o600, or 0o660 with a group")
+
+    def give_to(self, fd: int) -> None:
+        """Have an open file of this process' own opened by these alone, whatever the umask says."""
+        os.fchmod(fd, self.mode)
+        if self.group_id is not None:
+            os.fchown(fd, -1, self.group_id)
+
+
+PRIVATE: Final = Access()
+"""This user alone."""
 
 
 class NoDescriptorsError(NoSharedMemoryError):

@@ -18,11 +18,9 @@ from ..errors import ClosedError, RegionRefusedError
 from ..protocol import layout
 from ..protocol.layout import Header, SlotRecord
 from . import locks
-from .access import PRIVATE, Access
+from .descriptors import PRIVATE, Access
 from .locks import SlotLease
-from .mapped_segment import MappedSegment
-from .sealed import SealedSegment
-from .segment import SystemSegment
+from .segment import MappedSegment, SealedSegment, SystemSegment
 from .shared_file import SealedFile, SharedFile
 
 __all__ = ["KEY", "KEY_PREFIX", "ManagedRegion", "RegionKind", "array_at", "roomy", "whole_pages"]

@@ -1,35 +1,201 @@
-"""POSIX shared memory: create, open, identify, unlink. shm_open(3) is open(2) in ``/dev/shm`` (shm_overview(7))."""
+"""Segments: memory that processes share, mapped as a whole.
+
+POSIX shared memory is a file in ``/dev/shm``: shm_open(3) is open(2) there (shm_overview(7)). Sealed memory is a memfd
+(memfd_create(2)), which has no name, cannot be truncated, and ends with its last process. Processes fetch it from its
+maker over a socket (:mod:`.handover`), for which they share a network namespace alone.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
+import mmap
 import os
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
-from ..errors import NoSharedMemoryError, RegionGoneError, RegionRefusedError
+from ..errors import ClosedError, NoSharedMemoryError, RegionGoneError, RegionRefusedError
 from ..process import call_after_fork
-from .access import PRIVATE, Access
-from .descriptors import Descriptor, translate_os_errors
-from .mapped_segment import MappedSegment
-from .shared_file import (
-    BLOCK_SIZE,
-    DEV_SHM,
-    MORE_ROOM,
-    NO_SPACE,
-    SharedFile,
-    allocate,
-    free_bytes,
-    total_bytes,
-)
+from . import locks
+from .descriptors import NO_DESCRIPTORS, PRIVATE, Access, Descriptor, translate_os_errors
+from .handover.server import REGISTRY
+from .machine import MORE_MEMORY, available_bytes, memory_bytes
+from .shared_file import BLOCK_SIZE, DEV_SHM, MORE_ROOM, NO_SPACE, SharedFile, allocate, free_bytes, total_bytes
 
-__all__ = ["SystemSegment"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["SEALED_LINK", "MappedSegment", "SealedSegment", "SystemSegment"]
+
+_MADV_POPULATE_WRITE: Final = 23  # madvise(2); the mmap module has no name for it
+_PREFAULT_PIECE: Final = 4 * 2**20  # about a millisecond
+_MFD_NOEXEC_SEAL: Final = 0x0008  # Linux 6.3; the os module has no name for it
+_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_MOST_BYTES: Final = 2**40  # what sealed memory can grow to; of what has no space yet, nobody has to have any
+_NAME: Final = "shmbu"
+
+SEALED_LINK: Final = f"/memfd:{_NAME} (deleted)"
+"""The name of sealed memory in ``/proc/PID/fd`` and ``/proc/PID/maps``."""
+
+
+class MappedSegment(ABC):
+    """Shared memory, mapped as a whole until the last array over it is gone, and open until :meth:`close`."""
+
+    _room: Callable[[], float]  # how many bytes there are for memory like this
+    _lack_of_room: Callable[[int], str]  # says that they are too few
+
+    def __init__(self, key: str, descriptor: Descriptor, byte_size: int) -> None:
+        """Map ``byte_size`` bytes of what is open, and close that."""
+        self.key = key  # its name in requests
+        self.byte_size = byte_size
+        self._descriptor = descriptor  # until it is mapped
+        self._maker = 0  # the process that has made the memory; 0 if it was another one
+        self._map: mmap.mmap | None = None
+        call_after_fork(self)
+        try:
+            status = os.fstat(descriptor.fileno())
+            # What the mapping *is*, where the key is only what it was called.
+            self.identity = (status.st_dev, status.st_ino)
+            # Bytes that had memory when it was mapped, and no holes.
+            self.space = min(byte_size, status.st_blocks * BLOCK_SIZE)
+            self._map = mmap.mmap(descriptor.fileno(), byte_size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            # The mapping has a descriptor of its own, which a forked child cannot close while an array lives. So locks
+            # belong to another open file description.
+            self._descriptor = descriptor.reopened()
+        finally:
+            descriptor.close()  # here, as an error may keep it for long
+
+    @classmethod
+    def _make(
+        cls,
+        key: str,
+        descriptor: Descriptor,
+        byte_size: int,
+        access: Access,
+        deadline: float,
+        publish: Callable[[Self], None],
+    ) -> Self:
+        """Take the space of new memory, and map it; ``publish`` lets other processes find it."""
+        try:
+            access.give_to(descriptor.fileno())
+            allocate(descriptor.fileno(), 0, byte_size, cls._room(), deadline)
+        except BaseException as error:
+            descriptor.close()  # here, as an error may keep it for long
+            if getattr(error, "errno", None) in NO_SPACE:
+                raise NoSharedMemoryError(cls._lack_of_room(byte_size)) from None
+            raise
+        segment = cls(key, descriptor, byte_size)
+        segment._maker = os.getpid()
+        try:
+            publish(segment)
+        except BaseException:  # an interrupt may come when it can be found
+            segment.unlink()
+            segment.close()
+            raise
+        return segment
+
+    @classmethod
+    @translate_os_errors()
+    def map(cls, file: SharedFile, byte_size: int) -> Self:
+        """Map the first bytes of another process's file that was checked, and take the file's descriptor."""
+        try:
+            return cls(file.key, file.detach(), byte_size)
+        except OSError as error:
+            if error.errno in NO_DESCRIPTORS:
+                raise
+            reason = f"the server cannot map its {byte_size} bytes: {os.strerror(error.errno or 0)}"
+            raise RegionRefusedError(file.field, reason) from None
+
+    def grow(self, byte_size: int, deadline: float = math.inf) -> None:
+        """Take space for more bytes and map them anew; OSError, or TimeoutError, if that cannot be in time."""
+        with contextlib.closing(self._descriptor.reopened()) as descriptor:  # stays open if this is closed
+            fd = descriptor.fileno()
+            try:
+                allocate(fd, 0, byte_size, self._room(), deadline)
+                grown = mmap.mmap(fd, byte_size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            except BaseException:
+                size = min(byte_size, os.fstat(fd).st_size)
+                if size > self.byte_size:
+                    mmap.mmap(fd, size).madvise(mmap.MADV_REMOVE, self.byte_size)
+                raise
+        self._map = grown
+        self.byte_size = self.space = byte_size
+
+    @abstractmethod
+    def check(self, byte_size: int, field: str) -> None:
+        """Raise unless its owner still offers it, with as many bytes as claimed and as much memory as it had."""
+
+    @property
+    @abstractmethod
+    def is_unlinked(self) -> bool:
+        """Whether it can no longer be opened, as its owner has removed it, or it was closed here."""
+
+    @abstractmethod
+    def unlink(self) -> None:
+        """Keep others from opening it, unless this is a forked child. Mappings of it stay valid. Twice is fine."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._map is None
+
+    def fileno(self) -> int:
+        """Return the open descriptor, which the segment owns; raises ClosedError once it is closed."""
+        if self._map is None:
+            raise ClosedError("this shared-memory segment")
+        return self._descriptor.fileno()
+
+    def prefault(self, deadline: float = math.inf) -> None:
+        """Enter every page into this process' page tables, until a moment; a kernel before 5.14 does nothing.
+
+        Piece by piece, as the interpreter's other threads and signals wait meanwhile.
+        """
+        mapped = self._map
+        if mapped is not None:
+            with contextlib.suppress(OSError):
+                for begin in range(0, self.byte_size, _PREFAULT_PIECE):
+                    if time.monotonic() > deadline:
+                        return
+                    mapped.madvise(_MADV_POPULATE_WRITE, begin, min(_PREFAULT_PIECE, self.byte_size - begin))
+
+    def buffer(self) -> memoryview:
+        """Return the whole mapping, writable. The view, and everything made from it, keeps the mapping alive."""
+        if self._map is None:
+            raise ClosedError("this shared-memory segment")
+        return memoryview(self._map)
+
+    def __del__(self) -> None:
+        """Remove this process's object that was lost by an interrupt, before it could be kept or closed."""
+        if getattr(self, "_map", None) is not None:
+            if self._maker:
+                self.unlink()
+            self.close()
+
+    def after_fork(self) -> None:
+        """Let go of the memory in a forked child; it stays mapped while arrays over it live."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the descriptor. The memory stays mapped while arrays over it live. Closing twice is fine."""
+        self._map = None
+        self._descriptor.close()
 
 
 class SystemSegment(MappedSegment):
     """An object in /dev/shm. Its key is its name there, without a slash."""
 
     _room = staticmethod(free_bytes)
+
+    @staticmethod
+    def _lack_of_room(byte_size: int) -> str:
+        return (
+            f"shared memory of {byte_size} bytes was asked for, but /dev/shm has {free_bytes()} free of "
+            f"{total_bytes()}; {MORE_ROOM}, or take less of it: release results sooner, or lower "
+            "PoolOptions(max_bytes=...)"
+        )
 
     @classmethod
     @translate_os_errors(
@@ -46,23 +212,12 @@ class SystemSegment(MappedSegment):
     ) -> SystemSegment:
         """Make a new object with all of its space taken. It gets its name last, when ``prepare`` was called with it."""
         descriptor = Descriptor(os.open, DEV_SHM, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, access.mode)
-        call_after_fork(descriptor)  # other threads may fork meanwhile
-        try:
-            access.give_to(descriptor.fileno())
-            allocate(descriptor.fileno(), 0, byte_size, free_bytes(), deadline)
-        except BaseException as error:
-            descriptor.close()  # here, as an error may keep it for long
-            if getattr(error, "errno", None) in NO_SPACE:
-                raise _no_space(byte_size) from None
-            raise
-        segment = cls._make(key, descriptor, byte_size, prepare)
-        try:
+
+        def publish(segment: SystemSegment) -> None:
+            prepare(segment)
             _give_name(segment.fileno(), key)
-        except BaseException:  # an interrupt may come when it has its name
-            segment.unlink()
-            segment.close()
-            raise
-        return segment
+
+        return cls._make(key, descriptor, byte_size, access, deadline, publish)
 
     @classmethod
     def open(cls, key: str, byte_size: int, field: str) -> SystemSegment:
@@ -113,16 +268,87 @@ class SystemSegment(MappedSegment):
 
 
 def _give_name(fd: int, key: str) -> None:
-    directory = Descriptor(os.open, DEV_SHM, os.O_PATH | os.O_CLOEXEC)
-    try:
+    with contextlib.closing(Descriptor(os.open, DEV_SHM, os.O_PATH | os.O_CLOEXEC)) as directory:
         # Only with a directory's descriptor does Python call linkat(2), which alone can follow /proc/self/fd.
         os.link(f"/proc/self/fd/{fd}", key, dst_dir_fd=directory.fileno(), follow_symlinks=True)
-    finally:
-        directory.close()
 
 
-def _no_space(byte_size: int) -> NoSharedMemoryError:
-    return NoSharedMemoryError(
-        f"shared memory of {byte_size} bytes was asked for, but /dev/shm has {free_bytes()} free of {total_bytes()}; "
-        f"{MORE_ROOM}, or take less of it: release results sooner, or lower PoolOptions(max_bytes=...)"
-    )
+class SealedSegment(MappedSegment):
+    """A sealed memfd. Its key names a socket of its maker, and a number there."""
+
+    @classmethod
+    @translate_os_errors(failed='sealed memory cannot be made: {}; take other memory, by PoolOptions(region="system")')
+    def create(
+        cls,
+        byte_size: int,
+        token: bytes,
+        *,
+        access: Access = PRIVATE,
+        prepare: Callable[[MappedSegment], None],
+        deadline: float = math.inf,
+    ) -> SealedSegment:
+        """Make memory of whole pages, with all of its space taken, and offer it once ``prepare`` was called."""
+
+        def publish(segment: SealedSegment) -> None:
+            prepare(segment)
+            with contextlib.suppress(OSError):  # where files have a limit, it does not grow
+                os.ftruncate(segment.fileno(), max(byte_size, _MOST_BYTES))
+            fcntl.fcntl(segment.fileno(), fcntl.F_ADD_SEALS, _SEALS)
+            segment._offered = next(REGISTRY.numbers)
+            segment.key = str(REGISTRY.offer(segment._offered, token, access, segment._descriptor.reopened))
+
+        return cls._make("", _memory(), byte_size, access, deadline, publish)
+
+    _room = staticmethod(available_bytes)
+    _offered: int | None = None  # the number under which its maker hands it out
+
+    @staticmethod
+    def _lack_of_room(byte_size: int) -> str:
+        return (
+            f"sealed memory of {byte_size} bytes was asked for, but this process may have {available_bytes():.0f} more "
+            f"of {memory_bytes()}; {MORE_MEMORY}, or take less: release results sooner, or lower "
+            "PoolOptions(max_bytes=...)"
+        )
+
+    def renew(self, token: bytes) -> None:
+        """Hand it to those who know another token."""
+        if self._offered is not None:
+            REGISTRY.renew(self._offered, token)
+
+    def check(self, byte_size: int, field: str) -> None:
+        """Raise unless its owner lives and has not removed it, and no holes were punched into it."""
+        if self.is_unlinked:
+            raise RegionGoneError(f"{field} was removed by its owner")
+        if byte_size > self.byte_size:
+            raise RegionRefusedError(field, f"it claims {byte_size} bytes, but {self.byte_size} are there")
+        if os.fstat(self.fileno()).st_blocks * BLOCK_SIZE < self.space:
+            raise RegionRefusedError(field, f"it had memory for {self.space} bytes, and now has holes")
+
+    @property
+    def is_unlinked(self) -> bool:
+        """Whether its owner is dead, or has removed it, or it was closed here."""
+        if self._map is None:
+            return True
+        if self._maker:
+            return self._offered is None
+        return not locks.is_owner_alive(self.fileno())
+
+    def unlink(self) -> None:
+        """Hand it out no more, and give back the owner's lease, by which models see that."""
+        if self._offered is not None and self._maker == os.getpid():
+            REGISTRY.withdraw(self._offered)
+            locks.let_go_of_owner_lease(self.fileno())
+            self._offered = None
+
+    def close(self) -> None:
+        """As of every segment; its maker removes it by closing, as it could not be found again."""
+        self.unlink()
+        super().close()
+
+
+def _memory() -> Descriptor:
+    """Return a new memfd, which cannot be executed where the kernel can forbid that; some systems demand it."""
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    with contextlib.suppress(OSError):
+        return Descriptor(os.memfd_create, _NAME, flags | _MFD_NOEXEC_SEAL)
+    return Descriptor(os.memfd_create, _NAME, flags)

@@ -7,9 +7,10 @@ import errno
 import fcntl
 import math
 import os
+import re
 import stat
 import time
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Final
 
 from ..errors import NoSharedMemoryError, RegionGoneError, RegionRefusedError
@@ -21,12 +22,15 @@ __all__ = [
     "DEV_SHM",
     "MORE_ROOM",
     "NO_SPACE",
+    "USUAL_PREFIX",
     "SealedFile",
     "SharedFile",
     "allocate",
     "free_bytes",
+    "is_pool",
     "open_by_name",
     "owner_refused",
+    "prefix_of_pools",
     "total_bytes",
 ]
 
@@ -44,6 +48,12 @@ MORE_ROOM: Final = (
     "give /dev/shm more room (docker: --shm-size; Kubernetes: an emptyDir of medium Memory mounted at /dev/shm)"
 )
 """What to do about that."""
+
+USUAL_PREFIX: Final = "triton_python_backend_shm_region_"
+_STUB: Final = "triton_python_backend_stub"  # the program that executes a model instance
+
+_SUFFIX: Final = r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d+)"
+"""The backend's suffix for each model instance: a UUID; in old releases, a number."""
 
 
 class SharedFile:
@@ -204,6 +214,23 @@ def owner_refused(field: str, uid: int) -> RegionRefusedError:
         f"it belongs to user {uid}, whom the model's SHM_ALLOWED_UIDS does not allow; add the id to that parameter in "
         "config.pbtxt, if this user may be trusted",
     )
+
+
+def prefix_of_pools() -> str:
+    """Return the prefix of the names of the backend's pools."""
+    try:
+        words = Path("/proc/self/cmdline").read_bytes().decode(errors="surrogateescape").split("\0")
+    except OSError:
+        return USUAL_PREFIX
+    if PurePath(words[0]).name != _STUB or len(words) < 3:
+        return USUAL_PREFIX
+    found = re.fullmatch(f"(.*?){_SUFFIX}", words[2], re.DOTALL)
+    return USUAL_PREFIX if found is None else found[1]
+
+
+def is_pool(key: str, prefix: str) -> bool:
+    """Return whether an object of such a name, without a leading slash, is one of the backend's pools."""
+    return key.startswith(USUAL_PREFIX) or re.fullmatch(re.escape(prefix) + _SUFFIX, key) is not None
 
 
 def free_bytes() -> float:

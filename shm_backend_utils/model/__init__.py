@@ -13,9 +13,8 @@ from ..errors import (
     ShmError,
 )
 from ..moved import moved
-from ..tensors.attributes import BufferAttributes, MemoryType
 from ..tensors.strings import Strings
-from ..tensors.view import TensorView
+from ..tensors.view import BufferAttributes, MemoryType, TensorView
 from .auto_complete import auto_complete
 from .call import Call
 from .context import SequencePart
@@ -52,7 +51,7 @@ else:
             "CudaError": "gpu.errors",
             "DeviceArray": "gpu.arrays.device_array",
             "DeviceView": "gpu.arrays.device_view",
-            "StringsView": "tensors.strings_view",
+            "StringsView": "tensors.view",
         },
     )
 

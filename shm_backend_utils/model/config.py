@@ -14,7 +14,7 @@ import numpy as np
 
 from ..dtypes import BYTES
 from ..errors import ModelError
-from ..memory.backend_pools import USUAL_PREFIX, prefix_of_pools
+from ..memory.shared_file import USUAL_PREFIX, prefix_of_pools
 from ..model_spec import PATHS_LINE, PATHS_PARAMETER, UIDS_PARAMETER, ModelSpec
 from .server_url import url_of_server
 

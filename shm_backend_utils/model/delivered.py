@@ -11,10 +11,8 @@ from .. import dtypes
 from ..dtypes import BYTES, DType
 from ..gpu.model import DeviceArrays
 from ..protocol.spans import Table
-from ..tensors.attributes import BufferAttributes, MemoryType
 from ..tensors.strings import Strings
-from ..tensors.strings_view import StringsView
-from ..tensors.view import TRITON, TensorView
+from ..tensors.view import TRITON, BufferAttributes, MemoryType, StringsView, TensorView
 from .triton import TritonBackend
 
 __all__ = ["DeliveredView", "InputView", "view_of"]

@@ -1,19 +1,53 @@
-"""TensorView: one tensor's memory, for any array library."""
+"""Views: one tensor's memory, for any array library; and in the words of ``TRITONSERVER_BufferAttributes``."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from .. import dtypes
 from ..dtypes import DType
 from ..errors import DeviceMemoryError, TensorTypeError
 from . import dlpack
-from .attributes import BufferAttributes, MemoryType
 from .strings import Strings
 
-__all__ = ["DIRECT", "TRITON", "NoArray", "TensorView"]
+__all__ = ["DIRECT", "TRITON", "BufferAttributes", "MemoryType", "NoArray", "StringsView", "TensorView"]
+
+_NO_ARRAY: Final[npt.NDArray[Any]] = np.empty(0, object)
+
+
+class MemoryType(IntEnum):
+    """The kinds of memory of ``TRITONSERVER_MemoryType``, with its numbers (``tritonserver.h``)."""
+
+    CPU = 0
+    CPU_PINNED = 1
+    GPU = 2
+
+
+@dataclass(frozen=True, slots=True)
+class BufferAttributes:
+    """The attributes of one tensor's buffer.
+
+    Attributes
+    ----------
+    memory_type : MemoryType
+        The kind of memory.
+    memory_type_id : int
+        The CUDA device of GPU memory; 0 for CPU memory.
+    byte_size : int
+        The tensor's size in bytes.
+    cuda_ipc_handle : bytes or None
+        The 64 bytes of ``cudaIpcMemHandle_t`` through which the memory was opened; None for CPU memory.
+    """
+
+    memory_type: MemoryType
+    memory_type_id: int
+    byte_size: int
+    cuda_ipc_handle: bytes | None = None
 
 
 class NoArray:
@@ -186,3 +220,50 @@ class TensorView(NoArray):
                 f"tensor {self.name!r} is read-only, which an unversioned DLPack capsule cannot express; ask for "
                 "max_version=(1, 0), or use .numpy()"
             ) from None
+
+
+class StringsView(TensorView):
+    """A tensor of strings, where it lies."""
+
+    __slots__ = ("_strings",)
+
+    def __init__(self, name: str, strings: Strings, path: str, memory_type: MemoryType = MemoryType.CPU) -> None:
+        super().__init__(name, _NO_ARRAY, dtypes.BYTES, path, memory_type)
+        self._strings = strings
+        self.shape = strings.shape
+
+    def _as_array(self) -> str:
+        return "view.strings() or view.numpy()"
+
+    @property
+    def array(self) -> Any:
+        """The same as :meth:`numpy`."""
+        return self.numpy()
+
+    @property
+    def writable(self) -> bool:
+        """Whether it may be written to: never. Strings are put: ``call.put(name, strings)``."""
+        return False
+
+    @property
+    def attributes(self) -> BufferAttributes:
+        """Where the bytes lie, and how many they are, lengths included; there may be room for more behind them."""
+        return BufferAttributes(self._memory_type, 0, self._strings.encoded.nbytes)
+
+    def strings(self) -> Strings:
+        """Return the elements. Lengths that lead beyond the tensor are a TensorError when the first one is read."""
+        return self._strings.afresh()
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """Return the elements as an array of ``bytes`` objects, which is always a copy."""
+        return self.strings().numpy()
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """Return :meth:`numpy`; ValueError if there must be no copy."""
+        if copy is False:
+            raise ValueError(f"tensor {self.name!r} holds strings, which become an array by a copy alone")
+        return super().__array__(dtype)
+
+    def __dlpack__(self, **_: Any) -> Any:
+        """Raise BufferError: DLPack has no strings."""
+        raise BufferError(f"tensor {self.name!r} holds strings, which DLPack has no type for; use .strings()")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from ..memory.managed import KEY_PREFIX as MANAGED_PREFIX
-from ..memory.sealed import LINK as SEALED
+from ..memory.segment import SEALED_LINK
 from ..memory.shared_file import DEV_SHM
 
 __all__ = ["UTIL_PREFIX", "ShmLeakProbe"]
@@ -91,7 +91,7 @@ def _descriptors() -> Counter[str]:
     for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208  # a Path per descriptor would cost every test
         try:
             target = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115
-            if target == SEALED:
+            if target == SEALED_LINK:
                 target = _sealed(os.stat(f"/proc/self/fd/{descriptor}").st_ino)  # noqa: PTH116
                 found[f"descriptor of {target}"] += 1
         except FileNotFoundError:
@@ -104,11 +104,11 @@ def _descriptors() -> Counter[str]:
 def _mappings() -> Counter[str]:
     found: Counter[str] = Counter()
     maps = Path("/proc/self/maps").read_text()
-    if f" {DEV_SHM}/" not in maps and SEALED not in maps:  # most often no line of many hundred has it
+    if f" {DEV_SHM}/" not in maps and SEALED_LINK not in maps:  # most often no line of many hundred has it
         return found
     for line in maps.splitlines():
         *_, inode, target = line.split(maxsplit=5)
-        if target == SEALED:
+        if target == SEALED_LINK:
             found[f"mapping of {_sealed(int(inode))}"] += 1
         if target.startswith(f"{DEV_SHM}/"):
             found[f"mapping of {target.removesuffix(_DELETED)}"] += 1

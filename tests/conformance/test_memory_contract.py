@@ -31,7 +31,7 @@ from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.mapping.memory import HostMemory, Pinning
 from shm_backend_utils.model.mapping.resolver import Resolver
 from shm_backend_utils.protocol.claims import NamedRegionClaim, RegionClaim
-from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
+from shm_backend_utils.tensors.view import BufferAttributes, MemoryType
 from tests.unit.claims_of import Resolved, claim_of_allocation, resolved, slot_of
 from tests.unit.gpu.fakes import CLIENT, DRIVER, MODEL, array_on, content, left_of, wait_until
 from tests.unit.sessions import say_registered

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, cast
 import numpy as np
 
 from shm_backend_utils.client import PoolOptions, ShmClient
-from shm_backend_utils.memory import sealed, shared_file
+from shm_backend_utils.memory import segment, shared_file
 from shm_backend_utils.memory.pool.options import RegionName
 
 LENGTH = 1 << 16
@@ -43,7 +43,7 @@ def main(url: str, stage: str, parameters: dict[str, Any], region: RegionName) -
     if stage == "reading":
         stay()
     if stage == "making":
-        vars(sealed)["allocate"] = allocate_and_stay
+        vars(segment)["allocate"] = allocate_and_stay
         client.infer("crash_stages", {"X": np.ones(4 * LENGTH, np.float32)})
     if stage == "writing":
         call.inputs["X"][: LENGTH // 2] = 7

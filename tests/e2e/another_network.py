@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import sys
 import threading
 
 import numpy as np
 
 from shm_backend_utils.client import PathUnavailableError, PoolOptions, ShmClient
+from shm_backend_utils.memory.descriptors import PRIVATE, Descriptor
 from shm_backend_utils.memory.handover.server import REGISTRY
 from shm_backend_utils.protocol.handover import SealedKey
 
@@ -18,16 +20,17 @@ _X = np.arange(1000, dtype=np.float32)
 
 
 def open_server_elsewhere() -> SealedKey:
-    """Open the socket of this process' sealed regions in a network namespace that nobody else has.
+    """Open the socket of this process' sealed regions in a network namespace that nobody else has; return a key there.
 
-    It stays open as long as the returned key. A thread has the network of the one that has started it.
+    It stays open until that region is withdrawn. A thread has the network of the one that has started it.
     """
     keys: list[SealedKey] = []
+    number = next(REGISTRY.numbers)
 
     def leave() -> None:
         if ctypes.CDLL(None).unshare(_CLONE_NEWNET) != 0:
             raise OSError("unshare")
-        keys.append(REGISTRY.new_key())
+        keys.append(REGISTRY.offer(number, b"", PRIVATE, lambda: Descriptor(os.eventfd, 0)))
 
     thread = threading.Thread(target=leave)
     thread.start()
@@ -46,7 +49,7 @@ def main(url: str) -> None:
             client.infer("identity", {"INPUT0": _X}, path="direct").release()
         except PathUnavailableError as error:
             told["refusal"] = str(error)
-    REGISTRY.withdraw(key)
+    REGISTRY.withdraw(key.number)
     print(json.dumps(told))
 
 

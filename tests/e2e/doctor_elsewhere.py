@@ -15,7 +15,7 @@ def main(url: str, model: str, where: str) -> None:
     key = open_server_elsewhere() if where == "elsewhere" else None
     checkup = examine(url, model)
     if key is not None:
-        REGISTRY.withdraw(key)
+        REGISTRY.withdraw(key.number)
     codes = sorted(finding.trouble.code for finding in checkup.findings)
     fine = [line for _, line in checkup.fine]
     found = [finding.found for finding in checkup.findings]

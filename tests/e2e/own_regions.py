@@ -5,9 +5,7 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 
-from shm_backend_utils.memory.mapped_segment import MappedSegment
-from shm_backend_utils.memory.sealed import SealedSegment
-from shm_backend_utils.memory.segment import SystemSegment
+from shm_backend_utils.memory.segment import MappedSegment, SealedSegment, SystemSegment
 
 __all__ = ["give_another_token", "lose", "own_regions"]
 

@@ -16,8 +16,7 @@ import pytest
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.memory import locks
-from shm_backend_utils.memory.mapped_segment import MappedSegment
-from shm_backend_utils.memory.segment import SystemSegment
+from shm_backend_utils.memory.segment import MappedSegment, SystemSegment
 from shm_backend_utils.protocol import layout, results, table
 from shm_backend_utils.protocol.address import parse_address
 from shm_backend_utils.protocol.layout import Header, SlotRecord

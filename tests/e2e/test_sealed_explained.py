@@ -9,8 +9,7 @@ import pytest
 
 from shm_backend_utils.client import PathUnavailableError
 from shm_backend_utils.client.explanation import Check, Explanation
-from shm_backend_utils.memory.sealed import SealedSegment
-from shm_backend_utils.memory.segment import SystemSegment
+from shm_backend_utils.memory.segment import SealedSegment, SystemSegment
 from shm_backend_utils.protocol.handover import SealedKey
 
 from .flavours import AnyClient

@@ -16,7 +16,7 @@ import pytest
 from shm_backend_utils.client import InferenceError, PoolOptions, ShmClient
 from shm_backend_utils.client.errors import MemoryRefusedError
 from shm_backend_utils.memory.handover.server import REGISTRY
-from shm_backend_utils.memory.mapped_segment import MappedSegment
+from shm_backend_utils.memory.segment import MappedSegment
 from shm_backend_utils.protocol.handover import parse_sealed_key
 from shm_backend_utils.server import EmbeddedServer
 from tests.unit.forks.programs import run_program
@@ -89,7 +89,7 @@ def test_a_client_that_is_closed_in_flight_leaves_the_model_whole(
         for region in own_regions():
             key = parse_sealed_key(region.key)
             assert key is not None
-            REGISTRY.withdraw(key)
+            REGISTRY.withdraw(key.number)
         assert held(stub, regions) == regions
         client.close()
         gate.let_go()

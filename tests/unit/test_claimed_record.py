@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.errors import RegionRefusedError, StaleRequestError, TableError
-from shm_backend_utils.memory.access import PRIVATE
+from shm_backend_utils.memory.descriptors import PRIVATE
 from shm_backend_utils.memory.locks import is_slot_in_use
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.pool.slot import SlotRegion

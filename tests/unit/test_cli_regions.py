@@ -19,9 +19,9 @@ from shm_backend_utils import cli
 from shm_backend_utils.cli import regions, shared_memory
 from shm_backend_utils.cli.shared_memory import Holder, SealedMemory, Search, find_pools, look_into_processes
 from shm_backend_utils.memory import locks
-from shm_backend_utils.memory.backend_pools import USUAL_PREFIX, is_pool, prefix_of_pools
 from shm_backend_utils.memory.managed import ManagedRegion, RegionKind
 from shm_backend_utils.memory.registrations import Registration
+from shm_backend_utils.memory.shared_file import USUAL_PREFIX, is_pool, prefix_of_pools
 from tests.unit.answering_server import telling_registrations
 from tests.unit.mapping.files import region_bytes
 
@@ -298,7 +298,7 @@ def test_json_has_an_object_for_it(sealed: ManagedRegion, told: Told) -> None:
     }
 
 
-FIND = "from shm_backend_utils.memory.backend_pools import prefix_of_pools; print(prefix_of_pools())"
+FIND = "from shm_backend_utils.memory.shared_file import prefix_of_pools; print(prefix_of_pools())"
 STUB = "/opt/tritonserver/backends/python/triton_python_backend_stub"
 
 

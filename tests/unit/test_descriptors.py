@@ -28,8 +28,7 @@ from shm_backend_utils.memory.locks import (
     is_slot_in_use,
     use,
 )
-from shm_backend_utils.memory.mapped_segment import MappedSegment
-from shm_backend_utils.memory.segment import SystemSegment
+from shm_backend_utils.memory.segment import MappedSegment, SystemSegment
 from shm_backend_utils.memory.shared_file import SharedFile
 from shm_backend_utils.protocol.layout import PAGE_SIZE, record_offset
 from shm_backend_utils.testing.faults.system_calls import Interrupts

@@ -81,7 +81,7 @@ OLD_NAMES = [
         ("model", "compat.shared_memory_manager", name)
         for name in ("MemoryInfo", "RegionStatus", "SharedMemoryManager")
     ),
-    ("model", "tensors.strings_view", "StringsView"),
+    ("model", "tensors.view", "StringsView"),
     *((half, "gpu.errors", "CudaError") for half in ("client", "model")),
     *((half, "errors", "TensorShapeError") for half in ("client", "model")),
     *((half, "gpu.arrays.device_array", "DeviceArray") for half in ("", "client", "model")),

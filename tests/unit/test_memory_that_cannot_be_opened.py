@@ -23,7 +23,8 @@ from shm_backend_utils.client.transports.connect import is_this_machine
 from shm_backend_utils.client.transports.grpc.address import GrpcAddress
 from shm_backend_utils.compat.shm_regions import SystemShmHandle
 from shm_backend_utils.errors import MachineError, NoSharedMemoryError, RegionGoneError, RegionRefusedError, ShmError
-from shm_backend_utils.memory import locks, reaper, sealed
+from shm_backend_utils.memory import locks, reaper
+from shm_backend_utils.memory import segment as segments
 from shm_backend_utils.memory.descriptors import NoDescriptorsError
 from shm_backend_utils.memory.handover.server import HandoverRegistry
 from shm_backend_utils.memory.managed import ManagedRegion, RegionKind
@@ -74,7 +75,7 @@ class Failing:
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
-    monkeypatch.setattr(sealed, "REGISTRY", HandoverRegistry())  # which has no server yet
+    monkeypatch.setattr(segments, "REGISTRY", HandoverRegistry())  # which has no server yet
     return Failing(monkeypatch)
 
 

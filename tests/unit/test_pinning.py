@@ -18,7 +18,7 @@ from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.mapping.memory import HostMemory, Pinning
 from shm_backend_utils.model.mapping.resolver import Resolver
 from shm_backend_utils.protocol.layout import PAGE_SIZE
-from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
+from shm_backend_utils.tensors.view import BufferAttributes, MemoryType
 from tests.unit.claims_of import Resolved, slot_of
 from tests.unit.gpu.fakes import DRIVER, MODEL, left_of, runtime_that_gives_all_back, that_nobody_loads, wait_until
 

@@ -17,7 +17,7 @@ import pytest
 
 from shm_backend_utils.errors import MachineError, RegionGoneError, RegionRefusedError, TableError
 from shm_backend_utils.gpu.memory.access import CudaAccess
-from shm_backend_utils.memory.access import Access
+from shm_backend_utils.memory.descriptors import Access
 from shm_backend_utils.memory.handover.fetching import Fetcher
 from shm_backend_utils.memory.managed import ManagedRegion, RegionKind
 from shm_backend_utils.memory.registrations import Registration, StatusEndpoint

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.errors import CallerError, ClosedError, MachineError
-from shm_backend_utils.memory.access import PRIVATE, Access
-from shm_backend_utils.memory.descriptors import Descriptor
+from shm_backend_utils.memory.descriptors import PRIVATE, Access, Descriptor
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.pool import options as module
 from shm_backend_utils.memory.pool.inventory import Need, region_size

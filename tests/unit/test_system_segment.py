@@ -20,7 +20,7 @@ import pytest
 
 from shm_backend_utils.errors import MachineError, RegionGoneError, RegionRefusedError
 from shm_backend_utils.memory import machine
-from shm_backend_utils.memory.access import Access
+from shm_backend_utils.memory.descriptors import Access
 from shm_backend_utils.memory.machine import available_bytes, memory_bytes
 from shm_backend_utils.memory.managed import ManagedRegion, array_at
 from shm_backend_utils.memory.segment import SystemSegment

@@ -17,7 +17,7 @@ from shm_backend_utils.client import AsyncShmClient, DeadlineExceededError, Pool
 from shm_backend_utils.client.client import SubmittedCalls
 from shm_backend_utils.client.errors import deadline_exceeded
 from shm_backend_utils.client.paths import choice
-from shm_backend_utils.memory import mapped_segment, shared_file
+from shm_backend_utils.memory import segment, shared_file
 from tests.unit.fake_server import FakeServer, config
 from tests.unit.fake_wires import FakeTransport
 
@@ -250,7 +250,7 @@ def test_new_memory_is_entered_into_page_tables_no_longer_than_a_call_may_take(
             return time.monotonic() + self.looks * TIMEOUT_S * part
 
     clock = SlowClock()
-    for module in (shared_file, mapped_segment):
+    for module in (shared_file, segment):
         monkeypatch.setattr(module, "time", clock)
     with a_client(transport, monkeypatch) as made:
         made.infer("m", {"IN0": X}, timeout_s=60).release()

@@ -21,10 +21,8 @@ from shm_backend_utils.dtypes import DType
 from shm_backend_utils.errors import DeviceMemoryError, TensorError, TensorTypeError
 from shm_backend_utils.model.delivered import DeliveredView
 from shm_backend_utils.tensors import dlpack
-from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
 from shm_backend_utils.tensors.strings import Strings
-from shm_backend_utils.tensors.strings_view import StringsView
-from shm_backend_utils.tensors.view import TensorView
+from shm_backend_utils.tensors.view import BufferAttributes, MemoryType, StringsView, TensorView
 
 NUMPY_SPEAKS_VERSIONS = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
 every_dtype = pytest.mark.parametrize("dtype", dtypes.BY_NAME.values(), ids=list(dtypes.BY_NAME))

@@ -24,7 +24,7 @@ from rich.progress import Progress
 from shm_backend_utils.cli.common.rounds import Times, shuffled
 from shm_backend_utils.cli.common.server import REPOSITORY, copy_models, models_in, temporary_server
 from shm_backend_utils.client import ShmClient
-from shm_backend_utils.memory.sealed import LINK
+from shm_backend_utils.memory.segment import SEALED_LINK
 from shm_backend_utils.memory.shared_file import DEV_SHM
 from shm_backend_utils.server import EmbeddedServer
 
@@ -102,7 +102,7 @@ def _processor() -> str:
 
 
 _BLOCK: Final = 512
-_SEALED: Final = re.compile(rf"^([0-9a-f]+)-([0-9a-f]+) .* {re.escape(LINK)}$", re.MULTILINE)
+_SEALED: Final = re.compile(rf"^([0-9a-f]+)-([0-9a-f]+) .* {re.escape(SEALED_LINK)}$", re.MULTILINE)
 
 
 def sealed_bytes(pid: int) -> int:

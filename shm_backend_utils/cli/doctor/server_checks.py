@@ -23,7 +23,7 @@ from ...client.steps import BlockingDriver, Steps
 from ...client.transports.connect import is_this_machine
 from ...errors import MachineError, ShmError
 from ...memory import reaper
-from ...memory.access import PRIVATE
+from ...memory.descriptors import PRIVATE
 from ...memory.machine import available_bytes, memory_bytes
 from ...memory.pool.slot import SlotRegion
 from ...memory.shared_file import DEV_SHM, free_bytes, total_bytes

@@ -14,8 +14,7 @@ import numpy.typing as npt
 from ...dtypes import BYTES
 from ...errors import ClosedError, SlotInDoubtError, TensorError
 from ...memory.managed import RegionKind
-from ...memory.pool.slot import Memory, Slot, SlotRegion
-from ...memory.pool.states import AFTER, FREE
+from ...memory.pool.slot import AFTER, FREE, Memory, Slot, SlotRegion
 from ...protocol import results
 from ...protocol.call_layout import CallLayout, aligned
 from ...protocol.refusals import NOT_OPENED, code_in

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from ...dtypes import BY_NAME
 from ...errors import PeerError, ProbedError
-from ...memory.access import PRIVATE
+from ...memory.descriptors import PRIVATE
 from ...memory.managed import RegionKind
 from ...memory.pool.slot import SlotRegion
 from ...model_spec import ModelSpec

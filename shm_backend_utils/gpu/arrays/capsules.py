@@ -13,7 +13,7 @@ import numpy as np
 
 from ... import dtypes
 from ...tensors import dlpack
-from ...tensors.dlpack_structures import (
+from ...tensors.dlpack import (
     NAME_USED,
     NAME_USED_VERSIONED,
     NUMPY_MAKES_VERSIONED,

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ... import dtypes
 from ...tensors import dlpack
-from ...tensors.dlpack_structures import c_strides
+from ...tensors.dlpack import c_strides
 from ..ordering import order_after
 from ..runtime import LEGACY_STREAM, PER_THREAD_STREAM, CudaRuntime
 from ..streams import NamedStream

@@ -8,8 +8,7 @@ import numpy.typing as npt
 
 from ...dtypes import DType
 from ...errors import DeviceMemoryError
-from ...tensors.attributes import BufferAttributes, MemoryType
-from ...tensors.view import TensorView
+from ...tensors.view import BufferAttributes, MemoryType, TensorView
 from .device_array import DeviceArray
 
 __all__ = ["DeviceView"]

@@ -11,7 +11,7 @@ import numpy as np
 from ... import dtypes
 from ...errors import TensorTypeError
 from ...tensors import dlpack
-from ...tensors.dlpack_structures import VERSION, c_strides
+from ...tensors.dlpack import VERSION, c_strides
 from ..ordering import order_after
 from ..runtime import LEGACY_STREAM, CudaRuntime
 from ..streams import NamedStream

@@ -11,15 +11,13 @@ import select
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from ...errors import MachineError
 from ...process import call_after_fork
 from ...protocol.handover import QUESTION_LENGTH, Question, SealedKey, decode_question, encode_answer
-from ..access import Access
-from ..descriptors import Descriptor, translate_os_errors
+from ..descriptors import Access, Descriptor, translate_os_errors
 from .peers import Closer, Peer, accept_descriptors
 
 __all__ = ["REGISTRY", "HandoverRegistry", "HandoverServer", "Offer"]
@@ -236,7 +234,7 @@ class HandoverRegistry:
     """The regions that this process hands over, and the server for them. Methods that finalizers call take no lock."""
 
     def __init__(self) -> None:
-        self._numbers = itertools.count(1)  # a forked child goes on where its parent is
+        self.numbers = itertools.count(1)  # of regions; a forked child goes on where its parent is
         self._closer = Closer()
         self._begin()
         call_after_fork(self)
@@ -245,65 +243,44 @@ class HandoverRegistry:
         self._lock = threading.Lock()
         self._server: HandoverServer | None = None  # locked where it changes
         self._offers: dict[int, Offer] = {}
-        self._issued: dict[int, weakref.ref[_ServerName]] = {}  # what was not offered yet, by number
 
-    def new_key(self) -> SealedKey:
-        """Return a key that was never used before, valid as long as that object lives, and have a server listen."""
-        with self._lock:
-            server = self._server
-            if server is None:
-                server = self._server = HandoverServer(self._offers, self._closer, self._ends)
-            number = next(self._numbers)
-            name = _ServerName(server.name)
-            self._issued[number] = weakref.ref(name, lambda _: self._forget(number))
-        server.wait_until_open()
-        return SealedKey(name, number)
-
-    def offer(self, key: SealedKey, token: bytes, access: Access, copy: Callable[[], Descriptor]) -> None:
-        """Hand a region to models that know the token and have access, until it is withdrawn; ValueError if it was.
+    def offer(self, number: int, token: bytes, access: Access, copy: Callable[[], Descriptor]) -> SealedKey:
+        """Hand a region to models that know the token and have access, until it is withdrawn; return its key.
 
         The server's thread calls ``copy``, which opens the region anew: a peer with the original description could
         release its locks.
         """
-        if key.number not in self._issued:
-            raise ValueError("a region is offered under a key that was withdrawn, or that another process has made")
-        self._offers[key.number] = Offer(token, access, copy)
-        self._issued.pop(key.number, None)
+        with self._lock:
+            self._offers[number] = Offer(token, access, copy)
+            server = self._server
+            if server is None:
+                server = self._server = HandoverServer(self._offers, self._closer, self._ends)
+        server.wait_until_open()
+        return SealedKey(server.name, number)
 
-    def renew(self, key: SealedKey, token: bytes) -> None:
+    def renew(self, number: int, token: bytes) -> None:
         """Hand a region over to those who know another token; KeyError if it was withdrawn."""
-        self._offers[key.number] = self._offers[key.number]._replace(token=token)
+        self._offers[number] = self._offers[number]._replace(token=token)
 
-    def withdraw(self, key: SealedKey) -> None:
+    def withdraw(self, number: int) -> None:
         """Hand a region over no longer. Twice is fine. Takes no lock, so that finalizers may call it."""
-        self._forget(key.number)
+        self._offers.pop(number, None)
+        server = self._server
+        if server is not None and not self._offers:
+            server.wake()
 
     def after_fork(self) -> None:
         """Forget all that the parent has, in a forked child: its server is not here."""
         self._begin()
 
-    def _forget(self, number: int) -> None:
-        self._offers.pop(number, None)
-        self._issued.pop(number, None)
-        server = self._server
-        if server is not None and not self._offers:
-            server.wake()
-
     def _ends(self, server: HandoverServer) -> bool:
-        """Return whether a server has nothing to do any more. Asked by its thread; the next key gets another server."""
+        """Return whether a server has nothing to do any more. Asked by its thread; the next offer gets another one."""
         with self._lock:
             if self._server is server:
-                has_keys = bool(self._offers) or any(name() is not None for name in list(self._issued.values()))
-                if has_keys and server.error is None:
+                if self._offers and server.error is None:
                     return False
                 self._server = None
             return True
-
-
-class _ServerName(str):
-    """The name in one key, so that it shows when an interrupt has lost that key before its region was offered."""
-
-    __slots__ = ("__weakref__",)
 
 
 REGISTRY: Final = HandoverRegistry()

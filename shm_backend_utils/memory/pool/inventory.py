@@ -16,8 +16,7 @@ from ...errors import ClosedError
 from ...protocol.layout import PAGE_SIZE, data_offset
 from ..managed import RegionKind, roomy, whole_pages
 from .options import PoolStatus
-from .slot import SlotRegion, Whole
-from .states import SPOILED
+from .slot import SPOILED, SlotRegion, Whole
 
 __all__ = [
     "DIRECT",

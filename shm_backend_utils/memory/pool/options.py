@@ -8,7 +8,7 @@ from dataclasses import InitVar, dataclass
 from typing import Final, Literal, get_args
 
 from ...errors import CallerError
-from ..access import PRIVATE, Access
+from ..descriptors import PRIVATE, Access
 from ..machine import available_bytes, memory_bytes
 from ..shared_file import free_bytes
 

@@ -24,8 +24,7 @@ from ..repeater import Repeater
 from ..shared_file import MORE_ROOM, total_bytes
 from .inventory import FAR_MORE, SMALL, Inventory, Need, Waiter, least_size, region_size
 from .options import PoolOptions, PoolStatus
-from .slot import Memory, SlotRegion, make_parts
-from .states import FREE, SPOILED
+from .slot import FREE, SPOILED, Memory, SlotRegion, make_parts
 
 __all__ = ["SlotPool"]
 

@@ -14,8 +14,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from .slot import Memory, Slot, SlotRegion
-from .states import FREE, SPOILED
+from .slot import FREE, SPOILED, Memory, Slot, SlotRegion
 
 __all__ = ["Row", "RowBlocks"]
 

@@ -1,4 +1,15 @@
-"""Slots as their owner has them: records that requests go out in, and the regions that hold them."""
+"""Slots as their owner has them: records that requests go out in, their states, and the regions that hold them.
+
+========  =============================================================================================================
+free      No process writes there. A request may go out; the pool may hand it out again.
+sent      A request went out, and its answer is not here: a model executes it, or may begin to. It is to be reclaimed
+          before anything else, whatever call has it.
+spoiled   Its region is never used again, and goes when it is given back.
+========  =============================================================================================================
+
+A slot that is handed out stays free until a request goes out, and is free again with the answer: the pool alone knows
+the call that has it.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +17,8 @@ import math
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,18 +27,41 @@ from ...errors import ClosedError
 from ...protocol.address import SlotAddress
 from ...protocol.layout import GENERATION, SlotRecord
 from .. import locks
-from ..access import Access
-from ..descriptors import Descriptor
+from ..descriptors import Access, Descriptor
 from ..managed import ManagedRegion, RegionKind
-from .states import AFTER, FREE, SENT, SPOILED, State
 
-__all__ = ["Memory", "Slot", "SlotRegion", "Whole", "make_parts"]
+__all__ = ["AFTER", "FREE", "SENT", "SPOILED", "Event", "Memory", "Slot", "SlotRegion", "State", "Whole", "make_parts"]
 
 Memory = npt.NDArray[np.uint8]  # a whole region, which is given back when this and all arrays of it are gone
 
+State = Literal["free", "sent", "spoiled"]
+Event = Literal["request", "answer", "reclaim", "refusal", "unfenced", "lost"]
+
+FREE: Final = "free"
+SENT: Final = "sent"
+SPOILED: Final = "spoiled"
+
+AFTER: Final[Mapping[Event, Mapping[State, State]]] = {
+    "request": {FREE: SENT, SPOILED: SPOILED},
+    # The model has completed the slot. An error of the server's is no such answer: the slot is reclaimed.
+    "answer": {SENT: FREE, SPOILED: SPOILED},
+    # No model holds the lease, and the generation was raised: a late request is refused.
+    "reclaim": {SENT: FREE, SPOILED: SPOILED},
+    # A model, or the server, cannot open the region.
+    "refusal": {FREE: SPOILED, SENT: SPOILED, SPOILED: SPOILED},
+    # A request that names no slot got no answer: no generation keeps its writer out.
+    "unfenced": {FREE: SPOILED, SENT: SPOILED, SPOILED: SPOILED},
+    # A model died while its GPU was at work there, or memory on a GPU was made by half.
+    "lost": {FREE: SPOILED, SENT: SPOILED, SPOILED: SPOILED},
+}
+"""The state after an event, by the state before: this alone decides whether a slot may be used again.
+
+What is not here cannot happen.
+"""
+
 
 class Slot:
-    """One slot of a region: its state, by the table in :mod:`.states`, and the generations of its requests."""
+    """One slot of a region: its state, by :data:`AFTER`, and the generations of its requests."""
 
     __slots__ = ("_record", "_region", "address_pattern", "generation", "index", "kept", "results", "sent", "state")
 

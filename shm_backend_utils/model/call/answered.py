@@ -20,8 +20,7 @@ from ...protocol.layout import COMPLETED, RESULTS
 from ...protocol.results import OutputForm
 from ...protocol.spans import OutputSpan
 from ...tensors.strings import Strings
-from ...tensors.strings_view import StringsView
-from ...tensors.view import DIRECT, TRITON, TensorView
+from ...tensors.view import DIRECT, TRITON, StringsView, TensorView
 from ..delivered import DeliveredView, InputView
 from ..forward.forwarder import check_all_are_over
 from ..mapping.memory import HostMemory, Memory

@@ -26,8 +26,7 @@ from ...protocol.probe import ALIVE_ADDRESS, AskedForLifeError
 from ...protocol.results import NO_RESULTS, with_events
 from ...protocol.spans import InputSpan, OutputSpan, Ring, Table
 from ...tensors.strings import Strings
-from ...tensors.strings_view import StringsView
-from ...tensors.view import DIRECT, TensorView
+from ...tensors.view import DIRECT, StringsView, TensorView
 from ..context import Context
 from ..delivered import DeliveredView, InputView, view_of
 from ..forward.ordinary import Forwarding

@@ -26,8 +26,7 @@ from ...protocol.results import OutputPlace, broken_results, missing_output
 from ...protocol.spans import InputSpan, OutputSpan, Table
 from ...protocol.table import encode
 from ...tensors.strings import Strings
-from ...tensors.strings_view import StringsView
-from ...tensors.view import TensorView
+from ...tensors.view import StringsView, TensorView
 from ..mapping.memory import HostMemory, Memory
 from ..triton import TritonBackend
 from .ordinary import Asked, Forwarding, Given

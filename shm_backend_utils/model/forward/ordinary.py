@@ -20,9 +20,8 @@ from ...model_spec import ModelSpec
 from ...protocol.call_layout import obstacle_in_tensors, record_byte_size
 from ...protocol.results import check_output, missing_output
 from ...tensors.strings import Strings
-from ...tensors.strings_view import StringsView
 from ...tensors.values import untyped_array, whole_array
-from ...tensors.view import TRITON, TensorView
+from ...tensors.view import TRITON, StringsView, TensorView
 from ..delivered import view_of
 from ..triton import TritonBackend
 

@@ -26,8 +26,7 @@ from ...errors import (
 from ...gpu.memory.mappings import CudaMapping
 from ...memory.locks import FREE, OWNERS
 from ...memory.managed import ManagedRegion
-from ...memory.mapped_segment import MappedSegment
-from ...memory.sealed import SealedSegment
+from ...memory.segment import MappedSegment, SealedSegment
 from ...memory.shared_file import BLOCK_SIZE
 from ...protocol import table
 from ...protocol.claims import LentRegionClaim
@@ -35,7 +34,7 @@ from ...protocol.form import TableForm
 from ...protocol.layout import GENERATION, SlotRecord
 from ...protocol.probe import Probe, decode_probe, is_probe
 from ...protocol.spans import Table
-from ...tensors.attributes import MemoryType
+from ...tensors.view import MemoryType
 from .memory import DeviceMemory, HostMemory, Memory, Pinning
 
 __all__ = ["MappedRegion", "ProbeFound", "Slot", "replayed", "stale"]

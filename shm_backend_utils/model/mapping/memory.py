@@ -17,10 +17,8 @@ from ...gpu.arrays.device_view import DeviceView
 from ...gpu.memory.access import CudaAccess
 from ...gpu.memory.mappings import CudaMapping
 from ...memory.managed import array_at
-from ...tensors.attributes import MemoryType
 from ...tensors.strings import Strings
-from ...tensors.strings_view import StringsView
-from ...tensors.view import DIRECT, TensorView
+from ...tensors.view import DIRECT, MemoryType, StringsView, TensorView
 
 __all__ = ["DeviceMemory", "HostMemory", "Memory", "Pinning"]
 

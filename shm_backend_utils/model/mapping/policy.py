@@ -25,13 +25,12 @@ from collections.abc import Callable, Mapping, Sequence
 from ...errors import MachineError, RegionGoneError, RegionRefusedError, StaleRequestError, TableError, shown
 from ...gpu.memory.access import CudaAccess
 from ...gpu.memory.mappings import CudaMapping, device_with
-from ...memory.backend_pools import is_pool
 from ...memory.handover.fetching import Fetcher
 from ...memory.locks import SharedLease, borrow, use
 from ...memory.managed import KEY_PREFIX, ManagedRegion
 from ...memory.registrations import Registration, StatusEndpoint
 from ...memory.segment import SystemSegment
-from ...memory.shared_file import SharedFile, owner_refused
+from ...memory.shared_file import SharedFile, is_pool, owner_refused
 from ...protocol.claims import CudaRegionClaim, NamedRegionClaim
 from ...protocol.handover import parse_sealed_key
 from ..config import Config

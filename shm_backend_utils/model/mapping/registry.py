@@ -22,7 +22,7 @@ from typing import Final
 
 from ...errors import MachineError, RegionGoneError, RegionRefusedError
 from ...memory.descriptors import NoDescriptorsError
-from ...memory.mapped_segment import MappedSegment
+from ...memory.segment import MappedSegment
 from ...memory.shared_file import SharedFile
 from .mapped import MappedRegion, Slot
 from .memory import Pinning

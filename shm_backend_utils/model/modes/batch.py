@@ -17,10 +17,8 @@ from ...errors import ModelError
 from ...gpu.arrays.device_view import DeviceView
 from ...gpu.model import DeviceArrays, DeviceUses
 from ...protocol.spans import InputSpan, OutputSpan
-from ...tensors.attributes import MemoryType
 from ...tensors.strings import Strings
-from ...tensors.strings_view import StringsView
-from ...tensors.view import TRITON, TensorView
+from ...tensors.view import TRITON, MemoryType, StringsView, TensorView
 from ..call import Call
 from ..call.checks import array_of, check_output
 from ..mapping.memory import Memory, Pinning

@@ -16,8 +16,7 @@ import numpy.typing as npt
 from ...dtypes import BF16, BY_NAME, BYTES, DType
 from ...gpu.arrays.capsules import CapsuleTensor, capsule_over
 from ...tensors import dlpack
-from ...tensors.dlpack import CPU_DEVICE, CUDA
-from ...tensors.dlpack_structures import Consumed, ForeignMemory, c_strides, managed_tensor, rename_capsule
+from ...tensors.dlpack import CPU_DEVICE, CUDA, Consumed, ForeignMemory, c_strides, managed_tensor, rename_capsule
 from .host import Faults
 from .pybind import ClassFunction, StubDiesError, TritonModelException, refuse, text
 

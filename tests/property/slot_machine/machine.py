@@ -21,7 +21,7 @@ from shm_backend_utils.memory.pool import pool as pool_module
 from shm_backend_utils.memory.pool.inventory import Need
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.memory.pool.pool import SlotPool
-from shm_backend_utils.memory.pool.states import FREE, SPOILED
+from shm_backend_utils.memory.pool.slot import FREE, SPOILED
 from shm_backend_utils.protocol.layout import PAGE_SIZE
 from shm_backend_utils.testing.faults.system_calls import INTERRUPT, Failing, Fault
 from shm_backend_utils.testing.leak_probe import ShmLeakProbe

@@ -11,8 +11,7 @@ from shm_backend_utils import dtypes
 from shm_backend_utils.errors import RegionGoneError, ReplayedRequestError, SlotInUseError, StaleRequestError
 from shm_backend_utils.memory.locks import SharedLease, borrow
 from shm_backend_utils.memory.managed import ManagedRegion
-from shm_backend_utils.memory.pool.slot import Slot, SlotRegion
-from shm_backend_utils.memory.pool.states import AFTER, FREE, SENT, State
+from shm_backend_utils.memory.pool.slot import AFTER, FREE, SENT, Slot, SlotRegion, State
 from shm_backend_utils.model.mapping import mapped
 from shm_backend_utils.model.mapping.memory import HostMemory
 from shm_backend_utils.protocol import results, table

@@ -24,7 +24,7 @@ from shm_backend_utils.memory.descriptors import Descriptor, NoDescriptorsError
 from shm_backend_utils.memory.handover import fetching
 from shm_backend_utils.memory.handover.fetching import Fetcher
 from shm_backend_utils.memory.handover.peers import Closer
-from shm_backend_utils.memory.sealed import SealedSegment
+from shm_backend_utils.memory.segment import SealedSegment
 from shm_backend_utils.memory.shared_file import SealedFile
 from shm_backend_utils.protocol.handover import QUESTION_LENGTH, Question, SealedKey, decode_question, encode_answer
 from shm_backend_utils.testing.faults.system_calls import Interrupts

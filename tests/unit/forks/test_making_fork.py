@@ -15,7 +15,7 @@ from tests.unit.harness.folders import folder_of
 MAKING = """
     import threading
     from pathlib import Path
-    from shm_backend_utils.memory.access import PRIVATE
+    from shm_backend_utils.memory.descriptors import PRIVATE
     from shm_backend_utils.memory.handover import server
     from shm_backend_utils.memory.managed import RegionKind
     from shm_backend_utils.memory.pool.slot import SlotRegion
@@ -177,7 +177,7 @@ def test_owners_are_found_while_others_come_and_go() -> None:
 BEGIN = """
 import os, signal, traceback
 from shm_backend_utils.memory import locks
-from shm_backend_utils.memory.access import PRIVATE
+from shm_backend_utils.memory.descriptors import PRIVATE
 from shm_backend_utils.memory.descriptors import Descriptor
 from shm_backend_utils.memory.managed import RegionKind
 from shm_backend_utils.memory.managed import ManagedRegion

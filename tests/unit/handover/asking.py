@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from shm_backend_utils.memory.access import PRIVATE, Access
-from shm_backend_utils.memory.descriptors import Descriptor
+from shm_backend_utils.memory.descriptors import PRIVATE, Access, Descriptor
 from shm_backend_utils.memory.handover.server import HandoverRegistry
 from shm_backend_utils.protocol.handover import Question, SealedKey, decode_answer, encode_question
 
@@ -24,12 +23,14 @@ CONTENT = b"what is in the region"
 class Region:
     """A region's memory, which a registry offers."""
 
-    def __init__(self, registry: HandoverRegistry, access: Access = PRIVATE, key: SealedKey | None = None) -> None:
+    def __init__(
+        self, registry: HandoverRegistry, access: Access = PRIVATE, copy: Callable[[], Descriptor] | None = None
+    ) -> None:
         self.memory = Descriptor(os.memfd_create, "region", os.MFD_CLOEXEC)
         os.write(self.memory.fileno(), CONTENT)
         self.status = os.fstat(self.memory.fileno())
-        self.key = key or registry.new_key()
-        registry.offer(self.key, TOKEN, access, self.copy)
+        self.number = next(registry.numbers)
+        self.key = registry.offer(self.number, TOKEN, access, copy or self.copy)
 
     def copy(self) -> Descriptor:
         return Descriptor(os.open, f"/proc/self/fd/{self.memory.fileno()}", os.O_RDWR | os.O_CLOEXEC)

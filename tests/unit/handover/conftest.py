@@ -17,8 +17,8 @@ def registry() -> Iterator[HandoverRegistry]:
     before = count_open()
     made = HandoverRegistry()
     yield made
-    for number in [*made._offers, *made._issued]:
-        made._forget(number)
+    for number in list(made._offers):
+        made.withdraw(number)
     assert settles(lambda: servers() == 0)
     gc.collect()
     assert settles(lambda: count_open() <= before), "descriptors were left open"

@@ -13,8 +13,7 @@ import threading
 
 import pytest
 
-from shm_backend_utils.memory.access import PRIVATE, Access
-from shm_backend_utils.memory.descriptors import Descriptor, no_descriptors
+from shm_backend_utils.memory.descriptors import PRIVATE, Access, Descriptor, no_descriptors
 from shm_backend_utils.memory.handover import peers, server
 from shm_backend_utils.memory.handover.peers import Peer
 from shm_backend_utils.memory.handover.server import HandoverRegistry
@@ -72,31 +71,30 @@ def test_a_wrong_question_is_refused_in_the_same_words(
 def test_what_was_withdrawn_is_given_no_longer(registry: HandoverRegistry) -> None:
     kept, region = Region(registry), Region(registry)
     assert region.is_given()
-    registry.withdraw(region.key)
+    registry.withdraw(region.number)
     assert not region.is_given()
     assert kept.is_given()
 
 
 def test_what_is_withdrawn_while_it_is_opened_is_not_given(registry: HandoverRegistry) -> None:
-    kept, region, key = Region(registry), Region(registry), registry.new_key()
+    kept, other = Region(registry), Region(registry)
 
     def copy() -> Descriptor:
-        registry.withdraw(key)
-        return region.copy()
+        registry.withdraw(region.number)
+        return other.copy()
 
-    registry.offer(key, TOKEN, PRIVATE, copy)
-    assert ask(key) is None
+    region = Region(registry, copy=copy)
+    assert ask(region.key) is None
     assert kept.is_given()
 
 
 def test_what_cannot_be_opened_is_refused(registry: HandoverRegistry) -> None:
-    kept, key = Region(registry), registry.new_key()
+    kept = Region(registry)
 
     def copy() -> Descriptor:
         raise no_descriptors("a region takes one")
 
-    registry.offer(key, TOKEN, PRIVATE, copy)
-    assert ask(key) is None
+    assert ask(Region(registry, copy=copy).key) is None
     assert kept.is_given()
 
 
@@ -157,13 +155,13 @@ def test_descriptors_sent_along_are_refused_on_an_old_kernel(registry: HandoverR
 @pytest.mark.usefixtures("old_kernel")
 @pytest.mark.parametrize("before", [0, 1], ids=["with the question", "behind it"])
 def test_a_socket_that_lingers_holds_nobody_up(before: int, registry: HandoverRegistry) -> None:
-    region, key, may_go_on = Region(registry), registry.new_key(), threading.Event()
+    region, may_go_on = Region(registry), threading.Event()
 
     def copy() -> Descriptor:
         may_go_on.wait(LONG_S)
         return region.copy()
 
-    registry.offer(key, TOKEN, PRIVATE, copy)
+    key = Region(registry, copy=copy).key
     with a_lingering_socket() as (slow, other):
         with connect(key) as busy, connect(region.key) as connection:
             busy.send(right(key))
@@ -334,7 +332,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (count_open() + 2, 4096))
 print(region.key, flush=True)
 sys.stdin.read()
 resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))  # glibc opens a library for a thread that ends with Python
-registry.withdraw(region.key)
+registry.withdraw(region.number)
 """
 
 

@@ -11,12 +11,11 @@ import pytest
 
 import shm_backend_utils
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.memory.access import PRIVATE
 from shm_backend_utils.memory.handover.server import HandoverRegistry
 from shm_backend_utils.protocol.handover import SealedKey, parse_sealed_key
 from shm_backend_utils.testing.faults.system_calls import Interrupts
 from tests.unit.forks.programs import run_program
-from tests.unit.handover.asking import TOKEN, Region, ask, connect, count_open, servers, settles
+from tests.unit.handover.asking import Region, ask, connect, count_open, servers, settles
 
 FOLDER = Path(shm_backend_utils.__file__).parent / "memory" / "handover"
 
@@ -38,27 +37,19 @@ def test_all_regions_of_a_process_are_at_one_server_under_numbers_of_their_own(r
     assert [parse_sealed_key(str(key)) for key in keys] == keys
 
 
-def test_the_server_ends_with_its_last_key_and_the_next_one_has_another_name(registry: HandoverRegistry) -> None:
+def test_the_server_ends_with_its_last_region_and_the_next_one_has_another_name(registry: HandoverRegistry) -> None:
+    first, second = Region(registry), Region(registry)
     before = count_open()
-    first, second = registry.new_key(), registry.new_key()
-    registry.withdraw(first)
-    assert is_there(second)
-    registry.withdraw(second)
+    registry.withdraw(first.number)
+    assert is_there(second.key)
+    registry.withdraw(second.number)
     assert settles(lambda: servers() == 0)
-    assert not is_there(second)
-    assert settles(lambda: count_open() == before)
-    third = registry.new_key()
-    assert third.socket != second.socket
+    assert not is_there(second.key)
+    assert settles(lambda: count_open() < before)
+    third = Region(registry)
+    assert third.key.socket != second.key.socket
     assert third.number not in (first.number, second.number)
-    assert is_there(third)
-
-
-def test_a_key_that_nobody_has_any_more_keeps_no_server(registry: HandoverRegistry) -> None:
-    key: SealedKey | None = registry.new_key()
-    assert servers() == 1
-    del key
-    assert settles(lambda: servers() == 0)
-    assert registry._issued == {}
+    assert is_there(third.key)
 
 
 def test_without_a_thread_there_is_an_error_and_a_server_later(
@@ -70,34 +61,21 @@ def test_without_a_thread_there_is_an_error_and_a_server_later(
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refused)
         with pytest.raises(MachineError, match="takes a thread, and this process can have no more.*ulimit -u"):
-            registry.new_key()
-    assert is_there(registry.new_key())
-
-
-def test_what_is_offered_stays_when_nobody_has_the_key_object(registry: HandoverRegistry) -> None:
-    region = Region(registry)
-    region.key = SealedKey(str(region.key.socket), region.key.number)
-    assert region.is_given()
+            Region(registry)
+    assert is_there(Region(registry).key)
 
 
 def test_withdrawing_twice_or_what_is_unknown_is_fine(registry: HandoverRegistry) -> None:
     region, kept = Region(registry), Region(registry)
-    for key in (region.key, region.key, SealedKey("0" * 32, 10**9)):
-        registry.withdraw(key)
+    for number in (region.number, region.number, 10**9):
+        registry.withdraw(number)
     assert kept.is_given()
-
-
-def test_what_was_withdrawn_cannot_be_offered(registry: HandoverRegistry) -> None:
-    region, key = Region(registry), registry.new_key()
-    registry.withdraw(key)
-    with pytest.raises(ValueError, match="under a key that was withdrawn"):
-        registry.offer(key, TOKEN, PRIVATE, region.copy)
 
 
 def test_a_finalizer_may_withdraw_inside_a_locked_section(registry: HandoverRegistry) -> None:
     region = Region(registry)
     with registry._lock:
-        registry.withdraw(region.key)
+        registry.withdraw(region.number)
     assert settles(lambda: servers() == 0)
 
 
@@ -109,8 +87,7 @@ def test_many_threads_offer_and_withdraw_at_once(registry: HandoverRegistry) -> 
             for _ in range(100):
                 region = Region(registry)
                 assert region.is_given()
-                registry.withdraw(region.key)
-                assert registry.new_key() != registry.new_key()
+                registry.withdraw(region.number)
         except BaseException as error:
             failed.append(error)
 
@@ -122,23 +99,15 @@ def test_many_threads_offer_and_withdraw_at_once(registry: HandoverRegistry) -> 
     assert failed == []
 
 
-def test_an_interrupt_at_any_line_leaves_nothing_once_the_key_is_withdrawn(registry: HandoverRegistry) -> None:
+def test_an_interrupt_at_any_line_leaves_nothing_once_the_region_is_withdrawn(registry: HandoverRegistry) -> None:
     before = count_open()
     was_interrupted, line = True, 1
     while was_interrupted:
-        made: list[SealedKey] = []
-
-        def work() -> None:
-            made.append(registry.new_key())  # noqa: B023
-            Region(registry, key=made[0])  # noqa: B023
-
-        was_interrupted = Interrupts(FOLDER).at(line, work)
-        for key in made:
-            registry.withdraw(key)
-        made.clear()
+        was_interrupted = Interrupts(FOLDER).at(line, lambda: Region(registry))
+        for number in list(registry._offers):
+            registry.withdraw(number)
         told = f"after an interrupt at line {line}"
         assert settles(lambda: servers() == 0), f"the server goes on {told}"
-        assert (registry._offers, registry._issued) == ({}, {}), f"a key is left {told}"
         assert settles(lambda: count_open() == before), f"descriptors are left open {told}"
         line += 1
     assert line > 10
@@ -150,9 +119,11 @@ def test_an_interrupt_at_any_line_of_withdrawing_leaves_nothing_if_done_again(
     before = count_open()
     was_interrupted, line = True, 1
     while was_interrupted:
-        key = Region(registry).key
-        was_interrupted = Interrupts(FOLDER).at(line, lambda: registry.withdraw(key))  # noqa: B023
-        registry.withdraw(key)
+        region = Region(registry)
+        number, key = region.number, region.key
+        del region
+        was_interrupted = Interrupts(FOLDER).at(line, lambda: registry.withdraw(number))  # noqa: B023
+        registry.withdraw(number)
         assert ask_or_refused(key), f"it is still given after an interrupt at line {line}"
         assert settles(lambda: servers() == 0), f"the server goes on after an interrupt at line {line}"
         assert settles(lambda: count_open() == before)
@@ -179,12 +150,11 @@ assert region.is_given()
 
 
 FORKED = """
-    from shm_backend_utils.memory.access import PRIVATE
     from shm_backend_utils.memory.handover.server import REGISTRY
-    from tests.unit.handover.asking import TOKEN, Region, ask, connect, count_open, servers, settles
+    from tests.unit.handover.asking import Region, connect, count_open, servers, settles
 
     before = count_open()
-    region, issued = Region(REGISTRY), REGISTRY.new_key()
+    region = Region(REGISTRY)
     silent = connect(region.key)
     assert region.is_given()  # so that the silent one was accepted
     own = 2  # the region's memory, and this end of the silent connection
@@ -198,25 +168,17 @@ def test_a_forked_child_has_a_server_of_its_own_and_the_parents_goes_on(ending: 
         FORKED,
         """
         def work():
-            global issued
             assert (count_open(), servers()) == (before + 1, 0), "it has more than the silent connection"
-            REGISTRY.withdraw(region.key)
-            try:
-                REGISTRY.offer(issued, TOKEN, PRIVATE, region.copy)
-            except ValueError:
-                issued = None
+            REGISTRY.withdraw(region.number)
             childs = Region(REGISTRY)
             assert childs.key.socket != region.key.socket
             assert childs.is_given() and region.is_given()  # the latter at the parent's server
-            REGISTRY.withdraw(childs.key)
+            REGISTRY.withdraw(childs.number)
             assert settles(lambda: servers() == 0)
 
         in_child(work)
         assert region.is_given()
-        REGISTRY.offer(issued, TOKEN, PRIVATE, region.copy)
-        assert ask(issued) is not None
-        for key in (region.key, issued):
-            REGISTRY.withdraw(key)
+        REGISTRY.withdraw(region.number)
         assert settles(lambda: servers() == 0)
         assert silent.recv(1) == b""
         assert settles(lambda: count_open() == before + own)

@@ -17,9 +17,8 @@ from shm_backend_utils.gpu.memory.allocations import CudaAllocation
 from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.memory.locks import has_users
 from shm_backend_utils.memory.managed import ManagedRegion, RegionKind
-from shm_backend_utils.memory.mapped_segment import MappedSegment
 from shm_backend_utils.memory.registrations import Registration, StatusEndpoint
-from shm_backend_utils.memory.segment import SystemSegment
+from shm_backend_utils.memory.segment import MappedSegment, SystemSegment
 from shm_backend_utils.model import ShmSession
 from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.mapping.mapped import MappedRegion, Slot

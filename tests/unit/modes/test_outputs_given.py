@@ -15,7 +15,7 @@ from shm_backend_utils.model import Call
 from shm_backend_utils.model.triton import TritonBackend
 from shm_backend_utils.protocol.results import OutputPlace
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
-from shm_backend_utils.tensors.strings_view import StringsView
+from shm_backend_utils.tensors.view import StringsView
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.emulated import delivered, error_of, message_of, outputs_of
 from tests.unit.modes.conftest import FP32, Open, X

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from shm_backend_utils.gpu.arrays.imported import imported
 from shm_backend_utils.gpu.memory.allocations import CudaAllocation
 from shm_backend_utils.gpu.runtime import LEGACY_STREAM, CudaRuntime
-from shm_backend_utils.tensors.dlpack_structures import VERSION, c_strides
+from shm_backend_utils.tensors.dlpack import VERSION, c_strides
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from shm_backend_utils.testing.fake_cuda.tensor import Tensor
 

@@ -20,8 +20,8 @@ from shm_backend_utils.gpu.arrays.device_array import DeviceArray
 from shm_backend_utils.gpu.arrays.imported import imported
 from shm_backend_utils.gpu.arrays.libraries import as_library
 from shm_backend_utils.model import BatchCall, Call, ShmSession
-from shm_backend_utils.tensors.attributes import MemoryType
-from shm_backend_utils.tensors.dlpack_structures import VERSION
+from shm_backend_utils.tensors.dlpack import VERSION
+from shm_backend_utils.tensors.view import MemoryType
 from shm_backend_utils.testing.emulator import NAME
 
 from ...lone_emulator import KeptAnswers, LoneServer, deliver_alone

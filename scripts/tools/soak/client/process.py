@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import Final
 
 from shm_backend_utils.memory.managed import KEY_PREFIX
-from shm_backend_utils.memory.sealed import LINK
+from shm_backend_utils.memory.segment import SEALED_LINK
 from shm_backend_utils.memory.shared_file import DEV_SHM
 
 from ...processes import Program, mappings, open_files
@@ -30,7 +30,7 @@ VERIFIED: Final = 1
 ATTACHED_PREFIX: Final = "soak-attached-"
 """Of regions that users of plain tritonclient make."""
 Phase = IntEnum("Phase", "ELSEWHERE WRITING IN_FLIGHT READING STREAMING", start=0)
-_OF_CLIENTS: Final = (f"{DEV_SHM}/{KEY_PREFIX}", f"{DEV_SHM}/{ATTACHED_PREFIX}", LINK)
+_OF_CLIENTS: Final = (f"{DEV_SHM}/{KEY_PREFIX}", f"{DEV_SHM}/{ATTACHED_PREFIX}", SEALED_LINK)
 
 
 def page(fd: int) -> memoryview:

@@ -19,7 +19,7 @@ from shm_backend_utils.errors import MachineError
 from shm_backend_utils.gpu.arrays.capsules import CapsuleTensor, capsule_over, taken_over
 from shm_backend_utils.gpu.arrays.device_array import DeviceArray
 from shm_backend_utils.gpu.arrays.libraries import as_library, library_of
-from shm_backend_utils.tensors.dlpack_structures import NUMPY_MAKES_VERSIONED, c_strides
+from shm_backend_utils.tensors.dlpack import NUMPY_MAKES_VERSIONED, c_strides
 from tests.unit.gpu.arrays.capsules import Content, content, name_of, onto_device, version_and_flags
 
 NUMBERS = [dtype for dtype in dtypes.BY_NAME.values() if dtype is not dtypes.BYTES]

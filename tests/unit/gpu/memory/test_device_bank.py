@@ -22,7 +22,7 @@ from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.gpu.memory.bank import DeviceBank, ShortOfMemoryError, rounded_up
 from shm_backend_utils.gpu.memory.mappings import CudaMapping, CudaMappings
 from shm_backend_utils.gpu.runtime import CudaRuntime
-from shm_backend_utils.memory.access import PRIVATE
+from shm_backend_utils.memory.descriptors import PRIVATE
 from shm_backend_utils.memory.locks import use
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.protocol.layout import PAGE_SIZE

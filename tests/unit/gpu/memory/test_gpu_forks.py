@@ -17,7 +17,7 @@ from shm_backend_utils.gpu.memory.allocations import CudaAllocation
 from shm_backend_utils.gpu.memory.bank import DeviceBank
 from shm_backend_utils.gpu.memory.mappings import CudaMappings
 from shm_backend_utils.gpu.ordering import OwnStreams
-from shm_backend_utils.memory.access import PRIVATE
+from shm_backend_utils.memory.descriptors import PRIVATE
 from shm_backend_utils.memory.locks import use
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from tests.unit.gpu.fakes import CLIENT, DRIVER, in_forked_child

@@ -20,8 +20,7 @@ from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.gpu.streams import NamedStream
 from shm_backend_utils.model.mapping.memory import Pinning
 from shm_backend_utils.model.modes.batch import Buffers, Gathering, with_rows
-from shm_backend_utils.tensors.attributes import MemoryType
-from shm_backend_utils.tensors.view import TensorView
+from shm_backend_utils.tensors.view import MemoryType, TensorView
 from tests.unit.gpu.fakes import (
     DRIVER,
     INTEGERS,
