@@ -15,27 +15,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from .client import (
-        Access,
-        AsyncShmClient,
-        PoolOptions,
-        PreparedCall,
-        RequestOptions,
-        Result,
-        ShmClient,
-        Tls,
-    )
+    from .client import Access, AsyncShmClient, PoolOptions, PreparedCall, RequestOptions, Result, ShmClient, Tls
     from .errors import CallerError, ClosedError, MachineError, ModelError, PeerError, ShmError, TensorError
-    from .model import (
-        BatchCall,
-        BufferAttributes,
-        Call,
-        MemoryType,
-        SequencePart,
-        ShmSession,
-        StreamCall,
-        TensorView,
-    )
+    from .model import BatchCall, BufferAttributes, Call, MemoryType, SequencePart, ShmSession, StreamCall, TensorView
 
 __version__: Final = "0.2.0"
 

@@ -23,7 +23,7 @@ try:
 except ImportError:
     _bfloat16 = "V2"
 
-__all__ = ["BF16", "BYTES", "BY_CONFIG", "BY_NAME", "BY_NUMPY", "LENGTH_SIZE", "DType", "from_config", "from_numpy"]
+__all__ = ["BF16", "BYTES", "BY_CONFIG", "BY_NAME", "BY_NUMPY", "LENGTH_SIZE", "DType", "from_numpy"]
 
 _DL_INT: Final = 0
 _DL_UINT: Final = 1
@@ -99,8 +99,3 @@ def from_numpy(dtype: npt.DTypeLike, tensor: str) -> DType:
         raise TensorTypeError(
             tensor, f"tensor {tensor!r} has NumPy dtype {numpy}; Triton has {_NAMES}: convert it by .astype"
         ) from None
-
-
-def from_config(config_name: str) -> DType | None:
-    """Return the row of a name from ``config.pbtxt`` (``"TYPE_FP32"``), or None for one that is not in the table."""
-    return BY_CONFIG.get(config_name)

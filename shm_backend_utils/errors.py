@@ -7,11 +7,14 @@ halves branch on that, never on prose.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import numbers
+import re
 import reprlib
-from collections.abc import Iterable
-from typing import Any, ClassVar, Final
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 __all__ = [
     "BatchSizeError",
@@ -44,6 +47,8 @@ __all__ = [
     "TensorTypeError",
     "VersionError",
 ]
+
+E = TypeVar("E", bound=BaseException)
 
 
 class ShmError(Exception):
@@ -300,3 +305,50 @@ class NoSharedMemoryError(MachineError):
 
 class PoolExhaustedError(MachineError, TimeoutError):
     """All the shared memory that the pool may have is held, and none of it became free in time."""
+
+
+NOT_OPENED: Final = frozenset({RegionGoneError.code, RegionRefusedError.code})
+"""Codes of models that could not open the memory: other memory may do."""
+
+# Triton may put text of its own in front: a request's id, an ensemble's name. Nothing else may stand there: an error of
+# model.py may quote another request's.
+_CODE: Final = re.compile(r"(?:\[[^]]*\] |in ensemble '[^']*', )*(shm:[a-z]+): ")
+
+
+def refusal(error: ShmError) -> str:
+    """Return the text of an error for a remote caller: its code, a colon and its message."""
+    return f"{error.code}: {error}"
+
+
+def code_in(text: str) -> str:
+    """Return the refusal code that an error's text begins with, for example ``"shm:stale"``; else empty."""
+    found = _CODE.match(text)
+    return "" if found is None else found[1]
+
+
+class translate(contextlib.ContextDecorator, Generic[E]):  # noqa: N801  # as contextlib's own, it reads as a verb
+    """Make a block, or a function, raise the result of ``meaning`` for one of these errors; None keeps the error.
+
+    A context manager that is a generator would tie the error, from Python 3.12 on, to a cycle with all frames that it
+    came through, and their memory would stay mapped until the collector comes.
+    """
+
+    def __init__(self, kinds: type[E] | tuple[type[E], ...], meaning: Callable[[E], BaseException | None]) -> None:
+        self._kinds = kinds
+        self._meaning = meaning
+
+    def __enter__(self) -> None:
+        """Begin the block."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the block, and raise the translation of its error if it has one."""
+        if not isinstance(error, self._kinds):
+            return
+        translated = self._meaning(error)
+        try:
+            if translated is not None:
+                raise translated from None
+        finally:
+            del translated, error  # a traceback has this frame

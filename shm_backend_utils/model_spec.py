@@ -286,7 +286,7 @@ def _tensor_spec(tensor: Mapping[str, Any], batched: bool) -> TensorSpec:
     return TensorSpec(
         name=tensor["name"],
         config_dtype=config_dtype,
-        dtype=dtypes.from_config(config_dtype),
+        dtype=dtypes.BY_CONFIG.get(config_dtype),
         shape=(*rows, *dims),
         optional=bool(tensor.get("optional", False)),
         is_batched=batched,

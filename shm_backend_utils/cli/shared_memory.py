@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ..memory import locks
-from ..memory.backend_pools import USUAL_PREFIX
 from ..memory.descriptors import Descriptor
-from ..memory.sealed import LINK
-from ..memory.shared_file import BLOCK_SIZE, DEV_SHM
+from ..memory.segment import SEALED_LINK
+from ..memory.shared_file import BLOCK_SIZE, DEV_SHM, USUAL_PREFIX
 from ..protocol import layout
 
 __all__ = [
@@ -37,7 +36,7 @@ _PROC: Final = Path("/proc")
 _DEV_SHM: Final = "/dev/shm/"
 _MAPPING: Final = re.compile(
     r"([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) ([0-9a-f]+):([0-9a-f]+) ([0-9]+) +"
-    rf"(?:({re.escape(LINK)})$|{_DEV_SHM})"
+    rf"(?:({re.escape(SEALED_LINK)})$|{_DEV_SHM})"
 )
 
 Identity = tuple[int, int]  # a file's device and inode
@@ -96,7 +95,7 @@ def _mapped(folder: Path) -> list[MappedObject]:
     # Names of files may have all that Python takes for the end of a line; the kernel escapes one alone.
     for line in (folder / "maps").read_bytes().decode(errors="replace").split("\n"):
         # There are thousands of other lines, of which the regular expression would take a second.
-        found = _MAPPING.match(line) if _DEV_SHM in line or line.endswith(LINK) else None
+        found = _MAPPING.match(line) if _DEV_SHM in line or line.endswith(SEALED_LINK) else None
         if found is None:
             continue
         begin, end, offset, major, minor = [int(number, 16) for number in found.groups()[:5]]
@@ -162,12 +161,12 @@ def _open(folder: Path) -> Iterator[tuple[Identity, SealedMemory]]:
 
 def _report(link: str) -> tuple[Identity, SealedMemory] | None:
     """Look at the open file there; None if it is not ours."""
-    if os.readlink(link) != LINK:  # noqa: PTH115  # as above
+    if os.readlink(link) != SEALED_LINK:  # noqa: PTH115  # as above
         return None
     # The number may stand for another file the next moment, and to open a device may have effects.
     with contextlib.closing(Descriptor(os.open, link, os.O_PATH | os.O_CLOEXEC)) as place:
         itself = f"/proc/self/fd/{place.fileno()}"
-        if os.readlink(itself) != LINK:  # noqa: PTH115
+        if os.readlink(itself) != SEALED_LINK:  # noqa: PTH115
             return None
         opened = Descriptor(os.open, itself, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with contextlib.closing(opened):

@@ -11,15 +11,7 @@ with name_missing_library():
     import tritonclient.utils  # noqa: F401
 
 from .. import errors as shared_errors
-from ..errors import (
-    CallerError,
-    ClosedError,
-    MachineError,
-    ModelError,
-    NoSharedMemoryError,
-    PeerError,
-    ShmError,
-)
+from ..errors import CallerError, ClosedError, MachineError, ModelError, NoSharedMemoryError, PeerError, ShmError
 from ..memory.descriptors import Access
 from ..memory.pool.options import PoolOptions
 from ..moved import moved

@@ -10,10 +10,18 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ..errors import ClosedError, PeerError, PoolExhaustedError, ShmError, SlotInDoubtError, SlotInUseError, TensorError
+from ..errors import (
+    ClosedError,
+    PeerError,
+    PoolExhaustedError,
+    ShmError,
+    SlotInDoubtError,
+    SlotInUseError,
+    TensorError,
+    code_in,
+)
 from ..memory.pool.inventory import Need
 from ..protocol.call_layout import CALLS, NO_DEVICES, lay_out
-from ..protocol.refusals import code_in
 from .core import Core, open_call
 from .errors import InferenceError, MemoryRefusedError, ServerUnavailableError, out_of_time
 from .inputs.devices import device_source

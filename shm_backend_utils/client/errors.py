@@ -18,8 +18,8 @@ from ..errors import (
     PeerError,
     PoolExhaustedError,
     ShmError,
+    code_in,
 )
-from ..protocol.refusals import code_in
 
 __all__ = [
     "BudgetError",

@@ -13,8 +13,7 @@ import numpy as np
 
 from ..errors import CallerError, name_list, shown
 from ..memory.pool.options import PoolOptions
-from ..protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
-from ..protocol.named import PARAMETER
+from ..protocol.parameters import DESCRIPTOR_PARAMETER, GENERATION_PARAMETER, SLOT_PARAMETER
 from .errors import TimeoutValueError
 
 __all__ = [
@@ -40,7 +39,7 @@ _A_YEAR_S: Final = 366 * 86400.0
 _RESERVED: Final = frozenset(
     {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output"}
 )
-_OURS: Final = frozenset({SLOT_PARAMETER, GENERATION_PARAMETER, PARAMETER})
+_OURS: Final = frozenset({SLOT_PARAMETER, GENERATION_PARAMETER, DESCRIPTOR_PARAMETER})
 _PATHS: Final = get_args(PathName)
 _LIBRARIES: Final = get_args(LibraryName)
 _COMPRESSIONS: Final = ("gzip", "deflate")

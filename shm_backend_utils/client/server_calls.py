@@ -15,10 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from ..errors import CallerError, MachineError
+from ..errors import CallerError, MachineError, code_in
 from ..model_spec import ModelSpec, is_of_python_backend
 from ..protocol.probe import ALIVE_ADDRESS
-from ..protocol.refusals import code_in
 from .core import Core
 from .errors import DeadlineExceededError, InferenceError, LivenessUnknownError, ServerUnavailableError
 from .paths.call import is_answer

@@ -15,7 +15,7 @@ from ..errors import CallerError, TensorError, TensorTypeError
 from ..gpu.memory.access import CudaAccess
 from ..model_spec import BATCH_CARRIER
 from ..protocol.claims import CudaRegionClaim, NamedRegionClaim, RegionClaim
-from ..protocol.named import PARAMETER, encode_descriptor, parse_descriptor
+from ..protocol.parameters import DESCRIPTOR_PARAMETER, encode_descriptor, parse_descriptor
 from ..protocol.spans import InputSpan, OutputSpan, Table
 
 __all__ = ["Attached", "CudaRegion", "attach"]
@@ -117,7 +117,7 @@ def attach(
     return Attached(
         inputs=travelling,
         outputs=None if outputs is None else wanted,
-        parameters={**(parameters or {}), PARAMETER: text},
+        parameters={**(parameters or {}), DESCRIPTOR_PARAMETER: text},
     )
 
 
@@ -166,8 +166,8 @@ def _check_names(inputs: Sequence[Any], outputs: Sequence[Any], parameters: Mapp
         for name in names:
             if names.count(name) > 1:
                 raise TensorError(name, f"{what} {name!r} is given {names.count(name)} times; expected every one once")
-    if PARAMETER in parameters:
-        raise CallerError(f"parameter {PARAMETER!r} is what attach makes; leave it out")
+    if DESCRIPTOR_PARAMETER in parameters:
+        raise CallerError(f"parameter {DESCRIPTOR_PARAMETER!r} is what attach makes; leave it out")
 
 
 def _name_of(tensor: Any) -> str:

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..errors import CallerError, NoSharedMemoryError
+from ..errors import CallerError, NoSharedMemoryError, translate
 from ..process import call_after_fork
-from ..translate import translate
 
 __all__ = [
     "NO_DESCRIPTORS",

@@ -45,7 +45,6 @@ __all__ = [
     "has_users",
     "hold_owner_lease",
     "is_owner_alive",
-    "is_slot_free",
     "is_slot_in_use",
     "let_go_of_owner_lease",
     "use",
@@ -93,18 +92,13 @@ def is_owner_alive(fd: int) -> bool:
 
 
 def is_slot_in_use(fd: int, record: int) -> bool:
-    """Return whether some description other than this one holds the lease of the slot whose record begins there."""
-    return _is_locked(fd, record)
+    """Return whether another description executes in the slot whose record begins there, or has borrowed it."""
+    return _is_locked(fd, record, 1 + _BORROWED)
 
 
 def has_borrowers(fd: int, record: int) -> bool:
     """Return whether another description holds the lock of :func:`borrow`. Takes nothing."""
     return _is_locked(fd, record + _BORROWED)
-
-
-def is_slot_free(fd: int, record: int) -> bool:
-    """Return whether no other description executes in a slot or has borrowed it."""
-    return not _is_locked(fd, record, 1 + _BORROWED)
 
 
 def has_users(fd: int) -> bool:

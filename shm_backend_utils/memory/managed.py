@@ -85,12 +85,6 @@ class ManagedRegion:
         return cls(segment, header)
 
     @classmethod
-    def open(cls, key: str, token: str, field: str) -> ManagedRegion:
-        """Map a region in ``/dev/shm`` that any other process made; ``field`` names it in messages."""
-        with SharedFile.open(key, field) as file:
-            return cls.map(file, token)
-
-    @classmethod
     def map(cls, file: SharedFile, token: str) -> ManagedRegion:
         """Map a file whose header has this token, and take its descriptor. The checks read it and do not map it."""
         header = layout.parse_header(file.read(layout.HEADER_LENGTH), file.status.st_size)

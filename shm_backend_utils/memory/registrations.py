@@ -11,8 +11,7 @@ from http.client import HTTPException
 from typing import Any, Final
 
 from ..errors import MachineError
-from ..http.answers import fetch_json
-from ..http.kept_connections import KeptConnections
+from ..http.questions import KeptConnections, fetch_json
 
 __all__ = ["Registration", "StatusEndpoint", "fetch_registrations"]
 

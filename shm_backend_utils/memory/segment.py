@@ -220,12 +220,6 @@ class SystemSegment(MappedSegment):
         return cls._make(key, descriptor, byte_size, access, deadline, publish)
 
     @classmethod
-    def open(cls, key: str, byte_size: int, field: str) -> SystemSegment:
-        """Map an object of any other process as a whole; its key has no slashes."""
-        with SharedFile.open(key, field) as file:
-            return cls.map_part(file, 0, byte_size)
-
-    @classmethod
     def map_part(cls, file: SharedFile, offset: int, byte_size: int) -> SystemSegment:
         """Map an object as a whole, when the part that will be used has memory. It takes the descriptor."""
         file.check_size(offset + byte_size)

@@ -25,9 +25,9 @@ from ..errors import (
     SlotInUseError,
     StaleRequestError,
     StalledStreamError,
+    refusal,
 )
 from ..protocol.probe import AskedForLifeError
-from ..protocol.refusals import refusal
 from ..tensors import dlpack
 
 __all__ = ["TritonBackend"]

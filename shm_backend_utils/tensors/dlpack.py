@@ -1,4 +1,4 @@
-"""DLPack: the structures of ``dlpack.h``, their capsules, and what NumPy's own support of them lacks.
+"""DLPack: the structures of ``dlpack.h``, their capsules, and the parts that NumPy lacks.
 
 That is writable arrays, BF16, and consumers that break the protocol. NumPy makes the capsules, because destructors must
 be compiled: one in Python that runs while an exception is being raised loses that. A consumer renames a capsule

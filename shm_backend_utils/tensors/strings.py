@@ -25,11 +25,7 @@ class Strings(Sequence[bytes]):
     """The elements of a tensor of strings of a ``shape``, in C order. Nothing is converted before it is asked for."""
 
     def __init__(
-        self,
-        tensor: str,
-        shape: tuple[int, ...],
-        encoded: npt.NDArray[np.uint8] | None,
-        given: npt.NDArray[Any] | None,
+        self, tensor: str, shape: tuple[int, ...], encoded: npt.NDArray[np.uint8] | None, given: npt.NDArray[Any] | None
     ) -> None:
         self.shape = shape
         self._tensor = tensor

@@ -110,12 +110,7 @@ class TensorView(NoArray):
     __slots__ = ("_array", "_dtype", "_memory_type", "dtype", "name", "path", "shape")
 
     def __init__(
-        self,
-        name: str,
-        array: Any,
-        dtype: DType,
-        path: str,
-        memory_type: MemoryType = MemoryType.CPU,
+        self, name: str, array: Any, dtype: DType, path: str, memory_type: MemoryType = MemoryType.CPU
     ) -> None:
         self.name = name
         self.path = path

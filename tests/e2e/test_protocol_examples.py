@@ -18,8 +18,8 @@ from shm_backend_utils import dtypes
 from shm_backend_utils.memory import locks
 from shm_backend_utils.memory.segment import MappedSegment, SystemSegment
 from shm_backend_utils.protocol import layout, results, table
-from shm_backend_utils.protocol.address import parse_address
 from shm_backend_utils.protocol.layout import Header, SlotRecord
+from shm_backend_utils.protocol.parameters import parse_address
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 from shm_backend_utils.server import EmbeddedServer
 from tests.releases import tells_404

@@ -19,12 +19,12 @@ import numpy.typing as npt
 import pytest
 
 from shm_backend_utils import dtypes
+from shm_backend_utils.errors import code_in
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.protocol import results, table
-from shm_backend_utils.protocol.address import SlotAddress
 from shm_backend_utils.protocol.claims import LentRegionClaim, NamedRegionClaim, RegionClaim
 from shm_backend_utils.protocol.layout import SlotRecord
-from shm_backend_utils.protocol.refusals import code_in
+from shm_backend_utils.protocol.parameters import SlotAddress
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table
 from shm_backend_utils.server import EmbeddedServer
 from tests.property.fuzz_tables import mutated

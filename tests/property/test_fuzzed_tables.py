@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.dtypes import LENGTH_SIZE
-from shm_backend_utils.errors import PeerError, TableError
-from shm_backend_utils.protocol import named, results, table
+from shm_backend_utils.errors import PeerError, TableError, refusal
+from shm_backend_utils.protocol import parameters, results, table
 from shm_backend_utils.protocol.claims import CudaRegionClaim, LentRegionClaim, NamedRegionClaim, RegionClaim
-from shm_backend_utils.protocol.refusals import refusal
 from shm_backend_utils.protocol.results import Results
 from shm_backend_utils.protocol.spans import MAX_TENSORS, InputSpan, OutputSpan, Ring, Table
 from tests.property.fuzz_tables import Outcome, Valid, fuzzed
@@ -262,7 +261,7 @@ def parsed_or_refused(text: str) -> Table | None:
     """Parse; None for what is refused. Everything else that is raised fails the test."""
     message = ""
     try:
-        _, table = named.parse_descriptor(text)
+        _, table = parameters.parse_descriptor(text)
     except TableError as error:
         message = str(error)
     if message:
@@ -280,8 +279,8 @@ def test_any_text_and_any_json_value_is_parsed_or_refused(text: str, value: obje
 
 @given(names, tables(), json_values, st.data())
 def test_any_change_is_parsed_or_refused(model: str, table: Table, written: object, data: st.DataObject) -> None:
-    text = named.encode_descriptor(model, table)
-    assert named.parse_descriptor(text) == (model, table)
+    text = parameters.encode_descriptor(model, table)
+    assert parameters.parse_descriptor(text) == (model, table)
     assert parsed_or_refused(text[: data.draw(st.integers(0, len(text) - 1))]) is None, "it breaks off"
     field = json.dumps(data.draw(st.sampled_from(["v", "model", "regions", "inputs", "outputs"])))
     parsed_or_refused(f"{{{field}:{json.dumps(written)},{text[1:]}")

@@ -9,8 +9,8 @@ from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model.mapping.mapped import MappedRegion, Slot
 from shm_backend_utils.model.mapping.memory import Memory
 from shm_backend_utils.model.mapping.resolver import Resolver
-from shm_backend_utils.protocol.address import SlotAddress
 from shm_backend_utils.protocol.claims import CudaRegionClaim, LentRegionClaim, RegionClaim
+from shm_backend_utils.protocol.parameters import SlotAddress
 from shm_backend_utils.protocol.spans import Table
 
 __all__ = ["Resolved", "address_of", "claim_of_allocation", "claim_of_region", "resolved", "slot_of"]

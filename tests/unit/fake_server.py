@@ -20,23 +20,22 @@ import numpy.typing as npt
 from shm_backend_utils import dtypes
 from shm_backend_utils.client.errors import InferenceError, deadline_exceeded
 from shm_backend_utils.dtypes import BYTES
-from shm_backend_utils.errors import ReplayedRequestError, StaleRequestError, TableError
+from shm_backend_utils.errors import ReplayedRequestError, StaleRequestError, TableError, refusal
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.protocol import layout, results, table
-from shm_backend_utils.protocol.address import (
+from shm_backend_utils.protocol.handover import parse_sealed_key
+from shm_backend_utils.protocol.parameters import (
     GENERATION_PARAMETER,
     SLOT_PARAMETER,
     SlotAddress,
     parse_address,
     parse_generation,
 )
-from shm_backend_utils.protocol.handover import parse_sealed_key
-from shm_backend_utils.protocol.refusals import refusal
 from shm_backend_utils.protocol.results import NO_RESULTS, OutputPlace
 from shm_backend_utils.protocol.spans import OutputSpan, Table, frame_number
 from shm_backend_utils.tensors.strings import Strings
-from tests.opened import open_region
+from tests.opened import open_region, open_segment
 
 Arrays = dict[str, npt.NDArray[Any]]
 Compute = Callable[["Order", Arrays], Any]
@@ -106,7 +105,7 @@ class FakeServer:
     def register(self, name: str, key: str, byte_size: int) -> None:
         if name in self.registered:
             raise InferenceError(f"shared memory region '{name}' already in manager", "StatusCode.ALREADY_EXISTS")
-        self.registered[name] = SystemSegment.open(key.removeprefix("/"), byte_size, "region")
+        self.registered[name] = open_segment(key.removeprefix("/"), byte_size, "region")
 
     def unregister(self, name: str) -> None:
         segment = self.registered.pop(name, None)

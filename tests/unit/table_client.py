@@ -11,8 +11,8 @@ import numpy.typing as npt
 from shm_backend_utils import dtypes
 from shm_backend_utils.memory.managed import ManagedRegion, RegionKind
 from shm_backend_utils.protocol import results, table
-from shm_backend_utils.protocol.address import SlotAddress
 from shm_backend_utils.protocol.claims import RegionClaim
+from shm_backend_utils.protocol.parameters import SlotAddress
 from shm_backend_utils.protocol.results import OutputPlace
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table
 from shm_backend_utils.testing.emulator.request import InferenceRequest

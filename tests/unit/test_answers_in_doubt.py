@@ -23,11 +23,10 @@ from shm_backend_utils.client.paths.direct import DirectCall
 from shm_backend_utils.client.paths.triton_shm import InlineCall, RegisteredCall
 from shm_backend_utils.client.steps import Steps
 from shm_backend_utils.client.transports.http.codec import Answer
-from shm_backend_utils.errors import ClosedError, PeerError, RegionGoneError, SlotInUseError, StaleRequestError
+from shm_backend_utils.errors import ClosedError, PeerError, RegionGoneError, SlotInUseError, StaleRequestError, refusal
 from shm_backend_utils.model.call.checks import shares_no_memory
 from shm_backend_utils.model_spec import ModelSpec
-from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address
-from shm_backend_utils.protocol.refusals import refusal
+from shm_backend_utils.protocol.parameters import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address
 from tests.opened import open_region
 from tests.unit.fake_server import Arrays, FakeServer, Order, config
 from tests.unit.fake_wires import client_of

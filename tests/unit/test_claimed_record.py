@@ -16,13 +16,13 @@ import pytest
 from shm_backend_utils.errors import RegionRefusedError, StaleRequestError, TableError
 from shm_backend_utils.memory.descriptors import PRIVATE
 from shm_backend_utils.memory.locks import is_slot_in_use
-from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.model import Call, ShmSession, StreamCall
 from shm_backend_utils.model.mapping.mapped import MappedRegion, Slot
 from shm_backend_utils.protocol import results, table
 from shm_backend_utils.protocol.layout import PAGE_SIZE, SlotRecord
 from shm_backend_utils.protocol.spans import Ring, Table, frame_number
+from tests.opened import open_region
 from tests.unit.emulated import error_code, log_lines, message_of
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client
@@ -33,7 +33,7 @@ X = np.arange(4, dtype=np.float32)
 
 
 def slot_of(client: Client) -> Slot:
-    return Slot(MappedRegion(ManagedRegion.open(client.region.segment.key, client.region.header.token.hex(), "r")), 0)
+    return Slot(MappedRegion(open_region(client.region.segment.key, client.region.header.token.hex(), "r")), 0)
 
 
 def watch(slot: Slot, before_copy: Callable[[], object] = lambda: None) -> list[str]:

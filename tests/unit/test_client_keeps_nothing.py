@@ -20,10 +20,9 @@ from shm_backend_utils.client import DeadlineExceededError, InferenceError, Serv
 from shm_backend_utils.client.paths import direct
 from shm_backend_utils.client.result import Result
 from shm_backend_utils.client.streams import DirectStream, open_stream
-from shm_backend_utils.errors import CallerError, PeerError, RegionGoneError, SlotInUseError
+from shm_backend_utils.errors import CallerError, PeerError, RegionGoneError, SlotInUseError, refusal
 from shm_backend_utils.memory.pool.slot import Slot
 from shm_backend_utils.protocol import results
-from shm_backend_utils.protocol.refusals import refusal
 from tests.e2e.eventually import eventually
 from tests.unit.fake_server import Arrays, FakeServer, Order, config, doubled
 from tests.unit.fake_wires import async_client_of, client_of

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import BudgetError, InferenceError, PathUnavailableError, PoolOptions, Result, ShmClient
-from shm_backend_utils.errors import RegionGoneError, RegionRefusedError, ShmError, TensorError
+from shm_backend_utils.errors import RegionGoneError, RegionRefusedError, ShmError, TensorError, refusal
 from shm_backend_utils.memory.pool.inventory import Need, region_size
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.protocol.layout import PAGE_SIZE
-from shm_backend_utils.protocol.refusals import refusal
 from tests.unit.fake_server import Arrays, FakeServer, Order, config
 from tests.unit.fake_wires import client_of
 

@@ -32,6 +32,7 @@ from shm_backend_utils.memory.segment import MappedSegment, SystemSegment
 from shm_backend_utils.memory.shared_file import SharedFile
 from shm_backend_utils.protocol.layout import PAGE_SIZE, record_offset
 from shm_backend_utils.testing.faults.system_calls import Interrupts
+from tests.opened import open_segment
 
 
 def descriptors() -> set[str]:
@@ -145,7 +146,7 @@ def test_a_file_that_cannot_be_mapped_is_closed_and_its_owners_fault(file_key: s
     os.truncate(SHM / file_key, 2**62)
     told = f"cannot map its {2**62} bytes: Cannot allocate memory"
     with no_more_descriptors(), pytest.raises(RegionRefusedError, match=told):
-        SystemSegment.open(file_key, PAGE, FIELD)
+        open_segment(file_key, PAGE, FIELD)
 
 
 def test_a_segment_whose_preparation_fails_is_gone_while_its_error_lives(key: str) -> None:
@@ -202,7 +203,7 @@ def test_a_segment_that_is_lost_is_closed_and_loses_its_name_only_if_it_is_ones_
             segment = SystemSegment.create(key, PAGE)
         else:
             (SHM / key).write_bytes(bytes(PAGE))
-            segment = SystemSegment.open(key, PAGE, FIELD)
+            segment = open_segment(key, PAGE, FIELD)
         assert not segment.is_unlinked
         del segment
     assert (SHM / key).exists() is not is_mine

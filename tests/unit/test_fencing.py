@@ -20,7 +20,7 @@ from shm_backend_utils.model.call.checks import check_rows, check_table
 from shm_backend_utils.model.mapping.memory import HostMemory, Memory
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol import table
-from shm_backend_utils.protocol.address import SlotAddress
+from shm_backend_utils.protocol.parameters import SlotAddress
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit.emulated import delivered, error_code, log_lines, message_of

@@ -26,7 +26,7 @@ from shm_backend_utils.memory.pool import inventory
 from shm_backend_utils.memory.pool import pool as pool_module
 from shm_backend_utils.memory.pool.inventory import Need
 from shm_backend_utils.memory.pool.pool import SlotPool
-from shm_backend_utils.protocol.address import parse_address
+from shm_backend_utils.protocol.parameters import parse_address
 from shm_backend_utils.testing.faults.at_hand import Late
 from shm_backend_utils.testing.faults.system_calls import INTERRUPT, Failing, Fault, Interrupts
 from shm_backend_utils.testing.harness import ModelHarness
@@ -163,7 +163,7 @@ def test_nothing_stays_open_whichever_call_fails(region: ManagedRegion, call: st
     while happened:
         with ShmLeakProbe(pool_prefix=None), Failing(Fault(call, after, error)) as failing:
             try:
-                ManagedRegion.open(region.segment.key, region.header.token.hex(), "region").close()
+                open_region(region.segment.key, region.header.token.hex(), "region").close()
             except (OSError, ShmError, KeyboardInterrupt):
                 assert failing.has_happened
         happened, after = failing.has_happened, after + 1

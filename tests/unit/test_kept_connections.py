@@ -18,9 +18,8 @@ from typing import Any
 import pytest
 
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.http import kept_connections
-from shm_backend_utils.http.answers import fetch_json
-from shm_backend_utils.http.kept_connections import KeptConnections
+from shm_backend_utils.http import questions
+from shm_backend_utils.http.questions import KeptConnections, fetch_json
 from shm_backend_utils.memory import registrations
 from shm_backend_utils.memory.registrations import Registration, StatusEndpoint
 from tests.unit.wire.peers import Listener
@@ -131,7 +130,7 @@ def test_a_kept_connection_that_is_ended_instead_of_an_answer_is_closed_and_anot
 
 def test_an_answer_may_take_as_many_bytes_as_are_allowed_and_then_end(monkeypatch: pytest.MonkeyPatch) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
-    monkeypatch.setattr(kept_connections, "_MOST", len(head % 10) + 4)  # what is received at once, too
+    monkeypatch.setattr(questions, "_MOST", len(head % 10) + 4)  # what is received at once, too
     assert answered(head % 10 + b"0123456789") == [(200, b"0123456789")]
     with pytest.raises(HTTPException, match="too long"):
         answered(head % 1000 + bytes(1000))
@@ -198,7 +197,7 @@ def without_certificates(protocol: int) -> ssl.SSLContext:
 def test_the_wait_for_an_answer_over_tls_has_an_end(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registrations, "_TIMEOUT_S", 0.3)
     client = functools.partial(HTTPSConnection, context=without_certificates(ssl.PROTOCOL_TLS_CLIENT))
-    monkeypatch.setitem(kept_connections._SCHEMES, "https", client)
+    monkeypatch.setitem(questions._SCHEMES, "https", client)
     server = without_certificates(ssl.PROTOCOL_TLS_SERVER)
     asked: list[bytes] = []
     stop = threading.Event()

@@ -20,6 +20,7 @@ from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.mapping import resolver
 from shm_backend_utils.model.mapping.resolver import Resolver
 from shm_backend_utils.testing.emulator.request import InferenceRequest
+from tests.opened import open_region
 from tests.unit.emulated import delivered, message_of
 from tests.unit.sessions import double, say_registered, session_of, tensor
 from tests.unit.table_client import Client
@@ -66,7 +67,7 @@ def test_a_file_that_replaces_another_under_its_key_is_mapped_anew(session: ShmS
     request = delivered({"shm_slot": client.address(), "shm_generation": 1}, ["Y"])
     (response,) = session.serve([request], double)
     assert message_of(response).startswith("shm:replayed: ")  # the copy's own record was read, not the old memory's
-    fresh = ManagedRegion.open(client.region.segment.key, client.region.header.token.hex(), "region")
+    fresh = open_region(client.region.segment.key, client.region.header.token.hex(), "region")
     fresh.record(0).generation = 5
     said = client.region.bytes()[4096 + 8 : 4096 + 2048].tobytes()
     fresh.record(0).begin(5, said)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from shm_backend_utils.errors import TableError, VersionError
 from shm_backend_utils.protocol import layout
-from shm_backend_utils.protocol.address import SlotAddress, parse_address, parse_generation
 from shm_backend_utils.protocol.layout import HEADER_LENGTH, Header, SlotRecord
+from shm_backend_utils.protocol.parameters import SlotAddress, parse_address, parse_generation
 
 TOKEN = bytes(range(16))
 SLOTS = 2

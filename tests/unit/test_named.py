@@ -11,7 +11,7 @@ import pytest
 
 from shm_backend_utils import dtypes
 from shm_backend_utils.errors import TableError, VersionError
-from shm_backend_utils.protocol import named
+from shm_backend_utils.protocol import parameters
 from shm_backend_utils.protocol.claims import CudaRegionClaim, NamedRegionClaim
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 
@@ -43,7 +43,7 @@ def valid() -> dict[str, Any]:
 
 
 def parsed(value: object) -> Table:
-    model, table = named.parse_descriptor(json.dumps(value))
+    model, table = parameters.parse_descriptor(json.dumps(value))
     assert model == "resize"
     return table
 
@@ -52,7 +52,7 @@ def refusal(value: object) -> TableError:
     """Return the error that refuses this descriptor, once it is known to name its field and no secret."""
     text = value if isinstance(value, str) else json.dumps(value)
     with pytest.raises(TableError) as caught:
-        named.parse_descriptor(text)
+        parameters.parse_descriptor(text)
     message = str(caught.value)
     message.encode()
     assert len(message) < 300
@@ -71,20 +71,20 @@ def test_a_valid_descriptor_is_returned_in_full() -> None:
         {"OUTPUT0": OutputSpan(1, 8192, 4096)},
         (CUDA, NAMED),
     )
-    assert json.loads(named.encode_descriptor("resize", parsed(valid()))) == valid()
+    assert json.loads(parameters.encode_descriptor("resize", parsed(valid()))) == valid()
     assert parsed(valid() | {"regions": [], "inputs": {}, "outputs": {}}) == Table({}, {})
 
 
 @pytest.mark.parametrize("text", [json.dumps(valid()), json.dumps(valid(), indent=8), json.dumps(valid(), indent=None)])
 def test_a_descriptor_may_be_in_hexadecimal(text: str) -> None:
     for digits in (in_hexadecimal(text), in_hexadecimal(text).upper()):
-        assert named.parse_descriptor(digits) == named.parse_descriptor(text)
+        assert parameters.parse_descriptor(digits) == parameters.parse_descriptor(text)
 
 
 @pytest.mark.parametrize("value", [None, 1, {}], ids=str)
 def test_what_is_no_string_is_refused(value: object) -> None:
     with pytest.raises(TableError, match="shm_io: found a value of type .*, expected a string"):
-        named.parse_descriptor(value)
+        parameters.parse_descriptor(value)
 
 
 NO_JSON = ["", "{", "nonsense", "{'v': 1}", '{"v": 1} 2', "[" * 8000, '{"v":' * 1600]
@@ -113,21 +113,21 @@ def test_an_integer_that_python_will_not_convert_is_refused() -> None:
 
 
 def test_the_length_of_hexadecimal_counts_as_it_is_sent() -> None:
-    text = in_hexadecimal(json.dumps(valid()).ljust(named.MAX_DESCRIPTOR_LENGTH // 2))
-    assert named.parse_descriptor(text)[0] == "resize"
+    text = in_hexadecimal(json.dumps(valid()).ljust(parameters.MAX_DESCRIPTOR_LENGTH // 2))
+    assert parameters.parse_descriptor(text)[0] == "resize"
     assert refusal(text + in_hexadecimal(" ")).found == f"{len(text) + 2} characters"
 
 
 def test_a_text_of_16_kib_is_parsed_and_a_longer_one_is_refused_unread() -> None:
     text = json.dumps(valid()).ljust(16 * 1024)
-    assert named.parse_descriptor(text)[0] == "resize"
+    assert parameters.parse_descriptor(text)[0] == "resize"
     assert refusal(text + " ").expected == "at most 16384"
 
 
 def test_a_descriptor_that_would_be_too_long_is_not_encoded() -> None:
     outputs = {f"OUTPUT{index}": OutputSpan(1, index, 1) for index in range(1000)}
     with pytest.raises(TableError, match="at most 16384"):
-        named.encode_descriptor("model", Table({}, outputs, (NAMED,)))
+        parameters.encode_descriptor("model", Table({}, outputs, (NAMED,)))
 
 
 Path = tuple[Any, ...]  # of keys and indices

@@ -21,12 +21,11 @@ from shm_backend_utils.client.paths.triton_shm import Registrations
 from shm_backend_utils.client.steps import Offload, Send, Steps
 from shm_backend_utils.client.transports.connect import is_this_machine
 from shm_backend_utils.client.transports.http.codec import HttpCodec
-from shm_backend_utils.errors import CallerError, RegionGoneError, RegionRefusedError, ShmError
+from shm_backend_utils.errors import CallerError, RegionGoneError, RegionRefusedError, ShmError, refusal
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.model_spec import ModelSpec
-from shm_backend_utils.protocol.address import SLOT_PARAMETER, parse_address
 from shm_backend_utils.protocol.handover import parse_sealed_key
-from shm_backend_utils.protocol.refusals import refusal
+from shm_backend_utils.protocol.parameters import SLOT_PARAMETER, parse_address
 from tests.unit.fake_server import FakeServer, Order, config
 from tests.unit.fake_wires import client_of
 

@@ -20,8 +20,9 @@ from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.memory.pool.rows import Row, RowBlocks
 from shm_backend_utils.memory.pool.slot import SlotRegion
 from shm_backend_utils.process import Origin
-from shm_backend_utils.protocol.address import SLOT_PARAMETER, parse_address
 from shm_backend_utils.protocol.layout import PAGE_SIZE
+from shm_backend_utils.protocol.parameters import SLOT_PARAMETER, parse_address
+from tests.opened import open_region
 from tests.unit.fake_server import FakeServer, Order, config
 from tests.unit.fake_wires import client_of
 from tests.unit.taken_regions import REGION, SHM, Memory, is_there, take
@@ -61,7 +62,7 @@ def test_a_region_with_a_slot_in_doubt_gives_back_the_others(pool: SlotPool) -> 
     calls = taken(pool, 12)
     doubted = calls[-1][0]
     doubted.slots[0].state = "sent"
-    with contextlib.closing(ManagedRegion.open(doubted.key, doubted.token, "region")) as opened:
+    with contextlib.closing(open_region(doubted.key, doubted.token, "region")) as opened:
         assert opened.lease(doubted.slots[0].index).take()
         del calls
         assert (pool.status.idle, pool.status.quarantined) == (11, 1)

@@ -27,8 +27,8 @@ from shm_backend_utils.client.paths import taking
 from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.model_spec import ModelSpec
-from shm_backend_utils.protocol.address import SLOT_PARAMETER, parse_address
 from shm_backend_utils.protocol.form import TableForm
+from shm_backend_utils.protocol.parameters import SLOT_PARAMETER, parse_address
 from tests.opened import open_region
 from tests.unit.fake_server import Arrays, FakeServer, Order, config
 from tests.unit.fake_wires import client_of

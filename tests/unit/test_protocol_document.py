@@ -23,9 +23,14 @@ from shm_backend_utils.memory.managed import KEY_PREFIX
 from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.triton import _CODES
 from shm_backend_utils.model_spec import BATCH_CARRIER, UIDS_PARAMETER
-from shm_backend_utils.protocol import claims, handover, layout, named, results, spans, table
-from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, SlotAddress, parse_address
-from shm_backend_utils.protocol.named import parse_descriptor
+from shm_backend_utils.protocol import claims, handover, layout, parameters, results, spans, table
+from shm_backend_utils.protocol.parameters import (
+    GENERATION_PARAMETER,
+    SLOT_PARAMETER,
+    SlotAddress,
+    parse_address,
+    parse_descriptor,
+)
 
 DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
 HEADER: Final = (DOCS / "shm_protocol.h").read_text()
@@ -239,7 +244,7 @@ SENTENCES: Final = [
     f"Its fence is not {claims._NO_FENCE}.",
     f"the {claims._HANDLE_LENGTH} bytes of a `CUipcMemHandle`;",
     f"the {claims._HANDLE_LENGTH} bytes of a `CUipcEventHandle` |",
-    f"at most {named.MAX_DESCRIPTOR_LENGTH} characters.",
+    f"at most {parameters.MAX_DESCRIPTOR_LENGTH} characters.",
     f"has one more input, `{BATCH_CARRIER}` (",
     f"whom the model's `{UIDS_PARAMETER}` names",
     "`shmbu-`, then 1 to 64 of `0`-`9`, `a`-`z` and `-`. The",
@@ -286,10 +291,10 @@ def test_the_drawing_has_the_offsets_of_the_code() -> None:
 
 def test_the_descriptor_of_named_regions_is_one() -> None:
     (text,) = examples("json")
-    model, found = named.parse_descriptor(text)
+    model, found = parameters.parse_descriptor(text)
     assert model == "resize"
     assert found.inputs["IMAGE"].shape == (8, 480, 640, 3)
-    assert json.loads(named.encode_descriptor(model, found)) == json.loads(text)
+    assert json.loads(parameters.encode_descriptor(model, found)) == json.loads(text)
     (rows,) = [rows for rows in table_with("field", "meaning") if rows]
     assert [plain(row["field"]) for row in rows] == list(json.loads(text))
 

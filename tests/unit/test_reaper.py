@@ -13,6 +13,7 @@ from shm_backend_utils.memory.descriptors import Descriptor
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.reaper import RegionReport
 from shm_backend_utils.protocol import layout
+from tests.opened import open_region
 from tests.unit.mapping.files import region_bytes
 from tests.unit.sessions import session_of, tensor
 
@@ -79,7 +80,7 @@ def test_a_region_whose_owner_closed_it_and_forgot_it_is_removed_and_arrays_over
     assert reaper.reap() == []
     assert path_of(region).exists()
     array = region.data()
-    peer = ManagedRegion.open(region.segment.key, region.header.token.hex(), "regions[0]")
+    peer = open_region(region.segment.key, region.header.token.hex(), "regions[0]")
     region.close()
     assert not found(region).is_owner_alive, "it does not live for one that only has it open"
     reaper.reap()
@@ -163,7 +164,7 @@ def test_a_dead_owner_does_not_look_alive_while_a_reaper_is_at_work(
     region: ManagedRegion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who borrows memory asks whether its lender lives."""
-    peer = ManagedRegion.open(region.segment.key, region.header.token.hex(), "regions[0]")
+    peer = open_region(region.segment.key, region.header.token.hex(), "regions[0]")
     seen = []
     region.close()
     before_the_file_is_looked_at_again(monkeypatch, lambda: seen.append(peer.is_orphaned))

@@ -13,9 +13,16 @@ import numpy as np
 import pytest
 
 from shm_backend_utils import errors
-from shm_backend_utils.errors import ModelError, PeerError, RegionGoneError, StaleRequestError, TableError
-from shm_backend_utils.protocol.refusals import code_in, refusal
-from shm_backend_utils.translate import translate
+from shm_backend_utils.errors import (
+    ModelError,
+    PeerError,
+    RegionGoneError,
+    StaleRequestError,
+    TableError,
+    code_in,
+    refusal,
+    translate,
+)
 from tests.unit.emulated import answers_to, emulated_server, error_code, log_lines, message_of
 from tests.unit.sessions import session_of, tensor
 from tests.unit.table_client import Client

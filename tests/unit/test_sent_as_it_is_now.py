@@ -16,9 +16,8 @@ import pytest
 
 import shm_backend_utils
 from shm_backend_utils.client import InferenceError, ShmClient
-from shm_backend_utils.errors import SlotInUseError
-from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
-from shm_backend_utils.protocol.refusals import refusal
+from shm_backend_utils.errors import SlotInUseError, refusal
+from shm_backend_utils.protocol.parameters import GENERATION_PARAMETER, SLOT_PARAMETER
 from tests.unit.fake_server import Arrays, FakeServer, Order, config, doubled
 from tests.unit.fake_wires import async_client_of, client_of
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from shm_backend_utils.compat.shared_memory_manager import RegionStatus, SharedMemoryManager
 from shm_backend_utils.errors import CallerError, MachineError, RegionGoneError, RegionRefusedError
-from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.model.mapping.mapped import MappedRegion
 from shm_backend_utils.model.mapping.registry import Registry
+from tests.opened import open_segment
 
 SHM = Path("/dev/shm")
 PAGE = 4096
@@ -134,7 +134,7 @@ def test_any_part_is_exact_or_fails(long_lived: tuple[SharedMemoryManager, bytes
 
 
 def opened(key: str) -> MappedRegion:
-    return MappedRegion(SystemSegment.open(key, PAGE, "mine"))
+    return MappedRegion(open_segment(key, PAGE, "mine"))
 
 
 def test_who_opens_a_region_late_gets_the_one_of_its_name(manager: SharedMemoryManager, make_file: MakeFile) -> None:

@@ -44,12 +44,12 @@ def test_strings_are_objects_without_a_size_and_without_a_type_in_dlpack() -> No
 @every_dtype
 def test_names_of_numpy_and_of_configurations_lead_to_a_types_row(dtype: DType) -> None:
     assert dtypes.from_numpy(dtype.numpy, "X") is dtype
-    assert dtypes.from_config("TYPE_STRING" if dtype is dtypes.BYTES else f"TYPE_{dtype.name}") is dtype
+    assert dtypes.BY_CONFIG["TYPE_STRING" if dtype is dtypes.BYTES else f"TYPE_{dtype.name}"] is dtype
 
 
 @pytest.mark.parametrize("name", ["TYPE_INVALID", "TYPE_BYTES", "TYPE_FP8", "type_fp32", "", "TYPE_"])
 def test_a_configurations_type_without_a_row_leads_to_none(name: str) -> None:
-    assert dtypes.from_config(name) is None
+    assert dtypes.BY_CONFIG.get(name) is None
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from shm_backend_utils.memory.managed import ManagedRegion, array_at
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.memory.shared_file import SharedFile
 from shm_backend_utils.protocol import layout
+from tests.opened import open_region, open_segment
 
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 MEBIBYTE = 2**20
@@ -201,7 +202,7 @@ def test_other_users_are_let_in_by_mode_and_group(key: str) -> None:
 
 def test_a_key_that_names_nothing_is_gone(key: str) -> None:
     with pytest.raises(RegionGoneError, match=r"regions\[0\] does not exist .* share /dev/shm") as caught:
-        SystemSegment.open(key, PAGE, FIELD)
+        open_segment(key, PAGE, FIELD)
     assert key not in str(caught.value)
 
 
@@ -350,7 +351,7 @@ def test_an_array_at_an_offset_is_a_view(region: ManagedRegion) -> None:
 
 
 def test_what_is_open_is_not_changed_by_a_header_that_is_overwritten(region: ManagedRegion) -> None:
-    peer = ManagedRegion.open(region.segment.key, region.header.token.hex(), FIELD)
+    peer = open_region(region.segment.key, region.header.token.hex(), FIELD)
     region.bytes()[: layout.PAGE_SIZE] = 0xFF
     peer.segment.check(peer.header.byte_size, FIELD)
     assert (peer.header, peer.data_offset) == (region.header, region.data_offset)

@@ -19,12 +19,11 @@ from ...client.steps import BlockingDriver
 from ...client.transports.connect import is_this_machine
 from ...client.transports.grpc.codec import GrpcCodec
 from ...dtypes import BYTES
-from ...errors import CallerError, MachineError, PeerError, RegionGoneError, ShmError, VersionError
+from ...errors import NOT_OPENED, CallerError, MachineError, PeerError, RegionGoneError, ShmError, VersionError
 from ...gpu.memory.access import CudaAccess
 from ...memory.machine import visible_devices
 from ...memory.managed import RegionKind
 from ...model_spec import ModelSpec
-from ...protocol.refusals import NOT_OPENED
 from .checkup import Checkup, Finding
 from .server_checks import finding_of_error
 from .troubles import Trouble

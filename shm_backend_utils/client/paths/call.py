@@ -16,8 +16,8 @@ from ...errors import CallerError, ClosedError, PeerError, TableError
 from ...memory.managed import RegionKind
 from ...memory.pool.slot import Memory
 from ...model_spec import ModelSpec
-from ...protocol.address import SLOT_PARAMETER
 from ...protocol.call_layout import AnyInput, CallInput, CallLayout
+from ...protocol.parameters import SLOT_PARAMETER
 from ...protocol.spans import InputSpan
 from ..errors import DeadlineExceededError, InferenceError
 from ..inputs.sources import SAME_VALUES, Source, StringSource

@@ -9,15 +9,14 @@ from dataclasses import replace
 from typing import Final
 
 from ...dtypes import BYTES
-from ...errors import CallerError, MachineError, StaleRequestError
+from ...errors import NOT_OPENED, CallerError, MachineError, StaleRequestError, code_in
 from ...memory.managed import RegionKind
 from ...memory.pool.options import PoolOptions
 from ...memory.pool.slot import SlotRegion
 from ...model_spec import PATHS_PARAMETER, UIDS_PARAMETER, ModelSpec
-from ...protocol.address import SLOT_PARAMETER
 from ...protocol.call_layout import obstacle_in_tensors
 from ...protocol.layout import PAGE_SIZE
-from ...protocol.refusals import NOT_OPENED, code_in
+from ...protocol.parameters import SLOT_PARAMETER
 from ..errors import MemoryRefusedError, PathUnavailableError
 from ..explanation import Check, Explanation
 from ..known_model import KnownModel

@@ -12,12 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dtypes import BYTES
-from ...errors import ClosedError, SlotInDoubtError, TensorError
+from ...errors import NOT_OPENED, ClosedError, SlotInDoubtError, TensorError, code_in
 from ...memory.managed import RegionKind
 from ...memory.pool.slot import AFTER, FREE, Memory, Slot, SlotRegion
 from ...protocol import results
 from ...protocol.call_layout import CallLayout, aligned
-from ...protocol.refusals import NOT_OPENED, code_in
 from ...protocol.results import broken_results, missing_output
 from ...protocol.spans import InputSpan, OutputSpan
 from ...protocol.table import encode

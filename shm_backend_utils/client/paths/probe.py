@@ -8,14 +8,13 @@ import secrets
 from typing import Any, Final, NamedTuple
 
 from ...dtypes import BY_NAME
-from ...errors import PeerError, ProbedError
+from ...errors import PeerError, ProbedError, code_in
 from ...memory.descriptors import PRIVATE
 from ...memory.managed import RegionKind
 from ...memory.pool.slot import SlotRegion
 from ...model_spec import ModelSpec
 from ...protocol.layout import PAGE_SIZE
 from ...protocol.probe import NONCE_LENGTH, digest_of, encode_probe
-from ...protocol.refusals import code_in
 from ...protocol.spans import InputSpan, OutputSpan
 from ..errors import InferenceError
 from ..options import RequestOptions

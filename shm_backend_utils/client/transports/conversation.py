@@ -6,8 +6,8 @@ import ssl
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Final, NamedTuple
 
+from ...errors import translate
 from ...memory.descriptors import NO_DESCRIPTORS, no_descriptors
-from ...translate import translate
 from ..errors import ServerUnavailableError, unavailable
 
 __all__ = ["MOST_ATTEMPTS", "Conversation", "Server", "Unanswered", "translate_handshake"]

@@ -117,7 +117,7 @@ class DeviceBank:
 
         def is_in_use() -> bool:
             fd = descriptor.fileno()
-            return locks.has_users(fd) or not all(locks.is_slot_free(fd, record) for record in records)
+            return locks.has_users(fd) or any(locks.is_slot_in_use(fd, record) for record in records)
 
         self._given_up.append(_GivenUp(is_in_use, descriptor, tuple(held.values()), (borrowed[:], kept)))
         held.clear()

@@ -13,9 +13,8 @@ import threading
 import weakref
 from typing import Final
 
-from ...errors import ClosedError, RegionRefusedError
+from ...errors import ClosedError, RegionRefusedError, translate
 from ...memory.locks import SharedLease
-from ...translate import translate
 from ..errors import CudaError
 from ..runtime import HANDLE_LENGTH, CudaRuntime
 

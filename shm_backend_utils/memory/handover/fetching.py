@@ -18,9 +18,8 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
 from typing import Any, Final
 
-from ...errors import ClosedError, RegionGoneError, RegionRefusedError
+from ...errors import ClosedError, RegionGoneError, RegionRefusedError, translate
 from ...protocol.handover import ANSWER_LENGTH, Question, SealedKey, decode_answer, encode_question
-from ...translate import translate
 from ..descriptors import Descriptor, translate_os_errors
 from ..shared_file import SealedFile, owner_refused
 from .peers import Closer, Peer, accept_descriptors

@@ -16,7 +16,7 @@ from ...errors import ClosedError
 from ...protocol.layout import PAGE_SIZE, data_offset
 from ..managed import RegionKind, roomy, whole_pages
 from .options import PoolStatus
-from .slot import SPOILED, SlotRegion, Whole
+from .slot import FREE, SPOILED, SlotRegion, Whole
 
 __all__ = [
     "DIRECT",
@@ -231,7 +231,7 @@ class Inventory:
             region = self.returned.popleft()
             if region not in self._kinds:
                 continue  # the pool was closed meanwhile
-            if region.is_reusable:
+            if region.state == FREE and not region.borrowed:
                 self.put_back(region)
             else:
                 self.quarantined.append(region)  # first: whatever is raised, somebody looks at it again
@@ -294,7 +294,10 @@ class Inventory:
     def destroy(self, region: SlotRegion) -> None:
         """Remove a region, and its name; again, if that was interrupted."""
         self._unlink(region)
-        self._forget(region)
+        region.whole.parts.discard(region.slots[0].index)
+        if region in self.quarantined:
+            self.quarantined.remove(region)
+        del self._kinds[region]
 
     def _unlink(self, region: SlotRegion) -> None:
         """Remove a region's name, before it is unregistered: a server that registers it later finds nothing."""
@@ -352,12 +355,6 @@ class Inventory:
         except ValueError:
             return False
         return True
-
-    def _forget(self, region: SlotRegion) -> None:
-        region.whole.parts.discard(region.slots[0].index)
-        if region in self.quarantined:
-            self.quarantined.remove(region)
-        del self._kinds[region]
 
     def _drop_unused_shelves(self) -> None:
         used = {(kind, region.capacity) for region, kind in self._kinds.items()}

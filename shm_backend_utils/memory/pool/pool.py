@@ -240,7 +240,7 @@ class SlotPool:
         region = watched[1]
         region.holder = None
         is_ready = not region.borrowed
-        for slot in region.slots:  # as its is_reusable tells, without two more functions on the way of every call
+        for slot in region.slots:  # as its state tells, without one more function on the way of every call
             is_ready = is_ready and slot.state == FREE
         place = region.shelf if is_ready else self._inventory.returned
         assert place is not None

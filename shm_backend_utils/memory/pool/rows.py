@@ -36,13 +36,13 @@ class _Block(Generic[Layout]):
 
     def __init__(self, region: SlotRegion, memory: Memory, layouts: list[Layout]) -> None:
         self._region = region
-        self._memory = weakref.ref(memory)
+        self.memory = weakref.ref(memory)  # gone when no call uses it any more
         self._layouts = layouts
         self._users: list[weakref.ref[Memory] | None] = [None] * len(layouts)
 
     def take(self) -> Row[Layout] | None:
         """Take the first free row, so that calls lie side by side; None if all are taken, or the block is gone."""
-        whole = self._memory()
+        whole = self.memory()
         if whole is None or self._region.slots[0].state == SPOILED:
             return None
         for index, user in enumerate(self._users):
@@ -53,11 +53,6 @@ class _Block(Generic[Layout]):
                 self._users[index] = weakref.ref(memory)
                 return Row(self._region, slot, self._layouts[index], memory)
         return None
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether no call uses it any more."""
-        return self._memory() is None
 
 
 class RowBlocks(Generic[Layout]):
@@ -82,6 +77,8 @@ class RowBlocks(Generic[Layout]):
     def begin(self, key: Hashable, region: SlotRegion, memory: Memory, layouts: list[Layout]) -> None:
         """Make a block of a region with as many slots as there are layouts; it lives as long as ``memory``."""
         with self._lock:
-            alive = {each: [block for block in blocks if not block.is_gone] for each, blocks in self._blocks.items()}
+            alive = {
+                each: [block for block in blocks if block.memory() is not None] for each, blocks in self._blocks.items()
+            }
             self._blocks = {each: blocks for each, blocks in alive.items() if blocks}
             self._blocks.setdefault(key, []).append(_Block(region, memory, layouts))

@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import ClosedError
-from ...protocol.address import SlotAddress
 from ...protocol.layout import GENERATION, SlotRecord
+from ...protocol.parameters import SlotAddress
 from .. import locks
 from ..descriptors import Access, Descriptor
 from ..managed import ManagedRegion, RegionKind
@@ -271,11 +271,6 @@ class SlotRegion:
             if slot.state != FREE:
                 return slot.state
         return FREE
-
-    @property
-    def is_reusable(self) -> bool:
-        """Whether another call may have it now."""
-        return self.state == FREE and not self.borrowed
 
     @property
     def is_to_go(self) -> bool:

@@ -12,7 +12,7 @@ from ...dtypes import BYTES, DType
 from ...errors import BatchSizeError, ModelError, TableError, TensorError
 from ...gpu.arrays.imported import is_on_gpu
 from ...model_spec import BATCH_CARRIER, PATHS_PARAMETER, ModelSpec
-from ...protocol.address import SLOT_PARAMETER
+from ...protocol.parameters import SLOT_PARAMETER
 from ...protocol.spans import Table
 from ...tensors.values import whole_array
 from ...tensors.view import DIRECT, TensorView

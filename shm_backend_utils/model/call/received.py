@@ -17,11 +17,16 @@ from ...errors import ClosedError, MissingTensorError, ModelError, ProbedError, 
 from ...gpu.arrays.device_view import DeviceView
 from ...gpu.model import DeviceUses
 from ...model_spec import BATCH_CARRIER
-from ...protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address, parse_generation
 from ...protocol.claims import CudaRegionClaim
 from ...protocol.layout import STARTED
-from ...protocol.named import PARAMETER as DESCRIPTOR_PARAMETER
-from ...protocol.named import parse_descriptor
+from ...protocol.parameters import (
+    DESCRIPTOR_PARAMETER,
+    GENERATION_PARAMETER,
+    SLOT_PARAMETER,
+    parse_address,
+    parse_descriptor,
+    parse_generation,
+)
 from ...protocol.probe import ALIVE_ADDRESS, AskedForLifeError
 from ...protocol.results import NO_RESULTS, with_events
 from ...protocol.spans import InputSpan, OutputSpan, Ring, Table

@@ -10,18 +10,17 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from ...dtypes import BYTES
-from ...errors import ClosedError
+from ...errors import NOT_OPENED, ClosedError, code_in
 from ...gpu.model import DeviceArrays
 from ...memory.managed import array_at
 from ...memory.pool.inventory import Need
 from ...memory.pool.pool import SlotPool
 from ...model_spec import BATCH_CARRIER
 from ...protocol import results
-from ...protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
 from ...protocol.call_layout import CallInput, lay_out
 from ...protocol.claims import CudaRegionClaim, LentRegionClaim, RegionClaim
 from ...protocol.layout import data_offset
-from ...protocol.refusals import NOT_OPENED, code_in
+from ...protocol.parameters import GENERATION_PARAMETER, SLOT_PARAMETER
 from ...protocol.results import OutputPlace, broken_results, missing_output
 from ...protocol.spans import InputSpan, OutputSpan, Table
 from ...protocol.table import encode

@@ -14,13 +14,12 @@ from urllib.parse import quote
 from ...errors import BudgetError, CallerError, MachineError, ModelError, NoSharedMemoryError, PeerError, shown
 from ...gpu.arrays.device_view import DeviceView
 from ...gpu.model import DeviceArrays
-from ...http.answers import fetch_json
+from ...http.questions import fetch_json
 from ...memory.pool.options import PoolOptions
 from ...memory.pool.pool import SlotPool
 from ...model_spec import ModelSpec, output_names
-from ...protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
 from ...protocol.call_layout import LearnedSizes, lay_out
-from ...protocol.named import PARAMETER as DESCRIPTOR_PARAMETER
+from ...protocol.parameters import DESCRIPTOR_PARAMETER, GENERATION_PARAMETER, SLOT_PARAMETER
 from ...tensors.view import TensorView
 from ..triton import TritonBackend
 from .direct import DirectForwarding, Lending, LentMemory

@@ -17,9 +17,8 @@ from ...memory.locks import SharedLease
 from ...memory.managed import ManagedRegion
 from ...memory.registrations import Registration, StatusEndpoint
 from ...memory.repeater import Repeater
-from ...protocol.address import SLOT_PARAMETER, SlotAddress, parse_address
 from ...protocol.claims import CudaRegionClaim, LentRegionClaim, NamedRegionClaim, RegionClaim
-from ...protocol.named import PARAMETER as DESCRIPTOR_PARAMETER
+from ...protocol.parameters import DESCRIPTOR_PARAMETER, SLOT_PARAMETER, SlotAddress, parse_address
 from ...protocol.spans import Extent, InputSpan, OutputSpan, Table, check_extents_are_apart
 from ..config import Config
 from . import policy

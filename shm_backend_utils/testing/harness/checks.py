@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from ...dtypes import BY_NAME, BYTES, LENGTH_SIZE
 from ...model_spec import ModelSpec, TensorSpec
-from ...protocol.address import SLOT_PARAMETER
-from ...protocol.named import PARAMETER
+from ...protocol.parameters import DESCRIPTOR_PARAMETER, SLOT_PARAMETER
 from ..emulator import TensorContent
 from .model_folder import as_json, datatype_of
 from .requests import Delivery, Input, Outcome, Request, ServerError
@@ -32,7 +31,7 @@ _BATCH_NOTE: Final = (
 
 _FLAGS: Final = {"CONTROL_SEQUENCE_START": 1, "CONTROL_SEQUENCE_END": 2}
 
-_ELSEWHERE: Final = frozenset({SLOT_PARAMETER, PARAMETER})
+_ELSEWHERE: Final = frozenset({SLOT_PARAMETER, DESCRIPTOR_PARAMETER})
 
 
 class RequestChecks:

@@ -16,7 +16,7 @@ from google.protobuf import json_format
 from tritonclient.grpc import model_config_pb2
 
 from ...client.transports.grpc.codec import GrpcCodec
-from ...dtypes import from_config
+from ...dtypes import BY_CONFIG
 from ...errors import ModelError
 from ...repository.config import read_config
 from ...repository.files import CODE_FILE, CONFIG_FILE, version_folders
@@ -173,7 +173,7 @@ def _check(config: Any) -> None:
 def datatype_of(tensor: Any) -> str:
     """Return the data type of a declared input or output as requests name it, ``"FP32"``; empty if it has none."""
     values = type(tensor).DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number
-    row = from_config(values[tensor.data_type].name)
+    row = BY_CONFIG.get(values[tensor.data_type].name)
     return "" if row is None else row.name
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from google.protobuf.descriptor import EnumValueDescriptor
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from ...dtypes import BY_NAME, BYTES, from_config
+from ...dtypes import BY_CONFIG, BY_NAME, BYTES
 from ..emulator import TensorContent
 from ..emulator.tensor import serialize_byte_tensor
 from .loaded_model import LoadedModel
@@ -377,5 +377,5 @@ def _statistics(model: LoadedModel) -> Any:
 
 def _datatype(tensor: Any) -> str:
     named: EnumValueDescriptor = model_config_pb2.DataType.DESCRIPTOR.values_by_number[tensor.data_type]
-    row = from_config(named.name)
+    row = BY_CONFIG.get(named.name)
     return "" if row is None else row.name

@@ -13,8 +13,7 @@ from typing import Any, Final, NamedTuple
 from ...client.errors import deadline_exceeded, translated
 from ...client.transports.grpc.codec import GrpcCodec, GrpcMessage
 from ...client.transports.transport import AsyncTransport, Transport
-from ...errors import ClosedError
-from ...translate import translate
+from ...errors import ClosedError, translate
 from .procedures import PROCEDURES, infer, stream_infer
 from .requests import CANCELLED, Answer, ServerError
 from .server import EmulatedServer

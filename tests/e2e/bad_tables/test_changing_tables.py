@@ -8,7 +8,7 @@ import threading
 import numpy as np
 from tritonclient.utils import InferenceServerException
 
-from shm_backend_utils.protocol.refusals import code_in
+from shm_backend_utils.errors import code_in
 from shm_backend_utils.server import EmbeddedServer
 
 from ..hand_made import STEP, HandMade

@@ -10,7 +10,7 @@ import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
-from shm_backend_utils.protocol.refusals import code_in
+from shm_backend_utils.errors import code_in
 from shm_backend_utils.server import EmbeddedServer
 from tests.releases import has_ensembles_that_fail, tells_404
 

@@ -19,7 +19,7 @@ from shm_backend_utils.model.forward.forwarder import Forwarder
 from shm_backend_utils.model.forward.ordinary import OtherModel
 from shm_backend_utils.model.triton import TritonBackend
 from shm_backend_utils.model_spec import ModelSpec
-from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
+from shm_backend_utils.protocol.parameters import GENERATION_PARAMETER, SLOT_PARAMETER
 from shm_backend_utils.tensors.view import TensorView
 from shm_backend_utils.testing.emulator import NAME, TensorContent, deliver_response
 from shm_backend_utils.testing.emulator.pybind import TritonError

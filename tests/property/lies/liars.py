@@ -18,7 +18,7 @@ from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.errors import TableError
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.protocol import layout, results, table
-from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address
+from shm_backend_utils.protocol.parameters import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address
 from shm_backend_utils.protocol.results import OutputPlace
 from shm_backend_utils.protocol.spans import Table, frame_number
 from tests.opened import open_region

@@ -10,13 +10,13 @@ import numpy.typing as npt
 from shm_backend_utils import dtypes
 from shm_backend_utils.errors import RegionGoneError, ReplayedRequestError, SlotInUseError, StaleRequestError
 from shm_backend_utils.memory.locks import SharedLease, borrow
-from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.memory.pool.slot import AFTER, FREE, SENT, Slot, SlotRegion, State
 from shm_backend_utils.model.mapping import mapped
 from shm_backend_utils.model.mapping.memory import HostMemory
 from shm_backend_utils.protocol import results, table
 from shm_backend_utils.protocol.results import OutputPlace
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
+from tests.opened import open_region
 
 UINT8 = dtypes.BY_NAME["UINT8"]
 PART = 256
@@ -164,7 +164,7 @@ class Model:
     def _slot(self, request: Request) -> mapped.Slot:
         slot = self.slots.get(request.key)
         if slot is None:
-            region = mapped.MappedRegion(ManagedRegion.open(request.key, request.token, "the request's region"))
+            region = mapped.MappedRegion(open_region(request.key, request.token, "the request's region"))
             assert isinstance(region.memory, HostMemory)
             slot = self.slots[request.key] = mapped.Slot(region, 0)
         return slot

@@ -30,12 +30,12 @@ from shm_backend_utils.errors import (
     RegionRefusedError,
     TableError,
     VersionError,
+    refusal,
 )
 from shm_backend_utils.memory.machine import process_facts
 from shm_backend_utils.model_spec import ModelSpec
-from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address
+from shm_backend_utils.protocol.parameters import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address
 from shm_backend_utils.protocol.probe import ALIVE_ADDRESS, decode_probe, digest_of, is_probe
-from shm_backend_utils.protocol.refusals import refusal
 from tests.opened import open_region
 from tests.unit.fake_server import FakeServer, Order, config
 from tests.unit.fake_wires import FakeTransport

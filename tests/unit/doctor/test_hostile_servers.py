@@ -21,7 +21,7 @@ from shm_backend_utils.cli import doctor
 from shm_backend_utils.cli.doctor import as_json, as_text
 from shm_backend_utils.memory.managed import RegionKind
 from shm_backend_utils.memory.pool.slot import SlotRegion
-from shm_backend_utils.protocol.address import SLOT_PARAMETER
+from shm_backend_utils.protocol.parameters import SLOT_PARAMETER
 from tests.unit.doctor.test_examined import Server, reports
 from tests.unit.fake_server import config
 from tests.unit.wire.peers import Listener

@@ -15,7 +15,7 @@ from shm_backend_utils.dtypes import BF16
 from shm_backend_utils.errors import PeerError
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.model import Call
-from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
+from shm_backend_utils.protocol.parameters import GENERATION_PARAMETER, SLOT_PARAMETER
 from shm_backend_utils.protocol.probe import ALIVE_ADDRESS
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from shm_backend_utils.testing.emulator.response import InferenceResponse

@@ -27,6 +27,7 @@ from shm_backend_utils.protocol.claims import NamedRegionClaim, RegionClaim
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 from shm_backend_utils.protocol.table import encode
 from shm_backend_utils.testing.faults.at_hand import punch_hole, take_space_beyond
+from tests.opened import open_region, open_segment
 from tests.unit.claims_of import claim_of_allocation, claim_of_region, resolved, slot_of
 from tests.unit.emulated import message_of
 from tests.unit.gpu.fakes import BLOCK, SIZE, runtime_that_gives_all_back
@@ -44,7 +45,7 @@ def segment() -> Iterator[SystemSegment]:
     path = SHM / new_key()
     path.write_bytes(bytes(3 * PAGE))
     os.truncate(path, 4 * PAGE)
-    segment = SystemSegment.open(path.name, 0, "regions[0]")
+    segment = open_segment(path.name, 0, "regions[0]")
     yield segment
     segment.close()
     path.unlink(missing_ok=True)
@@ -87,7 +88,7 @@ def test_the_last_bytes_of_a_region_that_ends_within_a_block_must_be_there_too()
     path = managed_file(new_key("shmbu"), size)
     with path.open("r+b") as file:
         os.posix_fallocate(file.fileno(), 0, size)
-    region = MappedRegion(ManagedRegion.open(path.name, TOKEN.hex(), "r"))
+    region = MappedRegion(open_region(path.name, TOKEN.hex(), "r"))
     slot = Slot(region, 0)
     slot.record.begin(1, encode(Table({}, {})))
     slot.claim(1)

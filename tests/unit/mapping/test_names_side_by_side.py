@@ -27,10 +27,11 @@ from shm_backend_utils.model.mapping.mapped import MappedRegion
 from shm_backend_utils.model.mapping.memory import HostMemory, Memory
 from shm_backend_utils.model.mapping.registry import Registry
 from shm_backend_utils.model.mapping.resolver import NamedRegions, Resolver
-from shm_backend_utils.protocol.address import parse_address
 from shm_backend_utils.protocol.claims import NamedRegionClaim
+from shm_backend_utils.protocol.parameters import parse_address
 from shm_backend_utils.protocol.spans import Table
 from shm_backend_utils.testing.faults.at_hand import punch_hole
+from tests.opened import open_region
 from tests.unit.sessions import double, say_registered, session_of, tensor
 from tests.unit.side_by_side import side_by_side
 from tests.unit.table_client import Client
@@ -232,7 +233,7 @@ def test_first_requests_of_several_threads_start_one_sweeper_which_ends_with_the
 def test_uses_that_begin_and_end_side_by_side_are_all_counted() -> None:
     region, registry = ManagedRegion.create(4096), Registry()
     key, token = region.segment.key, region.header.token.hex()
-    mapped = registry.obtain("r", lambda: MappedRegion(ManagedRegion.open(key, token, "region")), "region")
+    mapped = registry.obtain("r", lambda: MappedRegion(open_region(key, token, "region")), "region")
 
     def work(mapped: MappedRegion) -> None:
         for _ in range(300):
@@ -264,7 +265,7 @@ ROUNDS = 400
 @pytest.fixture
 def three_regions() -> Iterator[list[ManagedRegion]]:
     owner = ManagedRegion.create(4096)
-    models = [ManagedRegion.open(owner.segment.key, owner.header.token.hex(), "region") for _ in range(2)]
+    models = [open_region(owner.segment.key, owner.header.token.hex(), "region") for _ in range(2)]
     yield [owner, *models]
     owner.segment.unlink()
     for region in (owner, *models):

@@ -16,8 +16,8 @@ from shm_backend_utils.gpu.arrays.device_array import DeviceArray
 from shm_backend_utils.gpu.memory.allocations import CudaAllocation
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.protocol import results, table
-from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, SlotAddress
 from shm_backend_utils.protocol.claims import CudaRegionClaim, RegionClaim, claimed_size
+from shm_backend_utils.protocol.parameters import GENERATION_PARAMETER, SLOT_PARAMETER, SlotAddress
 from shm_backend_utils.protocol.results import Results
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 

@@ -23,7 +23,7 @@ from shm_backend_utils.compat.shm_util import (
     unregister_cleanup_shm_regions,
 )
 from shm_backend_utils.dtypes import BY_NAME
-from shm_backend_utils.protocol import named
+from shm_backend_utils.protocol import parameters
 from shm_backend_utils.protocol.claims import CudaRegionClaim
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 
@@ -126,8 +126,8 @@ def _raw_region(client: ServerClient) -> str:
     claim = CudaRegionClaim(handle, 2 * size, client.gpu.runtime.device_uuid(_DEVICE), None)
     inputs = {"INPUT0": InputSpan(BY_NAME["FP32"], NUMBERS.shape, 1, 0, size)}
     model = client.model("quick")
-    text = named.encode_descriptor(model, Table(inputs, {"OUTPUT0": OutputSpan(1, size, size)}, (claim,)))
-    client.bare.infer(model, [], parameters={named.PARAMETER: text})
+    text = parameters.encode_descriptor(model, Table(inputs, {"OUTPUT0": OutputSpan(1, size, size)}, (claim,)))
+    client.bare.infer(model, [], parameters={parameters.DESCRIPTOR_PARAMETER: text})
     _require_quick(client, region.contents()[COUNT:])
     return f"a descriptor of {len(text)} bytes"
 

@@ -30,9 +30,9 @@ from shm_backend_utils.errors import ShmError
 from shm_backend_utils.memory.locks import SlotLease
 from shm_backend_utils.memory.shared_file import free_bytes
 from shm_backend_utils.protocol import layout
-from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, SlotAddress
 from shm_backend_utils.protocol.handover import SealedKey
 from shm_backend_utils.protocol.layout import PAGE_SIZE, TOKEN_LENGTH
+from shm_backend_utils.protocol.parameters import GENERATION_PARAMETER, SLOT_PARAMETER, SlotAddress
 
 from ..client.process import CLIENT, become, hears
 from .forged import DATA, MODEL, Attacker, valid_table

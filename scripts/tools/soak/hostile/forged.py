@@ -15,13 +15,13 @@ import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.dtypes import BY_NAME
+from shm_backend_utils.errors import code_in
 from shm_backend_utils.memory import locks
 from shm_backend_utils.memory.managed import KEY_PREFIX
 from shm_backend_utils.memory.shared_file import DEV_SHM
 from shm_backend_utils.protocol import layout, table
-from shm_backend_utils.protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER, SlotAddress
 from shm_backend_utils.protocol.layout import PAGE_SIZE, Header
-from shm_backend_utils.protocol.refusals import code_in
+from shm_backend_utils.protocol.parameters import GENERATION_PARAMETER, SLOT_PARAMETER, SlotAddress
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 
 MODEL: Final = "halves"

@@ -13,7 +13,7 @@ from tritonclient.utils import serialize_byte_tensor
 
 from ....errors import CallerError
 from ....model_spec import BATCH_CARRIER
-from ....protocol.address import GENERATION_PARAMETER, SLOT_PARAMETER
+from ....protocol.parameters import GENERATION_PARAMETER, SLOT_PARAMETER
 from ...options import RequestOptions
 from ..messages import Codec, InputTensor, Place, Question
 

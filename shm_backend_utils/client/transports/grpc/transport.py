@@ -19,7 +19,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from ....errors import CallerError, ClosedError, ShmError
 from ....process import call_after_fork, never_destroy, owners_of_kind
-from ....protocol.address import SLOT_PARAMETER
+from ....protocol.parameters import SLOT_PARAMETER
 from ....protocol.spans import MAX_FRAMES
 from ...errors import deadline_exceeded, translated, unavailable
 from ..aio_connections import AsyncConnections

@@ -22,8 +22,7 @@ from shm_backend_utils.gpu.arrays.device_array import DeviceArray, StridedArray
 from shm_backend_utils.gpu.arrays.device_view import DeviceView
 from shm_backend_utils.gpu.arrays.imported import imported, is_on_gpu
 from shm_backend_utils.gpu.runtime import HANDLE_LENGTH
-from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
-from shm_backend_utils.tensors.view import TensorView
+from shm_backend_utils.tensors.view import BufferAttributes, MemoryType, TensorView
 from shm_backend_utils.testing.fake_cuda.driver import Tensor
 from tests.unit.gpu.arrays.capsules import content
 from tests.unit.gpu.arrays.conftest import KERNEL_S, Array, Gpu, numbers

@@ -16,8 +16,8 @@ from shm_backend_utils.memory import locks
 from shm_backend_utils.memory.locks import SharedLease
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.protocol import layout, results
-from shm_backend_utils.protocol.address import SLOT_PARAMETER, parse_address
 from shm_backend_utils.protocol.claims import CudaRegionClaim
+from shm_backend_utils.protocol.parameters import SLOT_PARAMETER, parse_address
 from shm_backend_utils.protocol.results import NO_RESULTS, OutputPlace
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 from tests.unit.fake_server import Arrays, FakeServer, Order

@@ -18,7 +18,7 @@ from shm_backend_utils.model import Call, ShmSession
 from shm_backend_utils.model.config import Config
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol import results
-from shm_backend_utils.protocol.named import encode_descriptor
+from shm_backend_utils.protocol.parameters import encode_descriptor
 from shm_backend_utils.protocol.results import OutputPlace
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 from shm_backend_utils.testing.emulator.request import InferenceRequest

@@ -27,7 +27,7 @@ from shm_backend_utils.model.mapping.resolver import Resolver
 from shm_backend_utils.protocol import layout
 from shm_backend_utils.protocol.claims import CudaRegionClaim
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
-from shm_backend_utils.tensors.attributes import BufferAttributes, MemoryType
+from shm_backend_utils.tensors.view import BufferAttributes, MemoryType
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from shm_backend_utils.testing.emulator.tensor import Tensor
 from tests.unit.claims_of import Resolved, claim_of_allocation, resolved, slot_of

@@ -16,7 +16,7 @@ from shm_backend_utils.memory.handover.fetching import Fetcher
 from shm_backend_utils.model.config import Config
 from shm_backend_utils.model.mapping import policy
 from shm_backend_utils.model.triton import TritonBackend
-from shm_backend_utils.protocol.address import parse_address
+from shm_backend_utils.protocol.parameters import parse_address
 
 FLOCK = struct.Struct("hhqqi4x")
 TABLE = struct.Struct("<QIHHHHHHQ")

@@ -1,29 +1,85 @@
-"""Short questions to one HTTP server over kept connections, without proxies: each costs one round trip.
+"""Questions to an HTTP server, by no proxy: whole answers in bounded time, and short ones over kept connections.
 
-They understand only a status, a length and a body, in half the time of ``http.client``.
+Kept connections cost one round trip each. They understand only a status, a length and a body, in half the time of
+``http.client``.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import re
 import select
 import socket
 import struct
 import time
 from collections.abc import Sequence
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from typing import Final
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
+from typing import Any, Final
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
 from ..process import call_after_fork
 
-__all__ = ["KeptConnections", "connect"]
+__all__ = ["KeptConnections", "fetch_json"]
 
+_MOST_WHOLE: Final = 1 << 25
 _MOST: Final = 1 << 16  # bytes of an answer
 _END_OF_HEAD: Final = b"\r\n\r\n"
 _STATUS: Final = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
 _SCHEMES: Final = {"http": HTTPConnection, "https": HTTPSConnection}
+
+
+def fetch_json(url: str, timeout_s: float) -> Any:
+    """Ask by GET, by no proxy, and return the answer in JSON's types; connecting and answering each take ``timeout_s``.
+
+    HTTPError if the server refuses; else OSError, HTTPException or ValueError if no JSON comes in time, or too much.
+    """
+    with contextlib.closing(connect(url, timeout_s)) as connection:
+        deadline = time.monotonic() + timeout_s
+        connection.request("GET", urlsplit(url).path, headers={"Connection": "close"})
+        reply = _ReplyInTime(connection.sock, deadline)
+        reply.begin()
+        if reply.status != HTTPStatus.OK:
+            raise HTTPError(url, reply.status, reply.reason, reply.headers, reply)
+        body = reply.read(_MOST_WHOLE + 1)
+        if len(body) > _MOST_WHOLE:
+            raise HTTPException(f"an answer of more than {_MOST_WHOLE} bytes")
+        if reply.length:  # a limited read takes what there is for all
+            raise IncompleteRead(body, reply.length)
+        return json.loads(body)
+
+
+class _ReplyInTime(HTTPResponse):
+    """An answer whose every piece comes by a moment of ``monotonic()``: a socket's timeout begins anew with each."""
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        super().__init__(sock)
+        self.fp = io.BufferedReader(_ReaderInTime(sock, self.fp.detach(), deadline))
+
+
+class _ReaderInTime(io.RawIOBase):
+    def __init__(self, sock: socket.socket, raw: io.RawIOBase, deadline: float) -> None:
+        self._socket = sock
+        self._raw = raw
+        self._deadline = deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._socket.settimeout(left_s)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 class KeptConnections:

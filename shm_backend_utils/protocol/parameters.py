@@ -1,7 +1,8 @@
-"""The request parameter ``shm_io``, for tools that register regions themselves: the tensors, without a slot.
+"""The request parameters that name memory. Pure.
 
-``{"v": 1, "model": NAME, "regions": […], "inputs": {…}, "outputs": {…}}``, in JSON or in hexadecimal digits of it.
-Nothing fences such a request, and the model writes no results.
+``shm_slot`` and ``shm_generation`` name a request's slot. ``shm_io`` is for tools that register regions themselves: the
+tensors, without a slot. ``{"v": 1, "model": NAME, "regions": […], "inputs": {…}, "outputs": {…}}``, in JSON or in
+hexadecimal digits of it. Nothing fences such a request, and the model writes no results.
 """
 
 from __future__ import annotations
@@ -10,22 +11,35 @@ import base64
 import binascii
 import json
 import re
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from .. import dtypes
 from ..errors import TableError, VersionError
 from .claims import CudaRegionClaim, NamedRegionClaim, RegionClaim, check_are_different, claimed_size
-from .layout import VERSION as PROTOCOL_VERSION
+from .layout import MAX_SLOT_COUNT, VERSION
 from .spans import InputSpan, OutputSpan, Table, brief, check_outputs_are_apart
 from .table import MAX_RANK, check_element_count
 
-__all__ = ["MAX_DESCRIPTOR_LENGTH", "PARAMETER", "encode_descriptor", "parse_descriptor"]
+__all__ = [
+    "DESCRIPTOR_PARAMETER",
+    "GENERATION_PARAMETER",
+    "MAX_DESCRIPTOR_LENGTH",
+    "SLOT_PARAMETER",
+    "SlotAddress",
+    "encode_descriptor",
+    "parse_address",
+    "parse_descriptor",
+    "parse_generation",
+]
 
-PARAMETER: Final = "shm_io"
+SLOT_PARAMETER: Final = "shm_slot"
+GENERATION_PARAMETER: Final = "shm_generation"
+DESCRIPTOR_PARAMETER: Final = "shm_io"
 MAX_DESCRIPTOR_LENGTH: Final = 16 * 1024
 
-_VERSION: Final = 1
 _MAX_INT64: Final = 2**63 - 1
+_ADDRESS: Final = re.compile(r"([^/]+)/(shmbu-[0-9a-z-]{1,64})/([0-9a-f]{32})/(0|[1-9][0-9]{0,3})")
+_DESCRIPTOR_VERSION: Final = 1
 _UUID: Final = re.compile(r"[0-9a-f]{32}")
 _HANDLE_LENGTH: Final = 64
 _FIELDS: Final = frozenset({"v", "model", "regions", "inputs", "outputs"})
@@ -34,10 +48,43 @@ _CUDA_FIELDS: Final = frozenset({"kind", "handle", "byte_size", "device_uuid"})
 _MANAGED: Final = ("system", "lent")  # kinds of version 1, which the protocol's version 2 addresses by a slot
 
 
+class SlotAddress(NamedTuple):
+    """Which slot a request uses, and which model it speaks to."""
+
+    model: str  # an ensemble gives parameters to every step: others ignore them
+    key: str  # in /dev/shm, without a slash; it begins with shmbu-
+    token: str  # the secret in the region's header: 32 lowercase hexadecimal digits
+    slot: int
+
+    def __str__(self) -> str:
+        """Return the value of ``shm_slot``."""
+        return f"{VERSION}/{self.model}/{self.key}/{self.token}/{self.slot}"
+
+
+def parse_address(value: Any) -> SlotAddress:
+    """Read the value of ``shm_slot``; TableError if it is no address, VersionError if it is another version's."""
+    if type(value) is not str:
+        raise TableError(SLOT_PARAMETER, f"a value of type {type(value).__name__}", "a string")
+    version, _, rest = value.partition("/")
+    if version != str(VERSION):
+        raise VersionError(version if version.isdecimal() and len(version) < 8 else "none", VERSION)
+    found = _ADDRESS.fullmatch(rest)
+    if found is None or int(found[4]) >= MAX_SLOT_COUNT:
+        raise TableError(SLOT_PARAMETER, "other text", f"{VERSION}/MODEL/KEY/TOKEN/SLOT")
+    return SlotAddress(found[1], found[2], found[3], int(found[4]))
+
+
+def parse_generation(value: Any) -> int:
+    """Return the value of ``shm_generation``; raise :class:`TableError` if it is no generation."""
+    if type(value) is int and 1 <= value <= _MAX_INT64:
+        return value
+    raise TableError(GENERATION_PARAMETER, "no such number", "an integer from 1 to 2^63 - 1")
+
+
 def encode_descriptor(model: str, table: Table) -> str:
     """Return the value of ``shm_io`` for a table of named and CUDA regions; TableError if it is too long."""
     value = {
-        "v": _VERSION,
+        "v": _DESCRIPTOR_VERSION,
         "model": model,
         "regions": [_encode_region(claim) for claim in table.regions],
         "inputs": {
@@ -54,17 +101,17 @@ def encode_descriptor(model: str, table: Table) -> str:
 def parse_descriptor(text: Any) -> tuple[str, Table]:
     """Return the model and the table, without a region 0, in a value of ``shm_io``; TableError tells no secret."""
     if type(text) is not str:
-        raise TableError(PARAMETER, f"a value of type {type(text).__name__}", "a string")
+        raise TableError(DESCRIPTOR_PARAMETER, f"a value of type {type(text).__name__}", "a string")
     _check_length(text)
     value = _decoded(text)
     if type(value) is not dict:
-        raise TableError(PARAMETER, _kind_of(value), "a JSON object")
+        raise TableError(DESCRIPTOR_PARAMETER, _kind_of(value), "a JSON object")
     version = value.get("v")
-    if type(version) is not int or version != _VERSION:
-        raise TableError(_field("v"), _shown(version), str(_VERSION))
+    if type(version) is not int or version != _DESCRIPTOR_VERSION:
+        raise TableError(_field("v"), _shown(version), str(_DESCRIPTOR_VERSION))
     regions = value.get("regions")
     if isinstance(regions, list) and any(isinstance(each, dict) and each.get("kind") in _MANAGED for each in regions):
-        raise VersionError(str(_VERSION), PROTOCOL_VERSION)
+        raise VersionError(str(_DESCRIPTOR_VERSION), VERSION)
     # Unknown members are refused: what a client says must mean something.
     _check_members("", value, _FIELDS)
     model = value["model"]
@@ -73,7 +120,7 @@ def parse_descriptor(text: Any) -> tuple[str, Table]:
     if type(regions) is not list:
         raise TableError(_field("regions"), _kind_of(regions), "an array of regions")
     claims = tuple([_region(f"regions[{index}]", each) for index, each in enumerate(regions)])
-    check_are_different(claims, f"{PARAMETER}.regions", first=0)
+    check_are_different(claims, f"{DESCRIPTOR_PARAMETER}.regions", first=0)
     inputs = {name: _input(name, entry, claims) for name, entry in _entries("inputs", value["inputs"])}
     outputs = {name: _output(name, entry, claims) for name, entry in _entries("outputs", value["outputs"])}
     table = Table(inputs, outputs, claims)
@@ -97,12 +144,14 @@ def _decoded(text: str) -> object:
         except ValueError:
             return json.loads(binascii.unhexlify(text).decode())
     except (ValueError, RecursionError):
-        raise TableError(PARAMETER, "text that is not JSON", "a JSON object, as it is or in hexadecimal") from None
+        raise TableError(
+            DESCRIPTOR_PARAMETER, "text that is not JSON", "a JSON object, as it is or in hexadecimal"
+        ) from None
 
 
 def _check_length(text: str) -> None:
     if len(text) > MAX_DESCRIPTOR_LENGTH:
-        raise TableError(PARAMETER, f"{len(text)} characters", f"at most {MAX_DESCRIPTOR_LENGTH}")
+        raise TableError(DESCRIPTOR_PARAMETER, f"{len(text)} characters", f"at most {MAX_DESCRIPTOR_LENGTH}")
 
 
 def _region(field: str, value: object) -> RegionClaim:
@@ -198,7 +247,7 @@ def _integer(field: str, value: object, least: int, most: int = _MAX_INT64) -> i
 
 
 def _field(name: str) -> str:
-    return f"{PARAMETER}.{name}"
+    return f"{DESCRIPTOR_PARAMETER}.{name}"
 
 
 def _kind_of(value: object) -> str:
