@@ -25,6 +25,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from shm_backend_utils.cli.terminal import exit_status, positive, positive_float
 from shm_backend_utils.errors import MachineError
+from shm_backend_utils.memory import reaper
 from shm_backend_utils.testing.faults.at_hand import take_private_shm
 
 from .hostile.assault import assault
@@ -35,7 +36,6 @@ SHM_BYTES: Final = 512 << 20
 
 
 def run(arguments: argparse.Namespace, seed: int) -> int:
-    """Soak, and show the report; write it to a file, too, if there is one. Return the exit status."""
     has_private_shm = take_private_shm(SHM_BYTES)
     columns = (BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with (
@@ -52,6 +52,7 @@ def run(arguments: argparse.Namespace, seed: int) -> int:
             report = assault(seed, kinds, has_private_shm, Path(name), arguments.seconds, on_tick)
         else:
             report = Soak(seed, arguments.clients, has_private_shm, Path(name)).run(arguments.seconds, on_tick)
+    reaper.reap()  # what models and clients that were killed in the end have left
     report.show(Console())
     if arguments.json:
         arguments.json.write_text(json.dumps(report.as_json(), indent=2) + "\n")
@@ -59,7 +60,6 @@ def run(arguments: argparse.Namespace, seed: int) -> int:
 
 
 def main() -> int:
-    """Run the program; return its exit status."""
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
     parser.add_argument("--seconds", type=positive_float, default=60.0, help="default: %(default)s")
     parser.add_argument("--clients", type=positive, default=3, metavar="K", help="default: %(default)s")
