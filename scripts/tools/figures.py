@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+
+from shm_backend_utils.cli.common.rounds import Times, shuffled
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,23 @@ class Figure:
         if self.at_most is not None:
             return f"at most {self.at_most:g}"
         return "" if self.at_least is None else f"at least {self.at_least:g}"
+
+
+def medians_ms(
+    cases: Mapping[str, Callable[[], object]],
+    rounds: Iterable[int],
+    before: Callable[[str], object] = lambda case: None,  # what comes before a case
+) -> dict[str, float]:
+    """Run every case once per round, so that the machine's moods hit all alike; rounds below 0 only warm up."""
+    times = Times(cases)
+    for number in rounds:
+        for name in shuffled(cases, number):
+            case = cases[name]
+            before(name)
+            begin = time.perf_counter()
+            case()
+            times.add(name, number, begin)
+    return times.medians()
 
 
 def in_words(byte_size: float) -> str:

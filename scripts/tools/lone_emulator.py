@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -19,66 +19,45 @@ from shm_backend_utils.testing.emulator.response import InferenceResponse
 
 
 class KeptAnswers:
-    """What was sent to a request."""
-
     def __init__(self) -> None:
         self.sent: list[InferenceResponse | None] = []  # none for an end without a response
         self.is_over = False  # whether the last of them was sent
         self.is_given_up = False  # whether the client has given the request up; to be set
 
     def send(self, response: InferenceResponse | None, *, is_final: bool) -> None:
-        """Keep a response."""
         self.is_over = is_final
         self.sent.append(response)
 
 
 class LoneServer:
-    """A server of one stub and no other model."""
-
     def __init__(self) -> None:
         self.metrics = MetricsRegistry()  # the metric families of the server
         self.lines: list[str] = []  # what was logged, which goes to standard error as well
         self.backend: ModuleType = backend_module(self)  # what the stub imports as ``triton_python_backend_utils``
 
     def is_executing(self) -> bool:
-        """Return that models may call others."""
         return True
 
-    def infer(self, request: InferenceRequest) -> InferenceResponse:
-        """Refuse: there is no other model."""
-        _refuse()
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise TritonModelException("this server has no other model")
 
-    def stream(self, request: InferenceRequest) -> Iterator[tuple[InferenceResponse, bool]]:
-        """Refuse as well."""
-        _refuse()
+    stream = load_model = unload_model = is_model_ready = _refuse
+
+    def infer(self, request: InferenceRequest) -> InferenceResponse:
+        self._refuse()
 
     def cancel(self, request: InferenceRequest) -> None:
         """Do nothing: no stream has begun."""
 
     def model_dir(self) -> str:
-        """Return the folder of a model that has none."""
         return ""
 
     def instance_name(self) -> str:
-        """Return the name of the one instance."""
         return "m_0_0"
 
     def log(self, level: str, message: str) -> None:
-        """Keep a line, and write it to standard error."""
         self.lines.append(message)
         print(message, file=sys.stderr, flush=True)
-
-    def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
-        """Refuse."""
-        _refuse()
-
-    def unload_model(self, name: str, *, with_dependents: bool) -> None:
-        """Refuse."""
-        _refuse()
-
-    def is_model_ready(self, name: str, version: str) -> bool:
-        """Refuse."""
-        _refuse()
 
 
 def deliver_alone(
@@ -101,7 +80,3 @@ def deliver_alone(
         sink=answers,
         is_cancelled=lambda: answers.is_given_up,
     )
-
-
-def _refuse() -> NoReturn:
-    raise TritonModelException("this server has no other model")

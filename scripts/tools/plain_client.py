@@ -16,7 +16,6 @@ from tritonclient.utils import InferenceServerException, shared_memory
 
 
 def main() -> None:
-    """Send one request and check the answer."""
     parser = argparse.ArgumentParser(prog="scripts/plain_client", description=__doc__.partition("\n")[0])
     parser.add_argument("--url", required=True, metavar="HOST:PORT", help="gRPC address of a server, see scripts/serve")
     parser.add_argument("--batch", type=int, default=4, metavar="N", help="images; default: %(default)s")

@@ -23,17 +23,14 @@ def children(pid: int) -> list[int]:
 
 
 def command_line(pid: int) -> str:
-    """Return a process' command line."""
     return read_if_there(Path(f"/proc/{pid}/cmdline")).replace("\0", " ")
 
 
 def mappings(pid: int | str) -> list[str]:
-    """Return the lines that describe what a process has mapped."""
     return read_if_there(Path(f"/proc/{pid}/maps")).splitlines()
 
 
 def open_files(pid: int | str) -> list[str]:
-    """Return what a process' descriptors refer to."""
     targets = []
     for link in _entries(Path(f"/proc/{pid}/fd")):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -77,11 +74,9 @@ class Program:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended."""
         return self._process.poll() is None
 
     def say(self, line: str) -> None:
-        """Send it a line."""
         self._sink.write(f"{line}\n")
         self._sink.flush()
 
@@ -110,7 +105,6 @@ class Program:
         return self._status() == 0
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """End it by a signal."""
         self._process.send_signal(number)
         self._status()
 

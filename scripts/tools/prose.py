@@ -61,7 +61,6 @@ def found_in(paragraphs: list[str], pattern: str) -> list[str]:
 
 
 def main() -> int:
-    """Run the program; return its exit status."""
     parser = argparse.ArgumentParser(prog="scripts/prose", description=__doc__)
     parser.add_argument("--show", action="store_true", help="print the sentences of the documents, too")
     shows = parser.parse_args().show

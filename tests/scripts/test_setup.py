@@ -15,8 +15,7 @@ import pytest
 from scripts.tools import ROOT
 from scripts.tools.processes import children, command_line
 from scripts.tools.setup import environment as environments
-from scripts.tools.setup.environment import COMMANDS, EVERYTHING, Contents, Environment
-from scripts.tools.setup.subprocesses import StepFailedError, Subprocess
+from scripts.tools.setup.environment import COMMANDS, EVERYTHING, Contents, Environment, StepFailedError, Subprocess
 
 setup = importlib.import_module("scripts.tools.setup.__main__")
 
@@ -88,7 +87,7 @@ def test_what_failed_is_started_over(set_up: Callable[..., list[str]]) -> None:
 
 def test_what_a_step_has_started_ends_with_it() -> None:
     with Subprocess(["env", "--default-signal=INT", "sh", "-c", "sleep 10000; :"]) as step:
-        while not (begun := children(step._process.pid)):
+        while not (begun := [pid for pid in children(step._process.pid) if command_line(pid).startswith("sleep")]):
             time.sleep(0.01)
     while any(map(command_line, begun)):
         time.sleep(0.01)

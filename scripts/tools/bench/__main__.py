@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
 from rich.progress import Progress
@@ -19,11 +20,40 @@ from shm_backend_utils.errors import ShmError
 
 from ..figures import Figure
 from .bench import FULL, QUICK, Amounts, Bench, allow_many_descriptors, bench_server, describe
-from .groups import GROUPS, WITH_OTHER_CLIENT
+from .groups.growth import growth, registered, sealed
+from .groups.modes import batches, forwarding, streams
+from .groups.own_time import functions, infer_time, own_time
+from .groups.round_trips import latency, round_trips
+from .groups.stock import compat, infer_beside_stock, other_client, plain_clients
+from .groups.throughput import concurrency, throughput, uploads
 from .pictures import PICTURES
-from .reports import Reports, table_of
-from .runs import ReportError, Run
+from .reports import ReportError, Reports, Run, table_of
 from .ways import OTHER_CLIENT, has_other_client
+
+GROUPS: Final[Mapping[str, Callable[[Bench], list[Figure]]]] = {
+    "path": round_trips,
+    "own-time": own_time,
+    "client": infer_time,
+    "sealed": sealed,
+    "stock": infer_beside_stock,
+    "plain": plain_clients,
+    "throughput": throughput,
+    "uploads": uploads,
+    "other-client": other_client,
+    "compat": compat,
+    "batch": batches,
+    "forward": forwarding,
+    "registered": registered,
+    "stream": streams,
+    "growth": growth,
+    "functions": functions,
+    "concurrency": concurrency,
+    "latency": latency,
+}
+"""The groups by the names that ``--only`` knows. Those of the pictures come last: large tensors grow Triton's pools."""
+
+WITH_OTHER_CLIENT: Final = ("other-client", "compat")
+"""Those that are of triton-shm-client, and so need it."""
 
 
 def main() -> int:
@@ -39,7 +69,6 @@ def main() -> int:
     parser.add_argument(
         "--requests", type=positive, help=f"how many requests at random to send (default: {FULL.requests:,})"
     )
-    parser.add_argument("--functions", action="store_true", help="print the functions that are counted")
     arguments = parser.parse_args()
     return exit_status(lambda: _run(arguments), ReportError, ShmError, InferenceServerException)
 
@@ -48,7 +77,7 @@ def _run(arguments: argparse.Namespace) -> int:
     reports = Reports(arguments.json, arguments.document, arguments.plot)
     reports.check()
     groups = groups_to_measure(arguments.only, draws=arguments.plot is not None)
-    found = _measured(groups, _amounts(arguments), shows_functions=arguments.functions)
+    found = _measured(groups, _amounts(arguments))
     Console().print(table_of(found.figures))
     reports.write(found)
     return 0
@@ -76,12 +105,12 @@ def groups_to_measure(only: Sequence[str] | None, *, draws: bool) -> list[str]:
     return [group for group in groups if group not in missing]
 
 
-def _measured(groups: list[str], amounts: Amounts, *, shows_functions: bool) -> Run:
+def _measured(groups: list[str], amounts: Amounts) -> Run:
     allow_many_descriptors()
     warnings.simplefilter("ignore", CopyWarning)  # what is copied here is what is measured
     figures: list[Figure] = []
     with Progress(console=Console(stderr=True), transient=True) as progress, bench_server() as server:
-        bench = Bench(server, amounts, progress, shows_functions=shows_functions)
+        bench = Bench(server, amounts, progress)
         with bench.plain_client() as plain:
             machine = describe(plain)
         if amounts.largest_bytes != FULL.largest_bytes:

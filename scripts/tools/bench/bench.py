@@ -28,13 +28,16 @@ from shm_backend_utils.memory.segment import SEALED_LINK
 from shm_backend_utils.memory.shared_file import DEV_SHM
 from shm_backend_utils.server import EmbeddedServer
 
-from ..figures import Figure
+from ..figures import Figure, medians_ms
 from ..processes import children
-from .runs import Curves
 
 _MODELS: Final = Path(__file__).resolve().parent / "models"
 _SAMPLE_MODELS: Final = ("identity", "multiply")
-_CODE: Final = {"timed_identity_8": "timed_identity", "trusting_identity": "identity"}
+_CODE: Final = {
+    "timed_identity_8": "timed_identity",
+    "trusting_identity": "identity",
+    "bare_multiply_tmpfs": "bare_multiply",
+}
 """Models that are another one with another configuration. No links: archives do not carry those to folders."""
 
 
@@ -51,19 +54,12 @@ def bench_server() -> AbstractContextManager[EmbeddedServer]:
     return temporary_server("bench", provide, numpy="own")
 
 
-def stubs_of(server: EmbeddedServer) -> list[int]:
-    return children(server.pid)
-
-
 @contextmanager
 def models_on_a_core_of_their_own(server: EmbeddedServer) -> Iterator[None]:
-    """Keep the server's stub processes on one core, and the server and this process off it. Needs two cores.
-
-    The models' caches are nobody else's then.
-    """
+    """Keep the server's stubs on one core, and the server and this process off it, so that the caches are theirs."""
     everywhere = os.sched_getaffinity(0)
     core = max(everywhere)
-    stubs = stubs_of(server)
+    stubs = children(server.pid)
     others = [server.pid, os.getpid()]
     try:
         for pid in stubs:
@@ -139,25 +135,19 @@ AsyncCases = Mapping[str, Callable[[], Awaitable[object]]]
 WARM_UP_ROUNDS: Final = 20
 
 
-class Medians(dict[str, float]):
-    """Median time of each case, in milliseconds."""
-
+class Medians(dict[str, float]):  # in milliseconds, by case
     def ratio(self, name: str, one: str, other: str, unit: str, **limits: float | None) -> Figure:
-        """Return what one case takes over what another one does, as a figure of this name."""
         return Figure(name, self[one] / self[other], unit, f"{self[one]:.3f} ms / {self[other]:.3f} ms", **limits)
 
 
 class Bench:
     """A server to measure against, how often to, and all medians by what was measured."""
 
-    def __init__(
-        self, server: EmbeddedServer, amounts: Amounts, progress: Progress, *, shows_functions: bool = False
-    ) -> None:
+    def __init__(self, server: EmbeddedServer, amounts: Amounts, progress: Progress) -> None:
         self.server = server
         self.amounts = amounts
-        self.shows_functions = shows_functions
         self.medians: dict[str, Medians] = {}
-        self.curves = Curves()
+        self.curves: dict[str, dict[str, dict[str, dict[int, float]]]] = {}  # by picture, panel and line
         self._progress = progress
 
     @property
@@ -165,7 +155,6 @@ class Bench:
         return {"grpc": self.server.grpc_url, "http": f"http://{self.server.http_url}"}
 
     def plain_client(self, protocol: str = "grpc") -> Any:
-        """Return tritonclient's client, a context manager."""
         if protocol == "grpc":
             return tritonclient.grpc.InferenceServerClient(self.server.grpc_url)
         return tritonclient.http.InferenceServerClient(self.server.http_url)
@@ -194,17 +183,17 @@ class Bench:
             yield number - first
 
     def measure(
-        self, what: str, cases: Cases, rounds: int | None = None, *, warm_up_rounds: int | None = None
+        self,
+        what: str,
+        cases: Cases,
+        rounds: int | None = None,
+        *,
+        warm_up_rounds: int | None = None,
+        before: Callable[[str], object] = lambda case: None,
     ) -> Medians:
-        """Run every case once per round, so that whatever the machine does meanwhile hits all alike."""
-        times = Times(cases)
-        for number in self.rounds_with_warm_up(what, rounds, warm_up_rounds):
-            for name in shuffled(cases, number):
-                case = cases[name]
-                begin = time.perf_counter()
-                case()
-                times.add(name, number, begin)
-        return self._medians(what, times)
+        numbers = self.rounds_with_warm_up(what, rounds, warm_up_rounds)
+        medians = self.medians[what] = Medians(medians_ms(cases, numbers, before))
+        return medians
 
     async def measure_async(self, what: str, cases: AsyncCases, rounds: int | None = None) -> Medians:
         times = Times(cases)
@@ -214,11 +203,12 @@ class Bench:
                 begin = time.perf_counter()
                 await case()
                 times.add(name, number, begin)
-        return self._medians(what, times)
-
-    def _medians(self, what: str, times: Times) -> Medians:
         medians = self.medians[what] = Medians(times.medians())
         return medians
+
+    def add_point(self, picture: str, panel: str, line: str, x: int, y: float) -> None:
+        """Keep a point of a group's picture and of a panel of it; both numbers are above 0."""
+        self.curves.setdefault(picture, {}).setdefault(panel, {}).setdefault(line, {})[x] = y
 
 
 def allow_many_descriptors() -> None:

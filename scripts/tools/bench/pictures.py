@@ -20,14 +20,12 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from ..figures import in_words
-from .runs import Curves
 
 WIDTH_INCHES: Final = 8.0
 """800 pixels at the 100 dots per inch that the sizes of fonts are meant for."""
 
 INK: Final = "#1f2933"
 FAINT: Final = "#52606d"
-GRID: Final = "#d9dee3"
 
 RC: Final[Mapping[str, Any]] = {
     "axes.axisbelow": True,
@@ -36,17 +34,13 @@ RC: Final[Mapping[str, Any]] = {
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlesize": 10.5,
-    "axes.labelsize": 9.5,
-    "figure.facecolor": "white",
     "font.family": "DejaVu Sans",  # comes with matplotlib: the same letters everywhere
     "font.size": 9.5,
-    "grid.color": GRID,
+    "grid.color": "#d9dee3",
     "grid.linewidth": 0.7,
     "legend.frameon": False,
-    "legend.fontsize": 9.5,
     "lines.linewidth": 1.7,
     "lines.markersize": 5.0,
-    "savefig.facecolor": "white",
     "svg.fonttype": "path",
     "svg.hashsalt": "shm_backend_utils",  # the same names of clip paths every time
     "text.color": INK,
@@ -61,31 +55,24 @@ _STEPS: Final = (1, 2, 5)
 _PANEL: Final = re.compile(r"(\w+), (\d+) bytes")
 
 
-class Line(NamedTuple):
-    label: str
-    color: str
-    marker: str
-    dashes: str = "-"
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {"label": self.label, "color": self.color, "marker": self.marker, "linestyle": self.dashes}
+def _line(label: str, color: str, marker: str, dashes: str = "-") -> dict[str, Any]:
+    return {"label": label, "color": color, "marker": marker, "linestyle": dashes}
 
 
-_OURS: Final = Line("ShmClient.infer", "#0072B2", "s")
-_STOCK: Final = Line("tritonclient, in band", "#D55E00", "X", "--")
+_OURS: Final = _line("ShmClient.infer", "#0072B2", "s")
+_STOCK: Final = _line("tritonclient, in band", "#D55E00", "X", "--")
 
-LINES: Final[Mapping[str, Line]] = {
-    "in place": Line("ShmClient.prepare, in place", "#009E73", "o"),
-    "direct": Line("ShmClient.infer, direct", "#0072B2", "s"),
-    "triton-shm": Line("ShmClient.infer, triton-shm", "#56B4E9", "^"),
-    "inline": Line("ShmClient.infer, inline", "#E69F00", "D"),
+LINES: Final[Mapping[str, dict[str, Any]]] = {
+    "in place": _line("ShmClient.prepare, in place", "#009E73", "o"),
+    "direct": _line("ShmClient.infer, direct", "#0072B2", "s"),
+    "triton-shm": _line("ShmClient.infer, triton-shm", "#56B4E9", "^"),
+    "inline": _line("ShmClient.infer, inline", "#E69F00", "D"),
     "ours": _OURS,
     "stock": _STOCK,
     "stock in band": _STOCK,
-    "stock triton shm": Line("tritonclient, Triton's shared memory", "#CC79A7", "v", "--"),
-    "triton-shm-client": Line("triton-shm-client", "#6B4C9A", "P", "-."),
-    "empty": Line("an empty request", "#000000", "", ":"),
+    "stock triton shm": _line("tritonclient, Triton's shared memory", "#CC79A7", "v", "--"),
+    "triton-shm-client": _line("triton-shm-client", "#6B4C9A", "P", "-."),
+    "empty": _line("an empty request", "#000000", "", ":"),
 }
 """By the names that the curves have."""
 
@@ -104,9 +91,10 @@ class Drawing(NamedTuple):
     content: bytes
 
 
-def begin(title: str, machine: Mapping[str, str], panels_inches: float, legend_rows: int) -> Figure:
+def _begin(title: str, machine: Mapping[str, str], panels: Panels, panels_inches: float, columns: int) -> Figure:
     """Return a figure with its title and a line about the machine, with room for panels and, below, for a legend."""
-    legend_inches = _ROW_INCHES * legend_rows + 0.1
+    lines = {name for panel in panels.values() for name in panel}
+    legend_inches = _ROW_INCHES * -(-len(lines) // columns) + 0.1
     height = _TITLE_INCHES + panels_inches + legend_inches
     bottom, top = legend_inches / height, 1 - _TITLE_INCHES / height
     layout = ConstrainedLayoutEngine(rect=(0.008, bottom, 0.984, top - bottom), wspace=0.04)
@@ -117,18 +105,26 @@ def begin(title: str, machine: Mapping[str, str], panels_inches: float, legend_r
 
 
 def _about(machine: Mapping[str, str]) -> str:
-    cores = machine.get("cores", "")
+    cores = machine["cores"]
     words = [
-        f"{machine.get('processor', '')}, {cores} core{'s' if cores != '1' else ''}" if cores else "",
-        *(f"{name} {machine[name]}" for name in ("Triton", "Python", "NumPy") if name in machine),
-        machine.get("date", ""),
+        f"{machine['processor']}, {cores} core{'s' if cores != '1' else ''}",
+        *(f"{name} {machine[name]}" for name in ("Triton", "Python", "NumPy")),
+        machine["date"],
         machine.get("run", ""),
     ]
     return "  ·  ".join(word for word in words if word)
 
 
-def legend_below(figure: Figure, axes: Iterable[Axes], columns: int) -> None:
-    """Name every line of all panels once, below them."""
+def _plot(axes: Axes, curves: Mapping[str, Mapping[int, float]]) -> None:
+    for name, points in curves.items():
+        axes.plot(*zip(*sorted(points.items()), strict=True), **LINES[name])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.grid(visible=True)
+
+
+def _end(figure: Figure, axes: Iterable[Axes], columns: int) -> Figure:
+    """Name every line of all panels once, below them; return the figure."""
     named: dict[str, Any] = {}
     for each in axes:
         for handle, label in zip(*each.get_legend_handles_labels(), strict=True):
@@ -137,28 +133,22 @@ def legend_below(figure: Figure, axes: Iterable[Axes], columns: int) -> None:
         named.values(), named, loc="lower center", ncols=columns, handlelength=3.2, columnspacing=1.6
     )
     legend.set_in_layout(False)  # it has its place already
+    return figure
 
 
 def _draw_latency(title: str, panels: Panels, machine: Mapping[str, str]) -> Figure:
-    lines = {name for panel in panels.values() for name in panel}
-    figure = begin(title, machine, 4.0, -(-len(lines) // 2))
+    figure = _begin(title, machine, panels, 4.0, 2)
     milliseconds = [y for panel in panels.values() for points in panel.values() for y in points.values()]
     all_axes = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
     for axes, (panel, curves) in zip(all_axes, panels.items(), strict=True):
-        for name, points in curves.items():
-            axes.plot(*zip(*sorted(points.items()), strict=True), **LINES[name].options)
-        axes.set_title(_PROTOCOLS[panel])
-        axes.set(xscale="log", yscale="log", xlabel="size of the tensor")
+        axes.set(title=_PROTOCOLS[panel], xscale="log", yscale="log", xlabel="size of the tensor")
+        _plot(axes, curves)
         axes.xaxis.set_major_locator(FixedLocator([64, 2**12, 2**18, 2**24, 2**30]))
-        axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: in_words(x)))
         axes.yaxis.set_major_locator(LogLocator(10, _STEPS))
-        axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,g} ms"))
-        axes.grid(visible=True)
     all_axes[0].set_ylim(_limits(milliseconds))
-    legend_below(figure, all_axes, 2)
-    return figure
+    return _end(figure, all_axes, 2)
 
 
 def _limits(values: Sequence[float]) -> tuple[float, float]:
@@ -173,28 +163,22 @@ def _draw_concurrency(title: str, panels: Panels, machine: Mapping[str, str]) ->
     kinds = {panel: (each[1], in_words(int(each[2]))) for panel, each in found.items() if each}
     rows = list(dict.fromkeys(who for who, _ in kinds.values()))
     columns = list(dict.fromkeys(size for _, size in kinds.values()))
-    lines = {name for panel in panels.values() for name in panel}
-    figure = begin(title, machine, 2.35 * len(rows), -(-len(lines) // 3))
+    figure = _begin(title, machine, panels, 2.35 * len(rows), 3)
     grid = figure.subplots(len(rows), len(columns), squeeze=False)
     for panel, (who, size) in kinds.items():
         axes = grid[rows.index(who)][columns.index(size)]
-        for name, points in panels[panel].items():
-            axes.plot(*zip(*sorted(points.items()), strict=True), **LINES[name].options)
-        callers = sorted({x for points in panels[panel].values() for x in points})
-        axes.set_title(f"{who}, tensors around {size}")
+        axes.set(title=f"{who}, tensors around {size}", xlabel=who)
         axes.set_xscale("log", base=2)
+        _plot(axes, panels[panel])
+        callers = sorted({x for points in panels[panel].values() for x in points})
         axes.set_ylim(0, 1.08 * max(y for points in panels[panel].values() for y in points.values()))
         axes.xaxis.set_major_locator(FixedLocator(callers))
-        axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,g}"))
-        axes.set_xlabel(who)
-        axes.grid(visible=True)
     for axes in grid[:, 0]:
         axes.set_ylabel("calls per second")
-    legend_below(figure, grid.flat, 3)
-    return figure
+    return _end(figure, grid.flat, 3)
 
 
 class Picture(NamedTuple):
@@ -222,15 +206,12 @@ PICTURES: Final[Mapping[str, Picture]] = {
 """In the order in which a reader sees them."""
 
 
-def drawings_of(curves: Curves, machine: Mapping[str, str]) -> list[Drawing]:
-    """Draw the pictures that a run has curves of."""
+def drawings_of(curves: Mapping[str, Panels], machine: Mapping[str, str]) -> list[Drawing]:
     drawings = []
-    for name, picture in PICTURES.items():
-        panels = curves.of(name)
-        if panels:
-            content = io.BytesIO()
-            with mpl.rc_context(dict(RC)):  # type: ignore[arg-type]  # names that are text, too
-                figure = picture.draw(picture.title, panels, machine)
-                figure.savefig(content, format="svg", metadata={"Date": None, "Creator": None})  # the same bytes always
-            drawings.append(Drawing(f"{name}.svg", picture.title, picture.caption, content.getvalue()))
+    for name in [name for name in PICTURES if name in curves]:
+        picture, content = PICTURES[name], io.BytesIO()
+        with mpl.rc_context(dict(RC)):  # type: ignore[arg-type]  # names that are text, too
+            figure = picture.draw(picture.title, curves[name], machine)
+            figure.savefig(content, format="svg", metadata={"Date": None, "Creator": None})  # the same bytes always
+        drawings.append(Drawing(f"{name}.svg", picture.title, picture.caption, content.getvalue()))
     return drawings

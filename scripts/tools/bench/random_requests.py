@@ -19,14 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shm_backend_utils.client import CopyWarning, Result, ShmClient
+from shm_backend_utils.dtypes import BY_NAME
 
 MODEL: Final = "varied"
-DTYPES: Final[Mapping[str, type[np.generic]]] = {
-    "UINT8": np.uint8,
-    "INT64": np.int64,
-    "FP16": np.float16,
-    "FP32": np.float32,
-}
+NUMBERS: Final = ("UINT8", "INT64", "FP16", "FP32")
 STRINGS: Final = "BYTES"
 MOST_BYTES: Final = 1 << 18
 MOST_STRINGS: Final = 40
@@ -53,8 +49,8 @@ class RandomRequests:
 
     def _send_one(self) -> None:
         chance = self._chance
-        types = chance.sample([*DTYPES, STRINGS], chance.randint(1, 3))
-        inputs = {f"X_{name}": self._strings() if name == STRINGS else self._numbers(DTYPES[name]) for name in types}
+        types = chance.sample([*NUMBERS, STRINGS], chance.randint(1, 3))
+        inputs = {f"X_{name}": self._strings() if name == STRINGS else self._numbers(name) for name in types}
         addend = chance.randrange(MOST_ADDED)
         parameters: dict[str, Any] = {"addend": addend}
         for number in range(chance.randrange(3)):
@@ -81,11 +77,10 @@ class RandomRequests:
         right = set(result) == set(expected) and all(_are_same(result[name], expected[name]) for name in expected)
         self.wrong += not right
 
-    def _numbers(self, dtype: type[np.generic]) -> Array:
+    def _numbers(self, name: str) -> Array:
         """Return up to 256 KiB, every magnitude as likely as any other."""
-        chance = self._chance
-        itemsize = np.dtype(dtype).itemsize
-        count = int(math.exp(chance.uniform(0, math.log(MOST_BYTES // itemsize))))
+        chance, dtype = self._chance, BY_NAME[name].numpy
+        count = int(math.exp(chance.uniform(0, math.log(MOST_BYTES // dtype.itemsize))))
         rows = chance.randint(1, min(count, 64))
         shape = rows, count // rows
         begin = chance.randrange(MOST_BYTES)

@@ -6,18 +6,14 @@ import asyncio
 import concurrent.futures
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Final, TypeVar
 
-import tritonclient.grpc.aio
-
 from shm_backend_utils.cli.common.rounds import shuffled
-from shm_backend_utils.client import AsyncShmClient, ShmClient
 
 from ..figures import Figure
 from .bench import Amounts, Bench
-from .ways import OURS, STOCK, Floats, RegisteredPair, Send, check, endless, in_band
+from .ways import endless
 
 Rates = dict[str, list[float]]
 """Calls per second of each case, one number for each period."""
@@ -36,10 +32,7 @@ def rates_of_threads(
     threads: int,
     amounts: Amounts,
 ) -> Rates:
-    """Have threads call each case in turn, for a period at a time; the first of each only warms up.
-
-    Each thread begins elsewhere in what is given.
-    """
+    """Have threads call each case in turn, for a period at a time; the first of each only warms up."""
     rates: Rates = {name: [] for name in cases}
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         for number in bench.shown(what, 1 + amounts.periods):
@@ -121,61 +114,3 @@ def rate_ratio(name: str, rates: Rates, unit: str, *, at_least: float) -> Figure
     ratio = statistics.median(ours / stock for ours, stock in zip(rates["ours"], rates["stock"], strict=True))
     ours, stock = (statistics.median(rates[case]) for case in ("ours", "stock"))
     return Figure(name, ratio, unit, f"{ours:,.0f} /s / {stock:,.0f} /s", at_least=at_least)
-
-
-AsyncSend = Callable[[Floats], Awaitable[None]]
-
-STOCK_IN_BAND: Final = "stock"
-"""The peer that the limits are of: tritonclient in band with a stock model."""
-STOCK_TRITON_SHM: Final = "stock triton shm"
-
-
-@contextmanager
-def for_threads(bench: Bench, most_bytes: int, threads: int) -> Iterator[Mapping[str, Send]]:
-    """Give what threads call, over gRPC. Each has regions of its own where Triton's shared memory is used."""
-    with ExitStack() as stack:
-        client = stack.enter_context(ShmClient(bench.server.grpc_url))
-        plain = stack.enter_context(bench.plain_client())
-        free = [RegisteredPair(stack, plain, "grpc", most_bytes) for _ in range(threads)]
-
-        def ours(x: Floats) -> None:
-            with client.infer(OURS, {"INPUT0": x}, outputs={"OUTPUT0": x.nbytes}) as result:
-                check(result["OUTPUT0"], x)
-
-        def stock(x: Floats) -> None:
-            check(plain.infer(STOCK, in_band(x)).as_numpy("OUTPUT0"), x)
-
-        def system_shm(x: Floats) -> None:
-            pair = free.pop()
-            pair.fill(x)
-            plain.infer(STOCK, pair.inputs, outputs=pair.outputs)
-            check(pair.received(x.shape), x)
-            free.append(pair)
-
-        yield {"ours": ours, STOCK_IN_BAND: stock, STOCK_TRITON_SHM: system_shm}
-
-
-@asynccontextmanager
-async def for_tasks(bench: Bench, most_bytes: int, tasks: int) -> AsyncIterator[Mapping[str, AsyncSend]]:
-    """Give what tasks call, over gRPC. Each has regions of its own where Triton's shared memory is used."""
-    async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(AsyncShmClient(bench.server.grpc_url))
-        plain = await stack.enter_async_context(tritonclient.grpc.aio.InferenceServerClient(bench.server.grpc_url))
-        registrar = stack.enter_context(bench.plain_client())
-        free = [RegisteredPair(stack, registrar, "grpc", most_bytes) for _ in range(tasks)]
-
-        async def ours(x: Floats) -> None:
-            with await client.infer(OURS, {"INPUT0": x}, outputs={"OUTPUT0": x.nbytes}) as result:
-                check(result["OUTPUT0"], x)
-
-        async def stock(x: Floats) -> None:
-            check((await plain.infer(STOCK, in_band(x))).as_numpy("OUTPUT0"), x)
-
-        async def system_shm(x: Floats) -> None:
-            pair = free.pop()
-            pair.fill(x)
-            await plain.infer(STOCK, pair.inputs, outputs=pair.outputs)
-            check(pair.received(x.shape), x)
-            free.append(pair)
-
-        yield {"ours": ours, STOCK_IN_BAND: stock, STOCK_TRITON_SHM: system_shm}

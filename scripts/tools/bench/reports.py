@@ -1,20 +1,36 @@
-"""What is told of a run: a table, JSON, a page of documentation and pictures."""
+"""What a run of the bench has found, and what is told of it: a table, JSON, a page of documentation and pictures."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from rich.table import Table
 from rich.text import Text
 
 from ..figures import Figure
-from .pictures import Drawing, drawings_of
-from .runs import ReportError, Run, json_of
+from .pictures import Drawing, Panels, drawings_of
+
+
+class ReportError(Exception):
+    """A report cannot be written; the message says all that a user needs."""
+
+
+class Run(NamedTuple):
+    machine: Mapping[str, str]
+    figures: list[Figure]
+    medians_ms: Mapping[str, Mapping[str, float]]  # by what was measured, and by case
+    curves: Mapping[str, Panels]  # by picture
+
+
+def as_json(figure: Figure) -> dict[str, Any]:
+    return {**asdict(figure), "held_to": figure.held_to, "holds": figure.is_held}
 
 
 @contextlib.contextmanager
@@ -42,7 +58,6 @@ machine to machine; ratios do less, those of rates and of large tensors by a fif
 def document_of(
     figures: Sequence[Figure], machine: Mapping[str, str], pictures: Sequence[tuple[Drawing, str]] = ()
 ) -> str:
-    """Return the page, in Markdown; pictures come with the links to them."""
     shown = [f"![{drawing.title}]({link})\n\n{drawing.caption}\n" for drawing, link in pictures]
     lines = [*_rows(("machine", ""), machine.items()), "", *shown, *_rows(COLUMNS, map(cells_of, figures))]
     beyond = [figure.name for figure in figures if figure.is_held is False]
@@ -99,14 +114,14 @@ class Reports(NamedTuple):
                 tempfile.TemporaryFile(dir=self.pictures).close()
 
     def write(self, run: Run) -> None:
-        """Write all of them, JSON first; ReportError where one fails."""
         for file, content in self._contents(run):
             with _told(file):
                 file.write_bytes(content)
 
     def _contents(self, run: Run) -> Iterator[tuple[Path, bytes]]:
         if self.json:
-            yield self.json, json_of(run).encode()
+            content = {**run._asdict(), "figures": [as_json(figure) for figure in run.figures]}
+            yield self.json, (json.dumps(content, indent=2) + "\n").encode()
         drawings = drawings_of(run.curves, run.machine) if self.pictures else []
         for drawing in drawings:
             yield Path(self.pictures or "", drawing.file), drawing.content

@@ -11,19 +11,19 @@ import importlib.util
 import itertools
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, closing, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, asynccontextmanager, closing, contextmanager
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import tritonclient.grpc
+import tritonclient.grpc.aio
 import tritonclient.http
 from tritonclient.utils import shared_memory
 
 from shm_backend_utils.cli.common.registered_regions import registered_region
-from shm_backend_utils.client import ShmClient
+from shm_backend_utils.client import AsyncShmClient, ShmClient
 from shm_backend_utils.client.options import PathName
 
 from .bench import Bench
@@ -47,22 +47,18 @@ class Upload(NamedTuple):
     sums: Floats
 
 
-def repeated(byte_size: int) -> list[Floats]:
-    generator = np.random.default_rng(_SEED)
-    return [generator.random(byte_size // 4, np.float32) for _ in range(_COUNT)]
-
-
 def varying(byte_size: int) -> list[Floats]:
     """Return arrays of different lengths, so many bytes in the middle: from half of it to half as much again."""
     generator = np.random.default_rng(_SEED)
     return [generator.random(length, np.float32) for length in generator.permutation(_lengths(byte_size))]
 
 
-def uploads_of(byte_size: int) -> list[Upload]:
-    """Return arrays of rows, no two of one shape, of as many bytes as those of :func:`varying`.
+def most_bytes(arrays: list[Floats]) -> int:
+    return max(x.nbytes for x in arrays)
 
-    Their numbers are small and whole, so that the sums are exact in whatever order they are added.
-    """
+
+def uploads_of(byte_size: int) -> list[Upload]:
+    """Return arrays of rows, no two of one shape, as large as those of :func:`varying`; their sums are exact."""
     generator = np.random.default_rng(_SEED)
     shapes = [(rows, length // rows) for length, rows in zip(_lengths(byte_size), itertools.cycle(_ROWS), strict=False)]
     arrays = [generator.integers(0, 4, shape).astype(np.float32) for shape in generator.permutation(shapes)]
@@ -96,10 +92,7 @@ def connect_other_client(url: str) -> Any:
 
 
 class RegisteredPair:
-    """Regions for an input and an output, registered by a client that blocks until the stack ends.
-
-    ``inputs`` and ``outputs`` are for tritonclient's ``infer``, awaited or not: what was filled in last.
-    """
+    """Regions for an input and an output, registered until the stack ends; what ``infer`` takes was filled in last."""
 
     def __init__(
         self,
@@ -110,16 +103,16 @@ class RegisteredPair:
         names: tuple[str, str] = ("INPUT0", "OUTPUT0"),
     ) -> None:
         name = f"bench-{os.getpid()}-{secrets.token_hex(4)}"
-        self._source = registered_region(stack, plain, f"{name}-in", most_bytes)
+        self.source = registered_region(stack, plain, f"{name}-in", most_bytes)
         self._target = registered_region(stack, plain, f"{name}-out", most_bytes)
         triton = tritonclient.grpc if protocol == "grpc" else tritonclient.http
         self.inputs = [triton.InferInput(names[0], [0], "FP32")]
         self.outputs = [triton.InferRequestedOutput(names[1])]
 
     def fill(self, x: Floats) -> None:
-        shared_memory.set_shared_memory_region(self._source.handle, [x])
+        shared_memory.set_shared_memory_region(self.source.handle, [x])
         self.inputs[0].set_shape(list(x.shape))
-        self.inputs[0].set_shared_memory(self._source.name, x.nbytes)
+        self.inputs[0].set_shared_memory(self.source.name, x.nbytes)
         self.outputs[0].set_shared_memory(self._target.name, x.nbytes)
 
     def received(self, shape: tuple[int, ...]) -> Floats:
@@ -134,6 +127,7 @@ STOCK: Final = "stock_identity"
 
 Send = Callable[[Floats], None]
 """Sends an array; raises AssertionError if another one comes back."""
+AsyncSend = Callable[[Floats], Awaitable[None]]
 Way = Callable[[Bench, str, int], AbstractContextManager[Send]]
 """Takes the protocol, and how many bytes an array has at most."""
 
@@ -169,24 +163,27 @@ def _in_place(bench: Bench, protocol: str, most_bytes: int) -> Iterator[Send]:
 
 
 @contextmanager
-def _in_band(bench: Bench, protocol: str, most_bytes: int) -> Iterator[Send]:
+def of_plain_client(model: str, bench: Bench, protocol: str, most_bytes: int) -> Iterator[Send]:
     with bench.plain_client(protocol) as plain:
 
         def send(x: Floats) -> None:
-            check(plain.infer(STOCK, in_band(x, protocol)).as_numpy("OUTPUT0"), x)
+            check(plain.infer(model, in_band(x, protocol)).as_numpy("OUTPUT0"), x)
 
         yield send
 
 
 @contextmanager
-def _system_shm(bench: Bench, protocol: str, most_bytes: int) -> Iterator[Send]:
+def by_system_shm(model: str, bench: Bench, protocol: str, most_bytes: int, callers: int = 1) -> Iterator[Send]:
+    """Each caller has regions of its own."""
     with bench.plain_client(protocol) as plain, ExitStack() as stack:
-        pair = RegisteredPair(stack, plain, protocol, most_bytes)
+        free = [RegisteredPair(stack, plain, protocol, most_bytes) for _ in range(callers)]
 
         def send(x: Floats) -> None:
+            pair = free.pop()
             pair.fill(x)
-            plain.infer(STOCK, pair.inputs, outputs=pair.outputs)
+            plain.infer(model, pair.inputs, outputs=pair.outputs)
             check(pair.received(x.shape), x)
+            free.append(pair)
 
         yield send
 
@@ -218,8 +215,8 @@ WAYS: Final[Mapping[str, Way]] = {
     "direct": partial(_infer, "direct"),
     "triton-shm": partial(_infer, "triton-shm"),
     "inline": partial(_infer, "inline"),
-    "stock in band": _in_band,
-    "stock triton shm": _system_shm,
+    "stock in band": partial(of_plain_client, STOCK),
+    "stock triton shm": partial(by_system_shm, STOCK),
     OTHER_CLIENT: _other_client,
     "empty": _empty,
 }
@@ -233,3 +230,44 @@ def ways_of(protocol: str) -> dict[str, Way]:
     """Return those that there are over a protocol: triton-shm-client knows only gRPC."""
     has_other = protocol == "grpc" and has_other_client()
     return {name: way for name, way in WAYS.items() if name != OTHER_CLIENT or has_other}
+
+
+COMPARED: Final = ("ours", "stock")
+"""What the limits are of: this library's client, and tritonclient in band with a stock model."""
+
+
+@contextmanager
+def for_threads(bench: Bench, protocol: str, most_bytes: int, threads: int) -> Iterator[dict[str, Send]]:
+    ways: dict[str, Way] = {
+        "ours": partial(_infer, "auto"),
+        "stock": partial(of_plain_client, STOCK),
+        "stock triton shm": partial(by_system_shm, STOCK, callers=threads),
+    }
+    with ExitStack() as stack:
+        yield {name: stack.enter_context(way(bench, protocol, most_bytes)) for name, way in ways.items()}
+
+
+@asynccontextmanager
+async def for_tasks(bench: Bench, most_bytes: int, tasks: int) -> AsyncIterator[dict[str, AsyncSend]]:
+    """Give what tasks call, over gRPC."""
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(AsyncShmClient(bench.server.grpc_url))
+        plain = await stack.enter_async_context(tritonclient.grpc.aio.InferenceServerClient(bench.server.grpc_url))
+        registrar = stack.enter_context(bench.plain_client())
+        free = [RegisteredPair(stack, registrar, "grpc", most_bytes) for _ in range(tasks)]
+
+        async def ours(x: Floats) -> None:
+            with await client.infer(OURS, {"INPUT0": x}, outputs={"OUTPUT0": x.nbytes}) as result:
+                check(result["OUTPUT0"], x)
+
+        async def stock(x: Floats) -> None:
+            check((await plain.infer(STOCK, in_band(x))).as_numpy("OUTPUT0"), x)
+
+        async def system_shm(x: Floats) -> None:
+            pair = free.pop()
+            pair.fill(x)
+            await plain.infer(STOCK, pair.inputs, outputs=pair.outputs)
+            check(pair.received(x.shape), x)
+            free.append(pair)
+
+        yield {"ours": ours, "stock": stock, "stock triton shm": system_shm}

@@ -24,8 +24,7 @@ from shm_backend_utils.errors import MachineError
 from shm_backend_utils.server import find_gpus
 
 from .. import ROOT
-from .fakes.gpu import load_fake_gpu
-from .gpu import Gpu, describe, device_name, load_gpu
+from .gpu import Gpu, describe, device_name, load_fake_gpu, load_gpu
 from .kernels import LIBRARIES
 from .measures import FULL, SMALL, Amounts
 from .processes.checks import check_processes, measure_processes

@@ -22,8 +22,10 @@ from shm_backend_utils.gpu.arrays.imported import imported
 from shm_backend_utils.gpu.errors import CudaError
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.gpu.runtime import CudaRuntime
+from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 
 from ..processes import read_if_there
+from .fakes import install_fakes
 from .kernels import Kernels, load_kernels
 from .report import CheckFailedError
 
@@ -35,8 +37,6 @@ _COUNTED: Final = ("open", "close", "pin", "unpin", "copy", "record_device", *WA
 
 @dataclass(frozen=True)
 class Gpu:
-    """CUDA in this process."""
-
     access: CudaAccess
     kernels: Kernels  # what is done on it
     is_fake: bool = False  # whether it is no GPU at all
@@ -101,11 +101,7 @@ LoadGpu = Callable[[], Gpu]
 
 
 def load_gpu(library: str) -> Gpu:
-    """Return the real GPU.
-
-    Raises MachineError: the bindings, the driver or a GPU are missing, or the driver is a fake. Raises
-    ImportError: the library is missing, or sees no GPU.
-    """
+    """Return the real GPU; MachineError if there is none, ImportError if the library is missing, or sees none."""
     access = CudaAccess()
     runtime = access.runtime
     if "fake" in device_name(0):
@@ -114,13 +110,20 @@ def load_gpu(library: str) -> Gpu:
     return Gpu(access, load_kernels(library, runtime))
 
 
+def load_fake_gpu(library: str) -> Gpu:
+    FakeDriver.load()
+    if library != "neither":
+        install_fakes()
+    access = CudaAccess()
+    return Gpu(access, load_kernels(library, access.runtime), is_fake=True)
+
+
 def device_name(device: int) -> str:
     name: bytes = _ask("cuDeviceGetName", 256, _ask("cuDeviceGet", device))
     return name.split(b"\0")[0].decode()
 
 
 def used_bytes(runtime: CudaRuntime) -> int:
-    """Return how much memory of GPU 0 is in use, by whomever."""
     with runtime.on(0):
         free, total = _ask("cuMemGetInfo")
     return int(total) - int(free)

@@ -34,7 +34,6 @@ def require(condition: bool, otherwise: str) -> None:
 def raised(
     kind: type[_Error], otherwise: str, call: Callable[..., object], *arguments: object, **named: object
 ) -> _Error:
-    """Return the error that a call raises; CheckFailedError if it raises none."""
     try:
         call(*arguments, **named)
     except kind as error:
@@ -55,19 +54,15 @@ class Outcome(NamedTuple):
 @dataclass(frozen=True)
 class Figure(common.Figure):
     group: str = ""  # the level that it was measured at; set by the report
-    binds: bool = True  # whether a figure beyond its limit fails the check
 
     def __str__(self) -> str:
         limit = "no limit"
         if self.is_held is not None:
-            binding = "" if self.binds else " (not binding here)"
-            limit = f"{self.held_to}, {'held' if self.is_held else 'NOT HELD'}{binding}"
+            limit = f"{self.held_to}, {'held' if self.is_held else 'NOT HELD'}"
         return f"{self.group}: {self.name}: {self.figure:.3g} {self.unit} ({self.basis}); {limit}"
 
 
 class Report:
-    """The outcomes, the figures, and what they were found on."""
-
     def __init__(self, title: str, machine: Mapping[str, str], folder: Path, *, is_fake: bool) -> None:
         self.outcomes: list[Outcome] = []
         self.figures: list[Figure] = []
@@ -95,15 +90,13 @@ class Report:
         self._say(f"{status}  {group}: {name}{f' ({detail})' if detail else ''}".replace("\n", " "))
 
     def measure(self, group: str, name: str, measure: Callable[[], Sequence[Figure]]) -> None:
-        """Run a check that returns figures. One beyond its limit fails it, if that binds."""
-
         def check() -> str:
             figures = [replace(figure, group=group) for figure in measure()]
             if self._is_fake:
                 self.figures += [replace(figure, at_most=None, at_least=None) for figure in figures]
                 return ""
             self.figures += figures
-            beyond = [str(figure) for figure in figures if figure.binds and figure.is_held is False]
+            beyond = [str(figure) for figure in figures if figure.is_held is False]
             require(not beyond, "; ".join(beyond))
             return str(figures[-1])
 
@@ -114,7 +107,6 @@ class Report:
         self._say(f"{what}: {value}")
 
     def finish(self) -> bool:
-        """Say what came out; return whether no check has failed."""
         self._say("", "Figures of a fake GPU, which say nothing of any GPU:" if self._is_fake else "Figures:")
         self._say(*[f"  {figure}" for figure in self.figures] or ["  none"])
         in_part = f", {self._count('PART')} rehearsed in part, as a fake goes no further" if self._is_fake else ""

@@ -13,10 +13,10 @@ import random
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from shm_backend_utils.cli.terminal import exit_status, positive
 from shm_backend_utils.testing.faults.at_hand import take_private_shm
@@ -38,7 +38,7 @@ FILES: Final = (
     "shm_backend_utils/client/paths/*.py",
     *(f"shm_backend_utils/model/{part}/*.py" for part in ("call", "mapping", "modes", "forward")),
 )
-KEPT: Final = ROOT / ".mutants" / "covering.json"
+KEPT: Final = ROOT / ".mutants" / "tests.json"
 EQUIVALENT: Final = Path(__file__).with_name("equivalent.json")
 """Mutants that nothing can tell from the library, each with its reason."""
 
@@ -50,41 +50,22 @@ def mutants_of(only: Sequence[str]) -> list[Mutant]:
     return [mutant for file in wanted for mutant in find(file, (ROOT / file).read_text())]
 
 
-def without_equivalents(mutants: Sequence[Mutant]) -> list[Mutant]:
-    """Return the mutants that are not known to be equivalent."""
-    known = equivalents()
-    return [mutant for mutant in mutants if (mutant.file, mutant.function, mutant.change) not in known]
-
-
 def chosen(arguments: argparse.Namespace) -> list[Mutant]:
-    """Return the mutants that a user has chosen; NotRunError if there are none."""
-    mutants = without_equivalents(mutants_of(arguments.only))
-    if arguments.again is not None:
-        mutants = of_report(mutants, arguments.again)
+    known, again = named_in(EQUIVALENT), None if arguments.again is None else named_in(arguments.again)
+    mutants = [mutant for mutant in mutants_of(arguments.only) if mutant.name not in known]
+    if again is not None:
+        mutants = [mutant for mutant in mutants if mutant.name in again]  # wherever it is in its function now
     if not mutants:
         raise NotRunError("no file has a mutant of those: --only takes patterns of files, --again a report")
     sample = len(mutants) if arguments.sample is None else arguments.sample
     return random.Random(arguments.seed).sample(mutants, sample) if sample < len(mutants) else mutants
 
 
-def of_report(mutants: Sequence[Mutant], report: Path) -> list[Mutant]:
-    """Return the mutants that a report of earlier names, wherever they are in their functions now."""
-    names = {(each["file"], each["function"], each["change"]) for each in json.loads(report.read_text())}
-    return [mutant for mutant in mutants if (mutant.file, mutant.function, mutant.change) in names]
-
-
-def equivalents() -> set[tuple[str, str, str]]:
-    """Return the mutants that are known to be equivalent: their files, functions and changes."""
-    return {(each["file"], each["function"], each["change"]) for each in json.loads(EQUIVALENT.read_text())}
-
-
-def line_of(mutant: Mutant, verdict: Verdict) -> str:
-    """Return what the report says of a mutant."""
-    return f"{verdict.value:>12}  {mutant.file}:{mutant.first_line}  {mutant.function}  {mutant.change}"
+def named_in(report: Path) -> set[tuple[str, str, str]]:
+    return {(each["file"], each["function"], each["change"]) for each in json.loads(report.read_text())}
 
 
 def run(mutants: Sequence[Mutant], limit_s: float, report: Path | None) -> int:
-    """Try mutants, print those that live, and return the exit status."""
     if not take_private_shm(SHM_BYTES):
         print("/dev/shm is shared with others, whose files may confuse tests: it takes root", file=sys.stderr)
     found: list[tuple[Mutant, Verdict]] = []
@@ -100,13 +81,15 @@ def run(mutants: Sequence[Mutant], limit_s: float, report: Path | None) -> int:
             verdict = try_mutant(mutant, tests, limit_s + SLOWER * expected_s, folder)
             found.append((mutant, verdict))
             if verdict in (Verdict.SURVIVED, Verdict.NOT_EXECUTED):
-                print(line_of(mutant, verdict), flush=True)
+                where = f"{mutant.file}:{mutant.first_line}  {mutant.function}"
+                print(f"{verdict.value:>12}  {where}  {mutant.change}", flush=True)
             if sys.stderr.isatty():
                 print(f"{number} of {len(mutants)}", end="\r", file=sys.stderr, flush=True)
     alive = [mutant for mutant, verdict in found if verdict in (Verdict.SURVIVED, Verdict.NOT_EXECUTED)]
     print(f"{len(found) - len(alive)} of {len(found)} mutants were killed")
     if report is not None:
-        report.write_text(json.dumps([_as_json(*each) for each in found], indent=2) + "\n")
+        content = [{**asdict(mutant), "verdict": verdict.value} for mutant, verdict in found]
+        report.write_text(json.dumps(content, indent=2) + "\n")
     return 1 if alive else 0
 
 
@@ -122,18 +105,7 @@ def check_trials(mutants: Sequence[Mutant], covering: Covering, limit_s: float, 
             return
 
 
-def _as_json(mutant: Mutant, verdict: Verdict) -> dict[str, Any]:
-    return {
-        "file": mutant.file,
-        "line": mutant.first_line,
-        "function": mutant.function,
-        "change": mutant.change,
-        "verdict": verdict.value,
-    }
-
-
 def main() -> int:
-    """Run the program; return its exit status."""
     parser = argparse.ArgumentParser(prog="scripts/mutants", description=__doc__)
     parser.add_argument("--only", action="append", default=[], metavar="GLOB", help="files; as often as you like")
     parser.add_argument("--sample", type=positive, metavar="N", help="try N of them, drawn by chance")

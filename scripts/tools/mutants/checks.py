@@ -28,8 +28,6 @@ _WAYS_OUT: Final = (ast.Raise, ast.Return, ast.Continue, ast.Break)
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One change of a module."""
-
     file: str  # below the checkout
     number: int  # of the change in its file
     function: str  # where it is, as ``__qualname__`` says
@@ -40,6 +38,10 @@ class Mutant:
     from_line: int
     change: str  # for people
 
+    @property
+    def name(self) -> tuple[str, str, str]:
+        return self.file, self.function, self.change
+
 
 def find(file: str, source: str) -> list[Mutant]:
     """Return all mutants of a file, in an order that depends on its source alone."""
@@ -49,7 +51,6 @@ def find(file: str, source: str) -> list[Mutant]:
 
 
 def mutate(mutant: Mutant, source: str) -> ast.Module:
-    """Return a module with one of its mutants' changes."""
     tree = ast.parse(source)
     _Breaker(mutant.file, wanted=mutant.number).visit(tree)
     return ast.fix_missing_locations(tree)
@@ -65,14 +66,18 @@ class _Breaker(ast.NodeTransformer):
         self._scopes: list[str] = []
         self._generators: list[int] = []  # their first lines
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        return self._scope(node)
+    def _scope(self, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
+        waits = not isinstance(node, ast.ClassDef) and any(isinstance(part, _WAITS) for part in ast.walk(node))
+        self._scopes.append(node.name)
+        if waits:
+            self._generators.append(node.lineno)
+        self.generic_visit(node)
+        if waits:
+            self._generators.pop()
+        self._scopes.pop()
+        return node
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        return self._scope(node)
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
-        return self._scope(node)
+    visit_ClassDef = visit_FunctionDef = visit_AsyncFunctionDef = _scope  # noqa: N815  # as ast has them
 
     def visit_Raise(self, node: ast.Raise) -> ast.AST:
         return ast.copy_location(ast.Pass(), node) if self._is_wanted(node, f"without `{_text(node)}`") else node
@@ -113,17 +118,6 @@ class _Breaker(ast.NodeTransformer):
                 changed.ops[index] = other()
                 if self._is_wanted(node, f"`{_text(node)}` becomes `{_text(changed)}`"):
                     return ast.copy_location(changed, node)
-        return node
-
-    def _scope(self, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
-        waits = not isinstance(node, ast.ClassDef) and any(isinstance(part, _WAITS) for part in ast.walk(node))
-        self._scopes.append(node.name)
-        if waits:
-            self._generators.append(node.lineno)
-        self.generic_visit(node)
-        if waits:
-            self._generators.pop()
-        self._scopes.pop()
         return node
 
     def _is_wanted(self, node: ast.stmt | ast.expr, change: str) -> bool:

@@ -73,5 +73,4 @@ class Recorder:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begin, as pytest's ``-p`` has named this module."""
     config.pluginmanager.register(Recorder(config.rootpath, Path(os.environ[OUTPUT])))

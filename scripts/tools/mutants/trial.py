@@ -31,8 +31,6 @@ _HANGS_AFTER_S: Final = 20  # of one test
 
 
 class Verdict(Enum):
-    """What became of a mutant."""
-
     KILLED = "killed"
     TIMED_OUT = "timed out"
     SURVIVED = "survived"
@@ -40,7 +38,6 @@ class Verdict(Enum):
 
 
 def try_mutant(mutant: Mutant, tests: list[str], limit_s: float, folder: Path) -> Verdict:
-    """Run tests against a mutant until one fails."""
     if not tests:
         return Verdict.NOT_EXECUTED
     before = set(DEV_SHM.iterdir())
@@ -62,7 +59,6 @@ def try_mutant(mutant: Mutant, tests: list[str], limit_s: float, folder: Path) -
 
 
 def _kill_all_of(pid: int) -> None:
-    """Kill the process and what it has started, which is one group."""
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:
         try:
@@ -83,7 +79,6 @@ def _remove(path: Path) -> None:
 
 
 def _run(mutant: Mutant, tests: list[str], folder: Path) -> None:
-    """Run the tests, in the child. Never returns."""
     status = 1
     try:
         os.setpgid(0, 0)

@@ -21,10 +21,7 @@ _SUMS: Final = "SHA256SUMS"
 
 
 def release(repository: Path, dist: Path) -> int:
-    """Put the distributions into a folder, in the place of others; return the exit status.
-
-    Raises BuildError: they cannot be built, or the folder has something else, which is left as it is.
-    """
+    """Put the distributions into a folder, in the place of others, but of nothing else; return the exit status."""
     check_nothing_else_is_in(dist)
     folder = Path(tempfile.mkdtemp(prefix="shm-backend-utils-release-"))
     try:
@@ -63,19 +60,14 @@ def check_nothing_else_is_in(dist: Path) -> None:
 def _built_twice(repository: Path, folder: Path) -> tuple[Path, Path]:
     """Return the wheel and the source distribution, out of which the same wheel is built, elsewhere and later."""
     seconds = export(repository, folder / "checkout")
-    sdist, wheel = sorted(build(folder / "checkout", folder / "first", ("sdist", "wheel"), seconds), key=_is_wheel)
+    wheel, sdist = build(folder / "checkout", folder / "first", ("sdist", "wheel"), seconds)
     (again,) = build(unpack(sdist, folder / "unpacked"), folder / "second", ("wheel",), seconds, umask=0o077)
     if wheel.read_bytes() != again.read_bytes():
         raise BuildError("the wheel that is built of the source distribution is not the wheel of the checkout")
     return wheel, sdist
 
 
-def _is_wheel(file: Path) -> bool:
-    return file.suffix == ".whl"
-
-
 def main() -> int:
-    """Run the program; return its exit status."""
     parser = argparse.ArgumentParser(prog="scripts/release", description=__doc__)
     parser.add_argument(
         "--dist",

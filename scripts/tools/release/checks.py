@@ -19,7 +19,6 @@ _MARKERS: Final = {
     "triton_python_backend_utils-stubs/__init__.pyi",
     "c_python_backend_utils-stubs/__init__.pyi",
 }
-_SAME_CODE: Final = {"timed_identity_8", "trusting_identity"}  # another model's, which is put there with its server
 _FIELDS: Final = (
     "Name",
     "Summary",
@@ -40,14 +39,12 @@ def export(repository: Path, folder: Path) -> str:
     folder.mkdir(parents=True)
     archive = subprocess.run(["git", "archive", "HEAD"], cwd=repository, stdout=subprocess.PIPE, check=True).stdout
     subprocess.run(["tar", "--extract", "--no-same-permissions", "--directory", str(folder)], input=archive, check=True)
-    return _told(["git", "log", "-1", "--format=%ct"], repository).strip()
+    command = ["git", "log", "-1", "--format=%ct"]
+    return subprocess.run(command, cwd=repository, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
 
 def build(source: Path, folder: Path, targets: tuple[str, ...], seconds: str, umask: int = 0o022) -> list[Path]:
-    """Build distributions out of a folder, and return their files.
-
-    Raises BuildError: with what the builder had to say.
-    """
+    """Build distributions out of a folder, and return their files; BuildError with what the builder had to say."""
     options = [word for target in targets for word in ("-t", target)]
     command = [sys.executable, "-m", "hatchling", "build", "-d", str(folder), *options]
     environment = {**os.environ, "SOURCE_DATE_EPOCH": seconds}
@@ -60,32 +57,26 @@ def build(source: Path, folder: Path, targets: tuple[str, ...], seconds: str, um
 
 
 def unpack(sdist: Path, folder: Path) -> Path:
-    """Unpack a source distribution, and return the folder in it."""
     with tarfile.open(sdist) as archive:
         archive.extractall(folder, filter="data")
     (inside,) = folder.iterdir()
     return inside
 
 
-def _told(command: list[str], folder: Path) -> str:
-    return subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True).stdout
-
-
 def findings_in_wheel(wheel: Path, version: str) -> list[str]:
-    """Return what is wrong with a wheel's files and metadata; nothing if all is right."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         (metadata_file,) = [name for name in names if name.endswith(".dist-info/METADATA")]
         metadata = email.message_from_bytes(archive.read(metadata_file))
-    roots = {name.split("/")[0] for name in names}
-    findings = [f"{root} is in the wheel, and is none of its packages" for root in sorted(_strange(roots))]
+    strange = {root for name in names if not (root := name.split("/")[0]).endswith(".dist-info")} - _PACKAGES
+    findings = [f"{root} is in the wheel, and is none of its packages" for root in sorted(strange)]
     findings += [f"{name} is missing in the wheel" for name in sorted(_MARKERS - set(names))]
     findings += [f"{name} has no place in a wheel" for name in names if "__pycache__" in name]
     models = {name.rpartition("/")[0] for name in names if name.endswith("/config.pbtxt")}
     findings += [
         f"the model {model} has no code in the wheel"
         for model in sorted(models)
-        if f"{model}/1/model.py" not in names and not _is_ensemble(model) and Path(model).name not in _SAME_CODE
+        if f"{model}/1/model.py" not in names and not Path(model).name.startswith("ensemble_")
     ]
     if not models:
         findings.append("there are no models in the wheel")
@@ -111,11 +102,3 @@ def findings_of_smoke_test(wheel: Path) -> list[str]:
         command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {folder!r}); {_SMOKE_TEST}"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     return [f"the wheel's package fails: {done.stderr.strip().splitlines()[-1]}"] if done.returncode != 0 else []
-
-
-def _strange(roots: set[str]) -> set[str]:
-    return {root for root in roots - _PACKAGES if not root.endswith(".dist-info")}
-
-
-def _is_ensemble(model: str) -> bool:
-    return Path(model).name.startswith("ensemble_")

@@ -13,8 +13,15 @@ import signal
 import sys
 
 from .. import ROOT
-from .environment import COMMANDS, EVERYTHING, EVERYTHING_WITH_NUMPY_1, Contents, Environment
-from .subprocesses import StepFailedError, Subprocess
+from .environment import (
+    COMMANDS,
+    EVERYTHING,
+    EVERYTHING_WITH_NUMPY_1,
+    Contents,
+    Environment,
+    StepFailedError,
+    Subprocess,
+)
 
 INSTALL_SERVER = "scripts.tools.setup.install_server"
 
@@ -63,7 +70,6 @@ def end(number: int, _: object) -> None:
 
 
 def main() -> int:
-    """Run the program; return its exit status."""
     parser = argparse.ArgumentParser(prog="scripts/setup", description="Set up the checkout.")
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument(

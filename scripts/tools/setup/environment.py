@@ -1,24 +1,59 @@
-"""A virtual environment in the checkout, and what can be in it. Standard library only."""
+"""A virtual environment in the checkout, what can be in it, and the programs that make it. Standard library only."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import importlib.util
+import os
 import re
+import signal
+import subprocess
 import sys
+import tempfile
 import venv
 from dataclasses import dataclass
 from typing import Final
 
 from .. import ROOT
-from .subprocesses import StepFailedError, run
+
+
+class StepFailedError(Exception):
+    """A step of the setup failed; the message is what the command that failed had to say."""
+
+
+class Subprocess:
+    """A program that runs. A context manager, which ends it, as Ctrl-C does, with all that it has started."""
+
+    def __init__(self, words: list[str]) -> None:
+        self._name = words[0]
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed in __exit__
+        self._process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=self._errors, start_new_session=True)
+
+    def finish(self) -> None:
+        """Wait for its end; raise StepFailedError with its standard error if it failed."""
+        if self._process.wait() != 0:
+            self._errors.seek(0)
+            told = self._errors.read().strip()
+            raise StepFailedError(told or f"{self._name} failed with status {self._process.returncode}")
+
+    def __enter__(self) -> Subprocess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGINT)
+            self._process.wait()
+        self._errors.close()
+
+
+def run(words: list[str]) -> None:
+    with Subprocess(words) as process:
+        process.finish()
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What an environment is for."""
-
     extras: str  # those of this distribution, which is installed as it lies in the checkout
     requirements: tuple[str, ...] = ()  # further ones
     alone: tuple[str, ...] = ()  # requirements that are installed without what they require in turn
@@ -61,7 +96,6 @@ class Environment:
         self._stamp = self.folder / "made-by-scripts-setup"
 
     def has(self, contents: Contents) -> bool:
-        """Return whether it was made for this, as that is now."""
         return self._stamp.is_file() and contents.fingerprint() in self._stamp.read_text().splitlines()
 
     def stamp(self, contents: Contents) -> None:
@@ -69,11 +103,7 @@ class Environment:
         self._stamp.write_text("".join(f"{each.fingerprint()}\n" for each in (contents, *contents.includes)))
 
     def create(self) -> None:
-        """Make it anew, with a new pip and nothing else.
-
-        Raises StepFailedError: it is a link: what it leads to may be another checkout's, and stays as it is. Or it
-        cannot be made.
-        """
+        """Make it anew, with a new pip and nothing else; a link stays, as it may lead to another checkout's."""
         if self.folder.is_symlink():
             raise StepFailedError(
                 f"{self.folder} is a link to {self.folder.resolve()}, and making it anew would empty that folder: "

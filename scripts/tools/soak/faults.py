@@ -28,10 +28,7 @@ REFUSALS: Final = (MemoryRefusedError.__name__, PathUnavailableError.__name__)
 
 
 class Saboteur:
-    """Deals faults from a shuffled deck, so that a run of any length gets them in the intended proportion.
-
-    The first faults are those of which a short run, too, must have had one each.
-    """
+    """Deals faults from a shuffled deck; of the first ones a short run, too, must have had one each."""
 
     def __init__(self, server: SoakServer, chance: random.Random, tally: Tally, cannot: Mapping[str, str]) -> None:
         self._server = server
@@ -54,12 +51,10 @@ class Saboteur:
         ]
 
     def new_client(self) -> ClientProcess:
-        """Start a client."""
         self.made.append(ClientProcess(self._server.urls, self._chance.getrandbits(32), self._tally))
         return self.made[-1]
 
     def strike(self) -> None:
-        """Do the next fault."""
         if not self._deck:
             self._deck = self._chance.sample(self._faults, len(self._faults))
         self._deck.pop()()

@@ -41,8 +41,6 @@ def impossible(has_private_shm: bool) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Report:
-    """What a run found."""
-
     seed: int
     seconds: float
     failures: Mapping[str, int]  # what must be zero
@@ -53,12 +51,10 @@ class Report:
         return not any(self.failures.values())
 
     def as_json(self) -> dict[str, Any]:
-        """Return the whole report."""
         whole = {"good": self.is_good, "seed": self.seed, "seconds": round(self.seconds, 1)}
         return {**whole, "failures": self.failures, **self.sections}
 
     def show(self, console: Console) -> None:
-        """Print it as a table."""
         table = Table("what", "which", "count", title=f"soak: {self.seconds:.0f} s, seed {self.seed}")
         for section, found in self.sections.items():
             for name, value in found.items():
@@ -76,7 +72,6 @@ def _text(value: object) -> str:
 
 
 def soak_report(seed: int, seconds: float, tally: Tally, cannot: Mapping[str, str]) -> Report:
-    """Report what was counted."""
     groups = tally.groups()
     counted, requests = groups.pop("done", {}), groups.pop("requests", {})
     done = {word: counted.get(word, 0) for word in WORDS}

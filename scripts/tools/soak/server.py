@@ -42,8 +42,6 @@ ALLOWED_UID: Final = 20_001
 
 
 class SoakServer(MortalServer):
-    """A server whose dead models are brought back."""
-
     def __init__(self, folder: Path, tally: Tally) -> None:
         self._tally = tally
         self._folder = folder / "models"
@@ -62,14 +60,12 @@ class SoakServer(MortalServer):
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not exited."""
         try:
             return self.server.pid > 0
         except ClosedError:
             return False
 
     def stubs(self, model: str = "") -> list[int]:
-        """Return the processes that execute a model, or any model."""
         word = f"/models/{model}/" if model else "/models/"
         try:
             return [pid for pid in children(self.server.pid) if word in command_line(pid)]
@@ -114,7 +110,6 @@ class SoakServer(MortalServer):
         return dead
 
     def restart(self) -> None:
-        """Kill it and start it again."""
         self.kill()
         self.come_back()
 

@@ -49,8 +49,6 @@ def crashed_in_frontends(log: str) -> bool:
 
 
 class Soak:
-    """One run."""
-
     def __init__(self, seed: int, client_count: int, has_private_shm: bool, folder: Path) -> None:
         self._seed = seed
         self._client_count = client_count

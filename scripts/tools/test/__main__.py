@@ -39,7 +39,6 @@ NEEDED_SHM_BYTES: Final = 2 << 30
 
 
 def parsed() -> tuple[argparse.Namespace, list[str]]:
-    """Return our own options, and pytest's."""
     parser = argparse.ArgumentParser(prog="scripts/test", description=__doc__, allow_abbrev=False)
     parser.add_argument("--all", action="store_true", help="every test there is, also what takes long")
     servers = parser.add_mutually_exclusive_group()
@@ -65,10 +64,7 @@ def without_room() -> str | None:
 
 
 def set_up(python: str | None, *, numpy1: bool) -> Environment:
-    """Make an environment, unless it is there.
-
-    Raises CalledProcessError: it cannot be made, and the setup has said why.
-    """
+    """Make an environment, unless it is there; CalledProcessError if it cannot be made, and the setup has said why."""
     options = [*(["--python", python] if python else []), *(["--numpy1"] if numpy1 else [])]
     with started([str(ROOT / "scripts" / "setup"), *options]) as setup:
         if setup.wait():
@@ -77,10 +73,7 @@ def set_up(python: str | None, *, numpy1: bool) -> Environment:
 
 
 def on_newest(environment: Environment, python: str | None) -> Environment | None:
-    """Return an environment with the newest server, and tell which one it is; None if there is none, which is told.
-
-    Raises MachineError: what there is is no server, or does not run here.
-    """
+    """Return an environment with the newest server, and print which one it is; None if there is none."""
     folder = find_newest(python)
     if folder is None:
         print(f"=== not run on a newer Triton: {WHERE} ===", flush=True)
@@ -96,11 +89,7 @@ def listed(file: Path) -> list[str]:
 
 
 def run(chosen: argparse.Namespace, for_pytest: list[str]) -> int:
-    """Run what was chosen, each part with its Python, NumPy and server; return the exit status.
-
-    Raises MachineError: there is something wrong with a server. Raises CalledProcessError: an environment cannot
-    be made, and the setup has said why. Raises KeyboardInterrupt: ctrl-C. All that was started has ended.
-    """
+    """Run what was chosen, each part with its Python, NumPy and server; return the exit status."""
     folder = Path(chosen.server).absolute() if chosen.server and Path(chosen.server).is_dir() else None
     if chosen.server and folder is None:
         os.environ[VERSION_VARIABLE] = chosen.server
@@ -140,7 +129,6 @@ def end(number: int, _: object) -> None:
 
 
 def main() -> int:
-    """Run the program; return its exit status."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have what they start in the background ignore it
     chosen, for_pytest = parsed()
     if (why := without_room()) is not None:

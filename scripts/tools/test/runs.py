@@ -40,20 +40,14 @@ _ENDS_S: Final = 60.0
 
 
 def find_newest(python: str | None, environment: Mapping[str, str] = os.environ, beside: Path = _BESIDE) -> Path | None:
-    """Return the folder of the newest server for a version of Python, unpacked if need be; None if there is none.
-
-    Raises MachineError: what the environment names is not there, or an archive has no server.
-    """
+    """Return the folder of the newest server for a version of Python, unpacked if need be; None if there is none."""
     named = environment.get(VARIABLE)
     if named and not Path(named).exists():
         raise MachineError(f"{VARIABLE} names {named}, which is not there")
-    found = [Path(named).absolute()] if named else [each for each in beside.glob("*") if _may_be_one(each)]
+    beside_us = [each for each in beside.glob("*") if each.name.endswith(_ARCHIVE) or Installation(each).is_complete]
+    found = [Path(named).absolute()] if named else beside_us
     newest = max(found, key=lambda each: [int(number) for number in re.findall(r"\d+", each.name)], default=None)
     return _unpacked(newest, python or PYTHON) if newest is not None and newest.is_file() else newest
-
-
-def _may_be_one(place: Path) -> bool:
-    return place.name.endswith(_ARCHIVE) or Installation(place).is_complete
 
 
 def _unpacked(archive: Path, python: str) -> Path:
@@ -79,8 +73,6 @@ def _unpacked(archive: Path, python: str) -> Path:
 
 @dataclass(frozen=True)
 class Environment:
-    """One of the checkout's environments."""
-
     name: str  # of its folder
     # the folder of the server that tests run on; that of the environment's variables if not given
     server: Path | None = None
@@ -91,13 +83,11 @@ class Environment:
         return [str(ROOT / self.name / "bin" / "python"), "-m", "pytest", "-o", f"cache_dir={self._cache}"]
 
     def failed(self) -> set[str]:
-        """Return the tests that failed the last time they ran here."""
         found = ROOT / self._cache / "v" / "cache" / "lastfailed"
         return set(json.loads(found.read_text())) if found.exists() else set()
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment variables to run pytest with."""
         return dict(os.environ) if self.server is None else os.environ | {FOLDER_VARIABLE: str(self.server)}
 
     @property
@@ -112,16 +102,11 @@ class Environment:
 
 @dataclass
 class Tally:
-    """What came of all runs."""
-
     status: int = 0
     flakes: list[str] = field(default_factory=list)
 
     def run(self, environment: Environment, arguments: Sequence[str]) -> None:
-        """Run tests, and those that failed once more, alone, if they are few.
-
-        Raises KeyboardInterrupt: ctrl-C. All that was started has ended.
-        """
+        """Run tests, and those that failed once more, alone, if they are few."""
         status = _run(environment, ["--cache-clear", *_WORKERS, *arguments])
         failed = environment.failed()
         if status == _FAILED and 0 < len(failed) <= _MOST_RUN_AGAIN:

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import json
-import secrets
 import statistics
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
-import tritonclient.grpc
-import tritonclient.http
-from tritonclient.utils import shared_memory
 
-from shm_backend_utils.cli.common.registered_regions import registered_region
-from shm_backend_utils.cli.common.rounds import Times, shuffled
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.compat.attach import attach
 from shm_backend_utils.memory.pool.options import PoolOptions, RegionName
 
 from ...figures import Figure, in_words
-from ...processes import Program, resident_bytes
-from ..bench import Bench, Cases, sealed_bytes, shared_bytes, stubs_of
+from ...processes import Program, children, resident_bytes
+from ..bench import Bench, sealed_bytes, shared_bytes
+from ..ways import RegisteredPair
 
 PROGRAM: Final = "scripts.tools.bench.random_requests"
 LARGE_BYTES: Final = 2**30
@@ -33,7 +27,7 @@ MIB: Final = 2**20
 
 REGISTERED_BYTES: Final = 2**20
 MOST_OF_TRUSTED: Final = 1.15
-OUTPUT_IN: Final = ("one region", "two regions")
+OUTPUT_IN: Final = ("two regions", "one region")
 CASES: Final = {"trusted": "trusting_identity", "checked": "identity"}
 
 
@@ -99,7 +93,7 @@ def _held(bench: Bench, client_pid: int) -> dict[str, int]:
     return {
         "client": resident_bytes(client_pid),
         "server": resident_bytes(server.pid),
-        "stubs": sum(map(resident_bytes, stubs_of(server))),
+        "stubs": sum(map(resident_bytes, children(server.pid))),
         "client's regions": shared_bytes(f"shmbu-{client_pid}-") + sealed_bytes(client_pid),
         "Triton's pools": shared_bytes(server.shm_prefix),
     }
@@ -113,33 +107,21 @@ def registered(bench: Bench) -> list[Figure]:
 def _registered_over(bench: Bench, protocol: str) -> list[Figure]:
     with ExitStack() as stack:
         client = stack.enter_context(bench.plain_client(protocol))
-        first, second = (_region(stack, client) for _ in range(2))
+        pair = RegisteredPair(stack, client, protocol, 2 * REGISTERED_BYTES)
+        pair.fill(np.ones(REGISTERED_BYTES // 4, np.float32))
         cases: dict[str, Callable[[], object]] = {}
-        for words, output in zip(OUTPUT_IN, (first, second), strict=True):
+        for words in OUTPUT_IN:
             for case, model in CASES.items():
-                cases[f"{case}, {words}"] = partial(client.infer, model, **_attached(protocol, model, first, output))
+                request = attach(model, pair.inputs, pair.outputs)
+                cases[f"{case}, {words}"] = partial(client.infer, model, **request)
+            pair.outputs[0].set_shared_memory(pair.source.name, REGISTERED_BYTES, REGISTERED_BYTES)
         medians = bench.measure(f"registered names, {protocol}", cases)
-    names = {words: f"{protocol}: identity of 1 MiB by attach, {words}, names checked" for words in OUTPUT_IN}
+    names = {words: f"{protocol}: identity of 1 MiB by attach, {words}, names checked" for words in sorted(OUTPUT_IN)}
     limit, unit = MOST_OF_TRUSTED, "× names trusted"
     return [
         medians.ratio(name, f"checked, {words}", f"trusted, {words}", unit, at_most=limit)
         for words, name in names.items()
     ]
-
-
-def _region(stack: ExitStack, client: Any) -> str:
-    region = registered_region(stack, client, f"bench-{secrets.token_hex(8)}", 2 * REGISTERED_BYTES)
-    shared_memory.set_shared_memory_region(region.handle, [np.ones(REGISTERED_BYTES // 2, np.float32)])
-    return region.name
-
-
-def _attached(protocol: str, model: str, source: str, target: str) -> Any:
-    module: Any = tritonclient.grpc if protocol == "grpc" else tritonclient.http
-    x = module.InferInput("INPUT0", [REGISTERED_BYTES // 4], "FP32")
-    x.set_shared_memory(source, REGISTERED_BYTES)
-    y = module.InferRequestedOutput("OUTPUT0")
-    y.set_shared_memory(target, REGISTERED_BYTES, REGISTERED_BYTES)
-    return attach(model, [x], [y])
 
 
 SIZES: Final = (2**12, 2**24)
@@ -166,7 +148,13 @@ def _of_size(bench: Bench, protocol: str, byte_size: int, clients: dict[str, Shm
     what = f"{protocol}: infer of {in_words(byte_size)}"
     x = np.ones(byte_size // 4, np.float32)
     cases: dict[str, Callable[[], object]] = {region: partial(_infer, client, x) for region, client in clients.items()}
-    first = _measure_first(bench, f"{what}, first", clients, cases)
+    first = bench.measure(
+        f"{what}, first",
+        cases,
+        bench.amounts.slow_rounds,
+        warm_up_rounds=WARM_UP_ROUNDS,  # in which it tries the model
+        before=lambda region: clients[region]._memory.pool.drop_idle(),
+    )
     warm = bench.measure(f"{what}, warm", cases)
     more_ms, unit = first["sealed"] - first["system"], "ms more than in a new region of /dev/shm"
     basis = f"{first['sealed']:.3f} ms - {first['system']:.3f} ms"
@@ -175,20 +163,6 @@ def _of_size(bench: Bench, protocol: str, byte_size: int, clients: dict[str, Shm
         Figure(f"{what}, the first in a new sealed region", more_ms, unit, basis, at_most=MOST_MS_MORE),
         warm.ratio(known, "sealed", "system", in_system, at_most=MOST_OF_SYSTEM),
     ]
-
-
-def _measure_first(bench: Bench, what: str, clients: dict[str, ShmClient], cases: Cases) -> dict[str, float]:
-    """Measure requests before which the client has given up all its regions. It has tried the model before."""
-    for case in cases.values():
-        case()
-    times = Times(REGIONS)
-    for number in bench.rounds_with_warm_up(what, bench.amounts.slow_rounds, WARM_UP_ROUNDS):
-        for region in shuffled(REGIONS, number):
-            clients[region]._memory.pool.drop_idle()
-            begin = time.perf_counter()
-            cases[region]()
-            times.add(region, number, begin)
-    return times.medians()
 
 
 def _infer(client: ShmClient, x: np.ndarray[Any, Any]) -> None:

@@ -29,10 +29,7 @@ Images = npt.NDArray[np.float32]
 
 
 def batches(bench: Bench) -> list[Figure]:
-    """Measure how long eight calls take that come at once. Neither client copies: both work in memory that is filled.
-
-    The stock model gets its rows by Triton's own shared memory, as in band they would take far longer.
-    """
+    """Measure how long eight calls take that come at once; both clients work in shared memory that is filled."""
     with ExitStack() as stack:
         pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(REQUESTS))
         ours, stock = _SessionCalls(bench, stack), _StockCalls(bench, stack)
@@ -53,8 +50,6 @@ def batches(bench: Bench) -> list[Figure]:
 
 
 class _SessionCalls:
-    """Prepared calls of a model with serve_batch."""
-
     def __init__(self, bench: Bench, stack: ExitStack) -> None:
         pool = PoolOptions(max_batch_bytes=4 * REQUESTS * ROW_BYTES)
         client = stack.enter_context(ShmClient(bench.server.grpc_url, pool=pool))
@@ -78,8 +73,6 @@ class _SessionCalls:
 
 
 class _StockCalls:
-    """Requests of tritonclient in regions that are registered."""
-
     def __init__(self, bench: Bench, stack: ExitStack) -> None:
         self._plain = plain = stack.enter_context(bench.plain_client())
         self._pairs = [RegisteredPair(stack, plain, "grpc", ROW_BYTES, ("X", "Y")) for _ in range(REQUESTS)]
@@ -162,10 +155,7 @@ UNIT_OF_STREAMS: Final = "× as fast as Triton's own responses"
 
 
 def streams(bench: Bench) -> list[Figure]:
-    """Measure streams of a client that is kept, and the first of a client: it has nothing learned, and no memory taken.
-
-    Once the caller says how large a frame is, once the configuration leaves that open, and so does the caller.
-    """
+    """Measure streams of a client that is kept, and the first of a client: it has nothing learned, no memory taken."""
     return [_small_streams(bench), *_first_streams(bench)]
 
 

@@ -46,10 +46,7 @@ def tensors(count: int, number: int = 0) -> Tensors:
 
 
 def own_time(bench: Bench) -> list[Figure]:
-    """Measure `execute` where the models have a core of their own.
-
-    Between two requests the caches are filled with the code of whatever else runs on the core, so it matters where.
-    """
+    """Measure `execute` where the models have a core of their own: what else runs on it would fill the caches."""
     with models_on_a_core_of_their_own(bench.server), bench.direct_client() as client, bench.plain_client() as bare:
         return _figures(_times_us(bench, client, bare))
 
@@ -64,39 +61,30 @@ def _times_us(bench: Bench, client: ShmClient, bare: Any) -> dict[str, list[floa
             if result.path != "direct" or (result["Y0"] != inputs["X0"]).any():
                 raise AssertionError(f"{model} does not give back its input on the direct path")
 
-    cases: dict[str, Callable[[int], object]] = {
-        BARE_MODEL: lambda _: bare.infer(BARE_MODEL, [], parameters={"x": 1}),
-        STRAIGHT_MODEL: lambda number: send(STRAIGHT_MODEL, number, 1, is_varied=False),
+    cases: dict[str, tuple[str, Callable[[int], object]]] = {
+        BARE_MODEL: (BARE_MODEL, lambda _: bare.infer(BARE_MODEL, [], parameters={"x": 1})),
+        STRAIGHT_MODEL: (STRAIGHT_MODEL, partial(send, STRAIGHT_MODEL, count=1, is_varied=False)),
     }
     for count, model in MODELS.items():
-        cases[f"{count} same"] = partial(send, model, count=count, is_varied=False)
-        cases[f"{count} other"] = partial(send, model, count=count, is_varied=True)
-    for model in MODELS.values():
-        _told(client, model)
-    order: dict[int, list[tuple[str, int]]] = {count: [] for count in MODELS}
+        cases[f"{count} same"] = model, partial(send, model, count=count, is_varied=False)
+        cases[f"{count} other"] = model, partial(send, model, count=count, is_varied=True)
+    order: dict[str, list[tuple[str, int]]] = defaultdict(list)
     rounds = ROUNDS_PER_ROUND * bench.amounts.rounds
     for number in bench.rounds_with_warm_up("own time in execute", rounds):
         for name in shuffled(cases, number):
-            cases[name](number)
-            if name[0].isdigit():
-                order[int(name[0])].append((name, number))
+            model, case = cases[name]
+            case(number)
+            order[model].append((name, number))
     times_us: dict[str, list[float]] = defaultdict(list)
-    for count, model in MODELS.items():
-        for (name, number), nanoseconds in zip(order[count], _told(client, model), strict=True):
+    ask = tritonclient.grpc.InferInput("ASK", [1], "INT64").set_data_from_numpy(np.zeros(1, np.int64))
+    wanted = tritonclient.grpc.InferRequestedOutput("TIMES_NS")
+    for model, sent in order.items():
+        asking = [] if model in MODELS.values() else [ask]  # without an input, such a model looks at what is wanted
+        told = bare.infer(model, asking, outputs=[wanted]).as_numpy("TIMES_NS").tolist()[-len(sent) :]
+        for (name, number), nanoseconds in zip(sent, told, strict=True):
             if number >= 0:
                 times_us[name].append(nanoseconds / 1e3)
-    ask = tritonclient.grpc.InferInput("ASK", [1], "INT64").set_data_from_numpy(np.zeros(1, np.int64))
-    for model in (BARE_MODEL, STRAIGHT_MODEL):
-        told = bare.infer(model, [ask]).as_numpy("TIMES_NS").tolist()
-        times_us[model] = [nanoseconds / 1e3 for nanoseconds in told[-rounds:]]
     return times_us
-
-
-def _told(client: ShmClient, model: str) -> list[int]:
-    """Return what each `execute` of a model took since this was asked last; answering this does not count."""
-    with client.infer(model, {}, outputs={"TIMES_NS": 8 * 2**16}) as result:
-        told: list[int] = result["TIMES_NS"].tolist()
-        return told
 
 
 def _figures(times_us: dict[str, list[float]]) -> list[Figure]:
@@ -152,7 +140,6 @@ def infer_time(bench: Bench) -> list[Figure]:
 
 
 def _own_us(transport: TimedTransport, infer: Callable[[], object], rounds: int) -> float:
-    """Return the median of what a call takes, less what it waits for its connection."""
     taken = []
     for _ in range(rounds):
         transport.waited_s = 0.0
@@ -192,7 +179,7 @@ def functions(bench: Bench) -> list[Figure]:
         name, unit = f"a warm request's way in {where}", "functions of this package"
         wire = f"and {len(names) - count} of the connection"
         figures.append(Figure(name, count, unit, wire, at_most=MOST_FUNCTIONS))
-        if bench.shows_functions:
+        if count > MOST_FUNCTIONS:
             bench.say("\n".join([f"in {where}:", *[f"  {name}" for name in names]]))
     return figures
 

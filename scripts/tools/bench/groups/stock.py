@@ -6,29 +6,33 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import tritonclient.grpc.aio
 
-from shm_backend_utils.client import AsyncShmClient, ShmClient
+from shm_backend_utils.client import ShmClient
 from shm_backend_utils.compat.triton_shm_client import TritonSHMClient
 
 from ...figures import Figure, in_words
 from ..bench import Bench, Medians
 from ..ways import (
+    COMPARED,
     OTHER_CLIENT,
     OURS,
     STOCK,
     Floats,
-    RegisteredPair,
+    by_system_shm,
     connect_other_client,
     endless,
-    in_band,
-    repeated,
+    for_tasks,
+    for_threads,
+    most_bytes,
+    of_plain_client,
     varying,
 )
+
+_Sent = TypeVar("_Sent")
 
 INFER_OVER_STOCK: Final[Mapping[str, Mapping[int, float]]] = {
     "grpc": {64: 0.8, 2**10: 0.8, 2**12: 0.8, 2**14: 0.8, 2**16: 0.7},
@@ -59,49 +63,32 @@ COMPAT_WITHOUT_A_SESSION: Final = 1.05
 
 def infer_beside_stock(bench: Bench) -> list[Figure]:
     """Measure `infer` with shapes that vary beside tritonclient in band with the stock model, on the same arrays."""
-    figures = [figure for protocol in bench.urls for figure in _infer_over(bench, protocol)]
-    return [*figures, *asyncio.run(_infer_in_tasks(bench))]
-
-
-def _infer_over(bench: Bench, protocol: str) -> list[Figure]:
     figures = []
-    with ShmClient(bench.urls[protocol]) as client, bench.plain_client(protocol) as plain:
+    for protocol in bench.urls:
         for byte_size, limit in INFER_OVER_STOCK[protocol].items():
-            ours, theirs = (endless(varying(byte_size)) for _ in range(2))
-
-            def infer(given: Any = ours) -> float:
-                x = next(given)
-                with client.infer(OURS, {"INPUT0": x}, outputs={"OUTPUT0": x.nbytes}) as result:
-                    return float(result["OUTPUT0"][-1])
-
-            def plain_infer(given: Any = theirs) -> float:
-                return float(plain.infer(STOCK, in_band(next(given), protocol)).as_numpy("OUTPUT0")[-1])
-
-            name, rounds = _name(protocol, byte_size), ROUNDS_PER_ROUND * bench.amounts.rounds
-            medians = bench.measure(name, {"ours": infer, "stock": plain_infer}, rounds)
-            figures.append(medians.ratio(name, "ours", "stock", UNIT, at_most=limit))
-    return figures
+            arrays, name = varying(byte_size), _name(protocol, byte_size)
+            with for_threads(bench, protocol, most_bytes(arrays), 1) as sends:
+                cases = {case: _in_turn(sends[case], arrays) for case in COMPARED}
+                medians = bench.measure(name, cases, ROUNDS_PER_ROUND * bench.amounts.rounds)
+            figures.append(medians.ratio(name, *COMPARED, UNIT, at_most=limit))
+    return [*figures, *asyncio.run(_infer_in_tasks(bench))]
 
 
 async def _infer_in_tasks(bench: Bench) -> list[Figure]:
     figures = []
-    plain_client = tritonclient.grpc.aio.InferenceServerClient(bench.server.grpc_url)
-    async with AsyncShmClient(bench.server.grpc_url) as client, plain_client as plain:
-        for byte_size, limit in INFER_OVER_STOCK["asyncio"].items():
-            ours, theirs = (endless(varying(byte_size)) for _ in range(2))
-
-            async def infer(given: Any = ours) -> float:
-                x = next(given)
-                with await client.infer(OURS, {"INPUT0": x}, outputs={"OUTPUT0": x.nbytes}) as result:
-                    return float(result["OUTPUT0"][-1])
-
-            async def plain_infer(given: Any = theirs) -> float:
-                return float((await plain.infer(STOCK, in_band(next(given)))).as_numpy("OUTPUT0")[-1])
-
-            name, rounds = _name("asyncio", byte_size), ROUNDS_PER_ROUND * bench.amounts.rounds
-            medians = await bench.measure_async(name, {"ours": infer, "stock": plain_infer}, rounds)
-            figures.append(medians.ratio(name, "ours", "stock", UNIT, at_most=limit))
+    for byte_size, limit in INFER_OVER_STOCK["asyncio"].items():
+        arrays, name = varying(byte_size), _name("asyncio", byte_size)
+        async with for_tasks(bench, most_bytes(arrays), 1) as sends:
+            cases = {case: _in_turn(sends[case], arrays) for case in COMPARED}
+            medians = await bench.measure_async(name, cases, ROUNDS_PER_ROUND * bench.amounts.rounds)
+        figures.append(medians.ratio(name, *COMPARED, UNIT, at_most=limit))
     return figures
+
+
+def _in_turn(send: Callable[[Floats], _Sent], arrays: list[Floats]) -> Callable[[], _Sent]:
+    """Return a function that sends one array after another."""
+    given = endless(arrays)
+    return lambda: send(next(given))
 
 
 def _name(way: str, byte_size: int) -> str:
@@ -111,51 +98,17 @@ def _name(way: str, byte_size: int) -> str:
 def plain_clients(bench: Bench) -> list[Figure]:
     """Measure a plain client's call of a model with a ShmSession, over that of the same model without."""
     figures = []
-    with ExitStack() as stack:
-        plain = stack.enter_context(bench.plain_client())
-        for byte_size in PLAIN_BYTES:
-            for way, request in {
-                "in band": _in_band_request(byte_size),
-                "by Triton's shared memory": _shared_request(stack, plain, byte_size),
-            }.items():
-                cases = {model: request(plain, model) for model in (OURS, STOCK)}
-                name = f"a plain client, {in_words(byte_size)} {way}"
+    ways = {"in band": of_plain_client, "by Triton's shared memory": by_system_shm}
+    for byte_size in PLAIN_BYTES:
+        x = np.random.default_rng(0).random(byte_size // 4, np.float32)
+        for words, way in ways.items():
+            name = f"a plain client, {in_words(byte_size)} {words}"
+            with ExitStack() as stack:
+                cases = {m: partial(stack.enter_context(way(m, bench, "grpc", byte_size)), x) for m in (OURS, STOCK)}
                 medians = bench.measure(name, cases, ROUNDS_PER_ROUND * bench.amounts.rounds)
-                unit = "× the same model written with pb_utils alone"
-                figures.append(medians.ratio(name, OURS, STOCK, unit, at_most=PLAIN_OVER_STOCK))
+            unit = "× the same model written with pb_utils alone"
+            figures.append(medians.ratio(name, OURS, STOCK, unit, at_most=PLAIN_OVER_STOCK))
     return figures
-
-
-Request = Callable[[Any, str], Callable[[], object]]
-"""Takes a client and a model's name; returns what makes one request."""
-
-
-def _in_band_request(byte_size: int) -> Request:
-    (x, *_) = repeated(byte_size)
-
-    def request(plain: Any, model: str) -> Callable[[], object]:
-        _check(model, plain.infer(model, in_band(x)).as_numpy("OUTPUT0"), x)
-        return lambda: plain.infer(model, in_band(x)).as_numpy("OUTPUT0")
-
-    return request
-
-
-def _shared_request(stack: ExitStack, plain: Any, byte_size: int) -> Request:
-    (x, *_) = repeated(byte_size)
-    pair = RegisteredPair(stack, plain, "grpc", byte_size)
-    pair.fill(x)
-
-    def request(plain: Any, model: str) -> Callable[[], object]:
-        plain.infer(model, pair.inputs, outputs=pair.outputs)
-        _check(model, pair.received(x.shape), x)
-        return lambda: plain.infer(model, pair.inputs, outputs=pair.outputs)
-
-    return request
-
-
-def _check(model: str, y: Any, x: Floats) -> None:
-    if not np.array_equal(y, x):
-        raise AssertionError(f"{model} does not give back {x.nbytes} bytes")
 
 
 def other_client(bench: Bench) -> list[Figure]:

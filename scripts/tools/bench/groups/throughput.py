@@ -19,8 +19,8 @@ from shm_backend_utils.client import ShmClient
 
 from ...figures import Figure
 from ..bench import Amounts, Bench
-from ..rates import STOCK_IN_BAND, Rates, for_tasks, for_threads, rate_ratio, rates_of_tasks, rates_of_threads
-from ..ways import Floats, Upload, in_band, uploads_of, varying
+from ..rates import Rates, rate_ratio, rates_of_tasks, rates_of_threads
+from ..ways import COMPARED, Floats, Upload, for_tasks, for_threads, in_band, most_bytes, uploads_of, varying
 
 THREADS: Final = 16
 TASKS: Final = 64
@@ -30,8 +30,6 @@ LEAST: Final[Mapping[int, Mapping[str, float]]] = {
     64: {"threads": 1.7},
 }
 """By KiB."""
-COMPARED: Final = ("ours", STOCK_IN_BAND)
-
 PICTURE: Final = "concurrency"
 PICTURE_BYTES: Final = (2**14, 2**20)
 CALLERS: Final = (1, 4, 16, 64)
@@ -62,10 +60,7 @@ def throughput(bench: Bench) -> list[Figure]:
 
 
 def concurrency(bench: Bench) -> list[Figure]:
-    """Measure what the picture shows: from one caller to many, and Triton's own shared memory as well.
-
-    In fewer and shorter periods; there is nothing that they are held to.
-    """
+    """Measure what the picture shows, in fewer and shorter periods: there is nothing that they are held to."""
     amounts = bench.amounts
     amounts = replace(amounts, period_s=min(PERIOD_S, amounts.period_s), periods=min(PERIODS, amounts.periods))
     measured: dict[str, Callable[[list[Floats], int], Rates]] = {
@@ -78,7 +73,7 @@ def concurrency(bench: Bench) -> list[Figure]:
             for callers in CALLERS:
                 for name, rates in measure(arrays, callers).items():
                     panel = f"{who}, {byte_size} bytes"
-                    bench.curves.add(PICTURE, panel, name, callers, statistics.median(rates))
+                    bench.add_point(PICTURE, panel, name, callers, statistics.median(rates))
     return []
 
 
@@ -86,7 +81,7 @@ def _threads(
     bench: Bench, arrays: list[Floats], threads: int, amounts: Amounts, names: Iterable[str] | None = None
 ) -> Rates:
     what = f"calls of {threads} threads"
-    with for_threads(bench, _most_bytes(arrays), threads) as calls:
+    with for_threads(bench, "grpc", most_bytes(arrays), threads) as calls:
         return rates_of_threads(bench, what, _chosen(calls, names), arrays, threads, amounts)
 
 
@@ -94,16 +89,12 @@ async def _tasks(
     bench: Bench, arrays: list[Floats], tasks: int, amounts: Amounts, names: Iterable[str] | None = None
 ) -> Rates:
     what = f"calls of {tasks} tasks"
-    async with for_tasks(bench, _most_bytes(arrays), tasks) as calls:
+    async with for_tasks(bench, most_bytes(arrays), tasks) as calls:
         return await rates_of_tasks(bench, what, _chosen(calls, names), arrays, tasks, amounts)
 
 
 def _chosen(calls: Mapping[str, _Call], names: Iterable[str] | None) -> dict[str, _Call]:
     return dict(calls) if names is None else {name: calls[name] for name in names}
-
-
-def _most_bytes(arrays: list[Floats]) -> int:
-    return max(x.nbytes for x in arrays)
 
 
 def uploads(bench: Bench) -> list[Figure]:

@@ -10,10 +10,9 @@ from typing import Final
 
 import numpy as np
 
-from ...figures import in_words
 from ..gpu import Gpu, LoadGpu, used_bytes
 from ..kernels import LIBRARIES
-from ..measures import MOST_OF_EMPTY, Amounts, identity_figures, identity_medians, kernel_alone, kernel_figure, ratio
+from ..measures import Amounts, identity_medians, ratio
 from ..report import Figure, Report, require
 from . import memory, refusals, streams
 from .client import Check, Client, ModelProcess
@@ -28,34 +27,18 @@ def _identity(client: Client, amounts: Amounts) -> list[Figure]:
     def slot(byte_size: int) -> AbstractContextManager[DeviceSlot]:
         return client.slot("identity", byte_size // 4, out_shape=(0,))
 
-    medians = identity_medians(client.infer_nothing, slot, client.infer, amounts.identity_bytes, amounts.rounds)
-    first, last = (in_words(amounts.identity_bytes[index]) for index in (0, -1))
+    medians = identity_medians(slot, client.infer, amounts.identity_bytes, amounts.rounds)
+    first, *_, last = medians
     unit = f"× identity of {first}"
-    return [
-        *identity_figures("identity", medians, at_most=MOST_OF_EMPTY, binds=False),
-        ratio(f"identity of {last}", medians[last], medians[first], unit, at_most=_MOST_OF_THE_SMALLEST),
-    ]
-
-
-def _kernel(client: Client, amounts: Amounts) -> list[Figure]:
-    gpu, count = client.gpu, amounts.large_bytes // 4
-    with client.slot("gpu_multiply" if gpu.kernels.name == "cupy" else "quick", count) as slot:
-        gpu.upload(slot.x, np.ones(count, np.float32))
-        alone = kernel_alone(gpu, slot.x, slot.y, gpu.kernels.stream(0))
-        call = partial(client.infer, slot)
-        return [kernel_figure(gpu, amounts, client.infer_nothing, alone, call, binds=False)]
+    return [ratio(f"identity of {last}", medians[last], medians[first], unit, at_most=_MOST_OF_THE_SMALLEST)]
 
 
 MEASURES: Final[Mapping[str, Callable[[Client, Amounts], list[Figure]]]] = {
     "identity on a GPU, by size": _identity,
-    "a kernel and its parts": _kernel,
     "to_device from pinned memory": refusals.measure,
     "the answer with SHM_GPU_EVENTS and without": streams.measure,
 }
-"""What requests cost, next to an empty one over the same pipe, which costs a fraction of what it costs with a server.
-
-What is measured in empty requests is shown beside its limit here, and held to it where there is a server.
-"""
+"""What is measured in empty requests is so where there is a server."""
 
 
 def many_requests(client: Client, amounts: Amounts) -> str:
@@ -98,10 +81,7 @@ def many_requests(client: Client, amounts: Amounts) -> str:
 
 
 def check_processes(report: Report, gpu: Gpu, load_gpu: LoadGpu) -> None:
-    """Run all checks that there are with the library, on one GPU and on several."""
     checks = dict(CHECKS)
-    if gpu.kernels.name == "cupy":
-        checks.update(memory.OF_CUPY)
     if gpu.runtime.device_count() > 1:
         checks.update(memory.OF_SEVERAL_GPUS)
     with ModelProcess(load_gpu) as model, Client(gpu, model) as client:

@@ -99,7 +99,6 @@ class Client(contextlib.AbstractContextManager["Client"]):
                 slot.free()
 
     def slot(self, model: str, *shape: int, **more: Any) -> contextlib.AbstractContextManager[DeviceSlot]:
-        """Make a :class:`.DeviceSlot`, which is kept for a block."""
         return self.kept(DeviceSlot(self.gpu, model, shape, **more))
 
     @contextlib.contextmanager
@@ -116,9 +115,6 @@ class Client(contextlib.AbstractContextManager["Client"]):
             slot.unlink()
             raise
 
-    def infer_nothing(self) -> None:
-        self.model.infer("empty", {})
-
     def infer(self, *slots: Slot) -> dict[str, Any]:
         """Make a request in each slot, for one ``execute``; they must succeed. Return the model's notes."""
         error, notes = self.model.infer(slots[0].model, *[slot.next_request() for slot in slots])
@@ -128,7 +124,6 @@ class Client(contextlib.AbstractContextManager["Client"]):
         return notes
 
     def check_output(self, slot: DeviceSlot, expected: npt.ArrayLike, otherwise: str) -> None:
-        """Raise CheckFailedError unless this is in a slot's output by now."""
         require(bool((self.gpu.download(slot.y) == expected).all()), otherwise)
 
     def refusal(self, slot: Slot, encoded: bytes | None = None, *words: str) -> str:

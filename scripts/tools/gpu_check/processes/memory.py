@@ -14,7 +14,6 @@ from shm_backend_utils.dtypes import BY_NAME
 from shm_backend_utils.memory import locks
 from shm_backend_utils.protocol.results import OutputPlace
 
-from .. import photographs
 from ..report import require
 from .client import Check, Client
 from .model import BATCH_ROWS
@@ -31,7 +30,6 @@ def numbers() -> npt.NDArray[np.float32]:
 
 
 def serve_quickly(client: Client, slot: DeviceSlot, values: npt.NDArray[np.float32]) -> None:
-    """Check that a model does with numbers as its kernel does."""
     client.gpu.upload(slot.x, values)
     client.infer(slot)
     client.check_output(slot, client.gpu.kernels.after_quick(values), "the output is wrong")
@@ -110,7 +108,7 @@ def _lent(client: Client) -> str:
 
 def _library_type(client: Client, name: str) -> str:
     dtype = BY_NAME[name].numpy
-    with client.slot(f"library_{name}", COUNT, kinds=(dtype, dtype)) as slot:
+    with client.slot(f"library_{name}", COUNT, dtype=dtype) as slot:
         patterns = np.random.default_rng(_SEED).integers(0, 2, COUNT * dtype.itemsize, np.uint8)
         client.gpu.upload(slot.x, patterns.view(dtype))
         notes = client.infer(slot)
@@ -147,20 +145,6 @@ def _other_gpus(client: Client) -> str:
     return f"{len(devices)} GPUs in one execute"
 
 
-def _normalize(client: Client) -> str:
-    names, kinds = ("IMAGES", "NORMALIZED"), (np.dtype(np.uint8), np.dtype(np.float32))
-    out = photographs.NORMALIZED_SHAPE
-    with client.slot("gpu_normalize", *photographs.SHAPE, out_shape=out, names=names, kinds=kinds) as slot:
-        client.gpu.upload(slot.x, photographs.noise())
-        client.infer(slot)
-        return photographs.compared(client.gpu.download(slot.y))
-
-
-def _multiply(client: Client) -> None:
-    with client.slot("gpu_multiply", COUNT) as slot:
-        serve_quickly(client, slot, numbers())
-
-
 CHECKS: Final[Mapping[str, Check]] = {
     "an IPC handle leads another process to the same memory": _handle_round_trip,
     "small allocations have handles of their own, and blocks of their own": _small_allocations,
@@ -172,10 +156,4 @@ CHECKS: Final[Mapping[str, Check]] = {
     "bool passes without a copy": functools.partial(_library_type, name="BOOL"),
     "a batch on one GPU stays there": _batch,
 }
-OF_CUPY: Final[Mapping[str, Check]] = {
-    "the sample gpu_multiply multiplies": _multiply,
-    "the sample gpu_normalize gives what NumPy gives": _normalize,
-}
-OF_SEVERAL_GPUS: Final[Mapping[str, Check]] = {
-    "several GPUs serve one execute, each in order": _other_gpus,
-}
+OF_SEVERAL_GPUS: Final[Mapping[str, Check]] = {"several GPUs serve one execute, each in order": _other_gpus}

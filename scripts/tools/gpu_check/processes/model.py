@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import importlib
 import json
 import sys
 import time
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
 
-from shm_backend_utils.cli.common.server import REPOSITORY
 from shm_backend_utils.gpu.arrays.device_array import DeviceArray
 from shm_backend_utils.gpu.arrays.imported import imported
 from shm_backend_utils.gpu.arrays.libraries import as_library
@@ -26,13 +24,9 @@ from shm_backend_utils.testing.emulator import NAME
 
 from ...lone_emulator import KeptAnswers, LoneServer, deliver_alone
 from ..gpu import Gpu, LoadGpu
-from ..measures import EMPTY
 from ..report import raised, require
 
-_OWN_MODELS: Final = Path(__file__).resolve().parents[1] / "models"
-_OF_CUPY: Final = ("gpu_multiply", "gpu_normalize")
-_OUTPUTS: Final = {"empty": (), "to_device": (), "to_device_pinned": (), "gpu_normalize": ("NORMALIZED",)}
-"""By model; the others have OUTPUT0."""
+_WITHOUT_OUTPUTS: Final = ("to_device", "to_device_pinned")
 BATCH_ROWS: Final = 2
 """How many rows each request to the model for batches has."""
 
@@ -49,10 +43,7 @@ Answer = tuple[str, dict[str, Any]]
 
 
 def serve(connection: Connection, load_gpu: LoadGpu) -> None:
-    """Serve until the pipe is closed: a model's name and its requests' parameters come, an answer goes.
-
-    No name at all asks how often the runtime has done what.
-    """
+    """Serve until the pipe is closed; no model's name at all asks how often the runtime has done what."""
     backend = LoneServer().backend
     sys.modules[NAME] = backend
     gpu = load_gpu()
@@ -72,7 +63,6 @@ class _Models:
         self._backend = backend
         self._notes: dict[str, Any] = {}
         self._models: dict[str, Any] = {
-            "empty": _imported(EMPTY).TritonPythonModel(),
             "look": self._own("look", self._look),
             "dlpack": self._own("dlpack", self._dlpack),
             "names_foreign": self._own("names_foreign", self._names_foreign),
@@ -90,13 +80,11 @@ class _Models:
             ("late_by_event", "late", "named", {"SHM_GPU_EVENTS": "true"}),
         ):
             parameters = {"LIBRARY": gpu.kernels.name, "WORK": work, "STREAM": stream, **more}
-            self._models[name] = _loaded(_OWN_MODELS / "gpu_work", name, gpu, parameters)
-        for name in _OF_CUPY if gpu.kernels.name == "cupy" else ():
-            self._models[name] = _loaded(REPOSITORY / name, name, gpu, {})
+            self._models[name] = _gpu_work(name, gpu, parameters)
 
     def answer(self, name: str, parameters: tuple[Mapping[str, Any], ...]) -> Answer:
         self._notes = {}
-        outputs = _OUTPUTS.get(name, ("OUTPUT0",))
+        outputs = () if name in _WITHOUT_OUTPUTS else ("OUTPUT0",)
         carried = {"SHM": np.empty((BATCH_ROWS, 0), np.uint8)} if name == "batch" else {}
         requests = [deliver_alone(self._backend, each, outputs, carried, KeptAnswers()) for each in parameters]
         errors = [response.error() for response in self._models[name].execute(requests) if response.has_error()]
@@ -104,22 +92,20 @@ class _Models:
         return "; ".join(told), self._notes
 
     def close(self) -> None:
-        for name, model in self._models.items():
-            if name != "empty":  # it holds nothing
-                model.finalize()
+        for model in self._models.values():
+            model.finalize()
 
     def _own(
         self, name: str, infer: Callable[[Any], None], data_type: str = "FP32", max_batch_size: int = 0, **more: str
     ) -> SimpleNamespace:
         tensor = {"data_type": f"TYPE_{data_type}", "dims": [-1]}
         inputs = {"INPUT0": tensor, **({"SHM": {"data_type": "TYPE_UINT8", "dims": [-1]}} if max_batch_size else {})}
-        arguments = _arguments(name, inputs, {"OUTPUT0": tensor}, more, max_batch_size)
+        arguments = _arguments(name, inputs, more, max_batch_size)
         session = ShmSession.from_args(arguments, self._gpu.access)
         serve = session.serve_batch if max_batch_size else session.serve
         return SimpleNamespace(execute=lambda requests: serve(requests, infer), finalize=session.close)
 
     def _look(self, call: Call) -> None:
-        """Tell what the input is, and give it back."""
         x = call.input("INPUT0")
         attributes, runtime = x.attributes, self._gpu.runtime
         self._notes = {
@@ -180,7 +166,6 @@ class _Models:
         self._notes = {"type": str(target.dtype)}
 
     def _batch(self, batch: BatchCall) -> None:
-        """Give the batch back, and tell where it was."""
         x = batch.input("INPUT0")
         self._notes = {"kind": type(x).__name__, "rows": x.shape[0]}
         batch.put("OUTPUT0", x)
@@ -191,7 +176,6 @@ class _Models:
         call.put("OUTPUT0", call.input("INPUT0"))
 
     def _to_device(self, call: Call) -> None:
-        """Copy the input, which is on the host, and tell how long that took."""
         gpu = self._gpu
         x = call.input("INPUT0")
         gpu.runtime.synchronize_device(0)
@@ -202,38 +186,23 @@ class _Models:
         require(bool((gpu.download(copied[-64:]) == x.numpy()[-64:]).all()), "the copy differs from what was copied")
 
 
-def _imported(folder: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(folder.name, folder / "1" / "model.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _loaded(folder: Path, name: str, gpu: Gpu, parameters: Mapping[str, str]) -> Any:
+def _gpu_work(name: str, gpu: Gpu, parameters: Mapping[str, str]) -> Any:
     """Load a model as Triton does, but with this process' CUDA, whose calls are counted."""
-    module = _imported(folder)
+    module = importlib.import_module("scripts.tools.gpu_check.models.gpu_work.1.model")
     vars(module)["CudaAccess"] = lambda: gpu.access
     model = module.TritonPythonModel()
     tensor = {"data_type": "TYPE_FP32", "dims": [-1]}
-    inputs, outputs = {"INPUT0": tensor}, {"OUTPUT0": tensor}
-    if name == "gpu_normalize":
-        inputs = {"IMAGES": {"data_type": "TYPE_UINT8", "dims": [-1, -1, -1, 3]}}
-        outputs = {"NORMALIZED": {"data_type": "TYPE_FP32", "dims": [-1, 3, -1, -1]}}
-    model.initialize(_arguments(name, inputs, outputs, parameters, 0))
+    model.initialize(_arguments(name, {"INPUT0": tensor}, parameters, 0))
     return model
 
 
-def _arguments(
-    name: str, inputs: dict[str, Any], outputs: dict[str, Any], parameters: Mapping[str, str], max_batch_size: int
-) -> dict[str, str]:
+def _arguments(name: str, inputs: dict[str, Any], parameters: Mapping[str, str], max_batch_size: int) -> dict[str, str]:
     settings = {"SHM_PATHS": "direct,triton-shm,inline", **parameters}
     config = {
         "name": name,
         "max_batch_size": max_batch_size,
         "input": [{"name": tensor, "optional": True, **what} for tensor, what in inputs.items()],
-        "output": [{"name": tensor, **what} for tensor, what in outputs.items()],
+        "output": [{"name": "OUTPUT0", **inputs["INPUT0"]}],
         "parameters": {key: {"string_value": value} for key, value in settings.items()},
     }
     return {"model_config": json.dumps(config), "model_instance_kind": "GPU", "model_instance_device_id": "0"}

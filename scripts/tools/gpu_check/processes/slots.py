@@ -83,20 +83,19 @@ class DeviceSlot(Slot):
         shape: tuple[int, ...],
         out_shape: tuple[int, ...] | None = None,
         *,
-        names: tuple[str, str] = ("INPUT0", "OUTPUT0"),
-        kinds: tuple[np.dtype[Any], np.dtype[Any]] = (_FP32, _FP32),
+        dtype: np.dtype[Any] = _FP32,
         device: int = 0,
     ) -> None:
         super().__init__(model)
         out_shape = shape if out_shape is None else out_shape
-        sizes = [math.prod(each) * dtype.itemsize for each, dtype in zip((shape, out_shape), kinds, strict=True)]
+        sizes = [math.prod(each) * dtype.itemsize for each in (shape, out_shape)]
         y_begin = -(-sizes[0] // _ALIGNMENT) * _ALIGNMENT
         self.allocation = CudaAllocation(gpu.runtime, y_begin + max(sizes[1], _ALIGNMENT), device)
         address, keeper = self.allocation.address, self.allocation.keeper
-        self.x = DeviceArray(gpu.runtime, address, shape, kinds[0], device, keeper)  # input and output
-        self.y = DeviceArray(gpu.runtime, address + y_begin, out_shape, kinds[1], device, keeper)
-        x = InputSpan(dtypes.from_numpy(kinds[0], names[0]), shape, 1, 0, sizes[0])
-        self.describe({names[0]: x}, {names[1]: OutputSpan(1, y_begin, sizes[1])}, _claim(self.allocation))
+        self.x = DeviceArray(gpu.runtime, address, shape, dtype, device, keeper)  # input and output
+        self.y = DeviceArray(gpu.runtime, address + y_begin, out_shape, dtype, device, keeper)
+        x = InputSpan(dtypes.from_numpy(dtype, "INPUT0"), shape, 1, 0, sizes[0])
+        self.describe({"INPUT0": x}, {"OUTPUT0": OutputSpan(1, y_begin, sizes[1])}, _claim(self.allocation))
 
     def claiming(self, **changes: Any) -> bytes:
         (claim,) = self._table.regions
@@ -116,7 +115,6 @@ class DeviceSlot(Slot):
             runtime.synchronize_device(self.allocation.device)
 
     def free(self) -> None:
-        """Free everything; nobody may have memory of the GPU mapped."""
         self.free_on_device()
         super().free()
 

@@ -18,11 +18,11 @@ from shm_backend_utils.gpu.arrays.imported import imported
 from shm_backend_utils.gpu.arrays.libraries import as_library
 from shm_backend_utils.gpu.streams import named_stream
 
-from .. import photographs
+from ...figures import in_words
 from ..gpu import pool_memory
-from ..measures import MOST_OF_EMPTY, Amounts, identity_figures, identity_medians, kernel_alone, kernel_figure
+from ..measures import Amounts, identity_medians, medians_of
 from ..report import Figure, raised, require
-from .client import Measure, ServerCheck, ServerClient
+from .client import Measure, ServerCheck, ServerClient, over_empty
 
 COUNT: Final = 2**19
 DEVICE: Final = "cuda:0"
@@ -31,6 +31,13 @@ ROOM: Final = {"OUTPUT0": ((COUNT,), np.float32, DEVICE)}
 
 NUMBERS: Final = np.arange(COUNT, dtype=np.float32)
 _BRIEFLY_S: Final = 2.0
+_MOST_OF_EMPTY: Final = 1.2
+_MOST_OF_THE_FLOOR: Final = 1.1
+_KERNELS: Final = {"cupy": "gpu_multiply", "torch": "torch.mul", "neither": "a copy on the GPU"}
+"""What the kernel is that a call is measured with, by library."""
+_MEAN: Final = np.array([0.485, 0.456, 0.406])  # of photographs, as gpu_normalize has them
+_STD: Final = np.array([0.229, 0.224, 0.225])
+_MOST_ERROR: Final = 1e-5
 
 
 def _described(client: ServerClient, array: Any) -> DeviceArray:
@@ -226,10 +233,14 @@ def _too_large(client: ServerClient) -> str:
 
 
 def _normalize(client: ServerClient) -> str:
-    images = _array(client, photographs.noise())
-    wanted = {"NORMALIZED": (photographs.NORMALIZED_SHAPE, np.float32, DEVICE)}
-    with client.shm.infer("gpu_normalize", {"IMAGES": images}, outputs=wanted) as result:
-        return photographs.compared(client.gpu.download(_described(client, result["NORMALIZED"])))
+    images = np.random.default_rng(1).integers(0, 256, (2, 48, 64, 3), np.uint8)
+    expected = ((images / 255 - _MEAN) / _STD).transpose(0, 3, 1, 2)
+    wanted = {"NORMALIZED": (expected.shape, np.float32, DEVICE)}
+    with client.shm.infer("gpu_normalize", {"IMAGES": _array(client, images)}, outputs=wanted) as result:
+        normalized = client.gpu.download(_described(client, result["NORMALIZED"]))
+    error = float(np.abs(normalized - expected).max())
+    require(error < _MOST_ERROR, f"the results differ by up to {error:g}")
+    return f"they differ by at most {error:.1e}"
 
 
 def _multiply(client: ServerClient) -> None:
@@ -260,16 +271,17 @@ OF_CUPY: Final[Mapping[str, ServerCheck]] = {
 
 
 def _identity(client: ServerClient, amounts: Amounts) -> list[Figure]:
-
     def prepared(byte_size: int) -> AbstractContextManager[PreparedCall]:
         return _prepared(client, "gpu_identity_fp32", byte_size // 4)
 
-    sizes, empty = amounts.identity_bytes, client.infer_nothing
-    medians = identity_medians(empty, prepared, PreparedCall.infer, sizes, amounts.rounds)
-    return identity_figures("identity", medians, at_most=MOST_OF_EMPTY)
+    medians = identity_medians(
+        prepared, PreparedCall.infer, amounts.identity_bytes, amounts.rounds, empty=client.infer_nothing
+    )
+    return over_empty("identity", medians, at_most=_MOST_OF_EMPTY)
 
 
 def _kernel(client: ServerClient, amounts: Amounts) -> list[Figure]:
+    """Return what a call takes that has the GPU do one thing, over its parts: the kernel alone and an empty request."""
     gpu, count = client.gpu, amounts.large_bytes // 4
     model = "gpu_multiply" if gpu.kernels.name == "cupy" else client.model("quick")
     stream = gpu.kernels.stream(0)
@@ -277,8 +289,16 @@ def _kernel(client: ServerClient, amounts: Amounts) -> list[Figure]:
         x = _described(client, call.inputs["INPUT0"])
         gpu.upload(x, np.ones(count, np.float32))
         y = _described(client, call.infer()["OUTPUT0"])
-        alone = kernel_alone(gpu, x, y, stream)
-        return [kernel_figure(gpu, amounts, client.infer_nothing, alone, call.infer, binds=True)]
+
+        def alone() -> None:
+            gpu.kernels.quick(x, y, stream)
+            gpu.runtime.synchronize_stream(named_stream(stream).handle, 0)
+
+        medians = medians_of(amounts.rounds, empty=client.infer_nothing, kernel=alone, call=call.infer)
+    name = f"{_KERNELS[gpu.kernels.name]} of {in_words(amounts.large_bytes)}"
+    floor, unit = medians["kernel"] + medians["empty"], "× (the kernel alone + an empty request)"
+    basis = f"{medians['call']:.4f} ms / ({medians['kernel']:.4f} ms + {medians['empty']:.4f} ms)"
+    return [Figure(name, medians["call"] / floor, unit, basis, at_most=_MOST_OF_THE_FLOOR)]
 
 
 MEASURES: Final[Mapping[str, Measure]] = {"identity on a GPU, by size": _identity, "a kernel and its parts": _kernel}

@@ -19,9 +19,11 @@ from shm_backend_utils.server import EmbeddedServer, Installation
 
 from ... import ROOT
 from ..gpu import Gpu
-from ..measures import EMPTY, Amounts
+from ..measures import Amounts, ratio
 from ..report import Figure
 
+_EMPTY: Final = ROOT / "scripts" / "tools" / "bench" / "models" / "empty"
+"""A model that does nothing, without this library."""
 _GPU_CHECK: Final = Path(__file__).resolve().parents[1]
 _PACKAGE: Final = Path(shm_backend_utils.__file__).parent
 _STAND_IN: Final = Path(__file__).with_name("stand_in.py")
@@ -36,7 +38,7 @@ _PASSED_ON: Final = {"LIBRARY": "neither", "WORK": "none", "STREAM": "unnamed"}
 def _write_repository(folder: Path, *, libraries: Sequence[str], is_fake: bool) -> Path:
     """Write the models to a folder, each with this package, which need not be installed then; return the folder."""
     samples = [REPOSITORY / name for name in ("gpu_multiply", "gpu_normalize") if "cupy" in libraries]
-    copy_models([*samples, *models_in(_GPU_CHECK / "models"), EMPTY], folder)
+    copy_models([*samples, *models_in(_GPU_CHECK / "models"), _EMPTY], folder)
     for library in libraries:
         for work, parameters in _WORKS.items():
             _copy_as(folder, _name_of(work, library), "FP32", {"LIBRARY": library, **parameters})
@@ -61,15 +63,14 @@ def _add_code(model: Path, *, is_fake: bool) -> None:
     """Put this package beside a model's code, and a fake GPU if the model needs one that is not there."""
     home, config = model / "1", model / "config.pbtxt"
     package = home / _GPU_CHECK.relative_to(ROOT)  # where the model imports it from
-    ignore = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(_PACKAGE, home / _PACKAGE.name, ignore=ignore)
+    shutil.copytree(_PACKAGE, home / _PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
     package.mkdir(parents=True)
     shutil.copy(_GPU_CHECK / "kernels.py", package)
     if is_fake and "KIND_GPU" in config.read_text():
         config.write_text(config.read_text().replace("KIND_GPU", "KIND_CPU"))
         (home / "model.py").rename(home / "replaced_model.py")
         shutil.copy(_STAND_IN, home / "model.py")
-        shutil.copytree(_GPU_CHECK / "fakes", package / "fakes", ignore=ignore)
+        shutil.copy(_GPU_CHECK / "fakes.py", package)
 
 
 def _name_of(work: str, library: str) -> str:
@@ -90,12 +91,20 @@ class ServerClient:
         return _name_of(work, self.gpu.kernels.name)
 
     def infer_nothing(self) -> None:
-        self.bare.infer(EMPTY.name, [])
+        self.bare.infer(_EMPTY.name, [])
 
 
 Measure = Callable[[ServerClient, Amounts], list[Figure]]
 ServerCheck = Callable[[ServerClient], str | None]
 """Returns a detail for the report, or none; raises what the report understands."""
+
+
+def over_empty(what: str, medians: Mapping[str, float], **limits: Any) -> list[Figure]:
+    return [
+        ratio(f"{what} of {name}", median, medians["empty"], "× an empty request", **limits)
+        for name, median in medians.items()
+        if name != "empty"
+    ]
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import secrets
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -27,20 +28,17 @@ from shm_backend_utils.protocol import parameters
 from shm_backend_utils.protocol.claims import CudaRegionClaim
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 
-from ..fakes.gpu import cuda_shared_memory as fake_cuda_shared_memory
 from ..gpu import used_bytes
-from ..measures import Amounts, identity_figures, identity_medians
+from ..measures import Amounts, identity_medians
 from ..report import CheckFailedError, Figure, NotOnAFakeError, require
 from .calls import COUNT, NUMBERS
-from .client import Measure, ServerCheck, ServerClient
+from .client import Measure, ServerCheck, ServerClient, over_empty
 
 _DEVICE: Final = 0
 _WORDS: Final = np.array([b"one", b"", "zwölf".encode()], object)
 
 
 class Region(NamedTuple):
-    """One region of CUDA shared memory."""
-
     cuda: Any  # the module that made it
     name: str
     handle: Any
@@ -51,8 +49,14 @@ class Region(NamedTuple):
 
 
 def _module(client: ServerClient) -> Any:
-    if client.gpu.is_fake:
-        return fake_cuda_shared_memory(client.gpu.access)
+    if client.gpu.is_fake:  # tritonclient's needs CUDA's runtime library; this is as much of it as the check uses
+        return SimpleNamespace(
+            create_shared_memory_region=lambda name, size, device: CudaShmHandle(name, size, device, client.gpu.access),
+            get_raw_handle=lambda handle: handle.region.raw_handle,
+            set_shared_memory_region=lambda handle, values: handle.write(values[0]),
+            get_contents_as_numpy=lambda handle, datatype, shape: handle.read(datatype, shape),
+            destroy_shared_memory_region=CudaShmHandle.destroy,
+        )
     try:
         from tritonclient.utils import cuda_shared_memory  # noqa: PLC0415  # needs more than tritonclient does
     except (ImportError, RuntimeError) as error:  # it lacks its Python bindings of CUDA
@@ -99,7 +103,6 @@ def _require_quick(client: ServerClient, found: npt.NDArray[Any]) -> None:
 
 
 def _tensors(x_region: str, y_region: str, byte_size: int) -> tuple[list[Any], list[Any]]:
-    """Return what a request says of tensors in regions."""
     x, y = grpcclient.InferInput("INPUT0", [byte_size // 4], "FP32"), grpcclient.InferRequestedOutput("OUTPUT0")
     x.set_shared_memory(x_region, byte_size)
     y.set_shared_memory(y_region, byte_size)
@@ -141,9 +144,9 @@ def _identity(client: ServerClient, amounts: Amounts) -> list[Figure]:
     def infer(regions: tuple[Region, Region]) -> None:
         _infer(client, "gpu_identity_fp32", *regions)
 
-    sizes, empty = amounts.identity_bytes, client.infer_nothing
-    medians = identity_medians(empty, registered, infer, sizes, amounts.slow_rounds)
-    return identity_figures("identity by Triton's own CUDA shared memory", medians)
+    sizes = amounts.identity_bytes
+    medians = identity_medians(registered, infer, sizes, amounts.slow_rounds, empty=client.infer_nothing)
+    return over_empty("identity by Triton's own CUDA shared memory", medians)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from scripts.tools.gpu_check.fakes.modules import install_fakes
+from scripts.tools.gpu_check.fakes import install_fakes
 
 install_fakes()
 _REPLACED: Any = importlib.import_module("replaced_model")

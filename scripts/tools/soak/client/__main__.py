@@ -61,7 +61,6 @@ def close(kit: Kit, descriptors: int) -> None:
 
 
 def main(grpc_url: str, http_url: str, seed: int, page_fd: int, uid: int, models: Sequence[str]) -> None:
-    """Run the client; the descriptor is inherited."""
     faulthandler.enable()
     warnings.simplefilter("ignore", CopyWarning)  # what overflows here is meant to
     kit = Kit({"gRPC": grpc_url, "HTTP": http_url}, seed, page(page_fd))

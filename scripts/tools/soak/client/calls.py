@@ -37,15 +37,11 @@ ATTACHED_BYTES: Final = 1 << 18
 
 
 def infer(kit: Kit, connection: Connection) -> None:
-    """One request of one of several models."""
     kit.infer(connection, kit.request())
 
 
 def bursts(kit: Kit, connection: Connection) -> None:
-    """Small requests one after another, no two alike: most of all requests, at the least cost for each.
-
-    Some clients take the path that is the fastest for each: in band, where that is it.
-    """
+    """Small requests one after another, no two alike: most of all requests, at the least cost for each."""
     path = kit.chance.choice(PATHS_OF_SMALL)
     for _ in range(kit.chance.randint(1, 200)):
         kit.infer(connection, kit.request(("identity", "halves"), 4096), path=path)
@@ -58,14 +54,12 @@ def forward(kit: Kit, connection: Connection) -> None:
 
 
 def split(kit: Kit, connection: Connection) -> None:
-    """A batch that is larger than the model takes at once."""
     rows = kit.noise.rows(kit.chance.randint(MOST_ROWS + 1, 20), 2 << 20)
     request = Request("rows", rows, room=kit.room("Y", rows.nbytes))
     kit.infer(connection, request, "split", split=True)
 
 
 def submit(kit: Kit, connection: Connection) -> None:
-    """Some requests at once."""
     for _ in _submitted(kit, connection, [kit.request() for _ in range(kit.chance.randint(1, 4))]):
         pass
 
@@ -83,7 +77,6 @@ def batches(kit: Kit, connection: Connection) -> None:
 
 
 def _submitted(kit: Kit, connection: Connection, requests: Sequence[Request]) -> Iterator[Result]:
-    """Begin requests, ask for the answers in another order, and check them."""
     begun = []
     for request in requests:
         with kit.bounded("submit"):
@@ -99,7 +92,6 @@ def _submitted(kit: Kit, connection: Connection, requests: Sequence[Request]) ->
 
 
 def prepare(kit: Kit, connection: Connection) -> None:
-    """A call that is filled in place and sent several times."""
     request = kit.request()
     with closing(kit.prepared(connection, request)) as call:
         view = None
@@ -114,7 +106,6 @@ def prepare(kit: Kit, connection: Connection) -> None:
 
 
 def _fill(kit: Kit, call: PreparedCall | OnLoop, like: Request) -> Request:
-    """Fill the input with a new payload of the same shape; return that request."""
     request = replace(like, payload=kit.noise.like(like.payload))
     kit.enter(Phase.WRITING)
     call.inputs[request.source][...] = request.payload
@@ -169,7 +160,6 @@ def reconnect(kit: Kit, connection: Connection) -> None:
 
 
 def strings(kit: Kit, connection: Connection) -> None:
-    """Have texts put into capitals."""
     texts = [
         "".join(kit.chance.choices(ALPHABET, k=int(kit.chance.triangular(0, 300, 0))))
         for _ in range(kit.chance.randint(0, 200))
@@ -188,7 +178,6 @@ def strings(kit: Kit, connection: Connection) -> None:
 
 
 def streams(kit: Kit, connection: Connection) -> None:
-    """Get a photograph in tiles."""
     image = kit.noise.photograph(700)
     tops, lefts = range(0, image.shape[0], TILE), range(0, image.shape[1], TILE)
     places = [(top, left) for top in tops for left in lefts]
@@ -225,7 +214,6 @@ def _is_tile(image: Array, place: tuple[int, int], tile: Array, said: Array) -> 
 
 
 def compat(kit: Kit, connection: Connection) -> None:
-    """Register a model at a TritonSHMClient, and infer more rows than it takes at once."""
     width = kit.chance.randint(1, 4096)
     declared = [("X", (width,), np.uint32)], [("Y", (width,), np.uint32)]
     with closing(TritonSHMClient(kit.urls["gRPC"])) as client:
@@ -287,8 +275,6 @@ def _attached(kit: Kit, connection: Connection, at_end: ExitStack) -> None:
 
 @dataclass(frozen=True)
 class Workload:
-    """Something to do with a connection."""
-
     run: Callable[[Kit, Connection], None]
     weight: float = 1.0  # how often it is done, against the others
     needs: frozenset[str] = frozenset()  # the kind of client, and the protocol
@@ -317,14 +303,12 @@ WORKLOADS: Final = (
 
 
 def choose(kit: Kit, workloads: Sequence[Workload]) -> tuple[Workload, Connection]:
-    """Return what to do next, and with what."""
     (workload,) = kit.chance.choices(workloads, [each.weight for each in workloads])
     connections = [each for each in kit.connections if workload.needs <= {each.kind, each.protocol}]
     return workload, kit.chance.choice(connections)
 
 
 def do(kit: Kit, workload: Workload, connection: Connection, signals: Signals) -> None:
-    """Do something, maybe while a signal is on its way."""
     chance = kit.chance
     if not workload.may_be_interrupted or chance.random() > 0.04:
         workload.run(kit, connection)

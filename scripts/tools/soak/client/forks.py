@@ -74,7 +74,6 @@ def _is_refused(client: Any) -> bool:
 
 
 def threads(kit: Kit, connection: Connection) -> None:
-    """Have threads make calls, some of them submitted."""
     requests = [kit.request(("identity", "halves"), 1 << 16) for _ in range(20)]
     ways = kit.chance.choices(("infer", "submit"), k=20)
     caller: Any = connection.caller

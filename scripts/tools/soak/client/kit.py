@@ -45,7 +45,6 @@ class OnLoop:
         return functools.partial(self._call, found) if callable(found) else found
 
     def result(self) -> Result:
-        """Wait for a task that was submitted."""
         result: Result = self._wait_for(self.of)
         return result
 
@@ -83,23 +82,19 @@ class Connection:
 
     @property
     def caller(self) -> ShmClient | OnLoop:
-        """The client, with the methods of a ShmClient."""
         if self._caller is None:
             self._caller = self._connect()
         return self._caller
 
     @property
     def client(self) -> Any:
-        """The client itself."""
         return self.caller.of if isinstance(self.caller, OnLoop) else self.caller
 
     def has_sealed_memory(self, model: str) -> bool:
-        """Return whether calls of a model take sealed memory."""
         known = self.client._core.known.get((model, ""))
         return bool(known and known.kind is RegionKind.SEALED)
 
     def quarantined(self) -> int:
-        """Return how many slots wait for a model."""
         return 0 if self._caller is None else self._caller.stats().quarantined
 
     def interrupt(self) -> bool | None:
@@ -118,7 +113,6 @@ class Connection:
         self._caller = None
 
     def close(self) -> None:
-        """Close the client, if there is one."""
         caller, self._caller = self._caller, None
         if caller is not None:
             caller.close()
@@ -130,7 +124,6 @@ class Connection:
         return OnLoop(self._wait_for(AsyncShmClient(self._url, **options).__aenter__()), self._wait_for)
 
     def _wait_for(self, awaitable: Awaitable[Any]) -> Any:
-        """Run the loop until something is done."""
         self._waiting = asyncio.ensure_future(awaitable, loop=self._loop)
         try:
             return self._loop.run_until_complete(self._waiting)
@@ -139,8 +132,6 @@ class Connection:
 
 
 class Kit:
-    """Of one client process."""
-
     def __init__(self, urls: Mapping[str, str], seed: int, page: memoryview) -> None:
         self.urls = urls  # by protocol
         self.chance = random.Random(seed)
@@ -156,11 +147,9 @@ class Kit:
         self._last_shapes: dict[str, tuple[int, ...]] = {}
 
     def enter(self, phase: Phase) -> None:
-        """Let the soak know what comes now."""
         self._page[PHASE] = phase
 
     def request(self, names: Sequence[str] = CALLED, most: int = LARGEST_BYTES) -> Request:
-        """Return a request of one of these models, at random."""
         request = Request.random(self.chance.choice(names), self.noise, self.chance, most)
         return replace(request, room=self.room(request.sink, request.payload.nbytes))
 
@@ -172,14 +161,12 @@ class Kit:
         return {name: byte_size} if share < 0.8 else None
 
     def infer(self, connection: Connection, request: Request, way: str = "infer", **named: Any) -> None:
-        """Make a request, and check the answer."""
         self.enter(Phase.IN_FLIGHT)
         with self.bounded(way):
             result = connection.caller.infer(*request.inputs, **{**request.options, **named})
         self.pass_call(self.check(connection, request, result, way))
 
     def prepared(self, connection: Connection, request: Request) -> PreparedCall | OnLoop:
-        """Return a call that is to be filled."""
         with self.bounded("prepare"):
             return connection.caller.prepare(*request.layout, **request.options)
 
@@ -219,7 +206,6 @@ class Kit:
         return view
 
     def checked(self, is_right: bool, *words: str) -> None:
-        """Count an answer, and that these things were done if it is right."""
         name = ", ".join(words)
         self.tally.add("requests", name)
         if not is_right:

@@ -44,12 +44,10 @@ class Noise:
         return self._slice(self._numbers, (self._random.randint(1, 2), *IMAGE_SHAPE))
 
     def photograph(self, longest_side: int) -> Array:
-        """Return a picture of random size."""
         height, width = (self._random.randint(1, longest_side) for _ in range(2))
         return self._slice(self._words.view(np.uint8), (height, width, 3))
 
     def like(self, payload: Array) -> Array:
-        """Return another payload of the same shape and dtype."""
         return self._slice(self._numbers if payload.ndim > 2 else self._words, payload.shape).view(payload.dtype)
 
     def _slice(self, source: Array, shape: tuple[int, ...]) -> Array:
@@ -79,7 +77,6 @@ class Said:
 
     @property
     def number(self) -> int:
-        """What the models make of it."""
         every = {**self.parameters, **self.headers}
         said = sorted((name, value) for name, value in every.items() if name.startswith(_PREFIX))
         return zlib.crc32(repr(said).encode())
@@ -102,8 +99,6 @@ _SLEEPS_MS: Final = (*[0] * 398, 1, 40)
 
 @dataclass(frozen=True)
 class Request:
-    """A request of a model, as the arguments of a client's methods."""
-
     model: str
     payload: Array
     said: Said = field(default_factory=Said)
@@ -142,7 +137,6 @@ class Request:
 
     @property
     def expected(self) -> Array:
-        """What the model makes of it."""
         if self.model == "multiply":
             return np.asarray(self.payload * np.float32(2))
         if self.model == "rows":
@@ -169,7 +163,6 @@ class HeldViews:
         self._held: list[tuple[Array, int, int]] = []
 
     def hold(self, view: Array, call_count: int) -> None:
-        """Keep a result for this many calls."""
         if len(self._held) < self._limit:
             self._held.append((view, _checksum(view), call_count))
 

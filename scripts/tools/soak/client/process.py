@@ -34,7 +34,6 @@ _OF_CLIENTS: Final = (f"{DEV_SHM}/{KEY_PREFIX}", f"{DEV_SHM}/{ATTACHED_PREFIX}",
 
 
 def page(fd: int) -> memoryview:
-    """Map the page that a client shares with the soak."""
     return memoryview(mmap.mmap(fd, mmap.PAGESIZE)).cast("Q")
 
 
@@ -84,7 +83,6 @@ class ClientProcess(Program):
         return Phase(self._page[PHASE])
 
     def wait_for_results(self, count: int = 1) -> bool:
-        """Wait until it has seen so many right results; return whether it has."""
         deadline = time.monotonic() + 120.0
         while self._page[VERIFIED] < count and self.is_running and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -98,7 +96,6 @@ class ClientProcess(Program):
         return time.monotonic() - self._progressed
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """End it by a signal, whatever it is at."""
         self.was_killed = True
         super().kill(number)
 

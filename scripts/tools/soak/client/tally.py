@@ -52,13 +52,11 @@ class Tally:
             return {**groups, "messages": dict(self._messages)}
 
     def take(self) -> dict[str, dict[str, Any]]:
-        """Return everything, and begin anew."""
         with self._lock:
             groups, self._groups, self._messages = self.groups(), {}, {}
         return groups
 
     def merge(self, groups: Mapping[str, Mapping[str, Any]]) -> None:
-        """Add what another tally gave with :meth:`take`."""
         with self._lock:
             for group, counts in groups.items():
                 for name, count in counts.items():

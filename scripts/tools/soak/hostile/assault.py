@@ -29,8 +29,6 @@ BESIDE: Final = "all that must not kill"
 
 
 class Answer(NamedTuple):
-    """One honest request."""
-
     began: float
     took_s: float
     error: str  # empty if it was answered

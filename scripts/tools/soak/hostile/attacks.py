@@ -246,15 +246,12 @@ def garbage(attacker: Attacker) -> Strike:
 
 
 def huge_parameters(attacker: Attacker) -> Strike:
-    """A parameter of 100 MB."""
     forged, text = attacker.forge(), "x" * (100 << 20)
     return lambda: attacker.send({**forged.begin(valid_table(DATA + 64, 64)), "much": text})
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A row of the table."""
-
     name: str
     prepare: Callable[[Attacker], Strike]
     pause_s: float  # behind each unit of work

@@ -100,7 +100,6 @@ class Attacker:
         return forged
 
     def send(self, parameters: dict[str, Any]) -> None:
-        """Send a request, and wait for its answer."""
         self.count(self.begin(parameters).get())
 
     def begin(self, parameters: dict[str, Any], answers: queue.Queue[Any] | None = None) -> queue.Queue[Any]:
@@ -112,6 +111,5 @@ class Attacker:
         return into
 
     def count(self, error: InferenceServerException | None) -> None:
-        """Count an answer."""
         message = "answered" if error is None else error.message() or ""
         self.answers[code_in(message) or message[:150]] += 1

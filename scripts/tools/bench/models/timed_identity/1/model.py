@@ -28,8 +28,7 @@ class TritonPythonModel:
             np.copyto(y.numpy(), x.numpy())
 
     def tell(self, call: Call) -> None:
-        told, self.times_ns = self.times_ns, []
-        call.put("TIMES_NS", np.array(told, np.int64))
+        call.put("TIMES_NS", np.array(self.times_ns, np.int64))
 
     def finalize(self):
         self.session.close()

@@ -51,8 +51,7 @@ class TritonPythonModel:
 
     def execute(self, requests):
         if requests[0].inputs():
-            told, self.times_ns = self.times_ns, []
-            return [pb_utils.InferenceResponse([self.backend.output("TIMES_NS", np.array(told, np.int64))])]
+            return [pb_utils.InferenceResponse([self.backend.output("TIMES_NS", np.array(self.times_ns, np.int64))])]
         begin = time.perf_counter_ns()
         try:
             responses = [self.answer(request) for request in requests]

@@ -1,4 +1,7 @@
-"""Modules that stand for CuPy and PyTorch where the driver is a fake, with arrays and kernels that are NumPy's."""
+"""Modules that stand for CuPy and PyTorch where the driver is a fake, with arrays and kernels that are NumPy's.
+
+NVIDIA's bindings and all of this package run as ever, on the fake driver; what is measured so says nothing.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +43,6 @@ class FakeStream:
 
 
 class FakeLibrary:
-    """What an array library has: streams, memory and kernels."""
-
     def __init__(self) -> None:
         self.driver = FakeDriver.load()
         self.runtime = CudaRuntime()
@@ -72,7 +73,6 @@ class FakeLibrary:
         return self.over(_TorchTensor, found.address, tuple(found.shape), found.dtype, found.device, found)
 
     def launch(self, kernel: Callable[..., object], *arrays: _Array) -> None:
-        """Put a function of NumPy arrays on the current stream."""
         with self.runtime.on(arrays[-1].device):
             self.driver.launch(self.streams[-1], lambda: kernel(*[each.peek() for each in arrays]))
 

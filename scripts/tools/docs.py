@@ -1,12 +1,16 @@
-"""Hooks of MkDocs. Above all, what pages link to outside docs/ is a page of the site, too.
+"""Build the site into site/, every warning an error; or serve it while pages are written.
 
-In the repository such a link leads to a file. The site has no address of the repository to lead to, so it carries the
-files: Markdown as it is, folders as lists, and all else as a block of code.
+Besides, the hooks of MkDocs, which imports this file. Above all, what pages link to outside docs/ is a page of the
+site, too: Markdown as it is, folders as lists, and all else as a block of code.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from posixpath import dirname, join, normpath, relpath
@@ -15,7 +19,7 @@ from typing import Any, Final
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 
-ROOT: Final = Path(__file__).resolve().parents[3]
+ROOT: Final = Path(__file__).resolve().parents[2]
 DOCS: Final = "docs/"
 CARRIED: Final = "repository/"
 LINK: Final = re.compile(r"\]\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
@@ -83,3 +87,19 @@ def _page(target: str) -> str:
     if path.suffix == ".md":
         return text
     return f"# {target}\n\n````{LANGUAGES.get(path.suffix, 'text')}\n{text}\n````\n"
+
+
+def main() -> int:
+    description = (__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(prog="scripts/docs", description=description)
+    parser.add_argument("--serve", metavar="HOST:PORT", help="serve the pages there, anew as they change")
+    arguments = parser.parse_args()
+    how = ["build", "--quiet"] if arguments.serve is None else ["serve", "--dev-addr", arguments.serve]
+    # The theme's authors tell every user of a version of MkDocs that is to come; it is none of a page's faults.
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    command = [sys.executable, "-m", "mkdocs", how[0], "--strict", *how[1:]]
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
