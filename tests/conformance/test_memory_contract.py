@@ -268,19 +268,16 @@ def numbers(found: Resolved, *, writable: bool = True) -> Any:
     return view
 
 
-def test_both_sides_see_what_the_other_writes(kind: Kind, model: Model) -> None:
+def test_both_sides_see_what_the_other_writes_to_a_views_own_bytes(kind: Kind, model: Model) -> None:
+    kind.data()[:] = 1
     array = on_host(numbers(model.map()).array)
+    array[:] = 0
+    assert np.flatnonzero(kind.data() == 0).tolist() == list(range(PLACE, PLACE + 24))
     place = kind.data()[PLACE : PLACE + 24].view(np.int32)
     place[:] = range(6)
     assert array.tolist() == [[0, 1, 2], [3, 4, 5]]
     array[1, 2] = 77
     assert place.tolist() == [0, 1, 2, 3, 4, 77]
-
-
-def test_a_view_is_its_own_bytes_and_no_others(kind: Kind, model: Model) -> None:
-    kind.data()[:] = 1
-    on_host(numbers(model.map()).array)[:] = 0
-    assert np.flatnonzero(kind.data() == 0).tolist() == list(range(PLACE, PLACE + 24))
 
 
 def test_attributes_agree_with_the_memory(kind: Kind, model: Model) -> None:
@@ -298,10 +295,6 @@ def test_memory_knows_its_own_arrays_by_their_place(kind: Kind, model: Model) ->
         assert memory.offset_of(memory.bytes()[::2]) is None
     other = np.zeros(4, np.uint8) if memory.device is not None else array_on(kind.cuda, [1, 2], DEVICE)
     assert memory.offset_of(other) is None
-
-
-def test_parts_of_one_memory_know_that_they_are(model: Model) -> None:
-    memory = model.map().mapped.memory
     assert memory.part(0, 10).follows(memory.part(10, 10))
     assert not memory.follows(HostMemory(np.empty(10, np.uint8)))
     assert not HostMemory(np.empty(10, np.uint8)).follows(memory)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -16,12 +17,12 @@ import pytest
 from shm_backend_utils.errors import ClosedError, RegionGoneError, RegionRefusedError
 from shm_backend_utils.memory.managed import ManagedRegion, RegionKind
 from shm_backend_utils.model.mapping.mapped import MappedRegion
-from shm_backend_utils.protocol.layout import SlotRecord
 from tests.opened import open_region
 from tests.unit.gpu.fakes import wait_until
 
 FIELD: Final = "regions[0]"
 SLOTS: Final = 3
+MAPS: Final = Path("/proc/self/maps")
 
 
 class Kind:
@@ -116,13 +117,10 @@ def abandoned(kind: Kind) -> Iterator[tuple[subprocess.Popen[str], ManagedRegion
         region.close()
 
 
-def test_a_new_region_has_its_slots_and_zeros(region: ManagedRegion) -> None:
+def test_a_new_region_is_zeros_and_the_same_for_the_peer(region: ManagedRegion, peer: ManagedRegion) -> None:
     assert region.header.slot_count == SLOTS
     assert region.data().nbytes >= 1000
     assert not region.data().any()
-
-
-def test_the_peer_sees_the_same_region(region: ManagedRegion, peer: ManagedRegion) -> None:
     assert (peer.header, peer.data_offset) == (region.header, region.data_offset)
     assert peer.segment.identity == region.segment.identity
 
@@ -147,29 +145,22 @@ def test_a_region_in_dev_shm_opens_with_nothing_that_is_no_token(token: str) -> 
         region.close()
 
 
-def test_bytes_cross_processes_both_ways(kind: Kind, region: ManagedRegion) -> None:
+def test_bytes_tables_and_results_cross_processes_both_ways(kind: Kind, region: ManagedRegion) -> None:
     region.data()[:4] = [1, 2, 3, 4]
-    run_peer(kind, region, "region.data()[4:8] = region.data()[:4] * 2\nregion.close()")
-    assert region.data()[:8].tolist() == [1, 2, 3, 4, 2, 4, 6, 8]
-
-
-def test_a_table_reaches_the_peer(kind: Kind, region: ManagedRegion) -> None:
     region.record(2).begin(5, b"table" * 3)
-    program = "record = region.record(2)\nprint(record.generation, bytes(record.request[8:23]).decode())\n"
-    assert run_peer(kind, region, program) == "5 tabletabletable"
-
-
-def results_in(record: SlotRecord) -> bytes:
-    """Return everything in the model's half of a record behind the two stamps."""
-    return bytes(record.results)[-record.results_room :]
-
-
-def test_results_reach_the_owner(kind: Kind, region: ManagedRegion) -> None:
     region.record(1).generation = 5
-    run_peer(kind, region, "record = region.record(1)\nrecord.start(5)\nrecord.complete(5, b'{}' * 9)\n")
+    found = run_peer(
+        kind,
+        region,
+        "region.data()[4:8] = region.data()[:4] * 2\n"
+        "record = region.record(2)\nprint(record.generation, bytes(record.request[8:23]).decode())\n"
+        "record = region.record(1)\nrecord.start(5)\nrecord.complete(5, b'{}' * 9)\n",
+    )
+    assert region.data()[:8].tolist() == [1, 2, 3, 4, 2, 4, 6, 8]
+    assert found == "5 tabletabletable"
     record = region.record(1)
     assert (record.started, record.completed) == (5, 5)
-    assert results_in(record)[:18] == b"{}" * 9
+    assert bytes(record.results)[-record.results_room :][:18] == b"{}" * 9
 
 
 def test_there_are_no_more_slots_than_were_made(region: ManagedRegion) -> None:
@@ -193,22 +184,15 @@ def test_an_open_peer_is_no_owner(kind: Kind, region: ManagedRegion, peer: Manag
         pytest.param(lambda process: process.send_signal(signal.SIGKILL), id="SIGKILL"),
     ],
 )
-def test_the_peer_knows_that_the_owner_died(
-    abandoned: tuple[subprocess.Popen[str], ManagedRegion], end: Callable[[subprocess.Popen[str]], object]
+def test_the_peer_knows_that_the_owner_died_whose_bytes_stay_while_held(
+    abandoned: tuple[subprocess.Popen[str], ManagedRegion], end: Callable[[subprocess.Popen[str]], object], kind: Kind
 ) -> None:
     process, region = abandoned
-    mapped = MappedRegion(region)
+    mapped, data = MappedRegion(region), region.data()
     assert (region.is_orphaned, mapped.is_abandoned) == (False, False)
     end(process)
     process.wait()
     assert (region.is_orphaned, mapped.is_abandoned) == (True, True)
-
-
-def test_bytes_of_the_dead_stay_while_held(abandoned: tuple[subprocess.Popen[str], ManagedRegion], kind: Kind) -> None:
-    process, region = abandoned
-    data = region.data()
-    process.send_signal(signal.SIGKILL)
-    process.wait()
     kind.remove(region)
     data[:] = 5
     assert set(data.tolist()) == {5}
@@ -250,20 +234,10 @@ def test_memory_goes_with_the_last_array(region: ManagedRegion) -> None:
     array = region.data()
     inode = f" {region.segment.identity[1]} "
     region.close()
-    assert inode in maps()
+    assert inode in MAPS.read_text()
     del array
     gc.collect()
-    assert inode not in maps()
-
-
-def maps() -> str:
-    with open("/proc/self/maps") as file:
-        return file.read()
-
-
-def test_closing_twice_is_fine(region: ManagedRegion) -> None:
-    region.close()
-    region.close()
+    assert inode not in MAPS.read_text()
 
 
 @pytest.mark.parametrize(
@@ -279,25 +253,20 @@ def test_closing_twice_is_fine(region: ManagedRegion) -> None:
 )
 def test_a_closed_region_says_so(region: ManagedRegion, use: Callable[[ManagedRegion], object]) -> None:
     region.close()
+    region.close()
     with pytest.raises(ClosedError, match="is closed"):
         use(region)
 
 
-def test_a_removed_region_cannot_be_opened(kind: Kind, region: ManagedRegion) -> None:
-    kind.remove(region)
-    with pytest.raises(RegionGoneError):
-        kind.open(region, region.header.token.hex())
-
-
-def test_the_peer_knows_how_large_the_region_is_and_that_it_was_removed(
-    kind: Kind, region: ManagedRegion, peer: ManagedRegion
-) -> None:
+def test_the_peer_knows_its_size_and_its_removal(kind: Kind, region: ManagedRegion, peer: ManagedRegion) -> None:
     peer.segment.check(peer.header.byte_size, FIELD)
     with pytest.raises(RegionRefusedError):
         peer.segment.check(peer.header.byte_size + 1, FIELD)
     kind.remove(region)
     with pytest.raises(RegionGoneError):
         peer.segment.check(peer.header.byte_size, FIELD)
+    with pytest.raises(RegionGoneError):
+        kind.open(region, region.header.token.hex())
 
 
 def test_no_descriptor_stays_open(kind: Kind) -> None:

@@ -9,36 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from . import (
-    calls,
-    capsules,
-    configurations,
-    functions,
-    logging,
-    metrics,
-    numpy_1_stub,
-    requests,
-    responses,
-    senders,
-    strings,
-    tensors,
-)
+from . import calls, capsules, configurations, functions, metrics, numpy_1_stub, requests, responses, strings, tensors
 
 __all__ = ["CHECKS", "FAULT_CHECKS"]
 
-_MODULES: Final = (
-    calls,
-    capsules,
-    configurations,
-    functions,
-    logging,
-    metrics,
-    requests,
-    responses,
-    senders,
-    strings,
-    tensors,
-)
+_MODULES: Final = (calls, capsules, configurations, functions, metrics, requests, responses, strings, tensors)
 CHECKS: Final[dict[str, Callable[[Any, Any], None]]] = {
     f"{module.__name__.rpartition('.')[2]}.{name}": check
     for module in _MODULES

@@ -29,20 +29,13 @@ def _said(response: Any) -> Any:
     return {tensor.name(): tensor.as_numpy().tolist() for tensor in response.output_tensors()}
 
 
-def check_a_call_comes_back(pb_utils: Any, request: Any) -> None:
-    response = _call(pb_utils).exec()
-    assert isinstance(response, pb_utils.InferenceResponse)
-    same(_said(response), {"Y": [0.0, 1.0, 2.0]})
-    assert response.output_tensors()[0].as_numpy().flags.writeable
-
-
-def check_a_call_that_names_no_output_gets_all(pb_utils: Any, request: Any) -> None:
-    same(_said(_call(pb_utils, requested_output_names=[]).exec()), {"Y": [0.0, 1.0, 2.0]})
-
-
-def check_a_call_can_be_made_again(pb_utils: Any, request: Any) -> None:
+def check_a_call_comes_back_each_time_and_with_all_outputs_if_it_names_none(pb_utils: Any, request: Any) -> None:
     call = _call(pb_utils)
-    same(_said(call.exec()), _said(call.exec()))
+    response = call.exec()
+    assert isinstance(response, pb_utils.InferenceResponse)
+    assert response.output_tensors()[0].as_numpy().flags.writeable
+    for each in (response, call.exec(), _call(pb_utils, requested_output_names=[]).exec()):
+        same(_said(each), {"Y": [0.0, 1.0, 2.0]})
 
 
 def check_an_input_is_what_it_was_when_it_was_sent_first(pb_utils: Any, request: Any) -> None:
@@ -71,16 +64,13 @@ def check_no_elements_travel(pb_utils: Any, request: Any) -> None:
 
 
 @since("2.71")
-def check_a_model_that_is_not_there(pb_utils: Any, request: Any) -> None:
+def check_a_model_or_a_version_that_is_not_there(pb_utils: Any, request: Any) -> None:
     text = UNKNOWN.format("none")
-    response = _call(pb_utils, model_name="none").exec()
-    same(_said(response), text)
-    same(response.output_tensors(), [])
+    call = _call(pb_utils, model_name="none")
+    response = call.exec()
+    same((_said(response), response.output_tensors()), (text, []))
     assert response.error().code() == pb_utils.TritonError.INTERNAL
-
-
-@since("2.71")
-def check_a_version_that_is_not_there(pb_utils: Any, request: Any) -> None:
+    same([_said(each) for each in call.exec(decoupled=True)], [text])
     text = "Model echo - Error when running inference: Request for unknown model: 'echo' version 3 is not found"
     same(_said(_call(pb_utils, model_version=3).exec()), text)
 
@@ -115,39 +105,24 @@ def check_a_decoupled_model_needs_the_word(pb_utils: Any, request: Any) -> None:
     same(_said(_call(pb_utils, model_name="repeat").exec()), text)
 
 
-def check_responses_of_a_decoupled_model_come_one_by_one(pb_utils: Any, request: Any) -> None:
+def check_responses_of_a_decoupled_model_come_one_by_one_and_again(pb_utils: Any, request: Any) -> None:
     responses = _call(pb_utils, model_name="repeat").exec(decoupled=True)
     same(type(responses).__name__, "ResponseIterator")
     assert iter(responses) is responses
-    same([_said(response) for response in responses], [{"Y": [0.0]}, {"Y": [1.0]}, {"Y": [2.0]}, {}])
-    refused(StopIteration, "Iteration is done for the responses.", lambda: next(responses))
-
-
-def check_responses_can_be_had_again(pb_utils: Any, request: Any) -> None:
-    responses = _call(pb_utils, model_name="repeat").exec(decoupled=True)
     first = list(responses)
-    second = list(responses)
-    same(len(second), 4)
-    assert all(one is other for one, other in zip(first, second, strict=True))
+    same([_said(response) for response in first], [{"Y": [0.0]}, {"Y": [1.0]}, {"Y": [2.0]}, {}])
+    refused(StopIteration, "Iteration is done for the responses.", lambda: next(responses))
+    assert all(one is other for one, other in zip(first, list(responses), strict=True))
 
 
-@since("2.71")
-def check_a_refused_call_is_one_response(pb_utils: Any, request: Any) -> None:
-    text = UNKNOWN.format("none")
-    same([_said(response) for response in _call(pb_utils, model_name="none").exec(decoupled=True)], [text])
-
-
-def check_an_asynchronous_call_needs_a_loop(pb_utils: Any, request: Any) -> None:
-    refused(RuntimeError, "no running event loop", lambda: _call(pb_utils).async_exec())
-
-
-def check_asynchronous_calls_come_back(pb_utils: Any, request: Any) -> None:
+def check_asynchronous_calls_need_a_loop_and_come_back(pb_utils: Any, request: Any) -> None:
     async def both() -> Any:
         future = _call(pb_utils).async_exec()
         assert isinstance(future, asyncio.Future)
         responses = await _call(pb_utils, model_name="repeat").async_exec(decoupled=True)
         return _said(await future), [_said(response) for response in responses]
 
+    refused(RuntimeError, "no running event loop", lambda: _call(pb_utils).async_exec())
     same(asyncio.run(both()), ({"Y": [0.0, 1.0, 2.0]}, [{"Y": [0.0]}, {"Y": [1.0]}, {"Y": [2.0]}, {}]))
 
 

@@ -35,65 +35,33 @@ def check_requests_can_be_batched(pb_utils: Any, request: Any) -> None:
     same(config.as_dict()["dynamic_batching"], {"max_queue_delay_microseconds": 5})
 
 
-def check_tensors_are_added(pb_utils: Any, request: Any) -> None:
-    config = _config(pb_utils)
-    config.add_input({**X, "optional": True})
-    config.add_output(X)
-    same(config.as_dict()["input"], [{**X, "optional": True}])
-    same(config.as_dict()["output"], [X])
-    config.add_input({**X, "name": "W"})
-    same([tensor["name"] for tensor in config.as_dict()["input"]], ["X", "W"])
-
-
-def check_what_is_said_may_be_said_again(pb_utils: Any, request: Any) -> None:
-    config = _config(pb_utils, input=[dict(X)], output=[dict(X)])
-    config.add_input(X)
-    config.add_output(X)
-    same((config.as_dict()["input"], config.as_dict()["output"]), ([X], [X]))
-    config.add_input({**X, "optional": True})
-    same(config.as_dict()["input"], [{**X, "optional": True}])
-
-
-def check_what_is_missing_is_completed(pb_utils: Any, request: Any) -> None:
+def check_tensors_are_added_completed_and_said_again(pb_utils: Any, request: Any) -> None:
     config = _config(pb_utils, input=[{"name": "X", "data_type": "TYPE_INVALID", "dims": []}])
-    config.add_input(X)
-    same(config.as_dict()["input"], [X])
+    for _ in range(2):
+        config.add_input(X)
+        config.add_output(X)
+        same((config.as_dict()["input"], config.as_dict()["output"]), ([X], [X]))
+    config.add_input({**X, "optional": True})
+    config.add_input({**X, "name": "W"})
+    same(config.as_dict()["input"], [{**X, "optional": True}, {**X, "name": "W"}])
 
 
-def check_other_properties_are_refused(pb_utils: Any, request: Any) -> None:
-    config = _config(pb_utils)
+def check_what_is_missing_unknown_or_otherwise_is_refused(pb_utils: Any, request: Any) -> None:
+    config = _config(pb_utils, input=[dict(X)], output=[dict(X)])
     text = f"input 'X' {IN} contains property other than 'name', 'data_type', 'dims' and 'optional'."
     refused(ValueError, text, lambda: config.add_input({**X, "format": 1}))
     text = f"output 'X' {IN} contains property other than 'name', 'data_type' and 'dims'."
     refused(ValueError, text, lambda: config.add_output({**X, "optional": True}))
     refused(KeyError, "'name'", lambda: config.add_input({"format": 1}))
-
-
-def check_a_missing_property_is_refused(pb_utils: Any, request: Any) -> None:
-    config = _config(pb_utils)
+    dims = "model 'm', tensor 'X': the model expects dims [2, -1] but the model configuration specifies dims [1]"
     for side, add in (("input", config.add_input), ("output", config.add_output)):
+        expects = f"configuration expects datatype TYPE_FP32 for {side} 'X', model provides TYPE_INT8"
         refused(ValueError, f"{side} {IN} is missing 'name' property.", add, {"dims": [1]})
-        text = f"{side} 'X' {IN} is missing 'data_type' property."
-        refused(ValueError, text, add, {"name": "X", "dims": [1]})
-        text = f"{side} 'X' {IN} is missing 'dims' property."
-        refused(ValueError, text, add, {"name": "X", "data_type": "TYPE_FP32"})
-
-
-def check_another_type_is_refused(pb_utils: Any, request: Any) -> None:
-    config = _config(pb_utils, input=[dict(X)], output=[dict(X)])
-    for side, add in (("input", config.add_input), ("output", config.add_output)):
-        text = (
-            f"unable to load model 'm', configuration expects datatype TYPE_FP32 for {side} 'X', model provides "
-            "TYPE_INT8"
-        )
-        refused(ValueError, text, add, {**X, "data_type": "TYPE_INT8"})
-
-
-def check_other_dims_are_refused(pb_utils: Any, request: Any) -> None:
-    config = _config(pb_utils, input=[dict(X)], output=[dict(X)])
-    text = "model 'm', tensor 'X': the model expects dims [2, -1] but the model configuration specifies dims [1]"
-    for add in (config.add_input, config.add_output):
-        refused(ValueError, text, add, {**X, "dims": [2, -1]})
+        refused(ValueError, f"{side} 'X' {IN} is missing 'data_type' property.", add, {"name": "X", "dims": [1]})
+        typed = {"name": "X", "data_type": "TYPE_FP32"}
+        refused(ValueError, f"{side} 'X' {IN} is missing 'dims' property.", add, typed)
+        refused(ValueError, f"unable to load model 'm', {expects}", add, {**X, "data_type": "TYPE_INT8"})
+        refused(ValueError, dims, add, {**X, "dims": [2, -1]})
 
 
 def check_a_model_may_be_decoupled(pb_utils: Any, request: Any) -> None:

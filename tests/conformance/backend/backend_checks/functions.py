@@ -1,4 +1,4 @@
-"""Functions and constants of the module."""
+"""Functions and constants of the module, and the server's log."""
 
 from __future__ import annotations
 
@@ -25,15 +25,12 @@ def check_the_module_has_these_names(pb_utils: Any, request: Any) -> None:
     same(found, PUBLIC.split())
 
 
-def check_inputs_are_found_by_name(pb_utils: Any, request: Any) -> None:
+def check_inputs_and_configurations_are_found_by_name(pb_utils: Any, request: Any) -> None:
     find = pb_utils.get_input_tensor_by_name
     same(find(request, "X").name(), "X")
     assert find(request, "Z") is None
     assert find(request, None) is None
     same(find(inference_request=request, name="X").shape(), named(request, "X").shape())
-
-
-def check_configurations_are_found_by_name(pb_utils: Any, request: Any) -> None:
     x, y = {"name": "X", "dims": [1]}, {"name": "Y"}
     config = {"input": [{"name": "W"}, x], "output": [y]}
     assert pb_utils.get_input_config_by_name(config, "X") is x
@@ -50,7 +47,7 @@ def check_a_configuration_says_whether_a_model_is_decoupled(pb_utils: Any, reque
     refused(KeyError, None, lambda: asked({"model_transaction_policy": {}}))
 
 
-def check_types_by_number(pb_utils: Any, request: Any) -> None:
+def check_types_by_number_and_by_the_configurations_name(pb_utils: Any, request: Any) -> None:
     for number, name in enumerate(TYPES, 1):
         assert pb_utils.triton_to_numpy_type(number) is getattr(np, name)
         same(pb_utils.numpy_to_triton_type(getattr(np, name)), number)
@@ -59,13 +56,8 @@ def check_types_by_number(pb_utils: Any, request: Any) -> None:
         assert pb_utils.triton_to_numpy_type(other) is None
     same(pb_utils.numpy_to_triton_type(np.bytes_), 13)
     assert pb_utils.numpy_to_triton_type(np.complex64) is None
-
-
-def check_types_by_the_configurations_name(pb_utils: Any, request: Any) -> None:
     find = pb_utils.triton_string_to_numpy
-    assert find("TYPE_BOOL") is bool
-    assert find("TYPE_FP16") is np.float16
-    assert find("TYPE_STRING") is np.object_
+    same([find(f"TYPE_{name}") for name in ("BOOL", "FP16", "STRING")], [bool, np.float16, np.object_])
     for name in ("TYPE_BF16", "FP32", "TYPE_BYTES", ""):
         refused(KeyError, None, find, name)
     same(len(pb_utils.TRITON_STRING_TO_NUMPY), 13)
@@ -78,3 +70,13 @@ def check_a_model_knows_its_folder(pb_utils: Any, request: Any) -> None:
     assert type(folder) is str
     same((Path(folder) / "model.py").is_file(), True)
     same(Path(folder).name, "1")
+
+
+def check_every_level_of_the_log_has_a_function_and_a_name(pb_utils: Any, request: Any) -> None:
+    logger = pb_utils.Logger
+    for write in (logger.log, logger.log_info, logger.log_warn, logger.log_error, logger.log_verbose):
+        assert write("a ü line") is None
+        assert write(message="a line") is None
+    for level in (logger.INFO, logger.WARNING, logger.ERROR, logger.VERBOSE, logger.LogLevel.INFO):
+        assert logger.log("a line", level) is None
+        assert logger.log(message="a line", level=level) is None

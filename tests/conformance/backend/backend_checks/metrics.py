@@ -33,22 +33,13 @@ def check_a_counter_counts(pb_utils: Any, request: Any) -> None:
     same(metric.value() - before, 4.5)
 
 
-def check_a_gauge_goes_both_ways(pb_utils: Any, request: Any) -> None:
-    family = _family(pb_utils, "GAUGE")
-    metric = family.Metric(labels={"check": "ways"})
-    metric.set(3.5)
-    metric.increment(-5)
-    same(metric.value(), -1.5)
-    metric.set(2**70)
-    same(metric.value(), 2.0**70)
-
-
-def check_labels_tell_series_apart(pb_utils: Any, request: Any) -> None:
+def check_a_gauge_goes_both_ways_and_labels_tell_series_apart(pb_utils: Any, request: Any) -> None:
     family = _family(pb_utils, "GAUGE")
     one, other, again = (family.Metric(labels={"check": name}) for name in ("one", "other", "one"))
-    one.set(1)
-    other.set(2)
-    same(again.value(), 1.0)
+    one.set(3.5)
+    other.set(2**70)
+    one.increment(-5)
+    same((again.value(), other.value()), (-1.5, 2.0**70))
 
 
 def check_series_go_with_their_family(pb_utils: Any, request: Any) -> None:
@@ -58,23 +49,21 @@ def check_series_go_with_their_family(pb_utils: Any, request: Any) -> None:
     metric.increment(3)
     del family
     gc.collect()
-    refused(pb_utils.TritonModelException, f"Failed to get metric value: {GONE}", metric.value)
-    refused(pb_utils.TritonModelException, f"Failed to increment metric value: {GONE}", lambda: metric.increment(1))
-    refused(pb_utils.TritonModelException, f"Failed to set metric value: {GONE}", lambda: metric.set(1))
-    refused(pb_utils.TritonModelException, f"Failed to observe metric value: {GONE}", lambda: metric.observe(1))
+    for deed, call in (
+        ("get", metric.value),
+        ("increment", lambda: metric.increment(1)),
+        ("set", lambda: metric.set(1)),
+        ("observe", lambda: metric.observe(1)),
+    ):
+        refused(pb_utils.TritonModelException, f"Failed to {deed} metric value: {GONE}", call)
     family = families("checked_going", "what", families.COUNTER)
     same(family.Metric().value(), 0.0)
 
 
-def check_a_histogram_observes(pb_utils: Any, request: Any) -> None:
-    family = _family(pb_utils, "HISTOGRAM")
-    metric = family.Metric(labels={"check": "observes"}, buckets=[1, 2.5])
-    assert metric.observe(1) is None
-    family.Metric(labels={"check": "one bucket"}, buckets=[])
-
-
-def check_buckets_are_a_histograms(pb_utils: Any, request: Any) -> None:
+def check_a_histogram_observes_and_has_buckets(pb_utils: Any, request: Any) -> None:
     counter, histogram = _family(pb_utils, "COUNTER"), _family(pb_utils, "HISTOGRAM")
+    assert histogram.Metric(labels={"check": "observes"}, buckets=[1, 2.5]).observe(1) is None
+    histogram.Metric(labels={"check": "one bucket"}, buckets=[])
     error, start = pb_utils.TritonModelException, "Failed to create metric."
     refused(error, f"{start} Unexpected buckets found.", lambda: counter.Metric(buckets=[1]))
     refused(error, f"{start} Buckets must be a list.", lambda: counter.Metric(buckets=(1,)))
@@ -88,34 +77,35 @@ def check_what_metrics_refuse(pb_utils: Any, request: Any) -> None:
     kinds = type(_family(pb_utils, "COUNTER"))
     counter, gauge, histogram = (_family(pb_utils, kind) for kind in ("COUNTER", "GAUGE", "HISTOGRAM"))
     counted, gauged, observed = counter.Metric(), gauge.Metric(), histogram.Metric(buckets=[1])
-    monotonic = "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by non-negative values."
-    for text, call in (
-        (f"Failed to increment metric value: {REFUSED}{monotonic}", lambda: counted.increment(-1)),
-        (f"Failed to set metric value: {REFUSED}{KIND}COUNTER does not support Set", lambda: counted.set(1)),
+    monotonic = f"{KIND}COUNTER can only be incremented monotonically by non-negative values."
+    for deed, text, call in (
+        ("Failed to increment metric value", monotonic, lambda: counted.increment(-1)),
+        ("Failed to set metric value", f"{KIND}COUNTER does not support Set", lambda: counted.set(1)),
+        ("Failed to observe metric value", f"{KIND}COUNTER does not support Observe", lambda: counted.observe(1)),
+        ("Failed to observe metric value", f"{KIND}GAUGE does not support Observe", lambda: gauged.observe(1)),
+        ("Failed to set metric value", f"{KIND}HISTOGRAM does not support Set", lambda: observed.set(1)),
         (
-            f"Failed to observe metric value: {REFUSED}{KIND}COUNTER does not support Observe",
-            lambda: counted.observe(1),
-        ),
-        (f"Failed to observe metric value: {REFUSED}{KIND}GAUGE does not support Observe", lambda: gauged.observe(1)),
-        (f"Failed to set metric value: {REFUSED}{KIND}HISTOGRAM does not support Set", lambda: observed.set(1)),
-        (
-            f"Failed to increment metric value: {REFUSED}{KIND}HISTOGRAM does not support Increment",
+            "Failed to increment metric value",
+            f"{KIND}HISTOGRAM does not support Increment",
             lambda: observed.increment(1),
         ),
-        (f"Failed to get metric value: {REFUSED}{KIND}HISTOGRAM does not support Value", observed.value),
-        (f"Error when creating MetricFamily: {REFUSED}Invalid metric name", lambda: kinds("9a", "d", kinds.COUNTER)),
+        ("Failed to get metric value", f"{KIND}HISTOGRAM does not support Value", observed.value),
+        ("Error when creating MetricFamily", "Invalid metric name", lambda: kinds("9a", "d", kinds.COUNTER)),
         (
-            f"Error when creating MetricFamily: {REFUSED}Family name already exists with different type",
+            "Error when creating MetricFamily",
+            "Family name already exists with different type",
             lambda: kinds("checked_counter", "what", kinds.GAUGE),
         ),
-        (f"Error when creating Metric: {REFUSED}Invalid label name", lambda: counter.Metric(labels={1: "c"})),
+        ("Error when creating Metric", "Invalid label name", lambda: counter.Metric(labels={1: "c"})),
         (
-            f"Error when creating Metric: {REFUSED}attempt to access JSON non-string as string",
+            "Error when creating Metric",
+            "attempt to access JSON non-string as string",
             lambda: counter.Metric(labels={"a": 1}),
         ),
         (
-            f"Error when creating Metric: {REFUSED}Bucket Boundaries must be strictly sorted",
+            "Error when creating Metric",
+            "Bucket Boundaries must be strictly sorted",
             lambda: histogram.Metric(labels={"q": "r"}, buckets=[1, 1]),
         ),
     ):
-        refused(pb_utils.TritonModelException, text, call)
+        refused(pb_utils.TritonModelException, f"{deed}: {REFUSED}{text}", call)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import numpy as np
@@ -30,55 +31,40 @@ def check_a_tensor_of_strings_is_its_array(pb_utils: Any, request: Any) -> None:
         tensor = pb_utils.Tensor("Y", array)
         assert tensor.as_numpy() is array
         same(tensor.shape(), list(array.shape))
-
-
-def check_text_of_numpys_own_is_refused(pb_utils: Any, request: Any) -> None:
     text = "NumPy dtype is not supported."
     refused(pb_utils.TritonModelException, text, lambda: pb_utils.Tensor("Y", np.array(["a"])))
 
 
-def check_strings_are_packed_after_their_lengths(pb_utils: Any, request: Any) -> None:
+def check_strings_are_packed_after_their_lengths_without_numpys_last_zeros(pb_utils: Any, request: Any) -> None:
     array = np.array([[b"ab", "ü"], [7, b""]], object)
     packed = b"\2\0\0\0ab\2\0\0\0\xc3\xbc\1\0\0\0007\0\0\0\0"
     same(pb_utils.serialize_byte_tensor(array), packed)
     same(pb_utils.serialize_byte_tensor(array.T.copy().T), packed)
-
-
-def check_numpys_bytes_are_packed_without_their_last_zeros(pb_utils: Any, request: Any) -> None:
     same(pb_utils.serialize_byte_tensor(np.array([b"a\0", b"bc"])), b"\1\0\0\0a\2\0\0\0bc")
 
 
-def check_packed_strings_are_unpacked(pb_utils: Any, request: Any) -> None:
+def check_packed_strings_are_unpacked_unless_they_are_cut(pb_utils: Any, request: Any) -> None:
     found = pb_utils.deserialize_bytes_tensor(b"\2\0\0\0ab\0\0\0\0\1\0\0\0c")
     same(found.dtype, np.dtype(object))
     same(found.tolist(), [b"ab", b"", b"c"])
     same(pb_utils.deserialize_bytes_tensor(b"").shape, (0,))
+    for cut in (b"\2\0\0\0a", b"\2\0\0"):
+        refused(struct.error, None, pb_utils.deserialize_bytes_tensor, cut)
 
 
-def check_packed_strings_that_are_cut_are_refused(pb_utils: Any, request: Any) -> None:
-    import struct
-
-    refused(struct.error, None, lambda: pb_utils.deserialize_bytes_tensor(b"\2\0\0\0a"))
-    refused(struct.error, None, lambda: pb_utils.deserialize_bytes_tensor(b"\2\0\0"))
-
-
-def check_strings_leave_as_they_were_when_the_tensor_was_made(pb_utils: Any, request: Any) -> None:
+def check_strings_come_back_in_their_shape_and_as_they_were_at_first(pb_utils: Any, request: Any) -> None:
+    for array in (np.array([[b"a", "ü", 7]], object), np.array([[b"ab\0", b"c"]]), np.zeros((2, 0), object)):
+        found = _echoed(pb_utils, pb_utils.Tensor("WORDS", array))
+        same(found.shape, array.shape)
+        assert all(type(word) is bytes for word in found.ravel())
     array = np.array([[b"before"]], object)
     tensor = pb_utils.Tensor("WORDS", array)
     array[0, 0] = b"after"
-    response = pb_utils.InferenceRequest(
-        model_name="echo_words", inputs=[tensor], requested_output_names=["WORDS"]
-    ).exec()
-    same(response.output_tensors()[0].as_numpy().tolist(), [[b"before"]])
+    same(_echoed(pb_utils, tensor).tolist(), [[b"before"]])
 
 
-def check_strings_come_back_in_their_shape(pb_utils: Any, request: Any) -> None:
-    for array in (np.array([[b"a", "ü", 7]], object), np.array([[b"ab\0", b"c"]]), np.zeros((2, 0), object)):
-        tensor = pb_utils.Tensor("WORDS", array)
-        response = pb_utils.InferenceRequest(
-            model_name="echo_words", inputs=[tensor], requested_output_names=["WORDS"]
-        ).exec()
-        assert not response.has_error(), response.error().message()
-        found = response.output_tensors()[0].as_numpy()
-        same(found.shape, array.shape)
-        assert all(type(word) is bytes for word in found.ravel())
+def _echoed(pb_utils: Any, tensor: Any) -> Any:
+    call = pb_utils.InferenceRequest(model_name="echo_words", inputs=[tensor], requested_output_names=["WORDS"])
+    response = call.exec()
+    assert not response.has_error(), response.error().message()
+    return response.output_tensors()[0].as_numpy()
