@@ -25,7 +25,7 @@ from shm_backend_utils.server.install import FOLDER_VARIABLE, default_folder
 from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
 from shm_backend_utils.testing.leak_probe import ShmLeakProbe
 from tests.crash.gate import Gate
-from tests.crash.server_options import ONCE, installation_with
+from tests.crash.servers import ONCE, installation_with
 from tests.e2e.loading_server import models_named_by, side_by_side
 from tests.releases import refusals
 from tests.selection import left_out

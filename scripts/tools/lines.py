@@ -30,7 +30,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 6_645,
     "scripts": 9_860,
     "scripts/tools/bench": 2_740,
-    "tests": 57_428,
+    "tests": 56_469,
     "docs": 3_472,
 }
 """By folder, or by pattern of files: the most lines."""

@@ -15,7 +15,7 @@ from shm_backend_utils.client import ShmClient
 from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.faults.at_hand import MortalServer
 
-from .server_options import ONCE, installation_with
+from .servers import ONCE, installation_with
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = (ROOT / "model_repository" / "identity", ROOT / "tests" / "models" / "crash_stages")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +19,30 @@ from shm_backend_utils.server import EmbeddedServer
 
 from ..e2e.eventually import DEADLINE_S, eventually
 
-__all__ = ["eventually", "held_regions", "infer_until_answered", "open_region_of", "region_of", "regions_of", "stub_of"]
+__all__ = [
+    "eventually",
+    "held_regions",
+    "infer_until_answered",
+    "open_region_of",
+    "region_of",
+    "regions_of",
+    "standing",
+    "stub_of",
+]
+
+
+@contextlib.contextmanager
+def standing(*words: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a Python program as far as it says that it is here; it is killed at the end, if it was not before."""
+    with subprocess.Popen(
+        [sys.executable, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "here\n"
+            yield process
+        finally:
+            process.kill()
 
 
 def infer_until_answered(call: PreparedCall) -> Result:

@@ -22,7 +22,7 @@ from tests.releases import outlives_models
 from ..e2e.flavours import FLAVOURS, TWO_FLAVOURS, AnyCall, AnyClient, client_of, url_of
 from ..e2e.loading_server import LoadingServer, side_by_side
 from .processes import stub_of
-from .server_options import ONCE
+from .servers import ONCE
 
 Case = tuple[str, PathName]
 PATHS: tuple[PathName, ...] = ("direct", "triton-shm", "inline")

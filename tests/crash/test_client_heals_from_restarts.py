@@ -131,9 +131,7 @@ def test_a_server_that_dies_and_comes_back_is_called_again(mortal: MortalServer)
 
 
 @pytest.mark.parametrize("path", SHARED_PATHS)
-def test_a_server_too_slow_to_say_what_it_shares_is_asked_again_and_the_page_that_it_was_asked_with_goes(
-    mortal: MortalServer, client: AnyClient, path: PathName
-) -> None:
+def test_a_server_too_slow_to_answer_is_asked_again(mortal: MortalServer, client: AnyClient, path: PathName) -> None:
     with pytest.raises(TensorError):  # the model is known now, but not yet which paths are open
         client.infer("identity", {"WRONG": X})
     with stopped(mortal), pytest.raises(DeadlineExceededError):
@@ -141,18 +139,14 @@ def test_a_server_too_slow_to_say_what_it_shares_is_asked_again_and_the_page_tha
     assert error_of(client, path) is None
 
 
-def test_a_registration_that_got_no_answer_is_undone_when_the_client_closes(
-    mortal: MortalServer, client: AnyClient
-) -> None:
+def test_a_registration_without_an_answer_is_undone_with_the_client(mortal: MortalServer, client: AnyClient) -> None:
     client.infer("identity", {"INPUT0": X}, path="inline").release()  # all that is asked before is known
     with stopped(mortal), pytest.raises(DeadlineExceededError):
         client.infer("identity", {"INPUT0": X}, path="triton-shm", timeout_s=0.2)
     assert error_of(client, "triton-shm") is None
 
 
-def test_memory_whose_unregistration_got_no_answer_does_not_stay_registered(
-    mortal: MortalServer, client: AnyClient
-) -> None:
+def test_an_unregistration_without_an_answer_is_made_again(mortal: MortalServer, client: AnyClient) -> None:
     client.infer("identity", {"INPUT0": X}, path="triton-shm").release()
     larger = np.tile(X, 50)  # its memory takes the place of the other, which is unregistered
     with stopped(mortal), pytest.raises(DeadlineExceededError):

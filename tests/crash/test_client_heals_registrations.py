@@ -61,7 +61,7 @@ def counts(client: AnyClient) -> Any:
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
-def test_a_region_that_somebody_unregistered_is_registered_again(
+def test_an_unregistered_region_is_so_again(
     ours: AnyClient, somebody_else: SomebodyElse, deed: Callable[[SomebodyElse], None]
 ) -> None:
     ours.infer("tally", {"X": X}, path="triton-shm").release()
@@ -73,7 +73,7 @@ def test_a_region_that_somebody_unregistered_is_registered_again(
     assert (counts(ours) - before).tolist() == [1, 1]
 
 
-def test_so_is_that_of_a_prepared_call(
+def test_so_is_a_prepared_one(
     ours: AnyClient, somebody_else: SomebodyElse, deed: Callable[[SomebodyElse], None]
 ) -> None:
     with ours.prepare("tally", {"X": (X.shape, X.dtype)}, path="triton-shm") as call:

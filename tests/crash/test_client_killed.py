@@ -1,11 +1,9 @@
-"""A client is killed: its memory goes, sealed or not, and nobody else notices."""
+"""A client is killed, also in a stream: its memory goes, sealed or not, and nobody else notices."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +12,7 @@ import numpy as np
 import pytest
 
 from scripts.tools.processes import open_files
-from shm_backend_utils.client import ShmClient
+from shm_backend_utils.client import PoolOptions, ShmClient
 from shm_backend_utils.memory import locks as lease
 from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.protocol.layout import PAGE_SIZE, record_offset
@@ -22,9 +20,13 @@ from shm_backend_utils.server import EmbeddedServer
 
 from ..e2e.flavours import url_of
 from .gate import Gate
-from .processes import eventually, held_regions, open_region_of, region_of, regions_of, stub_of
+from .processes import eventually, held_regions, open_region_of, region_of, regions_of, standing, stub_of
+from .servers import serving
 
 X = np.arange(1000, dtype=np.float32)
+VICTIM = str(Path(__file__).with_name("victim.py"))
+SWEEP_S = 5.0
+A_BUSY_MACHINE_S = 10.0
 CASES = [
     ("created", "http", "system"),
     ("writing", "grpc", "sealed"),
@@ -34,90 +36,43 @@ CASES = [
 ]
 
 
-class Victim:
-    """A client process that stands at a stage."""
-
-    def __init__(self, url: str, stage: str, gate: Gate, region: RegionName) -> None:
-        self._gate = gate
-        self.is_model_waiting = stage == "in flight"
-        gate.close()
-        parameters = gate.parameters("half written") if self.is_model_waiting else {}
-        self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("victim.py")), url, stage, json.dumps(parameters), region],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.pid = self._process.pid
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline() == "here\n"
-        if self.is_model_waiting:
-            gate.wait_for_model()
-        self.regions = regions_of(self.pid)
-        assert len(self.regions) == 1
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-    def let_the_model_go(self) -> None:
-        if self.is_model_waiting:
-            self.is_model_waiting = False
-            self._gate.let_go()
-
-
-@pytest.fixture
-def victim(server: EmbeddedServer, gate: Gate, request: pytest.FixtureRequest) -> Iterator[Victim]:
-    stage, protocol, region = request.param
-    victim = Victim(url_of(server, protocol), stage, gate, region)
-    yield victim
-    victim.kill()
-    victim.let_the_model_go()
-
-
-@pytest.mark.parametrize("victim", CASES, indirect=True, ids=", ".join)
-def test_its_memory_goes_and_others_are_served(victim: Victim, server: EmbeddedServer, client: ShmClient) -> None:
-    stub = stub_of(server, "crash_stages")
+@pytest.mark.parametrize("case", CASES, ids=", ".join)
+def test_others_are_served(case: tuple[str, str, str], server: EmbeddedServer, client: ShmClient, gate: Gate) -> None:
+    stage, protocol, region = case
+    is_model_waiting = stage == "in flight"
+    stub, parameters = stub_of(server, "crash_stages"), gate.parameters("half written")
     assert stub is not None
-    with client.infer("identity", {"INPUT0": X}) as before:
-        view = before["OUTPUT0"]
-    with open_region_of(victim.pid) as fd:  # as another client may remove its name at any time
-        assert lease.is_owner_alive(fd)
-        victim.kill()
-        assert not lease.is_owner_alive(fd)
-        with ShmClient(server.grpc_url):  # also while a model writes there
-            eventually(lambda: region_of(victim.pid) is None)  # another client may be at it
-        assert lease.is_slot_in_use(fd, record_offset(0, PAGE_SIZE)) is victim.is_model_waiting
-        victim.let_the_model_go()
-        eventually(lambda: not lease.is_slot_in_use(fd, record_offset(0, PAGE_SIZE)))
-    eventually(lambda: not held_regions(stub, victim.regions))
-    with client.infer("crash_stages", {"X": X}, outputs={"Y": X.nbytes}) as after:
-        np.testing.assert_array_equal(after["Y"], X + 1)
+    gate.close()
+    words = stage, json.dumps(parameters if is_model_waiting else {}), region
+    with standing(VICTIM, url_of(server, protocol), *words) as victim:
+        if is_model_waiting:
+            gate.wait_for_model()
+        regions = regions_of(victim.pid)
+        assert len(regions) == 1
+        with client.infer("identity", {"INPUT0": X}) as before:
+            view = before["OUTPUT0"]
+        with open_region_of(victim.pid) as fd:  # as another client may remove its name at any time
+            assert lease.is_owner_alive(fd)
+            victim.kill()
+            victim.wait()
+            assert not lease.is_owner_alive(fd)
+            with ShmClient(server.grpc_url):  # also while a model writes there
+                eventually(lambda: region_of(victim.pid) is None)  # another client may be at it
+            assert lease.is_slot_in_use(fd, record_offset(0, PAGE_SIZE)) is is_model_waiting
+            if is_model_waiting:
+                gate.let_go()
+            eventually(lambda: not lease.is_slot_in_use(fd, record_offset(0, PAGE_SIZE)))
+    eventually(lambda: not held_regions(stub, regions))
     np.testing.assert_array_equal(view, X)
-    assert stub_of(server, "crash_stages") == stub
-    os.kill(server.pid, 0)
+    is_served(server, client, stub)
     del view
 
 
-SHM = Path("/dev/shm")
-SWEEP_S = 5.0
-A_BUSY_MACHINE_S = 10.0
-
-
-@pytest.fixture(params=["making", "reading"])
-def sealed_victim(request: pytest.FixtureRequest, server: EmbeddedServer) -> Iterator[subprocess.Popen[str]]:
-    """One that has called the model before it comes to where it is killed."""
-    victim_py = Path(__file__).with_name("victim.py")
-    command = [sys.executable, str(victim_py), server.grpc_url, request.param, "{}", "sealed"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as victim:
-        assert victim.stdout is not None
-        assert victim.stdout.readline() == "here\n"
-        yield victim
-        victim.kill()
-
-
-def named_of(pid: int) -> list[Path]:
-    return list(SHM.glob(f"shmbu-{pid}-*"))
+def is_served(server: EmbeddedServer, client: ShmClient, stub: int) -> None:
+    with client.infer("crash_stages", {"X": X}, outputs={"Y": X.nbytes}) as result:
+        np.testing.assert_array_equal(result["Y"], X + 1)
+    assert stub_of(server, "crash_stages") == stub
+    os.kill(server.pid, 0)
 
 
 def sockets_of(pid: int) -> set[str]:
@@ -127,24 +82,53 @@ def sockets_of(pid: int) -> set[str]:
     return {fields[7] for fields in lines if len(fields) > 7 and fields[6] in sockets}
 
 
-def test_nothing_is_left_of_sealed_memory_also_where_no_client_starts_again(
-    server: EmbeddedServer, client: ShmClient, sealed_victim: subprocess.Popen[str]
-) -> None:
+@pytest.mark.parametrize("stage", ["making", "reading"])
+def test_nothing_is_left_of_sealed_memory_anyway(server: EmbeddedServer, client: ShmClient, stage: str) -> None:
+    """The victim has called the model before it comes to where it is killed."""
     stub = stub_of(server, "crash_stages")
     assert stub is not None
-    regions = regions_of(sealed_victim.pid)
-    assert held_regions(stub, regions)
-    assert named_of(sealed_victim.pid) == []
-    (name,) = sockets_of(sealed_victim.pid)
-    sealed_victim.kill()
-    sealed_victim.wait()
+    with standing(VICTIM, server.grpc_url, stage, "{}", "sealed") as victim:
+        regions = regions_of(victim.pid)
+        assert held_regions(stub, regions)
+        assert region_of(victim.pid) is None
+        (name,) = sockets_of(victim.pid)
     begin = time.monotonic()
-    assert named_of(sealed_victim.pid) == []
+    assert region_of(victim.pid) is None
     assert name not in Path("/proc/net/unix").read_text()
     while held_regions(stub, regions):
         assert time.monotonic() - begin < SWEEP_S + A_BUSY_MACHINE_S
         time.sleep(0.05)
-    with client.infer("crash_stages", {"X": X}, outputs={"Y": X.nbytes}) as result:
-        np.testing.assert_array_equal(result["Y"], X + 1)
-    assert stub_of(server, "crash_stages") == stub
-    os.kill(server.pid, 0)
+    is_served(server, client, stub)
+
+
+@pytest.fixture(scope="module")
+def stream_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    """Its model would wait for a client that releases no frame until long after the test."""
+    folder = tmp_path_factory.mktemp("streams")
+    with serving({"frames_of": "frames_of"}, folder, ('"5"', '"600"')) as server:
+        yield server
+
+
+@pytest.mark.parametrize(("region", "keeps"), [("sealed", "keeps everything"), ("system", "keeps one frame")])
+def test_a_stream_ends_and_others_go_on(stream_server: EmbeddedServer, region: RegionName, keeps: str) -> None:
+    """The client is in the midst of a stream that has no end."""
+    with standing(VICTIM, stream_server.grpc_url, keeps, "{}", region) as victim:
+        stub, regions = stub_of(stream_server, "frames_of"), regions_of(victim.pid)
+        assert stub is not None
+        assert len(regions) == 1
+        assert {*held_regions(stub, regions)} == regions
+    with ShmClient(stream_server.grpc_url, timeout_s=20, pool=PoolOptions(stream_guess_bytes=0)) as client:
+        eventually(lambda: region_of(victim.pid) is None)  # another client may be at it
+        (result,) = client.stream("frames_of", {}, outputs=["BEGUN_AND_ENDED"], parameters={"way": "ask"})
+        begun, ended = result["BEGUN_AND_ENDED"].tolist()  # the model has one instance
+        assert begun == ended
+        frames = client.stream(
+            "frames_of", {"X": np.ones(8, np.float32)}, outputs=["Y"], parameters={"count": 5}, frames=1
+        )
+        values = []
+        for frame in frames:
+            with frame:
+                values.append(float(frame["Y"][0]))
+        assert values == [1, 2, 3, 4, 5]
+    eventually(lambda: not held_regions(stub, regions))
+    assert stub_of(stream_server, "frames_of") == stub

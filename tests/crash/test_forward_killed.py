@@ -19,8 +19,8 @@ from shm_backend_utils.server import EmbeddedServer
 from tests.releases import outlives_models
 
 from .gate import Gate
-from .own_server import serving
 from .processes import eventually, region_of, stub_of
+from .servers import serving
 
 X = np.arange(1000, dtype=np.float32)
 COPIES = ("killed_while_writing", "killed_before_it_began", "killed_on_its_own", "killed_at_rest")

@@ -1,18 +1,16 @@
-"""A model's stub process is killed: the call fails, and its memory is the client's again.
-
-Triton 2.51 does not start a dead stub again. So the server is restarted before the memory is used once more.
-"""
+"""A model's process, or the server, is killed in the middle of a call, and the client's memory serves the next one."""
 
 from __future__ import annotations
 
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import InferenceError, PoolOptions, ShmClient
+from shm_backend_utils.client import InferenceError, PoolOptions, ServerUnavailableError, ShmClient
 from shm_backend_utils.memory import locks
 from shm_backend_utils.memory.descriptors import Descriptor
 from shm_backend_utils.memory.pool.options import RegionName
@@ -73,4 +71,40 @@ def test_the_client_is_told_and_its_memory_serves_the_next_model(
     client.close()
     eventually(lambda: not held_regions(stub, regions))
     del answer
+    assert own_regions() == []
+
+
+@pytest.mark.parametrize(("protocol", "region"), [("grpc", "sealed"), ("http", "system")])
+def test_it_goes_on_with_the_next(protocol: str, region: RegionName, mortal: MortalServer, gate: Gate) -> None:
+    gate.close()
+    url, prefix = url_of(mortal.server, protocol), mortal.server.shm_prefix
+    with (
+        ShmClient(url, timeout_s=60, pool=PoolOptions(region=region)) as client,
+        client.prepare(
+            "crash_stages",
+            {"X": (X.shape, X.dtype)},
+            outputs={"Y": X.nbytes},
+            parameters=gate.parameters("half written"),
+        ) as call,
+    ):
+        kept = client.infer("identity", {"INPUT0": X})["OUTPUT0"]
+        call.inputs["X"][:] = X
+        with ThreadPoolExecutor(1) as executor:
+            answer = executor.submit(call.infer)
+            gate.wait_for_model()
+            stub = stub_of(mortal.server, "crash_stages")
+            mortal.kill()
+            with pytest.raises(ServerUnavailableError):
+                answer.result()
+        assert [*Path("/dev/shm").glob(f"{prefix}*"), *Path("/proc").glob(str(stub))] == []
+        np.testing.assert_array_equal(kept, X)
+        with pytest.raises(ServerUnavailableError):
+            client.infer("identity", {"INPUT0": X})
+        mortal.come_back()
+        call.inputs["X"][:] = 5 * X
+        with infer_until_answered(call) as result:
+            np.testing.assert_array_equal(result["Y"], 5 * X + 1)
+        with client.infer("identity", {"INPUT0": 3 * X}) as result:
+            np.testing.assert_array_equal(result["OUTPUT0"], 3 * X)
+    del kept, answer
     assert own_regions() == []

@@ -21,7 +21,7 @@ from tests.checked_calls import IMAGE, stream
 from tests.e2e.flavours import AwaitedClient, Flavour
 
 from .conftest import ROOT
-from .own_server import serving
+from .servers import serving
 
 OFTEN = 250
 X = np.ones(4, np.float32)
@@ -65,9 +65,7 @@ def leave(url: str, path: PathName) -> None:
 
 @pytest.mark.parametrize("is_aio", [False, True], ids=["blocking", "aio"])
 @pytest.mark.parametrize("path", ["direct", "inline"])
-def test_the_server_lives_when_clients_are_closed_meanwhile(
-    server: EmbeddedServer, path: PathName, is_aio: bool
-) -> None:
+def test_the_server_lives_when_clients_are_closed(server: EmbeddedServer, path: PathName, is_aio: bool) -> None:
     for _ in range(OFTEN // 2):
         if is_aio:
             asyncio.run(leave_in_a_task(server.grpc_url, path))

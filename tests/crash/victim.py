@@ -27,8 +27,24 @@ def allocate_and_stay(*arguments: Any) -> None:
     stay()
 
 
+def read(client: ShmClient, stage: str) -> NoReturn:
+    """Read a stream that has no end, and keep of it what the stage says."""
+    results = client.stream("frames_of", {"X": np.ones(1000, np.float32)}, outputs={"Y": 4000}, path="direct")
+    kept = [next(results)]
+    if stage == "keeps everything":
+        stay()
+    print("here", flush=True)
+    for result in results:
+        kept[0].release()
+        kept[0] = result
+        del result
+    sys.exit("the stream has ended")
+
+
 def main(url: str, stage: str, parameters: dict[str, Any], region: RegionName) -> None:
-    client = ShmClient(url, pool=PoolOptions(region=region))
+    client = ShmClient(url, pool=PoolOptions(region=region, stream_guess_bytes=0))
+    if stage.startswith("keeps "):
+        read(client, stage)
     call = client.prepare(
         "crash_stages", {"X": ((LENGTH,), np.float32)}, outputs={"Y": 4 * LENGTH}, parameters=parameters
     )

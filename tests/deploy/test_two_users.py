@@ -22,7 +22,7 @@ from tests.e2e.container import OWN_CONTAINER, obstacle
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "docs" / "deploy" / "kubernetes"
 APPLICATION = ROOT / "docs" / "deploy" / "docker" / "application.py"
-SERVER = ROOT / "tests" / "e2e" / "pod_server.py"
+SERVER = ROOT / "tests" / "e2e" / "elsewhere.py"
 PATIENCE_S: Final = 60.0
 
 # What each has of its own: /dev/shm, and /mnt, where the server finds its files. They may lie in folders of root's, and
@@ -86,7 +86,7 @@ def pod(tmp_path_factory: pytest.TempPathFactory) -> Pod:
 
 @pytest.fixture(scope="module")
 def server_url(pod: Pod) -> Iterator[str]:
-    command = pod.command(pod.context, str(SERVER), "/mnt/models", "/mnt/server.log")
+    command = pod.command(pod.context, str(SERVER), "server", "/mnt/models", "/mnt/server.log")
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env={**pod.environment, "PYTHONPATH": str(ROOT)}, **pipes) as server:
         try:

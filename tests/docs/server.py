@@ -11,7 +11,7 @@ from typing import Any
 import tritonclient.grpc
 
 from shm_backend_utils.server import EmbeddedServer
-from tests.crash.server_options import installation_with
+from tests.crash.servers import installation_with
 
 from .documents import ROOT
 

@@ -24,7 +24,7 @@ _PATIENCE_S: Final = 60.0
 
 
 class Program:
-    """A program of this folder that runs."""
+    """One of the programs in elsewhere.py that runs."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -45,7 +45,7 @@ class Program:
 @contextlib.contextmanager
 def running(program: str, *words: str, namespaces: tuple[str, ...], folder: Path) -> Iterator[Program]:
     """Run a program; at the end its standard input is closed, and it is to end by itself."""
-    command = [sys.executable, "-m", f"{__package__}.{program}", *words]
+    command = [sys.executable, "-m", f"{__package__}.elsewhere", program, *words]
     process = subprocess.Popen(
         _in_namespaces(command, namespaces),
         stdin=subprocess.PIPE,

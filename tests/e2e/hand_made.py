@@ -167,7 +167,6 @@ class HandMade:
         self.recorded: int = FIRST_GENERATION
         self.generation: Any = FIRST_GENERATION
         self.parameters: dict[str, Any] = {}
-        self.patches: dict[int, bytes] = {}
         self.address = Address(model, self.region.segment.key, self.region.header.token.hex())
         self.url = url
         self.model = model
@@ -193,12 +192,10 @@ class HandMade:
         self.generation = self.recorded
 
     def write(self) -> None:
-        """Write the table to the record, with its patches; what does not fit is left out."""
-        data = bytearray(self.table.packed(self.recorded)[: self.record.room])
-        for offset, patch in self.patches.items():
-            data[offset : offset + len(patch)] = patch
-        self.record.request[8 : len(data)] = bytes(data[8:])
-        self.record.request[:8] = bytes(data[:8])
+        """Write the table to the record, as far as it fits."""
+        data = self.table.packed(self.recorded)[: self.record.room]
+        self.record.request[8 : len(data)] = data[8:]
+        self.record.request[:8] = data[:8]
 
     def send(self, carriers: Sequence[Any] = (), *, url: str | None = None) -> Any:
         return self.client(url or self.url).infer(self.model, list(carriers), parameters=self.all_parameters())

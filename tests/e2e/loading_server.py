@@ -20,7 +20,7 @@ import tritonclient.grpc
 
 from shm_backend_utils.server import EmbeddedServer
 
-from ..crash.server_options import installation_with
+from ..crash.servers import installation_with
 
 __all__ = ["LoadingServer", "Sample", "models_named_by", "side_by_side"]
 

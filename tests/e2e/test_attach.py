@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import base64
-import os
+import contextlib
 import queue
-import secrets
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import tritonclient.grpc
-import tritonclient.http
-from tritonclient.utils import InferenceServerException, shared_memory
+from tritonclient.utils import InferenceServerException
 
-from shm_backend_utils.client.unregistering import unregister_when_free
 from shm_backend_utils.compat.attach import Attached, CudaRegion, attach
 from shm_backend_utils.errors import CallerError, TableError, TensorError
 from shm_backend_utils.gpu.memory.access import CudaAccess
@@ -29,6 +25,7 @@ from shm_backend_utils.testing.fake_cuda import FakeDriver
 
 from ..crash.gate import Gate
 from .fake_gpus import DRIVER, MODEL, X, flavour_of, gpu_of
+from .plain_client import PlainClient
 
 A = np.arange(16, dtype=np.int32).reshape(1, 16)
 B = np.full((1, 16), 3, np.int32)
@@ -36,58 +33,37 @@ SIZE = 4096
 ROW = A.nbytes
 
 
-class User:
-    """One who has made and registered a region, by tritonclient alone: half of it for inputs, half for outputs."""
+class User(PlainClient):
+    """One who has made and registered a region: half of it for inputs, half for outputs."""
 
-    def __init__(self, module: ModuleType, url: str) -> None:
-        self.module = module
-        self.client = module.InferenceServerClient(url)
-        self.url = url
-        self.name = f"region-{secrets.token_hex(4)}"
-        key = f"/attach-{os.getpid()}-{secrets.token_hex(4)}"
-        self.handle = shared_memory.create_shared_memory_region(self.name, key, SIZE, create_only=True)
-        self.client.register_system_shared_memory(self.name, key, SIZE)
-
-    def write(self, *arrays: npt.NDArray[Any]) -> None:
-        shared_memory.set_shared_memory_region(self.handle, list(arrays))
+    def __init__(self, protocol: str, server: EmbeddedServer) -> None:
+        super().__init__(protocol, server)
+        self.own = self.region(SIZE)
 
     def read(self, offset: int, dtype: Any = np.int32, shape: tuple[int, ...] = A.shape) -> npt.NDArray[Any]:
-        found: npt.NDArray[Any] = shared_memory.get_contents_as_numpy(self.handle, dtype, shape, offset).copy()
-        return found
+        copy: npt.NDArray[Any] = self.own.view(dtype, shape, offset).copy()
+        return copy
 
     def input(self, name: str, shape: list[int], datatype: str, byte_size: int, offset: int = 0) -> Any:
         made = self.module.InferInput(name, shape, datatype)
-        return made.set_shared_memory(self.name, byte_size, offset)
+        return made.set_shared_memory(self.own.name, byte_size, offset)
 
     def output(self, name: str, byte_size: int = ROW, offset: int = SIZE // 2) -> Any:
         made = self.module.InferRequestedOutput(name)
-        made.set_shared_memory(self.name, byte_size, offset)
+        made.set_shared_memory(self.own.name, byte_size, offset)
         return made
-
-    def tensors_of(self, response: Any) -> list[str]:
-        tensors = response.get_response()
-        if self.module is tritonclient.grpc:
-            return [tensor.name for tensor in tensors.outputs]
-        return [tensor["name"] for tensor in tensors.get("outputs", [])]
 
     def add_sub(self) -> tuple[list[Any], list[Any]]:
         """Return the inputs and outputs of a request to `add_sub`, as Triton's shared memory has them."""
-        self.write(A, B)
+        self.own.write(A, B)
         inputs = [self.input("INPUT0", [1, 16], "INT32", ROW), self.input("INPUT1", [1, 16], "INT32", ROW, ROW)]
         return inputs, [self.output("OUTPUT0"), self.output("OUTPUT1", offset=SIZE // 2 + ROW)]
-
-    def close(self) -> None:
-        unregister_when_free(lambda: self.client.unregister_system_shared_memory(self.name))
-        shared_memory.destroy_shared_memory_region(self.handle)
-        self.client.close()
 
 
 @pytest.fixture
 def user(protocol: str, triton_server: EmbeddedServer) -> Iterator[User]:
-    module = tritonclient.grpc if protocol == "grpc" else tritonclient.http
-    user = User(module, getattr(triton_server, f"{protocol}_url"))
-    yield user
-    user.close()
+    with contextlib.closing(User(protocol, triton_server)) as user:
+        yield user
 
 
 def send_in_a_stream(user: User, attached: Attached) -> Any:
@@ -102,19 +78,19 @@ def send_in_a_stream(user: User, attached: Attached) -> Any:
 
 @pytest.mark.parametrize("is_stream", [False, True], ids=["at once", "in a stream"])
 def test_the_model_works_in_the_users_own_region(user: User, is_stream: bool) -> None:
-    if is_stream and user.module is tritonclient.http:
+    if is_stream and user.protocol == "http":
         pytest.skip("HTTP has no streams")
     inputs, outputs = user.add_sub()
     attached = attach("add_sub", inputs, outputs, batch_size=1)
     response = send_in_a_stream(user, attached) if is_stream else user.client.infer("add_sub", **attached)
     assert np.array_equal(user.read(SIZE // 2), A + B)
     assert np.array_equal(user.read(SIZE // 2 + ROW), A - B)
-    assert user.tensors_of(response) == []
+    assert user.tensors_of(response) == {}
 
 
 def test_a_model_without_a_batch_dimension_gets_no_input_at_all(user: User) -> None:
     values = np.arange(4, dtype=np.float32)
-    user.write(values)
+    user.own.write(values)
     attached = attach("direct_only", [user.input("X", [4], "FP32", 16)], [user.output("Y", 16)])
     assert attached["inputs"] == []
     user.client.infer("direct_only", **attached)
@@ -123,9 +99,7 @@ def test_a_model_without_a_batch_dimension_gets_no_input_at_all(user: User) -> N
 
 def test_an_input_without_a_place_travels_with_the_request(user: User) -> None:
     inputs, outputs = user.add_sub()
-    in_band = user.module.InferInput("INPUT1", [1, 16], "INT32")
-    in_band.set_data_from_numpy(B * 10)
-    attached = attach("add_sub", [inputs[0], in_band], outputs, batch_size=1)
+    attached = attach("add_sub", [inputs[0], user.in_band("INPUT1", B * 10)], outputs, batch_size=1)
     user.client.infer("add_sub", **attached)
     assert np.array_equal(user.read(SIZE // 2), A + B * 10)
 
@@ -135,14 +109,14 @@ def test_an_output_that_cannot_lie_there_comes_with_the_response(user: User, has
     inputs, outputs = user.add_sub()
     outputs[1] = user.module.InferRequestedOutput("OUTPUT1")
     if has_place:
-        outputs[1].set_shared_memory(user.name, ROW - 4, SIZE // 2 + ROW)
+        outputs[1].set_shared_memory(user.own.name, ROW - 4, SIZE // 2 + ROW)
     response = user.client.infer("add_sub", **attach("add_sub", inputs, outputs, batch_size=1))
     assert np.array_equal(user.read(SIZE // 2), A + B)
     assert np.array_equal(response.as_numpy("OUTPUT1"), A - B)
 
 
 def test_the_users_parameters_are_kept(user: User) -> None:
-    user.write(np.ones(2, np.float32))
+    user.own.write(np.ones(2, np.float32))
     inputs, outputs = [user.input("X", [2], "FP32", 8)], [user.output("Y", 24)]
     user.client.infer("repeat", **attach("repeat", inputs, outputs, parameters={"times": 3}))
     assert user.read(SIZE // 2, np.float32, (6,)).tolist() == [1] * 6
@@ -174,14 +148,12 @@ def test_memory_of_a_gpu(triton_server: EmbeddedServer) -> None:
         del allocation
 
 
-def test_a_region_that_is_unregistered_during_a_call_serves_that_call_and_none_after_it(
-    user: User, tmp_path: Path
-) -> None:
+def test_a_region_that_is_unregistered_during_a_call_serves_that_one_alone(user: User, tmp_path: Path) -> None:
     """Triton refuses that where it uses a region itself; of the model's use it knows nothing."""
     gate = Gate(tmp_path)
     gate.close()
     x = np.arange(4, dtype=np.float32)
-    user.write(x)
+    user.own.write(x)
     inputs, outputs = [user.input("X", [4], "FP32", 16)], [user.output("Y", 16)]
     attached = attach("crash_stages", inputs, outputs, parameters=gate.parameters("half written"))
 
@@ -192,7 +164,7 @@ def test_a_region_that_is_unregistered_during_a_call_serves_that_call_and_none_a
     with ThreadPoolExecutor(1) as threads:
         answer = threads.submit(infer)
         gate.wait_for_model()
-        user.client.unregister_system_shared_memory(user.name)
+        user.client.unregister_system_shared_memory(user.own.name)
         gate.let_go()
         answer.result()
     assert user.read(SIZE // 2, np.float32, (4,)).tolist() == (x + 1).tolist()

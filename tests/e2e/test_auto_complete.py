@@ -67,7 +67,7 @@ def test_it_is_served_on_every_path(client: ShmClient, model: str, path: PathNam
         ("without_the_direct_path", {"X": False}),
     ],
 )
-def test_the_server_takes_over_the_inputs_that_are_needed(
+def test_the_server_takes_over_the_inputs_it_needs(
     server: LoadingServer, model: str, expected: dict[str, bool]
 ) -> None:
     assert inputs(server, model) == expected

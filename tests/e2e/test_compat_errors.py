@@ -62,19 +62,9 @@ BAD_CALLS = {
 }
 
 
-@contextlib.contextmanager
-def client_of(server: EmbeddedServer, *declared: Declared) -> Iterator[TritonSHMClient]:
-    with TritonSHMClient(server.grpc_url) as client:
-        for each in declared:
-            each.register(client)
-        yield client
-
-
 @pytest.mark.parametrize("kind", CLASSES.values(), ids=CLASSES.keys())
 @pytest.mark.parametrize(("declared", "error"), BAD_DECLARATIONS.values(), ids=BAD_DECLARATIONS.keys())
-def test_a_declaration_that_cannot_be(
-    triton_server: EmbeddedServer, kind: Any, declared: Declared, error: type[Exception]
-) -> None:
+def test_bad_declarations(triton_server: EmbeddedServer, kind: Any, declared: Declared, error: type[Exception]) -> None:
     with kind(triton_server.grpc_url) as client:
         with pytest.raises(error):
             declared.register(client)
@@ -106,7 +96,7 @@ def test_a_model_is_registered_before_it_is_called_and_once(triton_server: Embed
 
 
 @pytest.mark.parametrize("kind", CLASSES.values(), ids=CLASSES.keys())
-def test_unregistering_what_is_not_registered_is_logged(
+def test_unregistering_nothing_is_logged(
     triton_server: EmbeddedServer, kind: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     with kind(triton_server.grpc_url) as client:
@@ -122,28 +112,38 @@ def test_registering_needs_a_server(kind: Any) -> None:
         assert isinstance(caught.value, ServerUnavailableError)
 
 
+LATE = Call(LATE_WRITER, {"VALUE_AND_DELAY_US": [1, 300_000]}, {"client_timeout": 0.02})
+
+
 @pytest.mark.parametrize(
-    ("call", "cause"),
+    ("call", "cause", "said"),
     [
-        (Call(LATE_WRITER, {"VALUE_AND_DELAY_US": [1, 300_000]}, {"client_timeout": 0.02}), DeadlineExceededError),
-        (Call(ROWS.but(max_batch_size=5), {"X": x_of(5)}), BatchSizeError),
-        (with_input("X", (4,), np.float64), TensorTypeError),
+        (LATE, DeadlineExceededError, "deadline"),
+        (Call(ROWS.but(max_batch_size=5), {"X": x_of(5)}), BatchSizeError, "batch"),
+        (with_input("X", (4,), np.float64), TensorTypeError, "FP32"),
+        # The original sends what was in the memory before.
+        (Call(ORDINARY, {"X": x_of(4)}), TensorError, "model 'ordinary' needs input 'N'"),
     ],
-    ids=["deadline", "batch", "dtype"],
+    ids=["deadline", "batch", "dtype", "missing"],
 )
-def test_a_failures_cause_tells_what_kind_it_is(
-    triton_server: EmbeddedServer, call: Call, cause: type[Exception]
+def test_a_failures_cause_tells_its_kind(
+    triton_server: EmbeddedServer, call: Call, cause: type[Exception], said: str
 ) -> None:
-    with pytest.raises(InferShmError) as caught:
+    with pytest.raises(InferShmError, match=said) as caught:
         call.made_by(TritonSHMClient, triton_server)
     assert isinstance(caught.value.__cause__, cause)
 
 
+@contextlib.contextmanager
+def client_of(server: EmbeddedServer, declared: Declared) -> Iterator[TritonSHMClient]:
+    with TritonSHMClient(server.grpc_url) as client:
+        declared.register(client)
+        yield client
+
+
 @pytest.mark.parametrize("failing_row", [0, 9, 18])
 @pytest.mark.parametrize("declared", [ROWS, ORDINARY], ids=lambda declared: declared.model)
-def test_a_row_that_fails_in_any_batch_fails_the_call(
-    triton_server: EmbeddedServer, declared: Declared, failing_row: int
-) -> None:
+def test_a_row_that_fails_fails_the_call(triton_server: EmbeddedServer, declared: Declared, failing_row: int) -> None:
     x = x_of(19)
     x[failing_row] = -1
     inputs: dict[str, Any] = {"X": x, "N": np.ones((19, 1))} if declared is ORDINARY else {"X": x}
@@ -200,33 +200,22 @@ def test_no_rows_may_be_nothing_of_any_kind(triton_server: EmbeddedServer, kind:
     assert all(array.size == 0 for array in results.values())
 
 
-def test_strings_are_refused_when_they_are_declared(triton_server: EmbeddedServer) -> None:
-    """The original reads an output of objects from bytes that are no objects, and dies of it."""
-    with client_of(triton_server) as client:
-        for declared in (
-            ROWS.but(inputs=[("X", (4,), object)]),
-            ROWS.but(inputs=[("X", (4,), "S4")]),
-            ROWS.reading(("DOUBLED", (4,), object)),
-            ROWS.reading(("DOUBLED", (4,), "S")),
-        ):
-            with pytest.raises(TensorTypeError, match="strings have no fixed size; ShmClient takes them"):
-                declared.register(client)
+STRINGS = "strings have no fixed size; ShmClient takes them"
+TAKEN_BY_THE_ORIGINAL = {
+    "an input of objects": (ROWS.but(inputs=[("X", (4,), object)]), TensorTypeError, STRINGS),
+    "an input of bytes": (ROWS.but(inputs=[("X", (4,), "S4")]), TensorTypeError, STRINGS),
+    "an output of objects": (ROWS.reading(("DOUBLED", (4,), object)), TensorTypeError, STRINGS),
+    "an output of bytes": (ROWS.reading(("DOUBLED", (4,), "S")), TensorTypeError, STRINGS),
+    "an input twice": (ROWS.but(inputs=ROWS.inputs * 2), ValueError, "is declared twice"),
+    "an output twice": (ROWS.but(outputs=ROWS.outputs * 2), ValueError, "is declared twice"),
+}
 
 
-def test_a_tensor_is_declared_once(triton_server: EmbeddedServer) -> None:
-    """The original sends such an input twice, and reads an output where none was written."""
-    with client_of(triton_server) as client:
-        for declared in (ROWS.but(inputs=ROWS.inputs * 2), ROWS.but(outputs=ROWS.outputs * 2)):
-            with pytest.raises(ValueError, match="is declared twice"):
-                declared.register(client)
-
-
-def test_an_input_that_is_missing_is_named(triton_server: EmbeddedServer) -> None:
-    """The original sends what was in the memory before."""
-    with client_of(triton_server, ORDINARY) as client:
-        with pytest.raises(InferShmError, match="model 'ordinary' needs input 'N'") as caught:
-            client.infer_shm("ordinary", {"X": x_of(4)})
-        assert isinstance(caught.value.__cause__, TensorError)
+@pytest.mark.parametrize("what", TAKEN_BY_THE_ORIGINAL)
+def test_what_the_original_dies_of_is_refused_when_it_is_declared(triton_server: EmbeddedServer, what: str) -> None:
+    declared, error, said = TAKEN_BY_THE_ORIGINAL[what]
+    with TritonSHMClient(triton_server.grpc_url) as client, pytest.raises(error, match=said):
+        declared.register(client)
 
 
 def test_an_output_that_is_smaller_than_declared_is_followed_by_zeros(triton_server: EmbeddedServer) -> None:

@@ -58,9 +58,7 @@ def infer_late(client: TritonSHMClient, value: int, delay_us: int, **named: Any)
 
 @BOTH_KINDS
 @pytest.mark.parametrize("pool_size", [1, 3])
-def test_all_memory_is_taken_at_once_and_never_more(
-    client: TritonSHMClient, declared: Declared, pool_size: int
-) -> None:
+def test_all_memory_is_taken_at_once_and_no_more(client: TritonSHMClient, declared: Declared, pool_size: int) -> None:
     """Counted when all have answered: to count keeps alive what calls under way let go of. A region more would stay."""
     declared.but(pool_size=pool_size).register(client)
     taken = regions()
@@ -93,48 +91,32 @@ def test_when_it_ends_nothing_is_left(triton_server: EmbeddedServer, declared: D
                 pass
     assert regions() == set()
     assert registered(triton_server, os.getpid()) == set()
+    if "close" in end:
+        with pytest.raises(ClosedError):
+            declared.register(client)
 
 
 @BOTH_KINDS
-def test_a_client_that_is_garbage_has_no_memory(triton_server: EmbeddedServer, declared: Declared) -> None:
-    client = TritonSHMClient(triton_server.grpc_url)
-    declared.register(client)
-    infer(client, declared)
-    models = client.registered_models
-    del client
-    assert regions() == set()
-    for model in models.values():  # as at exit
-        model.close()
-    assert registered(triton_server, os.getpid()) == set()
-
-
-@BOTH_KINDS
-def test_clients_that_are_garbage_keep_no_thread(triton_server: EmbeddedServer, declared: Declared) -> None:
+def test_clients_that_are_garbage_keep_no_memory_nor_threads(triton_server: EmbeddedServer, declared: Declared) -> None:
     def leave() -> dict[str, Any]:
         client = TritonSHMClient(triton_server.grpc_url)
         declared.register(client)
         infer(client, declared)  # as many requests at once as it may
         return client.registered_models
 
-    def close(models: dict[str, Any]) -> None:
-        while models:
-            models.popitem()[1].close()  # as at exit
+    def close(*left: dict[str, Any]) -> None:
+        assert regions() == set()
+        for models in left:
+            for model in models.values():
+                model.close()  # as at exit
+        assert registered(triton_server, os.getpid()) == set()
 
     close(leave())
     gc.collect()
     before = threading.active_count()
     left = [leave() for _ in range(5)]
     eventually(lambda: threading.active_count() <= before)
-    for models in left:
-        close(models)
-
-
-def test_after_close_nothing_can_be_registered(triton_server: EmbeddedServer) -> None:
-    client = TritonSHMClient(triton_server.grpc_url)
-    client.close()
-    with pytest.raises(ClosedError):
-        ROWS.register(client)
-    assert regions() == set()
+    close(*left)
 
 
 def test_of_threads_that_register_the_same_model_one_does(client: TritonSHMClient) -> None:
@@ -198,9 +180,7 @@ def test_as_many_calls_as_the_pool_has_room_for_run_at_once(client: TritonSHMCli
 
 
 @pytest.mark.parametrize("end", ["unregister_shm_model", "cleanup_all_shm", "close"])
-def test_a_call_under_way_when_its_model_is_unregistered_fails(
-    triton_server: EmbeddedServer, tmp_path: Path, end: str
-) -> None:
+def test_a_call_fails_when_its_model_is_unregistered(triton_server: EmbeddedServer, tmp_path: Path, end: str) -> None:
     """The original unmaps the memory, and dies when the answer comes."""
     note = tmp_path / "note"
     client = TritonSHMClient(triton_server.grpc_url)
@@ -227,9 +207,7 @@ def test_it_is_tritonclients_client(client: TritonSHMClient) -> None:
     np.testing.assert_array_equal(client.infer("rows", [tensor]).as_numpy("DOUBLED"), x_of(2) * 2)
 
 
-def test_the_channel_is_made_as_one_likes_and_a_verbose_client_prints_its_calls(
-    triton_server: EmbeddedServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_verbose_client_prints_its_calls(triton_server: EmbeddedServer, capsys: pytest.CaptureFixture[str]) -> None:
     channel_args = [("grpc.max_send_message_length", -1)]
     with TritonSHMClient(triton_server.grpc_url, channel_args=channel_args, verbose=True) as client:
         ROWS.register(client)
@@ -269,17 +247,13 @@ def test_the_rows_of_a_sequence_are_sent_in_order(client: TritonSHMClient) -> No
     np.testing.assert_array_equal(sums, np.cumsum(np.arange(1, 50)))
 
 
-def config_of(model: str) -> str:
-    return (MODELS / model / "config.pbtxt").read_text()
-
-
 def test_a_model_may_be_registered_before_it_is_loaded(loading_server: LoadingServer) -> None:
     with TritonSHMClient(loading_server.server.grpc_url) as client:
         declared = ROWS.but(model="rows_to_come")
         declared.register(client)
         with pytest.raises(InferShmError, match="unknown model"):
             client.infer_shm("rows_to_come", {"X": x_of(9)})
-        loading_server.load("rows_to_come", "rows", config_of("rows"))
+        loading_server.load("rows_to_come", "rows", (MODELS / "rows" / "config.pbtxt").read_text())
         for count in (1, 9):  # the first makes memory for one row, which is too little for the next
             results = client.infer_shm("rows_to_come", {"X": x_of(count)})
             np.testing.assert_array_equal(results["DOUBLED"], x_of(count) * 2)

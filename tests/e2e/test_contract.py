@@ -104,9 +104,7 @@ def test_outputs_lie_in_shared_memory_and_the_wire_carries_none(any_client: AnyC
         assert result.bytes_avoided == 2 * IMAGES.nbytes
 
 
-def test_a_one_gibibyte_request_takes_no_memory_beyond_the_clients(
-    any_client: AnyClient, triton_server: EmbeddedServer
-) -> None:
+def test_a_gibibyte_takes_no_memory_beyond_the_clients(any_client: AnyClient, triton_server: EmbeddedServer) -> None:
     def pool_bytes() -> int:
         return sum(pool.stat().st_size for pool in Path("/dev/shm").glob(f"{triton_server.shm_prefix}*"))
 
@@ -155,16 +153,12 @@ def test_strings_go_with_a_call_that_is_made_again_in_other_memory(any_client: A
 @reads_numpy_1_alone
 @pytest.mark.skipif(np.lib.NumpyVersion(np.__version__) < "2.0.0", reason="with NumPy 1, every stub takes strings")
 @pytest.mark.parametrize("path", ["triton-shm", "inline"])
-def test_strings_that_the_stub_cannot_take_are_an_error_that_tells_the_way_out(
-    any_client: AnyClient, path: PathName
-) -> None:
+def test_strings_that_the_stub_cannot_take_tell_the_way_out(any_client: AnyClient, path: PathName) -> None:
     with pytest.raises(InferenceError, match="install numpy<2 or a newer Triton; the direct path is not affected"):
         any_client.infer("word_games", {}, outputs=["Y"], parameters={"game": "list"}, path=path)
 
 
-def test_an_output_that_finds_no_room_comes_back_in_the_response_and_has_some_the_next_time(
-    any_client: AnyClient,
-) -> None:
+def test_an_output_without_room_is_in_the_response_and_has_some_the_next_time(any_client: AnyClient) -> None:
     thrice: dict[str, Any] = {"parameters": {"times": 3}, "path": "direct"}
     with any_client.infer("repeat", {"X": FOUR}, outputs={"Y": 4, "RUNS": 8}, **thrice) as result:
         assert result.overflowed == {"Y": 48}

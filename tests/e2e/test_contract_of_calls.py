@@ -52,9 +52,7 @@ def facts(client: AnyClient, model: str = "request_facts", **named: Any) -> dict
 
 @takes_floats
 @pytest.mark.parametrize("version", ["1", "2"])
-def test_options_reach_the_model_and_nothing_of_the_protocol_with_them(
-    any_client: AnyClient, path: PathName, version: str
-) -> None:
+def test_options_alone_reach_the_model(any_client: AnyClient, path: PathName, version: str) -> None:
     parameters = {"text": "größer", "count": 3, "share": 0.25, "flag": True}
     told = facts(
         any_client, model_version=version, request_id="größer 7", parameters=parameters, timeout=5_000_000, path=path
@@ -156,7 +154,7 @@ def test_a_task_can_be_cancelled(url: str, when: str) -> None:
         all_memory_comes_back(client)
 
 
-def test_a_call_that_is_cancelled_while_its_inputs_are_copied_gives_its_memory_back(
+def test_a_call_cancelled_while_it_copies_inputs_gives_its_memory_back(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large = {"INPUT0": np.ones(16 * 2**20, np.float32)}  # so large that it is copied in a thread
@@ -190,9 +188,7 @@ def test_a_call_that_is_cancelled_while_its_inputs_are_copied_gives_its_memory_b
 
 
 @pytest.mark.parametrize("path", ["direct", "inline"])
-def test_a_model_sees_that_nobody_wants_the_answer(
-    triton_server: EmbeddedServer, tmp_path: Path, path: PathName
-) -> None:
+def test_a_model_sees_that_nobody_waits(triton_server: EmbeddedServer, tmp_path: Path, path: PathName) -> None:
     note = tmp_path / "note"
 
     async def ask_and_cancel(client: AsyncShmClient) -> None:
@@ -254,9 +250,7 @@ def test_a_stream_whose_connection_breaks_is_an_error(triton_server: EmbeddedSer
         ("write an input", "read-only"),
     ],
 )
-def test_a_misbehaving_model_fails_its_request_and_serves_the_next(
-    any_client: AnyClient, deed: str, complaint: str
-) -> None:
+def test_a_misbehaving_model_serves_the_next_request(any_client: AnyClient, deed: str, complaint: str) -> None:
     with pytest.raises(InferenceError) as failure:
         any_client.infer("misbehaving", {"X": FOUR}, parameters={"deed": deed})
     assert complaint in failure.value.message()

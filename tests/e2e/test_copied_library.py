@@ -23,7 +23,7 @@ from shm_backend_utils.cli.doctor.folder_checks import findings_in_folder
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.server import EmbeddedServer, Installation
 
-from ..crash.server_options import installation_with
+from ..crash.servers import installation_with
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(shm_backend_utils.__file__).parent

@@ -10,7 +10,7 @@ from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.cli.doctor import examine
 from tests.releases import gives_up_loading
-from tests.unit.harness.folders import folder_of
+from tests.unit.harness.folders import SESSION, folder_of
 
 from .container import OWN_CONTAINER, obstacle, running
 from .flavours import url_of
@@ -23,14 +23,6 @@ PATHS: Final = 'parameters { key: "SHM_PATHS" value: { string_value: "direct,tri
 X: Final = 'input [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] optional: true } ]\n'
 Y: Final = 'output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] } ]\n'
 CPU: Final = 'backend: "python"\ninstance_group [ { kind: KIND_CPU } ]\n'
-WITH_SESSION: Final = """
-from shm_backend_utils.model import ShmSession
-class TritonPythonModel:
-    def initialize(self, args): self.session = ShmSession.from_args(args)
-    def execute(self, requests): return self.session.serve(requests, self.infer)
-    def infer(self, call): call.put("Y", call.input("X").numpy())
-    def finalize(self): self.session.close()
-"""
 WITHOUT_SESSION: Final = """
 import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
@@ -69,7 +61,7 @@ def server(loading_server: LoadingServer) -> Server:
 
 def test_a_model_that_is_well(server: Server, protocol: str) -> None:
     name = f"well_{protocol}"
-    server.has(name, WITH_SESSION, X + Y + PATHS)
+    server.has(name, SESSION, X + Y + PATHS)
     checkup = examine(server.url(protocol), name)
     assert codes_of(checkup) - {"server-not-ready"} <= HEALTHY
     assert any("has read a nonce in sealed memory" in line for _, line in checkup.fine)
@@ -85,10 +77,10 @@ def test_a_model_of_streams_is_probed_over_grpc_alone(server: Server) -> None:
 BROKEN: Final = {
     "library-missing": ("import shm_backend_utils.nothing_such\n", X + Y + PATHS),
     "model-not-loaded": ("raise ValueError('no weights')\n", X + Y + PATHS),
-    "required-inputs": (WITH_SESSION, X.replace("true", "false") + Y + PATHS),
+    "required-inputs": (SESSION, X.replace("true", "false") + Y + PATHS),
     "no-session": (WITHOUT_SESSION, X + Y + PATHS),
     "other-user": (
-        WITH_SESSION,
+        SESSION,
         X + Y + PATHS + 'parameters { key: "SHM_ALLOWED_UIDS" value: { string_value: "65533" } }\n',
     ),
 }
@@ -117,9 +109,9 @@ def elsewhere(server: Server, model: str, where: str, namespaces: tuple[str, ...
     reason = obstacle(namespaces or ("--net",))
     if reason is not None:
         pytest.skip(f"namespaces are not permitted here: {reason}")
-    server.has(model, WITH_SESSION, X + Y + PATHS)
+    server.has(model, SESSION, X + Y + PATHS)
     words = server.url("grpc"), model, where
-    with running("doctor_elsewhere", *words, namespaces=namespaces, folder=folder) as program:
+    with running("doctor", *words, namespaces=namespaces, folder=folder) as program:
         return program.told()
 
 

@@ -145,7 +145,7 @@ RATIO = "parameter 'ratio' is 0.5, which this Triton does not pass on"
         ("forward", "relay", {"to": "delegate"}, "(delegate → relay → delegate), and wait for itself for ever"),
     ],
 )
-def test_what_goes_wrong_there_is_one_clear_error_here(
+def test_what_goes_wrong_there_is_an_error_here(
     client: ShmClient, way: str, model: str, parameters: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises(InferenceError) as failure:
@@ -192,7 +192,7 @@ answers_before_its_calls_have_ended = pytest.mark.needs_triton(
 
 @answers_before_its_calls_have_ended
 @pytest.mark.parametrize("way", ["leave", "cancel"])
-def test_memory_is_not_used_again_while_a_model_that_was_not_awaited_is_at_work_there(
+def test_memory_is_not_used_while_a_model_not_awaited_works(
     client: ShmClient, gate: Gate, tmp_path: Path, way: str
 ) -> None:
     gate.close()

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import random
-import secrets
 from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
 import pytest
-import tritonclient.grpc
-import tritonclient.http
-from tritonclient.utils import InferenceServerException, shared_memory
+from tritonclient.utils import InferenceServerException
 
 from shm_backend_utils.compat.attach import attach
 from shm_backend_utils.server import EmbeddedServer
+
+from .plain_client import PlainClient, PlainRegion
 
 PAGE: Final = 4096
 PAGES: Final = 3
@@ -23,22 +22,16 @@ NAMES: Final = 3
 OBJECTS: Final = 3
 STEPS: Final = 400
 ROW: Final = 64  # bytes of a tensor
-PROTOCOLS: Final = {"grpc": tritonclient.grpc, "http": tritonclient.http}
 
 
-class Names:
+class Names(PlainClient):
     """Objects whose pages each begin with a number of their own, and names that stand for parts of them."""
 
-    def __init__(self, protocol: str, server: EmbeddedServer, chance: random.Random) -> None:
-        self._module: Any = PROTOCOLS[protocol]
-        self._client = self._module.InferenceServerClient(server.grpc_url if protocol == "grpc" else server.http_url)
-        self._chance = chance
-        mark = secrets.token_hex(4)
-        self._names = [f"name-{mark}-{number}" for number in range(NAMES)]
-        self._keys = [f"/current-{os.getpid()}-{mark}-{number}" for number in range(OBJECTS)]
-        self._handles = [
-            shared_memory.create_shared_memory_region(key, key, PAGES * PAGE, create_only=True) for key in self._keys
-        ]
+    def __init__(self, protocol: str, server: EmbeddedServer) -> None:
+        super().__init__(protocol, server)
+        self.chance = random.Random(protocol)
+        self._objects = [PlainRegion(PAGES * PAGE) for _ in range(OBJECTS)]
+        self._names = [f"{self._objects[0].name}-{number}" for number in range(NAMES)]
         for number in range(OBJECTS):
             for page in range(PAGES):
                 self.begin_of(number, page)[:] = self.value(number, page)
@@ -50,33 +43,33 @@ class Names:
 
     def begin_of(self, number: int, page: int, offset: int = 0) -> Any:
         """Return the first numbers of a page, as the object has them now."""
-        return shared_memory.get_contents_as_numpy(self._handles[number], np.float32, [ROW // 4], page * PAGE + offset)
+        return self._objects[number].view(np.float32, [ROW // 4], page * PAGE + offset)
 
     def change(self) -> None:
-        name = self._chance.choice(self._names)
+        name = self.chance.choice(self._names)
         taken = {number for number, _ in self.meanings.values()}  # 2.51 does not register an object twice
         free = [number for number in range(OBJECTS) if number not in taken]
         if name in self.meanings:
-            self._client.unregister_system_shared_memory(name)
+            self.client.unregister_system_shared_memory(name)
             free.append(self.meanings.pop(name)[0])
-            if self._chance.random() < 0.3:
+            if self.chance.random() < 0.3:
                 return
         if free:
-            number, page = self._chance.choice(free), self._chance.randrange(PAGES)
-            self._client.register_system_shared_memory(
-                name, self._keys[number], (PAGES - page) * PAGE, offset=page * PAGE
+            number, page = self.chance.choice(free), self.chance.randrange(PAGES)
+            self.client.register_system_shared_memory(
+                name, self._objects[number].key, (PAGES - page) * PAGE, offset=page * PAGE
             )
             self.meanings[name] = (number, page)
 
     def ask(self) -> None:
         """Send a request that names two of them, and check that it reads and writes what they stand for."""
-        source, target = (self._chance.choice(self._names) for _ in range(2))
-        x = self._module.InferInput("INPUT0", [ROW // 4], "FP32")
+        source, target = (self.chance.choice(self._names) for _ in range(2))
+        x = self.module.InferInput("INPUT0", [ROW // 4], "FP32")
         x.set_shared_memory(source, ROW)
-        y = self._module.InferRequestedOutput("OUTPUT0")
+        y = self.module.InferRequestedOutput("OUTPUT0")
         y.set_shared_memory(target, ROW, ROW)
         try:
-            self._client.infer("identity", **attach("identity", [x], [y]))
+            self.client.infer("identity", **attach("identity", [x], [y]))
         except InferenceServerException as error:
             assert "not registered" in str(error)  # noqa: PT017  # an error is one of two right answers
             assert not {source, target} <= self.meanings.keys()
@@ -91,22 +84,21 @@ class Names:
 
     def close(self) -> None:
         for name in self.meanings:
-            self._client.unregister_system_shared_memory(name)
-        for handle in self._handles:
-            shared_memory.destroy_shared_memory_region(handle)
-        self._client.close()
+            self.client.unregister_system_shared_memory(name)
+        for each in self._objects:
+            each.destroy()
+        super().close()
 
 
-@pytest.fixture(params=PROTOCOLS)
-def names(request: pytest.FixtureRequest, triton_server: EmbeddedServer) -> Iterator[Names]:
-    names = Names(request.param, triton_server, random.Random(request.param))
-    yield names
-    names.close()
+@pytest.fixture
+def names(protocol: str, triton_server: EmbeddedServer) -> Iterator[Names]:
+    with contextlib.closing(Names(protocol, triton_server)) as names:
+        yield names
 
 
 def test_a_request_means_what_names_stand_for_whatever_they_stood_for_before(names: Names) -> None:
     for _ in range(STEPS):
-        for _ in range(names._chance.randrange(3)):
+        for _ in range(names.chance.randrange(3)):
             names.change()
-        for _ in range(names._chance.randrange(4)):
+        for _ in range(names.chance.randrange(4)):
             names.ask()

@@ -293,15 +293,12 @@ def test_an_older_server_is_told_which_one_sends_it(loaded: LoadingServer, on_th
         assert error.value.status() == "StatusCode.UNIMPLEMENTED"
 
 
-def test_a_split_call_has_no_place_in_a_sequence(on_the_way: ShmClient) -> None:
+@pytest.mark.parametrize("path", PATHS)
+def test_a_sequence_has_no_place_for_split_calls_and_ids_of_another_type(on_the_way: ShmClient, path: PathName) -> None:
     with pytest.raises(CallerError, match="model 'way_slots' takes sequences, one request after another; leave split"):
-        on_the_way.infer("way_slots", {"X": np.ones((9, 1), np.float32)}, split=True, sequence_id=7)
-
-
-def test_an_id_of_another_type_than_the_control_is_refused(on_the_way: ShmClient) -> None:
-    for path in PATHS:
-        with pytest.raises(CallerError, match="sequence_id is 'seven', but a control_input of model 'way_oldest'"):
-            on_the_way.infer("way_oldest", {"X": np.ones(3, np.float32)}, path=path, sequence_id="seven")
+        on_the_way.infer("way_slots", {"X": np.ones((9, 1), np.float32)}, split=True, sequence_id=7, path=path)
+    with pytest.raises(CallerError, match="sequence_id is 'seven', but a control_input of model 'way_oldest'"):
+        on_the_way.infer("way_oldest", {"X": np.ones(3, np.float32)}, path=path, sequence_id="seven")
 
 
 RESHAPED: Final = Served(

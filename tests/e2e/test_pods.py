@@ -40,7 +40,7 @@ def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
     folder = tmp_path_factory.mktemp("pod")
     models = copy_models([REPOSITORY / "identity", REPOSITORY / "multiply"], folder / "models")
     words = str(models), str(folder / "server.log")
-    with running("pod_server", *words, namespaces=OWN_CONTAINER, folder=folder) as server:
+    with running("server", *words, namespaces=OWN_CONTAINER, folder=folder) as server:
         yield Pod(server, server.told())
 
 
@@ -54,7 +54,7 @@ def calls_in(pod: Pod, protocol: str, region: str, row_count: str, folder: Path)
     before = used_bytes(pod.server)
     words = pod.urls[protocol], region, row_count
     told = []
-    with running("pod_client", *words, namespaces=OWN_CONTAINER, folder=folder) as client:
+    with running("client", *words, namespaces=OWN_CONTAINER, folder=folder) as client:
         for _ in range(2):
             told.append(client.told())
             assert not client.shm.samefile(pod.server.shm)

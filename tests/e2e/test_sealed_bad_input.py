@@ -5,6 +5,7 @@ The model's process lives on, has nothing more mapped or open than before, and s
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -17,15 +18,15 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
+from scripts.tools.processes import mappings, open_files
 from shm_backend_utils.client import PoolOptions, ShmClient
 from shm_backend_utils.memory.descriptors import Descriptor
-from shm_backend_utils.protocol.layout import PAGE_SIZE
+from shm_backend_utils.protocol.handover import SealedKey
+from shm_backend_utils.protocol.layout import HEADER_LENGTH, PAGE_SIZE, Header, data_offset, write_header
+from tests.crash.processes import eventually, stub_of
 from tests.unit.fetching.scripted_server import Script, ScriptedServer, give, say_nothing
 
-from .eventually import eventually
 from .loading_server import LoadingServer
-from .sealed_by_hand import BYTE_SIZE, NAME, address, region
-from .sealed_stub import SealedStub, stub_of
 
 MODEL = "fetching"
 BOUND_S = 0.5
@@ -33,13 +34,34 @@ CONFIG = (Path(__file__).resolve().parents[1] / "models" / "direct_only" / "conf
 BOUND = f'parameters {{ key: "SHM_HANDOVER_S" value: {{ string_value: "{BOUND_S}" }} }}\n'
 X = np.arange(64, dtype=np.float32)
 A_BUSY_MACHINE_S = 10.0
+NAME: Final = "by-hand"
+TOKEN: Final = bytes(range(16))
+SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+BYTE_SIZE: Final = data_offset(1, PAGE_SIZE) + 4 * PAGE_SIZE
+
+
+def region(*, claimed: int = BYTE_SIZE, size: int = BYTE_SIZE, space: int = BYTE_SIZE) -> Descriptor:
+    made = Descriptor(os.memfd_create, NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    header = bytearray(HEADER_LENGTH)
+    write_header(memoryview(header), Header(1, claimed, TOKEN))
+    os.fchmod(made.fileno(), 0o600)
+    os.ftruncate(made.fileno(), size)
+    os.posix_fallocate(made.fileno(), 0, space)
+    os.pwrite(made.fileno(), header, 0)
+    fcntl.fcntl(made.fileno(), fcntl.F_ADD_SEALS, SEALS)
+    return made
+
+
+def address(model: str, key: SealedKey) -> str:
+    return f"2/{model}/{key}/{TOKEN.hex()}/0"
 
 
 class Fetching:
     """A model, raw requests to it, and an honest client of it."""
 
     def __init__(self, server: LoadingServer) -> None:
-        self.stub = stub_of(server.server, MODEL)
+        self.server = server.server
+        self.stub = stub_of(self.server, MODEL)
         self._grpc: Any = tritonclient.grpc.InferenceServerClient(server.server.grpc_url)
         self._http: Any = tritonclient.http.InferenceServerClient(server.server.http_url)
         self._client = ShmClient(server.server.grpc_url, timeout_s=30, pool=PoolOptions(region="sealed"))
@@ -63,11 +85,21 @@ class Fetching:
         self._grpc.close()
         self._http.close()
 
+    def mapped(self, name: str = "shmbu") -> list[str]:
+        """Return the inodes of the memfds of this name that are mapped in the model, one for each mapping."""
+        assert self.stub is not None
+        lines = [line.split(maxsplit=5) for line in mappings(self.stub)]
+        return [fields[4] for fields in lines if fields[-1].startswith(f"/memfd:{name} ")]
 
-def is_at_rest(stub: SealedStub) -> bool:
-    before = stub.descriptors()
-    time.sleep(0.2)
-    return stub.descriptors() == before
+    def has(self) -> tuple[list[str], int]:
+        """Return what is mapped in the model, and how much is open there."""
+        assert self.stub is not None
+        return self.mapped(), len(open_files(self.stub))
+
+    def is_at_rest(self) -> bool:
+        before = self.has()
+        time.sleep(0.2)
+        return self.has() == before
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +107,7 @@ def fetching(loading_server: LoadingServer) -> Iterator[Fetching]:
     loading_server.load(MODEL, "direct_only", CONFIG + BOUND)
     fetching = Fetching(loading_server)
     fetching.infer_honestly()
-    eventually(lambda: len(fetching.stub.inodes()) == 1 and is_at_rest(fetching.stub))  # by which path, was tried
+    eventually(lambda: len(fetching.mapped()) == 1 and fetching.is_at_rest())  # by which path, was tried
     yield fetching
     fetching.close()
     loading_server.grpc.unload_model(MODEL)
@@ -83,13 +115,12 @@ def fetching(loading_server: LoadingServer) -> Iterator[Fetching]:
 
 @pytest.fixture(autouse=True)
 def _leaves_the_model_as_it_was(fetching: Fetching) -> Iterator[None]:
-    before = fetching.stub.inodes(), fetching.stub.descriptors()
+    before = fetching.has()
     yield
     fetching.infer_honestly()
-    stub = fetching.stub
-    eventually(lambda: (stub.inodes(), stub.descriptors()) == before)  # a thread of its own closes what was handed over
-    assert not stub.inodes(NAME)
-    assert stub.is_alive
+    eventually(lambda: fetching.has() == before)  # a thread of its own closes what was handed over
+    assert not fetching.mapped(NAME)
+    assert stub_of(fetching.server, MODEL) == fetching.stub
 
 
 def pipe() -> Descriptor:

@@ -20,7 +20,7 @@ from shm_backend_utils.server import EmbeddedServer
 from shm_backend_utils.testing.faults.at_hand import free_ports
 
 from ..crash.processes import eventually
-from ..crash.server_options import installation_with
+from ..crash.servers import installation_with
 from .flavours import FLAVOURS, AnyClient, AwaitedClient, Flavour
 
 MODELS: Final = Path(__file__).resolve().parents[1] / "models"

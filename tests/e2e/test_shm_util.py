@@ -1,31 +1,85 @@
-"""Regions around an inference by plain tritonclient: made, filled, used, and gone, also after a failure at any step."""
+"""Regions around an inference by plain tritonclient: made, filled, used, and gone, also after a failure at any step.
+
+So they are where ``shm_util`` is called as Triton's own tests call it: in the order of ``infer_util``.
+"""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
-from tritonclient.utils import shared_memory
+from tritonclient.utils import InferenceServerException, shared_memory
 
+from shm_backend_utils.client.unregistering import unregister_when_free
+from shm_backend_utils.compat import shm_util as su
 from shm_backend_utils.compat.shm_util import (
     ShmLeakProbe,
+    ShmRegions,
     SystemShmHandle,
     cleanup_shm_regions,
+    create_set_shm_regions,
+    unregister_cleanup_shm_regions,
 )
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.server import EmbeddedServer
 
-from .shm_util_wire import MODULES, Wire, X, wire_to
+from .plain_client import PlainClient, PlainRegion
+
+X: Final = np.arange(1, 6, dtype=np.float32)
+COUNTS: Final = np.arange(3, dtype=np.int32)
+A: Final = np.arange(16, dtype=np.int32).reshape(1, 16)
+B: Final = np.ones((1, 16), np.int32)
+EXPECTED: Final = {"OUTPUT0": A + B, "OUTPUT1": A - B}
+SHM: Final = Path("/dev/shm")
+
+
+class Wire(PlainClient):
+    """One that makes its regions by ``shm_util``, and can be made to fail; none is left registered at its end."""
+
+    def __init__(self, protocol: str, server: EmbeddedServer) -> None:
+        super().__init__(protocol, server)
+        self.server = server
+        self._of_others = self._known()
+
+    def create(self, inputs: Any, outputs: Any, names: Any = None, sizes: Any = None) -> ShmRegions:
+        return create_set_shm_regions(inputs, outputs, names, sizes, self.client, self.protocol)
+
+    def four(self, names: Any = ("a", "b", "c", "d")) -> ShmRegions:
+        return self.create([("IN_FP32", X), ("IN_INT32", COUNTS)], [("OUT_FP32", 20), ("OUT_INT32", 12)], names)
+
+    def clean_up(self, handles: Any) -> None:
+        unregister_cleanup_shm_regions(handles, self.client, self.protocol)
+
+    def infer(self, model: str, regions: ShmRegions) -> Any:
+        return self.client.infer(model, regions.inputs, outputs=regions.outputs)
+
+    def registered(self) -> dict[str, str]:
+        """Return the key of each name that the server knows, but for those that were there before."""
+        return {name: key for name, key in self._known().items() if name not in self._of_others}
+
+    def _known(self) -> dict[str, str]:
+        status = self.client.get_system_shared_memory_status()
+        if self.protocol == "grpc":
+            return {name: region.key for name, region in status.regions.items()}
+        return {region["name"]: region["key"] for region in status}
+
+    def close(self) -> None:
+        left = self.registered()
+        for name in left:
+            self.client.unregister_system_shared_memory(name)
+        super().close()
+        assert left == {}
 
 
 @pytest.fixture
 def wire(protocol: str, triton_server: EmbeddedServer) -> Iterator[Wire]:
-    with wire_to(triton_server, protocol) as wire:
+    with contextlib.closing(Wire(protocol, triton_server)) as wire:
         yield wire
 
 
@@ -63,12 +117,11 @@ def test_runs_under_the_same_names_leave_nothing_and_let_no_pool_grow(wire: Wire
 
 
 def test_a_name_that_an_aborted_run_has_left_is_taken_over(wire: Wire) -> None:
-    key = f"/aborted-{secrets.token_hex(4)}"
-    aborted = shared_memory.create_shared_memory_region("a", key, 64, create_only=True)
-    wire.client.register_system_shared_memory("a", key, 64)
-    shared_memory.destroy_shared_memory_region(aborted)
+    aborted = PlainRegion(64)
+    wire.client.register_system_shared_memory("a", aborted.key, 64)
+    aborted.destroy()
     regions = wire.four()
-    assert wire.registered()["a"] != key
+    assert wire.registered()["a"] != aborted.key
     wire.infer("every_dtype", regions)
     assert regions.shm_handles[2].read(np.float32, 5).tolist() == X[::-1].tolist()
     wire.clean_up(regions.shm_handles)
@@ -138,19 +191,15 @@ def test_a_failure_at_any_region_leaves_nothing(
 
 @pytest.mark.parametrize("turn", range(2))
 @pytest.mark.parametrize("step", ["write", "InferInput", "InferRequestedOutput"])
-def test_a_failure_at_any_tensor_leaves_nothing(
-    wire: Wire, monkeypatch: pytest.MonkeyPatch, step: str, turn: int
-) -> None:
+def test_a_failing_tensor_leaves_nothing(wire: Wire, monkeypatch: pytest.MonkeyPatch, step: str, turn: int) -> None:
     with ShmLeakProbe(pool_prefix=None), monkeypatch.context() as patch:
-        fail_at(patch, SystemShmHandle if step == "write" else MODULES[wire.protocol], step, turn)
+        fail_at(patch, SystemShmHandle if step == "write" else wire.module, step, turn)
         with pytest.raises(LostError):
             wire.four()
     assert wire.registered() == {}
 
 
-def test_where_undoing_fails_too_the_first_failure_is_told_and_the_memory_is_given_back(
-    wire: Wire, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_undoing_fails_too_the_first_failure_is_told(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     with ShmLeakProbe(pool_prefix=None), monkeypatch.context() as patch:
         fail_at(patch, wire.client, "register_system_shared_memory", 2)
         unregister = wire.client.unregister_system_shared_memory
@@ -203,9 +252,7 @@ def test_without_the_server_the_memory_alone_is_given_back(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("turn", range(4))
-def test_a_region_that_cannot_be_unregistered_keeps_nothing_else(
-    wire: Wire, monkeypatch: pytest.MonkeyPatch, turn: int
-) -> None:
+def test_a_region_that_stays_registered_keeps_no_other(wire: Wire, monkeypatch: pytest.MonkeyPatch, turn: int) -> None:
     with ShmLeakProbe(pool_prefix=None):
         regions = wire.four()
         with monkeypatch.context() as patch:
@@ -214,3 +261,105 @@ def test_a_region_that_cannot_be_unregistered_keeps_nothing_else(
                 wire.clean_up(regions.shm_handles)
     assert set(wire.registered()) == {regions.shm_handles[turn].name}
     wire.clean_up(regions.shm_handles)
+
+
+# --- as infer_util does
+
+
+@pytest.fixture
+def upstream(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> Wire:
+    monkeypatch.setenv("TRITONSERVER_IPADDR", wire.server.http_url)
+    return wire
+
+
+def inputs_of(wire: Wire) -> list[Any]:
+    return [wire.module.InferInput(name, [1, 16], "INT32") for name in ("INPUT0", "INPUT1")]
+
+
+def infer(upstream: Wire, names: Any, outputs: Collection[str], precreated: Any = None) -> dict[str, Any]:
+    """Do what ``infer_util.infer_exact`` does around its inference, with its calls; return the outputs."""
+    regions, handles = su.create_set_shm_regions([A], [B], A.nbytes, A.nbytes, outputs, names, precreated, True, False)
+    try:
+        inputs = inputs_of(upstream)
+        size = A.nbytes
+        su.register_add_shm_regions(
+            inputs, outputs, regions, precreated, handles, size, size, size, size, True, False, upstream.client
+        )
+        asked = []
+        for place, name in enumerate(sorted(outputs)):
+            asked.append(upstream.module.InferRequestedOutput(name))
+            asked[-1].set_shared_memory(f"{regions[2 + place]}_data", A.nbytes)
+        upstream.client.infer("add_sub", inputs, outputs=asked)
+        found = {"OUTPUT0": handles[2], "OUTPUT1": handles[3]}
+        assert [name for name, handle in found.items() if handle is not None] == sorted(outputs)
+        return {
+            name: shared_memory.get_contents_as_numpy(handle, np.int32, [1, 16]).tolist()
+            for name, handle in found.items()
+            if handle is not None
+        }
+    finally:
+        su.unregister_cleanup_shm_regions(regions, handles, precreated, outputs, True, False)
+
+
+def is_gone(*names: str) -> bool:
+    return not any((SHM / name).exists() for name in names)
+
+
+@pytest.mark.parametrize("outputs", [["OUTPUT0", "OUTPUT1"], ["OUTPUT0"], ["OUTPUT1"]], ids=["both", "first", "second"])
+@pytest.mark.parametrize(
+    "names", [None, ["upstream_a", "upstream_b", "upstream_c", "upstream_d"]], ids=["default", "own"]
+)
+def test_two_inputs_and_the_outputs_wanted(upstream: Wire, names: list[str] | None, outputs: list[str]) -> None:
+    assert infer(upstream, names, outputs) == {name: EXPECTED[name].tolist() for name in outputs}
+    assert is_gone(*(names or ["input0", "input1", "output0", "output1"]))
+
+
+def test_regions_that_were_made_before_stay_the_callers(upstream: Wire) -> None:
+    names = [f"precreated{number}" for number in range(4)]
+    before = [shared_memory.create_shared_memory_region(f"{name}_data", f"/{name}", A.nbytes) for name in names[2:]]
+    for name in names[2:]:
+        upstream.client.register_system_shared_memory(f"{name}_data", f"/{name}", A.nbytes)
+    found = infer(upstream, names, ["OUTPUT0", "OUTPUT1"], before)
+    assert found == {name: value.tolist() for name, value in EXPECTED.items()}
+    for name, handle in zip(names[2:], before, strict=True):
+        unregister_when_free(partial(upstream.client.unregister_system_shared_memory, f"{name}_data"))
+        shared_memory.destroy_shared_memory_region(handle)
+    assert is_gone(*names)
+
+
+def test_one_input_and_one_output(upstream: Wire) -> None:
+    """As ``infer_util.infer_zero`` does, for a model whose tensors are many alike."""
+    names = ("either_in0", "either_out0")
+    handles = su.create_set_either_shm_region([*names], [A], A.nbytes, A.nbytes, True, False)
+    inputs = inputs_of(upstream)
+    outputs = [upstream.module.InferRequestedOutput("OUTPUT0")]
+    of_all = (["either_in", "either_out"], ([handles[0]], [handles[1]]), 0, A.nbytes, A.nbytes)
+    su.register_add_either_shm_regions(inputs, outputs, *of_all, True, False, upstream.client)
+    inputs[1].set_data_from_numpy(B)
+    upstream.client.infer("add_sub", inputs, outputs=outputs)
+    assert shared_memory.get_contents_as_numpy(handles[1], np.int32, [1, 16]).tolist() == (A + B).tolist()
+    for name, handle in zip(names, handles, strict=True):
+        unregister_when_free(partial(upstream.client.unregister_system_shared_memory, f"{name}_data"))
+        shared_memory.destroy_shared_memory_region(handle)
+    assert is_gone(*names)
+
+
+def test_what_fails_at_cleaning_up_keeps_nothing_else(upstream: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    regions, handles = su.create_set_shm_regions([A], [B], 64, 64, ["OUTPUT0"], None, None, True, False)
+    inputs = inputs_of(upstream)
+    su.register_add_shm_regions(
+        inputs, ["OUTPUT0"], regions, None, handles, 64, 64, 64, 64, True, False, upstream.client
+    )
+    destroy = shared_memory.destroy_shared_memory_region
+
+    def fails_after(handle: Any) -> None:
+        destroy(handle)
+        if handle is handles[1]:
+            raise OSError("it is gone")
+
+    monkeypatch.setattr(shared_memory, "destroy_shared_memory_region", fails_after)
+    with pytest.raises(OSError, match="it is gone"):
+        su.unregister_cleanup_shm_regions(regions, handles, None, ["OUTPUT0"], True, False)
+    assert is_gone("input0", "input1", "output0")
+    with pytest.raises(InferenceServerException, match="input0_data"):
+        upstream.client.infer("add_sub", inputs)

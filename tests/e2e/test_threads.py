@@ -194,30 +194,17 @@ def names(ways: object) -> str | None:
     return ways[0].__name__ if isinstance(ways, tuple) else None
 
 
-def own_answers(server: EmbeddedServer, flavour: str, ways: tuple[Way, ...], share: int) -> None:
-    with client_of(flavour, url_of(server, flavour), timeout_s=TIMEOUT_S, pool=SCARCE) as client:
+@pytest.mark.parametrize(("flavour", "ways"), [*EACH_ALONE, *OF_TASKS], ids=names)
+def test_threads_and_tasks_that_share_a_client_get_their_own_answers(
+    triton_server: EmbeddedServer, flavour: str, ways: tuple[Way, ...], share: int
+) -> None:
+    with client_of(flavour, url_of(triton_server, flavour), timeout_s=TIMEOUT_S, pool=SCARCE) as client:
         all_are_right([lambda seed: called(client, ways, share, seed)] * THREADS, share)
         all_memory_comes_back(client)
         assert isinstance(client, AwaitedClient) or client.stats().failures == 0  # a task that is cancelled is one
 
 
-@pytest.mark.parametrize(("flavour", "ways"), EACH_ALONE, ids=names)
-def test_threads_that_share_a_client_get_their_own_answers(
-    triton_server: EmbeddedServer, flavour: str, ways: tuple[Way, ...], share: int
-) -> None:
-    own_answers(triton_server, flavour, ways, share)
-
-
-@pytest.mark.parametrize(("flavour", "ways"), OF_TASKS, ids=names)
-def test_tasks_that_share_a_client_get_their_own_answers(
-    triton_server: EmbeddedServer, flavour: str, ways: tuple[Way, ...], share: int
-) -> None:
-    own_answers(triton_server, flavour, ways, share)
-
-
-def test_threads_that_share_a_client_for_registered_models_get_their_own_answers(
-    triton_server: EmbeddedServer, share: int
-) -> None:
+def test_threads_of_a_client_for_registered_models_get_their_own(triton_server: EmbeddedServer, share: int) -> None:
     with registered(triton_server) as client:
         all_are_right([lambda seed: called_by_rows(client, share, seed)] * THREADS, share)
 

@@ -16,7 +16,7 @@ from shm_backend_utils.client import ConnectionLostError, DeadlineExceededError,
 from shm_backend_utils.client.errors import TlsError, UnknownHostError
 from shm_backend_utils.client.transports.connect import is_this_machine
 from shm_backend_utils.server import EmbeddedServer
-from tests.crash.server_options import installation_with
+from tests.crash.servers import installation_with
 
 from .flavours import FLAVOURS, client_of
 
@@ -108,9 +108,7 @@ def test_a_trusted_certificate(secure_server: SecureServer, flavour: str) -> Non
 
 
 @pytest.mark.parametrize("authority", ["the machine's", "another"])
-def test_a_certificate_that_is_not_trusted(
-    secure_server: SecureServer, flavour: str, scheme: str, authority: str
-) -> None:
+def test_a_certificate_nobody_trusts(secure_server: SecureServer, flavour: str, scheme: str, authority: str) -> None:
     tls = Tls(str(secure_server.another_certificate)) if authority == "another" else None
     error = error_of(flavour, f"{scheme}s://{secure_server.grpc_url}", tls=tls)
     assert type(error) is TlsError

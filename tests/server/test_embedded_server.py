@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,11 +20,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scripts.tools.processes import command_line, read_if_there
 from shm_backend_utils.errors import ClosedError, MachineError
 from shm_backend_utils.server import EmbeddedServer, Installation, Ports
 from shm_backend_utils.server.supervisor import BoundedLog
 from tests.e2e.eventually import eventually
+from tests.unit.harness.folders import folder_of
+from tests.unit.plugin.outcomes import outcome_of
 
+MODEL = Path(__file__).resolve().parents[1] / "models" / "ordinary"
 CONFIG = """
 backend: "python"
 output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 1 ] } ]
@@ -32,11 +37,8 @@ instance_group [ { kind: KIND_CPU } ]
 IDLE_MODEL = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
 
 
-def make_repository(folder: Path, *, model: str = IDLE_MODEL, config: str = CONFIG, name: str = "idle") -> Path:
-    version = folder / "models" / name / "1"
-    version.mkdir(parents=True)
-    (version / "model.py").write_text(model)
-    (version.parent / "config.pbtxt").write_text(config)
+def make_repository(folder: Path, *, model: str = IDLE_MODEL, name: str = "idle") -> Path:
+    folder_of(folder / "models", model, CONFIG, name)
     return folder / "models"
 
 
@@ -53,16 +55,12 @@ def server(repository: Path, tmp_path: Path) -> Iterator[EmbeddedServer]:
 
 def processes_of_group(group: int) -> list[int]:
     """Return the processes of a process group: a server leads one that holds all of its stubs."""
-    members = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            try:
-                status = (process / "stat").read_text()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if int(status.rpartition(")")[2].split()[2]) == group:
-                members.append(int(process.name))
-    return members
+    stats = {pid: read_if_there(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split() for pid in all_processes()}
+    return [pid for pid, fields in stats.items() if fields and int(fields[2]) == group]
+
+
+def all_processes() -> list[int]:
+    return [int(process.name) for process in Path("/proc").iterdir() if process.name.isdigit()]
 
 
 def shared_memory(prefix: str) -> list[Path]:
@@ -74,17 +72,14 @@ def answers(url: str) -> bool:
         return int(reply.status) == 200
 
 
-def test_a_started_server_is_ready_on_every_port(triton_server: EmbeddedServer) -> None:
+def test_a_started_server_is_ready_on_every_port_of_one_address(triton_server: EmbeddedServer) -> None:
     assert answers(f"{triton_server.http_url}/v2/health/ready")
     assert answers(f"{triton_server.metrics_url}/metrics")
-    host, port = triton_server.grpc_url.split(":")
-    socket.create_connection((host, int(port)), timeout=10).close()
-
-
-def test_a_server_does_not_listen_on_every_address(triton_server: EmbeddedServer) -> None:
     for url in (triton_server.grpc_url, triton_server.http_url, triton_server.metrics_url):
+        host, port = url.split(":")
+        socket.create_connection((host, int(port)), timeout=10).close()
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.2", int(url.split(":")[1])), timeout=10)
+            socket.create_connection(("127.0.0.2", int(port)), timeout=10)
 
 
 def test_its_process_and_its_log_are_told(triton_server: EmbeddedServer) -> None:
@@ -115,18 +110,15 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
         )
 
 
-def test_ports_that_are_given_are_used(stopped: Stopped) -> None:
-    log = stopped.server.log_file.read_text()
+def test_a_stopped_server_had_the_given_ports_and_leaves_nothing(stopped: Stopped) -> None:
+    log, server, ports = stopped.server.log_file.read_text(), stopped.server, stopped.ports
     for service, url, port in (
-        ("GRPCInferenceService", stopped.server.grpc_url, stopped.ports.grpc),
-        ("HTTPService", stopped.server.http_url, stopped.ports.http),
-        ("Metrics Service", stopped.server.metrics_url, stopped.ports.metrics),
+        ("GRPCInferenceService", server.grpc_url, ports.grpc),
+        ("HTTPService", server.http_url, ports.http),
+        ("Metrics Service", server.metrics_url, ports.metrics),
     ):
         assert url == f"127.0.0.1:{port}"
         assert f"Started {service} at {url}" in log
-
-
-def test_a_stopped_server_leaves_nothing_and_may_be_stopped_again(stopped: Stopped) -> None:
     assert stopped.process_count == 2  # the server and the model's stub
     assert stopped.had_shared_memory
     stopped.server.stop()
@@ -204,19 +196,18 @@ def test_a_port_that_is_in_use_is_named(repository: Path, tmp_path: Path, servic
 
 def test_a_port_that_speaks_something_else_is_named_too(repository: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        answering = threading.Thread(target=_answer_with_garbage, args=(other,), daemon=True)
-        answering.start()
+
+        def answer_with_garbage() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = other.accept()
+                    with connection:
+                        connection.recv(1 << 16)
+                        connection.sendall(b"\0\0\x18\4" + bytes(32))  # how a gRPC server begins
+
+        threading.Thread(target=answer_with_garbage, daemon=True).start()
         with pytest.raises(MachineError, match="already in use"):
             EmbeddedServer.start(repository, ports=Ports(http=other.getsockname()[1]), log_file=tmp_path / "log")
-
-
-def _answer_with_garbage(listening: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while True:
-            connection, _ = listening.accept()
-            with connection:
-                connection.recv(1 << 16)
-                connection.sendall(b"\0\0\x18\4" + bytes(32))  # how a gRPC server begins
 
 
 def test_a_server_that_does_not_get_ready_in_time_is_stopped(tmp_path: Path) -> None:
@@ -224,18 +215,43 @@ def test_a_server_that_does_not_get_ready_in_time_is_stopped(tmp_path: Path) -> 
     log_file = tmp_path / "server.log"
     with pytest.raises(MachineError, match="tritonserver was not ready after 0.2 s"):
         EmbeddedServer.start(make_repository(tmp_path, model=model), log_file=log_file, timeout_s=0.2)
-    assert not any(str(tmp_path) in line for line in command_lines())
+    assert not any(str(tmp_path) in command_line(pid) for pid in all_processes() if pid != os.getpid())
 
 
-def command_lines() -> list[str]:
-    found = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit() and process.name != str(os.getpid()):
-            try:
-                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-    return found
+@pytest.mark.long
+def test_a_test_that_meets_a_crash_is_run_once_more(tmp_path: Path) -> None:
+    shutil.copytree(MODEL, tmp_path / "model_repository" / MODEL.name, ignore=shutil.ignore_patterns("__pycache__"))
+    status, printed = outcome_of(
+        tmp_path,
+        """
+        import os
+        import signal
+
+        import pytest
+        from shm_backend_utils.client import ShmClient
+
+        crashed = []
+
+        @pytest.fixture(scope="module")
+        def client(triton_server):
+            with ShmClient(triton_server.grpc_url, timeout_s=30) as client:
+                yield client
+
+        def test_it(client, triton_server):
+            if not crashed:
+                crashed.append(triton_server.pid)
+                os.kill(triton_server.pid, signal.SIGSEGV)
+            while triton_server.pid == crashed[0]:
+                assert client.is_model_ready("ordinary")
+            assert client.is_model_ready("ordinary")
+
+        def test_after(client, triton_server):
+            assert triton_server.pid != crashed[0]
+            assert client.is_model_ready("ordinary")
+        """,
+    )
+    assert (status, "2 passed, 1 server died" in printed) == (0, True), printed
+    assert "test_it.py::test_it: failed as Triton itself crashed, and was run once more\nSignal (11)" in printed
 
 
 def test_free_ports_are_found_for_those_not_given() -> None:

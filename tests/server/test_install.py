@@ -139,29 +139,26 @@ def test_a_complete_installation_is_returned_as_it_is(tmp_path: Path) -> None:
     assert [file.read_text() for file in folder.rglob("*") if file.is_file()] == ["mine"]
 
 
-@pytest.mark.usefixtures("wheels")
-def test_a_wheel_that_cannot_be_fetched_is_an_error_of_the_machine_with_pips_reason(tmp_path: Path) -> None:
-    with pytest.raises(
-        MachineError, match=f"cannot fetch the wheel nvidia-pytriton=={find_release().version}, .*: ERROR: "
-    ):
-        install(tmp_path / "a" / "server")
-    assert list((tmp_path / "a").iterdir()) == []
+def no_wheel(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    return f"cannot fetch the wheel nvidia-pytriton=={find_release().version}, .*: ERROR: "
 
 
-def test_a_wheel_without_a_stub_for_this_python_is_an_error_that_names_those_it_has(
-    wheels: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def no_stub(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     stubs = [f"{STUBS}/{python}/triton_python_backend_stub" for python in ("3.100", "2.7", "3.8")]
     expect(monkeypatch, make_wheel(wheels, "pytriton/tritonserver/bin/tritonserver", f"{STUBS}/", *stubs))
-    with pytest.raises(MachineError, match=re.escape(f"no stub for Python {PYTHON}; it has them for 2.7, 3.8, 3.100:")):
-        install(tmp_path / "a" / "server")
-    assert list((tmp_path / "a").iterdir()) == []
+    return re.escape(f"no stub for Python {PYTHON}; it has them for 2.7, 3.8, 3.100:")
 
 
-def test_a_wheel_that_is_not_the_one_that_was_tested_is_refused(wheels: Path, tmp_path: Path) -> None:
-    make_wheel(wheels, *SMALL)
-    digest = hashlib.sha256((wheels / f"nvidia_pytriton-{DEFAULT}-py3-none-any.whl").read_bytes()).hexdigest()
-    with pytest.raises(MachineError, match=f"is not the one .* its SHA-256 is {digest}, expected .* or .*; see which"):
+def another_wheel(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    digest = hashlib.sha256(make_wheel(wheels, *SMALL).read_bytes()).hexdigest()
+    return f"is not the one .* its SHA-256 is {digest}, expected .* or .*; see which"
+
+
+@pytest.mark.parametrize("given", [no_wheel, no_stub, another_wheel])
+def test_a_wheel_that_will_not_do_is_an_error_of_the_machine_and_leaves_nothing(
+    wheels: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: Callable[[Path, pytest.MonkeyPatch], str]
+) -> None:
+    with pytest.raises(MachineError, match=given(wheels, monkeypatch)):
         install(tmp_path / "a" / "server")
     assert list((tmp_path / "a").iterdir()) == []
 
@@ -175,14 +172,11 @@ def test_versions_are_installed_side_by_side(wheels: Path, monkeypatch: pytest.M
     assert sorted(folders) == sorted((tmp_path / "shm-backend-utils").iterdir())
 
 
-def test_the_environment_variable_names_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_names_a_version_that_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
     monkeypatch.setenv(VERSION_VARIABLE, "0.5.0")
     assert default_folder() == default_folder("0.5.0")
     assert find_release().triton == "2.41.0"
-
-
-def test_an_unknown_version_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
     expected = (
         "no server '2.51.0' to install; expected nvidia-pytriton's 0.5.0 (Triton 2.41.0) or 0.7.0 (Triton 2.51.0)"
     )
@@ -201,9 +195,7 @@ def test_the_servers_environment_finds_this_interpreter_and_its_libraries_first(
 
 
 @pytest.mark.parametrize(("given", "found"), [("/opt/cuda/lib", ["/opt/cuda/lib"]), ("", []), (None, [])])
-def test_libraries_are_found_through_the_launchers_own_path_too(
-    given: str | None, found: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_libraries_on_the_launchers_path(given: str | None, found: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     if given is None:
         monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     else:

@@ -16,6 +16,7 @@ from shm_backend_utils.server import EmbeddedServer, Installation, find_gpus
 from shm_backend_utils.server.install import default_folder
 from shm_backend_utils.server.preflight import GpuFinding, read_facts
 from shm_backend_utils.testing.fake_cuda.driver import library
+from tests.unit.harness.folders import folder_of
 
 CONFIG = 'backend: "python" instance_group [ { kind: KIND_GPU } ]'
 FACTS: dict[str, Any] = {
@@ -93,21 +94,19 @@ def test_each_reason_for_none_has_its_remedy(facts: dict[str, Any], environment:
     assert not finding.is_ready
 
 
-def test_a_gpu_without_the_bindings_is_seen_and_not_ready() -> None:
-    finding = read_facts({**FACTS, "bindings": ""}, {})
-    assert finding.devices == ("NVIDIA H200",)
-    assert not finding.is_ready
-    assert "their Python has no cuda-bindings" in finding.text
-
-
-def test_a_library_that_the_backend_does_not_find_is_told() -> None:
-    assert "Triton's Python backend looks for libcuda.so" in read_facts({**FACTS, "backend_finds_it": False}, {}).text
-
-
-def test_an_instance_of_a_divided_gpu_is_usable_with_a_word_of_warning() -> None:
-    finding = read_facts({**FACTS, "devices": ["NVIDIA A100-SXM4-40GB MIG 1g.5gb"]}, {})
-    assert finding.is_ready
-    assert "clients must use the very same instance" in finding.text
+@pytest.mark.parametrize(
+    ("facts", "is_ready", "words"),
+    [
+        ({"bindings": ""}, False, "models see NVIDIA H200, but their Python has no cuda-bindings"),
+        ({"backend_finds_it": False}, True, "Triton's Python backend looks for libcuda.so"),
+        ({"devices": ["NVIDIA A100-SXM4-40GB MIG 1g.5gb"]}, True, "clients must use the very same instance"),
+    ],
+)
+def test_a_gpu_that_is_not_quite_fine_is_named_with_why(facts: dict[str, Any], is_ready: bool, words: str) -> None:
+    finding = read_facts({**FACTS, **facts}, {})
+    assert len(finding.devices) == 1
+    assert words in finding.text
+    assert finding.is_ready is is_ready
 
 
 # --- by a process
@@ -138,29 +137,22 @@ def test_a_process_that_dies_or_does_not_start_is_told() -> None:
     assert find_gpus(os.environ, "false").text == "models see no GPU: the process that asked the driver ended: status 1"
 
 
-def repository(folder: Path, config: str = CONFIG) -> Path:
-    (folder / "models" / "m" / "1").mkdir(parents=True)
-    (folder / "models" / "m" / "config.pbtxt").write_text(config)
-    (folder / "models" / "m" / "1" / "model.py").write_text(IDLE_MODEL)
-    return folder / "models"
-
-
 @built_for_gpus
 @without_driver
 def test_a_server_that_does_not_start_for_lack_of_a_gpu_says_what_to_do(tmp_path: Path) -> None:
-    repository(tmp_path)
+    folder_of(tmp_path / "models", IDLE_MODEL, CONFIG)
     with pytest.raises(MachineError, match="has kind KIND_GPU but no GPUs are available") as failure:
         EmbeddedServer.start(tmp_path / "models", log_file=tmp_path / "log", numpy="own")
     assert "models see no GPU: there is no NVIDIA driver here" in str(failure.value)
 
 
 @without_driver
-def test_what_stubs_see_is_asked_in_the_environment_of_a_server_that_runs(
+def test_the_environment_of_a_server_that_runs_is_asked(
     tmp_path: Path, with_fake: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Older than the CUDA that the server was built for, so that it says that there is none, and goes on.
     monkeypatch.setenv("SHM_FAKE_CUDA_DRIVER_VERSION", "11000")
     monkeypatch.setenv("LD_LIBRARY_PATH", with_fake["LD_LIBRARY_PATH"])
-    models = repository(tmp_path, CONFIG.replace("KIND_GPU", "KIND_CPU"))
-    with EmbeddedServer.start(models, log_file=tmp_path / "log", numpy="own") as server:
+    folder_of(tmp_path / "models", IDLE_MODEL, CONFIG.replace("KIND_GPU", "KIND_CPU"))
+    with EmbeddedServer.start(tmp_path / "models", log_file=tmp_path / "log", numpy="own") as server:
         assert find_gpus(server.environment).devices == ("fake CUDA driver, no GPU",) * 2

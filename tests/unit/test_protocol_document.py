@@ -1,7 +1,7 @@
 """docs/protocol.md and docs/shm_protocol.h say the same as the code: every table and number.
 
 A C program prints what the compiler makes of the header. The page on plain clients has a descriptor as it is sent; the
-examples are sent by tests/e2e/test_protocol_examples.py.
+examples are sent by tests/e2e/test_protocol_page.py.
 """
 
 from __future__ import annotations

@@ -6,13 +6,21 @@ import textwrap
 from pathlib import Path
 from typing import Final
 
-__all__ = ["BAD_CODE", "TENSORS", "folder_of"]
+__all__ = ["BAD_CODE", "SESSION", "TENSORS", "folder_of"]
 
 TENSORS: Final = """
 input [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] } ]
 output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] } ]
 """
 
+SESSION: Final = """
+from shm_backend_utils.model import ShmSession
+class TritonPythonModel:
+    def initialize(self, args): self.session = ShmSession.from_args(args)
+    def execute(self, requests): return self.session.serve(requests, self.infer)
+    def infer(self, call): call.put("Y", call.input("X").numpy())
+    def finalize(self): self.session.close()
+"""
 _FINE: Final = "class TritonPythonModel:\n    def execute(self, requests): return []\n"
 BAD_CODE: Final = {
     "import": (

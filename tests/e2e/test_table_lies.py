@@ -1,8 +1,12 @@
-"""A table that breaks the protocol: one clear error by a code, the same over gRPC and HTTP; at a limit it is served."""
+"""Tables that break the protocol, or change while they are read: one error by a code, the same over gRPC and HTTP."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import random
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -14,9 +18,68 @@ from shm_backend_utils.errors import code_in
 from shm_backend_utils.server import EmbeddedServer
 from tests.releases import has_ensembles_that_fail, tells_404
 
-from ..hand_made import DATATYPES, STEP, Claim, HandMade, Tensor
-from ..hand_made import hand_made as made_for
-from .breaks import REGION_SIZE, Break, X, is_served, one_more_input, refusals_of, tensor, valid
+from .flavours import url_of
+from .hand_made import DATATYPES, STEP, Claim, HandMade, Tensor, hand_made
+
+X: Final = np.array([1, 2, 3, 4], np.float32)
+ROOM: Final = 64
+REGION_SIZE: Final = 2 * 4096 + 8 * STEP
+
+Break = Callable[[HandMade], None]
+
+
+@contextlib.contextmanager
+def valid(url: str, **options: Any) -> Iterator[HandMade]:
+    """Make a valid request to a model that copies X to Y."""
+    with hand_made(url, "repeat", {"X": X}, {"Y": ROOM}, **options) as request:
+        request.parameters["times"] = 1
+        yield request
+
+
+def refusals_of(request: HandMade, server: EmbeddedServer, *carriers: Any) -> list[tuple[str, str]]:
+    """Return status and text of a request's refusal over gRPC and HTTP; nothing is written, and nothing told."""
+    request.write()
+    before = request.content()
+    found = []
+    for protocol in ("grpc", "http"):
+        with pytest.raises(InferenceServerException) as refusal:
+            request.send(carriers, url=url_of(server, protocol))
+        text = refusal.value.message()
+        found.append((refusal.value.status(), text))
+        for secret in (request.region.segment.key, request.region.header.token.hex()):
+            assert secret not in text
+        assert "/dev/shm/" not in text
+        assert len(text) < 2100
+    assert request.content() == before
+    assert request.record.generation == request.recorded
+    return found
+
+
+def is_served(request: HandMade) -> bool:
+    request.infer()
+    return bool((request.output("Y", np.float32)[: X.size] == X).all())
+
+
+def tensor(which: str, **fields: Any) -> Break:
+    def change(request: HandMade) -> None:
+        for field, value in fields.items():
+            setattr(request.table[which], field, value)
+
+    return change
+
+
+def one_more_input(name: bytes, **fields: Any) -> Break:
+    def change(request: HandMade) -> None:
+        given = {"offset": 8192 + 4 * STEP, "byte_size": 16, "datatype": DATATYPES["FP32"], "shape": [4], **fields}
+        request.table.inputs.append(Tensor(name, **given))
+
+    return change
+
+
+@pytest.fixture
+def made(triton_server: EmbeddedServer) -> Iterator[HandMade]:
+    with valid(triton_server.grpc_url) as request:
+        yield request
 
 
 def head(**fields: Any) -> Break:
@@ -106,9 +169,7 @@ STATUS: Final = {"shm:gone": ("StatusCode.NOT_FOUND", "404")}
 
 
 @pytest.mark.parametrize("lie", [pytest.param(lie, marks=[tells_404] * (LIES[lie][1] in STATUS)) for lie in LIES])
-def test_a_lie_is_refused_by_code_and_field_and_the_truth_is_served(
-    made: HandMade, triton_server: EmbeddedServer, lie: str
-) -> None:
+def test_a_lie_is_refused_and_the_truth_is_served(made: HandMade, triton_server: EmbeddedServer, lie: str) -> None:
     change, code, field = LIES[lie]
     honest = copy.deepcopy(made.address), copy.deepcopy(made.table)
     change(made)
@@ -126,7 +187,7 @@ def test_a_lie_is_refused_by_code_and_field_and_the_truth_is_served(
 def test_a_lying_table_for_a_step_fails_the_ensemble_by_its_code(triton_server: EmbeddedServer) -> None:
     x = tritonclient.grpc.InferInput("X", [4], "FP32")
     x.set_data_from_numpy(X)
-    with made_for(triton_server.grpc_url, "two_steps", {"B": 10 * X}, {"SUM": 16}) as request:
+    with hand_made(triton_server.grpc_url, "two_steps", {"B": 10 * X}, {"SUM": 16}) as request:
         request.address.model = "adder"
         request.table["SUM"].offset = 0
         request.write()
@@ -155,3 +216,73 @@ def test_a_generation_of_63_bits_is_served(made: HandMade) -> None:
     made.recorded = 2**63 - 2
     made.next()
     assert is_served(made)
+
+
+class Rewriter(threading.Thread):
+    """Writes the bytes of some tables, and noise, into a record in turn, a few bytes at a time, until it is ended."""
+
+    def __init__(self, half: memoryview, tables: list[bytes]) -> None:
+        super().__init__()
+        self._half = half
+        self._tables = [*tables * 5, random.Random(12).randbytes(len(tables[0]))]
+        self._has_ended = threading.Event()
+
+    def run(self) -> None:
+        source = random.Random(12)
+        while not self._has_ended.is_set():
+            data = source.choice(self._tables)
+            at = 0
+            while at < len(data):
+                end = min(len(data), at + source.choice([1, 7, 8, 24, 200]))
+                self._half[8 + at : 8 + end] = data[at:end]
+                at = end
+        self._half.release()
+
+    def end(self) -> None:
+        self._has_ended.set()
+        self.join()
+
+
+def test_a_table_that_changes_while_it_is_copied_is_refused_or_answered_rightly(triton_server: EmbeddedServer) -> None:
+    """Whatever the model has read, it answers that: rows of a ramp, wherever they begin and end."""
+    ramp = np.arange(4 * STEP // 4, dtype=np.float32)
+    with valid(triton_server.grpc_url, tensor_count=12) as request:
+        begin = request.region.data_offset
+        request.region.bytes()[begin : begin + ramp.nbytes] = ramp.view(np.uint8)
+        tables = []
+        for offset, count, room in ((begin, 4, begin + 4 * STEP), (begin + 512, 300, begin + 8 * STEP)):
+            tensor("X", offset=offset, byte_size=4 * count, shape=[count])(request)
+            tensor("Y", offset=room, byte_size=4 * count)(request)
+            tables.append(request.table.packed(0)[8:])
+        rewriter = Rewriter(request.record.request[:], tables)
+        rewriter.start()
+        try:
+            lengths, codes = answers_of(request, 300)
+        finally:
+            rewriter.end()
+        assert lengths >= {4, 300}
+        assert codes
+        assert codes <= {"shm:table", "shm:tensor", "shm:missing"}
+        request.next()
+        request.infer()
+        assert request.output("Y", np.float32).tolist() == ramp[128:428].tolist()
+
+
+def answers_of(request: HandMade, count: int) -> tuple[set[int], set[str]]:
+    """Send requests, and check each answer; return how long answers were, and the codes of refusals."""
+    lengths, codes = set(), set()
+    for _ in range(count):
+        request.next()
+        request.record.generation = request.recorded
+        try:
+            response = request.send()
+        except InferenceServerException as error:
+            codes.add(code_in(error.message()))
+            continue
+        place = request.results()["Y"]
+        written = request.array(place.offset, place.byte_size, np.float32)
+        y = response.as_numpy("Y") if place.is_in_response else written
+        assert place.shape == y.shape
+        assert (np.diff(y) == 1).all()
+        lengths.add(len(y))
+    return lengths, codes

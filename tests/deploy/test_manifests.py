@@ -1,20 +1,76 @@
-"""docs/deploy/kubernetes: built as kubectl builds it, held against Kubernetes' schemas, and against itself."""
+"""docs/deploy: the Compose file, the Dockerfile and what kubectl builds, held against specifications and each other."""
 
 from __future__ import annotations
 
+import fnmatch
 import functools
+import re
 import shutil
 import subprocess
+import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import compose_spec
 import pytest
 import yaml
+
+from tests.wheels import build_wheel
 
 from .schemas import Schemas
 
 ROOT = Path(__file__).parents[2]
+COMPOSE = ROOT / "docs" / "deploy" / "compose" / "compose.yaml"
+DOCKERFILE = ROOT / "docs" / "deploy" / "docker" / "Dockerfile"
+HADOLINT = Path(sys.executable).with_name("hadolint")
+
+
+def test_compose_is_as_its_specification_wants_it_and_builds_stages_of_the_dockerfile() -> None:
+    compose_spec.PyCompose.from_yaml(COMPOSE.read_text()).validate()
+    for service in yaml.safe_load(COMPOSE.read_text())["services"].values():
+        if "build" in service:
+            dockerfile = (COMPOSE.parent / service["build"]["context"]).resolve() / service["build"]["dockerfile"]
+            assert f" AS {service['build']['target']}\n" in dockerfile.read_text()
+
+
+def copied_from_the_checkout() -> list[tuple[list[str], str]]:
+    """Return what each COPY of the build's context takes, and where to."""
+    lines = re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE.read_text(), re.MULTILINE)
+    return [(words[:-1], words[-1]) for words in (line.split() for line in lines)]
+
+
+def test_hadolint_finds_nothing() -> None:
+    done = subprocess.run([HADOLINT, "--no-color", DOCKERFILE], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_all_that_is_copied_is_there_and_none_of_it_ignored() -> None:
+    lines = DOCKERFILE.with_name("Dockerfile.dockerignore").read_text().splitlines()
+    kept = [line[1:] for line in lines if line.startswith("!")]
+    for names, _ in copied_from_the_checkout():
+        for name in names:
+            assert (ROOT / name).exists(), name
+            assert any(name == start or fnmatch.fnmatch(name, f"{start}/*") for start in kept), name
+
+
+def test_the_wheel_is_built_of_what_is_copied(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for names, target in copied_from_the_checkout():
+        if target.startswith("./"):
+            for name in names:
+                if (ROOT / name).is_dir():
+                    shutil.copytree(ROOT / name, source / target, ignore=shutil.ignore_patterns("__pycache__"))
+                else:
+                    shutil.copy(ROOT / name, source / target)
+    with zipfile.ZipFile(build_wheel(source, tmp_path)) as archive:
+        names = archive.namelist()
+    assert "shm_backend_utils/model/__init__.py" in names
+    assert "triton_python_backend_utils-stubs/__init__.pyi" in names
+
+
 FOLDER = ROOT / "docs" / "deploy" / "kubernetes"
 BUILT = ["base", "overlays/system", "overlays/two-users", "overlays/scaled-keda", "overlays/scaled-adapter"]
 VERSIONS = ["1.29", "1.33", "1.37"]
@@ -42,23 +98,9 @@ def built(name: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(done.stdout))
 
 
-def written() -> list[tuple[str, dict[str, Any]]]:
-    """Return all that stands in files, each with the file's name."""
-    found = []
-    for file in sorted(FOLDER.rglob("*.yaml")):
-        for item in yaml.safe_load_all(file.read_text()):
-            found.append((str(file.relative_to(FOLDER)), item))
-    return found
-
-
-def of_kind(items: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-    (item,) = [item for item in items if item["kind"] == kind]
-    return item
-
-
 def pod_of(items: list[dict[str, Any]]) -> dict[str, Any]:
-    pod: dict[str, Any] = of_kind(items, "Deployment")["spec"]["template"]["spec"]
-    return pod
+    (pod,) = [item["spec"]["template"]["spec"] for item in items if item["kind"] == "Deployment"]
+    return dict(pod)
 
 
 def containers_of(pod: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -84,11 +126,6 @@ def shm_bytes(pod: dict[str, Any]) -> int:
 
 def mounts_shm(container: dict[str, Any]) -> bool:
     return any(mount["mountPath"] == "/dev/shm" for mount in container.get("volumeMounts", []))
-
-
-def whole(kind: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return what there is of a kind in all files, each with the file's name."""
-    return [(name, item) for name, item in written() if item.get("kind") == kind]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -124,7 +161,8 @@ def test_limits_count_shared_memory(name: str) -> None:
 def test_the_adapters_rule_makes_the_metric_that_the_autoscaler_asks_for() -> None:
     values = yaml.safe_load((FOLDER / "overlays" / "scaled-adapter" / "adapter-values.yaml").read_text())
     (rule,) = values["rules"]["custom"]
-    ((_, autoscaler),) = whole("HorizontalPodAutoscaler")
+    written = [item for file in FOLDER.rglob("*.yaml") for item in yaml.safe_load_all(file.read_text())]
+    (autoscaler,) = [item for item in written if item.get("kind") == "HorizontalPodAutoscaler"]
     (metric,) = autoscaler["spec"]["metrics"]
     assert metric["pods"]["metric"]["name"] == rule["name"]["as"]
     assert set(rule["resources"]["overrides"]) == {"namespace", "pod"}

@@ -1,19 +1,22 @@
-"""BF16 where ml_dtypes is not installed, in the model's process or in the client's: two bytes each."""
+"""Every type, as the Python backend itself takes and gives it in the stub; BF16 without ml_dtypes is two bytes each."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import pytest
 
 from shm_backend_utils import dtypes
+from shm_backend_utils.client import ShmClient
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.server import EmbeddedServer
 from tests.releases import carries_bf16
 
 from .flavours import AnyClient
+from .in_band import NUMBERS
 
 BITS: Final = np.array([0x3F80, 0xC000, 0x7F80, 0x7FC1, 0x7F81, 0x8000, 0x0001], np.uint16).view(dtypes.BF16.numpy)
 """1, -2, infinity, two that are no numbers, -0, and the smallest."""
@@ -47,3 +50,24 @@ def test_a_client_without_ml_dtypes_gives_and_gets_two_bytes_each(triton_server:
     program = [sys.executable, "-c", CLIENT_WITHOUT_ML_DTYPES, triton_server.grpc_url]
     said = subprocess.run(program, capture_output=True, text=True, check=True, timeout=60).stdout
     assert said == f"|V2 True |V2 {[0x4000, 0x8000]}\n"
+
+
+SHAPES: Final = [(3, 4), (1, 4), (3, 1), (1, 1), (0, 4), (3, 0)]
+
+
+@carries_bf16
+@pytest.mark.parametrize("path", ["direct", "inline"])
+@pytest.mark.parametrize("way", ["takes an input", "takes an output", "gives a tensor", "gives an output back"])
+def test_the_backend_exchanges_tensors_of_every_type_and_shape(grpc_client: ShmClient, way: str, path: Any) -> None:
+    for shape in SHAPES:
+        values = np.arange(shape[0] * shape[1]).reshape(shape) % 5
+        given = {n: (values % 2 if n == "BOOL" else values).astype(dtype.numpy) for n, dtype in NUMBERS.items()}
+        inputs = {f"IN_{name}": array for name, array in given.items()}
+        outputs = {f"OUT_{name}": array.nbytes for name, array in given.items()}
+        with grpc_client.infer(
+            "dlpack_exchanges", inputs, outputs=outputs, parameters={"way": way}, path=path
+        ) as result:
+            assert result.overflowed == {}
+            for name, array in given.items():
+                found = result[f"OUT_{name}"]
+                assert (name, found.dtype, found.tolist()) == (name, array.dtype, array[::-1].tolist())

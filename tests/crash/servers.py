@@ -1,19 +1,34 @@
-"""A server of a test's own, for tests that kill what others need. It is killed at the end, and not asked to stop."""
+"""Servers of a test's own, with more options than those that every server is started with."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
-from shm_backend_utils.server import EmbeddedServer
+from shm_backend_utils.server import EmbeddedServer, Installation, install
 
-from .server_options import ONCE, installation_with
+__all__ = ["ONCE", "installation_with", "serving"]
 
-__all__ = ["serving"]
+ONCE: Final = "--disable-auto-complete-config"  # Triton starts each stub twice otherwise, to ask what is complete
+
+
+def installation_with(options: Sequence[str], folder: Path) -> Installation:
+    """Return an installation in a new folder whose server gets these options beside those that it is given."""
+    real = install()
+    wrapped = Installation(folder, real.triton)
+    wrapped.binary.parent.mkdir(parents=True)
+    (folder / "lib").symlink_to(real.folder / "lib")
+    wrapped.backends.symlink_to(real.backends)
+    wrapped.binary.write_text(f'#!/bin/sh\nexec {shlex.quote(str(real.binary))} "$@" {shlex.join(options)}\n')
+    wrapped.binary.chmod(0o755)
+    return wrapped
+
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
 

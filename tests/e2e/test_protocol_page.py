@@ -1,11 +1,13 @@
-"""The HTTP messages and the table of docs/protocol.md, sent to the real server as they stand there."""
+"""docs/protocol.md on a real server: the messages as they stand there, and a client in C, written from it alone."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import re
+import shutil
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -126,7 +128,7 @@ def test_the_batch(triton_server: EmbeddedServer) -> None:
     ],
     ids=["table", "stale", "table again", "gone"],
 )
-def test_statuses_are_those_of_the_page(
+def test_statuses_of_the_page(
     region: Region, triton_server: EmbeddedServer, change: tuple[str, Any], status: int
 ) -> None:
     region.record.begin(GENERATION, TABLE[8:])
@@ -139,3 +141,40 @@ def test_statuses_are_those_of_the_page(
     rows = dict(re.findall(r"^\| `(shm:\w+)` \| \w+ \| (\d+) ", DOCUMENT, re.MULTILINE))
     code = json.loads(body_text)["error"].partition(": ")[0]
     assert rows[code] == str(status)
+
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+FOLDER: Final = ROOT / "tests" / "clients"
+COMPILER: Final = shutil.which("gcc")
+MODELS: Final = ("batch_witness", "handshake", "identity", "text_upper")
+"""What the program calls."""
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    assert COMPILER is not None
+    path = tmp_path_factory.mktemp("client") / "client"
+    flags = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-O2", f"-I{ROOT / 'docs'}"]
+    subprocess.run([COMPILER, *flags, "-o", str(path), *map(str, sorted(FOLDER.glob("*.c")))], check=True, timeout=60)
+    return path
+
+
+REFUSED: Final = pytest.param("refused", marks=tells_404)
+
+
+@pytest.mark.parametrize("kind", ["system", "sealed"])
+@pytest.mark.parametrize("command", ["identity", "batch", "strings", "stale", REFUSED, "takeback"])
+def test_a_client_in_c(program: Path, triton_server: EmbeddedServer, kind: str, command: str) -> None:
+    host, _, port = triton_server.http_url.partition(":")
+    done = subprocess.run([program, host, port, kind, command], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ok\n", "")
+
+
+def test_it_is_short_calls_these_models_and_needs_no_library() -> None:
+    texts = [path.read_text() for path in FOLDER.glob("*.[ch]")]
+    assert sum(len(text.splitlines()) for text in texts) <= 440
+    assert {model for model in MODELS if any(f'"{model}"' in text for text in texts)} == set(MODELS)
+    own = {line for text in texts for line in text.splitlines() if line.startswith('#include "')}
+    assert own == {'#include "shm_protocol.h"', '#include "desk.h"'}

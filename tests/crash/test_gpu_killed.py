@@ -1,0 +1,168 @@
+"""A client or a model is killed whose GPU is at work: the memory is closed, and others are told in time and served."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shm_backend_utils.client import ShmClient
+from shm_backend_utils.errors import ShmError
+from shm_backend_utils.gpu.memory.access import CudaAccess
+from shm_backend_utils.server import EmbeddedServer
+from tests.e2e.fake_gpus import DRIVER, MODEL, Told, X, content_of, flavour_of, gpu_of, left_here, told_by
+
+from .gate import Gate
+from .processes import eventually, held_regions, region_of, regions_of, standing, stub_of
+from .servers import serving
+
+BEGIN = """
+import json, sys
+import numpy as np
+from shm_backend_utils.client import PoolOptions, ShmClient
+from shm_backend_utils.testing.fake_cuda.driver import FakeDriver
+
+driver, parameters = FakeDriver.load(), json.loads(sys.argv[2])
+"""
+VICTIM = """
+client = ShmClient(sys.argv[1], pool=PoolOptions(region="system"))  # whose names could be left behind
+place = ((1000,), np.float32, "cuda:0")
+call = client.prepare("fake_gpu", {"X": place}, outputs={"Y": place}, parameters=parameters, path="direct")
+x = call.inputs["X"]
+driver.memory(x.address, x.shape, x.dtype)[:] = 1
+print("here", flush=True)
+y = call.infer()["Y"]
+assert (driver.memory(y.address, y.shape, y.dtype) == 2).all()
+"""
+LENDER = """
+client = ShmClient(sys.argv[1])
+x = driver.tensor(np.ones(1 << 19, np.float32))
+print("here", flush=True)
+client.infer("fake_gpu", {"X": x}, outputs={"Y": "cuda:0"}, parameters=parameters, path="direct").release()
+"""
+END = """
+print("here, too", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def victim_of(
+    server: EmbeddedServer, gate: Gate, is_model_at_work: bool, program: str = VICTIM, deed: str = "double"
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a client whose model has its memory open, and maybe stands at a gate, until it is killed."""
+    gate.close()
+    parameters = {**gate.parameters(""), "deed": "double_behind_the_gate" if is_model_at_work else deed}
+    with standing("-c", BEGIN + program + END, server.grpc_url, json.dumps(parameters)) as victim:
+        if is_model_at_work:
+            gate.wait_for_model()
+        else:
+            assert victim.stdout is not None
+            assert victim.stdout.readline() == "here, too\n"
+        yield victim
+
+
+@pytest.fixture
+def before(triton_server: EmbeddedServer) -> Told:
+    """What the model tells before there is a victim."""
+    return told_by(MODEL, triton_server.grpc_url, "let_go")
+
+
+def test_the_model_and_the_next_client_leave_nothing(triton_server: EmbeddedServer, gate: Gate, before: Told) -> None:
+    url = triton_server.grpc_url
+    with victim_of(triton_server, gate, False) as victim:
+        regions = regions_of(victim.pid)
+        assert region_of(victim.pid) is not None
+        assert told_by(MODEL, url).open_now == before.open_now + 1
+    eventually(lambda: told_by(MODEL, url).open_now == before.open_now)
+    stub = stub_of(triton_server, MODEL)
+    assert stub is not None
+    assert held_regions(stub, regions) == []
+    with gpu_of(flavour_of(triton_server)) as gpu, gpu.infer("double", gpu.array(X)) as result:
+        assert (content_of(result["Y"]) == X * 2).all()
+        eventually(lambda: region_of(victim.pid) is None)  # another client may be at it
+
+
+def test_a_model_at_work_closes_the_memory_at_its_end(triton_server: EmbeddedServer, gate: Gate, before: Told) -> None:
+    with victim_of(triton_server, gate, True) as victim:
+        pass
+    with ShmClient(triton_server.grpc_url):
+        eventually(lambda: region_of(victim.pid) is None)  # another client may be at it
+    gate.let_go()
+    after = told_by(MODEL, triton_server.grpc_url, "sweep")
+    assert (after.launched, after.finished) == (before.launched + 1, before.finished + 1)
+    assert after.open_now == before.open_now
+
+
+@pytest.mark.parametrize("is_model_at_work", [True, False], ids=["during the request", "while the model keeps it"])
+def test_a_lender_may_be_killed(
+    triton_server: EmbeddedServer, gate: Gate, before: Told, is_model_at_work: bool
+) -> None:
+    url = triton_server.grpc_url
+    with victim_of(triton_server, gate, is_model_at_work, LENDER, "keep"):
+        if not is_model_at_work:  # at the gate, the model answers nobody
+            assert told_by(MODEL, url).open_now > before.open_now
+    if is_model_at_work:
+        gate.let_go()
+    after = told_by(MODEL, url, "let_go")
+    eventually(lambda: told_by(MODEL, url, "let_go").open_now == before.open_now)
+    assert after.violations == before.violations
+    with gpu_of(flavour_of(triton_server)) as gpu, gpu.infer("double", gpu.array(X)) as result:
+        assert (content_of(result["Y"]) == X * 2).all()
+
+
+ON_THE_GPU = (X.shape, X.dtype, "cuda:0")
+DEADLINE_S = 5.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    models = ("fake_gpu", "fake_gpu_events", "fake_gpu_pinned")
+    with serving({model: model for model in models}, tmp_path_factory.mktemp("server")) as server:
+        yield server
+
+
+@pytest.mark.parametrize("model", ["fake_gpu", "fake_gpu_events"], ids=["which waits", "whose client waits"])
+def test_the_client_is_told_in_time_and_others_are_served(server: EmbeddedServer, gate: Gate, model: str) -> None:
+    gate.close()
+    before = left_here()
+    runtime = DRIVER.runtime()
+    given = [DRIVER.tensor(X)]
+    with ShmClient(server.grpc_url, cuda=CudaAccess(lambda: runtime)) as client:
+
+        def infer(name: str, deed: str, **parameters: Any) -> Any:
+            said = {"deed": deed, **parameters}
+            return client.infer(
+                name, {"X": given[0]}, outputs={"Y": ON_THE_GPU}, parameters=said, path="direct", timeout_s=DEADLINE_S
+            )
+
+        infer(model, "double").release()
+        with ThreadPoolExecutor(1) as thread:
+            call = thread.submit(infer, model, "launch_what_waits_at_the_gate", **gate.parameters(""))
+            gate.wait_for_model()
+            stub = stub_of(server, model)
+            assert stub is not None
+            os.kill(stub, signal.SIGKILL)
+            killed = time.monotonic()
+            error = call.exception()
+            assert isinstance(error, ShmError)
+            assert time.monotonic() - killed < 2 * DEADLINE_S
+            del call, error
+        for number in range(3):
+            with infer("fake_gpu_pinned", "double") as result:
+                y = result["Y"]
+                found = DRIVER.memory(y.address, y.shape, y.dtype).copy()
+            np.testing.assert_array_equal(found, X * 2, err_msg=str(number))
+            del y
+    given.clear()
+    eventually(lambda: not runtime.retired.collect() and left_here() == before)
+    assert DRIVER.violations() == []
