@@ -14,7 +14,7 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 36_391,
+    "shm_backend_utils": 35_954,
     "shm_backend_utils/*.py": 1_014,
     "shm_backend_utils/cli": 2_998,
     "shm_backend_utils/client": 8_179,
@@ -25,12 +25,12 @@ CEILINGS: Final = {
     "shm_backend_utils/model": 5_089,
     "shm_backend_utils/protocol": 1_858,
     "shm_backend_utils/repository": 185,
-    "shm_backend_utils/server": 1_200,
+    "shm_backend_utils/server": 1_190,
     "shm_backend_utils/tensors": 918,
-    "shm_backend_utils/testing": 6_645,
-    "scripts": 9_860,
+    "shm_backend_utils/testing": 6_218,
+    "scripts": 9_858,
     "scripts/tools/bench": 2_740,
-    "tests": 56_469,
+    "tests": 56_468,
     "docs": 3_472,
 }
 """By folder, or by pattern of files: the most lines."""

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy.typing as npt
 
 from shm_backend_utils.dtypes import from_numpy
-from shm_backend_utils.testing.emulator.delivery import deliver
+from shm_backend_utils.testing.emulator.delivery import Delivery, deliver
 from shm_backend_utils.testing.emulator.metrics import MetricsRegistry
 from shm_backend_utils.testing.emulator.module import backend_module
 from shm_backend_utils.testing.emulator.pybind import TritonModelException
@@ -68,14 +68,12 @@ def deliver_alone(
     answers: KeptAnswers,
 ) -> InferenceRequest:
     """Return a request to a model ``m``, maybe a decoupled one, as a stub gets it."""
+    contents = [(name, from_numpy(array.dtype, name).name, array) for name, array in inputs.items()]
     return deliver(
         backend,
+        Delivery(contents, outputs, parameters, "7"),
         model_name="m",
         model_version=1,
-        request_id="7",
-        inputs=[(name, from_numpy(array.dtype, name).name, array) for name, array in inputs.items()],
-        requested_output_names=outputs,
-        parameters=parameters,
         is_decoupled=True,
         sink=answers,
         is_cancelled=lambda: answers.is_given_up,

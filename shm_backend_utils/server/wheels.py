@@ -57,32 +57,22 @@ class Release:
         return f"nvidia-pytriton=={self.version}"
 
 
+_TESTED: Final = (  # by version, with Triton's, and the digests of the wheels for x86_64 and for aarch64
+    (
+        "0.5.0",
+        "2.41.0",
+        "f46a3c03fb0893948f57c1d5470998a6f403f2c8036d7af944c817a8fba31a46",
+        "edac1a01b71cbdf9872c3d29ecbfc8d44cb5522059eaf0c64495913f4326f8ac",
+    ),
+    (
+        "0.7.0",
+        "2.51.0",
+        "21f063ff93bb426d0c06b7a55e7eb9efcfe62c0dddd9a908e9877e18710128df",
+        "f99e07ee56fe065337453956afba17d2673e02ec6a632c3de26ce6e7b32a0898",
+    ),
+)
 RELEASES: Final[Mapping[str, Release]] = MappingProxyType(
-    {
-        release.version: release
-        for release in (
-            Release(
-                "0.5.0",
-                "2.41.0",
-                frozenset(
-                    {
-                        "f46a3c03fb0893948f57c1d5470998a6f403f2c8036d7af944c817a8fba31a46",  # x86_64
-                        "edac1a01b71cbdf9872c3d29ecbfc8d44cb5522059eaf0c64495913f4326f8ac",  # aarch64
-                    }
-                ),
-            ),
-            Release(
-                "0.7.0",
-                "2.51.0",
-                frozenset(
-                    {
-                        "21f063ff93bb426d0c06b7a55e7eb9efcfe62c0dddd9a908e9877e18710128df",  # x86_64
-                        "f99e07ee56fe065337453956afba17d2673e02ec6a632c3de26ce6e7b32a0898",  # aarch64
-                    }
-                ),
-            ),
-        )
-    }
+    {version: Release(version, triton, frozenset(digests)) for version, triton, *digests in _TESTED}
 )
 """By version, the oldest first."""
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,9 @@ from .host import ResponseSink
 from .pybind import TritonError
 from .request import InferenceRequest, InferenceTrace, PreferredMemory
 from .response import InferenceResponse, InferenceResponseSender
-from .tensor import Tensor, deserialize_bytes_tensor, serialize_byte_tensor
+from .tensor import Tensor, deserialize_bytes_tensor, packed
 
-__all__ = ["TensorContent", "deliver", "deliver_response", "sent_inputs", "sent_outputs"]
+__all__ = ["Delivery", "TensorContent", "deliver", "deliver_response", "sent_inputs", "sent_outputs"]
 
 _ENCODER: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 """Writes JSON as the server does."""
@@ -37,42 +37,41 @@ class TensorContent:
     array: npt.NDArray[Any] | None
 
 
+class Delivery(NamedTuple):
+    """A checked request, as an instance of its model gets it; it can be pickled."""
+
+    inputs: Sequence[tuple[str, str, npt.NDArray[Any]]]  # names, Triton's data types, as "FP32", and contents
+    requested_output_names: Iterable[str]
+    parameters: Mapping[str, str | int | bool | float]
+    request_id: str = ""
+    correlation_id: int | str = 0
+    flags: int = 0
+    timeout_us: int = 0  # 0 for none
+
+
 def deliver(
     backend: ModuleType,
+    delivery: Delivery,
     *,
     model_name: str,
     model_version: int,
-    request_id: str = "",
-    correlation_id: int | str = 0,
-    inputs: Sequence[tuple[str, str, npt.NDArray[Any]]] = (),
-    requested_output_names: Iterable[str],
-    parameters: Mapping[str, str | int | bool | float],
-    flags: int = 0,
-    timeout_us: int = 0,
     is_decoupled: bool,
     sink: ResponseSink,
     is_cancelled: Callable[[], bool],
-    trace_context: str = "",
 ) -> InferenceRequest:
-    """Return a request as a stub gets it. Inputs are copied, as into the backend's pool.
-
-    They are names, Triton's data types (``"FP32"``, ``"BYTES"``, ``"BF16"``), and contents. If the client named no
-    outputs, all are requested. ``parameters()`` of the request has the parameters as JSON, the last one first, because
-    Triton promises no order. A timeout of 0 is none. The context of an OpenTelemetry trace is
-    JSON. The request's response sender sends to the sink; ``is_cancelled`` returns whether the client has given up.
-    """
+    """Return a request as a stub gets it, its inputs copied as into the pool, and its parameters in another order."""
     kind: type[InferenceRequest] = backend.InferenceRequest
     made = kind.__new__(kind)
-    made._request_id = request_id
-    made._correlation_id = correlation_id
-    made._inputs = [_loaded(backend, *tensor) for tensor in inputs]
-    made._requested_output_names = set(requested_output_names)
+    made._request_id = delivery.request_id
+    made._correlation_id = delivery.correlation_id
+    made._inputs = [_loaded(backend, *tensor) for tensor in delivery.inputs]
+    made._requested_output_names = set(delivery.requested_output_names)
     made._model_name = model_name
     made._model_version = model_version
-    made._flags = flags
-    made._timeout = timeout_us
-    made._parameters = _json(parameters)
-    made._trace = InferenceTrace._of(trace_context)
+    made._flags = delivery.flags
+    made._timeout = delivery.timeout_us
+    made._parameters = _json(delivery.parameters)
+    made._trace = InferenceTrace()
     made._preferred_memory = PreferredMemory._unsaid()
     made._release_flags = 1
     made._is_cancelled = is_cancelled
@@ -110,7 +109,7 @@ def sent_inputs(request: InferenceRequest) -> list[TensorContent]:
 def _loaded(backend: ModuleType, name: str, datatype: str, array: npt.NDArray[Any]) -> Tensor:
     row = BY_NAME[datatype]
     if row is BYTES:
-        memory = np.frombuffer(serialize_byte_tensor(array) or b"", np.uint8).copy()
+        memory = packed(array).copy()
     elif row is BF16:
         memory = np.array(array, order="C").view(row.numpy)
     else:

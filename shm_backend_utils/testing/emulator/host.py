@@ -13,47 +13,16 @@ if TYPE_CHECKING:
     from .request import InferenceRequest
     from .response import InferenceResponse
 
-__all__ = ["Faults", "Host", "ResponseSink", "asked"]
+__all__ = ["Faults", "Host", "ResponseSink", "Services", "asked"]
 
 _T = TypeVar("_T")
 
 
-class Host(Protocol):
-    """The server around an emulated stub.
-
-    It refuses by a :class:`~.errors.TritonModelException` with the server's own words. The emulator puts the words of
-    the stub, and of the backend in the server, before them.
-    """
+class Services(Protocol):
+    """A server, which refuses by a :class:`.TritonModelException` with its own words; those of the stub come before."""
 
     @property
     def metrics(self) -> MetricsRegistry: ...
-
-    def is_executing(self) -> bool:
-        """Return whether the model whose code runs in this thread is past ``initialize`` and not yet in ``finalize``.
-
-        Before and after, it may not call other models.
-        """
-
-    def infer(self, request: InferenceRequest) -> InferenceResponse:
-        """Have a model of this server execute a request that a model made, and return its one response, copied.
-
-        A decoupled model is refused here.
-        """
-
-    def stream(self, request: InferenceRequest) -> Iterator[tuple[InferenceResponse, bool]]:
-        """Return the responses of a model, decoupled or not, to a request that a model made; each of them copied.
-
-        Beside each is whether it is the last. One that only ends the stream has no tensors and no error.
-        """
-
-    def cancel(self, request: InferenceRequest) -> None:
-        """Cancel a request of :meth:`stream`."""
-
-    def model_dir(self) -> str:
-        """Return the folder of the version of the model whose code runs in this thread."""
-
-    def instance_name(self) -> str:
-        """Return the name of the instance whose code runs in this thread, for example ``"multiply_0_0"``."""
 
     def log(self, level: str, message: str) -> None:
         """Write to the server's log; ``level`` is ``"INFO"``, ``"WARNING"``, ``"ERROR"`` or ``"VERBOSE"``."""
@@ -68,14 +37,33 @@ class Host(Protocol):
         """Return whether a model can execute requests; without a version, any of its versions."""
 
 
+class Host(Services, Protocol):
+    """The surroundings of the model whose code runs in this thread."""
+
+    def is_executing(self) -> bool:
+        """Return whether it is past ``initialize`` and not yet in ``finalize``, and so may call other models."""
+
+    def infer(self, request: InferenceRequest) -> InferenceResponse:
+        """Have another model, which is not decoupled, execute a request, and return its one response, copied."""
+
+    def stream(self, request: InferenceRequest) -> Iterator[tuple[InferenceResponse, bool]]:
+        """Return another model's responses, each copied, with whether it is the last, which may have no tensors."""
+
+    def cancel(self, request: InferenceRequest) -> None:
+        """Cancel a request of :meth:`stream`."""
+
+    def model_dir(self) -> str:
+        """Return the folder of its version."""
+
+    def instance_name(self) -> str:
+        """Return the name of its instance, for example ``"multiply_0_0"``."""
+
+
 class ResponseSink(Protocol):
     """The receiver of a response sender's responses."""
 
     def send(self, response: InferenceResponse | None, *, is_final: bool) -> None:
-        """Take a response, pruned to the requested outputs; None if the stream only ends.
-
-        A refusal of the server raises a :class:`~.errors.TritonModelException` in the model.
-        """
+        """Take a response, pruned to the requested outputs; None if the stream only ends."""
 
 
 def asked(host: Host, failed: str, action: Callable[[], _T]) -> _T:

@@ -41,20 +41,14 @@ class _Family:
 
 
 class MetricsRegistry:
-    """The metrics of a server, which models of any of its stubs add to.
-
-    A family stays when no model uses it any more; a series goes with the last object that stands for it.
-    """
+    """The metrics of a server: a family stays, and a series goes with the last object that stands for it."""
 
     def __init__(self) -> None:
         self._families: dict[str, _Family] = {}
         self._lock = threading.Lock()
 
     def add_family(self, name: str, description: str, kind: str) -> None:
-        """Register a family, unless this name is registered.
-
-        TritonModelException if it is no name for a metric, or that of a family of another kind.
-        """
+        """Register a family, unless it is registered; TritonModelException for a wrong name or kind."""
         with self._lock:
             if not _METRIC_NAME.fullmatch(name) or name.startswith("__"):
                 raise TritonModelException("Invalid metric name")
@@ -63,11 +57,7 @@ class MetricsRegistry:
                 raise TritonModelException("Family name already exists with different type")
 
     def add_series(self, family: str, labels: Mapping[str, str], buckets: Sequence[float] | None) -> Series:
-        """Return the series of a family that has these labels, which all that ask for it share.
-
-        TritonModelException if a label has a name that none can have, or a value that is no text, or the bounds are not
-        sorted.
-        """
+        """Return the series of a family that has these labels, which all that ask for it share."""
         with self._lock:
             for label, said in labels.items():
                 if not isinstance(said, str):
@@ -144,10 +134,7 @@ class MetricKind(NumberedEnum):
 
 
 class Metric:
-    """One series of a family; :meth:`MetricFamily.Metric` makes it.
-
-    Every change is a round trip to the server.
-    """
+    """One series of a family; :meth:`MetricFamily.Metric` makes it."""
 
     __slots__ = ("__weakref__", "_host", "_series")
 
@@ -165,15 +152,12 @@ class Metric:
         return made
 
     def increment(self, value: float, /) -> None:
-        """Add to a counter or a gauge; nothing negative to a counter.
-
-        TritonModelException if it is a histogram, or the value is negative for a counter, or the family is gone.
-        """
+        """Add to a counter or a gauge; nothing negative to a counter."""
         value = number("increment", "value", value)
         self._do("increment", lambda series: self._host.metrics.increment(series, value))
 
     def set(self, value: float, /) -> None:
-        """Set a gauge; TritonModelException if it is none, or the family is gone."""
+        """Set a gauge."""
         value = number("set", "value", value)
         self._do("set", lambda series: self._host.metrics.set(series, value))
 
@@ -203,11 +187,7 @@ class Metric:
 
 
 class MetricFamily:
-    """Series of one name on the server's metrics port; from Triton 23.05 on, histograms from 24.08 on.
-
-    It must live as long as its series, which it holds. One family of a name is shared by all models of the server.
-    TritonModelException if the server refuses it.
-    """
+    """Series of one name, all models', which live as long as it; from Triton 23.05 on, histograms from 24.08 on."""
 
     __slots__ = ("__weakref__", "_finalizer", "_kind", "_metrics", "_name")
 
@@ -232,11 +212,7 @@ class MetricFamily:
         self._finalizer = weakref.finalize(self, _clear, self._metrics)
 
     def Metric(self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None) -> Metric:  # noqa: N802
-        """Return a series, which those with the same labels share.
-
-        A histogram alone has buckets, and must: their upper bounds, in order; from Triton 24.08 on.
-        TritonModelException if labels or buckets are not such, or the server refuses it.
-        """
+        """Return a series, which those with the same labels share; a histogram has buckets' upper bounds, in order."""
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
         said = json.loads(json.dumps(labels or {}))

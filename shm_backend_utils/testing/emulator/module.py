@@ -150,11 +150,7 @@ class ModelControl:
         self._host = host
 
     def load_model(self, model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
-        """Load a model, where the server lets models be controlled; from Triton 23.07 on.
-
-        ``config`` is JSON, instead of that of its folder; ``files`` stand for its folder, by ``"file:..."``.
-        TritonModelException if the server refuses it, or the files are no dict.
-        """
+        """Load a model, with a configuration as JSON, and files by ``"file:..."``, if given; from Triton 23.07 on."""
         name = text("load_model", "model_name", model_name)
         config = text("load_model", "config", config)
         if files is not None and not isinstance(files, dict):
@@ -171,10 +167,7 @@ class ModelControl:
         asked(self._host, "Failed to load model", lambda: self._host.load_model(name, config, contents))
 
     def unload_model(self, model_name: str, unload_dependents: bool = False) -> None:
-        """Unload a model, and maybe those that it depends on; from Triton 23.07 on.
-
-        TritonModelException if the server refuses it.
-        """
+        """Unload a model, and maybe those that it depends on; from Triton 23.07 on."""
         name = text("unload_model", "model_name", model_name)
         with_dependents = truth("unload_model", "unload_dependents", unload_dependents)
         asked(
@@ -182,10 +175,7 @@ class ModelControl:
         )
 
     def is_model_ready(self, model_name: str, model_version: str = "") -> bool:
-        """Return whether a model can execute requests; from Triton 23.07 on.
-
-        TritonModelException if the version is no number, or the model does not exist.
-        """
+        """Return whether a model can execute requests; from Triton 23.07 on."""
         name = text("is_model_ready", "model_name", model_name)
         version = text("is_model_ready", "model_version", model_version)
         return asked(
@@ -246,10 +236,7 @@ class ModelConfig:
         self._model_config.setdefault("dynamic_batching", {})
 
     def add_input(self, input: Mapping[str, Any]) -> None:
-        """Describe an input by ``name``, ``data_type``, ``dims``, and maybe ``optional``.
-
-        ValueError if it has other properties, or lacks one, or the configuration says otherwise.
-        """
+        """Describe an input by ``name``, ``data_type``, ``dims``, and maybe ``optional``; ValueError unless it fits."""
         self._add("input", input, (*_REQUIRED, "optional"), "'name', 'data_type', 'dims' and 'optional'")
 
     def add_output(self, output: Mapping[str, Any]) -> None:
@@ -257,10 +244,7 @@ class ModelConfig:
         self._add("output", output, _REQUIRED, "'name', 'data_type' and 'dims'")
 
     def set_model_transaction_policy(self, transaction_policy_dict: Mapping[str, bool]) -> None:
-        """Say whether the model is ``decoupled``; from Triton 23.11 on.
-
-        ValueError if the policy has other properties, or the configuration says otherwise.
-        """
+        """Say whether the model is ``decoupled``; from Triton 23.11 on."""
         if any(found != "decoupled" for found in transaction_policy_dict):
             raise ValueError(
                 f"model transaction property in auto-complete-config function for model '{self._name}' contains "

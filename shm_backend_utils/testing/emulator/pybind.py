@@ -148,10 +148,7 @@ ErrorCode.__name__ = "__ErrorCode"  # which no class statement can say
 
 
 class TritonError:
-    """The error of a response: a text for the client, and a code, INTERNAL by default, from Triton 23.09 on.
-
-    It is no exception: ``raise`` needs :class:`TritonModelException`.
-    """
+    """The error of a response, and no exception: a text for the client, and a code, from Triton 23.09 on."""
 
     __slots__ = ("__weakref__", "_code", "_message")
 

@@ -56,32 +56,17 @@ class PreferredMemory:
 
 
 class InferenceTrace:
-    """The trace of a request, to be handed to requests for other models; models do not make it.
+    """The trace of a request, to be handed to requests for other models, from Triton 23.08 on; here none is traced."""
 
-    From Triton 23.08 on.
-    """
-
-    __slots__ = ("_context",)
-
-    def __init__(self) -> None:
-        self._context = ""
+    __slots__ = ()
 
     def get_context(self) -> str | None:
         """Return the context of an OpenTelemetry trace as JSON, if there is one; from Triton 24.03 on."""
-        return self._context or None
-
-    @classmethod
-    def _of(cls, context: str) -> InferenceTrace:
-        made = cls()
-        made._context = context
-        return made
+        return None
 
 
 class ResponseIterator:
-    """The responses to a request that a model made, as they come; once all are there, they can be had again.
-
-    It is made with the first, which here is the only one.
-    """
+    """The responses to a request that a model made, as they come; once all are there, they can be had again."""
 
     __slots__ = ("__weakref__", "_coming", "_have", "_is_finished", "_next", "_request")
 
@@ -125,12 +110,8 @@ class ResponseIterator:
 class InferenceRequest:
     """A request: one that a model executes, or one that it makes for another model.
 
-    ``correlation_id`` may be a str from Triton 24.04 on; ``flags`` say where in its sequence it stands. An order of the
-    requested outputs is not kept. ``timeout`` is in microseconds, 0 for none. ``preferred_memory`` is there from 23.04
-    on, ``trace``, which it goes on with, from 23.08 on, and ``parameters`` from 23.11 on.
-
-    TritonModelException if a tensor is missing, a name is empty, or a correlation id or a parameter is of a type that
-    does not travel; TypeError for anything else of a wrong type.
+    ``correlation_id`` may be a str from Triton 24.04 on, ``preferred_memory`` is there from 23.04 on, ``trace`` from
+    23.08 on, and ``parameters`` from 23.11 on. ``timeout`` is in microseconds, 0 for none.
     """
 
     __slots__ = (
@@ -234,30 +215,20 @@ class InferenceRequest:
         return self._sender
 
     def is_cancelled(self) -> bool:
-        """Return whether the client has given it up; from Triton 23.10 on.
-
-        StubDiesError if no client has sent it: a real server dies of that.
-        """
+        """Return whether the client has given it up; from Triton 23.10 on."""
         if not self._is_delivered:
             raise StubDiesError("is_cancelled of a request that no client has sent: a real server dies of it")
         return self._is_cancelled()
 
     def set_release_flags(self, flags: int, /) -> None:
-        """Choose its fate after ``execute``: it is released, or scheduled again; from Triton 23.11 on.
-
-        StubDiesError if no client has sent it: a real stub dies of that.
-        """
+        """Choose its fate after ``execute``: it is released, or scheduled again; from Triton 23.11 on."""
         found = unsigned("set_release_flags", "flags", flags, 32)
         if not self._is_delivered:
             raise StubDiesError("set_release_flags of a request that no client has sent: a real stub dies of it")
         self._release_flags = found
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
-        """Have the model execute it, and wait for its response; with ``decoupled``, for the first of several.
-
-        TritonModelException if ``initialize`` or ``finalize`` calls it. Any other error comes as a response that has
-        it; with the other model's code from Triton 25.04 on, and INTERNAL before.
-        """
+        """Have the model execute it, and wait for its response, or error; with ``decoupled``, for the first."""
         truth("exec", "decoupled", decoupled)
         host = self._host
         if not host.is_executing():

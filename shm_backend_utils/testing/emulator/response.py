@@ -20,10 +20,7 @@ FINAL: Final = 1
 
 
 def to_json(parameters: Mapping[str, Any] | None) -> str:
-    """Return parameters as the stub writes them.
-
-    TritonModelException if they are no dict, or a key is no str, or a value no bool, int or str.
-    """
+    """Return parameters as the stub writes them; TritonModelException if they cannot travel."""
     if parameters is None:
         return "{}"
     if not isinstance(parameters, dict):
@@ -37,10 +34,7 @@ def to_json(parameters: Mapping[str, Any] | None) -> str:
 
 
 class InferenceResponse:
-    """A model's answer to one request: outputs, or an error, with which they are not sent.
-
-    ``parameters`` go to the client with the response; from Triton 25.02 on.
-    """
+    """A model's answer to one request: outputs, or an error; with parameters from Triton 25.02 on."""
 
     __slots__ = ("__weakref__", "_error", "_parameters", "_tensors")
 
@@ -87,10 +81,7 @@ class InferenceResponse:
 
 
 class InferenceResponseSender:
-    """Sends the responses to a request: any number for a decoupled model, one for others, from Triton 24.06 on.
-
-    Models get it from a request, and do not make it.
-    """
+    """Sends the responses to a request: any number for a decoupled model, one for others, from Triton 24.06 on."""
 
     __slots__ = ("__weakref__", "_is_cancelled", "_is_closed", "_is_decoupled", "_lock", "_names", "_sent", "_sink")
 
@@ -104,12 +95,7 @@ class InferenceResponseSender:
         self._sent = 0
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Send a response, of which only the outputs that were asked for are kept.
-
-        No response, with the flag ``TRITONSERVER_RESPONSE_COMPLETE_FINAL``, ends the stream. TritonModelException for
-        other flags than that or 0, without both response and flag, or after the last response. It is also raised if a
-        model that is not decoupled sends a second response, or none.
-        """
+        """Send a response, with only the outputs that were asked for, or, by the flag alone, end the stream."""
         if response is not None and not isinstance(response, InferenceResponse):
             refuse("send", "response", response, "an InferenceResponse or None")
         flags = unsigned("send", "flags", flags, 32)
@@ -126,10 +112,7 @@ class InferenceResponseSender:
         sink.send(response, is_final=flags == FINAL)
 
     def is_cancelled(self) -> bool:
-        """Return whether the client has given the request up.
-
-        StubDiesError if no client has sent it: a real server dies of that.
-        """
+        """Return whether the client has given the request up."""
         if self._sink is None:
             raise StubDiesError("is_cancelled of a request that no client has sent: a real server dies of it")
         return self._is_cancelled()

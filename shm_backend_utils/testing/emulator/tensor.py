@@ -20,7 +20,7 @@ from ...tensors.dlpack import CPU_DEVICE, CUDA, Consumed, ForeignMemory, c_strid
 from .host import Faults
 from .pybind import ClassFunction, StubDiesError, TritonModelException, refuse, text
 
-__all__ = ["Tensor", "deserialize_bytes_tensor", "serialize_byte_tensor", "tensors_in"]
+__all__ = ["Tensor", "deserialize_bytes_tensor", "packed", "serialize_byte_tensor", "tensors_in"]
 
 _LENGTH = struct.Struct("<I")
 
@@ -50,11 +50,7 @@ _HOST_DEVICES = frozenset({CPU_DEVICE[0], CUDA_HOST})
 
 
 def serialize_byte_tensor(input_tensor: npt.NDArray[Any]) -> bytes | tuple[()] | None:
-    """Return strings in C order, each after its length; an empty tuple for no elements, None for other types.
-
-    They are objects, or NumPy's bytes, which lose their last zeros. An object that is no bytes is written as its
-    ``str``.
-    """
+    """Return strings in C order, each after its length; an empty tuple for no elements, None for other types."""
     if input_tensor.size == 0:
         return ()
     if input_tensor.dtype == np.object_:
@@ -67,10 +63,7 @@ def serialize_byte_tensor(input_tensor: npt.NDArray[Any]) -> bytes | tuple[()] |
 
 
 def deserialize_bytes_tensor(encoded_tensor: bytes) -> npt.NDArray[Any]:
-    """Return the strings that lie in memory, as an array of one axis of objects, which are bytes.
-
-    struct.error if a length reaches beyond the end.
-    """
+    """Return the strings that lie in memory, as an array of one axis of objects, which are bytes."""
     found = []
     offset = 0
     while offset < len(encoded_tensor):
@@ -82,7 +75,7 @@ def deserialize_bytes_tensor(encoded_tensor: bytes) -> npt.NDArray[Any]:
 
 
 def _datatype_of_array(array: npt.NDArray[Any]) -> DType:
-    """Return the data type of an array; raises TritonModelException if Triton has none for it."""
+    """Return the data type of an array; TritonModelException if Triton has none for it."""
     found = _OF_NUMPY.get(array.dtype)
     if found is not None:
         return found
@@ -117,17 +110,8 @@ class Taken:
     owner: object
 
 
-def _is_capsule(value: object) -> bool:
-    """Return whether something is a capsule of Python."""
-    return type(value).__name__ == "PyCapsule"
-
-
 def _take_of(tensor: Any) -> Taken:
-    """Take over the capsule that a tensor of another library gives away.
-
-    StubDiesError if it is an array of NumPy 1, whose capsules a real stub dies of; TritonModelException if it makes no
-    capsule, or is on a device that the backend does not know; and errors of :func:`take`.
-    """
+    """Take over the capsule that a tensor of another library gives away."""
     if not hasattr(tensor, "__dlpack__") or not hasattr(tensor, "__dlpack_device__"):
         raise TritonModelException(
             "Provided tensor is not supported. Tensor must be a DLPack capsule         "
@@ -172,10 +156,7 @@ def _take(capsule: object) -> Taken:
 
 
 def _capsule_of(tensor: Tensor) -> object:
-    """Return a capsule over a tensor's memory, which it keeps.
-
-    TritonModelException if it is on a GPU, and of a type that Triton does not have.
-    """
+    """Return a capsule over a tensor's memory, which it keeps."""
     there = tensor._owner
     if isinstance(there, GpuMemory):
         if tensor._datatype.name == "INVALID":
@@ -217,16 +198,11 @@ def _array_over(owner: object, address: int, shape: list[int], datatype: DType) 
 
 
 def _from_dlpack(kind: type[Tensor], name: str, tensor: object, /) -> Tensor:
-    """Return a tensor over the memory of another library's, which lives as long as it.
-
-    It is in C order: a DLPack capsule, which is used up, or an object with ``__dlpack__`` and ``__dlpack_device__``.
-    TritonModelException if the name is empty, or it is no such tensor, or one that is not contiguous, or not on a CPU
-    or a GPU.
-    """
+    """Return a tensor over the memory of another library's, or of its capsule, which lives as long as it."""
     name = text("from_dlpack", "name", name)
     if not name:
         _refuse_empty_name()
-    taken = _take(tensor) if _is_capsule(tensor) else _take_of(tensor)
+    taken = _take(tensor) if type(tensor).__name__ == "PyCapsule" else _take_of(tensor)
     made = kind.__new__(kind)
     made._fill(name, taken.datatype, taken.shape, taken.memory, None, taken.device, taken.owner)
     made._array = made._copied_view()
@@ -238,9 +214,6 @@ class Tensor:
 
     The array of ``as_numpy`` and the memory that a response sends can differ. A tensor that was made of an array has
     one memory until it is sent. For any other, the array is a copy that was made with the tensor.
-
-    Strings are objects, or NumPy's bytes. An array that is not C-contiguous is copied. TritonModelException if the name
-    is empty, or the array has a type that Triton does not have; TypeError if it is no array.
     """
 
     __slots__ = ("__weakref__", "_array", "_datatype", "_device", "_memory", "_name", "_owner", "_saved", "_shape")
@@ -257,7 +230,7 @@ class Tensor:
             _refuse_empty_name()
         datatype = _datatype_of_array(numpy_array)
         array = numpy_array if numpy_array.flags.c_contiguous else np.ascontiguousarray(numpy_array)
-        memory = _packed(array) if datatype is BYTES else array
+        memory = packed(array) if datatype is BYTES else array
         self._fill(name, datatype, array.shape, memory, array)
         if self._faults.is_stub_for_numpy_1:
             self._saved = _NOTHING
@@ -309,10 +282,7 @@ class Tensor:
         )
 
     def as_numpy(self) -> npt.NDArray[Any]:
-        """Return the array that it was made of, or else the copy that was made with it; the same each time.
-
-        TritonModelException if it lies on a GPU, or is BF16.
-        """
+        """Return the array that it was made of, or else the copy that was made with it; the same each time."""
         if not self.is_cpu():
             raise TritonModelException("Tensor is stored in GPU and cannot be converted to NumPy.")
         if self._datatype is BF16:
@@ -323,10 +293,7 @@ class Tensor:
         return self._array
 
     def to_dlpack(self) -> object:
-        """Return an unversioned capsule over the memory that leaves with a response.
-
-        TritonModelException if it holds strings, or lies on a GPU and is of a type that Triton does not have.
-        """
+        """Return an unversioned capsule over the memory that leaves with a response."""
         if self._datatype is BYTES:
             raise TritonModelException("DLPack does not have support for string tensors.")
         return _capsule_of(self)
@@ -369,8 +336,9 @@ def tensors_in(function: str, argument: str, value: object) -> list[Tensor]:
     return list(value)
 
 
-def _packed(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return np.frombuffer(serialize_byte_tensor(array) or b"", np.uint8)
+def packed(strings: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return strings as bytes in memory."""
+    return np.frombuffer(serialize_byte_tensor(strings) or b"", np.uint8)
 
 
 def _refuse_empty_name() -> NoReturn:

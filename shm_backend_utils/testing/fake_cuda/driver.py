@@ -41,11 +41,7 @@ _HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 def library() -> Path:
-    """Return the library, built if need be. It is named ``libcuda.so.1`` and lies in a folder of its own.
-
-    So ``LD_LIBRARY_PATH`` with that folder lets any process use it as its CUDA driver. Several may build at once.
-    MachineError without a C compiler, or if that could not build it.
-    """
+    """Return the library, built if need be; with its folder in ``LD_LIBRARY_PATH`` it is any process' CUDA driver."""
     sources = sorted(_SOURCES.glob("*.[ch]"))
     state = hashlib.sha256(repr(_FLAGS).encode())
     for source in sources:
@@ -96,8 +92,7 @@ class FakeDriver:
 
     A virtual process is a number from 0 to 15: its objects are to another one those of another process.
 
-    The environment is read when the library is loaded, also by processes that find it through ``LD_LIBRARY_PATH``
-    (:func:`.build.library`):
+    The environment is read when the library is loaded, also by processes that find it through ``LD_LIBRARY_PATH``:
 
     - ``SHM_FAKE_CUDA_DEVICES``: the number of GPUs (2; at most 8).
     - ``SHM_FAKE_CUDA_UUIDS``: theirs, 32 hexadecimal digits each, with commas between them.
@@ -118,10 +113,7 @@ class FakeDriver:
 
     @classmethod
     def load(cls) -> FakeDriver:
-        """Load the fake as this process' CUDA driver, before ``cuda.bindings.driver`` is used for the first time.
-
-        Raises MachineError: it cannot be built, or this process has another driver loaded already.
-        """
+        """Load the fake as this process' CUDA driver, before CUDA is used; MachineError if that cannot be."""
         native = _loaded_driver() or ctypes.CDLL(str(library()), mode=ctypes.RTLD_GLOBAL)
         if not _is_fake(native):
             raise MachineError("this process has loaded another libcuda.so.1; load the fake one before CUDA is used")
@@ -150,10 +142,7 @@ class FakeDriver:
         self._native.fake_cuda_set_namespace(process, name.encode(), pid)
 
     def fail_next(self, function: str, error: str, times: int = 1, process: int | None = None) -> None:
-        """Let the next calls of a function of the driver, in one virtual process or in any, fail by an error's name.
-
-        Raises ValueError for an unknown function or error.
-        """
+        """Let the next calls of a function of the driver, in one virtual process or in any, fail by an error's name."""
         known = self._native.fake_cuda_fail_next(
             function.encode(), error.encode(), times, _ALL if process is None else process
         )
@@ -171,17 +160,11 @@ class FakeDriver:
         return LiveCounts(*counts)
 
     def depth(self, process: int | None = None) -> int:
-        """Return how many contexts are on the calling thread's stack (``cuCtxPushCurrent``), or on all of its stacks.
-
-        Each virtual process has its own stack in each thread.
-        """
+        """Return how many contexts are on the calling thread's stack in a virtual process, or on all of its stacks."""
         return int(self._native.fake_cuda_depth(_ALL if process is None else process))
 
     def violations(self) -> list[str]:
-        """Return the uses that CUDA leaves undefined, in this operating-system process.
-
-        Processes with ``SHM_FAKE_CUDA_VIOLATIONS`` in their environment append theirs to the file of that name, too.
-        """
+        """Return the uses that CUDA leaves undefined, in this operating-system process."""
         found: list[str] = []
         text = ctypes.create_string_buffer(300)
         while self._native.fake_cuda_violation(len(found), text, ctypes.c_size_t(len(text))):
@@ -189,10 +172,7 @@ class FakeDriver:
         return found
 
     def end(self, process: int) -> None:
-        """End a virtual process, as one that is killed: its objects are gone, and its pending work is never done.
-
-        Its number is not to be used again; nor are its runtimes.
-        """
+        """Kill a virtual process, whose number and runtimes are not to be used again; pending work is never done."""
         self._native.fake_cuda_end(process)
 
     def forget(self) -> None:
@@ -200,10 +180,7 @@ class FakeDriver:
         self._native.fake_cuda_forget()
 
     def launch(self, stream: int, function: Callable[[], object], process: int = 0) -> None:
-        """Put a Python function on a stream, as a kernel (``cuLaunchHostFunc``). It must not call CUDA.
-
-        Without a current context, device 0 is meant.
-        """
+        """Put a Python function, which must not call CUDA, on a stream, as a kernel; by default on device 0."""
         number = next(self._number)
         self._launched[number] = function
         bindings = self.bindings(process)
@@ -224,10 +201,7 @@ class FakeDriver:
         self._launched.pop(number)()
 
     def memory(self, address: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Return device memory as a writable NumPy array, as it is now, whatever is on streams. Not to be kept.
-
-        Raises ValueError for unknown memory.
-        """
+        """Return device memory as a writable NumPy array, not to be kept, as it is now, whatever is on streams."""
         kind = np.dtype(dtype)
         byte_size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
         if not byte_size:

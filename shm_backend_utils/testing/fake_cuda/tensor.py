@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import weakref
 from collections.abc import Callable
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ... import dtypes
+from ...tensors.dlpack import CUDA, CUDA_MANAGED, NUMPY_MAKES_VERSIONED, VERSION, ForeignMemory, tensor_in
 
 if TYPE_CHECKING:
     from .driver import FakeDriver
@@ -21,12 +21,6 @@ __all__ = ["Kind", "Tensor", "new_tensor"]
 Kind = Literal["device", "pool", "managed", "vmm"]
 
 _LEGACY_STREAM: Final = 1
-_CUDA, _CUDA_MANAGED = 2, 13  # device types of DLPack
-_BF16_CODE: Final = 4
-_OFFSET_OF_VERSIONED: Final = 32  # where the tensor begins in a versioned capsule's structure
-_capsule_pointer: Final = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi)
-)
 
 
 class Memory:
@@ -124,7 +118,7 @@ class Tensor:
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return the device type (managed memory has its own) and the device's number."""
-        return (_CUDA_MANAGED if self.memory.kind == "managed" else _CUDA), self.device
+        return (CUDA_MANAGED if self.memory.kind == "managed" else CUDA), self.device
 
     def __dlpack__(
         self,
@@ -141,19 +135,15 @@ class Tensor:
             raise BufferError("this library does not put bool into capsules")
         if stream != -1 and self.stream is not None:
             self._order(_LEGACY_STREAM if stream is None else stream)
-        interface = {"shape": self.shape, "strides": self.strides, "data": (self.address, False), "version": 3}
         is_bf16 = self.dtype == dtypes.BF16.numpy
-        lent = np.asarray(_Lent(self, {**interface, "typestr": "<u2" if is_bf16 else self.dtype.str}))
-        has_versions = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
-        is_versioned = has_versions and max_version is not None and max_version >= (1, 0)
-        capsule = lent.__dlpack__(max_version=(1, 0)) if is_versioned else lent.__dlpack__()
-        at = _capsule_pointer(capsule, b"dltensor_versioned" if is_versioned else b"dltensor")
-        at += _OFFSET_OF_VERSIONED if is_versioned else 0
-        kind, device = self.__dlpack_device__()
-        ctypes.c_int32.from_address(at + 8).value = kind
-        ctypes.c_int32.from_address(at + 12).value = device
+        interface = {"shape": self.shape, "strides": self.strides, "data": (self.address, False)}
+        lent = np.asarray(ForeignMemory(self, {**interface, "typestr": "<u2" if is_bf16 else self.dtype.str}))
+        is_versioned = NUMPY_MAKES_VERSIONED and max_version is not None and max_version >= VERSION
+        capsule: object = lent.__dlpack__(max_version=VERSION) if is_versioned else lent.__dlpack__()
+        found = tensor_in(capsule)
+        found.device.device_type, found.device.device_id = self.__dlpack_device__()
         if is_bf16:
-            ctypes.c_uint8.from_address(at + 20).value = _BF16_CODE
+            found.dtype.code = dtypes.BF16.dlpack_code
         return capsule
 
     def __repr__(self) -> str:
@@ -176,14 +166,6 @@ class Tensor:
             bindings.cuEventDestroy(event)
 
 
-class _Lent:
-    """A tensor's memory, in the words of NumPy's array interface. NumPy makes a capsule of it, untouched."""
-
-    def __init__(self, owner: Tensor, interface: dict[str, Any]) -> None:
-        self.owner = owner
-        self.__array_interface__ = interface
-
-
 def new_tensor(
     driver: FakeDriver,
     values: npt.ArrayLike,
@@ -195,11 +177,7 @@ def new_tensor(
     offset: int = 0,
     capsule_bool: bool = True,
 ) -> Tensor:
-    """Return a tensor with these values, which are copied; it begins at a byte of its allocation.
-
-    Its memory is ``"device"`` (cuMemAlloc), ``"pool"`` (cuMemAllocAsync), ``"managed"`` or ``"vmm"``. If a stream is
-    given, it is written there, late, and is rubbish until then.
-    """
+    """Return a tensor with these values, ``offset`` bytes into its allocation; a stream, if given, writes it, late."""
     content = np.array(values, order="C")
     memory = Memory(driver, kind, device, process, offset + max(content.nbytes, 1))
     address = memory.address + offset

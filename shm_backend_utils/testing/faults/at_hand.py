@@ -40,18 +40,12 @@ _ZOMBIE: Final = "Z"
 
 
 def truncate(key: str, byte_size: int) -> None:
-    """Change the size of an object in ``/dev/shm``.
-
-    A process that touches mapped memory behind the new end gets a SIGBUS, which kills it.
-    """
+    """As :meth:`Faults.truncate`."""
     os.truncate(_path(key), byte_size)
 
 
 def punch_hole(key: str, offset: int, byte_size: int) -> None:
-    """Take the memory away that a part of an object in ``/dev/shm`` has; its size stays, and zeros are read there.
-
-    Where ``/dev/shm`` is full, a process that touches the hole gets a SIGBUS.
-    """
+    """As :meth:`Faults.punch_hole`."""
     _fallocate(_path(key), _KEEP_SIZE | _PUNCH_HOLE, offset, byte_size)
 
 
@@ -61,11 +55,7 @@ def take_space_beyond(key: str, offset: int, byte_size: int) -> None:
 
 
 def take_private_shm(byte_size: int) -> bool:
-    """Mount a ``/dev/shm`` of so many bytes that this process, and those that it starts from now on, alone see.
-
-    It cannot be undone. Return whether it was permitted: it takes ``CAP_SYS_ADMIN``, as root has it outside of most
-    containers.
-    """
+    """Mount a ``/dev/shm`` of this process' own, and its children's, for good; return whether that was permitted."""
     libc = ctypes.CDLL(None, use_errno=True)
     options = f"size={byte_size},mode=1777".encode()
     return bool(
@@ -222,11 +212,11 @@ class Faults:
             time.sleep(0.001)
 
     def truncate(self, key: str, byte_size: int = 0) -> None:
-        """Truncate an object in ``/dev/shm``: see :func:`.truncate`."""
+        """Truncate an object in ``/dev/shm``; a process that touches mapped memory behind it gets a SIGBUS."""
         truncate(key, byte_size)
 
     def punch_hole(self, key: str, offset: int, byte_size: int) -> None:
-        """Make an object in ``/dev/shm`` sparse: see :func:`.punch_hole`."""
+        """Take memory away from an object in ``/dev/shm``: zeros are read there, or, where it is full, SIGBUS comes."""
         punch_hole(key, offset, byte_size)
 
     def full_shared_memory(self) -> Failing:

@@ -54,10 +54,7 @@ class Fault(NamedTuple):
 
 
 class Failing:
-    """A context manager in which a fault happens, in this process.
-
-    Raises ValueError: no such call can be made to fail.
-    """
+    """A context manager in which a fault happens, in this process."""
 
     def __init__(self, fault: Fault) -> None:
         if fault.call not in CALLS:
@@ -109,10 +106,7 @@ class Interrupts:
         self.where = ""  # file, line and function of the last interrupt; empty if the work came to its end without one
 
     def at(self, number: int, work: Callable[[], object]) -> bool:
-        """Do work that is interrupted before the n-th bytecode, from 1 on; return whether it raised KeyboardInterrupt.
-
-        A test tries one number after another until the work comes to its end. Finalizers swallow exceptions.
-        """
+        """Do work that is interrupted before its n-th bytecode; return whether it raised KeyboardInterrupt."""
         count = 0
         self.where = ""
 

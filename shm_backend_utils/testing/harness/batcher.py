@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from .requests import Answer, Delivery
+from ...errors import CallerError
+from ..emulator import Delivery
+from .requests import Answer
 from .stub import Receiver
 
 __all__ = ["Batcher", "Instance", "Pending"]
@@ -24,9 +26,9 @@ class Instance(Protocol):
         """Import model.py."""
 
     def auto_complete(self, config: str) -> str | None:
-        """Return the configuration as the model completes it, None if it does not; both are JSON."""
+        """Return the configuration as the model completes it, None if it does not; each is JSON."""
 
-    def initialize(self, args: Mapping[str, str], *, is_decoupled: bool) -> None:
+    def initialize(self, args: Mapping[str, str], is_decoupled: bool) -> None:
         """Call the model's ``initialize``."""
 
     def execute(self, deliveries: Sequence[Delivery], receivers: Sequence[Receiver]) -> None:
@@ -81,7 +83,10 @@ class Batcher:
             pass
 
     def run_together(self, batch: Sequence[Pending]) -> None:
-        """Have an instance execute these requests, and no others."""
+        """Have an instance execute these requests, and no others; CallerError if they never come together."""
+        obstacle = self._obstacle(batch)
+        if obstacle is not None:
+            raise CallerError(obstacle)
         with self._changed:
             while not self._idle:
                 self._check_is_not_ours()
@@ -94,8 +99,7 @@ class Batcher:
         with self._changed:
             self._changed.wait_for(lambda: len(self._idle) == self._all, _DRAIN_S)
 
-    def obstacle(self, batch: Sequence[Pending]) -> str | None:
-        """Return why these requests never come together; None if they may."""
+    def _obstacle(self, batch: Sequence[Pending]) -> str | None:
         if len(batch) == 1:
             return None
         if not self._batches:

@@ -16,9 +16,9 @@ import numpy.typing as npt
 from ...dtypes import BY_NAME, BYTES, LENGTH_SIZE
 from ...model_spec import ModelSpec, TensorSpec
 from ...protocol.parameters import DESCRIPTOR_PARAMETER, SLOT_PARAMETER
-from ..emulator import TensorContent
+from ..emulator import Delivery, TensorContent
 from .model_folder import as_json, datatype_of
-from .requests import Delivery, Input, Outcome, Request, ServerError
+from .requests import Input, Outcome, Request, ServerError
 
 __all__ = ["RequestChecks", "warn_of_outputs"]
 
@@ -52,10 +52,7 @@ class RequestChecks:
         self._is_sequence = config.HasField("sequence_batching")
 
     def check(self, request: Request) -> tuple[Delivery, int]:
-        """Return the request as its model gets it, and its batch size, 1 if the model has no batches.
-
-        ServerError if the server refuses it.
-        """
+        """Return the request as its model gets it, and its batch size, 1 without batches; or raise ServerError."""
         who = f"[request id: {request.request_id or '<id_unknown>'}] "
         wanted = tuple(request.outputs) if request.outputs else self._outputs
         for place, name in enumerate(wanted):
@@ -78,11 +75,11 @@ class RequestChecks:
         if self._max_batch_size > 0 and not inputs:
             raise ServerError(f"{who}out of bounds index 0: request has 0 inputs")
         delivery = Delivery(
-            request.request_id,
-            request.sequence_id,
             delivered + control_inputs(self._config, self._controls, request),
             wanted,
             dict(request.parameters),
+            request.request_id,
+            request.sequence_id,
             request.flags,
             request.timeout_us,
         )
@@ -232,14 +229,11 @@ def control_inputs(
 
 
 def warn_of_outputs(config: Any, delivery: Delivery, outcome: Outcome, *, stacklevel: int) -> None:
-    """Warn of outputs that a response lacks, or that have another data type or shape than the model declares.
-
-    A request that says where in shared memory its outputs go has none to come, nor has a decoupled model; a response
-    with an error has none to warn of. ``stacklevel`` counts from here.
-    """
+    """Warn of outputs that a response without error lacks, or that are not as the model declares them."""
     if outcome.error is not None:
         return
     given = {tensor.name: tensor for tensor in outcome.outputs}
+    # A request that says where in shared memory its outputs go has none to come, nor has a decoupled model.
     is_complete = config.model_transaction_policy.decoupled or not _ELSEWHERE.isdisjoint(delivery.parameters)
     for name in () if is_complete else delivery.requested_output_names:
         if name not in given:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...process import call_after_fork, never_destroy
+from ..emulator import Delivery
 from ..emulator.host import Faults
-from .requests import Delivery
 from .stub import Receiver, ServerCalls, StubError
 
 __all__ = ["ChildInstance"]
@@ -27,11 +27,7 @@ _EXIT_S: Final = 10.0
 
 
 class ChildInstance:
-    """One instance of a model's code, in a child process. A child that has died stays dead.
-
-    The name is the model's, then the instance's, which errors tell. ``server_url`` is the server's HTTP endpoint for
-    registrations.
-    """
+    """One instance of a model's code, a :class:`.Stub`, in a child process; one that has died stays dead."""
 
     def __init__(self, file: Path, name: str, calls: ServerCalls, server_url: str, faults: Faults) -> None:
         self._name = name
@@ -71,21 +67,17 @@ class ChildInstance:
         return self._process.pid
 
     def load(self) -> None:
-        """Import model.py there; as :meth:`.Stub.load`."""
         self._ask("load")
 
     def auto_complete(self, config: str) -> str | None:
-        """As :meth:`.Stub.auto_complete`."""
         completed: str | None = self._ask("auto_complete", config)
         return completed
 
-    def initialize(self, args: Mapping[str, str], *, is_decoupled: bool) -> None:
-        """As :meth:`.Stub.initialize`."""
+    def initialize(self, args: Mapping[str, str], is_decoupled: bool) -> None:
         self._name = args["model_instance_name"]
         self._ask("initialize", dict(args), is_decoupled)
 
     def execute(self, deliveries: Sequence[Delivery], receivers: Sequence[Receiver]) -> None:
-        """As :meth:`.Stub.execute`. A child that dies, or is dead, fails all requests."""
         numbers = [next(self._numbers) for _ in receivers]
         with self._lock:
             self._receivers.update(zip(numbers, receivers, strict=True))
@@ -100,7 +92,6 @@ class ChildInstance:
                 receiver.fail(str(error))
 
     def is_ready(self) -> bool:
-        """As :meth:`.Stub.is_ready`; a dead child is not."""
         try:
             is_ready: bool = self._ask("is_ready")
         except StubError:
@@ -108,7 +99,6 @@ class ChildInstance:
         return is_ready
 
     def finalize(self) -> None:
-        """As :meth:`.Stub.finalize`, and end the process. That of a dead child does nothing."""
         try:
             if not self._is_dead:
                 self._ask("finalize")

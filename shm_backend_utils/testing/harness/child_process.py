@@ -8,7 +8,8 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -28,6 +29,10 @@ class _Parent:
         self._numbers = itertools.count()
         self._told: dict[int, queue.SimpleQueue[tuple[bool, Any]]] = {}
         self.metrics = MetricsRegistry()
+        self.log = partial(self.send, "log", 0)
+        self.load_model = partial(self._call, "load_model")
+        self.unload_model = partial(self._call, "unload_model")
+        self.is_model_ready = partial(self._call, "is_model_ready")
 
     def send(self, *message: Any) -> None:
         """Send a message; the other end may be gone."""
@@ -40,36 +45,17 @@ class _Parent:
 
     def call_model(self, call: ModelCall) -> Iterator[Outcome]:
         """Have another model execute a request."""
-        with self._calling("call_model", (call,), {}) as part:
-            while True:
-                outcome: Outcome = part()
-                yield outcome
-                if outcome.is_final:
-                    return
-
-    def log(self, level: str, message: str) -> None:
-        """Write to the server's log."""
-        self.send("log", 0, level, message)
-
-    def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
-        """Load a model."""
-        self._call("load_model", name, config, files)
-
-    def unload_model(self, name: str, *, with_dependents: bool) -> None:
-        """Unload a model."""
-        self._call("unload_model", name, with_dependents=with_dependents)
-
-    def is_model_ready(self, name: str, version: str) -> bool:
-        """Return whether a model can execute requests."""
-        is_ready: bool = self._call("is_model_ready", name, version)
-        return is_ready
+        part = self._ask("call_model", call)
+        while True:
+            outcome: Outcome = part()
+            yield outcome
+            if outcome.is_final:
+                return
 
     def _call(self, what: str, *arguments: Any, **named: Any) -> Any:
-        with self._calling(what, arguments, named) as part:
-            return part()
+        return self._ask(what, *arguments, **named)()
 
-    @contextlib.contextmanager
-    def _calling(self, what: str, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Iterator[Callable[[], Any]]:
+    def _ask(self, what: str, *arguments: Any, **named: Any) -> Callable[[], Any]:
         number = next(self._numbers)
         told = self._told[number] = queue.SimpleQueue()
 
@@ -79,8 +65,8 @@ class _Parent:
                 raise TritonModelException(value)
             return value
 
-        self.send("call", number, what, arguments, dict(named))
-        yield part
+        self.send("call", number, what, arguments, named)
+        return part
 
 
 class _Receiver:
@@ -125,8 +111,6 @@ class _Process:
                 elif what == "execute":
                     receivers = [_Receiver(self._parent, each, self._cancelled) for each, _ in content[0]]
                     self._stub.execute([delivery for _, delivery in content[0]], receivers)
-                elif what == "initialize":
-                    self._stub.initialize(content[0], is_decoupled=content[1])
                 else:
                     value = getattr(self._stub, what)(*content)
             except StubError as error:

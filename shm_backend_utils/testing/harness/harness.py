@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -13,13 +12,13 @@ import numpy.typing as npt
 
 from ...client.errors import DeadlineExceededError, ForkedError, InferenceError
 from ...client.transports.transport import AsyncTransport, Transport
-from ...errors import CallerError, ClosedError
+from ...errors import CallerError, ClosedError, translate
 from ...process import Origin, Unclosed, call_after_fork, never_destroy
 from ..emulator import MetricsRegistry
 from ..emulator.host import Faults
 from .checks import warn_of_outputs
 from .child import ChildInstance
-from .requests import Outcome, Request, ServerError, request_of_arrays
+from .requests import Outcome, Request, ServerError, of_arrays
 from .server import EmulatedServer, InstanceKind
 from .stub import Stub
 from .transport import AsyncHarnessTransport, HarnessTransport
@@ -137,18 +136,9 @@ class ModelHarness:
             The model has not answered in ``patience_s``.
         """
         server = self._open()
-        request = request_of_arrays(
-            inputs,
-            outputs,
-            parameters,
-            model=model,
-            request_id=request_id,
-            sequence_id=sequence_id,
-            flags=flags,
-            timeout_us=timeout_us,
-        )
-        try:
-            target, pending = server.begin(request)
+        request = Request(inputs, outputs, parameters or {}, request_id, sequence_id, flags, timeout_us, model=model)
+        with self._translated:
+            target, pending = server.begin(of_arrays(request))
             if target.is_decoupled:
                 raise CallerError(
                     f"model {target.name!r} is decoupled, and may answer any number of times; use stream()"
@@ -160,10 +150,6 @@ class ModelHarness:
                 pending.answer.cancel()
             warn_of_outputs(target.config, pending.delivery, outcome, stacklevel=3)
             return _arrays(outcome)
-        except ServerError as error:
-            raise _told(error) from None
-        except TimeoutError:
-            raise self._late() from None
 
     def stream(
         self,
@@ -176,19 +162,15 @@ class ModelHarness:
     ) -> Iterator[dict[str, npt.NDArray[Any]]]:
         """Yield the responses of a model, decoupled or not, as they come; parameters and errors as of :meth:`infer`."""
         server = self._open()
-        request = request_of_arrays(inputs, outputs, parameters, model=model, request_id=request_id)
-        try:
-            answer = server.execute_aside(request)
+        request = Request(inputs, outputs, parameters or {}, request_id, model=model)
+        with self._translated:
+            answer = server.execute_aside(of_arrays(request))
             try:
                 for outcome in answer.outcomes(self._patience_s):
                     if not outcome.is_empty:
                         yield _arrays(outcome)
             finally:
                 answer.cancel()
-        except ServerError as error:
-            raise _told(error) from None
-        except TimeoutError:
-            raise self._late() from None
 
     def execute(
         self, requests: Sequence[Mapping[str, Any] | Request]
@@ -216,15 +198,11 @@ class ModelHarness:
         if isinstance(requests, Mapping):
             raise CallerError("execute() got one mapping; expected a sequence of requests: execute([inputs])")
         pending, names = [], []
-        try:
+        with self._translated:
             for each in requests:
-                said = each if isinstance(each, Request) else Request(each)
-                request = replace(said, inputs=request_of_arrays(said.inputs, None, None).inputs)
-                model, one = server.begin(request)
+                model, one = server.begin(of_arrays(each if isinstance(each, Request) else Request(each)))
                 pending.append(one)
                 names.append(model.name)
-        except ServerError as error:
-            raise _told(error) from None
         if not pending:
             raise CallerError("execute() got no request; the server calls a model with one at least")
         other = next((name for name in names if name != names[0]), None)
@@ -232,20 +210,15 @@ class ModelHarness:
             raise CallerError(
                 f"execute() got requests for models {names[0]!r} and {other!r}; expected one model's: call it for each"
             )
-        obstacle = model.obstacle(pending)
-        if obstacle is not None:
-            raise CallerError(obstacle)
-        model.run_together(pending)
+        model.batcher.run_together(pending)
         answers: list[dict[str, npt.NDArray[Any]] | InferenceError] = []
         for one in pending:
             try:
                 outcome = one.answer.only(self._patience_s)
                 warn_of_outputs(model.config, one.delivery, outcome, stacklevel=3)
                 answers.append(_arrays(outcome))
-            except ServerError as error:
-                answers.append(_told(error))
-            except TimeoutError:
-                answers.append(self._late())
+            except (ServerError, TimeoutError) as error:
+                answers.append(self._told(error))
             finally:
                 one.answer.cancel()
         return answers
@@ -308,17 +281,18 @@ class ModelHarness:
             raise ClosedError("this ModelHarness")
         return self._server
 
-    def _late(self) -> DeadlineExceededError:
-        return DeadlineExceededError(
-            f"model {self._name!r} has not answered in {self._patience_s:g} s", "DEADLINE_EXCEEDED"
-        )
+    @property
+    def _translated(self) -> translate[ServerError | TimeoutError]:
+        return translate((ServerError, TimeoutError), self._told)
+
+    def _told(self, error: ServerError | TimeoutError) -> InferenceError:
+        if isinstance(error, ServerError):
+            return InferenceError(error.message, error.code)
+        text = f"model {self._name!r} has not answered in {self._patience_s:g} s"
+        return DeadlineExceededError(text, "DEADLINE_EXCEEDED")
 
 
 def _arrays(outcome: Outcome) -> dict[str, npt.NDArray[Any]]:
     if outcome.error is not None:
         raise ServerError(*outcome.error)
     return {tensor.name: tensor.array for tensor in outcome.outputs if tensor.array is not None}
-
-
-def _told(error: ServerError) -> InferenceError:
-    return InferenceError(error.message, error.code)

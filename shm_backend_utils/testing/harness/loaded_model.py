@@ -88,22 +88,19 @@ class ModelStatistics:
 
 
 class LoadedModel:
-    """A model whose instances are initialized.
-
-    ModelError if the server would not load it; the message says why, and what to do.
-    """
+    """A model whose instances are initialized; ModelError, with the remedy, if the server would not load it."""
 
     def __init__(self, folder: ModelFolder, make: MakeInstance) -> None:
         self.name = folder.name
         self.version = folder.version
         self._folder = folder
-        self._instances: list[Instance] = []
+        self.instances: list[Instance] = []
         try:
             first = self._loaded(make)
             completed = first.auto_complete(as_json(folder.config))
             self.config = folder.config
             if completed is not None:  # the server asks a process that does nothing else
-                self._instances.remove(first)
+                self.instances.remove(first)
                 first.finalize()
                 self.config = with_auto_completed(folder.config, completed)
                 first = self._loaded(make)
@@ -112,7 +109,7 @@ class LoadedModel:
             names = [f"{group.name}_{number}" for group in self.config.instance_group for number in range(group.count)]
             for number, name in enumerate(names):
                 instance = first if number == 0 else self._loaded(make)
-                instance.initialize(self._args(name), is_decoupled=self.is_decoupled)
+                instance.initialize(self._args(name), self.is_decoupled)
         except (StubError, ModelError) as error:
             self._end()
             said = f"load failed for model '{self.name}': version {self.version} is at UNAVAILABLE state: "
@@ -125,21 +122,11 @@ class LoadedModel:
         self._lock = threading.Lock()
         self._answers: weakref.WeakSet[Answer] = weakref.WeakSet()
         self._checks = RequestChecks(self.config)
-        self._batcher = Batcher(self.config, self._instances, self._execute)
-
-    @property
-    def path(self) -> Path:
-        """Return the model's folder."""
-        return self._folder.path
-
-    @property
-    def instances(self) -> Sequence[Instance]:
-        """Return its instances."""
-        return self._instances
+        self.batcher = Batcher(self.config, self.instances, self._execute)
 
     def is_ready(self) -> bool:
         """Return whether each instance lives, and says itself that it is ready."""
-        return all(instance.is_ready() for instance in self._instances)
+        return all(instance.is_ready() for instance in self.instances)
 
     def pending(self, request: Request) -> Pending:
         """Return a request that may be executed; ServerError if the server refuses it."""
@@ -150,26 +137,15 @@ class LoadedModel:
         return Pending(delivery, batch_size, answer)
 
     def run(self, pending: Pending) -> None:
-        """Have it executed, maybe together with others; return when its ``execute`` has returned.
-
-        ServerError if the model calls itself, and would wait for ever.
-        """
+        """Have it executed, maybe together with others; ServerError if the model calls itself, and would wait."""
         try:
-            self._batcher.run(pending)
+            self.batcher.run(pending)
         except RecursionError as error:
             raise ServerError(str(error), "INTERNAL") from None
 
-    def run_together(self, batch: Sequence[Pending]) -> None:
-        """Have requests executed by one ``execute``."""
-        self._batcher.run_together(batch)
-
-    def obstacle(self, batch: Sequence[Pending]) -> str | None:
-        """Return why these requests never come together; None if they may."""
-        return self._batcher.obstacle(batch)
-
     def close(self) -> None:
         """Finalize the instances, after their last requests; StubError if a model's ``finalize`` raised."""
-        self._batcher.drain()
+        self.batcher.drain()
         try:
             self._end()
         finally:
@@ -192,7 +168,7 @@ class LoadedModel:
 
     def _loaded(self, make: MakeInstance) -> Instance:
         instance = make(self._folder.code, self.name)
-        self._instances.append(instance)
+        self.instances.append(instance)
         instance.load()
         return instance
 
@@ -209,9 +185,9 @@ class LoadedModel:
 
     def _end(self) -> None:
         failures: list[StubError] = []
-        while self._instances:
+        while self.instances:
             try:
-                self._instances.pop().finalize()
+                self.instances.pop().finalize()
             except StubError as error:
                 failures.append(error)
         if failures:

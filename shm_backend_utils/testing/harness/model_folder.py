@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from google.protobuf import json_format
+from google.protobuf.field_mask_pb2 import FieldMask
 from tritonclient.grpc import model_config_pb2
 
 from ...client.transports.grpc.codec import GrpcCodec
@@ -27,7 +28,6 @@ __all__ = [
     "ModelCode",
     "ModelFolder",
     "as_json",
-    "complete",
     "datatype_of",
     "debugged",
     "with_auto_completed",
@@ -58,11 +58,8 @@ _AFTER_IMPORT: Final = (
 """Names that the stub puts into its module when model.py has been imported, and that no line at its top can use."""
 
 
-def complete(config: Any, folder: Path, version: str) -> Any:
-    """Return a configuration as the server has it before ``auto_complete_config``; the given one is changed.
-
-    The folder's name is the model's. ModelError if the server would not load it.
-    """
+def _complete(config: Any, folder: Path, version: str) -> None:
+    """Change a configuration to that of the server before ``auto_complete_config``."""
     name = folder.name
     config.name = config.name or name
     if config.name != name:
@@ -83,7 +80,6 @@ def complete(config: Any, folder: Path, version: str) -> Any:
     _normalize(config)
     _name_instances(config)
     _check(config)
-    return config
 
 
 def with_auto_completed(config: Any, completed: str) -> Any:
@@ -91,14 +87,7 @@ def with_auto_completed(config: Any, completed: str) -> Any:
     said = json_format.ParseDict(json.loads(completed), model_config_pb2.ModelConfig())
     merged = model_config_pb2.ModelConfig()
     merged.CopyFrom(config)
-    for field in _AUTO_COMPLETED:
-        merged.ClearField(field)
-        changed = model_config_pb2.ModelConfig()
-        changed.CopyFrom(said)
-        for other in changed.DESCRIPTOR.fields:
-            if other.name != field:
-                changed.ClearField(other.name)
-        merged.MergeFrom(changed)
+    FieldMask(paths=_AUTO_COMPLETED).MergeMessage(said, merged, replace_message_field=True, replace_repeated_field=True)
     if said.HasField("dynamic_batching"):
         merged.dynamic_batching.CopyFrom(said.dynamic_batching)
     _normalize(merged)
@@ -192,7 +181,7 @@ class ModelFolder:
             raise ModelError(f"there is no model folder {path}; expected FOLDER/config.pbtxt and FOLDER/1/model.py")
         config = read_config(path)
         version = _version(path, config)
-        complete(config, path, version)
+        _complete(config, path, version)
         folder = cls(path, version, config)
         if not folder.code.is_file():
             raise ModelError(f"Python model file not found in '{folder.code}'; the model's code belongs there")
@@ -223,10 +212,7 @@ def _version(path: Path, config: Any) -> str:
 
 
 class ModelCode:
-    """A model's code, in the folder of a version, and the modules beside it that it imports.
-
-    It gets ``backend`` for ``import triton_python_backend_utils``.
-    """
+    """A model's code, with ``backend`` for ``triton_python_backend_utils``, and the modules beside it."""
 
     def __init__(self, file: Path, backend: ModuleType) -> None:
         self.backend = backend

@@ -9,13 +9,13 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from google.protobuf.descriptor import EnumValueDescriptor
-from tritonclient.grpc import model_config_pb2, service_pb2
+from tritonclient.grpc import service_pb2
 
-from ...dtypes import BY_CONFIG, BY_NAME, BYTES
+from ...dtypes import BY_NAME, BYTES
 from ..emulator import TensorContent
 from ..emulator.tensor import serialize_byte_tensor
 from .loaded_model import LoadedModel
+from .model_folder import datatype_of
 from .regions import RegisteredRegions
 from .requests import Answer, Input, Outcome, Request, ServerError
 from .server import EmulatedServer
@@ -77,10 +77,7 @@ class InferMessage(NamedTuple):
 
 @contextlib.contextmanager
 def read_request(message: Any, regions: RegisteredRegions) -> Iterator[InferMessage]:
-    """Yield the request in a ``ModelInferRequest``; registered memory is in use while the block runs.
-
-    ServerError if the server refuses it.
-    """
+    """Yield the request in a ``ModelInferRequest``; registered memory is in use while the block runs."""
     with contextlib.ExitStack() as views:
         request = Request({}, model=message.model_name, version=message.model_version, request_id=message.id)
         parameters: dict[str, Any] = {}
@@ -121,10 +118,7 @@ def read_request(message: Any, regions: RegisteredRegions) -> Iterator[InferMess
 
 
 def write_response(model: LoadedModel, request: Request, outcome: Outcome, places: Mapping[str, memoryview]) -> Any:
-    """Return a response as a ``ModelInferResponse``, with the outputs that have places copied there.
-
-    ServerError if it is an error, or an output does not fit its place.
-    """
+    """Return a response as a ``ModelInferResponse``, with the outputs that have places copied there, or ServerError."""
     if outcome.error is not None:
         raise ServerError(*outcome.error)
     response = service_pb2.ModelInferResponse(model_name=model.name, model_version=model.version, id=request.request_id)
@@ -226,11 +220,7 @@ def _take_reserved(request: Request, name: str, kind: str | None, said: Any) -> 
 
 
 def infer(server: EmulatedServer, message: Any, began: Callable[[Answer], object]) -> Any:
-    """Return the ``ModelInferResponse`` that answers a request.
-
-    ``began`` gets the answer before the model does anything: cancelling it ends the wait. ServerError if the server
-    refuses it, or the model failed it.
-    """
+    """Return the ``ModelInferResponse`` to a request; ``began`` gets the answer, to cancel it, before the model."""
     with read_request(message, server.regions) as (request, places, _):
         model = server.model(request.model, request.version)
         if model.is_decoupled:
@@ -264,22 +254,6 @@ def stream_infer(server: EmulatedServer, message: Any, timeout_s: float) -> Iter
         yield answered(error_message=error.message)
 
 
-def _server_live(server: EmulatedServer, message: Any) -> Any:
-    return service_pb2.ServerLiveResponse(live=True)
-
-
-def _server_ready(server: EmulatedServer, message: Any) -> Any:
-    return service_pb2.ServerReadyResponse(ready=all(model.is_ready() for model in server.models()))
-
-
-def _server_metadata(server: EmulatedServer, message: Any) -> Any:
-    return service_pb2.ServerMetadataResponse(name="triton", version=_VERSION, extensions=_EXTENSIONS)
-
-
-def _model_ready(server: EmulatedServer, message: Any) -> Any:
-    return service_pb2.ModelReadyResponse(ready=server.model(message.name, message.version).is_ready())
-
-
 def _model_metadata(server: EmulatedServer, message: Any) -> Any:
     model = server.model(message.name, message.version)
     config = model.config
@@ -287,12 +261,8 @@ def _model_metadata(server: EmulatedServer, message: Any) -> Any:
     batch = [-1] if config.max_batch_size > 0 else []
     for tensors, into in ((config.input, told.inputs), (config.output, told.outputs)):
         for tensor in tensors:
-            into.add(name=tensor.name, datatype=_datatype(tensor), shape=[*batch, *tensor.dims])
+            into.add(name=tensor.name, datatype=datatype_of(tensor), shape=[*batch, *tensor.dims])
     return told
-
-
-def _model_config(server: EmulatedServer, message: Any) -> Any:
-    return service_pb2.ModelConfigResponse(config=server.model(message.name, message.version).config)
 
 
 def _model_statistics(server: EmulatedServer, message: Any) -> Any:
@@ -303,7 +273,8 @@ def _model_statistics(server: EmulatedServer, message: Any) -> Any:
             models = [server.model(message.name, message.version)]
         except ServerError:
             raise ServerError(f"requested model '{message.name}' is not available") from None
-    return service_pb2.ModelStatisticsResponse(model_stats=[_statistics(model) for model in models])
+    told = [model.statistics.message(model.name, model.version) for model in models]
+    return service_pb2.ModelStatisticsResponse(model_stats=told)
 
 
 def _repository_index(server: EmulatedServer, message: Any) -> Any:
@@ -343,21 +314,25 @@ def _status(server: EmulatedServer, message: Any) -> Any:
     return told
 
 
-def _cuda_status(server: EmulatedServer, message: Any) -> Any:
-    return service_pb2.CudaSharedMemoryStatusResponse()
-
-
 def _cuda_register(server: EmulatedServer, message: Any) -> Any:
     raise ServerError("the harness has no GPU, so that no memory of one can be registered", "UNSUPPORTED")
 
 
 PROCEDURES: Final[Mapping[str, Procedure]] = {
-    "ServerLive": _server_live,
-    "ServerReady": _server_ready,
-    "ServerMetadata": _server_metadata,
-    "ModelReady": _model_ready,
+    "ServerLive": lambda server, message: service_pb2.ServerLiveResponse(live=True),
+    "ServerReady": lambda server, message: service_pb2.ServerReadyResponse(
+        ready=all(model.is_ready() for model in server.models())
+    ),
+    "ServerMetadata": lambda server, message: service_pb2.ServerMetadataResponse(
+        name="triton", version=_VERSION, extensions=_EXTENSIONS
+    ),
+    "ModelReady": lambda server, message: service_pb2.ModelReadyResponse(
+        ready=server.model(message.name, message.version).is_ready()
+    ),
     "ModelMetadata": _model_metadata,
-    "ModelConfig": _model_config,
+    "ModelConfig": lambda server, message: service_pb2.ModelConfigResponse(
+        config=server.model(message.name, message.version).config
+    ),
     "ModelStatistics": _model_statistics,
     "RepositoryIndex": _repository_index,
     "RepositoryModelLoad": _load,
@@ -365,17 +340,7 @@ PROCEDURES: Final[Mapping[str, Procedure]] = {
     "SystemSharedMemoryRegister": _register,
     "SystemSharedMemoryUnregister": _unregister,
     "SystemSharedMemoryStatus": _status,
-    "CudaSharedMemoryStatus": _cuda_status,
+    "CudaSharedMemoryStatus": lambda server, message: service_pb2.CudaSharedMemoryStatusResponse(),
     "CudaSharedMemoryRegister": _cuda_register,
 }
 """Every procedure that answers with one message and waits for no model, by its name in the service."""
-
-
-def _statistics(model: LoadedModel) -> Any:
-    return model.statistics.message(model.name, model.version)
-
-
-def _datatype(tensor: Any) -> str:
-    named: EnumValueDescriptor = model_config_pb2.DataType.DESCRIPTOR.values_by_number[tensor.data_type]
-    row = BY_CONFIG.get(named.name)
-    return "" if row is None else row.name

@@ -37,10 +37,7 @@ class RegisteredRegion(NamedTuple):
 
 
 class RegisteredRegions:
-    """The regions of one emulated server. Thread-safe.
-
-    A region that is unregistered while a request is in it stays, and can be used, until that has ended.
-    """
+    """The regions of one emulated server; one that is unregistered stays as long as a request is in it. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -83,10 +80,7 @@ class RegisteredRegions:
             return [self._regions[name]]
 
     def view(self, name: str, offset: int, byte_size: int) -> memoryview:
-        """Return the bytes that a tensor has in a region. Release it, or the region stays mapped.
-
-        ServerError for an unknown region, or one that is too small.
-        """
+        """Return the bytes that a tensor has in a region, which stays mapped until they are released."""
         with self._lock:
             self._let_go()
             region = self._regions.get(name)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
-
-import numpy.typing as npt
 
 from ...dtypes import BYTES, from_numpy
 from ...model_spec import output_names
@@ -16,7 +14,7 @@ from ...tensors.strings import Strings
 from ...tensors.values import untyped_array
 from ..emulator import TensorContent
 
-__all__ = ["CANCELLED", "Answer", "Delivery", "Input", "Outcome", "Request", "ServerError", "request_of_arrays"]
+__all__ = ["CANCELLED", "Answer", "Input", "Outcome", "Request", "ServerError", "of_arrays"]
 
 CANCELLED: Final = "CANCELLED"
 """Triton's code of a request that nobody waits for any more."""
@@ -62,18 +60,6 @@ class Request:
     version: str = ""
 
 
-class Delivery(NamedTuple):
-    """A checked request, as an instance of its model gets it; it can be pickled."""
-
-    request_id: str
-    correlation_id: int | str
-    inputs: list[tuple[str, str, npt.NDArray[Any]]]
-    requested_output_names: tuple[str, ...]
-    parameters: dict[str, Any]
-    flags: int
-    timeout_us: int
-
-
 class Outcome(NamedTuple):
     """One response."""
 
@@ -84,15 +70,11 @@ class Outcome(NamedTuple):
     parameters: str = ""  # as JSON; empty for none
 
 
-def request_of_arrays(
-    inputs: Mapping[str, Any],
-    outputs: Sequence[str] | None,
-    parameters: Mapping[str, Any] | None,
-    **more: Any,
-) -> Request:
-    """Return a request of arrays, or of values that NumPy makes arrays of."""
-    names = None if outputs is None else output_names(outputs)
-    return Request({name: _input(name, value) for name, value in inputs.items()}, names, parameters or {}, **more)
+def of_arrays(request: Request) -> Request:
+    """Return a request whose inputs are arrays, or values that NumPy makes arrays of, as the server has it."""
+    names = None if request.outputs is None else output_names(request.outputs)
+    inputs = {name: _input(name, value) for name, value in request.inputs.items()}
+    return replace(request, inputs=inputs, outputs=names)
 
 
 def _input(name: str, value: Any) -> Input:
@@ -104,10 +86,7 @@ def _input(name: str, value: Any) -> Input:
 
 
 class Answer:
-    """The responses to one request, as they come.
-
-    ``restored`` takes an output as the model gave it, and returns it as the server sends it; ``model`` is for messages.
-    """
+    """The responses to one request, as they come; ``restored`` returns an output of the model's as the server's."""
 
     def __init__(self, model: str, restored: Callable[[TensorContent], TensorContent]) -> None:
         self._model = model

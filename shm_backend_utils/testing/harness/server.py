@@ -29,11 +29,7 @@ _LEVELS: Final = {"VERBOSE": logging.DEBUG, "INFO": logging.INFO, "WARNING": log
 
 
 class EmulatedServer:
-    """Models of the Python backend, without a server. Thread-safe.
-
-    Requests without a name are for the first of the folders. ``kind`` is ``Stub`` for instances in this process,
-    ``ChildInstance`` for such in child processes. ModelError if a model does not load.
-    """
+    """Models of the Python backend, whose instances are of a kind; the first answers requests without a name."""
 
     def __init__(self, folders: Sequence[Path], kind: InstanceKind, faults: Faults) -> None:
         self.regions = RegisteredRegions()
@@ -75,10 +71,7 @@ class EmulatedServer:
             self._finalize(model)
 
     def load_by_name(self, name: str) -> None:
-        """Load a model of a folder that was loaded before, or lies beside one that was.
-
-        ServerError if it does not exist, or does not load.
-        """
+        """Load a model of a folder that was loaded before, or lies beside one that was; or raise ServerError."""
         beside = [folder.parent / name for folder in self._folders.values()]
         folder = self._folders.get(name) or next((each for each in beside if each.is_dir()), None)
         if folder is None:
@@ -126,10 +119,7 @@ class EmulatedServer:
         return pending.answer
 
     def call_model(self, call: ModelCall) -> Iterator[Outcome]:
-        """Have a model execute a request of another model's, and return its responses as they come.
-
-        TritonModelException if the server refuses it.
-        """
+        """Have a model execute a request of another model's, and return its responses as they come."""
         if not self.is_model_ready(call.model, call.version):
             raise TritonModelException(f"Failed for execute the inference request. Model '{call.model}' is not ready.")
         model = self.model(call.model, call.version)
@@ -174,10 +164,7 @@ class EmulatedServer:
             raise TritonModelException(error.message) from None
 
     def close(self) -> None:
-        """Finalize every model, and unmap the registered memory. Twice is fine.
-
-        ModelError if a model's ``finalize`` raised, now or when it was unloaded; all others were called.
-        """
+        """Finalize every model; ModelError if one has raised, now or when it was unloaded. Twice is fine."""
         for model in reversed(list(self._models.values())):
             self._finalize(model)
         self._models = {}

@@ -6,13 +6,12 @@ import asyncio
 import json
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final, NamedTuple, Protocol
 
 from ..emulator import (
-    MetricsRegistry,
+    Delivery,
     TensorContent,
     TritonModelException,
     backend_module,
@@ -21,10 +20,10 @@ from ..emulator import (
     sent_inputs,
     sent_outputs,
 )
-from ..emulator.host import Faults
+from ..emulator.host import Faults, Services
 from ..emulator.pybind import ErrorCode, TritonError
 from .model_folder import ModelCode
-from .requests import Delivery, Outcome
+from .requests import Outcome
 
 __all__ = ["ModelCall", "Receiver", "ServerCalls", "Stub", "StubError"]
 
@@ -49,85 +48,11 @@ class ModelCall(NamedTuple):
     takes_many: bool  # a decoupled model may answer
 
 
-class ServerCalls(Protocol):
-    """The server's services for a stub. A refusal is a ``TritonModelException`` with the server's words."""
-
-    @property
-    def metrics(self) -> MetricsRegistry:
-        """The metric families that models have made."""
+class ServerCalls(Services, Protocol):
+    """The server of a stub."""
 
     def call_model(self, call: ModelCall) -> Iterator[Outcome]:
         """Have another model execute a request, and return its responses as they come."""
-
-    def log(self, level: str, message: str) -> None:
-        """Write to the server's log."""
-
-    def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
-        """Load a model."""
-
-    def unload_model(self, name: str, *, with_dependents: bool) -> None:
-        """Unload a model."""
-
-    def is_model_ready(self, name: str, version: str) -> bool:
-        """Return whether a model can execute requests."""
-
-
-class StubHost:
-    """The host of one emulated stub.
-
-    ``is_executing`` returns whether the model is past ``initialize`` and not yet in ``finalize``; ``instance_name``
-    the server's name for the instance.
-    """
-
-    backend: ModuleType
-
-    def __init__(
-        self,
-        calls: ServerCalls,
-        folder: Path,
-        is_executing: Callable[[], bool],
-        instance_name: Callable[[], str],
-    ) -> None:
-        self._folder = folder
-        self.is_executing = is_executing
-        self.instance_name = instance_name
-        self._calls = calls
-        self.log = calls.log
-        self.load_model = calls.load_model
-        self.unload_model = calls.unload_model
-        self.is_model_ready = calls.is_model_ready
-
-    @property
-    def metrics(self) -> MetricsRegistry:
-        """The metric families that models have made."""
-        return self._calls.metrics
-
-    def model_dir(self) -> str:
-        """Return the folder of the model's version."""
-        return str(self._folder)
-
-    def infer(self, request: Any) -> Any:
-        """Have another model execute a request, and return its one response."""
-        found: Outcome | None = None
-        for outcome in self._calls.call_model(_call(request, takes_many=False)):
-            if found is None or not outcome.is_empty:
-                found = outcome
-        assert found is not None  # there is a last one
-        return self._response(found)
-
-    def stream(self, request: Any) -> Iterator[tuple[Any, bool]]:
-        """Return the responses to a request, each with whether it is the last."""
-        for outcome in self._calls.call_model(_call(request, takes_many=True)):
-            yield self._response(outcome), outcome.is_final
-
-    def cancel(self, request: Any) -> None:
-        """Take no notice, and the other model goes on: a real one may look whether it is cancelled."""
-
-    def _response(self, outcome: Outcome) -> Any:
-        if outcome.error is not None:
-            message, code = outcome.error
-            return deliver_response(self.backend, [], TritonError(message, ErrorCode[code]))
-        return deliver_response(self.backend, outcome.outputs)
 
 
 def _call(request: Any, *, takes_many: bool) -> ModelCall:
@@ -163,17 +88,16 @@ class Receiver(Protocol):
 
 
 class Stub:
-    """One instance of a model's code, whose name errors tell.
-
-    At ``server_url`` the server lists registered memory.
-    """
+    """One instance of a model's code, whose host it is; at ``server_url`` the server lists registered memory."""
 
     def __init__(self, file: Path, name: str, calls: ServerCalls, server_url: str, faults: Faults) -> None:
         self._file = file
         self._name = name
-        self.is_executing = False
-        host = StubHost(calls, file.parent, lambda: self.is_executing, lambda: self._name)
-        host.backend = self._backend = backend_module(host, faults)
+        self._is_executing = False
+        self._call_model = calls.call_model
+        self.metrics, self.log, self.load_model = calls.metrics, calls.log, calls.load_model
+        self.unload_model, self.is_model_ready = calls.unload_model, calls.is_model_ready
+        self._backend = backend_module(self, faults)
         vars(self._backend)[SERVER_URL] = server_url
         self._code = ModelCode(file, self._backend)
         self._class: Any = None
@@ -183,16 +107,33 @@ class Stub:
         self._is_decoupled = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
+    def is_executing(self) -> bool:
+        """As a :class:`.Host`, as all down to :meth:`cancel`."""
+        return self._is_executing
+
+    def model_dir(self) -> str:
+        return str(self._file.parent)
+
+    def instance_name(self) -> str:
+        return self._name
+
+    def infer(self, request: Any) -> Any:
+        *_, found = (each for each in self._call_model(_call(request, takes_many=False)) if not each.is_empty)
+        return self._response(found)
+
+    def stream(self, request: Any) -> Iterator[tuple[Any, bool]]:
+        for outcome in self._call_model(_call(request, takes_many=True)):
+            yield self._response(outcome), outcome.is_final
+
+    def cancel(self, request: Any) -> None:
+        """Take no notice, and the other model goes on: a real one may look whether it is cancelled."""
+
     def load(self) -> None:
-        """Import model.py; StubError if that fails, or it has no ``TritonPythonModel``."""
+        """As an :class:`.Instance`, as all down to :meth:`finalize`; StubError also without a ``TritonPythonModel``."""
         with _as_the_stub_tells():
             self._class = self._code.load()
 
     def auto_complete(self, config: str) -> str | None:
-        """Return a configuration, as JSON, as the model completes it; None if the model has nothing to say.
-
-        StubError if the model raised, or returned something else.
-        """
         kind = self._backend.ModelConfig
         if not hasattr(self._class, "auto_complete_config"):
             return None
@@ -204,8 +145,7 @@ class Stub:
             )
         return json.dumps(completed._model_config)
 
-    def initialize(self, args: Mapping[str, str], *, is_decoupled: bool) -> None:
-        """Make the model and call its ``initialize``; StubError if it raised."""
+    def initialize(self, args: Mapping[str, str], is_decoupled: bool) -> None:
         self._model_name, self._model_version = args["model_name"], int(args["model_version"])
         self._name = args["model_instance_name"]
         self._is_decoupled = is_decoupled
@@ -214,10 +154,9 @@ class Stub:
             if hasattr(model, "initialize"):
                 model.initialize(dict(args))
         self._model = model  # a server never calls finalize of one whose initialize raised
-        self.is_executing = True
+        self._is_executing = True
 
     def execute(self, deliveries: Sequence[Delivery], receivers: Sequence[Receiver]) -> None:
-        """Have the model execute requests; their answers arrive with their receivers, maybe later."""
         requests = [self._deliver(each, receiver) for each, receiver in zip(deliveries, receivers, strict=True)]
         try:
             if not hasattr(self._model, "execute"):
@@ -241,7 +180,6 @@ class Stub:
             del request
 
     def is_ready(self) -> bool:
-        """Return the answer of the model's ``is_ready``, which Triton asks from 26.03 on; True without one."""
         if not hasattr(self._model, "is_ready"):
             return True
         try:
@@ -256,8 +194,7 @@ class Stub:
         return answer
 
     def finalize(self) -> None:
-        """Call the model's ``finalize``, and let go of it."""
-        self.is_executing = False
+        self._is_executing = False
         model, self._model = self._model, None
         try:
             if hasattr(model, "finalize"):
@@ -269,18 +206,18 @@ class Stub:
             self._class = None
             self._code.close()
 
+    def _response(self, outcome: Outcome) -> Any:
+        if outcome.error is not None:
+            message, code = outcome.error
+            return deliver_response(self._backend, [], TritonError(message, ErrorCode[code]))
+        return deliver_response(self._backend, outcome.outputs)
+
     def _deliver(self, delivery: Delivery, receiver: Receiver) -> Any:
         return deliver(
             self._backend,
+            delivery,
             model_name=self._model_name,
             model_version=self._model_version,
-            request_id=delivery.request_id,
-            correlation_id=delivery.correlation_id,
-            inputs=delivery.inputs,
-            requested_output_names=delivery.requested_output_names,
-            parameters=delivery.parameters,
-            flags=delivery.flags,
-            timeout_us=delivery.timeout_us,
             is_decoupled=self._is_decoupled,
             sink=_Sink(receiver),
             is_cancelled=receiver.is_cancelled,

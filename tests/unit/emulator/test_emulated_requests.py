@@ -14,6 +14,7 @@ import pytest
 from shm_backend_utils.gpu.arrays.capsules import CapsuleTensor, capsule_over, taken_over
 from shm_backend_utils.tensors.dlpack import CUDA
 from shm_backend_utils.testing.emulator import (
+    Delivery,
     MetricsRegistry,
     TritonModelException,
     backend_module,
@@ -81,17 +82,15 @@ def host() -> Host:
     return Host()
 
 
-def delivered(host: Host, sink: Sink, *, is_decoupled: bool = True, **more: Any) -> Any:
+def delivered(host: Host, sink: Sink, parameters: Mapping[str, Any] | None = None) -> Any:
     return deliver(
         host.backend,
+        Delivery([], ["Y"], parameters or {}),
         model_name="m",
         model_version=1,
-        requested_output_names=["Y"],
-        parameters=more.pop("parameters", {}),
-        is_decoupled=is_decoupled,
+        is_decoupled=True,
         sink=sink,
         is_cancelled=lambda: True,
-        **more,
     )
 
 

@@ -133,7 +133,7 @@ def test_requests_that_come_to_a_busy_model_wait_together(tmp_path: Path, monkey
             first = threads.submit(harness.infer, rows(1))
             gates.begun.wait()
             others = [threads.submit(harness.infer, rows(1)) for _ in range(3)]
-            batcher = harness._open().model("m")._batcher
+            batcher = harness._open().model("m").batcher
             wait_until(lambda: len(batcher._queue) == 3)
             gates.may_end.set()
         assert first.result()["Y"].tolist() == [[1, 1]]
