@@ -14,14 +14,14 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 35_954,
+    "shm_backend_utils": 35_930,
     "shm_backend_utils/*.py": 1_014,
     "shm_backend_utils/cli": 2_998,
     "shm_backend_utils/client": 8_179,
     "shm_backend_utils/compat": 1_839,
     "shm_backend_utils/gpu": 2_880,
-    "shm_backend_utils/http": 222,
-    "shm_backend_utils/memory": 3_364,
+    "shm_backend_utils/http": 205,
+    "shm_backend_utils/memory": 3_357,
     "shm_backend_utils/model": 5_089,
     "shm_backend_utils/protocol": 1_858,
     "shm_backend_utils/repository": 185,
@@ -30,7 +30,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 6_218,
     "scripts": 9_858,
     "scripts/tools/bench": 2_740,
-    "tests": 56_468,
+    "tests": 56_466,
     "docs": 3_472,
 }
 """By folder, or by pattern of files: the most lines."""

@@ -41,7 +41,8 @@ def fetch_json(url: str, timeout_s: float) -> Any:
     with contextlib.closing(connect(url, timeout_s)) as connection:
         deadline = time.monotonic() + timeout_s
         connection.request("GET", urlsplit(url).path, headers={"Connection": "close"})
-        reply = _ReplyInTime(connection.sock, deadline)
+        reply = HTTPResponse(connection.sock)
+        reply.fp = io.BufferedReader(_InTime(connection.sock, deadline))
         reply.begin()
         if reply.status != HTTPStatus.OK:
             raise HTTPError(url, reply.status, reply.reason, reply.headers, reply)
@@ -53,33 +54,20 @@ def fetch_json(url: str, timeout_s: float) -> Any:
         return json.loads(body)
 
 
-class _ReplyInTime(HTTPResponse):
-    """An answer whose every piece comes by a moment of ``monotonic()``: a socket's timeout begins anew with each."""
+class _InTime(socket.SocketIO):
+    """A socket's bytes until a moment of ``monotonic()``: its timeout alone would begin anew with each piece."""
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
-        super().__init__(sock)
-        self.fp = io.BufferedReader(_ReaderInTime(sock, self.fp.detach(), deadline))
-
-
-class _ReaderInTime(io.RawIOBase):
-    def __init__(self, sock: socket.socket, raw: io.RawIOBase, deadline: float) -> None:
-        self._socket = sock
-        self._raw = raw
+        super().__init__(sock, "r")
+        self._own = sock
         self._deadline = deadline
-
-    def readable(self) -> bool:
-        return True
 
     def readinto(self, buffer: Any) -> int | None:
         left_s = self._deadline - time.monotonic()
         if left_s <= 0:
             raise TimeoutError
-        self._socket.settimeout(left_s)
-        return self._raw.readinto(buffer)
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
+        self._own.settimeout(left_s)
+        return super().readinto(buffer)
 
 
 class KeptConnections:
@@ -96,7 +84,7 @@ class KeptConnections:
         self._idle = []
 
     def get(self, paths: Sequence[str]) -> list[tuple[int, bytes]]:
-        """Ask several questions at once, again if the server had closed a connection; return statuses and bodies.
+        """Ask several questions at once, again if the server closes a connection; return statuses and bodies.
 
         TimeoutError without a whole answer in time; else OSError, HTTPException or ValueError.
         """
@@ -111,8 +99,6 @@ class KeptConnections:
                 try:
                     answer = asked[number].answer(deadline)
                 except ConnectionError:
-                    if asked[number].count == 1:
-                        raise
                     asked[number].close()
                     asked[number] = _Connection(self._url, self._timeout_s)
                     asked[number].ask(path)
@@ -142,11 +128,10 @@ class KeptConnections:
 
 
 class _Connection:
-    """One connection, and how many questions were asked over it."""
+    """One connection, for one question after another."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
         place = urlsplit(url)
-        self.count = 0
         self._socket: socket.socket = connect(url, timeout_s).sock
         if place.scheme == "http":  # the kernel keeps the time, without a system call more for each wait
             self._socket.settimeout(None)
@@ -168,12 +153,10 @@ class _Connection:
 
     def ask(self, path: str) -> None:
         """Send a question, which fits the socket's buffer. Whether the server still listens, the answer tells."""
-        self.count += 1
         try:
             self._socket.sendall(f"{self._begin}{path}{self._end}".encode())
         except ConnectionError:
-            if self.count == 1:
-                raise
+            return
 
     def answer(self, deadline: float) -> tuple[int, bytes]:
         """Wait for the answer to the question; raises as :meth:`KeptConnections.get`, ConnectionError if it closed."""

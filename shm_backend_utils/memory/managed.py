@@ -86,7 +86,7 @@ class ManagedRegion:
 
     @classmethod
     def map(cls, file: SharedFile, token: str) -> ManagedRegion:
-        """Map a file whose header has this token, and take its descriptor. The checks read it and do not map it."""
+        """Map a file whose header has this token, and close it. The checks read it and do not map it."""
         header = layout.parse_header(file.read(layout.HEADER_LENGTH), file.status.st_size)
         if header is None:
             raise RegionRefusedError(file.field, f"it has no header of a managed region of version {layout.VERSION}")

@@ -100,9 +100,9 @@ class MappedSegment(ABC):
     @classmethod
     @translate_os_errors()
     def map(cls, file: SharedFile, byte_size: int) -> Self:
-        """Map the first bytes of another process's file that was checked, and take the file's descriptor."""
+        """Map the first bytes of another process's file that was checked, and close the file."""
         try:
-            return cls(file.key, file.detach(), byte_size)
+            return cls(file.key, file.descriptor, byte_size)
         except OSError as error:
             if error.errno in NO_DESCRIPTORS:
                 raise
@@ -221,7 +221,7 @@ class SystemSegment(MappedSegment):
 
     @classmethod
     def map_part(cls, file: SharedFile, offset: int, byte_size: int) -> SystemSegment:
-        """Map an object as a whole, when the part that will be used has memory. It takes the descriptor."""
+        """Map an object as a whole, when the part that will be used has memory, and close the file."""
         file.check_size(offset + byte_size)
         file.take_space(offset, byte_size)
         return cls.map(file, file.status.st_size)

@@ -57,7 +57,7 @@ _SUFFIX: Final = r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d+)"
 
 
 class SharedFile:
-    """A regular file in /dev/shm, or a subclass's; a ``with`` statement closes it unless it was mapped.
+    """A regular file in /dev/shm, or a subclass's; a ``with`` statement closes it. To map it closes it, too.
 
     Nothing here touches its memory: a stranger's file, or one that shrinks meanwhile, can do no harm.
     """
@@ -65,8 +65,7 @@ class SharedFile:
     def __init__(self, key: str, descriptor: Descriptor, field: str) -> None:
         self.key = key
         self.field = field  # its name in messages
-        self._descriptor = descriptor
-        self._is_detached = False
+        self.descriptor = descriptor
         self.status = os.fstat(descriptor.fileno())  # as it was when it was opened
 
     @classmethod
@@ -114,7 +113,7 @@ class SharedFile:
         if byte_size == 0:
             return
         try:
-            allocate(self._descriptor.fileno(), offset, byte_size, free_bytes())
+            allocate(self.descriptor.fileno(), offset, byte_size, free_bytes())
         except OSError as error:
             if error.errno not in NO_SPACE:
                 raise RegionRefusedError(self.field, f"the server cannot take its space: {error.strerror}") from None
@@ -125,17 +124,11 @@ class SharedFile:
 
     def read(self, byte_size: int) -> bytes:
         """Return its first bytes, read and not mapped; fewer if it ends before."""
-        return os.pread(self._descriptor.fileno(), byte_size, 0)
-
-    def detach(self) -> Descriptor:
-        """Return the descriptor, which is the caller's to close from here on."""
-        self._is_detached = True
-        return self._descriptor
+        return os.pread(self.descriptor.fileno(), byte_size, 0)
 
     def close(self) -> None:
-        """Close the descriptor, unless it was detached. Twice is fine."""
-        if not self._is_detached:
-            self._descriptor.close()
+        """Close it. Twice is fine."""
+        self.descriptor.close()
 
     def __enter__(self) -> SharedFile:
         return self
@@ -161,7 +154,7 @@ class SealedFile(SharedFile):
 
     def check_space(self, byte_size: int) -> None:
         """Raise RegionRefusedError unless it has memory for these whole pages, of ordinary size: huge ones may lack."""
-        page_size = os.fstatvfs(self._descriptor.fileno()).f_bsize
+        page_size = os.fstatvfs(self.descriptor.fileno()).f_bsize
         if page_size > PAGE_SIZE:
             raise RegionRefusedError(self.field, f"its pages have {page_size} bytes; expected pages of {PAGE_SIZE}")
         if byte_size % PAGE_SIZE:

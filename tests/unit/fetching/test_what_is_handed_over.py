@@ -212,11 +212,10 @@ def test_it_is_opened_anew_so_that_its_locks_are_its_own(fetcher: Fetcher) -> No
     region = memfd()
     kept = os.dup(region.fileno())
     with ScriptedServer(give(region)) as server, fetcher.fetch(server.key, TOKEN, FIELD, anybody) as file:
-        descriptor = file.detach()
+        descriptor = file.descriptor
         assert not os.get_inheritable(descriptor.fileno())
         os.lseek(kept, 100, os.SEEK_SET)
         assert os.lseek(descriptor.fileno(), 0, os.SEEK_CUR) == 0  # as locks, it belongs to the description
-        descriptor.close()
     os.close(kept)
 
 
