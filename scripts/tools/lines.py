@@ -30,7 +30,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 6_218,
     "scripts": 9_858,
     "scripts/tools/bench": 2_740,
-    "tests": 56_466,
+    "tests": 56_366,
     "docs": 3_472,
 }
 """By folder, or by pattern of files: the most lines."""

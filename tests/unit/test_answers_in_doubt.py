@@ -60,9 +60,7 @@ def test_a_proxys_answer_over_grpc_says_nothing_of_the_request(text: str) -> Non
     assert is_answer(translated("StatusCode.UNAVAILABLE", "Request for unknown model: 'm' is not ready", "there"))
 
 
-def test_memory_of_a_request_that_a_gateway_gave_up_is_not_used_again(
-    monkeypatch: pytest.MonkeyPatch, server: FakeServer
-) -> None:
+def test_memory_that_a_gateway_gave_up_is_not_used_again(monkeypatch: pytest.MonkeyPatch, server: FakeServer) -> None:
     with client_of(server, "http") as client:
         transport = client._driver.transport
         send = transport.send
@@ -178,9 +176,7 @@ def test_a_prepared_call_whose_slot_is_busy_is_sent_again_in_its_own_memory(serv
 
 @pytest.mark.parametrize("infer", [infer_prepared, infer])
 @pytest.mark.parametrize("delay_s", [0.001, 0.2], ids=["soon", "much later"])
-def test_a_call_whose_request_a_proxy_has_sent_twice_is_not_sent_again(
-    server: FakeServer, infer: Callable[..., object], delay_s: float
-) -> None:
+def test_a_request_sent_twice_is_not_repeated(server: FakeServer, infer: Callable[..., object], delay_s: float) -> None:
     """The second is refused because the first holds the slot. It has not begun yet, but will."""
     with contextlib.ExitStack() as stack:
 
@@ -240,9 +236,7 @@ def test_a_call_is_not_sent_again_for_ever_too_late_or_when_it_has_begun(
 
 @pytest.mark.parametrize("infer", [infer_prepared, infer])
 @pytest.mark.parametrize("said", ["the model has no time", refusal(StaleRequestError("the client has given it up"))])
-def test_a_call_is_not_sent_again_for_another_refusal(
-    server: FakeServer, infer: Callable[..., object], said: str
-) -> None:
+def test_another_refusal_is_not_sent_again(server: FakeServer, infer: Callable[..., object], said: str) -> None:
     def refuse(_: Order) -> None:
         raise InferenceError(said, "StatusCode.CANCELLED")
 
@@ -281,9 +275,7 @@ BROKEN = "shm:table: record: found too many bytes, expected fewer"
 @pytest.mark.parametrize("before", ["inline", "direct", "triton-shm", "direct,inline"])
 @pytest.mark.parametrize("after", [*map(with_paths, ["inline", "direct", ""]), config("m", dims="3"), {}])
 @pytest.mark.parametrize("said", ["model.py failed", BROKEN, NO_SLOT_OF_ANOTHER, f"quoted: {NO_SLOT}"])
-def test_what_has_run_is_not_sent_again_to_the_model_that_replaced_it(
-    before: str, after: dict[str, Any], said: str
-) -> None:
+def test_what_has_run_is_not_sent_to_the_models_successor(before: str, after: dict[str, Any], said: str) -> None:
     ran: list[Order] = []
 
     def compute(order: Order, _: Arrays) -> Any:
@@ -336,9 +328,7 @@ def test_a_request_still_on_its_way_is_stale_before_its_call_is_made_again(monke
     assert generations == [1]
 
 
-def test_results_of_another_generation_are_not_taken_for_this_calls(
-    server: FakeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_of_another_generation_are_refused(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with client_of(server, path="direct", inline_bytes=0) as client:
         client.infer("m", {"IN0": X}, outputs={"OUT0": 24}).release()
         monkeypatch.setattr(server, "_in_slot", lambda order: {})
@@ -359,9 +349,7 @@ def test_a_frame_of_another_number_is_not_taken_for_the_next(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("kind", [DirectCall, RegisteredCall, InlineCall])
-def test_a_call_whose_client_closes_while_it_copies_is_not_sent(
-    server: FakeServer, monkeypatch: pytest.MonkeyPatch, kind: Any
-) -> None:
+def test_a_client_that_closes_sends_nothing(server: FakeServer, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
     with client_of(server, inline_bytes=0) as client:
         client.infer("m", {"IN0": X}, path=kind.path)
         monkeypatch.setattr(kind, "write", lambda *_: client.close())
@@ -372,9 +360,7 @@ def test_a_call_whose_client_closes_while_it_copies_is_not_sent(
 
 @pytest.mark.parametrize("moment", ["before", "between two inputs"])
 @pytest.mark.parametrize("kind", [DirectCall, RegisteredCall])
-def test_what_is_copied_when_a_call_was_closed_is_no_error_and_goes_nowhere(
-    monkeypatch: pytest.MonkeyPatch, kind: Any, moment: str
-) -> None:
+def test_a_closed_call_copies_nothing(monkeypatch: pytest.MonkeyPatch, kind: Any, moment: str) -> None:
     write, copy, same = kind.write, np.copyto, []
 
     def late(call: Any, given: Any) -> None:

@@ -157,17 +157,20 @@ def test_at_any_moment(server: HoldingServer, connected: Callable[[], Transport]
 
 
 @over_grpc
-def test_what_grpc_had_not_quite_begun(server: HoldingServer) -> None:
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_what_grpc_does_not_begin_has_ended_if_it_was_closed(server: HoldingServer, is_closed: bool) -> None:
     """GRPC looks twice whether its channel is open, and has a text for each."""
     transport = cast(Any, connect(server.url, None))
 
     def begin(*_: Any, **__: Any) -> None:
-        transport.close()
-        raise ValueError("Cannot invoke RPC: Channel closed!")
+        if is_closed:
+            transport.close()
+        raise ValueError("Cannot invoke RPC: Channel closed!" if is_closed else "metadata was invalid")
 
     transport._connections, transport._service = None, lambda: SimpleNamespace(ModelStreamInfer=begin)
-    with CLOSED:
+    with CLOSED if is_closed else pytest.raises(ValueError, match="metadata was invalid"):
         next(stream(transport))
+    transport.close()
 
 
 @pytest.mark.parametrize("is_closed_first", [False, True])
@@ -185,19 +188,6 @@ def test_a_cancelled_task_is_cancelled_before_the_end(server: HoldingServer, is_
         await transport.close()
 
     asyncio.run(main())
-
-
-@over_grpc
-def test_what_fails_while_it_is_open_has_not_ended(server: HoldingServer) -> None:
-    transport = cast(Any, connect(server.url, None))
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise ValueError("metadata was invalid")
-
-    transport._connections, transport._service = None, lambda: SimpleNamespace(ModelStreamInfer=fail)
-    with pytest.raises(ValueError, match="metadata was invalid"):
-        next(stream(transport))
-    transport.close()
 
 
 SOON_S = 0.2

@@ -252,9 +252,7 @@ REASONS = [(*told, message) for told, messages in NO_SERVER.items() for message 
 
 
 @pytest.mark.parametrize(("make", "kind", "told", "message"), REASONS)
-def test_what_keeps_a_client_from_its_server_is_told_apart(
-    make: Callable[[str], ShmError], kind: type[ShmError], told: str, message: str
-) -> None:
+def test_why_there_is_no_server(make: Callable[[str], ShmError], kind: type[ShmError], told: str, message: str) -> None:
     error = make(message)
     assert type(error) is kind
     assert told in str(error)

@@ -149,7 +149,6 @@ class SlotMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.sendable())
     @rule(which=choices, model=st.integers(0, MODELS - 1))
     def call(self, which: int, model: int) -> None:
-        """A whole call, as nearly all are."""
         call = self.sendable()[which % len(self.sendable())]
         request = call.send()
         work = self.models[model].begin(request)

@@ -135,7 +135,6 @@ class Model:
         self.slots: dict[str, mapped.Slot] = {}
 
     def begin(self, request: Request) -> Work | str:
-        """Claim the slot of a request and start it; or say why not."""
         try:
             slot = self._slot(request)
             slot.claim(request.generation)
@@ -149,7 +148,6 @@ class Model:
         return "replayed"
 
     def borrow(self, request: Request) -> Borrowed | None:
-        """Map what another model lends while it executes a request."""
         try:
             slot = self._slot(request)
         except RegionGoneError:

@@ -54,16 +54,7 @@ def test_what_lies_inside_is_lent(lending: Lending, begin: int, end: int, offset
 @pytest.mark.parametrize(
     "array",
     [WHOLE[15:17], WHOLE[15:16], WHOLE[47:49], WHOLE[48:49], WHOLE[16:49], PART[::2], PART[:0], X],
-    ids=[
-        "across the beginning",
-        "before",
-        "across the end",
-        "behind",
-        "larger",
-        "not contiguous",
-        "empty",
-        "elsewhere",
-    ],
+    ids=["across its begin", "before", "across its end", "behind", "larger", "strided", "empty", "elsewhere"],
 )
 def test_what_does_not_lie_inside_is_not_lent(lending: Lending, array: Any) -> None:
     assert lending.place_of(array) is None

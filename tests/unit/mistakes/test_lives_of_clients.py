@@ -265,7 +265,7 @@ def test_sizes_that_are_none(client: ShmClient, shape: Any) -> None:
     assert str(error.value) == f"tensor 'IN0' has shape {shape!r}; expected whole numbers, 0 or more"
 
 
-GIVEN = {"GIVEN": np.ones(3, np.float32)}
+GIVEN = {"X": np.ones(3, np.float32)}
 Infer = Callable[[str], None]
 
 

@@ -1,20 +1,41 @@
-"""Work of the user's on GPUs that a call comes behind: what is late would be wrong if nobody waited for it."""
+"""Streams and arrays of the user's libraries: work that a call comes behind, and what is handed out."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import sys
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import DeadlineExceededError, ShmClient
-from shm_backend_utils.errors import CallerError, ClosedError
+from shm_backend_utils import dtypes
+from shm_backend_utils.client import DeadlineExceededError, InferenceError, PoolOptions, ShmClient
+from shm_backend_utils.client.paths import on_gpus
+from shm_backend_utils.errors import CallerError, ClosedError, TensorError
+from shm_backend_utils.gpu.arrays.device_array import DeviceArray
+from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.gpu.runtime import CudaRuntime
-from tests.unit.gpu.client.conftest import ON_GPU, ON_HOST, PLACE, X, address_of, doubled, now, on_host, tensor_of
+from tests.unit.fake_server import config
+from tests.unit.fake_wires import async_client_of
+from tests.unit.gpu.client.conftest import (
+    ON_GPU,
+    ON_HOST,
+    PLACE,
+    X,
+    address_of,
+    doubled,
+    gpu_client,
+    now,
+    on_host,
+    tensor_of,
+    wait_until,
+)
 from tests.unit.gpu.client.gpu_server import PROCESS, GpuServer
 from tests.unit.gpu.fakes import DRIVER, held_back, in_another_thread, stream_on
 
@@ -70,9 +91,7 @@ def test_a_librarys_own_stream_counts(server: GpuServer, client: ShmClient, runt
 
 
 @pytest.mark.parametrize("before", ["stream", "event", "nothing"])
-def test_an_earlier_result_is_read_before_another_thread_has_its_memory_written(
-    client: ShmClient, runtime: CudaRuntime, stream: int, event: Any, before: str
-) -> None:
+def test_a_result_is_read_first(client: ShmClient, runtime: CudaRuntime, stream: int, event: Any, before: str) -> None:
     named = {"stream": stream, "event": event, "nothing": None}[before]
     result = client.infer("m", {"IN0": X}, outputs=ON_GPU, cuda_stream=named)
     address, read = address_of(result), []
@@ -163,3 +182,154 @@ def test_names_are_for_one_request(server: GpuServer, client: ShmClient, runtime
         put_late(stream, functools.partial(np.copyto, x.peek(), 3 * X))
         call.infer()
         np.testing.assert_array_equal(server.inputs["IN0"], 3 * X)
+
+
+class Wrapped:
+    def __init__(self, array: DeviceArray, library: str) -> None:
+        self.array, self.library = array, library
+
+
+@pytest.mark.parametrize("path", ["direct", "inline", "triton-shm"])
+@pytest.mark.parametrize("library", [None, "jax"], ids=["of the inputs", "named"])
+def test_outputs_are_of_a_library(client: ShmClient, monkeypatch: pytest.MonkeyPatch, path: Any, library: Any) -> None:
+    monkeypatch.setattr("shm_backend_utils.client.inputs.devices.library_of", lambda _: "cupy")
+    monkeypatch.setattr(on_gpus, "check_is_installed", lambda _: None)
+    monkeypatch.setattr(on_gpus, "as_library", Wrapped)
+    named = {"library": library} if library else {}
+    found: Any = client.infer("m", {"IN0": tensor_of(X)}, outputs=ON_GPU, path=path, **named)["OUT0"]
+    assert found.library == (library or "cupy")
+    np.testing.assert_array_equal(found.array.to_host(), 2 * X)
+
+
+@pytest.mark.parametrize(
+    ("library", "text"),
+    [
+        ("numpy", "expected one of 'torch', 'cupy', 'jax', 'numba'"),
+        (3, "expected one of 'torch', 'cupy', 'jax', 'numba'"),
+        ("jax", "library is 'jax', which is not installed here"),
+        ("torch", "library is 'torch', which is built without CUDA here; install one for CUDA"),
+    ],
+)
+def test_a_library_that_cannot_be_used_is_refused_before_anything_is_sent(
+    server: GpuServer, client: ShmClient, monkeypatch: pytest.MonkeyPatch, library: Any, text: str
+) -> None:
+    if library == "torch":
+        torch: Any = ModuleType("torch")
+        torch.__spec__ = ModuleSpec("torch", None)
+        torch.backends = SimpleNamespace(cuda=SimpleNamespace(is_built=lambda: False))
+        monkeypatch.setitem(sys.modules, "torch", torch)
+    else:
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(CallerError, match=text):
+        client.infer("m", {"IN0": X}, outputs=ON_GPU, library=library)
+    assert server.orders == []
+
+
+def test_a_tensor_of_another_dtype_or_in_a_list_is_refused_as_on_the_host(client: ShmClient) -> None:
+    with pytest.raises(TensorError, match="'IN0' is INT32, but the model's configuration says TYPE_FP32"):
+        client.infer("m", {"IN0": tensor_of(X.astype(np.int32))}, outputs=ON_GPU)
+    way_out = r"copy it there, or join what is in a list on its GPU, for example by torch\.cat"
+    with pytest.raises(TensorError, match=way_out):
+        client.infer("m", {"IN0": [tensor_of(X)]}, outputs=ON_GPU)
+
+
+@pytest.mark.parametrize(("is_on_gpu", "outputs"), [(True, None), (False, {"OUT0": "cuda:0"})])
+def test_split_takes_no_tensors_on_gpus(server: GpuServer, client: ShmClient, is_on_gpu: bool, outputs: Any) -> None:
+    server.configs["rows"] = config("rows", max_batch_size=4)
+    rows = DRIVER.tensor(X.reshape(300, 2)) if is_on_gpu else X.reshape(300, 2)
+    with pytest.raises(CallerError, match="split=True takes tensors on the host alone; call the model once for each"):
+        client.infer("rows", {"IN0": rows}, outputs=outputs, split=True)
+
+
+def test_a_copy_of_a_result_holds_no_memory_of_the_slot(client: ShmClient) -> None:
+    result = client.infer("m", {"IN0": X}, outputs=ON_GPU)
+    copied: Any = result.copy()["OUT0"]
+    result.release()
+    client.infer("m", {"IN0": 9 * X}, outputs=ON_GPU).release()
+    np.testing.assert_array_equal(copied.to_host(), 2 * X)
+
+
+@pytest.mark.parametrize(("name", "is_lent"), [("BOOL", True), ("BF16", True), ("INT64", False)])
+def test_every_data_type_passes(server: GpuServer, cuda: CudaAccess, name: str, is_lent: bool) -> None:
+    dtype = dtypes.BY_NAME[name]
+    server.configs["typed"] = config("typed", dtype=f"TYPE_{name}")
+    values = np.arange(64, dtype=np.uint8).view(dtype.numpy) if name != "BOOL" else np.arange(64) % 2 == 0
+    place = (values.shape, dtype.numpy, "cuda:0")
+    with gpu_client(server, cuda, lend_bytes=0 if is_lent else 2**30) as client:
+        client.infer("typed", {"IN0": tensor_of(values)}, outputs={"OUT0": place})
+        assert server.inputs["IN0"].tobytes() == values.tobytes()
+
+
+def test_a_learned_size_without_room_is_given_up(server: GpuServer, cuda: CudaAccess) -> None:
+    with gpu_client(server, cuda, max_bytes=2**22) as client:
+        core: Any = client._core
+        client.explain("two")
+        core.known["two", ""].learned.learn({"OUT1": 2**23}, rows=1)
+        result = client.infer("two", {"IN0": X, "IN1": X[:0]}, outputs={**ON_GPU, "OUT1": None})
+        np.testing.assert_array_equal(on_host(result), 2 * X)
+        assert len(server.claims) == 1
+
+
+@pytest.mark.parametrize(("path", "kind"), [("inline", "managed"), ("triton-shm", "pool"), ("triton-shm", "vmm")])
+def test_over_the_host_every_kind_of_memory_goes(client: ShmClient, path: Any, kind: Any) -> None:
+    x = tensor_of(np.arange(1200, dtype=np.float32), kind=kind)[::2]
+    result = client.infer("m", {"IN0": x}, outputs=ON_GPU, path=path)
+    assert result.path == path
+    np.testing.assert_array_equal(on_host(result), 4 * X)
+
+
+@pytest.mark.parametrize("path", ["inline", "triton-shm"])
+def test_tensors_that_could_be_lent_have_a_place_each_on_the_host(client: ShmClient, path: Any) -> None:
+    given = {f"IN{number}": tensor_of(X + number) for number in range(2)}
+    result = client.infer("two", given, outputs={**ON_HOST, "OUT1": X.nbytes}, path=path)
+    np.testing.assert_array_equal([result["OUT0"], result["OUT1"]], [2 * X, 2 * X + 2])
+
+
+@pytest.mark.parametrize(("path", "is_given"), [("inline", True), ("triton-shm", False), ("triton-shm", True)])
+def test_prepared_calls_over_the_host_read_the_gpu_anew(client: ShmClient, path: Any, is_given: bool) -> None:
+    x = tensor_of(X, kind="managed")
+    given: Any = x if is_given else (X.shape, X.dtype, "cuda:0")
+    with client.prepare("m", {"IN0": given}, outputs=ON_HOST, path=path) as call:
+        array: Any = call.inputs["IN0"]
+        assert (array is x) == is_given
+        for times in (1, 2):
+            DRIVER.memory(array.address, X.shape, X.dtype)[:] = times * X
+            np.testing.assert_array_equal(call.infer()["OUT0"], 2 * times * X)
+        del array
+
+
+@pytest.mark.parametrize("kind", ["device", "pool"])
+@pytest.mark.parametrize("refusal", ["shm:busy: somebody holds the slot", "shm:refused: it cannot be mapped"])
+@pytest.mark.filterwarnings("ignore")
+def test_a_second_try_uses_memory_of_ours(server: GpuServer, client: ShmClient, kind: str, refusal: str) -> None:
+    refusals = [refusal]
+
+    def refuse(_: object) -> None:
+        if refusals:
+            raise InferenceError(refusals.pop())
+
+    server.before = refuse
+    np.testing.assert_array_equal(doubled(client, tensor_of(X, kind=kind)), 2 * X)
+    assert not any(claim.is_for_one_request for claim in server.claims)
+    assert not refusals
+
+
+def test_tasks_have_streams_and_libraries_too(server: GpuServer, cuda: CudaAccess, stream: int) -> None:
+    x = tensor_of(X)
+    named: Any = {"outputs": ON_GPU, "cuda_stream": stream}
+
+    async def run() -> Any:
+        async with async_client_of(server, cuda=cuda, pool=PoolOptions(lend_bytes=0)) as client:
+            results = [await client.infer("m", {"IN0": x}, **named)]
+            results.append(await client.submit("m", {"IN0": x}, library=None, **named))
+            with await client.prepare("m", {"IN0": x}, outputs=ON_GPU) as call:
+                call.inputs_ready(stream)
+                for cuda_stream in (None, stream):
+                    np.testing.assert_array_equal(on_host(await call.infer(cuda_stream=cuda_stream)), 2 * X)
+            for result in results:
+                np.testing.assert_array_equal(on_host(result), 2 * X)
+            return client._memory.bank
+
+    bank = asyncio.run(run())
+    server.sweep()
+    wait_until(lambda: not bank.collect())

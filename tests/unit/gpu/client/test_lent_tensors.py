@@ -67,9 +67,7 @@ def test_small_tensors_are_copied_and_nothing_is_told(server: GpuServer, cuda: C
     ],
     ids=["pool", "vmm", "managed", "strided", "small"],
 )
-def test_memory_that_cuda_cannot_share_is_copied_once_and_that_is_told_once(
-    server: GpuServer, client: ShmClient, given: Callable[[], Tensor], told: str
-) -> None:
+def test_other_memory_is_copied(server: GpuServer, client: ShmClient, given: Callable[[], Tensor], told: str) -> None:
     x = given()
     with pytest.warns(CopyWarning, match=f"input 'IN0' of model 'm' is copied on its GPU: .*{told}") as caught:
         result = client.infer("m", {"IN0": x}, outputs=ON_GPU)

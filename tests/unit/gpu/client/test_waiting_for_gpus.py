@@ -246,7 +246,6 @@ class Stress:
             raise
 
     def _ask_some(self, rng: random.Random, stream: int) -> int:
-        """Have one input doubled in one way; return how many answers came."""
         values = X + np.float32(rng.randrange(1, 1000))
         kind = rng.choice(("host", "device", "device", "pool"))
         outputs = rng.choice((ON_GPU, ON_GPU, ON_HOST))
