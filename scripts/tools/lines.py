@@ -14,16 +14,16 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 35_930,
+    "shm_backend_utils": 35_920,
     "shm_backend_utils/*.py": 1_014,
     "shm_backend_utils/cli": 2_998,
     "shm_backend_utils/client": 8_179,
     "shm_backend_utils/compat": 1_839,
     "shm_backend_utils/gpu": 2_880,
-    "shm_backend_utils/http": 205,
-    "shm_backend_utils/memory": 3_357,
+    "shm_backend_utils/http": 203,
+    "shm_backend_utils/memory": 3_352,
     "shm_backend_utils/model": 5_089,
-    "shm_backend_utils/protocol": 1_858,
+    "shm_backend_utils/protocol": 1_855,
     "shm_backend_utils/repository": 185,
     "shm_backend_utils/server": 1_190,
     "shm_backend_utils/tensors": 918,

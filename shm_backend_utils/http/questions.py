@@ -143,10 +143,6 @@ class _Connection:
         self._poll.register(self._socket, select.POLLIN)
         call_after_fork(self)
 
-    def after_fork(self) -> None:
-        """Let go of the parent's connection in a forked child, which would keep it from ending."""
-        self.close()
-
     def is_silent(self) -> bool:
         """Return whether the server has neither closed the connection nor spoken unasked."""
         return not self._poll.poll(0)
@@ -177,6 +173,8 @@ class _Connection:
 
     def close(self) -> None:
         self._socket.close()
+
+    after_fork = close  # in a forked child it would keep the parent's from ending
 
     def _receive_until(self, deadline: float, received: int) -> bytes:
         left_s = deadline - time.monotonic()

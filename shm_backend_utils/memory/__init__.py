@@ -1,1 +1,1 @@
-"""Shared memory: segments, managed regions and their locks, the reaper, CUDA."""
+"""Shared memory: segments, managed regions and their locks, the reaper, the pool."""

@@ -50,10 +50,6 @@ class Descriptor:
         """Open the file once more, as locks belong to a description; O_NONBLOCK, as a peer's lease could block."""
         return Descriptor(os.open, f"/proc/self/fd/{self.fileno()}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
 
-    def after_fork(self) -> None:
-        """Close it, in a forked child."""
-        self.close()
-
     def outlive_object(self) -> None:
         """Stay open until the process ends, even without this object: others may still rely on it."""
         self._outlives = True
@@ -61,6 +57,8 @@ class Descriptor:
     def close(self) -> None:
         """Close it. Twice is fine."""
         deque(map(os.close, map(self._held.pop, range(len(self._held)))), maxlen=0)
+
+    after_fork = close
 
     def __del__(self, os_close: Any = os.close, drain: Any = deque) -> None:
         held = () if getattr(self, "_outlives", True) else getattr(self, "_held", ())

@@ -174,14 +174,12 @@ class MappedSegment(ABC):
                 self.unlink()
             self.close()
 
-    def after_fork(self) -> None:
-        """Let go of the memory in a forked child; it stays mapped while arrays over it live."""
-        self.close()
-
     def close(self) -> None:
         """Close the descriptor. The memory stays mapped while arrays over it live. Closing twice is fine."""
         self._map = None
         self._descriptor.close()
+
+    after_fork = close
 
 
 class SystemSegment(MappedSegment):

@@ -135,8 +135,10 @@ def decode_claims(data: bytes, begin: int, end: int, count: int) -> tuple[tuple[
     if count > 1:
         check_are_different(found)
     for index, claim in enumerate(found):
-        if isinstance(claim, CudaRegionClaim) and claim.fence:
-            _check_fence(f"regions[{index + 1}].fence", claim.fence, found[:index])
+        fence = isinstance(claim, CudaRegionClaim) and claim.fence
+        if fence and (fence > index or not isinstance(found[fence - 1], LentRegionClaim)):
+            expected = "0, or the number of an earlier region that is lent"
+            raise TableError(f"regions[{index + 1}].fence", str(fence), expected)
     return found, begin
 
 
@@ -172,11 +174,6 @@ def _text(field: str, name: bytes) -> str:
     if not text or "\0" in text:
         raise TableError(f"{field}.name", "bytes that are no name", "a name in UTF-8")
     return text
-
-
-def _check_fence(field: str, fence: int, earlier: tuple[RegionClaim, ...]) -> None:
-    if fence > len(earlier) or not isinstance(earlier[fence - 1], LentRegionClaim):
-        raise TableError(field, str(fence), "0, or the number of an earlier region that is lent")
 
 
 def check_are_different(claims: tuple[RegionClaim, ...], group: str = "regions", first: int = 1) -> None:

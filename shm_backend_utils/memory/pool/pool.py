@@ -361,10 +361,9 @@ class SlotPool:
 
     def _keep_house(self) -> float:
         """Check regions in quarantine, and let go of regions that have been idle for long."""
-        with self._lock:
-            self._serve()
         self._look_at_budget()
         with self._lock:
+            self._serve()
             self._inventory.destroy_idle(before=time.monotonic() - self.options.idle_s)
             self._inventory.destroy_lost([region for _, region in list(self._watched.values())])
         is_urgent = self._tend is not None and self._tend()
