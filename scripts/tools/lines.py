@@ -14,7 +14,7 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 35_920,
+    "shm_backend_utils": 35_894,
     "shm_backend_utils/*.py": 1_014,
     "shm_backend_utils/cli": 2_998,
     "shm_backend_utils/client": 8_179,
@@ -27,10 +27,10 @@ CEILINGS: Final = {
     "shm_backend_utils/repository": 185,
     "shm_backend_utils/server": 1_190,
     "shm_backend_utils/tensors": 918,
-    "shm_backend_utils/testing": 6_218,
+    "shm_backend_utils/testing": 6_192,
     "scripts": 9_858,
     "scripts/tools/bench": 2_740,
-    "tests": 56_366,
+    "tests": 56_364,
     "docs": 3_472,
 }
 """By folder, or by pattern of files: the most lines."""

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import logging
 import os
+import random
 import re
 import secrets
 import shutil
@@ -34,6 +35,7 @@ StubNumpy = Literal["server", "own"]
 
 _LOG: Final = logging.getLogger(__name__)
 _HOST: Final = "127.0.0.1"
+_PORTS: Final = range(10_000, 30_000)  # below ephemeral ones: a client that dials one of those may connect to itself
 _LOG_LIMIT: Final = 4 * 1024 * 1024
 _POLL_S: Final = 0.05
 _STOP_S: Final = 60.0
@@ -301,6 +303,10 @@ def _temporary_folder() -> Path:
 
 
 def _free_port(sockets: contextlib.ExitStack) -> int:
+    """Return a port that stays free while the sockets are open, and that no outgoing connection will be given."""
     probe = sockets.enter_context(socket.socket())
-    probe.bind((_HOST, 0))
-    return int(probe.getsockname()[1])
+    while True:
+        with contextlib.suppress(OSError):
+            port = random.choice(_PORTS)
+            probe.bind((_HOST, port))
+            return port

@@ -108,7 +108,8 @@ def read_facts(facts: Mapping[str, Any], environment: Mapping[str, str]) -> GpuF
     """Return the meaning of a probe's output."""
     if not facts["library"]:
         return _no_driver(_without_library(facts))
-    of_driver = f"{facts['library']}{_release(facts)}"
+    release = f", release {facts['driver']}" if facts.get("driver") else ""
+    of_driver = f"{facts['library']}{release}"
     if facts["error"] and facts["error"] not in ("CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_INVALID_DEVICE"):
         advice = _ADVICE.get(facts["error"], "see CUDA's documentation of this error, and whether nvidia-smi works")
         return _no_device(f"the driver ({of_driver}) says {facts['error']}; {advice}")
@@ -122,7 +123,8 @@ def read_facts(facts: Mapping[str, Any], environment: Mapping[str, str]) -> GpuF
             "pip install cuda-bindings there"
         )
         return GpuFinding(devices, has_driver=True, is_ready=False, text=text)
-    text = f"models see {names}{_versions(facts)}{_limits(facts)}"
+    versions = f"CUDA {facts['cuda']}{release}, cuda-bindings {facts['bindings']}"
+    text = f"models see {names} ({versions}){_limits(facts)}"
     return GpuFinding(devices, has_driver=True, is_ready=True, text=text)
 
 
@@ -158,14 +160,6 @@ def _why_hidden(environment: Mapping[str, str]) -> str:
     if shown in ("", "none", "void"):
         return f"{_VISIBLE_IN_CONTAINERS} is {shown!r}, which hides all: set it to all"
     return f"{_IN_CONTAINERS}; with MIG, make an instance first (nvidia-smi mig -cgi … -C), and name it in {_VISIBLE}"
-
-
-def _release(facts: Mapping[str, Any]) -> str:
-    return f", release {facts['driver']}" if facts.get("driver") else ""
-
-
-def _versions(facts: Mapping[str, Any]) -> str:
-    return f" (CUDA {facts['cuda']}{_release(facts)}, cuda-bindings {facts['bindings']})"
 
 
 def _limits(facts: Mapping[str, Any]) -> str:

@@ -14,8 +14,7 @@ from tritonclient.utils import InferenceServerException
 from shm_backend_utils.client import DeadlineExceededError, ServerUnavailableError
 from shm_backend_utils.compat.triton_shm_client import InferShmError, TritonSHMClient
 from shm_backend_utils.errors import BatchSizeError, TensorError, TensorTypeError
-from shm_backend_utils.server import EmbeddedServer
-from shm_backend_utils.testing.faults.at_hand import free_ports
+from shm_backend_utils.server import EmbeddedServer, Ports
 
 from .two_classes import CLASSES, LATE_WRITER, ORDINARY, ROWS, Call, Declared, x_of
 
@@ -106,7 +105,7 @@ def test_unregistering_nothing_is_logged(
 
 @pytest.mark.parametrize("kind", CLASSES.values(), ids=CLASSES.keys())
 def test_registering_needs_a_server(kind: Any) -> None:
-    with kind(f"127.0.0.1:{free_ports().grpc}") as client, pytest.raises(InferenceServerException) as caught:
+    with kind(f"127.0.0.1:{Ports().resolve().grpc}") as client, pytest.raises(InferenceServerException) as caught:
         ROWS.register(client)
     if kind is TritonSHMClient:
         assert isinstance(caught.value, ServerUnavailableError)

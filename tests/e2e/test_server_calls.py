@@ -16,8 +16,7 @@ import pytest
 
 from shm_backend_utils.cli.common.server import copy_models
 from shm_backend_utils.client import InferenceError, ServerUnavailableError
-from shm_backend_utils.server import EmbeddedServer
-from shm_backend_utils.testing.faults.at_hand import free_ports
+from shm_backend_utils.server import EmbeddedServer, Ports
 
 from ..crash.processes import eventually
 from ..crash.servers import installation_with
@@ -47,7 +46,7 @@ class Served:
     """A server that loads models when it is told to, and clients that were there before it."""
 
     def __init__(self, folder: Path, until: ExitStack) -> None:
-        models, ports = folder / "models", free_ports()
+        models, ports = folder / "models", Ports().resolve()
         copy_models([MODELS / name for name in ("rows", "unaware", "countdown")], models)
         urls = {"grpc": f"localhost:{ports.grpc}", "http": f"http://localhost:{ports.http}"}
         self.flavours = flavours = {

@@ -7,6 +7,7 @@ undefined are counted (:meth:`FakeDriver.violations`). It measures nothing, and 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import itertools
@@ -14,7 +15,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -246,32 +247,22 @@ class _Bindings:
         setattr(self, name, call)
         return call
 
-    def context(self, device: int | None = None) -> _Current:
-        """Return a context manager that makes a device current; None: device 0, if none is."""
-        return _Current(self, device)
-
-
-class _Current:
-    def __init__(self, bindings: _Bindings, device: int | None) -> None:
-        self._bindings = bindings
-        self._device = device
-        self._is_pushed = False
-
-    def __enter__(self) -> None:
-        bindings = self._bindings
-        bindings.cuInit(0)
-        if self._device is None and not bindings.cuCtxGetDevice()[0]:
+    @contextlib.contextmanager
+    def context(self, device: int | None = None) -> Iterator[None]:
+        """Make a device current; None: device 0, if none is."""
+        self.cuInit(0)
+        if device is None and not self.cuCtxGetDevice()[0]:
+            yield
             return
-        error, context = bindings.cuDevicePrimaryCtxRetain(self._device or 0)
+        error, context = self.cuDevicePrimaryCtxRetain(device or 0)
         if not error:
-            (error,) = bindings.cuCtxPushCurrent(context)
+            (error,) = self.cuCtxPushCurrent(context)
         if error:
-            raise RuntimeError(f"the fake driver's device {self._device or 0}: {error.name}")
-        self._is_pushed = True
-
-    def __exit__(self, *_: object) -> None:
-        if self._is_pushed:
-            self._bindings.cuCtxPopCurrent()
+            raise RuntimeError(f"the fake driver's device {device or 0}: {error.name}")
+        try:
+            yield
+        finally:
+            self.cuCtxPopCurrent()
 
 
 def _is_fake(native: ctypes.CDLL) -> bool:

@@ -7,9 +7,7 @@ import contextlib
 import ctypes
 import errno
 import os
-import random
 import signal
-import socket
 import sys
 import time
 from collections.abc import AsyncGenerator, Generator
@@ -24,16 +22,12 @@ from ...memory.shared_file import DEV_SHM
 from ...server import EmbeddedServer, Ports
 from .system_calls import Failing, Fault, Interrupts
 
-__all__ = ["Faults", "free_ports", "punch_hole", "take_private_shm", "truncate"]
+__all__ = ["Faults", "punch_hole", "take_private_shm", "truncate"]
 
 _KEEP_SIZE: Final = 1  # FALLOC_FL_KEEP_SIZE
 _PUNCH_HOLE: Final = 2  # FALLOC_FL_PUNCH_HOLE
 _CLONE_NEWNS: Final = 0x20000
 _MS_REC_PRIVATE: Final = 0x4000 | 0x40000
-
-# Ephemeral ports begin above. A client that dials a port of that range without a listener may be given that very
-# port, so connect to itself, and keep the server from coming back.
-_RANGE: Final = range(10_000, 30_000)
 
 _PATIENCE_S: Final = 10.0
 _ZOMBIE: Final = "Z"
@@ -84,7 +78,7 @@ class MortalServer:
     def __init__(self, model_repository: Path, **options: Any) -> None:
         self._models = model_repository
         self._options = options
-        self._ports = free_ports()
+        self._ports = Ports().resolve()
         self.server = self._start()  # the one that runs, or ran last
 
     def kill(self) -> None:
@@ -107,17 +101,6 @@ class MortalServer:
 
     def _start(self) -> EmbeddedServer:
         return EmbeddedServer.start(self._models, ports=self._ports, **self._options)
-
-
-def free_ports() -> Ports:
-    """Return three that are free, and that no outgoing connection will be given."""
-    found: list[int] = []
-    while len(found) < 3:
-        port = random.choice(_RANGE)
-        with socket.socket() as probe:
-            if port not in found and probe.connect_ex(("127.0.0.1", port)) != 0:
-                found.append(port)
-    return Ports(*found)
 
 
 class Late:
