@@ -28,9 +28,9 @@ CEILINGS: Final = {
     "shm_backend_utils/server": 1_190,
     "shm_backend_utils/tensors": 918,
     "shm_backend_utils/testing": 6_192,
-    "scripts": 9_858,
-    "scripts/tools/bench": 2_740,
-    "tests": 56_364,
+    "scripts": 9_753,
+    "scripts/tools/bench": 2_722,
+    "tests": 56_362,
     "docs": 3_472,
 }
 """By folder, or by pattern of files: the most lines."""

@@ -80,7 +80,7 @@ def _about_ours(script: str, name: str, arguments: list[str]) -> Iterator[str]:
     if not path.is_file():
         yield f"{name} is not there"
     elif script == "test":
-        known = (ROOT / AMOUNTS).read_text() + (ROOT / "scripts/tools/test/__main__.py").read_text()
+        known = (ROOT / AMOUNTS).read_text() + (ROOT / "scripts/tools/test.py").read_text()
         ours = {option.partition("=")[0] for option in arguments if option.startswith("--")} - {"--timeout"}
         yield from (f"{name} has no option {option}" for option in sorted(ours) if option not in known)
         yield from (f"{word} is not there" for word in arguments if "/" in word and not (ROOT / word).exists())

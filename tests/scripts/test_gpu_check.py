@@ -17,11 +17,10 @@ import pytest
 from scripts.tools.gpu_check.__main__ import check
 from scripts.tools.gpu_check.gpu import Gpu, load_fake_gpu, load_gpu
 from scripts.tools.gpu_check.kernels import LIBRARIES
-from scripts.tools.gpu_check.measures import SMALL
 from scripts.tools.gpu_check.processes import client as client_process
 from scripts.tools.gpu_check.processes.checks import CHECKS, many_requests
 from scripts.tools.gpu_check.processes.client import Check, Client, ModelProcess
-from scripts.tools.gpu_check.report import CheckFailedError, Figure, NotOnAFakeError, Report
+from scripts.tools.gpu_check.report import SMALL, CheckFailedError, Figure, NotOnAFakeError, Report
 from shm_backend_utils.gpu.errors import CudaError
 from shm_backend_utils.gpu.runtime import CudaRuntime
 from shm_backend_utils.server.install import FOLDER_VARIABLE

@@ -16,7 +16,7 @@ import pytest
 
 import shm_backend_utils
 from scripts.tools import ROOT
-from scripts.tools.release.checks import build
+from scripts.tools.release import build
 
 NUMPY_1: Final = pytest.param(
     "numpy==1.26.4",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scripts.tools import ROOT
-from scripts.tools.mutants import trial
+from scripts.tools.mutants import __main__ as mutants
 from scripts.tools.mutants.checks import UNCHANGED, find
 
 pytestmark = pytest.mark.long
@@ -29,11 +29,11 @@ def test_takes_no_more_than_there_is_room_for():
 """
 
 
-@pytest.mark.parametrize(("number", "verdict"), [(UNCHANGED, trial.Verdict.SURVIVED), (None, trial.Verdict.KILLED)])
+@pytest.mark.parametrize(("number", "verdict"), [(UNCHANGED, mutants.Verdict.SURVIVED), (None, mutants.Verdict.KILLED)])
 def test_a_module_that_the_tester_uses_itself_is_changed_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int | None, verdict: trial.Verdict
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int | None, verdict: mutants.Verdict
 ) -> None:
-    monkeypatch.setattr(trial, "DEV_SHM", tmp_path)
+    monkeypatch.setattr(mutants, "DEV_SHM", tmp_path)
     (tmp_path / "conftest.py").write_text('def pytest_addoption(parser):\n    parser.addoption("--tables")\n')
     test = tmp_path / "test_room.py"
     test.write_text(NO_ROOM)
@@ -43,4 +43,4 @@ def test_a_module_that_the_tester_uses_itself_is_changed_too(
     folder = tmp_path / "folder"
     folder.mkdir()
     monkeypatch.setattr(sys, "stdout", io.StringIO())  # of the process that runs it
-    assert trial.try_mutant(mutant, [str(test)], LONG_S, folder) is verdict
+    assert mutants.try_mutant(mutant, [str(test)], LONG_S, folder) is verdict

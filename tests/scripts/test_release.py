@@ -11,13 +11,14 @@ import pytest
 
 import shm_backend_utils
 from scripts.tools import ROOT
-from scripts.tools.release.__main__ import check_nothing_else_is_in, release
-from scripts.tools.release.checks import (
+from scripts.tools.release import (
     BuildError,
     build,
+    check_nothing_else_is_in,
     findings_in_changelog,
     findings_in_wheel,
     findings_of_smoke_test,
+    release,
 )
 
 SECONDS = "1700000000"

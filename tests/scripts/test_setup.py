@@ -14,8 +14,7 @@ import pytest
 
 from scripts.tools import ROOT
 from scripts.tools.processes import children, command_line
-from scripts.tools.setup import environment as environments
-from scripts.tools.setup.environment import COMMANDS, EVERYTHING, Contents, Environment, StepFailedError, Subprocess
+from scripts.tools.setup.__main__ import COMMANDS, EVERYTHING, Contents, Environment, StepFailedError, Subprocess
 
 setup = importlib.import_module("scripts.tools.setup.__main__")
 
@@ -27,7 +26,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (checkout / "shm_backend_utils").mkdir(parents=True)
     (checkout / "shm_backend_utils" / "__init__.py").write_text('__version__: Final = "1"\n')
     (checkout / "pyproject.toml").write_text("dependencies\n")
-    monkeypatch.setattr(environments, "ROOT", checkout)
+    monkeypatch.setattr(setup, "ROOT", checkout)
     return checkout
 
 

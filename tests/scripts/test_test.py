@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from scripts.tools import ROOT
-from scripts.tools.test.__main__ import ALL_ON_NEWEST, OF_SERVERS, ON_NEWEST, ON_OLDEST_PYTHON, SUITE, WITH_NUMPY_1
-from scripts.tools.test.runs import started
+from scripts.tools.test import ALL_ON_NEWEST, OF_SERVERS, ON_NEWEST, ON_OLDEST_PYTHON, SUITE, WITH_NUMPY_1, started
 
 HEADING = re.compile(r"=== (\d+) flaky: .* ===")
 PASSES = "def test_it():\n    pass\n"
@@ -67,9 +66,9 @@ class Run:
 def checkout(tmp_path: Path) -> Path:
     """One that has a test in each folder, and a setup that does nothing."""
     made = tmp_path / "checkout"
-    shutil.copytree(ROOT / "scripts/tools/test", made / "scripts/tools/test")
-    for file in ("scripts/__init__.py", "scripts/test", "scripts/tools/__init__.py", "scripts/tools/start"):
-        shutil.copy(ROOT / file, made / file)
+    (made / "scripts/tools").mkdir(parents=True)
+    for file in ("__init__.py", "test", "tools/__init__.py", "tools/start", "tools/test.py"):
+        shutil.copy(ROOT / "scripts" / file, made / "scripts" / file)
     write(made, "scripts/setup", '#!/bin/sh\n[ -z "$*" ] || echo "setup: $*"\n')
     write(made, "tests/conftest.py", CONFTEST)
     write(made, "tests/with_numpy1", "tests/unit/test_[fu]*.py\n")
@@ -114,7 +113,7 @@ def start(checkout: Path, *arguments: str, numpy2: tuple[int, int], numpy1: tupl
 def run(checkout: Path, *arguments: str, numpy2: tuple[int, int] = (1, 0), numpy1: tuple[int, int] = (1, 0)) -> Run:
     """Run it in a checkout that has so many tests in each environment, which fail so often there."""
     write(checkout, "tests/unit/test_failing.py", FAILING)
-    runs = checkout / "scripts/tools/test/runs.py"
+    runs = checkout / "scripts/tools/test.py"
     runs.write_text(runs.read_text().replace('"-n", "3"', '"-n", "0"'))  # three workers take longer than the tests
     process = start(checkout, *arguments, numpy2=numpy2, numpy1=numpy1)
     printed, _ = process.communicate()

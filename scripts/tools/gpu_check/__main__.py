@@ -26,9 +26,8 @@ from shm_backend_utils.server import find_gpus
 from .. import ROOT
 from .gpu import Gpu, describe, device_name, load_fake_gpu, load_gpu
 from .kernels import LIBRARIES
-from .measures import FULL, SMALL, Amounts
 from .processes.checks import check_processes, measure_processes
-from .report import CheckFailedError, Report, require
+from .report import FULL, SMALL, Amounts, CheckFailedError, Report, require
 
 LEVELS: Final = (1, 2)
 _RESULTS: Final = ROOT / "docs" / "gpu"

@@ -7,21 +7,138 @@ whatever was interrupted or failed is started over.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
+import hashlib
+import importlib.util
 import os
+import re
 import signal
+import subprocess
 import sys
+import tempfile
+import venv
+from dataclasses import dataclass
+from typing import Final
 
 from .. import ROOT
-from .environment import (
-    COMMANDS,
-    EVERYTHING,
-    EVERYTHING_WITH_NUMPY_1,
-    Contents,
-    Environment,
-    StepFailedError,
-    Subprocess,
+
+
+class StepFailedError(Exception):
+    """A step of the setup failed; the message is what the command that failed had to say."""
+
+
+class Subprocess:
+    """A program that runs. A context manager, which ends it, as Ctrl-C does, with all that it has started."""
+
+    def __init__(self, words: list[str]) -> None:
+        self._name = words[0]
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed in __exit__
+        self._process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=self._errors, start_new_session=True)
+
+    def finish(self) -> None:
+        """Wait for its end; raise StepFailedError with its standard error if it failed."""
+        if self._process.wait() != 0:
+            self._errors.seek(0)
+            told = self._errors.read().strip()
+            raise StepFailedError(told or f"{self._name} failed with status {self._process.returncode}")
+
+    def __enter__(self) -> Subprocess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGINT)
+            self._process.wait()
+        self._errors.close()
+
+
+def run(words: list[str]) -> None:
+    with Subprocess(words) as process:
+        process.finish()
+
+
+@dataclass(frozen=True)
+class Contents:
+    extras: str  # those of this distribution, which is installed as it lies in the checkout
+    requirements: tuple[str, ...] = ()  # further ones
+    alone: tuple[str, ...] = ()  # requirements that are installed without what they require in turn
+    where_found: tuple[str, ...] = ()  # requirements that are done without where pip does not find them
+    includes: tuple[Contents, ...] = ()  # what it is for as well. An environment that has these is extended
+
+    def fingerprint(self) -> str:
+        """Return what tells it from any other one, of this checkout and this Python."""
+        version = re.search(r"^__version__.*$", (ROOT / "shm_backend_utils" / "__init__.py").read_text(), re.MULTILINE)
+        packages = [self.extras, *self.requirements, *self.alone, *self.where_found]
+        made_of = [(ROOT / "pyproject.toml").read_text(), version and version[0], sys.version, sys.base_prefix]
+        return hashlib.sha256("\0".join(map(str, [*made_of, *packages])).encode()).hexdigest()
+
+
+# What scripts/bench and tests compare with. It requires all of tritonclient's extras, CUDA's packages among them, and
+# another NumPy; it uses none of that.
+OTHER_CLIENT: Final = "triton-shm-client==0.1.0"
+# What tests exchange tensors with. Only where pip finds the build for CPUs: the others bring gigabytes for GPUs.
+TORCH: Final = "torch==2.13.0+cpu"
+# What tests of GPU memory compare with: it describes arrays and streams without a GPU as well.
+CUPY: Final = "cupy-cuda12x==14.2.0"
+# NVIDIA's bindings of the driver in both forms, as both are supported, and differ in names and types.
+BINDINGS_OF_CUDA_12: Final = "cuda-bindings<13"
+BINDINGS_OF_CUDA_13: Final = "cuda-bindings>=13"
+
+COMMANDS: Final = Contents("demo", ("numpy>=2",))
+"""What ``scripts/demo`` and ``serve`` need: whoever tries the demo is not to wait for PyTorch."""
+EVERYTHING: Final = Contents(
+    "dev", ("numpy>=2", BINDINGS_OF_CUDA_13), (OTHER_CLIENT,), (TORCH, CUPY), includes=(COMMANDS,)
 )
+EVERYTHING_WITH_NUMPY_1: Final = Contents("dev", ("numpy==1.26.4", BINDINGS_OF_CUDA_12), (OTHER_CLIENT,))
+
+
+class Environment:
+    """A virtual environment in the checkout. What it has been made for is in its stamp, which is written last."""
+
+    def __init__(self, name: str) -> None:
+        self.folder = ROOT / name
+        self.python = self.folder / "bin" / "python"
+        self._stamp = self.folder / "made-by-scripts-setup"
+
+    def has(self, contents: Contents) -> bool:
+        return self._stamp.is_file() and contents.fingerprint() in self._stamp.read_text().splitlines()
+
+    def stamp(self, contents: Contents) -> None:
+        """Declare it made."""
+        self._stamp.write_text("".join(f"{each.fingerprint()}\n" for each in (contents, *contents.includes)))
+
+    def create(self) -> None:
+        """Make it anew, with a new pip and nothing else; a link stays, as it may lead to another checkout's."""
+        if self.folder.is_symlink():
+            raise StepFailedError(
+                f"{self.folder} is a link to {self.folder.resolve()}, and making it anew would empty that folder: "
+                "remove the link first"
+            )
+        self._stamp.unlink(missing_ok=True)
+        has_ensurepip = importlib.util.find_spec("ensurepip") is not None  # Debian has it in a package of its own
+        venv.create(self.folder, clear=True, symlinks=True)
+        if has_ensurepip:  # that one is as old as Python's release, and needs three times as long to choose packages
+            run([str(self.python), "-Im", "ensurepip", "--upgrade", "--default-pip"])
+            run(self._pip_install("--upgrade", "pip"))
+        else:
+            run([sys.executable, "-m", "pip", "--python", str(self.python), "install", "pip"])
+
+    def install(self, contents: Contents) -> None:
+        """Install packages. It counts as made for nothing meanwhile."""
+        self._stamp.unlink(missing_ok=True)
+        run(self._pip_install("--editable", f"{ROOT}[{contents.extras}]", *contents.requirements))
+        if contents.alone:
+            run(self._pip_install("--no-deps", *contents.alone))
+        for requirement in contents.where_found:
+            with contextlib.suppress(StepFailedError):
+                run(self._pip_install(requirement))
+
+    def _pip_install(self, *arguments: str) -> list[str]:
+        # --no-compile: Python compiles what it imports when it does, and that is a fraction of what is installed.
+        options = ["--no-input", "--no-compile", "--disable-pip-version-check", "--progress-bar", "off"]
+        return [str(self.python), "-m", "pip", "install", *options, *arguments]
+
 
 INSTALL_SERVER = "scripts.tools.setup.install_server"
 

@@ -15,8 +15,14 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
+import signal
 import sys
 import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -24,13 +30,156 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from shm_backend_utils.cli.terminal import exit_status, positive, positive_float
-from shm_backend_utils.errors import MachineError
+from shm_backend_utils.errors import ClosedError, MachineError
 from shm_backend_utils.memory import reaper
+from shm_backend_utils.memory.managed import KEY_PREFIX
+from shm_backend_utils.memory.registrations import fetch_registrations
+from shm_backend_utils.memory.shared_file import DEV_SHM
 from shm_backend_utils.testing.faults.at_hand import take_private_shm
 
+from ..processes import resident_bytes
+from .client.process import ATTACHED_PREFIX
+from .client.tally import DEATHS, FAILED_CLIENTS, HANGS, LEAKS, UNLUCKY_CLIENTS, WRONG, Tally
+from .faults import Saboteur
 from .hostile.assault import assault
 from .hostile.attacks import ATTACKS
-from .soak import Soak
+from .report import Report, impossible, soak_report
+from .server import SoakServer
+
+WARM_S: Final = 20.0
+MOST_GROWTH: Final = 64 << 20
+"""More than allocators keep for later."""
+TRITONS_OWN_S: Final = 3.0
+"""For how long after a client was killed in a stream a crash of the server is one that Triton 2.51 is known for."""
+_DYING_S: Final = 1.0
+"""So long a server may live on that crashes, when its models' processes have gone already."""
+
+_FRAME: Final = re.compile(r"^ *\d+# .* in (\S+)$", re.MULTILINE)
+_NEITHER: Final = ("libc.so", "libstdc++.so", "libpthread.so")
+
+
+def crashed_in_frontends(log: str) -> bool:
+    """Return whether a server crashed in its own gRPC or HTTP frontend, as before 24.12 of calls that are cancelled.
+
+    That is issue 7368 of triton-inference-server/server. No backend, and so no memory of this library, is in the trace.
+    """
+    _, _, trace = log.rpartition("Signal (11) received.")
+    files = [file for file in _FRAME.findall(trace) if not any(each in file for each in _NEITHER)]
+    return bool(files) and all(file.endswith("/bin/tritonserver") for file in files)
+
+
+class Soak:
+    def __init__(self, seed: int, client_count: int, has_private_shm: bool, folder: Path) -> None:
+        self._seed = seed
+        self._client_count = client_count
+        self._cannot = impossible(has_private_shm)
+        self._chance = random.Random(seed)
+        self._tally = Tally()
+        self._began: dict[int, float] = {}  # when a process was seen first
+        self._warm: dict[int, int] = {}  # how much memory it had when it was warm
+        self._grown: Counter[str] = Counter()  # the largest growth of a process of each kind, in bytes
+        self._server = SoakServer(folder, self._tally)
+        self._saboteur = Saboteur(self._server, self._chance, self._tally, self._cannot)
+        self._clients = self._saboteur.clients
+
+    def run(self, seconds: float, on_tick: Callable[[float, str], None]) -> Report:
+        """Soak; stop everything, look what is left, and report."""
+        with self._server:
+            try:
+                began = time.monotonic()
+                self._clients += [self._saboteur.new_client() for _ in range(self._client_count)]
+                while (elapsed := time.monotonic() - began) < seconds:
+                    pause_ends = min(elapsed + self._chance.uniform(0.2, 1.5), seconds)
+                    while (elapsed := time.monotonic() - began) < pause_ends:
+                        on_tick(elapsed, self._summary())
+                        self._look_after()
+                        time.sleep(0.1)
+                    if elapsed < seconds:
+                        self._saboteur.strike()
+                on_tick(seconds, "stopping the clients")
+                self._stop_clients()
+                soaked = time.monotonic() - began
+                on_tick(seconds, "waiting for the models to let go")
+                self._count_leaks_at_server()
+            finally:
+                for client in self._clients:
+                    client.kill()
+        self._count_leaks()
+        return soak_report(self._seed, soaked, self._tally, self._cannot)
+
+    def _look_after(self) -> None:
+        """Count and mend what must not have happened."""
+        if self._server.missing_stubs():
+            time.sleep(_DYING_S)
+            log = self._server.server.log_tail(60)
+            print(log, file=sys.stderr)
+            died_in_stream = time.monotonic() - self._saboteur.last_kill_in_stream < TRITONS_OWN_S
+            for dead in self._server.heal():
+                is_tritons = dead == "the server" and (died_in_stream or crashed_in_frontends(log))
+                self._tally.add("deaths of Triton" if is_tritons else DEATHS, dead)
+        with suppress(ClosedError):  # it has died just now
+            self._look_at("server", self._server.server.pid)
+        for pid in self._server.stubs():
+            self._look_at("models", pid)
+        for index, client in enumerate(self._clients):
+            self._look_at("clients", client.pid)
+            if not client.is_running:
+                self._tally.add(FAILED_CLIENTS, "by themselves")
+                client.end()
+                self._clients[index] = self._saboteur.new_client()
+            elif client.idle_s() > 45.0:
+                self._tally.add(HANGS, "a client")
+                client.kill(signal.SIGABRT)  # its faulthandler tells where it hangs
+                self._clients[index] = self._saboteur.new_client()
+
+    def _look_at(self, kind: str, pid: int) -> None:
+        """See by how much a process has grown since it was warm."""
+        now = time.monotonic()
+        if now - self._began.setdefault(pid, now) > WARM_S and (resident := resident_bytes(pid)):
+            self._grown[kind] = max(self._grown[kind], resident - self._warm.setdefault(pid, resident))
+
+    def _stop_clients(self) -> None:
+        """Stop every client, when it has seen a right result: some were started a moment ago."""
+        while self._clients:
+            client = self._clients.pop()
+            if not client.wait_for_results():
+                self._tally.add(UNLUCKY_CLIENTS, "at the end")
+            if not client.end():
+                self._tally.add(FAILED_CLIENTS, "when they were told to")
+
+    def _count_leaks_at_server(self) -> None:
+        """Count what models hold of clients' memory in the end, and what of it the server has registered."""
+        reaper.reap()
+        deadline = time.monotonic() + 12.0
+        while (held := self._server.held_by_stubs()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        keys = [found.key.removeprefix("/") for found in fetch_registrations(self._server.urls[1]).values()]
+        registered = [key for key in keys if key.startswith(KEY_PREFIX) and not self._was_killed(key)]
+        for leak in [*held, *(f"{key} is registered" for key in registered)]:
+            self._tally.add(LEAKS, leak)
+
+    def _count_leaks(self) -> None:
+        """Count memory that nobody has removed. What plain tritonclient's users make is theirs to remove."""
+        left = [path.name for client in self._saboteur.made for path in DEV_SHM.glob(f"{KEY_PREFIX}{client.pid}-*")]
+        for path in DEV_SHM.glob(f"{ATTACHED_PREFIX}*"):
+            if self._was_killed(path.name):
+                path.unlink()
+            else:
+                left.append(path.name)
+        for leak in left:
+            self._tally.add(LEAKS, leak)
+        for kind, growth in self._grown.items():
+            self._tally.add("grown bytes", kind, growth)
+            if growth > MOST_GROWTH:
+                self._tally.add(LEAKS, f"memory of {kind}")
+
+    def _was_killed(self, key: str) -> bool:
+        return any(client.was_killed and f"-{client.pid}-" in key for client in self._saboteur.made)
+
+    def _summary(self) -> str:
+        requests, faults, errors = (f"{self._tally.total(group):,}" for group in ("requests", "faults", "errors"))
+        return f"{requests} requests, {faults} faults, {errors} errors, {self._tally.total(WRONG)} wrong"
+
 
 SHM_BYTES: Final = 512 << 20
 

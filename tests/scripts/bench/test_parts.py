@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from scripts.tools.bench.groups.own_time import functions_called
+from scripts.tools.bench.groups.throughput import rate_of_threads
 from scripts.tools.bench.random_requests import RandomRequests
-from scripts.tools.bench.rates import rate_of_threads
 from scripts.tools.bench.reports import COLUMNS, as_json, cells_of
 from scripts.tools.figures import Figure
 from shm_backend_utils.client import Result

@@ -6,21 +6,124 @@ Both send the same arrays, of different lengths. Calls get them back, and read t
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import statistics
 import threading
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import numpy as np
 
+from shm_backend_utils.cli.common.rounds import shuffled
 from shm_backend_utils.client import ShmClient
 
 from ...figures import Figure
 from ..bench import Amounts, Bench
-from ..rates import Rates, rate_ratio, rates_of_tasks, rates_of_threads
-from ..ways import COMPARED, Floats, Upload, for_tasks, for_threads, in_band, most_bytes, uploads_of, varying
+from ..ways import COMPARED, Floats, Upload, endless, for_tasks, for_threads, in_band, most_bytes, uploads_of, varying
+
+Rates = dict[str, list[float]]
+"""Calls per second of each case, one number for each period."""
+
+_Given = TypeVar("_Given")
+_APART: Final = 7
+_WARM_PER_PERIOD: Final = 8
+"""How many callers get warm in a period. Each has memory of its own, taken anew until the longest array finds room."""
+
+
+def rates_of_threads(
+    bench: Bench,
+    what: str,
+    cases: Mapping[str, Callable[[_Given], object]],
+    given: list[_Given],
+    threads: int,
+    amounts: Amounts,
+) -> Rates:
+    """Have threads call each case in turn, for a period at a time; the first of each only warms up."""
+    rates: Rates = {name: [] for name in cases}
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        for number in bench.shown(what, 1 + amounts.periods):
+            seconds = _period_s(number, threads, amounts)
+            for name in shuffled(cases, number):
+                rates[name].append(rate_of_threads(pool, cases[name], given, threads=threads, seconds=seconds))
+    return {name: values[1:] for name, values in rates.items()}
+
+
+async def rates_of_tasks(
+    bench: Bench,
+    what: str,
+    cases: Mapping[str, Callable[[_Given], Awaitable[object]]],
+    given: list[_Given],
+    tasks: int,
+    amounts: Amounts,
+) -> Rates:
+    rates: Rates = {name: [] for name in cases}
+    for number in bench.shown(what, 1 + amounts.periods):
+        seconds = _period_s(number, tasks, amounts)
+        for name in shuffled(cases, number):
+            rates[name].append(await _rate_of_tasks(cases[name], given, tasks, seconds))
+    return {name: values[1:] for name, values in rates.items()}
+
+
+def _period_s(number: int, callers: int, amounts: Amounts) -> float:
+    """Return how long a period takes; the first one lasts until all callers are warm."""
+    return amounts.period_s * (1 if number > 0 else max(1, callers / _WARM_PER_PERIOD))
+
+
+async def _rate_of_tasks(
+    call: Callable[[_Given], Awaitable[object]], given: list[_Given], tasks: int, seconds: float
+) -> float:
+    begin = time.perf_counter()
+
+    async def work(number: int) -> int:
+        count = 0
+        for x in until(begin + seconds, given, number):
+            await call(x)
+            count += 1
+        return count
+
+    count = sum(await asyncio.gather(*map(work, range(tasks))))
+    return count / (time.perf_counter() - begin)
+
+
+def rate_of_threads(
+    pool: concurrent.futures.Executor,
+    call: Callable[[_Given], object],
+    given: list[_Given],
+    *,
+    threads: int,
+    seconds: float,
+) -> float:
+    """Return how many calls per second the pool's threads make together; parameters as of :func:`rates_of_threads`."""
+    begin = time.perf_counter()
+
+    def work(number: int) -> int:
+        count = 0
+        for x in until(begin + seconds, given, number):
+            call(x)
+            count += 1
+        return count
+
+    count = sum(pool.map(work, range(threads)))
+    return count / (time.perf_counter() - begin)
+
+
+def until(end: float, given: list[_Given], number: int) -> Iterator[_Given]:
+    """Return what one of many threads or tasks has to send, once at least, until a time by ``time.perf_counter``."""
+    for x in endless(given, _APART * number):
+        yield x
+        if time.perf_counter() >= end:
+            return
+
+
+def rate_ratio(name: str, rates: Rates, unit: str, *, at_least: float) -> Figure:
+    """Return the rate of ``ours`` over that of ``stock``: the median of what it was in each period."""
+    ratio = statistics.median(ours / stock for ours, stock in zip(rates["ours"], rates["stock"], strict=True))
+    ours, stock = (statistics.median(rates[case]) for case in ("ours", "stock"))
+    return Figure(name, ratio, unit, f"{ours:,.0f} /s / {stock:,.0f} /s", at_least=at_least)
+
 
 THREADS: Final = 16
 TASKS: Final = 64
@@ -35,8 +138,7 @@ PICTURE_BYTES: Final = (2**14, 2**20)
 CALLERS: Final = (1, 4, 16, 64)
 PERIOD_S: Final = 0.4
 PERIODS: Final = 2
-
-_Call = TypeVar("_Call")
+LINES: Final = (*COMPARED, "stock triton shm")
 
 UPLOAD_BYTES: Final = {"50 KB": 50_000, "1 MB": 1_000_000}
 LEAST_OF_UPLOADS: Final[Mapping[str, float]] = {"50 KB": 1.2, "1 MB": 1.5}
@@ -50,9 +152,9 @@ def throughput(bench: Bench) -> list[Figure]:
     unit = "× the calls of tritonclient in band with a stock model"
     for kibibytes, least in LEAST.items():
         arrays = varying(kibibytes << 10)
-        rates = {"threads": (THREADS, _threads(bench, arrays, THREADS, bench.amounts, COMPARED))}
+        rates = {"threads": (THREADS, _threads(bench, arrays, THREADS, bench.amounts))}
         if "tasks" in least:
-            rates["tasks"] = TASKS, asyncio.run(_tasks(bench, arrays, TASKS, bench.amounts, COMPARED))
+            rates["tasks"] = TASKS, asyncio.run(_tasks(bench, arrays, TASKS, bench.amounts))
         for callers, (count, found) in rates.items():
             name = f"{count} {callers}, around {kibibytes} KiB, shapes varying"
             figures.append(rate_ratio(name, found, unit, at_least=least[callers]))
@@ -64,8 +166,8 @@ def concurrency(bench: Bench) -> list[Figure]:
     amounts = bench.amounts
     amounts = replace(amounts, period_s=min(PERIOD_S, amounts.period_s), periods=min(PERIODS, amounts.periods))
     measured: dict[str, Callable[[list[Floats], int], Rates]] = {
-        "threads": lambda arrays, callers: _threads(bench, arrays, callers, amounts),
-        "tasks": lambda arrays, callers: asyncio.run(_tasks(bench, arrays, callers, amounts)),
+        "threads": lambda arrays, callers: _threads(bench, arrays, callers, amounts, LINES),
+        "tasks": lambda arrays, callers: asyncio.run(_tasks(bench, arrays, callers, amounts, LINES)),
     }
     for byte_size in PICTURE_BYTES:
         arrays = varying(byte_size)
@@ -78,23 +180,19 @@ def concurrency(bench: Bench) -> list[Figure]:
 
 
 def _threads(
-    bench: Bench, arrays: list[Floats], threads: int, amounts: Amounts, names: Iterable[str] | None = None
+    bench: Bench, arrays: list[Floats], threads: int, amounts: Amounts, names: Iterable[str] = COMPARED
 ) -> Rates:
     what = f"calls of {threads} threads"
     with for_threads(bench, "grpc", most_bytes(arrays), threads) as calls:
-        return rates_of_threads(bench, what, _chosen(calls, names), arrays, threads, amounts)
+        return rates_of_threads(bench, what, {name: calls[name] for name in names}, arrays, threads, amounts)
 
 
 async def _tasks(
-    bench: Bench, arrays: list[Floats], tasks: int, amounts: Amounts, names: Iterable[str] | None = None
+    bench: Bench, arrays: list[Floats], tasks: int, amounts: Amounts, names: Iterable[str] = COMPARED
 ) -> Rates:
     what = f"calls of {tasks} tasks"
     async with for_tasks(bench, most_bytes(arrays), tasks) as calls:
-        return await rates_of_tasks(bench, what, _chosen(calls, names), arrays, tasks, amounts)
-
-
-def _chosen(calls: Mapping[str, _Call], names: Iterable[str] | None) -> dict[str, _Call]:
-    return dict(calls) if names is None else {name: calls[name] for name in names}
+        return await rates_of_tasks(bench, what, {name: calls[name] for name in names}, arrays, tasks, amounts)
 
 
 def uploads(bench: Bench) -> list[Figure]:

@@ -12,8 +12,7 @@ import numpy as np
 
 from ..gpu import Gpu, LoadGpu, used_bytes
 from ..kernels import LIBRARIES
-from ..measures import Amounts, identity_medians, ratio
-from ..report import Figure, Report, require
+from ..report import Amounts, Figure, Report, identity_medians, ratio, require
 from . import memory, refusals, streams
 from .client import Check, Client, ModelProcess
 from .slots import DeviceSlot

@@ -16,8 +16,7 @@ from shm_backend_utils.gpu.memory.mappings import CudaMappings
 from shm_backend_utils.gpu.runtime import HANDLE_LENGTH
 
 from ...figures import in_words
-from ..measures import Amounts, in_turns, ratio
-from ..report import Figure, raised, require
+from ..report import Amounts, Figure, in_turns, raised, ratio, require
 from .client import Check, Client, worded
 from .memory import COUNT, numbers, serve_quickly
 from .slots import HostSlot

@@ -18,8 +18,7 @@ from shm_backend_utils.gpu.ordering import Mark
 from ...figures import in_words
 from ..gpu import WAITS
 from ..kernels import LATE_STEPS
-from ..measures import Amounts, in_turns, ratio
-from ..report import Figure, require
+from ..report import Amounts, Figure, in_turns, ratio, require
 from .client import Check, Client
 from .slots import DeviceSlot
 

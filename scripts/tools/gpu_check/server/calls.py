@@ -20,8 +20,7 @@ from shm_backend_utils.gpu.streams import named_stream
 
 from ...figures import in_words
 from ..gpu import pool_memory
-from ..measures import Amounts, identity_medians, medians_of
-from ..report import Figure, raised, require
+from ..report import Amounts, Figure, identity_medians, medians_of, raised, require
 from .client import Measure, ServerCheck, ServerClient, over_empty
 
 COUNT: Final = 2**19

@@ -13,8 +13,7 @@ from shm_backend_utils.server.install import FOLDER_VARIABLE, default_folder
 
 from ..gpu import Gpu
 from ..kernels import LIBRARIES
-from ..measures import Amounts
-from ..report import CheckFailedError, NotOnAFakeError, Report, require
+from ..report import Amounts, CheckFailedError, NotOnAFakeError, Report, require
 from . import calls, native
 from .client import ServerClient, clients_of
 

@@ -19,8 +19,7 @@ from shm_backend_utils.server import EmbeddedServer, Installation
 
 from ... import ROOT
 from ..gpu import Gpu
-from ..measures import Amounts, ratio
-from ..report import Figure
+from ..report import Amounts, Figure, ratio
 
 _EMPTY: Final = ROOT / "scripts" / "tools" / "bench" / "models" / "empty"
 """A model that does nothing, without this library."""

@@ -29,8 +29,7 @@ from shm_backend_utils.protocol.claims import CudaRegionClaim
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
 
 from ..gpu import used_bytes
-from ..measures import Amounts, identity_medians
-from ..report import CheckFailedError, Figure, NotOnAFakeError, require
+from ..report import Amounts, CheckFailedError, Figure, NotOnAFakeError, identity_medians, require
 from .calls import COUNT, NUMBERS
 from .client import Measure, ServerCheck, ServerClient, over_empty
 

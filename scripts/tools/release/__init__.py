@@ -1,1 +1,0 @@
-"""Build the distributions of what is committed, twice; check what is in them; say what they are to the byte."""

@@ -1,1 +1,0 @@
-"""Run the tests in one combination of versions or several, and tell the flaky ones from those that fail."""
