@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Final
 
 from shm_backend_utils.memory.handover.fetching import Fetcher
@@ -22,10 +21,7 @@ def open_region(key: str, token: str, field: str = "region") -> ManagedRegion:
     if sealed is None:
         with SharedFile.open(key, field) as file:
             return ManagedRegion.map(file, token)
-    with (
-        contextlib.closing(Fetcher(_BOUND_S)) as fetcher,
-        fetcher.fetch(sealed, token, field, lambda uid: True) as file,
-    ):
+    with Fetcher(_BOUND_S).fetch(sealed, token, field, lambda uid: True) as file:
         return ManagedRegion.map(file, token)
 
 

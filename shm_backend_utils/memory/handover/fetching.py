@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
 from typing import Any, Final
 
-from ...errors import ClosedError, RegionGoneError, RegionRefusedError, translate
+from ...errors import RegionGoneError, RegionRefusedError, translate
 from ...protocol.handover import ANSWER_LENGTH, Question, SealedKey, decode_answer, encode_question
 from ..descriptors import Descriptor, translate_os_errors
 from ..shared_file import SealedFile, owner_refused
@@ -38,13 +38,10 @@ class Fetcher:
     def __init__(self, bound_s: float, closer: Closer | None = None) -> None:
         self._bound_s = bound_s
         self._closer = Closer() if closer is None else closer
-        self._is_closed = False
 
     @translate_os_errors()
     def fetch(self, key: SealedKey, token: str, field: str, is_allowed: Callable[[int], bool]) -> SealedFile:
         """Fetch a region from its client, if the id of its user is allowed. The caller owns the file, and checks it."""
-        if self._is_closed:
-            raise ClosedError("what fetches this session's regions")
         if self._closer.is_full:
             raise RegionRefusedError(
                 field, f"the server still closes {self._closer.waiting} things that clients had handed over before"
@@ -67,10 +64,6 @@ class Fetcher:
                 connection.close()
             else:
                 self._closer.close(connection)
-
-    def close(self) -> None:
-        """Fetch nothing any more. Descriptors in the queue are still closed. Twice is fine."""
-        self._is_closed = True
 
     def _receive(self, connection: socket.socket, key: str, field: str) -> SealedFile:
         """Take the answer, and the descriptor that came with it.

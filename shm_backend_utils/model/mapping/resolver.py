@@ -255,7 +255,6 @@ class Resolver:
             sweeper.stop()
         self.registry.unregister_all()
         self._named.close()
-        self._fetcher.close()
         collect_all(self._cuda)
 
     def _managed(self, key: str, token: str, field: str) -> tuple[MappedRegion, ManagedRegion]:

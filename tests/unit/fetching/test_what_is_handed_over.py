@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from shm_backend_utils.errors import ClosedError, RegionGoneError, RegionRefusedError
+from shm_backend_utils.errors import RegionGoneError, RegionRefusedError
 from shm_backend_utils.memory import shared_file
 from shm_backend_utils.memory.descriptors import Descriptor, NoDescriptorsError
 from shm_backend_utils.memory.handover import fetching
@@ -270,13 +270,6 @@ def test_of_who_hangs_up_nothing_is_left(fetcher: Fetcher, script: Script) -> No
     hung_up = r"handed over no longer: its client hung up, .*PoolOptions\(access=...\)"
     with pytest.raises(RegionGoneError, match=hung_up):
         fetch_from(script, fetcher)
-
-
-def test_after_the_end_of_a_session_nothing_is_fetched(fetcher: Fetcher) -> None:
-    fetcher.close()
-    fetcher.close()
-    with pytest.raises(ClosedError):
-        fetcher.fetch(SealedKey(secrets.token_hex(16), 1), TOKEN, FIELD, anybody)
 
 
 # Without descriptors
