@@ -27,7 +27,7 @@ from shm_backend_utils.protocol.layout import SlotRecord
 from shm_backend_utils.protocol.parameters import SlotAddress
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table
 from shm_backend_utils.server import EmbeddedServer
-from tests.property.fuzz_tables import mutated
+from tests.property.random_tables import mutated
 
 FP32: Final = dtypes.BY_NAME["FP32"]
 DATA_SIZE: Final = 65536

@@ -24,7 +24,7 @@ from shm_backend_utils.memory.descriptors import Descriptor
 from shm_backend_utils.protocol.handover import SealedKey
 from shm_backend_utils.protocol.layout import HEADER_LENGTH, PAGE_SIZE, Header, data_offset, write_header
 from tests.crash.processes import eventually, stub_of
-from tests.unit.fetching.scripted_server import Script, ScriptedServer, give, say_nothing
+from tests.unit.fetching.conftest import Script, ScriptedServer, give, say_nothing
 
 from .loading_server import LoadingServer
 

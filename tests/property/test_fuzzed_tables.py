@@ -22,8 +22,17 @@ from shm_backend_utils.protocol import parameters, results, table
 from shm_backend_utils.protocol.claims import CudaRegionClaim, LentRegionClaim, NamedRegionClaim, RegionClaim
 from shm_backend_utils.protocol.results import Results
 from shm_backend_utils.protocol.spans import MAX_TENSORS, InputSpan, OutputSpan, Ring, Table
-from tests.property.fuzz_tables import Outcome, Valid, fuzzed
-from tests.property.random_tables import Sample, check_table, random_results, random_table, record_of, results_record
+from tests.property.random_tables import (
+    Outcome,
+    Sample,
+    Valid,
+    check_table,
+    fuzzed,
+    random_results,
+    random_table,
+    record_of,
+    results_record,
+)
 
 PER_SERVERS_TABLE: Final = 100
 CORPUS: Final = 500

@@ -23,7 +23,7 @@ from shm_backend_utils.protocol.call_layout import CallInput, CallLayout, lay_ou
 from shm_backend_utils.protocol.form import TableForm
 from shm_backend_utils.protocol.layout import data_offset
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Table
-from tests.property.fuzz_tables import mutated
+from tests.property.random_tables import mutated
 
 BEGIN, BYTE_SIZE, RECORD = 4096, 2**16, 1024
 MEMORY: Final = [HostMemory(np.zeros(BYTE_SIZE, np.uint8))]

@@ -1,15 +1,19 @@
-"""A server that answers whatever it is asked over HTTP as a test says."""
+"""Servers that answer whatever they are asked as a test says; one keeps who asks for the model ``held`` waiting."""
 
 from __future__ import annotations
 
 import json
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-__all__ = ["answering", "telling_registrations"]
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+__all__ = ["HELD", "HoldingServer", "answering", "holding_server", "telling_registrations"]
 
 
 class _Server(ThreadingHTTPServer):
@@ -57,3 +61,81 @@ def telling_registrations(registered: list[Any]) -> Iterator[str]:
 
     with answering(answer) as url:
         yield url
+
+
+HELD = "held"
+_LONGEST_HOLD_S = 30
+
+
+class HoldingServer:
+    def __init__(self) -> None:
+        self.url = ""
+        self.holds = threading.Event()
+        self._let_go = threading.Event()
+
+    def hold(self) -> None:
+        self.holds.set()
+        self._let_go.wait(_LONGEST_HOLD_S)
+
+    def let_go(self) -> None:
+        self._let_go.set()
+
+    def hold_again(self) -> None:
+        self._let_go.clear()
+
+
+@contextmanager
+def holding_server(protocol: str) -> Iterator[HoldingServer]:
+    with _grpc_server() if protocol == "grpc" else _http_server() as server:
+        yield server
+
+
+class _Service(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]  # it has no types
+    def __init__(self, server: HoldingServer) -> None:
+        self._server = server
+
+    def ModelConfig(self, request: Any, _: Any) -> Any:
+        if request.name == HELD:
+            self._server.hold()
+        return service_pb2.ModelConfigResponse()
+
+    def ModelStreamInfer(self, requests: Any, _: Any) -> Iterator[Any]:
+        for request in requests:
+            yield service_pb2.ModelStreamInferResponse()
+            if request.model_name == HELD:
+                self._server.hold()
+            last = service_pb2.ModelStreamInferResponse()
+            last.infer_response.outputs.add(name="Y")
+            last.infer_response.parameters["triton_final_response"].bool_param = True
+            yield last
+
+
+@contextmanager
+def _grpc_server() -> Iterator[HoldingServer]:
+    server = HoldingServer()
+    with ThreadPoolExecutor(16) as threads:
+        inner = grpc.server(threads)
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_Service(server), inner)
+        server.url = f"grpc://127.0.0.1:{inner.add_insecure_port('127.0.0.1:0')}"
+        inner.start()
+        try:
+            yield server
+        finally:
+            server.let_go()
+            inner.stop(None).wait()
+
+
+@contextmanager
+def _http_server() -> Iterator[HoldingServer]:
+    server = HoldingServer()
+
+    def answer(path: str) -> tuple[int, bytes]:
+        if path == f"/v2/models/{HELD}/config":
+            server.hold()
+        return 200, b"{}"
+
+    with answering(answer) as server.url:
+        try:
+            yield server
+        finally:
+            server.let_go()

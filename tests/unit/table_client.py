@@ -1,8 +1,8 @@
-"""A client of the direct path in forty lines, for tests of the model half: it writes tables, and reads results."""
+"""A client of the direct path for tests of the model half, and memory that tells when it is read and written."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from tests.unit import emulated
 
-__all__ = ["Client"]
+__all__ = ["Client", "Watched"]
 
 ALIGNMENT = 256
 
@@ -117,3 +117,29 @@ class Client:
 
     def _model_half(self, slot: int) -> bytes:
         return bytes(self.region.record(slot).results)
+
+
+class Watched:
+    """A part of shared memory in the place of its view; something is called before each read and each write."""
+
+    def __init__(
+        self,
+        view: memoryview,
+        before_read: Callable[[], object] = lambda: None,
+        before_write: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._view = view
+        self._before_read = before_read
+        self._before_write = before_write
+
+    def __getitem__(self, key: Any) -> Any:
+        self._before_read()
+        return self._view[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._before_write()
+        self._view[key] = value
+
+    def __bytes__(self) -> bytes:
+        self._before_read()
+        return bytes(self._view)

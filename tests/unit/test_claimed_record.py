@@ -25,8 +25,7 @@ from shm_backend_utils.protocol.spans import Ring, Table, frame_number
 from tests.opened import open_region
 from tests.unit.emulated import error_code, log_lines, message_of
 from tests.unit.sessions import session_of, tensor
-from tests.unit.table_client import Client
-from tests.unit.watched import Watched
+from tests.unit.table_client import Client, Watched
 
 SLOTS = 2
 X = np.arange(4, dtype=np.float32)

@@ -24,8 +24,8 @@ from shm_backend_utils.client.transports.grpc.codec import GrpcMessage
 from shm_backend_utils.client.transports.transport import AsyncTransport, Transport
 from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.protocol.parameters import SLOT_PARAMETER
+from tests.unit.answering_server import HELD, HoldingServer, holding_server
 from tests.unit.gpu.fakes import wait_until
-from tests.unit.holding_server import HELD, HoldingServer, holding_server
 
 PATIENCE_S = 20.0
 ROUNDS = 30

@@ -21,8 +21,7 @@ from tritonclient.utils import InferenceServerException
 from shm_backend_utils.client.errors import InferenceError
 from shm_backend_utils.errors import PeerError
 
-from .forwarded import Forwarded, InBand
-from .ways import Path, Prepared, Stream, Way, Whole
+from .ways import Forwarded, InBand, Path, Prepared, Stream, Way, Whole
 
 Make = Callable[[random.Random], Way]
 

@@ -20,7 +20,7 @@ from shm_backend_utils.memory.handover import peers
 from shm_backend_utils.memory.handover.fetching import Fetcher
 from shm_backend_utils.memory.handover.peers import Closer
 from shm_backend_utils.protocol.handover import QUESTION_LENGTH, SealedKey, encode_answer
-from tests.unit.fetching.scripted_server import FIELD, TOKEN, ScriptedServer, give, memfd, say_nothing
+from tests.unit.fetching.conftest import FIELD, TOKEN, ScriptedServer, give, memfd, say_nothing
 
 NOBODY = 65534
 BOUND_S = 0.2

@@ -28,8 +28,7 @@ from shm_backend_utils.memory.segment import SealedSegment
 from shm_backend_utils.memory.shared_file import SealedFile
 from shm_backend_utils.protocol.handover import QUESTION_LENGTH, Question, SealedKey, decode_question, encode_answer
 from shm_backend_utils.testing.faults.system_calls import Interrupts
-from tests.unit.fetching.conftest import ENOUGH_S
-from tests.unit.fetching.scripted_server import FIELD, PAGE, SEALS, TOKEN, Script, ScriptedServer, give, memfd
+from tests.unit.fetching.conftest import ENOUGH_S, FIELD, PAGE, SEALS, TOKEN, Script, ScriptedServer, give, memfd
 from tests.unit.handover.asking import a_lingering_socket
 
 

@@ -8,7 +8,7 @@ import sys
 import time
 
 from tests.e2e.wiretap import Wiretap, tapped
-from tests.unit.holding_server import holding_server
+from tests.unit.answering_server import holding_server
 
 
 def settled(wiretap: Wiretap) -> str:

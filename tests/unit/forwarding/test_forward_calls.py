@@ -20,7 +20,7 @@ from shm_backend_utils.protocol.probe import ALIVE_ADDRESS
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from shm_backend_utils.testing.emulator.response import InferenceResponse
 from tests.unit.emulated import answered, delivered, message_of, outputs_of
-from tests.unit.forwarding.two_models import Models, X, config, two_models
+from tests.unit.forwarding.conftest import Models, X, config, two_models
 from tests.unit.sessions import double, tensor
 from tests.unit.table_client import Client
 

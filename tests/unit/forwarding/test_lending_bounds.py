@@ -23,7 +23,7 @@ from shm_backend_utils.protocol.spans import MAX_TENSORS
 from shm_backend_utils.testing.emulator.request import InferenceRequest
 from shm_backend_utils.testing.emulator.response import InferenceResponse
 from tests.unit.emulated import answered, message_of
-from tests.unit.forwarding.two_models import Models, X, config, two_models
+from tests.unit.forwarding.conftest import Models, X, config, two_models
 from tests.unit.sessions import double, tensor
 from tests.unit.table_client import Client
 

@@ -32,7 +32,7 @@ from shm_backend_utils.testing.emulator.response import InferenceResponse
 from shm_backend_utils.testing.emulator.tensor import Tensor
 from tests.unit.claims_of import claim_of_allocation
 from tests.unit.emulated import message_of, start_server
-from tests.unit.forwarding.two_models import Models, config, two_models
+from tests.unit.forwarding.conftest import Models, config, two_models
 from tests.unit.gpu.fakes import (
     BLOCK,
     INTEGERS,

@@ -24,11 +24,11 @@ from shm_backend_utils.protocol import table
 from shm_backend_utils.protocol.claims import CudaRegionClaim
 from shm_backend_utils.protocol.layout import SlotRecord
 from shm_backend_utils.protocol.spans import Table
-from tests.property.fuzz_tables import mutated
+from tests.property.random_tables import mutated
 from tests.unit.emulated import delivered, error_of, message_of
 from tests.unit.gpu.fakes import DRIVER, MODEL, NOTHING, held_back, kernel, left_of
 from tests.unit.gpu.model.conftest import DEVICE, Calls, Client
-from tests.unit.watched import Watched
+from tests.unit.table_client import Watched
 
 OPEN, CLOSE = "cuIpcOpenMemHandle", "cuIpcCloseMemHandle"
 LENT = {"is_for_one_request": True}
