@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from shm_backend_utils.cli.common.server import copy_models, copy_sample_models, models_in
 from shm_backend_utils.client.options import PathName
-from shm_backend_utils.client.transports.grpc.address import GrpcAddress
+from shm_backend_utils.client.transports.grpc.transport import GrpcAddress
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.server import EmbeddedServer, Installation

@@ -18,7 +18,7 @@ from .result import Result
 from .server_calls import start
 from .steps import AsyncioDriver, Steps
 from .streams import OpenStream
-from .transports.connect import connect_async
+from .transports.transport import connect_async
 
 __all__ = ["AsyncShmClient"]
 

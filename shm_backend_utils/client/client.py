@@ -25,7 +25,7 @@ from .result import Result
 from .server_calls import start
 from .steps import BlockingDriver, Steps, until_copied
 from .streams import OpenStream
-from .transports.connect import connect
+from .transports.transport import connect
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

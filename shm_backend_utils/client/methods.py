@@ -22,7 +22,7 @@ from .settings import ClientSettings
 from .split import infer_split
 from .steps import Steps
 from .streams import OpenStream, open_stream
-from .transports.connect import Connectable
+from .transports.transport import Connectable
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

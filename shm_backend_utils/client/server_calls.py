@@ -21,11 +21,11 @@ from ..protocol.probe import ALIVE_ADDRESS
 from .core import Core
 from .errors import DeadlineExceededError, InferenceError, LivenessUnknownError, ServerUnavailableError
 from .paths.call import is_answer
-from .paths.probe import asked
+from .paths.choice import asked
 from .settings import ClientSettings
 from .steps import Pause, Send, Steps, offloaded
-from .transports.connect import is_this_machine
 from .transports.messages import Codec, Question
+from .transports.transport import is_this_machine
 
 __all__ = [
     "ask",

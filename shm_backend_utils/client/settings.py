@@ -21,8 +21,8 @@ from .options import (
     check_timeout,
     tls_context,
 )
-from .transports.connect import Connectable
 from .transports.messages import split_url
+from .transports.transport import Connectable
 
 __all__ = ["CallSettings", "ClientSettings"]
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import dtypes
-from ..client.unregistering import unregister_when_free
+from ..client.paths.triton_shm import unregister_when_free
 from ..errors import ClosedError, TensorShapeError
 from ..gpu.arrays.copies import copy
 from ..gpu.arrays.device_array import DeviceArray, StridedArray

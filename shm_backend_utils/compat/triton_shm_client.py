@@ -19,9 +19,8 @@ from tritonclient.utils import InferenceServerException
 
 from ..client.errors import ForkedError
 from ..client.options import RequestOptions, Tls, check_options
-from ..client.transports.grpc.address import CHANNEL_OPTIONS, GrpcAddress, tls_credentials
 from ..client.transports.grpc.codec import Metadata
-from ..client.transports.grpc.transport import GrpcTransport
+from ..client.transports.grpc.transport import CHANNEL_OPTIONS, GrpcAddress, GrpcTransport, tls_credentials
 from ..errors import CallerError, ClosedError
 from ..process import call_after_fork, never_destroy
 from .registered_model import InferShmError, RegisteredModel, TensorDeclaration

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 
 from tritonclient.utils import serialized_byte_size
 
-from ..client.unregistering import unregister_when_free
+from ..client.paths.triton_shm import unregister_when_free
 from ..testing.leak_probe import ShmLeakProbe
 
 __all__ = [

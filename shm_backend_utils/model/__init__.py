@@ -15,8 +15,8 @@ from ..errors import (
 from ..moved import moved
 from ..tensors.strings import Strings
 from ..tensors.view import BufferAttributes, MemoryType, TensorView
-from .auto_complete import auto_complete
 from .call import Call
+from .config import auto_complete
 from .context import SequencePart
 from .modes.batch import BatchCall
 from .modes.stream import StreamCall

@@ -1,12 +1,14 @@
-"""The settings for regions in ``config.pbtxt``, lines in it that are refused, and advice for its author."""
+"""The settings in ``config.pbtxt``, its refused lines, advice for its author, its completion, and the server's URL."""
 
 from __future__ import annotations
 
 import difflib
 import math
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path, PurePath
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -15,10 +17,10 @@ import numpy as np
 from ..dtypes import BYTES
 from ..errors import ModelError
 from ..memory.shared_file import USUAL_PREFIX, prefix_of_pools
-from ..model_spec import PATHS_LINE, PATHS_PARAMETER, UIDS_PARAMETER, ModelSpec
-from .server_url import url_of_server
+from ..model_spec import BATCH_CARRIER, PATHS_LINE, PATHS_PARAMETER, UIDS_PARAMETER, ModelSpec
+from ..tensors.view import DIRECT
 
-__all__ = ["PARAMETERS", "PREFIX", "Config", "advice", "refused_lines"]
+__all__ = ["PARAMETERS", "PREFIX", "Config", "advice", "auto_complete", "refused_lines", "url_of_server"]
 
 PREFIX: Final = "SHM_"
 """The prefix of all their names. A model with an unknown parameter of this prefix does not load."""
@@ -220,3 +222,115 @@ def advice(spec: ModelSpec, config: Mapping[str, Any], *, stub_reads_numpy: bool
                 f"that carries strings ({', '.join(strings)}) itself ends this instance's process; those on the direct "
                 "path are not affected; install numpy<2 for the model, or use a newer Triton"
             )
+
+
+_PROGRAM: Final = "tritonserver"
+_ALLOW: Final = "--allow-http"
+_ADDRESS: Final = "--http-address"
+_PORT: Final = "--http-port"
+_DEFAULT_PORT: Final = "8000"
+_OFF: Final = frozenset({"false", "0"})
+_LOOPBACK: Final = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
+"""How a server that listens everywhere is reached."""
+_MEANS_MORE: Final = "localhost"
+"""Which may mean another address than the server's, where anybody may listen."""
+_VERTEX_AI: Final = ("AIP_MODE", "PREDICTION")
+"""An environment in which builds for Vertex AI serve no HTTP, unless they are told to (``command_line_parser.cc``)."""
+_BACKEND: Final = "triton_python_backend_utils"
+_EMULATED: Final = "__server_url__"
+
+
+def url_of_server() -> str | None:
+    """Return the URL of the server that has started this process, by its command line; None if that does not tell."""
+    emulated: str | None = getattr(sys.modules.get(_BACKEND), _EMULATED, None)
+    if emulated:
+        return emulated
+    try:
+        words = os.fsdecode(Path(f"/proc/{os.getppid()}/cmdline").read_bytes()).split("\0")
+    except OSError:
+        return None
+    options: dict[str, str] = {}  # by name; the last value counts
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        options[name] = value if equals else following
+    if PurePath(words[0]).name != _PROGRAM or any(map(_is_abbreviated, options)):
+        return None
+    allowed, (name, value) = options.get(_ALLOW), _VERTEX_AI
+    if allowed is None and os.environ.get(name) == value:
+        return None
+    address = options.get(_ADDRESS, "")
+    if (allowed or "").lower() in _OFF or address == _MEANS_MORE:
+        return None
+    host, port = _LOOPBACK.get(address, address), options.get(_PORT) or _DEFAULT_PORT
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _is_abbreviated(name: str) -> bool:
+    """Return whether a word may be short for an option that counts here, which getopt_long(3) allows."""
+    return len(name) > 2 and any(option.startswith(name) and option != name for option in (_ALLOW, _ADDRESS, _PORT))
+
+
+_CARRIER: Final = {"name": BATCH_CARRIER, "data_type": "TYPE_UINT8", "dims": [-1], "optional": True}
+_CARRIER_LINE: Final = f'{{ name: "{BATCH_CARRIER}" data_type: TYPE_UINT8 dims: [ -1 ] optional: true }}'
+
+
+def auto_complete(config: Any) -> Any:
+    """Make a model's configuration one for the direct path. For ``TritonPythonModel.auto_complete_config``.
+
+    Every input becomes optional, and the input ``SHM`` is added: it carries the batch size where the model has batches,
+    and declares that the model serves every path. The parameter ``SHM_PATHS`` cannot be added from here: Triton 2.51
+    takes over changes of inputs, outputs, ``max_batch_size``, dynamic batching and the transaction policy, and no
+    others. Where ``config.pbtxt`` has the parameter, it decides: a model without batches then gets no
+    ``SHM``, and one that is to serve no direct path is left as it is.
+
+    Parameters
+    ----------
+    config : triton_python_backend_utils.ModelConfig
+        Triton's object. It has all inputs and ``max_batch_size`` already, from ``config.pbtxt`` or added before.
+
+    Returns
+    -------
+    triton_python_backend_utils.ModelConfig
+        The same object, for Triton.
+
+    Raises
+    ------
+    ModelError
+        ``config.pbtxt`` contradicts: it has an input without ``optional: true``, or an ``SHM`` that is something else.
+        The message says what to add or to remove.
+
+    Examples
+    --------
+    A model that needs no ``config.pbtxt``::
+
+        @staticmethod
+        def auto_complete_config(config):
+            config.set_max_batch_size(16)
+            config.add_input({"name": "X", "data_type": "TYPE_FP32", "dims": [3, 224, 224]})
+            config.add_output({"name": "Y", "data_type": "TYPE_FP32", "dims": [3, 224, 224]})
+            return auto_complete(config)
+    """
+    spec = ModelSpec.from_config(config.as_dict())
+    if spec.paths is not None and DIRECT not in spec.paths:
+        return config
+    if spec.max_batch_size > 0 or spec.paths is None:
+        _add_carrier(config)
+    for tensor in config.as_dict()["input"]:
+        if "optional" not in tensor:
+            config.add_input({name: tensor[name] for name in ("name", "data_type", "dims")} | {"optional": True})
+    obstacle = ModelSpec.from_config(config.as_dict()).obstacle_in_inputs()
+    if obstacle is not None:
+        raise ModelError(f"{obstacle}, or remove it there and add it in auto_complete_config")
+    return config
+
+
+def _add_carrier(config: Any) -> None:
+    described = config.as_dict()
+    for tensor in described["input"]:
+        if tensor["name"] == BATCH_CARRIER and any(tensor.get(name) != value for name, value in _CARRIER.items()):
+            raise ModelError(
+                f"input {BATCH_CARRIER!r} of model {described['name']!r} is {tensor['data_type']} {tensor['dims']}, "
+                f"{'' if tensor.get('optional') else 'not '}optional, but this name is for the input that declares "
+                f"the direct path; give it another name, or write {_CARRIER_LINE} in config.pbtxt"
+            )
+    config.add_input(dict(_CARRIER))

@@ -19,11 +19,11 @@ from ..errors import ModelError
 from ..gpu.arrays.device_view import DeviceView
 from ..tensors.view import TensorView
 from .call import Call
-from .delivered import DeliveredView
 from .mapping.memory import HostMemory
 from .metrics import MeasuredCall
 from .modes.batch import Gathering, with_rows
 from .modes.stream import StreamCall
+from .triton import DeliveredView
 
 __all__ = ["DEBUGGED", "PLAIN", "MeasuredDebugCall", "Poison"]
 
@@ -51,10 +51,7 @@ class Poison:
         )
 
     def left(self, item_size: int) -> int:
-        """Return how many elements of so many bytes are as they were filled; 0 if that may be by chance.
-
-        More than comes by chance once in a million outputs is none: of ten bytes four, and of 100,000 some 500.
-        """
+        """Return how many elements of so many bytes are as they were filled; 0 if that may be by chance."""
         if not self._data.nbytes:
             return 0
         words = np.dtype(_WORDS.get(item_size, np.uint8))

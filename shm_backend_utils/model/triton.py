@@ -1,14 +1,16 @@
-"""The one room that touches ``triton_python_backend_utils``: tensors, responses and errors, to and from NumPy."""
+"""The one room that touches ``triton_python_backend_utils``: tensors, their views, responses and errors."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from .. import dtypes
 from ..dtypes import BF16, BYTES, DType
 from ..errors import (
     CallerError,
@@ -27,10 +29,13 @@ from ..errors import (
     StalledStreamError,
     refusal,
 )
+from ..gpu.model import DeviceArrays
 from ..protocol.probe import AskedForLifeError
 from ..tensors import dlpack
+from ..tensors.strings import Strings
+from ..tensors.view import TRITON, BufferAttributes, MemoryType, StringsView, TensorView
 
-__all__ = ["TritonBackend"]
+__all__ = ["DeliveredView", "TritonBackend", "view_of"]
 
 _NEWEST: Final = -1
 _RESERVED: Final = "triton_"
@@ -60,18 +65,14 @@ _CODES: Final[tuple[tuple[type[BaseException], str], ...]] = (
 
 
 class TritonBackend:
-    """Triton's Python backend, as it is loaded in this process.
-
-    A stub that was built for NumPy 1 reads NumPy 2's arrays wrongly, and without a word: every input arrives filled
-    with its first element, every output leaves with no bytes (measured with Triton 2.51). DLPack is not affected. So
-    the backend is asked once which of the two it can do.
-    """
+    """Triton's Python backend, as it is loaded in this process."""
 
     def __init__(self) -> None:
         import triton_python_backend_utils as pb_utils  # noqa: PLC0415  # exists only inside a stub process
 
         self._pb_utils: Any = pb_utils
         self.response: Callable[[list[Any]], Any] = pb_utils.InferenceResponse
+        # A stub built for NumPy 1 reads NumPy 2's inputs as their first element, and its outputs as empty.
         probe = np.array([1, 2], np.int32)
         tensor = self.from_dlpack("probe", dlpack.export(probe))
         self.reads_numpy = bool((tensor.as_numpy() == probe).all())
@@ -137,12 +138,7 @@ class TritonBackend:
         return tensor
 
     def error_response(self, error: BaseException) -> Any:
-        """Return a response that fails one request, with the code that fits the error.
-
-        Over HTTP Triton drops its own codes, so the text of the package's errors begins with one of theirs. The text of
-        a RequestRefusedError of ``model.py``, or of a TritonError that is the first argument of an exception, stays as
-        it is. A text that is longer than gRPC can carry is cut.
-        """
+        """Return a response that fails one request; our errors begin with a code, as HTTP drops Triton's."""
         if isinstance(error, AskedForLifeError):
             return self.response([])
         codes = self._pb_utils.TritonError
@@ -213,3 +209,50 @@ def _text_of(error: BaseException) -> str:
 def _as_utf8(text: str) -> str:
     """Return a text as the backend takes it: characters without UTF-8 are escaped."""
     return text.encode(errors="backslashreplace").decode()
+
+
+class DeliveredView(TensorView):
+    """A tensor that Triton delivered, on the host and not of strings. Its array is made when it is asked for."""
+
+    __slots__ = ("_backend", "tensor")
+
+    def __init__(self, name: str, tensor: Any, dtype: DType, backend: TritonBackend) -> None:
+        self.name = name
+        self.path = TRITON
+        self.shape = tuple(tensor.shape())
+        self.dtype = dtype.numpy
+        self.tensor = tensor
+        self._dtype = dtype
+        self._memory_type = MemoryType.CPU
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        """Make the array, read-only, when it is looked for and not there yet."""
+        if name != "_array":
+            return super().__getattr__(name)  # type: ignore[misc]  # which type checkers must not see
+        self._array = self._backend.input(self.tensor, self._dtype).view()
+        self._array.flags.writeable = False
+        return self._array
+
+    @property
+    def writable(self) -> bool:
+        return False
+
+    @property
+    def attributes(self) -> BufferAttributes:
+        return BufferAttributes(MemoryType.CPU, 0, math.prod(self.shape) * self._dtype.itemsize)
+
+
+def view_of(tensor: Any, dtype: DType | None, backend: TritonBackend, arrays: DeviceArrays) -> TensorView:
+    """Return a tensor of the Python backend, of this configured dtype if that is known, as a read-only view."""
+    name = tensor.name()
+    if not tensor.is_cpu():
+        adopted = arrays.adopt_capsule(tensor.to_dlpack())
+        return arrays.view(name, adopted, dtypes.from_numpy(np.dtype(adopted.dtype), name), TRITON, writable=False)
+    array = backend.input(tensor, dtype)
+    found = dtypes.BY_NUMPY.get(array.dtype) or dtypes.from_numpy(array.dtype, name)
+    if found is BYTES:
+        return StringsView(name, Strings.of(name, array), TRITON)
+    array = array.view()
+    array.flags.writeable = False
+    return TensorView(name, array, found, TRITON)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from shm_backend_utils.client import AsyncShmClient, PoolOptions, PreparedCall, Result, ShmClient
 from shm_backend_utils.client.explanation import ClientStats, Explanation
 from shm_backend_utils.client.prepared import AsyncPreparedCall
-from shm_backend_utils.client.transports.connect import Connectable
+from shm_backend_utils.client.transports.transport import Connectable
 from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.server import EmbeddedServer
 

@@ -22,7 +22,7 @@ from shm_backend_utils.client import (
     Result,
     ShmClient,
 )
-from shm_backend_utils.client.unregistering import unregister_when_free
+from shm_backend_utils.client.paths.triton_shm import unregister_when_free
 from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.protocol.spans import MAX_FRAMES
 from shm_backend_utils.server import EmbeddedServer

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 
-from shm_backend_utils.client.unregistering import unregister_when_free
+from shm_backend_utils.client.paths.triton_shm import unregister_when_free
 from shm_backend_utils.server import EmbeddedServer
 from tests.conftest import ROOT
 

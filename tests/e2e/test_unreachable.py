@@ -14,7 +14,7 @@ import pytest
 
 from shm_backend_utils.client import ConnectionLostError, DeadlineExceededError, ServerUnavailableError, Tls
 from shm_backend_utils.client.errors import TlsError, UnknownHostError
-from shm_backend_utils.client.transports.connect import is_this_machine
+from shm_backend_utils.client.transports.transport import is_this_machine
 from shm_backend_utils.server import EmbeddedServer
 from tests.crash.servers import installation_with
 

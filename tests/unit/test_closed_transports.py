@@ -18,10 +18,9 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from shm_backend_utils.client.errors import InferenceError, ServerUnavailableError
 from shm_backend_utils.client.options import Tls
-from shm_backend_utils.client.transports.connect import connect, connect_async
 from shm_backend_utils.client.transports.grpc import streams
 from shm_backend_utils.client.transports.grpc.codec import GrpcMessage
-from shm_backend_utils.client.transports.transport import AsyncTransport, Transport
+from shm_backend_utils.client.transports.transport import AsyncTransport, Transport, connect, connect_async
 from shm_backend_utils.errors import ClosedError
 from shm_backend_utils.protocol.parameters import SLOT_PARAMETER
 from tests.unit.answering_server import HELD, HoldingServer, holding_server

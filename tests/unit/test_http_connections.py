@@ -25,10 +25,9 @@ import pytest
 from shm_backend_utils.client import ConnectionLostError, DeadlineExceededError, InferenceError, ServerUnavailableError
 from shm_backend_utils.client.options import Tls
 from shm_backend_utils.client.transports import aio_connections
-from shm_backend_utils.client.transports.connect import connect, connect_async
 from shm_backend_utils.client.transports.http.codec import Answer, HttpMessage
-from shm_backend_utils.client.transports.http.http1 import Http1, Request
-from shm_backend_utils.client.transports.transport import Transport
+from shm_backend_utils.client.transports.http.transport import Http1, Request
+from shm_backend_utils.client.transports.transport import Transport, connect, connect_async
 from shm_backend_utils.errors import ClosedError
 from tests.e2e.eventually import eventually
 from tests.e2e.test_unreachable import make_certificate

@@ -19,8 +19,8 @@ import pytest
 
 from shm_backend_utils.cli.common.registered_regions import _take_memory
 from shm_backend_utils.client import CopyWarning, PoolOptions, ShmClient
-from shm_backend_utils.client.transports.connect import is_this_machine
-from shm_backend_utils.client.transports.grpc.address import GrpcAddress
+from shm_backend_utils.client.transports.grpc.transport import GrpcAddress
+from shm_backend_utils.client.transports.transport import is_this_machine
 from shm_backend_utils.compat.shm_regions import SystemShmHandle
 from shm_backend_utils.errors import MachineError, NoSharedMemoryError, RegionGoneError, RegionRefusedError, ShmError
 from shm_backend_utils.memory import locks, reaper

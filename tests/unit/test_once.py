@@ -16,14 +16,12 @@ from typing import Any, Final, cast
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import DeadlineExceededError, InferenceError, ServerUnavailableError
-from shm_backend_utils.client import once as once_module
+from shm_backend_utils.client import DeadlineExceededError, InferenceError, ServerUnavailableError, steps
 from shm_backend_utils.client.errors import out_of_time
 from shm_backend_utils.client.known_model import KnownModel
-from shm_backend_utils.client.once import Once
 from shm_backend_utils.client.paths.choice import PathChooser
 from shm_backend_utils.client.paths.triton_shm import Registrations
-from shm_backend_utils.client.steps import Pause, Steps, Wait
+from shm_backend_utils.client.steps import Once, Pause, Steps, Wait
 from shm_backend_utils.client.transports.grpc.codec import GrpcCodec
 from shm_backend_utils.memory.managed import RegionKind
 from shm_backend_utils.memory.pool.options import PoolOptions
@@ -180,7 +178,7 @@ def test_a_burst_of_threads_asks_once_and_again_once_after_a_restart(server: Fak
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in a finalizer
 def test_an_interrupt_at_any_line_of_a_search_leaves_nobody_waiting(server: FakeServer) -> None:
-    interrupts = Interrupts(Path(once_module.__file__))
+    interrupts = Interrupts(Path(steps.__file__))
     was_interrupted, line = True, 1
     kept: list[BaseException] = []  # with all frames, as a prompt keeps it
 

@@ -19,8 +19,8 @@ from shm_backend_utils.client.options import check_path
 from shm_backend_utils.client.paths.choice import PathChooser
 from shm_backend_utils.client.paths.triton_shm import Registrations
 from shm_backend_utils.client.steps import Offload, Send, Steps
-from shm_backend_utils.client.transports.connect import is_this_machine
 from shm_backend_utils.client.transports.http.codec import HttpCodec
+from shm_backend_utils.client.transports.transport import is_this_machine
 from shm_backend_utils.errors import CallerError, RegionGoneError, RegionRefusedError, ShmError, refusal
 from shm_backend_utils.memory.pool.options import PoolOptions
 from shm_backend_utils.model_spec import ModelSpec

@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2
 from tritonclient.grpc.auth import BasicAuth
 from tritonclient.utils import InferenceServerException
 
-from shm_backend_utils.client.transports.grpc.address import CHANNEL_OPTIONS, GrpcAddress
+from shm_backend_utils.client.transports.grpc.transport import CHANNEL_OPTIONS, GrpcAddress
 from shm_backend_utils.compat.registered_model import Rows, _put, check_rows
 from shm_backend_utils.compat.triton_shm_client import TritonSHMClient
 from shm_backend_utils.errors import PeerError, TensorShapeError

@@ -18,12 +18,12 @@ import pytest
 from shm_backend_utils.client import server_calls
 from shm_backend_utils.errors import ForwardError, MachineError, ModelError, TensorError
 from shm_backend_utils.memory.registrations import fetch_registrations
+from shm_backend_utils.model.config import url_of_server
 from shm_backend_utils.model.forward.forwarder import Forwarder, ModelSpecs
-from shm_backend_utils.model.server_url import url_of_server
 from shm_backend_utils.tensors.values import untyped_array
 from tests.unit.answering_server import answering
 
-CHILD = "from shm_backend_utils.model.server_url import url_of_server; print(url_of_server())"
+CHILD = "from shm_backend_utils.model.config import url_of_server; print(url_of_server())"
 PARENT = f"import subprocess; subprocess.run([{sys.executable!r}, '-c', {CHILD!r}], check=True)"
 SERVER = "/opt/tritonserver/bin/tritonserver"
 USUAL = "http://127.0.0.1:8000"

@@ -16,7 +16,7 @@ import tritonclient.http
 import tritonclient.utils
 from tritonclient.utils import InferenceServerException, shared_memory
 
-from shm_backend_utils.client.unregistering import unregister_when_free
+from shm_backend_utils.client.paths.triton_shm import unregister_when_free
 from shm_backend_utils.compat import shm_util as su
 from shm_backend_utils.compat.shm_util import (
     SystemShmHandle,

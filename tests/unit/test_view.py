@@ -19,7 +19,7 @@ import pytest
 from shm_backend_utils import dtypes
 from shm_backend_utils.dtypes import DType
 from shm_backend_utils.errors import DeviceMemoryError, TensorError, TensorTypeError
-from shm_backend_utils.model.delivered import DeliveredView
+from shm_backend_utils.model.triton import DeliveredView
 from shm_backend_utils.tensors import dlpack
 from shm_backend_utils.tensors.strings import Strings
 from shm_backend_utils.tensors.view import BufferAttributes, MemoryType, StringsView, TensorView

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from tritonclient.utils import shared_memory
 
-from ...client.unregistering import unregister_when_free
+from ...client.paths.triton_shm import unregister_when_free
 from ...errors import NoSharedMemoryError
 from ...memory.descriptors import translate_os_errors
 from ...memory.shared_file import DEV_SHM

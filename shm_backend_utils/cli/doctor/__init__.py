@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...client.steps import BlockingDriver
-from ...client.transports.connect import Connectable, connect, is_this_machine
+from ...client.transports.transport import Connectable, connect, is_this_machine
 from ...errors import CallerError
 from ...memory.machine import process_facts
 from ...model_spec import is_of_python_backend

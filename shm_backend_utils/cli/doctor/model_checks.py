@@ -14,10 +14,10 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 from ... import __version__
 from ...client import server_calls
 from ...client.errors import DeadlineExceededError, InferenceError
-from ...client.paths.probe import ProbeAnswer, probe_model
+from ...client.paths.choice import ProbeAnswer, probe_model
 from ...client.steps import BlockingDriver
-from ...client.transports.connect import is_this_machine
 from ...client.transports.grpc.codec import GrpcCodec
+from ...client.transports.transport import is_this_machine
 from ...dtypes import BYTES
 from ...errors import NOT_OPENED, CallerError, MachineError, PeerError, RegionGoneError, ShmError, VersionError
 from ...gpu.memory.access import CudaAccess

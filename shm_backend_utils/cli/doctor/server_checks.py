@@ -20,7 +20,7 @@ from ...client.errors import (
 )
 from ...client.paths.triton_shm import Registrations
 from ...client.steps import BlockingDriver, Steps
-from ...client.transports.connect import is_this_machine
+from ...client.transports.transport import is_this_machine
 from ...errors import MachineError, ShmError
 from ...memory import reaper
 from ...memory.descriptors import PRIVATE

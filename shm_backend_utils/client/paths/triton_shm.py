@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from tritonclient.utils import InferenceServerException
 
 from ...dtypes import BY_NAME, BYTES
 from ...errors import ClosedError, PeerError, ShmError, SlotInDoubtError
@@ -23,10 +25,9 @@ from ..inputs.sources import SAME_VALUES, Source
 from ..result import Result
 from ..steps import Send, Steps
 from ..transports.messages import Codec, InputTensor, Place
-from ..unregistering import IN_USE
 from .call import Call, InRegion, is_answer, output_in
 
-__all__ = ["InlineCall", "RegisteredCall", "Registrations", "no_strings"]
+__all__ = ["IN_USE", "InlineCall", "RegisteredCall", "Registrations", "no_strings", "unregister_when_free"]
 
 
 @dataclass(eq=False, repr=False)
@@ -134,10 +135,7 @@ class Registrations:
         self._known.discard(region.key)
 
     def drop(self, keys: Iterable[str] | None, deadline: float) -> Steps[bool]:
-        """Unregister these keys, None for all; return whether one has a request in it, which only Triton < 24.12 tells.
-
-        The next call tries those again that got no answer, or that still have a request in them.
-        """
+        """Unregister these keys, None for all, and those left before; return whether Triton < 24.12 says "in use"."""
         registered = self._known.intersection(list(self._known) if keys is None else keys)
         self._unwanted |= registered
         self._known -= registered
@@ -163,10 +161,7 @@ class Registrations:
 
 @dataclass(eq=False, repr=False)
 class RegisteredCall(InRegion, Call):
-    """Tensors lie in a registered region, from which the server copies, but for outputs of uncertain size.
-
-    The server fails a request whose output does not fit its place, and the model must not run twice.
-    """
+    """Tensors lie in a registered region, but for outputs of uncertain size: what does not fit fails the request."""
 
     region: SlotRegion
     memory: Memory
@@ -261,3 +256,22 @@ class RegisteredCall(InRegion, Call):
         if array is None:
             raise PeerError(f"model {self.known.spec.name!r} answered without output {name!r}, or with too much of it")
         return array
+
+
+IN_USE: Final = "currently in use"
+"""What Triton before 24.12 says of a region that a request is in."""
+_ROUND_S: Final = 0.01
+
+
+def unregister_when_free(unregister: Callable[[], object], timeout_s: float = 5.0) -> None:
+    """Call ``unregister`` until no request is in the region, by the server's answer; raise its other errors."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            unregister()
+        except InferenceServerException as error:
+            if IN_USE not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(_ROUND_S)
+        else:
+            return

@@ -61,15 +61,11 @@ class Codec(ABC):
         options: RequestOptions,
         *,
         inputs: Sequence[InputTensor] = (),
-        outputs: Mapping[str, Place | None] | None = None,
-        batch_size: int | None = None,
+        outputs: Mapping[str, Place | None] | None = None,  # all come if it is None, with the response but for places
+        batch_size: int | None = None,  # by the batch carrier's shape, where no input tells it
         slot: tuple[str, int] | None = None,
     ) -> Any:
-        """Return the message of a request; CallerError if a parameter has a value that cannot be sent.
-
-        An output travels with the response, unless it has a place; without ``outputs`` all come. The shape
-        of the batch carrier tells ``batch_size``, where no input does. ``slot`` is address and generation.
-        """
+        """Return the message of a request, ``slot`` being address and generation; CallerError if it cannot be sent."""
 
     @abstractmethod
     def ask(self, question: Question, model: str = "", version: str = "") -> Any:

@@ -21,9 +21,9 @@ from ...protocol.results import OutputForm
 from ...protocol.spans import OutputSpan
 from ...tensors.strings import Strings
 from ...tensors.view import DIRECT, TRITON, StringsView, TensorView
-from ..delivered import DeliveredView, InputView
 from ..forward.forwarder import check_all_are_over
-from ..mapping.memory import HostMemory, Memory
+from ..mapping.memory import HostMemory, InputView, Memory
+from ..triton import DeliveredView
 from .checks import array_of, check_output, may_not_write, not_written
 from .received import Output, ReceivedRequest
 

@@ -33,11 +33,11 @@ from ...protocol.spans import InputSpan, OutputSpan, Ring, Table
 from ...tensors.strings import Strings
 from ...tensors.view import DIRECT, StringsView, TensorView
 from ..context import Context
-from ..delivered import DeliveredView, InputView, view_of
 from ..forward.ordinary import Forwarding
 from ..mapping.mapped import ProbeFound, Slot, replayed, stale
-from ..mapping.memory import DeviceMemory, HostMemory, Memory
+from ..mapping.memory import DeviceMemory, HostMemory, InputView, Memory
 from ..mapping.resolver import FurtherRegions
+from ..triton import DeliveredView, view_of
 from .checks import check_direct_is_served, check_rows, check_table, shares_no_memory
 from .probe import answer_probe
 

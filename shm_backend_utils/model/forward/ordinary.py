@@ -22,8 +22,7 @@ from ...protocol.results import check_output, missing_output
 from ...tensors.strings import Strings
 from ...tensors.values import untyped_array, whole_array
 from ...tensors.view import TRITON, StringsView, TensorView
-from ..delivered import view_of
-from ..triton import TritonBackend
+from ..triton import TritonBackend, view_of
 
 __all__ = ["Asked", "ForwardOutputs", "Forwarding", "Given", "OrdinaryForwarding", "OtherModel"]
 

@@ -145,11 +145,7 @@ class Slot:
         self._data_begin = managed.data_offset
 
     def claim(self, generation: int, form: TableForm | None = None) -> Table:
-        """Take the slot's lease for a request, and return its table, decoded from a checked copy. Never waits.
-
-        The caller gives the lease back; until then it keeps the client from using the memory again. If this raises, the
-        lease is free, except with ProbeFound: ``model.py`` is not to see that request.
-        """
+        """Take the slot's lease, and return the request's table, checked; only a ProbeFound leaves the lease taken."""
         status = os.fstat(self._fd)
         if not status.st_nlink and (
             not self._is_sealed or fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, OWNERS).startswith(FREE)

@@ -1,4 +1,4 @@
-"""The memory of a mapped region, on the host or on a GPU, in one shape; and how that of the host is pinned for GPUs."""
+"""The memory of a mapped region, on the host or on a GPU, in one shape; views of inputs there; pinning for GPUs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,19 @@ from ...gpu.arrays.device_view import DeviceView
 from ...gpu.memory.access import CudaAccess
 from ...gpu.memory.mappings import CudaMapping
 from ...memory.managed import array_at
+from ...protocol.spans import Table
 from ...tensors.strings import Strings
 from ...tensors.view import DIRECT, MemoryType, StringsView, TensorView
 
-__all__ = ["DeviceMemory", "HostMemory", "Memory", "Pinning"]
+__all__ = ["DeviceMemory", "HostMemory", "InputView", "Memory", "Pinning"]
+
+
+class InputView(TensorView):
+    """An input in the client's memory, on the host and not of strings."""
+
+    __slots__ = ("table",)
+
+    table: Table  # of its request: it says where it lies, and another one's memory is not passed on
 
 
 class HostMemory:

@@ -230,15 +230,11 @@ class Buffers:
 
 
 class Gathering:
-    """The copies of one batch.
-
-    ``number`` is the batch's in its ``execute``. Each has buffers of its own: Triton reads those that are passed on in
-    band only when all batches have been served.
-    """
+    """The copies of one batch, whose ``number`` in its ``execute`` tells its buffers."""
 
     def __init__(self, buffers: Buffers, arrays: DeviceArrays, number: int) -> None:
         self.byte_count = 0
-        self._number = number
+        self._number = number  # Triton reads buffers that are passed on in band when all batches have been served
         self._buffers = buffers
         self._arrays = arrays
 

@@ -16,8 +16,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from ...client.errors import deadline_exceeded
-from ...client.transports.connect import Connectable
-from ...client.transports.transport import AsyncTransport, Transport
+from ...client.transports.transport import AsyncTransport, Connectable, Transport
 from ...memory.shared_file import DEV_SHM
 from ...server import EmbeddedServer, Ports
 from .system_calls import Failing, Fault, Interrupts

@@ -22,7 +22,7 @@ from shm_backend_utils.client.errors import (
     TlsError,
     UnknownHostError,
 )
-from shm_backend_utils.client.paths.probe import ProbeAnswer
+from shm_backend_utils.client.paths.choice import ProbeAnswer
 from shm_backend_utils.client.transports.transport import AsyncTransport, Transport
 from shm_backend_utils.errors import (
     ProbedError,

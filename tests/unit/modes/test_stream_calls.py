@@ -17,7 +17,8 @@ import pytest
 from shm_backend_utils.errors import ClosedError, ModelError, RequestCancelledError
 from shm_backend_utils.memory.managed import ManagedRegion
 from shm_backend_utils.model import BatchCall, Call, ShmSession, StreamCall
-from shm_backend_utils.model.modes import completion, stream
+from shm_backend_utils.model.modes import stream
+from shm_backend_utils.model.session import serve_one
 from shm_backend_utils.protocol.layout import SlotRecord
 from shm_backend_utils.protocol.spans import MAX_FRAMES, OutputSpan, Ring, Table, frame_number
 from shm_backend_utils.testing.emulator.request import InferenceRequest
@@ -303,7 +304,7 @@ def test_a_coroutine_that_is_closed_gives_the_slot_back(open_session: Open, clie
     async def infer(call: Call) -> None:
         await asyncio.Event().wait()
 
-    serving = completion.serve_one(call, infer, lambda call, error: call.fail(error))
+    serving = serve_one(call, infer, lambda call, error: call.fail(error))
 
     async def begin() -> None:
         task: Any = serving.send(None)

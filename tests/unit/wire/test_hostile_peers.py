@@ -25,7 +25,7 @@ from shm_backend_utils.client import (
     ShmClient,
 )
 from shm_backend_utils.client.transports import connections
-from shm_backend_utils.client.transports.connect import connect, connect_async
+from shm_backend_utils.client.transports.transport import connect, connect_async
 from shm_backend_utils.errors import ClosedError
 from tests.unit.test_closed_transports import OnLoop
 from tests.unit.wire.peers import (
