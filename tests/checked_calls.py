@@ -9,8 +9,6 @@ import numpy as np
 
 from shm_backend_utils.client import ShmClient
 
-__all__ = ["Call", "infer", "prepare", "stream", "submit"]
-
 Call = Callable[[ShmClient], bool]
 """Returns whether the answer was right."""
 

@@ -10,8 +10,6 @@ from shm_backend_utils.memory.segment import SystemSegment
 from shm_backend_utils.memory.shared_file import SharedFile
 from shm_backend_utils.protocol.handover import parse_sealed_key
 
-__all__ = ["open_region", "open_segment"]
-
 _BOUND_S: Final = 10.0
 
 

@@ -9,26 +9,6 @@ import pytest
 from shm_backend_utils.server import Installation
 from shm_backend_utils.server.install import is_there_another, reads_own
 
-__all__ = [
-    "asks_models_whether_they_are_ready",
-    "calls_dead_models_ready",
-    "carries_bf16",
-    "gives_up_loading",
-    "has_ensembles_that_fail",
-    "has_models_without_sessions",
-    "knows_its_models",
-    "names_sequences",
-    "outlives_models",
-    "reads_numpy_1_alone",
-    "refusals",
-    "refuses_an_output_twice",
-    "registers_a_key_again",
-    "says_more",
-    "takes_floats",
-    "takes_places_of_no_bytes",
-    "tells_404",
-]
-
 asks_models_whether_they_are_ready = pytest.mark.needs_triton("2.68", "older ones ask no model, or not for the server")
 calls_dead_models_ready = pytest.mark.until_triton("2.65", "newer ones look at the processes themselves")
 carries_bf16 = pytest.mark.needs_triton("2.49", "in older ones, no request and no response carries BF16")

@@ -8,8 +8,6 @@ from typing import Any, Final
 
 from xdist.scheduler import LoadFileScheduling
 
-__all__ = ["TwoServers", "uses_the_server"]
-
 _WITH_SERVERS: Final = ("gw0", "gw1")
 _FIXTURE: Final = "triton_server: "
 _FOLDER: Final = "tests/e2e/"  # where nearly all tests use it, most by way of other fixtures

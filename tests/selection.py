@@ -14,8 +14,6 @@ from typing import Final
 
 import pytest
 
-__all__ = ["left_out"]
-
 OF_ONE_FLAVOUR: Final = ("tests/crash/", "tests/e2e/", "tests/harness/")
 _FLAVOURS: Final = {"grpc", "http", "grpc aio", "http aio", "blocking", "aio"}
 

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["build_wheel"]
-
 _OPTIONS = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
 
 

@@ -6,8 +6,6 @@ import os
 import select
 from pathlib import Path
 
-__all__ = ["Gate"]
-
 PATIENCE_S = 30
 
 

@@ -17,18 +17,7 @@ from shm_backend_utils.memory import reaper
 from shm_backend_utils.memory.reaper import RegionReport
 from shm_backend_utils.server import EmbeddedServer
 
-from ..e2e.eventually import DEADLINE_S, eventually
-
-__all__ = [
-    "eventually",
-    "held_regions",
-    "infer_until_answered",
-    "open_region_of",
-    "region_of",
-    "regions_of",
-    "standing",
-    "stub_of",
-]
+from ..e2e.eventually import DEADLINE_S
 
 
 @contextlib.contextmanager

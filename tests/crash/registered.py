@@ -14,8 +14,6 @@ import tritonclient.grpc
 from shm_backend_utils.client.paths.triton_shm import unregister_when_free
 from shm_backend_utils.server import EmbeddedServer
 
-__all__ = ["SomebodyElse", "files_of_this_process", "losing_files"]
-
 OURS = f"shmbu-{os.getpid()}-"
 
 

@@ -13,8 +13,6 @@ from typing import Final
 
 from shm_backend_utils.server import EmbeddedServer, Installation, install
 
-__all__ = ["ONCE", "installation_with", "serving"]
-
 ONCE: Final = "--disable-auto-complete-config"  # Triton starts each stub twice otherwise, to ask what is complete
 
 

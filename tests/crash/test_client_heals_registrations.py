@@ -14,8 +14,8 @@ from shm_backend_utils.client import InferenceError, PoolOptions
 from shm_backend_utils.client.options import PathName
 from shm_backend_utils.server import EmbeddedServer
 
+from ..e2e.eventually import eventually
 from ..e2e.flavours import FLAVOURS, TWO_FLAVOURS, AnyClient, client_of, url_of
-from .processes import eventually
 from .registered import SomebodyElse, files_of_this_process, losing_files
 
 X = np.arange(1000, dtype=np.float32)

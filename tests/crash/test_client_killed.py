@@ -18,9 +18,10 @@ from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.protocol.layout import PAGE_SIZE, record_offset
 from shm_backend_utils.server import EmbeddedServer
 
+from ..e2e.eventually import eventually
 from ..e2e.flavours import url_of
 from .gate import Gate
-from .processes import eventually, held_regions, open_region_of, region_of, regions_of, standing, stub_of
+from .processes import held_regions, open_region_of, region_of, regions_of, standing, stub_of
 from .servers import serving
 
 X = np.arange(1000, dtype=np.float32)

@@ -18,8 +18,9 @@ from shm_backend_utils.errors import SlotInDoubtError
 from shm_backend_utils.server import EmbeddedServer
 from tests.releases import outlives_models
 
+from ..e2e.eventually import eventually
 from .gate import Gate
-from .processes import eventually, region_of, stub_of
+from .processes import region_of, stub_of
 from .servers import serving
 
 X = np.arange(1000, dtype=np.float32)

@@ -21,8 +21,9 @@ from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.server import EmbeddedServer
 from tests.e2e.fake_gpus import DRIVER, MODEL, Told, X, content_of, flavour_of, gpu_of, left_here, told_by
 
+from ..e2e.eventually import eventually
 from .gate import Gate
-from .processes import eventually, held_regions, region_of, regions_of, standing, stub_of
+from .processes import held_regions, region_of, regions_of, standing, stub_of
 from .servers import serving
 
 BEGIN = """

@@ -17,10 +17,11 @@ from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.protocol.layout import PAGE_SIZE, record_offset
 from shm_backend_utils.testing.faults.at_hand import MortalServer
 
+from ..e2e.eventually import eventually
 from ..e2e.flavours import url_of
 from ..e2e.own_regions import own_regions
 from .gate import Gate
-from .processes import eventually, held_regions, infer_until_answered, regions_of, stub_of
+from .processes import held_regions, infer_until_answered, regions_of, stub_of
 
 X = np.arange(1000, dtype=np.float32)
 

@@ -15,7 +15,7 @@ from shm_backend_utils.cli.common.server import copy_models
 from shm_backend_utils.compat.triton_shm_client import InferShmError, TritonSHMClient
 from shm_backend_utils.testing.faults.at_hand import MortalServer
 
-from .processes import eventually
+from ..e2e.eventually import eventually
 from .registered import SomebodyElse
 
 MODELS = Path(__file__).resolve().parents[1] / "models"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import json
 import re
 import shutil
 import subprocess
@@ -14,12 +15,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import compose_spec
+import jsonschema
 import pytest
 import yaml
+from referencing import Registry, Resource
 
+from shm_backend_utils.server.wheels import appear_whole, cache_folder, fetch_wheel
 from tests.wheels import build_wheel
-
-from .schemas import Schemas
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "docs" / "deploy" / "compose" / "compose.yaml"
@@ -81,11 +83,49 @@ SERVERS_OWN_BYTES: Final = 2**30
 CLIENTS_OWN_BYTES: Final = 2**29
 
 
+SCHEMAS: Final = "kubernetes-validate==1.37.0"
+"""The wheel that has Kubernetes' own schemas. It is not installed: it has 17,000 files."""
+
+
+class Schemas:
+    """What Kubernetes of a version wants of what it is given. Fetches 22 MB with pip, once for a machine."""
+
+    def __init__(self) -> None:
+        folder = cache_folder() / SCHEMAS.replace("==", "-")
+        if not folder.is_dir():
+            appear_whole(folder, folder.is_dir, _fetch)
+        (wheel,) = folder.glob("*.whl")
+        self.archive = zipfile.ZipFile(wheel)
+        self._validator = functools.cache(self._make_validator)
+
+    def faults(self, item: dict[str, Any], version: str) -> list[str]:
+        """Return what is wrong with something, unknown fields too; KeyError if no such Kubernetes has its kind."""
+        group = re.sub(r"^([^./]*)(?:\.[^/]*)?/", r"\1-", item["apiVersion"])  # autoscaling/v2 is autoscaling-v2 there
+        validator = self._validator(f"{item['kind'].lower()}-{group}.json", version)
+        return [f"{'.'.join(map(str, error.path))}: {error.message}" for error in validator.iter_errors(item)]
+
+    def _make_validator(self, name: str, version: str) -> Any:
+        schema = self._read(name, version)
+        definitions = Resource.from_contents(self._read("_definitions.json", version))
+        registry: Any = definitions @ (Resource.from_contents(schema) @ Registry())
+        return jsonschema.Draft202012Validator(schema, registry=registry)
+
+    def _read(self, name: str, version: str) -> Any:
+        folder = f"kubernetes_validate/kubernetes-json-schema/v{version}.0-local-strict"
+        return json.loads(self.archive.read(f"{folder}/{name}"))
+
+
+def _fetch(scratch: Path, fresh: Path) -> None:
+    wheel = fetch_wheel(SCHEMAS, "Kubernetes' schemas", scratch)
+    fresh.mkdir()
+    wheel.rename(fresh / wheel.name)
+
+
 @pytest.fixture(scope="module")
 def schemas() -> Iterator[Schemas]:
     schemas = Schemas()
-    yield schemas
-    schemas.close()
+    with schemas.archive:
+        yield schemas
 
 
 needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl, which builds them, is not here")

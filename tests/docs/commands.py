@@ -15,8 +15,6 @@ from typing import Final
 
 from .documents import ROOT
 
-__all__ = ["complaints"]
-
 # Programs of others. Their options are theirs; they need not be on this machine.
 OF_OTHERS: Final = frozenset(
     [

@@ -20,8 +20,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-__all__ = ["PAGES", "ROOT", "Block", "blocks", "name_of"]
-
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGES: Final = sorted(
     {*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/README.md")},

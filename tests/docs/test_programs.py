@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from .conftest import PagesServer
 from .documents import PAGES, Block, blocks, name_of
-from .server import PagesServer
 
 BY_OTHERS = ("run by", "not run")
 

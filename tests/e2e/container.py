@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["OWN_CONTAINER", "Program", "obstacle", "running"]
-
 OWN_CONTAINER: Final = ("--mount", "--propagation=private", "--pid", "--fork", "--kill-child", "--mount-proc")
 """What a container has of its own in a pod: processes, and a /dev/shm of 64 MB. The network is common."""
 

@@ -35,16 +35,12 @@ _ROUND_S: Final = 0.002
 
 
 class Told(NamedTuple):
-    """What a model tells of its CUDA: how often it was asked for what so far, what is open now, what was undefined."""
+    """What a model tells of its CUDA: how often it has opened memory, what is open now, what was undefined."""
 
     opens: int
-    waits: int
-    pins: int
     launched: int
     finished: int
     open_now: int
-    allocated_now: int
-    pinned_now: int
     violations: int
 
 

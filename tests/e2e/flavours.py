@@ -19,17 +19,6 @@ from shm_backend_utils.client.transports.transport import Connectable
 from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.server import EmbeddedServer
 
-__all__ = [
-    "FLAVOURS",
-    "TWO_FLAVOURS",
-    "AnyCall",
-    "AnyClient",
-    "AwaitedClient",
-    "Flavour",
-    "client_of",
-    "url_of",
-]
-
 T = TypeVar("T")
 
 FLAVOURS: Final = ("grpc", "http", "grpc aio", "http aio")

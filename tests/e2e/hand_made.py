@@ -21,19 +21,6 @@ from shm_backend_utils.protocol import results
 from shm_backend_utils.protocol.layout import SlotRecord
 from shm_backend_utils.protocol.results import OutputPlace
 
-__all__ = [
-    "DATATYPES",
-    "FIRST_GENERATION",
-    "NO_FENCE",
-    "STEP",
-    "Address",
-    "Claim",
-    "HandMade",
-    "Table",
-    "Tensor",
-    "hand_made",
-]
-
 STEP: Final = 4096
 """Bytes from one tensor to the next."""
 
@@ -60,7 +47,7 @@ def _padded(data: bytes) -> bytes:
 
 @dataclass
 class Tensor:
-    """An input or an output of a table. ``rank`` and ``name_length`` are those of shape and name, where not given."""
+    """An input or an output of a table. ``rank`` is that of the shape, where not given."""
 
     name: bytes
     offset: int
@@ -70,12 +57,11 @@ class Tensor:
     shape: list[int] = field(default_factory=list)
     flags: int = 0
     rank: int | None = None
-    name_length: int | None = None
 
     def packed(self) -> bytes:
         rank = len(self.shape) if self.rank is None else self.rank
-        length = len(self.name) if self.name_length is None else self.name_length
-        head = _packed(_TENSOR, self.offset, self.byte_size, self.region, self.datatype, rank, length, self.flags)
+        place = self.offset, self.byte_size, self.region
+        head = _packed(_TENSOR, *place, self.datatype, rank, len(self.name), self.flags)
         return head + _packed("Q" * len(self.shape), *self.shape) + _padded(self.name)
 
 
@@ -89,12 +75,9 @@ class Claim:
     secret: bytes = bytes(16)
     slot: int = 0
     fence: int = NO_FENCE
-    reserved: int = 0
-    name_length: int | None = None
 
     def packed(self) -> bytes:
-        length = len(self.name) if self.name_length is None else self.name_length
-        head = _packed(_CLAIM, self.kind, self.reserved, self.slot, self.fence, length, self.byte_size)
+        head = _packed(_CLAIM, self.kind, 0, self.slot, self.fence, len(self.name), self.byte_size)
         return head + self.secret + _padded(self.name)
 
 
@@ -108,9 +91,7 @@ class Table:
     frame_count: int = 0
     frame_slot: int = 0
     frame_stride: int = 0
-    probe: int = 0
     length: int | None = None
-    input_count: int | None = None
     output_count: int | None = None
     region_count: int | None = None
 
@@ -124,12 +105,12 @@ class Table:
         head = (
             generation,
             struct.calcsize(f"<{_HEAD}") + len(body) if self.length is None else self.length,
-            len(self.inputs) if self.input_count is None else self.input_count,
+            len(self.inputs),
             len(self.outputs) if self.output_count is None else self.output_count,
             len(self.regions) if self.region_count is None else self.region_count,
             self.frame_count,
             self.frame_slot,
-            self.probe,
+            0,  # which asks for no report
             self.frame_stride,
         )
         return _packed(_HEAD, *head) + body

@@ -8,16 +8,9 @@ import numpy as np
 import pytest
 
 from shm_backend_utils import dtypes
-from tests.releases import carries_bf16
-
-__all__ = ["EACH_NUMBER", "EVERY_PATH_OF_STRINGS", "NUMBERS", "strings_in_band"]
 
 NUMBERS: Final = {name: dtype for name, dtype in dtypes.BY_NAME.items() if dtype is not dtypes.BYTES}
 """The data types that go every way."""
-
-EACH_NUMBER: Final = [
-    pytest.param(dtype, marks=carries_bf16 if name == "BF16" else (), id=name) for name, dtype in NUMBERS.items()
-]
 
 strings_in_band: Final = pytest.mark.needs_triton(
     "2.52" if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else "2",

@@ -22,8 +22,6 @@ from shm_backend_utils.server import EmbeddedServer
 
 from ..crash.servers import installation_with
 
-__all__ = ["LoadingServer", "Sample", "models_named_by", "side_by_side"]
-
 MODELS: Final = Path(__file__).resolve().parents[1] / "models"
 OURS: Final = tuple(f"{Path(__file__).resolve().parents[2] / folder}/" for folder in ("tests", "scripts"))
 PREFIX: Final = "shm_backend_utils_"

@@ -18,8 +18,6 @@ from tritonclient.utils import np_to_triton_dtype, shared_memory
 from shm_backend_utils.client.paths.triton_shm import unregister_when_free
 from shm_backend_utils.server import EmbeddedServer
 
-__all__ = ["MODULES", "PlainClient", "PlainRegion"]
-
 MODULES: Final[dict[str, Any]] = {"grpc": tritonclient.grpc, "http": tritonclient.http}
 
 

@@ -186,84 +186,41 @@ def on_a_gpu(handle: bytes, byte_size: int = SIZE, offset: int = 0) -> dict[str,
     return {"cuda_regions": {"region": region}, "cuda": CudaAccess(FakeDriver.load().runtime)}
 
 
-WRONG: Final[dict[str, tuple[list[Any], list[Any], dict[str, Any], type[Exception], str]]] = {
-    "a place that is not of the tensor's size": (
-        [given(byte_size=20)],
-        [WANTED],
-        {},
-        TableError,
-        "inputs.X.byte_size: found 20, expected the size of its data type",
-    ),
-    "a tensor beyond its region on a GPU": (
-        [given()],
-        [],
-        on_a_gpu(base64.b64encode(bytes(64)), 8),
-        TableError,
-        "inputs.X: found an end at byte 16, expected at most 8",
-    ),
-    "a region on a GPU without bytes": (
-        [given()],
-        [],
-        on_a_gpu(base64.b64encode(bytes(64)), 0),
-        CallerError,
-        "CUDA region 'region' begins at byte 0 and has 0 bytes; expected",
-    ),
-    "a region on a GPU before its handle's memory": (
-        [given()],
-        [],
-        on_a_gpu(base64.b64encode(bytes(64)), 8, -1),
-        CallerError,
-        "CUDA region 'region' begins at byte -1 and has 8 bytes; expected",
-    ),
-    "a handle that is no base64": ([given()], [], on_a_gpu(b"no base64!"), CallerError, "not base64, as get_raw_ha"),
+CLAIM: Final = base64.b64encode(bytes(64))
+BEGINS: Final = "CUDA region 'region' begins at byte {} and has {} bytes; expected"
+WRONG: Final[dict[str, tuple[dict[str, Any], type[Exception], str]]] = {
+    "another size": ({"inputs": [given(byte_size=20)]}, TableError, "byte_size: found 20, expected the size of its"),
+    "a tensor beyond its region": (on_a_gpu(CLAIM, 8), TableError, "X: found an end at byte 16, expected at most 8"),
+    "a region on a GPU without bytes": (on_a_gpu(CLAIM, 0), CallerError, BEGINS.format(0, 0)),
+    "a region on a GPU before its handle's memory": (on_a_gpu(CLAIM, 8, -1), CallerError, BEGINS.format(-1, 8)),
+    "a handle that is no base64": (on_a_gpu(b"no base64!"), CallerError, "not base64, as get_raw_ha"),
     "nothing to attach": (
-        [tritonclient.grpc.InferInput("X", [4], "FP32")],
-        [],
-        {},
+        {"inputs": [tritonclient.grpc.InferInput("X", [4], "FP32")], "outputs": []},
         CallerError,
         "no tensor for model 'direct_only' has a place in shared memory; call",
     ),
-    "a batch size without inputs": (
-        [],
-        [WANTED],
-        {"batch_size": 1},
-        TensorError,
-        "a batch size was given, but no input that it is the batch size of",
-    ),
-    "an array": ([A], [], {}, CallerError, "found ndarray; expected tritonclient's InferInput and InferRequested"),
-    "an input twice": ([given(), given()], [WANTED], {}, TensorError, "input 'X' is given 2 times"),
-    "a descriptor of the user's own": (
-        [given()],
-        [WANTED],
-        {"parameters": {"shm_io": "{}"}},
-        CallerError,
-        "parameter 'shm_io' is what attach makes; leave it out",
-    ),
-    "a data type that there is not": (
-        [given("FP8", 4)],
-        [],
-        {},
-        TensorError,
-        "input 'X' has data type 'FP8'; expected one of BOOL, ",
-    ),
+    "a batch size alone": ({"inputs": [], "batch_size": 1}, TensorError, "but no input that it is the batch size of"),
+    "an array": ({"inputs": [A]}, CallerError, "found ndarray; expected tritonclient's InferInput and InferRequested"),
+    "an input twice": ({"inputs": [given(), given()]}, TensorError, "input 'X' is given 2 times"),
+    "a descriptor": ({"parameters": {"shm_io": "{}"}}, CallerError, "'shm_io' is what attach makes; leave it out"),
+    "another data type": ({"inputs": [given("FP8", 4)]}, TensorError, "data type 'FP8'; expected one of BOOL, "),
 }
 
 
 @pytest.mark.parametrize("what", WRONG)
 def test_what_is_wrong_is_said_before_anything_is_sent(what: str) -> None:
-    inputs, outputs, named, error, message = WRONG[what]
+    given_otherwise, error, message = WRONG[what]
     with pytest.raises(error, match=message):
-        attach("direct_only", inputs, outputs, **named)
+        attach("direct_only", **{"inputs": [given()], "outputs": [WANTED], **given_otherwise})
 
 
-class TestWhatTheModelRefuses:
-    def test_a_batch_size_that_is_not_the_inputs(self, user: User) -> None:
-        inputs, outputs = user.add_sub()
-        with pytest.raises(InferenceServerException, match="has a batch of 1, but the request has one of 2"):
-            user.client.infer("add_sub", **attach("add_sub", inputs, outputs, batch_size=2))
+def test_a_batch_size_that_is_not_the_inputs_is_refused(user: User) -> None:
+    inputs, outputs = user.add_sub()
+    with pytest.raises(InferenceServerException, match="has a batch of 1, but the request has one of 2"):
+        user.client.infer("add_sub", **attach("add_sub", inputs, outputs, batch_size=2))
 
-    def test_a_model_without_a_session_gets_no_tensors(self, user: User) -> None:
-        with pytest.raises(InferenceServerException, match="expected 1 inputs but got 0 inputs|input"):
-            user.client.infer(
-                "unaware", **attach("unaware", [user.input("X", [4], "FP32", 16)], [user.output("Y", 16)])
-            )
+
+def test_a_model_without_a_session_gets_no_tensors(user: User) -> None:
+    attached = attach("unaware", [user.input("X", [4], "FP32", 16)], [user.output("Y", 16)])
+    with pytest.raises(InferenceServerException, match="expected 1 inputs but got 0 inputs|input"):
+        user.client.infer("unaware", **attached)

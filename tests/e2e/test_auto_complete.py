@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 import pytest
@@ -22,18 +23,23 @@ input [ { name: "X" data_type: TYPE_FP32 dims: [ 3 ] OPTIONAL } ]
 output [ { name: "Y" data_type: TYPE_FP32 dims: [ 3 ] } ]
 """
 REQUIRED = TENSORS.replace("OPTIONAL", "")
-SERVED = {
-    "without_a_config": None,
-    "without_a_config_with_batches": None,
-    "with_paths": 'parameters { key: "SHM_PATHS" value: { string_value: "direct,inline" } }',
-    "with_tensors": TENSORS.replace("OPTIONAL", "optional: true"),
-    "without_the_direct_path": REQUIRED + 'parameters { key: "SHM_PATHS" value: { string_value: "inline" } }',
+SERVED: Final[dict[str, tuple[str | None, dict[str, bool], str]]] = {
+    "without_a_config": (None, {"X": True, "SHM": True}, "direct"),
+    "without_a_config_with_batches": (None, {"X": True, "SHM": True}, "direct"),
+    "with_paths": ('parameters { key: "SHM_PATHS" value: { string_value: "direct,inline" } }', {"X": True}, "direct"),
+    "with_tensors": (TENSORS.replace("OPTIONAL", "optional: true"), {"X": True, "SHM": True}, "direct"),
+    "without_the_direct_path": (
+        REQUIRED + 'parameters { key: "SHM_PATHS" value: { string_value: "inline" } }',
+        {"X": False},
+        "inline",
+    ),
 }
+"""A configuration, the inputs that the server then has, each optional or not, and the path that a call takes."""
 
 
 @pytest.fixture(scope="module")
 def server(loading_server: LoadingServer) -> LoadingServer:
-    loading_server.load_all("self_described", SERVED)
+    loading_server.load_all("self_described", {name: config for name, (config, _, _) in SERVED.items()})
     return loading_server
 
 
@@ -43,39 +49,19 @@ def client(server: LoadingServer) -> Iterator[ShmClient]:
         yield client
 
 
-def inputs(server: LoadingServer, model: str) -> dict[str, bool]:
-    """Return the model's inputs, as the server has them, and whether each is optional."""
-    config = server.grpc.get_model_config(model, as_json=True)["config"]
-    return {tensor["name"]: tensor.get("optional", False) for tensor in config["input"]}
-
-
-@pytest.mark.parametrize("path", ["direct", "inline"])
-@pytest.mark.parametrize("model", [model for model in SERVED if model != "without_the_direct_path"])
-def test_it_is_served_on_every_path(client: ShmClient, model: str, path: PathName) -> None:
-    x = np.stack([X, 2 * X]) if "batches" in model else X
-    with client.infer(model, {"X": x}, path=path) as result:
-        np.testing.assert_array_equal(result["Y"], x)
-
-
-@pytest.mark.parametrize(
-    ("model", "expected"),
-    [
-        ("without_a_config", {"X": True, "SHM": True}),
-        ("without_a_config_with_batches", {"X": True, "SHM": True}),
-        ("with_paths", {"X": True}),
-        ("with_tensors", {"X": True, "SHM": True}),
-        ("without_the_direct_path", {"X": False}),
-    ],
-)
-def test_the_server_takes_over_the_inputs_it_needs(
-    server: LoadingServer, model: str, expected: dict[str, bool]
+@pytest.mark.parametrize("model", SERVED)
+def test_the_server_has_the_inputs_that_are_needed_and_serves_every_path(
+    server: LoadingServer, client: ShmClient, model: str
 ) -> None:
-    assert inputs(server, model) == expected
-
-
-def test_a_model_that_is_to_serve_no_direct_path_is_served_on_the_others(client: ShmClient) -> None:
-    with client.infer("without_the_direct_path", {"X": X}) as result:
-        assert result.path == "inline"
+    _, expected, best = SERVED[model]
+    config = server.grpc.get_model_config(model, as_json=True)["config"]
+    assert {tensor["name"]: tensor.get("optional", False) for tensor in config["input"]} == expected
+    x = np.stack([X, 2 * X]) if "batches" in model else X
+    paths: list[tuple[PathName, str]] = [("auto", best), ("inline", "inline")]
+    for path, taken in paths:
+        with client.infer(model, {"X": x}, path=path) as result:
+            assert result.path == taken
+            np.testing.assert_array_equal(result["Y"], x)
 
 
 @gives_up_loading

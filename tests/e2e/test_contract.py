@@ -13,11 +13,10 @@ from shm_backend_utils.client.options import PathName
 from shm_backend_utils.server import EmbeddedServer
 from tests.releases import reads_numpy_1_alone
 
-from .conversation import conversed
+from .eventually import conversed
 from .flavours import AnyClient
 from .in_band import EVERY_PATH_OF_STRINGS
-from .mapped import lies_in_shared_memory
-from .own_regions import lose, own_regions
+from .own_regions import lies_in_shared_memory, lose, own_regions
 from .wiretap import Wiretap
 
 pytestmark = pytest.mark.every_flavour

@@ -24,10 +24,7 @@ from shm_backend_utils.client import (
     ServerUnavailableError,
 )
 from shm_backend_utils.client.options import PathName
-from shm_backend_utils.errors import (
-    CallerError,
-    SlotInDoubtError,
-)
+from shm_backend_utils.errors import CallerError, SlotInDoubtError
 from shm_backend_utils.server import EmbeddedServer
 from tests.releases import takes_floats
 from tests.unit.forks.programs import run_program

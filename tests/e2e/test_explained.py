@@ -26,12 +26,8 @@ ROOM = {"Y": 16}
 BY_NOBODY = "do not share a network namespace"
 
 
-def sealed_check(explanation: Explanation) -> Check | None:
-    return next((check for check in explanation.checks if check.name == "sealed memory?"), None)
-
-
-def kinds() -> set[type]:
-    return {type(region) for region in own_regions()}
+def check_of(explanation: Explanation) -> Check:
+    return next(check for check in explanation.checks if check.name == "sealed memory?")
 
 
 def infer(client: AnyClient) -> set[type]:
@@ -39,7 +35,7 @@ def infer(client: AnyClient) -> set[type]:
     with client.infer("direct_only", X, outputs=ROOM) as result:
         assert result.path == "direct"
         assert result["Y"].tolist() == [1] * 4
-        return kinds()
+        return {type(region) for region in own_regions()}
 
 
 def name_a_socket_that_nobody_has(patch: pytest.MonkeyPatch) -> None:
@@ -49,8 +45,7 @@ def name_a_socket_that_nobody_has(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("region", ["auto", "sealed"])
 def test_where_it_can_be_fetched_it_is_taken(any_client: AnyClient) -> None:
-    check = sealed_check(any_client.explain("direct_only"))
-    assert check is not None
+    check = check_of(any_client.explain("direct_only"))
     assert check.outcome is True
     assert "the model has fetched some by a socket" in check.detail
     assert infer(any_client) == {SealedSegment}
@@ -60,8 +55,7 @@ def test_where_it_can_be_fetched_it_is_taken(any_client: AnyClient) -> None:
 def test_where_it_cannot_be_fetched_dev_shm_is_taken(any_client: AnyClient, monkeypatch: pytest.MonkeyPatch) -> None:
     name_a_socket_that_nobody_has(monkeypatch)
     explanation = any_client.explain("direct_only")
-    check = sealed_check(explanation)
-    assert check is not None
+    check = check_of(explanation)
     assert check.outcome is False
     assert "the model could not fetch it" in check.detail
     assert BY_NOBODY in check.detail

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
+<<<<<<< HEAD
 from shm_backend_utils.client import (
     DeadlineExceededError,
     InferenceError,
@@ -23,6 +24,10 @@ from shm_backend_utils.client import (
     ShmClient,
 )
 from shm_backend_utils.client.paths.triton_shm import unregister_when_free
+=======
+from shm_backend_utils.client import DeadlineExceededError, InferenceError, PoolOptions, Result, ShmClient
+from shm_backend_utils.client.unregistering import unregister_when_free
+>>>>>>> 4768bd9d (Helpers of tests have no list of their names, files of one test's own helpers are that test's, and what no test uses is gone)
 from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.protocol.spans import MAX_FRAMES
 from shm_backend_utils.server import EmbeddedServer
@@ -30,7 +35,7 @@ from shm_backend_utils.server import EmbeddedServer
 from .eventually import all_memory_comes_back
 from .flavours import AnyClient, Flavour, url_of
 from .hand_made import STEP, Claim, HandMade, hand_made
-from .mapped import lies_in_shared_memory
+from .own_regions import lies_in_shared_memory
 
 X = np.array([1, 2, 3, 4], np.float32)
 ROOM = {"Y": X.nbytes}

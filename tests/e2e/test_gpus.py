@@ -17,8 +17,7 @@ from shm_backend_utils.testing.fake_cuda.driver import LiveCounts
 from tests.crash.gate import Gate
 from tests.crash.processes import stub_of
 
-from .conversation import conversed
-from .eventually import all_memory_comes_back, eventually
+from .eventually import all_memory_comes_back, conversed, eventually
 from .fake_gpus import DRIVER, MODEL, Gpu, X, content_of, flavour_of, gpu_of, left_here
 from .flavours import Flavour
 from .loading_server import LoadingServer

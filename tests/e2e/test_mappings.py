@@ -25,8 +25,8 @@ from shm_backend_utils.server import EmbeddedServer
 from tests.unit.forks.programs import run_program
 
 from ..crash.gate import Gate
-from ..crash.processes import eventually, held_regions, regions_of, stub_of
-from .eventually import all_memory_comes_back
+from ..crash.processes import held_regions, regions_of, stub_of
+from .eventually import all_memory_comes_back, eventually
 from .own_regions import own_regions
 
 X = np.arange(4, dtype=np.float32)

@@ -23,9 +23,10 @@ from shm_backend_utils.client import PoolOptions, ShmClient
 from shm_backend_utils.memory.descriptors import Descriptor
 from shm_backend_utils.protocol.handover import SealedKey
 from shm_backend_utils.protocol.layout import HEADER_LENGTH, PAGE_SIZE, Header, data_offset, write_header
-from tests.crash.processes import eventually, stub_of
+from tests.crash.processes import stub_of
 from tests.unit.fetching.conftest import Script, ScriptedServer, give, say_nothing
 
+from .eventually import eventually
 from .loading_server import LoadingServer
 
 MODEL = "fetching"

@@ -18,8 +18,8 @@ from shm_backend_utils.cli.common.server import copy_models
 from shm_backend_utils.client import InferenceError, ServerUnavailableError
 from shm_backend_utils.server import EmbeddedServer, Ports
 
-from ..crash.processes import eventually
 from ..crash.servers import installation_with
+from .eventually import eventually
 from .flavours import FLAVOURS, AnyClient, AwaitedClient, Flavour
 
 MODELS: Final = Path(__file__).resolve().parents[1] / "models"

@@ -24,6 +24,9 @@ from .hand_made import DATATYPES, STEP, Claim, HandMade, Tensor, hand_made
 X: Final = np.array([1, 2, 3, 4], np.float32)
 ROOM: Final = 64
 REGION_SIZE: Final = 2 * 4096 + 8 * STEP
+MORE: Final = 8192 + 4 * STEP
+"""Where no tensor lies."""
+UNKNOWN: Final = Tensor(b"Q", MORE, 16, datatype=DATATYPES["FP32"], shape=[4])
 
 Break = Callable[[HandMade], None]
 
@@ -60,53 +63,39 @@ def is_served(request: HandMade) -> bool:
     return bool((request.output("Y", np.float32)[: X.size] == X).all())
 
 
-def tensor(which: str, **fields: Any) -> Break:
-    def change(request: HandMade) -> None:
-        for field, value in fields.items():
-            setattr(request.table[which], field, value)
-
-    return change
-
-
-def one_more_input(name: bytes, **fields: Any) -> Break:
-    def change(request: HandMade) -> None:
-        given = {"offset": 8192 + 4 * STEP, "byte_size": 16, "datatype": DATATYPES["FP32"], "shape": [4], **fields}
-        request.table.inputs.append(Tensor(name, **given))
-
-    return change
-
-
 @pytest.fixture
 def made(triton_server: EmbeddedServer) -> Iterator[HandMade]:
     with valid(triton_server.grpc_url) as request:
         yield request
 
 
-def head(**fields: Any) -> Break:
+def setting(part: Callable[[HandMade], object], **fields: Any) -> Break:
     def change(request: HandMade) -> None:
+        changed = part(request)
         for field, value in fields.items():
-            setattr(request.table, field, value)
+            setattr(changed, field, value)
 
     return change
+
+
+def head(**fields: Any) -> Break:
+    return setting(lambda request: request.table, **fields)
 
 
 def address(**fields: Any) -> Break:
-    def change(request: HandMade) -> None:
-        for field, value in fields.items():
-            setattr(request.address, field, value)
+    return setting(lambda request: request.address, **fields)
 
-    return change
+
+def tensor(which: str, **fields: Any) -> Break:
+    return setting(lambda request: request.table[which], **fields)
+
+
+def more(part: str, *found: object) -> Break:
+    return lambda request: getattr(request.table, part).extend(found)
 
 
 def claims(*found: Claim) -> Break:
-    return lambda request: request.table.regions.extend(found)
-
-
-def one_more_output(name: bytes, **fields: Any) -> Break:
-    def change(request: HandMade) -> None:
-        request.table.outputs.append(Tensor(name, **{"offset": 8192 + 4 * STEP, "byte_size": 16, **fields}))
-
-    return change
+    return more("regions", *found)
 
 
 def own_region_as_a_lent_one(request: HandMade) -> None:
@@ -137,8 +126,8 @@ LIES: Final[dict[str, tuple[Break, str, str]]] = {
     "name that is no UTF-8": (tensor("X", name=b"\xff\xfe"), "shm:table", "inputs[0].name"),
     "name with a zero": (tensor("X", name=b"X\0"), "shm:tensor", "has no input 'X\\x00'"),
     "very long name": (tensor("X", name=b"X" * 1500), "shm:tensor", "has no input 'XXX"),
-    "unknown input": (one_more_input(b"Q"), "shm:tensor", "has no input 'Q'; it has X"),
-    "output twice": (one_more_output(b"Y"), "shm:table", "a name that is there twice"),
+    "unknown input": (more("inputs", UNKNOWN), "shm:tensor", "has no input 'Q'; it has X"),
+    "output twice": (more("outputs", Tensor(b"Y", MORE, 16)), "shm:table", "a name that is there twice"),
     "output over an input": (tensor("Y", offset=8192), "shm:table", "outputs.Y: found bytes of another tensor"),
     "output at an odd address": (tensor("Y", offset=8192 + STEP + 1), "shm:table", "outputs.Y.offset: found 12289"),
     "a ring for one answer": (head(frame_count=1), "shm:table", "frame_count: found 1, expected 0: model"),
@@ -155,7 +144,7 @@ LIES: Final[dict[str, tuple[Break, str, str]]] = {
     "fence that is a name": (
         claims(Claim(3, b"a"), Claim(2, bytes(64), 4096, fence=1)),
         "shm:table",
-        "regions[2].fence: found 1",
+        "[2].fence: found",
     ),
     "wrong token": (address(token="0" * 32), "shm:refused", "shm_slot refused: the token is not the region's"),
     "no such slot": (address(slot=1), "shm:table", "shm_slot.slot: found 1, expected less than 1"),

@@ -13,8 +13,6 @@ import triton_shm_client
 from shm_backend_utils.compat.triton_shm_client import TritonSHMClient
 from shm_backend_utils.server import EmbeddedServer
 
-__all__ = ["CLASSES", "FACTS", "LATE_WRITER", "ORDINARY", "ROWS", "Call", "Declared", "x_of"]
-
 CLASSES: Final = {"theirs": triton_shm_client.TritonSHMClient, "ours": TritonSHMClient}
 
 

@@ -7,8 +7,6 @@ import socket
 import threading
 from collections.abc import Iterator
 
-__all__ = ["Wiretap", "tapped"]
-
 
 class Wiretap:
     """Passes bytes on between clients and a server."""

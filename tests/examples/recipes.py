@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 from typing import Final
 
-__all__ = ["EXAMPLES", "RECIPES", "run_script"]
-
 EXAMPLES: Final = Path(__file__).resolve().parents[2] / "examples"
 RECIPES: Final = sorted(readme.parent.name for readme in EXAMPLES.glob("*/README.md"))
 

@@ -10,7 +10,7 @@ from examples.onnx_runtime.make_model import FILE, network
 from examples.onnx_runtime.measure import measure
 from shm_backend_utils.client import ShmClient
 
-from ..e2e.mapped import lies_in_shared_memory
+from ..e2e.own_regions import lies_in_shared_memory
 from .recipes import run_script
 
 

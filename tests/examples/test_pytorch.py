@@ -11,7 +11,7 @@ from examples.pytorch.client import SHAPE
 from examples.pytorch.measure import measure
 from shm_backend_utils.client import ShmClient
 
-from ..e2e.mapped import lies_in_shared_memory
+from ..e2e.own_regions import lies_in_shared_memory
 from .recipes import run_script
 
 torch: Any = pytest.importorskip(

@@ -10,7 +10,7 @@ import pytest
 from examples.video.client import edges_of, make_video
 from examples.video.measure import measure
 
-from ..e2e.mapped import lies_in_shared_memory
+from ..e2e.own_regions import lies_in_shared_memory
 from .recipes import run_script
 
 FRAMES = 12

@@ -13,8 +13,6 @@ import numpy.typing as npt
 
 from shm_backend_utils import dtypes
 
-__all__ = ["KINDS", "Kind"]
-
 Array = npt.NDArray[Any]
 
 

@@ -11,7 +11,7 @@ import pytest
 from shm_backend_utils import dtypes
 from shm_backend_utils.client.options import PathName
 from tests.e2e.flavours import AnyClient
-from tests.e2e.mapped import lies_in_shared_memory
+from tests.e2e.own_regions import lies_in_shared_memory
 
 MODELS = ("brain_floats", "identity", "rows")
 

@@ -13,7 +13,7 @@ from shm_backend_utils.client.errors import OutputRoomError
 from shm_backend_utils.client.options import PathName
 from tests.e2e.flavours import AnyClient
 from tests.e2e.in_band import NUMBERS
-from tests.e2e.mapped import lies_in_shared_memory
+from tests.e2e.own_regions import lies_in_shared_memory
 
 MODELS = ("counting", "every_dtype", "repeat", "rows")
 X = np.arange(5, dtype=np.float32)

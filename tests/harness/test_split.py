@@ -13,7 +13,7 @@ from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import BatchSizeError
 from tests.e2e.eventually import all_memory_comes_back
 from tests.e2e.flavours import AnyClient, Flavour
-from tests.e2e.mapped import lies_in_shared_memory
+from tests.e2e.own_regions import lies_in_shared_memory
 
 MODELS = ("identity", "rows", "word_rows")
 MOST_ROWS = 4  # that the model takes at once

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-__all__ = ["MODULES", "STUBS", "declared"]
-
 STUBS: Final = Path(__file__).resolve().parents[2] / "stubs"
 MODULES: Final = sorted(folder.name.removesuffix("-stubs") for folder in STUBS.iterdir())
 

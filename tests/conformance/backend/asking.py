@@ -12,8 +12,6 @@ import numpy as np
 from tests.conformance.backend.backend_checks import FAULT_CHECKS
 from tests.unit.harness.wires import Tensor, Wire, request
 
-__all__ = ["ask", "models_in"]
-
 HERE: Final = Path(__file__).parent
 WORDS: Final = b"".join(struct.pack("<I", len(word)) + word for word in (b"a", "ü".encode(), b""))
 INPUTS: Final = {

@@ -1,6 +1,6 @@
 """Does what the parameter `deed` says on a GPU that does not exist, and never waits for what it has launched.
 
-Its work is on a stream of its own, which it names unless the parameter `names` is false.
+Its work is on a stream of its own, which it names.
 """
 
 import json
@@ -56,8 +56,7 @@ class TritonPythonModel:
         pb_utils.Logger.log_info(f"closed the session: {before} became {after}, {DRIVER.violations()}")
 
     def stream_for(self, call: Call) -> int:
-        if call.parameters.get("names", True):
-            call.ready_on(self.stream)
+        call.ready_on(self.stream)
         return self.stream
 
     def launch(self, stream, function, *arrays):
@@ -147,11 +146,10 @@ class TritonPythonModel:
         self.do_tell(call)
 
     def do_tell(self, call):
-        """Tell how often CUDA was asked for what, what is open now, and how much was undefined."""
-        counts = [DRIVER.count(name) for name in ("cuIpcOpenMemHandle", "cuCtxSynchronize", "cuMemHostRegister")]
-        live = DRIVER.live()
-        now = [live.opened, live.allocations, live.pinned, len(DRIVER.violations())]
-        call.put("Y", np.array([*counts, self.launched, self.finished, *now], np.float32))
+        """Tell how often CUDA has opened memory, what is open now, and how much was undefined."""
+        now = [DRIVER.live().opened, len(DRIVER.violations())]
+        opens = DRIVER.count("cuIpcOpenMemHandle")
+        call.put("Y", np.array([opens, self.launched, self.finished, *now], np.float32))
 
 
 def wait_at_the_gate(parameters):

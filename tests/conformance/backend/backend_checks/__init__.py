@@ -11,8 +11,6 @@ from typing import Any, Final
 
 from . import calls, capsules, configurations, functions, metrics, numpy_1_stub, requests, responses, strings, tensors
 
-__all__ = ["CHECKS", "FAULT_CHECKS"]
-
 _MODULES: Final = (calls, capsules, configurations, functions, metrics, requests, responses, strings, tensors)
 CHECKS: Final[dict[str, Callable[[Any, Any], None]]] = {
     f"{module.__name__.rpartition('.')[2]}.{name}": check

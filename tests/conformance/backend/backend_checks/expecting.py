@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["NUMBERS", "kills_the_server", "named", "refused", "same", "since"]
-
 _Check = TypeVar("_Check", bound=Callable[..., Any])
 
 NUMBERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-__all__ = ["Speaker", "capsule"]
-
 CPU, FLOAT = 1, 2
 
 
