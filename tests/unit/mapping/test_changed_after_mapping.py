@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.dtypes import BY_NAME
-from shm_backend_utils.errors import RegionRefusedError, StaleRequestError, TableError
+from shm_backend_utils.errors import RegionRefusedError, TableError
 from shm_backend_utils.gpu.memory.access import CudaAccess
 from shm_backend_utils.gpu.memory.allocations import CudaAllocation
 from shm_backend_utils.gpu.runtime import CudaRuntime
@@ -30,7 +30,7 @@ from shm_backend_utils.testing.faults.at_hand import punch_hole, take_space_beyo
 from tests.opened import open_region, open_segment
 from tests.unit.claims_of import claim_of_allocation, claim_of_region, resolved, slot_of
 from tests.unit.emulated import message_of
-from tests.unit.gpu.fakes import BLOCK, SIZE, runtime_that_gives_all_back
+from tests.unit.gpu.fakes import SIZE, runtime_that_gives_all_back
 from tests.unit.mapping.files import SHM, TOKEN, managed_file, new_key
 from tests.unit.sessions import double, say_registered
 from tests.unit.table_client import Client
@@ -244,15 +244,6 @@ def test_without_a_slot_of_its_own_a_request_borrows_nothing(resolver: Resolver,
     assert lent.lease(0).take_back()
 
 
-def test_what_a_dead_lender_has_lent_is_given_back_at_once(resolver: Resolver, make_region: MakeRegion) -> None:
-    lender, lent = make_region(), make_region()
-    own = slot_of(resolver, lender)
-    lender.close()
-    with pytest.raises(StaleRequestError, match="the model that has lent its client's memory to this one is gone"):
-        resolver.open_further(Table({}, {}, (claim_of_region(lent),)), own)
-    assert lent.lease(0).take_back()
-
-
 # Memory of GPUs
 
 
@@ -267,13 +258,6 @@ def test_a_lent_region_fences_a_gpu(resolver: Resolver, make_region: MakeRegion,
     opened(resolver, Table({}, {}, claims), own)
     assert has_users(lent.segment.fileno())
     assert not has_users(own.segment.fileno())
-
-
-def test_no_more_than_there_is_claimed(resolver: Resolver, make_region: MakeRegion, allocation: CudaAllocation) -> None:
-    own = slot_of(resolver, make_region())
-    resolved(resolver, claim_of_allocation(allocation), own)
-    with pytest.raises(RegionRefusedError, match=rf"regions\[1\] refused: it claims {BLOCK + 1} bytes"):
-        resolved(resolver, claim_of_allocation(allocation, byte_size=BLOCK + 1), own)
 
 
 # The end

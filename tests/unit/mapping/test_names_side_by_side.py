@@ -42,16 +42,19 @@ PAGE: Final = 4096
 CLAIM: Final = NamedRegionClaim("mine")
 FIELD: Final = "regions[1]"
 
+Registered = dict[str, Registration]
+Make = Callable[[int], str]
+
 
 @pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> dict[str, Registration]:
-    found: dict[str, Registration] = {}
+def registered(monkeypatch: pytest.MonkeyPatch) -> Registered:
+    found: Registered = {}
     say_registered(monkeypatch, lambda: found)
     return found
 
 
 @pytest.fixture
-def regions() -> Iterator[NamedRegions]:
+def regions(registered: Registered) -> Iterator[NamedRegions]:
     registry = Registry()
     with closing(NamedRegions(Config(), registry)) as regions:
         yield regions
@@ -59,7 +62,7 @@ def regions() -> Iterator[NamedRegions]:
 
 
 @pytest.fixture
-def objects() -> Iterator[Callable[[int], str]]:
+def objects() -> Iterator[Make]:
     made: list[Path] = []
 
     def make(value: int) -> str:
@@ -83,10 +86,7 @@ def opened_with(regions: NamedRegions, registration: Registration) -> tuple[Any,
 
 
 def test_a_region_that_takes_long_to_map_holds_up_no_other_name(
-    registered: dict[str, Registration],
-    regions: NamedRegions,
-    objects: Callable[[int], str],
-    monkeypatch: pytest.MonkeyPatch,
+    registered: Registered, regions: NamedRegions, objects: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = Registration(objects(1), 0, PAGE)
     registered["other"] = Registration(objects(2), 0, PAGE)
@@ -115,11 +115,8 @@ def test_a_region_that_takes_long_to_map_holds_up_no_other_name(
         thread.join()
 
 
-def test_one_who_was_told_before_and_maps_after_another_one_has_his_own_object_which_goes_with_the_next_sweep(
-    registered: dict[str, Registration],
-    regions: NamedRegions,
-    objects: Callable[[int], str],
-    monkeypatch: pytest.MonkeyPatch,
+def test_one_who_maps_late_has_what_he_was_told_until_the_next_sweep(
+    registered: Registered, regions: NamedRegions, objects: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, new = (Registration(objects(value), 0, PAGE) for value in (1, 2))
     registered["mine"] = new
@@ -142,9 +139,7 @@ def test_one_who_was_told_before_and_maps_after_another_one_has_his_own_object_w
     assert regions._registry.mapped()[1] == 0
 
 
-def test_a_name_of_a_longer_part_gets_its_space(
-    registered: dict[str, Registration], regions: NamedRegions, objects: Callable[[int], str]
-) -> None:
+def test_a_name_of_a_longer_part_gets_its_space(regions: NamedRegions, objects: Make) -> None:
     key = objects(1)
     os.truncate(SHM / key[1:], 3 * PAGE)  # with holes
     opened_with(regions, Registration(key, 0, PAGE))
@@ -152,9 +147,7 @@ def test_a_name_of_a_longer_part_gets_its_space(
     assert (SHM / key[1:]).stat().st_blocks * 512 == 3 * PAGE
 
 
-def test_holes_in_a_part_that_was_mapped_later_than_another_one_are_noticed(
-    registered: dict[str, Registration], regions: NamedRegions, objects: Callable[[int], str]
-) -> None:
+def test_holes_in_a_part_that_was_mapped_later_are_noticed(regions: NamedRegions, objects: Make) -> None:
     key = objects(1)
     path = SHM / key[1:]
     os.truncate(path, 3 * PAGE)
@@ -166,7 +159,7 @@ def test_holes_in_a_part_that_was_mapped_later_than_another_one_are_noticed(
     assert path.stat().st_blocks * 512 == 2 * PAGE, "it has its memory again"
 
 
-def test_a_name_whose_object_cannot_be_mapped_goes(registered: dict[str, Registration], regions: NamedRegions) -> None:
+def test_a_name_whose_object_cannot_be_mapped_goes(regions: NamedRegions) -> None:
     with pytest.raises(RegionGoneError):
         opened_with(regions, Registration("/beside-nobody", 0, PAGE))
     assert regions._known == {}
@@ -217,10 +210,11 @@ def test_sweeps_take_no_memory_from_a_request_and_leave_none(session: ShmSession
     assert resolver.registry.mapped() == (0, 0)
 
 
-def test_first_requests_of_several_threads_start_one_sweeper_which_ends_with_the_session() -> None:
-    def sweepers() -> set[threading.Thread]:
-        return {thread for thread in threading.enumerate() if thread.name == "shm sweeper"}
+def sweepers() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "shm sweeper"}
 
+
+def test_first_requests_of_several_threads_start_one_sweeper_which_ends_with_the_session() -> None:
     before = sweepers()
     for _ in range(20):
         resolver = Resolver(Config(), CudaAccess())
@@ -250,13 +244,13 @@ def test_uses_that_begin_and_end_side_by_side_are_all_counted() -> None:
 
 
 def test_a_request_that_is_under_way_when_its_session_ends_starts_no_sweeper() -> None:
-    before = {thread for thread in threading.enumerate() if thread.name == "shm sweeper"}
+    before = sweepers()
     resolver = Resolver(Config(), CudaAccess())
     resolver.close()
     address = f"2/m/shmbu-1-{0:016x}/{0:032x}/0"
     with pytest.raises(RegionGoneError):
         resolver.open_slot(address, parse_address(address))
-    assert {thread for thread in threading.enumerate() if thread.name == "shm sweeper"} <= before
+    assert sweepers() <= before
 
 
 ROUNDS = 400
