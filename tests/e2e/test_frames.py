@@ -15,19 +15,8 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-<<<<<<< HEAD
-from shm_backend_utils.client import (
-    DeadlineExceededError,
-    InferenceError,
-    PoolOptions,
-    Result,
-    ShmClient,
-)
-from shm_backend_utils.client.paths.triton_shm import unregister_when_free
-=======
 from shm_backend_utils.client import DeadlineExceededError, InferenceError, PoolOptions, Result, ShmClient
-from shm_backend_utils.client.unregistering import unregister_when_free
->>>>>>> 4768bd9d (Helpers of tests have no list of their names, files of one test's own helpers are that test's, and what no test uses is gone)
+from shm_backend_utils.client.paths.triton_shm import unregister_when_free
 from shm_backend_utils.memory.pool.options import RegionName
 from shm_backend_utils.protocol.spans import MAX_FRAMES
 from shm_backend_utils.server import EmbeddedServer
