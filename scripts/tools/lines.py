@@ -30,7 +30,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 6_191,
     "scripts": 9_753,
     "scripts/tools/bench": 2_722,
-    "tests": 55_950,
+    "tests": 55_941,
     "docs": 3_472,
 }
 """By folder, or by pattern of files: the most lines."""

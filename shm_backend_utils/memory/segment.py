@@ -268,6 +268,17 @@ def _give_name(fd: int, key: str) -> None:
 class SealedSegment(MappedSegment):
     """A sealed memfd. Its key names a socket of its maker, and a number there."""
 
+    _room = staticmethod(available_bytes)
+    _offered: int | None = None  # the number under which its maker hands it out
+
+    @staticmethod
+    def _lack_of_room(byte_size: int) -> str:
+        return (
+            f"sealed memory of {byte_size} bytes was asked for, but this process may have {available_bytes():.0f} more "
+            f"of {memory_bytes()}; {MORE_MEMORY}, or take less: release results sooner, or lower "
+            "PoolOptions(max_bytes=...)"
+        )
+
     @classmethod
     @translate_os_errors(failed='sealed memory cannot be made: {}; take other memory, by PoolOptions(region="system")')
     def create(
@@ -289,18 +300,7 @@ class SealedSegment(MappedSegment):
             segment._offered = next(REGISTRY.numbers)
             segment.key = str(REGISTRY.offer(segment._offered, token, access, segment._descriptor.reopened))
 
-        return cls._make("", _memory(), byte_size, access, deadline, publish)
-
-    _room = staticmethod(available_bytes)
-    _offered: int | None = None  # the number under which its maker hands it out
-
-    @staticmethod
-    def _lack_of_room(byte_size: int) -> str:
-        return (
-            f"sealed memory of {byte_size} bytes was asked for, but this process may have {available_bytes():.0f} more "
-            f"of {memory_bytes()}; {MORE_MEMORY}, or take less: release results sooner, or lower "
-            "PoolOptions(max_bytes=...)"
-        )
+        return cls._make("", _new_memfd(), byte_size, access, deadline, publish)
 
     def renew(self, token: bytes) -> None:
         """Hand it to those who know another token."""
@@ -338,7 +338,7 @@ class SealedSegment(MappedSegment):
         super().close()
 
 
-def _memory() -> Descriptor:
+def _new_memfd() -> Descriptor:
     """Return a new memfd, which cannot be executed where the kernel can forbid that; some systems demand it."""
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     with contextlib.suppress(OSError):

@@ -16,6 +16,7 @@ from shm_backend_utils.protocol.handover import SealedKey, parse_sealed_key
 from shm_backend_utils.testing.faults.system_calls import Interrupts
 from tests.unit.forks.programs import run_program
 from tests.unit.handover.asking import Region, ask, connect, count_open, servers, settles
+from tests.unit.side_by_side import side_by_side
 
 FOLDER = Path(shm_backend_utils.__file__).parent / "memory" / "handover"
 
@@ -80,23 +81,13 @@ def test_a_finalizer_may_withdraw_inside_a_locked_section(registry: HandoverRegi
 
 
 def test_many_threads_offer_and_withdraw_at_once(registry: HandoverRegistry) -> None:
-    failed: list[BaseException] = []
-
     def work() -> None:
-        try:
-            for _ in range(100):
-                region = Region(registry)
-                assert region.is_given()
-                registry.withdraw(region.number)
-        except BaseException as error:
-            failed.append(error)
+        for _ in range(100):
+            region = Region(registry)
+            assert region.is_given()
+            registry.withdraw(region.number)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failed == []
+    side_by_side(*[work] * 4)
 
 
 def test_an_interrupt_at_any_line_leaves_nothing_once_the_region_is_withdrawn(registry: HandoverRegistry) -> None:
