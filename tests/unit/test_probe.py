@@ -14,8 +14,7 @@ import shm_backend_utils
 from shm_backend_utils import dtypes
 from shm_backend_utils.errors import TableError
 from shm_backend_utils.memory.managed import RegionKind
-from shm_backend_utils.model import ShmSession
-from shm_backend_utils.model.call import probe
+from shm_backend_utils.model import ShmSession, context
 from shm_backend_utils.protocol import table
 from shm_backend_utils.protocol.probe import decode_probe, digest_of, encode_probe, is_probe
 from shm_backend_utils.protocol.spans import InputSpan, OutputSpan, Ring, Table
@@ -106,7 +105,7 @@ def test_a_failed_report_is_an_end(session: ShmSession, client: Client, monkeypa
 
     assert "outputs[0].byte_size: found 16, expected" in ask(session, client, room=16)
     assert (client.is_free(), client.is_over()) == (True, True), "else it seems that the model has died with it"
-    monkeypatch.setattr(probe, "process_facts", fail)
+    monkeypatch.setattr(context, "process_facts", fail)
     ask(session, client)
     assert (client.is_free(), client.is_over()) == (True, True)
 

@@ -25,12 +25,11 @@ __all__ = [
     "SAME_VALUES",
     "Elsewhere",
     "InputDescription",
-    "OutputHint",
     "Outputs",
     "Source",
     "StringSource",
-    "WantedOutputs",
     "described_inputs",
+    "source_of",
     "sources",
     "wanted_outputs",
 ]
@@ -198,11 +197,6 @@ class Source:
     device: int | None = None  # this process' number of the GPU that it is on; None for the host
     is_lent: bool = False  # used where it is, on a GPU; nothing on the host is
 
-    @classmethod
-    def of(cls, name: str, array: npt.NDArray[Any]) -> Source:
-        """Return an array as a source; raise TensorTypeError if its dtype has no counterpart."""
-        return cls(dtypes.from_numpy(_native(array.dtype), name), array.shape, array.nbytes, (array,))
-
     def write_to(self, target: npt.NDArray[Any]) -> None:
         """Copy the tensor, once. ``target`` has its shape and dtype."""
         if len(self.parts) == 1:
@@ -228,6 +222,12 @@ class StringSource(Source):
             super().write_to(target)
         else:
             target[: self.encoded.nbytes] = self.encoded
+
+
+def source_of(name: str, array: npt.NDArray[Any]) -> Source:
+    """Return an array on the host, of objects if it holds strings, as a source."""
+    source = Source(dtypes.from_numpy(_native(array.dtype), name), array.shape, array.nbytes, (array,))
+    return StringSource(name, source) if source.dtype is BYTES else source
 
 
 def sources(spec: ModelSpec, inputs: Mapping[str, Any], elsewhere: Elsewhere = _on_host) -> dict[str, Source]:

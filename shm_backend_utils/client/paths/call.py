@@ -20,7 +20,7 @@ from ...protocol.call_layout import AnyInput, CallInput, CallLayout
 from ...protocol.parameters import SLOT_PARAMETER
 from ...protocol.spans import InputSpan
 from ..errors import DeadlineExceededError, InferenceError
-from ..inputs.sources import SAME_VALUES, Source, StringSource
+from ..inputs.sources import SAME_VALUES, Source, source_of
 from ..known_model import KnownModel
 from ..options import RequestOptions
 from ..result import Result
@@ -40,7 +40,6 @@ __all__ = [
     "check_sequence_id",
     "is_answer",
     "output_in",
-    "source_of",
     "write_inputs",
 ]
 
@@ -158,12 +157,6 @@ def write_inputs(call: Call | InRegion, given: Mapping[str, Source], settings: C
         call.write(given)
     else:
         yield from offloaded(lambda: call.write(given), settings.deadline, COPYING)
-
-
-def source_of(name: str, array: npt.NDArray[Any]) -> Source:
-    """Return an array on the host, of objects if it holds strings, as a source."""
-    source = Source.of(name, array)
-    return StringSource(name, source) if source.dtype is BYTES else source
 
 
 def is_answer(error: BaseException) -> TypeGuard[InferenceError]:

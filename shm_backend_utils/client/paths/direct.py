@@ -22,10 +22,10 @@ from ...protocol.spans import InputSpan, OutputSpan
 from ...protocol.table import encode
 from ...tensors.strings import Strings
 from ..errors import MemoryRefusedError
-from ..inputs.sources import Source
+from ..inputs.sources import Source, source_of
 from ..result import Result
 from ..steps import Send, Steps
-from .call import Call, InRegion, is_answer, output_in, source_of
+from .call import Call, InRegion, is_answer, output_in
 from .on_gpus import CallOnGpus, GpuBuffer, LostMemoryError
 from .triton_shm import no_strings
 

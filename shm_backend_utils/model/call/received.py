@@ -32,14 +32,13 @@ from ...protocol.results import NO_RESULTS, with_events
 from ...protocol.spans import InputSpan, OutputSpan, Ring, Table
 from ...tensors.strings import Strings
 from ...tensors.view import DIRECT, StringsView, TensorView
-from ..context import Context
+from ..context import Context, answer_probe
 from ..forward.ordinary import Forwarding
 from ..mapping.mapped import ProbeFound, Slot, replayed, stale
 from ..mapping.memory import DeviceMemory, HostMemory, InputView, Memory
 from ..mapping.resolver import FurtherRegions
 from ..triton import DeliveredView, view_of
 from .checks import check_direct_is_served, check_rows, check_table, shares_no_memory
-from .probe import answer_probe
 
 __all__ = ["Output", "ReceivedRequest"]
 
