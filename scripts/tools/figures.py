@@ -40,7 +40,7 @@ def medians_ms(
     rounds: Iterable[int],
     before: Callable[[str], object] = lambda case: None,  # what comes before a case
 ) -> dict[str, float]:
-    """Run every case once per round, so that the machine's moods hit all alike; rounds below 0 only warm up."""
+    """Run every case once per round, so that the machine's load hits all alike; rounds below 0 only warm up."""
     times = Times(cases)
     for number in rounds:
         for name in shuffled(cases, number):

@@ -139,10 +139,10 @@ def check(y: Floats, x: Floats) -> None:
 
 @contextmanager
 def _infer(path: PathName, bench: Bench, protocol: str, most_bytes: int) -> Iterator[Send]:
-    with ShmClient(bench.urls[protocol]) as client:
+    with ShmClient(bench.urls[protocol], path=path) as client:
 
         def send(x: Floats) -> None:
-            with client.infer(OURS, {"INPUT0": x}, outputs={"OUTPUT0": x.nbytes}, path=path) as result:
+            with client.infer(OURS, {"INPUT0": x}, outputs={"OUTPUT0": x.nbytes}) as result:
                 check(result["OUTPUT0"], x)
 
         yield send

@@ -17,7 +17,7 @@ import tritonclient.grpc
 from shm_backend_utils.client import PoolOptions, PreparedCall, ShmClient
 
 from ...figures import Figure, in_words
-from ..bench import Bench
+from ..bench import Bench, Medians
 from ..ways import RegisteredPair
 
 REQUESTS: Final = 8
@@ -110,25 +110,20 @@ def forwarding(bench: Bench) -> list[Figure]:
 
 def _forwarding(bench: Bench, byte_size: int, rounds: int, least_gain: float) -> Figure:
     name = f"BLS identity of {in_words(byte_size)} by call.forward, in model.py"
-    forwarded_ms: list[float] = []
-    ordinary_ms: list[float] = []
+    taken_ms: dict[str, list[float]] = {"ours": [], "ordinary": []}
     with (
         bench.plain_client() as plain,
         ShmClient(bench.server.grpc_url) as client,
         client.prepare("session_relay", {"X": ((byte_size // 4,), np.float32)}, path="direct") as call,
     ):
-        for number in bench.rounds_with_warm_up(name, rounds):
+        for number in bench.rounds_with_warm_up(name, rounds):  # of which the last ones count
             last = number % 100
             call.inputs["X"][-1] = last
             with call.infer() as result:
-                forwarded = _milliseconds(result, last)
-            ordinary = _milliseconds(_ask_stock(plain, byte_size // 4, last), last)
-            if number >= 0:
-                forwarded_ms.append(forwarded)
-                ordinary_ms.append(ordinary)
-    ours, theirs = statistics.median(forwarded_ms), statistics.median(ordinary_ms)
-    basis = f"{theirs:.3f} ms / {ours:.3f} ms"
-    return Figure(name, theirs / ours, "× as fast as an ordinary BLS request", basis, at_least=least_gain)
+                taken_ms["ours"].append(_milliseconds(result, last))
+            taken_ms["ordinary"].append(_milliseconds(_ask_stock(plain, byte_size // 4, last), last))
+    medians = Medians({case: statistics.median(each[-rounds:]) for case, each in taken_ms.items()})
+    return medians.ratio(name, "ordinary", "ours", "× as fast as an ordinary BLS request", at_least=least_gain)
 
 
 def _ask_stock(plain: Any, count: int, last: int) -> dict[str, Any]:

@@ -51,29 +51,13 @@ def rates_of_threads(
     return {name: values[1:] for name, values in rates.items()}
 
 
-async def rates_of_tasks(
-    bench: Bench,
-    what: str,
-    cases: Mapping[str, Callable[[_Given], Awaitable[object]]],
-    given: list[_Given],
-    tasks: int,
-    amounts: Amounts,
-) -> Rates:
-    rates: Rates = {name: [] for name in cases}
-    for number in bench.shown(what, 1 + amounts.periods):
-        seconds = _period_s(number, tasks, amounts)
-        for name in shuffled(cases, number):
-            rates[name].append(await _rate_of_tasks(cases[name], given, tasks, seconds))
-    return {name: values[1:] for name, values in rates.items()}
-
-
 def _period_s(number: int, callers: int, amounts: Amounts) -> float:
     """Return how long a period takes; the first one lasts until all callers are warm."""
     return amounts.period_s * (1 if number > 0 else max(1, callers / _WARM_PER_PERIOD))
 
 
 async def _rate_of_tasks(
-    call: Callable[[_Given], Awaitable[object]], given: list[_Given], tasks: int, seconds: float
+    call: Callable[[Floats], Awaitable[None]], given: list[Floats], tasks: int, seconds: float
 ) -> float:
     begin = time.perf_counter()
 
@@ -190,9 +174,13 @@ def _threads(
 async def _tasks(
     bench: Bench, arrays: list[Floats], tasks: int, amounts: Amounts, names: Iterable[str] = COMPARED
 ) -> Rates:
-    what = f"calls of {tasks} tasks"
+    rates: Rates = {name: [] for name in names}
     async with for_tasks(bench, most_bytes(arrays), tasks) as calls:
-        return await rates_of_tasks(bench, what, {name: calls[name] for name in names}, arrays, tasks, amounts)
+        for number in bench.shown(f"calls of {tasks} tasks", 1 + amounts.periods):
+            seconds = _period_s(number, tasks, amounts)
+            for name in shuffled(names, number):
+                rates[name].append(await _rate_of_tasks(calls[name], arrays, tasks, seconds))
+    return {name: values[1:] for name, values in rates.items()}
 
 
 def uploads(bench: Bench) -> list[Figure]:
