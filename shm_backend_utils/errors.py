@@ -1,5 +1,6 @@
-"""Every error of this package. The classes below :class:`ShmError` say whose fault it is: caller, peer, model, machine.
+"""The errors that both halves share, their codes in refusals, and a translation of others' errors.
 
+The classes below :class:`ShmError` say whose fault it is: caller, peer, model, machine.
 A message names the object, the value found, the value expected and the remedy. Messages reach remote callers, so none
 holds a shared-memory key, a token or a path. The text that a remote caller gets begins with the class's ``code``: both
 halves branch on that, never on prose.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from shm_backend_utils.server import Installation
-from shm_backend_utils.server.install import is_there_another, reads_own
+from shm_backend_utils.server.install import has_numpy_1, reads_own_numpy
 
 asks_models_whether_they_are_ready = pytest.mark.needs_triton("2.68", "older ones ask no model, or not for the server")
 calls_dead_models_ready = pytest.mark.until_triton("2.65", "newer ones look at the processes themselves")
@@ -41,5 +41,5 @@ def refusals(item: pytest.Item, server: Installation) -> Iterator[str]:
         version, why = marker.args
         if server.is_at_least(version):
             yield f"until Triton {version}, and this is {server.triton}: {why}"
-    if any(item.iter_markers("has_models_without_sessions")) and not (is_there_another() or reads_own(server)):
+    if any(item.iter_markers("has_models_without_sessions")) and not (has_numpy_1() or reads_own_numpy(server)):
         yield f"the stub of Triton {server.triton} reads NumPy 1 alone, and this Python has none: such models go wrong"

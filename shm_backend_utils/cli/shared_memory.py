@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from ..memory import locks
 from ..memory.descriptors import Descriptor
 from ..memory.segment import SEALED_LINK
-from ..memory.shared_file import BLOCK_SIZE, DEV_SHM, USUAL_PREFIX
+from ..memory.shared_file import BLOCK_SIZE, DEV_SHM, USUAL_POOL_PREFIX
 from ..protocol import layout
 
 __all__ = [
@@ -202,10 +202,10 @@ class BackendPool(NamedTuple):
 
 
 def find_pools() -> list[BackendPool]:
-    """Return the pools in ``/dev/shm``, the largest first: before processes, which lack those that are younger."""
+    """Return the pools in ``/dev/shm``, the largest first. If you list processes before, young pools seem unused."""
     found = []
     with contextlib.suppress(OSError):  # there is no /dev/shm
-        for path in DEV_SHM.glob(f"{USUAL_PREFIX}*"):
+        for path in DEV_SHM.glob(f"{USUAL_POOL_PREFIX}*"):
             with contextlib.suppress(OSError):  # it is gone meanwhile
                 status = path.lstat()
                 if stat.S_ISREG(status.st_mode):

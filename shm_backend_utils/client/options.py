@@ -114,7 +114,7 @@ _REMEDIES: Final = {
     "frames": "only stream() has frames",
     "split": "only infer() can split a batch",
     "stream": "use cuda_stream, for the streams of a GPU",
-    "cuda_stream": "infer() and stream() take it, and a prepared call by infer() or inputs_ready()",
+    "cuda_stream": "infer(), submit() and stream() take it, and a prepared call by infer() or inputs_ready()",
     "library": "infer(), stream() and prepare() take it",
 }
 

@@ -21,7 +21,7 @@ from ..protocol.probe import ALIVE_ADDRESS
 from .core import Core
 from .errors import DeadlineExceededError, InferenceError, LivenessUnknownError, ServerUnavailableError
 from .paths.call import is_answer
-from .paths.choice import asked
+from .paths.choice import ask_session
 from .settings import ClientSettings
 from .steps import Pause, Send, Steps, offloaded
 from .transports.messages import Codec, Question
@@ -150,7 +150,7 @@ def sign_of_life(codec: Codec, deadline: float, config: Mapping[str, Any], versi
     if spec.sequences:
         deadline = min(deadline, time.monotonic() + _SEQUENCE_WAIT_S)
     try:
-        said = yield from asked(codec, spec, (ALIVE_ADDRESS, 1), deadline, version)
+        said = yield from ask_session(codec, spec, (ALIVE_ADDRESS, 1), deadline, version)
     except DeadlineExceededError:
         if not spec.sequences:
             raise

@@ -2,7 +2,7 @@
 
 Operations have no I/O. Each is a generator: it yields a step to send or wait, receives the outcome, and returns the
 result. So everything but this module and the transports is the same for both clients, and written once. The deadlines
-of steps are moments by ``time.monotonic()``. What many calls need at once, one of them finds out for all.
+of steps are moments by ``time.monotonic()``. Where many calls need the same answer, one of them finds it for all.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Together(NamedTuple):
     """Do several operations side by side; the outcome, when all have ended, is their results, or the first error."""
 
     operations: Sequence[Generator[Any, Any, Any]]
-    deadline: float  # TimeoutError if no thread has begun with one; those that have begun have their own
+    deadline: float  # TimeoutError if a thread has not begun each by then; those begun have deadlines of their own
 
 
 OtherStep = SendForStream | Wait | Pause | Together

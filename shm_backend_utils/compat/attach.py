@@ -24,13 +24,13 @@ __all__ = ["Attached", "CudaRegion", "attach"]
 class CudaRegion(NamedTuple):
     """A region on a GPU, as it was given to ``register_cuda_shared_memory``.
 
-    The handle is as ``tritonclient.utils.cuda_shared_memory.get_raw_handle`` returns it. It opens a whole allocation,
-    in which the region begins at ``offset``. Torch has many tensors in one allocation:
-    ``tensor.untyped_storage()._share_cuda_()`` tells the handle and the offset.
+    The handle, in base64, is as ``tritonclient.utils.cuda_shared_memory.get_raw_handle`` returns it, and ``device_id``
+    is this process' number of the GPU. The handle opens a whole allocation, in which the region begins at ``offset``.
+    Torch has many tensors in one: ``tensor.untyped_storage()._share_cuda_()`` tells the handle and the offset.
     """
 
-    raw_handle: bytes  # in base64
-    device_id: int  # this process' number of the GPU
+    raw_handle: bytes
+    device_id: int
     byte_size: int
     offset: int = 0
 

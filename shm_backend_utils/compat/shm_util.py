@@ -49,9 +49,9 @@ _OWN_ARGUMENTS_TO_CLEAN_UP: Final = 3
 
 
 class ShmRegions(NamedTuple):
-    """The regions of an inference, which the caller owns; its inputs and outputs, ready for ``triton_client.infer``."""
+    """The regions of an inference, the inputs' first, which the caller owns; inputs and outputs for ``infer``."""
 
-    shm_handles: list[ShmHandle]  # those of the inputs, then those of the outputs
+    shm_handles: list[ShmHandle]
     inputs: list[Any]
     outputs: list[Any]
 

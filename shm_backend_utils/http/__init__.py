@@ -1,1 +1,1 @@
-"""HTTP as both halves need it: answers that have an end, and short questions over connections that are kept."""
+"""Questions to a server's HTTP port, by the model half and the commands, with answers in bounded time."""

@@ -1,7 +1,7 @@
-"""Questions to an HTTP server, by no proxy: whole answers in bounded time, and short ones over kept connections.
+"""Questions to an HTTP server, without a proxy: whole answers in bounded time, and short ones over kept connections.
 
-Kept connections cost one round trip each. They understand only a status, a length and a body, in half the time of
-``http.client``.
+A short question costs one round trip. Its connection understands only a status, a length and a body, in half the time
+of ``http.client``.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ..process import call_after_fork
 
 __all__ = ["KeptConnections", "fetch_json"]
 
-_MOST_WHOLE: Final = 1 << 25
-_MOST: Final = 1 << 16  # bytes of an answer
+_MOST_WHOLE: Final = 1 << 25  # bytes of a whole answer
+_MOST: Final = 1 << 16  # bytes of a short answer
 _END_OF_HEAD: Final = b"\r\n\r\n"
 _STATUS: Final = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
@@ -34,7 +34,7 @@ _SCHEMES: Final = {"http": HTTPConnection, "https": HTTPSConnection}
 
 
 def fetch_json(url: str, timeout_s: float) -> Any:
-    """Ask by GET, by no proxy, and return the answer in JSON's types; connecting and answering each take ``timeout_s``.
+    """Ask without a proxy, and return the answer in JSON's types; connecting and answering each take ``timeout_s``.
 
     HTTPError if the server refuses; else OSError, HTTPException or ValueError if no JSON comes in time, or too much.
     """
@@ -192,7 +192,7 @@ class _Connection:
 
 
 def connect(url: str, timeout_s: float) -> HTTPConnection:
-    """Connect to the server of a URL, by no proxy; OSError, HTTPException or ValueError if that cannot be."""
+    """Connect to the server of a URL, without a proxy; OSError, HTTPException or ValueError if that cannot be."""
     place = urlsplit(url)
     kind = _SCHEMES.get(place.scheme)
     if kind is None or not place.hostname:

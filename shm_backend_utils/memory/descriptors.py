@@ -1,4 +1,4 @@
-"""An open file descriptor that no interrupt loses, the users who may open its file, and the error without any left."""
+"""File descriptors that no interrupt loses, the users who may open their files, and the error when none are left."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
-"""The numbers of the errors that say so."""
+"""The numbers of the errors that say that no file descriptors are left."""
 
 
 class Descriptor:

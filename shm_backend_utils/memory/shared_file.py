@@ -1,4 +1,4 @@
-"""Another process's shared memory, open and not mapped: it must be checked before it is touched."""
+"""Another process's shared memory, open and not mapped, to be checked before it is touched; names of Triton's pools."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
     "DEV_SHM",
     "MORE_ROOM",
     "NO_SPACE",
-    "USUAL_PREFIX",
+    "USUAL_POOL_PREFIX",
     "SealedFile",
     "SharedFile",
     "allocate",
@@ -49,15 +49,15 @@ MORE_ROOM: Final = (
 )
 """What to do about that."""
 
-USUAL_PREFIX: Final = "triton_python_backend_shm_region_"
+USUAL_POOL_PREFIX: Final = "triton_python_backend_shm_region_"
 _STUB: Final = "triton_python_backend_stub"  # the program that executes a model instance
 
-_SUFFIX: Final = r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d+)"
+_POOL_SUFFIX: Final = r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d+)"
 """The backend's suffix for each model instance: a UUID; in old releases, a number."""
 
 
 class SharedFile:
-    """A regular file in /dev/shm, or a subclass's; a ``with`` statement closes it. To map it closes it, too.
+    """A regular file in /dev/shm, or a subclass's; a ``with`` statement closes it, and so does mapping it.
 
     Nothing here touches its memory: a stranger's file, or one that shrinks meanwhile, can do no harm.
     """
@@ -214,16 +214,16 @@ def prefix_of_pools() -> str:
     try:
         words = Path("/proc/self/cmdline").read_bytes().decode(errors="surrogateescape").split("\0")
     except OSError:
-        return USUAL_PREFIX
+        return USUAL_POOL_PREFIX
     if PurePath(words[0]).name != _STUB or len(words) < 3:
-        return USUAL_PREFIX
-    found = re.fullmatch(f"(.*?){_SUFFIX}", words[2], re.DOTALL)
-    return USUAL_PREFIX if found is None else found[1]
+        return USUAL_POOL_PREFIX
+    found = re.fullmatch(f"(.*?){_POOL_SUFFIX}", words[2], re.DOTALL)
+    return USUAL_POOL_PREFIX if found is None else found[1]
 
 
 def is_pool(key: str, prefix: str) -> bool:
     """Return whether an object of such a name, without a leading slash, is one of the backend's pools."""
-    return key.startswith(USUAL_PREFIX) or re.fullmatch(re.escape(prefix) + _SUFFIX, key) is not None
+    return key.startswith(USUAL_POOL_PREFIX) or re.fullmatch(re.escape(prefix) + _POOL_SUFFIX, key) is not None
 
 
 def free_bytes() -> float:

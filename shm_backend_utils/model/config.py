@@ -16,7 +16,7 @@ import numpy as np
 
 from ..dtypes import BYTES
 from ..errors import ModelError
-from ..memory.shared_file import USUAL_PREFIX, prefix_of_pools
+from ..memory.shared_file import USUAL_POOL_PREFIX, prefix_of_pools
 from ..model_spec import BATCH_CARRIER, PATHS_LINE, PATHS_PARAMETER, UIDS_PARAMETER, ModelSpec
 from ..tensors.view import DIRECT
 
@@ -39,7 +39,7 @@ class Config:
     foreign_regions: bool = True  # whether requests may name regions that are registered at the server
     checks_registrations: bool = True  # by asking the server for each request, and not every 5 s
     server_url: str = ""  # for questions about registrations and models; empty if unknown
-    pool_prefix: str = USUAL_PREFIX  # of the names of the Python backend's own memory, by the command line
+    pool_prefix: str = USUAL_POOL_PREFIX  # of the names of the Python backend's own memory, by the command line
     inline_bytes: int = 64 * 2**10  # calls of other models go in band whose tensors are no more, all together
     max_mapped_bytes: int | None = None  # at once; None for no limit
     gpu_events: bool = False  # clients wait by CUDA events for GPUs whose streams the model has named
@@ -253,6 +253,7 @@ def url_of_server() -> str | None:
     for word, following in zip(words, [*words[1:], ""], strict=True):
         name, equals, value = word.partition("=")
         options[name] = value if equals else following
+    # Any other parent may serve no HTTP, and another program may listen at the usual port. So nothing is guessed.
     if PurePath(words[0]).name != _PROGRAM or any(map(_is_abbreviated, options)):
         return None
     allowed, (name, value) = options.get(_ALLOW), _VERTEX_AI

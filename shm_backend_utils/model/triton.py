@@ -1,4 +1,4 @@
-"""The one room that touches ``triton_python_backend_utils``: tensors, their views, responses and errors."""
+"""The one module that touches ``triton_python_backend_utils``: tensors, their views, responses and errors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Install the tritonserver that a wheel of ``nvidia-pytriton`` carries, each version in a folder of its own.
+"""Install the tritonserver that a wheel of ``nvidia-pytriton`` carries, and the NumPy that its stub reads.
 
-The wheel holds a complete server: the binary, its libraries, the Python backend, and one stub for each Python version.
-It is fetched without its dependencies, because it pins ``numpy<2``, and it is never imported. It installs::
+Each version has a folder of its own. The wheel holds a complete server: the binary, its libraries, the Python backend,
+and one stub for each Python version. It is fetched without its dependencies, because it pins ``numpy<2``, and it is
+never imported. It installs::
 
     DIR/bin/tritonserver          DIR/lib/*.so           DIR/backends/python/   with the stub of this Python's version
 
@@ -31,12 +32,12 @@ from .wheels import Release, appear_whole, cache_folder, fetch_wheel, find_relea
 __all__ = [
     "FOLDER_VARIABLE",
     "default_folder",
+    "has_numpy_1",
     "install",
     "install_numpy",
-    "is_there_another",
     "make_environment",
-    "reads_own",
-    "wants_another",
+    "needs_numpy_1",
+    "reads_own_numpy",
 ]
 
 FOLDER_VARIABLE: Final = "SHM_BACKEND_UTILS_SERVER"
@@ -45,11 +46,11 @@ FOLDER_VARIABLE: Final = "SHM_BACKEND_UTILS_SERVER"
 _STUBS: Final = "pytriton/tritonserver/python_backend_stubs/"
 _NUMPY: Final = "numpy==1.26.4"
 _READS_BOTH: Final = "2.52"  # built with pybind11 2.12
-_FIRST_PYTHON_WITHOUT: Final = (3, 13)  # NumPy has made no wheels of this version for it
+_FIRST_PYTHON_WITHOUT_NUMPY_1: Final = (3, 13)  # NumPy has made no wheels of this version for it
 
 
 def default_folder(version: str | None = None) -> Path:
-    """Return the folder of a server by default: of a version, or by :data:`FOLDER_VARIABLE` if none is given."""
+    """Return where a server is installed by default; :data:`FOLDER_VARIABLE` counts only without a version."""
     chosen = os.environ.get(FOLDER_VARIABLE)
     if chosen and version is None:
         return Path(chosen).expanduser()
@@ -130,19 +131,19 @@ def _pythons(names: list[str]) -> list[str]:
     return sorted(versions, key=lambda version: [int(number) for number in version.split(".")])
 
 
-def reads_own(installation: Installation) -> bool:
+def reads_own_numpy(installation: Installation) -> bool:
     """Return whether a server's stub reads the NumPy of this interpreter."""
     return installation.is_at_least(_READS_BOTH) or int(metadata.version("numpy").partition(".")[0]) < 2
 
 
-def is_there_another() -> bool:
+def has_numpy_1() -> bool:
     """Return whether there is a NumPy 1 for this Python."""
-    return sys.version_info < _FIRST_PYTHON_WITHOUT
+    return sys.version_info < _FIRST_PYTHON_WITHOUT_NUMPY_1
 
 
-def wants_another(installation: Installation) -> bool:
+def needs_numpy_1(installation: Installation) -> bool:
     """Return whether a server's stub reads NumPy 1 alone, and there is one for this Python."""
-    return is_there_another() and not installation.is_at_least(_READS_BOTH)
+    return has_numpy_1() and not installation.is_at_least(_READS_BOTH)
 
 
 def install_numpy(folder: Path) -> Path:
@@ -155,9 +156,9 @@ def install_numpy(folder: Path) -> Path:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(fresh)
 
-    if not _is_complete(folder):
+    if not _has_numpy(folder):
         try:
-            appear_whole(folder, lambda: _is_complete(folder), fill)
+            appear_whole(folder, lambda: _has_numpy(folder), fill)
         except OSError as error:  # the server may be another user's
             raise MachineError(
                 f"NumPy for the server's models cannot be installed in {folder}: {error}; have it installed by who may "
@@ -167,12 +168,12 @@ def install_numpy(folder: Path) -> Path:
 
 
 def make_environment(folder: Path, numpy: Path) -> None:
-    """Make a virtual environment with this interpreter's packages of any time, but the NumPy of a folder."""
+    """Make a virtual environment with this interpreter's packages, also later ones, but with the NumPy in a folder."""
     venv.create(folder, symlinks=True)
     packages = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
     others = [f"import site; site.addsitedir({place!r})" for place in site.getsitepackages()]
     (packages / "server.pth").write_text("\n".join([str(numpy.resolve()), *others]))
 
 
-def _is_complete(folder: Path) -> bool:
+def _has_numpy(folder: Path) -> bool:
     return (folder / "numpy").is_dir()

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from ..errors import CallerError, ClosedError, MachineError
-from .install import install, install_numpy, is_there_another, make_environment, reads_own
+from .install import has_numpy_1, install, install_numpy, make_environment, reads_own_numpy
 from .installation import Installation
 from .preflight import find_gpus
 
@@ -71,7 +71,7 @@ class Ports:
 
 
 class EmbeddedServer:
-    """A running tritonserver that this process started. A context manager; it ends with this process at the latest.
+    """A running tritonserver, made by :meth:`start`. A context manager; it ends with this process at the latest.
 
     Attributes
     ----------
@@ -281,9 +281,9 @@ def _answers(url: str) -> bool:
 
 def _python_environment(installation: Installation) -> Path | None:
     """Return an environment with the NumPy that the stub reads; None if this process' is one, or none is there."""
-    if reads_own(installation):
+    if reads_own_numpy(installation):
         return None
-    if not is_there_another():
+    if not has_numpy_1():
         _LOG.warning(
             "the server's stub was built for NumPy 1, which this Python has not: models without a ShmSession get NumPy "
             "%s's arrays filled with their first element, and give them without contents; use Python 3.12 or older",

@@ -133,7 +133,7 @@ def _reason(told: str) -> str:
 
 
 def appear_whole(folder: Path, is_complete: Callable[[], bool], fill: Callable[[Path, Path], None]) -> None:
-    """Have ``fill`` make a folder elsewhere, beside a scratch folder, and move it to its place; any number may try."""
+    """Have ``fill`` make a folder beside its place, then move it there, whole; several processes may do so at once."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".installing-", dir=folder.parent) as scratch:
         fresh = Path(scratch) / "whole"

@@ -1,8 +1,8 @@
 """DLPack: the structures of ``dlpack.h``, their capsules, and the parts that NumPy lacks.
 
-That is writable arrays, BF16, and consumers that break the protocol. NumPy makes the capsules, because destructors must
-be compiled: one in Python that runs while an exception is being raised loses that. A consumer renames a capsule
-"dltensor" to "used_dltensor", and then owns its tensor.
+NumPy lacks writable arrays, BF16, and support for consumers that break the protocol. It makes the capsules, because
+destructors must be compiled: one in Python that runs while an exception is being raised loses that. A consumer renames
+a capsule "dltensor" to "used_dltensor", and then owns its tensor.
 """
 
 from __future__ import annotations

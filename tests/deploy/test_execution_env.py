@@ -18,7 +18,7 @@ import pytest
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.server import EmbeddedServer, Installation, install
-from shm_backend_utils.server.install import is_there_another
+from shm_backend_utils.server.install import has_numpy_1
 
 # The first test waits for pip, and for a server that unpacks archives.
 pytestmark = pytest.mark.timeout(300)
@@ -81,7 +81,7 @@ def archive(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     page = (ROOT / "docs" / "deployment.md").read_text()
     (command,) = re.findall(r"^docs/deploy/execution_env/pack .*$", page, re.MULTILINE)
     assert command.endswith(f" {FURTHER}")
-    if not is_there_another():  # no NumPy 1 for this Python
+    if not has_numpy_1():  # no NumPy 1 for this Python
         command = command.replace("numpy<2", "numpy")
     environment = {**os.environ, "PYTHON": sys.executable}
     done = subprocess.run(

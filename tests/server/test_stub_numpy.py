@@ -16,7 +16,7 @@ import tritonclient.grpc as triton
 
 from shm_backend_utils.errors import CallerError, MachineError
 from shm_backend_utils.server import EmbeddedServer, install, launch
-from shm_backend_utils.server.install import install_numpy, make_environment, wants_another
+from shm_backend_utils.server.install import install_numpy, make_environment, needs_numpy_1
 from tests.releases import has_models_without_sessions
 
 WORDS = Path(__file__).parents[1] / "models" / "words"
@@ -86,7 +86,7 @@ def test_a_model_of_pb_utils_alone_reads_and_gives_numbers_and_strings(default_s
     client.close()
     assert result.as_numpy("DOUBLED").tolist() == [0, 2, 4, 6]
     assert result.as_numpy("LOUD").tolist() == [b"A", "ü".encode(), b""]  # bytes know capitals of ASCII alone
-    version = "1." if wants_another(install()) else np.__version__
+    version = "1." if needs_numpy_1(install()) else np.__version__
     assert result.as_numpy("IMPORTS")[0].decode().startswith(version)
 
 
@@ -96,8 +96,8 @@ def test_an_unknown_word_for_it_is_refused(tmp_path: Path) -> None:
 
 
 def test_without_another_numpy_ones_own_does(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(launch, "reads_own", lambda installation: False)
-    monkeypatch.setattr(launch, "is_there_another", lambda: False)
+    monkeypatch.setattr(launch, "reads_own_numpy", lambda installation: False)
+    monkeypatch.setattr(launch, "has_numpy_1", lambda: False)
     with caplog.at_level(logging.WARNING):
         assert launch._python_environment(install()) is None
     assert "models without a ShmSession get NumPy" in caplog.text

@@ -21,7 +21,7 @@ from shm_backend_utils.cli.shared_memory import Holder, SealedMemory, Search, fi
 from shm_backend_utils.memory import locks
 from shm_backend_utils.memory.managed import ManagedRegion, RegionKind
 from shm_backend_utils.memory.registrations import Registration
-from shm_backend_utils.memory.shared_file import USUAL_PREFIX, is_pool, prefix_of_pools
+from shm_backend_utils.memory.shared_file import USUAL_POOL_PREFIX, is_pool, prefix_of_pools
 from tests.unit.answering_server import telling_registrations
 from tests.unit.mapping.files import region_bytes
 
@@ -313,7 +313,7 @@ def found_by_a_stub(pool: str, program: str = STUB) -> str:
     return done.stdout.removesuffix("\n")
 
 
-@pytest.mark.parametrize("prefix", [USUAL_PREFIX, f"{USUAL_PREFIX}0123_", "mine_", "7", ""])
+@pytest.mark.parametrize("prefix", [USUAL_POOL_PREFIX, f"{USUAL_POOL_PREFIX}0123_", "mine_", "7", ""])
 def test_a_stub_finds_what_comes_before_its_pools_uuid(prefix: str) -> None:
     assert found_by_a_stub(f"{prefix}{uuid.uuid4()}") == prefix
     if prefix == "mine_":
@@ -321,16 +321,16 @@ def test_a_stub_finds_what_comes_before_its_pools_uuid(prefix: str) -> None:
 
 
 def test_who_is_no_stub_or_was_told_something_else_takes_the_usual_one() -> None:
-    assert prefix_of_pools() == USUAL_PREFIX
-    assert found_by_a_stub(f"mine_{uuid.uuid4()}", program="/usr/bin/python3") == USUAL_PREFIX
-    assert found_by_a_stub("what is that") == USUAL_PREFIX
+    assert prefix_of_pools() == USUAL_POOL_PREFIX
+    assert found_by_a_stub(f"mine_{uuid.uuid4()}", program="/usr/bin/python3") == USUAL_POOL_PREFIX
+    assert found_by_a_stub("what is that") == USUAL_POOL_PREFIX
 
 
 def test_what_only_begins_alike_is_no_pool_unless_it_begins_as_usual() -> None:
     assert is_pool(f"mine_{uuid.uuid4()}", "mine_")
     assert not is_pool("mine_other", "mine_")
     assert not is_pool(f"other_{uuid.uuid4()}", "mine_")
-    assert is_pool(f"{USUAL_PREFIX}whatever", "mine_")
+    assert is_pool(f"{USUAL_POOL_PREFIX}whatever", "mine_")
 
 
 @pytest.fixture

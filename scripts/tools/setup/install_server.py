@@ -6,12 +6,12 @@ import sys
 
 from shm_backend_utils.errors import MachineError
 from shm_backend_utils.server import install
-from shm_backend_utils.server.install import install_numpy, wants_another
+from shm_backend_utils.server.install import install_numpy, needs_numpy_1
 
 if __name__ == "__main__":
     try:
         installation = install()
-        if wants_another(installation):
+        if needs_numpy_1(installation):
             install_numpy(installation.numpy)
     except MachineError as error:
         sys.exit(str(error))

@@ -163,7 +163,7 @@ def examine_processes(
 ) -> int:
     """Look at the processes of each version of a Python model; where none is seen, ask its session for signs of life.
 
-    Return how many probes reach a living process, 0 where none lives: the server takes the processes in turn.
+    Return how often to probe until a living process is met, 0 if none lives: each probe goes to the next process.
     """
     codec, name, tries = driver.transport.codec, str(config["name"]), 0
     for version in versions:

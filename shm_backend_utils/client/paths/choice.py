@@ -33,7 +33,7 @@ from .call import is_answer
 from .direct import DirectCall
 from .triton_shm import InlineCall, RegisteredCall, Registrations
 
-__all__ = ["PathChooser", "ProbeAnswer", "asked", "probe_model"]
+__all__ = ["PathChooser", "ProbeAnswer", "ask_session", "probe_model"]
 
 _LOG: Final = logging.getLogger(__name__)
 _DIRECT: Final = DirectCall.path
@@ -157,7 +157,7 @@ class PathChooser:
             return found(False, str(error), is_passing=True)
         try:
             slot = region.slots[0].address_pattern % model.spec.name, _NEVER_BEGUN
-            said = yield from asked(self._codec, model.spec, slot, deadline, model.version)
+            said = yield from ask_session(self._codec, model.spec, slot, deadline, model.version)
         except CallerError as error:  # over HTTP, which has no streams
             return found(None, str(error))
         finally:
@@ -255,7 +255,7 @@ class ProbeAnswer(NamedTuple):
         return code_in(self.refusal)
 
 
-def asked(
+def ask_session(
     codec: Codec, spec: ModelSpec, slot: tuple[str, int], deadline: float, version: str = ""
 ) -> Steps[str | None]:
     """Send a model a request without tensors, and return the text of the refusal; None if it was executed."""
@@ -288,7 +288,7 @@ def probe_model(
         place = InputSpan(BY_NAME["UINT8"], (NONCE_LENGTH,), 0, begin, NONCE_LENGTH)
         generation = slot.begin(encode_probe(place, OutputSpan(0, report, room), with_gpus=with_gpus))
         address = slot.address_pattern % spec.name, generation
-        answer = ProbeAnswer(None, (yield from asked(codec, spec, address, deadline)) or "")
+        answer = ProbeAnswer(None, (yield from ask_session(codec, spec, address, deadline)) or "")
         if answer.code != ProbedError.code:
             return answer
         if not slot.is_completed:

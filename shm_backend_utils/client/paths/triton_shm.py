@@ -1,4 +1,4 @@
-"""Triton's own ways: tensors travel with the request, or lie in slots that are registered at the server."""
+"""Triton's own ways: tensors in the request, or in slots that are registered at the server and unregistered again."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class Registrations:
 
 @dataclass(eq=False, repr=False)
 class RegisteredCall(InRegion, Call):
-    """Tensors lie in a registered region, but for outputs of uncertain size: what does not fit fails the request."""
+    """Tensors lie in a registered region, but for outputs of uncertain size; an output that does not fit fails the request."""
 
     region: SlotRegion
     memory: Memory

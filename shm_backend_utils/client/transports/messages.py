@@ -61,7 +61,7 @@ class Codec(ABC):
         options: RequestOptions,
         *,
         inputs: Sequence[InputTensor] = (),
-        outputs: Mapping[str, Place | None] | None = None,  # all come if it is None, with the response but for places
+        outputs: Mapping[str, Place | None] | None = None,  # all if None; those without a place come in the response
         batch_size: int | None = None,  # by the batch carrier's shape, where no input tells it
         slot: tuple[str, int] | None = None,
     ) -> Any:

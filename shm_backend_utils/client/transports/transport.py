@@ -63,7 +63,7 @@ def is_this_machine(host: str) -> bool:
     try:
         addresses: Sequence[Any] = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
     except OSError as error:
-        return _no(error)  # what the name means, the first request will tell
+        return _is_none_of_ours(error)  # what the name means, the first request will tell
     return any(_can_bind(family, address) for family, _, _, _, address in addresses)
 
 
@@ -72,11 +72,11 @@ def _can_bind(family: int, address: tuple[Any, ...]) -> bool:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind(address)
     except OSError as error:
-        return _no(error)
+        return _is_none_of_ours(error)
     return True
 
 
-def _no(error: OSError) -> bool:
+def _is_none_of_ours(error: OSError) -> bool:
     """Return that it is not, unless nothing could be found out."""
     if error.errno in NO_DESCRIPTORS:
         raise error
@@ -98,7 +98,7 @@ def connect(url: str | Connectable, tls: Tls | None) -> Transport:
     """Return a transport for threads, which sends nothing yet; CallerError if the URL is none."""
     if isinstance(url, Connectable):
         return url.connect()
-    kind, _, where = _found(url, tls)
+    kind, _, where = _transports_of(url, tls)
     return kind(*where)
 
 
@@ -106,11 +106,13 @@ def connect_async(url: str | Connectable, tls: Tls | None) -> AsyncTransport:
     """Return a transport for tasks of the running event loop; otherwise as :func:`connect`."""
     if isinstance(url, Connectable):
         return url.connect_async()
-    _, kind, where = _found(url, tls)
+    _, kind, where = _transports_of(url, tls)
     return kind(*where)
 
 
-def _found(url: str, tls: Tls | None) -> tuple[Callable[..., Transport], Callable[..., AsyncTransport], Sequence[Any]]:
+def _transports_of(
+    url: str, tls: Tls | None
+) -> tuple[Callable[..., Transport], Callable[..., AsyncTransport], Sequence[Any]]:
     """Return the two transports of a URL's protocol, and where they go; ModuleNotFoundError if a library is missing."""
     protocol, is_secure, address, host = split_url(url)
     tls = (tls or Tls()) if is_secure else None

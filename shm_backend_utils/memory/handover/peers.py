@@ -108,7 +108,7 @@ class Closer:
             _close(each)
 
     def _run(self) -> None:
-        """Close what there is, if there is a place. What comes after the last look has found none taken."""
+        """Close all that waits, if a place is free; a later object finds one free, and gets a thread of its own."""
         while self._places.acquire(blocking=False):
             while what := self._choose():
                 _close(what)

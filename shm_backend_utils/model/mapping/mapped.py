@@ -145,7 +145,7 @@ class Slot:
         self._data_begin = managed.data_offset
 
     def claim(self, generation: int, form: TableForm | None = None) -> Table:
-        """Take the slot's lease, and return the request's table, checked; only a ProbeFound leaves the lease taken."""
+        """Take the lease, which the caller gives back, and return the checked table; of errors, ProbeFound keeps it."""
         status = os.fstat(self._fd)
         if not status.st_nlink and (
             not self._is_sealed or fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, OWNERS).startswith(FREE)

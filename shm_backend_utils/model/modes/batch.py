@@ -234,7 +234,8 @@ class Gathering:
 
     def __init__(self, buffers: Buffers, arrays: DeviceArrays, number: int) -> None:
         self.byte_count = 0
-        self._number = number  # Triton reads buffers that are passed on in band when all batches have been served
+        # Each batch of an ``execute`` has its own buffers: Triton reads them only when all batches have been served.
+        self._number = number
         self._buffers = buffers
         self._arrays = arrays
 

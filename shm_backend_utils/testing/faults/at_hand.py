@@ -194,11 +194,14 @@ class Faults:
             time.sleep(0.001)
 
     def truncate(self, key: str, byte_size: int = 0) -> None:
-        """Truncate an object in ``/dev/shm``; a process that touches mapped memory behind it gets a SIGBUS."""
+        """Truncate an object in ``/dev/shm``; a process that touches memory behind its new end gets a SIGBUS."""
         truncate(key, byte_size)
 
     def punch_hole(self, key: str, offset: int, byte_size: int) -> None:
-        """Take memory away from an object in ``/dev/shm``: zeros are read there, or, where it is full, SIGBUS comes."""
+        """Take the memory of a part of an object in ``/dev/shm``; its size stays.
+
+        Zeros are read there. If ``/dev/shm`` is full, a process that touches the part gets a SIGBUS.
+        """
         punch_hole(key, offset, byte_size)
 
     def full_shared_memory(self) -> Failing:
@@ -210,7 +213,7 @@ class Faults:
         return Failing(Fault(call, after, error))
 
     def interrupts(self, *places: Path) -> Interrupts:
-        """Return an interrupter of code at any of its lines: see :class:`.Interrupts`."""
+        """Return an interrupter of code at any of its bytecodes: see :class:`.Interrupts`."""
         return Interrupts(*places)
 
     def late(self, server: Connectable, seconds: float) -> Late:

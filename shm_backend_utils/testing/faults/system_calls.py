@@ -106,7 +106,7 @@ class Interrupts:
         self.where = ""  # file, line and function of the last interrupt; empty if the work came to its end without one
 
     def at(self, number: int, work: Callable[[], object]) -> bool:
-        """Do work that is interrupted before its n-th bytecode; return whether it raised KeyboardInterrupt."""
+        """Do work, interrupted before bytecode ``number``, from 1 on; return whether it raised KeyboardInterrupt."""
         count = 0
         self.where = ""
 
@@ -115,7 +115,7 @@ class Interrupts:
             code = frame.f_code
             if not code.co_filename.startswith(self._files):
                 return None
-            frame.f_trace_lines, frame.f_trace_opcodes = False, True
+            frame.f_trace, frame.f_trace_lines, frame.f_trace_opcodes = look, False, True  # in this order, for 3.13
             if event == "opcode" and frame.f_lasti not in self._uninterrupted(code):
                 count += 1
                 if count == number:

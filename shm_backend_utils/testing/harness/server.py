@@ -29,7 +29,7 @@ _LEVELS: Final = {"VERBOSE": logging.DEBUG, "INFO": logging.INFO, "WARNING": log
 
 
 class EmulatedServer:
-    """Models of the Python backend, whose instances are of a kind; the first answers requests without a name."""
+    """Models of the Python backend, with instances made by ``kind``; the first is the default model. Thread-safe."""
 
     def __init__(self, folders: Sequence[Path], kind: InstanceKind, faults: Faults) -> None:
         self.regions = RegisteredRegions()

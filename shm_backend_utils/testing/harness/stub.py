@@ -108,7 +108,7 @@ class Stub:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def is_executing(self) -> bool:
-        """As a :class:`.Host`, as all down to :meth:`cancel`."""
+        """As of :class:`.Host`, like all methods down to :meth:`cancel`."""
         return self._is_executing
 
     def model_dir(self) -> str:
@@ -129,7 +129,7 @@ class Stub:
         """Take no notice, and the other model goes on: a real one may look whether it is cancelled."""
 
     def load(self) -> None:
-        """As an :class:`.Instance`, as all down to :meth:`finalize`; StubError also without a ``TritonPythonModel``."""
+        """As of :class:`.Instance`, like all down to :meth:`finalize`; StubError if the class is missing."""
         with _as_the_stub_tells():
             self._class = self._code.load()
 
