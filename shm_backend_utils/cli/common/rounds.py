@@ -11,7 +11,7 @@ __all__ = ["Times", "shuffled"]
 
 
 def shuffled(names: Iterable[str], round_number: int) -> list[str]:
-    """Return the names in the round's order, with other neighbours each time, as a case warms caches for its neighbour."""
+    """Return the names in the round's order, with other neighbours each time, as a case warms caches for the next."""
     order = list(names)
     random.Random(round_number).shuffle(order)
     return order

@@ -161,7 +161,7 @@ class Registrations:
 
 @dataclass(eq=False, repr=False)
 class RegisteredCall(InRegion, Call):
-    """Tensors lie in a registered region, but for outputs of uncertain size; an output that does not fit fails the request."""
+    """Tensors lie in a registered region, but for outputs of uncertain size; if one does not fit, the call fails."""
 
     region: SlotRegion
     memory: Memory
