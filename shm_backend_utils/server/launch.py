@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import logging
 import os
-import random
 import re
 import secrets
 import shutil
@@ -306,7 +306,11 @@ def _free_port(sockets: contextlib.ExitStack) -> int:
     """Return a port that stays free while the sockets are open, and that no outgoing connection will be given."""
     probe = sockets.enter_context(socket.socket())
     while True:
-        with contextlib.suppress(OSError):
-            port = random.choice(_PORTS)
+        port = secrets.choice(_PORTS)  # not of the user's random, which other processes may have seeded alike
+        try:
             probe.bind((_HOST, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
             return port

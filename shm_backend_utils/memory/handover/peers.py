@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import socket
 import struct
 import threading
@@ -29,6 +30,8 @@ MOST_WAITING: Final = 256
 
 MOST_THREADS: Final = 4
 """So many may hang for ever, and the next one is closed all the same."""
+
+_LINGER_S: Final = 1.0  # a burst needs one thread, and none is kept for long
 
 
 class Peer(NamedTuple):
@@ -81,14 +84,15 @@ class Closer:
         self._left: deque[socket.socket | Descriptor] = deque()  # what is just being closed, too: a fork has it open
         self._begun: list[socket.socket | Descriptor] = []  # of these, what a thread closes
         self._choosing = threading.Lock()  # the threads' alone
-        self._places = threading.Semaphore(MOST_THREADS)
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()  # finalizers may put into it
+        self._places = [threading.Lock() for _ in range(MOST_THREADS)]  # each thread that is there has one
 
     def close(self, what: socket.socket | Descriptor) -> None:
         """Have it closed soon, without waiting; do not use it from here on."""
+        self._have_thread()  # first, so that an interrupt finds it either here or still with the caller
         self._left.append(what)
-        # If no thread can be had, or an interrupt comes here, it waits for the next one.
-        with contextlib.suppress(RuntimeError):
-            threading.Thread(target=self._run, name="shm-closer", daemon=True).start()
+        self._wakes.put(None)
+        self._have_thread()  # the one of before may just have ended
 
     @property
     def waiting(self) -> int:
@@ -107,15 +111,25 @@ class Closer:
         for each in left:
             _close(each)
 
+    def _have_thread(self) -> None:
+        """Have one more thread if all are at work, as far as there may be more."""
+        if sum(place.locked() for place in self._places) < min(MOST_THREADS, max(self.waiting, 1)):
+            # If no thread can be had, all waits for the next call.
+            with contextlib.suppress(RuntimeError):
+                threading.Thread(target=self._run, name="shm-closer", daemon=True).start()
+
     def _run(self) -> None:
-        """Close all that waits, if a place is free; a later object finds one free, and gets a thread of its own."""
-        while self._places.acquire(blocking=False):
-            while what := self._choose():
-                _close(what)
-                with self._choosing:
-                    self._left.remove(what)
-                    self._begun.remove(what)
-            self._places.release()
+        """Close what there is, if there is a place. What comes after the last look has found none taken."""
+        while place := next((each for each in self._places if each.acquire(blocking=False)), None):
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    while what := self._choose():
+                        _close(what)
+                        with self._choosing:
+                            self._left.remove(what)
+                            self._begun.remove(what)
+                    self._wakes.get(timeout=_LINGER_S)
+            place.release()
             if self.waiting <= len(self._begun):
                 return
 

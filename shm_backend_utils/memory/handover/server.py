@@ -153,7 +153,6 @@ class HandoverServer:
         return (min(ends, default=now + _LOOK_S) - now) * 1e3 + 1
 
     def _accept(self, listener: socket.socket) -> None:
-        accesses = {offer.access for offer in list(self._offers.values())}
         for _ in range(_AT_ONCE):
             try:
                 connection, _address = listener.accept()
@@ -166,8 +165,8 @@ class HandoverServer:
             number = connection.fileno()
             self._connected[number] = connection, time.monotonic() + _SILENCE_S
             connection.setblocking(False)
-            peer = Peer.of(connection)
-            if not any(map(peer.may_open, accesses)):
+            accesses = {offer.access for offer in list(self._offers.values())}  # now: he asks for what was just offered
+            if not any(map(Peer.of(connection).may_open, accesses)):
                 self._hang_up(connection)
                 del self._connected[number]
             elif self._has_spoken(connection):

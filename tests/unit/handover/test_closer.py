@@ -114,6 +114,20 @@ def test_without_a_thread_all_waits_until_one_can_be_had(monkeypatch: pytest.Mon
     assert what.fileno() == -1
 
 
+def test_a_burst_needs_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    closer, begun, start = Closer(), [], threading.Thread.start
+
+    def counted(thread: threading.Thread) -> None:
+        begun.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", counted)
+    for _ in range(100):
+        closer.close(an_open_one())
+    assert settles(lambda: closer.waiting == 0)
+    assert len(begun) <= MOST_THREADS
+
+
 def test_what_an_interrupt_leaves_open_is_closed_with_the_next_one() -> None:
     before = count_open()
     was_interrupted, line = True, 1

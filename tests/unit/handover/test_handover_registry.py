@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import shm_backend_utils
 from shm_backend_utils.errors import MachineError
-from shm_backend_utils.memory.handover.server import HandoverRegistry
+from shm_backend_utils.memory.handover.peers import Peer
+from shm_backend_utils.memory.handover.server import HandoverRegistry, Offer
 from shm_backend_utils.protocol.handover import SealedKey, parse_sealed_key
 from shm_backend_utils.testing.faults.system_calls import Interrupts
 from tests.unit.forks.programs import run_program
@@ -88,6 +93,44 @@ def test_many_threads_offer_and_withdraw_at_once(registry: HandoverRegistry) -> 
             registry.withdraw(region.number)
 
     side_by_side(*[work] * 4)
+
+
+class _Slow(dict[int, Offer]):
+    def __bool__(self) -> bool:
+        found = len(self) > 0
+        time.sleep(0.003)
+        return found
+
+
+def test_what_is_offered_while_the_server_looks_whether_to_end_is_handed_over(registry: HandoverRegistry) -> None:
+    registry._offers = _Slow()
+    for _ in range(20):
+        region = Region(registry)
+        time.sleep(0.004)  # a server that ends is gone then
+        assert region.is_given()
+        registry.withdraw(region.number)
+
+
+def test_what_is_offered_while_another_peer_is_accepted_is_handed_over(
+    registry: HandoverRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_accepting, goes_on, peer_of = threading.Event(), threading.Event(), Peer.of
+
+    def slow(connection: socket.socket) -> Peer:
+        is_accepting.set()
+        assert goes_on.wait(10)
+        return peer_of(connection)
+
+    gone = Region(registry)
+    registry._offers.clear()  # withdrawn, and a late model connects before the server knows
+    monkeypatch.setattr(Peer, "of", slow)
+    with ThreadPoolExecutor(1) as threads, contextlib.closing(connect(gone.key)):
+        assert is_accepting.wait(10)
+        region = Region(registry)
+        is_given = threads.submit(region.is_given)
+        time.sleep(0.05)  # it has connected
+        goes_on.set()
+        assert is_given.result()
 
 
 def test_an_interrupt_at_any_line_leaves_nothing_once_the_region_is_withdrawn(registry: HandoverRegistry) -> None:
