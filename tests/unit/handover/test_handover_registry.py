@@ -114,23 +114,26 @@ def test_what_is_offered_while_the_server_looks_whether_to_end_is_handed_over(re
 def test_what_is_offered_while_another_peer_is_accepted_is_handed_over(
     registry: HandoverRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_accepting, goes_on, peer_of = threading.Event(), threading.Event(), Peer.of
+    is_accepting, goes_on, may_end = threading.Event(), threading.Event(), threading.Event()
+    peer_of, ends = Peer.of, registry._ends
 
     def slow(connection: socket.socket) -> Peer:
         is_accepting.set()
         assert goes_on.wait(10)
         return peer_of(connection)
 
+    monkeypatch.setattr(registry, "_ends", lambda server: may_end.is_set() and ends(server))
     gone = Region(registry)
-    registry._offers.clear()  # withdrawn, and a late model connects before the server knows
+    registry.withdraw(gone.number)
     monkeypatch.setattr(Peer, "of", slow)
-    with ThreadPoolExecutor(1) as threads, contextlib.closing(connect(gone.key)):
+    with ThreadPoolExecutor(1) as threads, contextlib.closing(connect(gone.key)):  # a model that is late
         assert is_accepting.wait(10)
         region = Region(registry)
         is_given = threads.submit(region.is_given)
         time.sleep(0.05)  # it has connected
         goes_on.set()
         assert is_given.result()
+    may_end.set()
 
 
 def test_an_interrupt_at_any_line_leaves_nothing_once_the_region_is_withdrawn(registry: HandoverRegistry) -> None:
