@@ -30,8 +30,8 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 6_194,
     "scripts": 9_736,
     "scripts/tools/bench": 2_705,
-    "tests": 56_001,
-    "docs": 3_475,
+    "tests": 56_013,
+    "docs": 3_472,
 }
 """By folder, or by pattern of files: the most lines."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import shutil
 import signal
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 
 from scripts.tools.processes import command_line, read_if_there
 from shm_backend_utils.errors import ClosedError, MachineError
-from shm_backend_utils.server import EmbeddedServer, Installation, Ports
+from shm_backend_utils.server import EmbeddedServer, Installation, Ports, launch
 from shm_backend_utils.server.supervisor import BoundedLog
 from tests.e2e.eventually import eventually
 from tests.unit.harness.folders import folder_of
@@ -252,6 +253,17 @@ def test_a_test_that_meets_a_crash_is_run_once_more(tmp_path: Path) -> None:
     )
     assert (status, "2 passed, 1 server died" in printed) == (0, True), printed
     assert "test_it.py::test_it: failed as Triton itself crashed, and was run once more\nSignal (11)" in printed
+
+
+def test_a_host_without_free_ports_is_an_error_and_users_numbers_at_random_stay_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = random.getstate()
+    Ports().resolve()
+    assert random.getstate() == before
+    monkeypatch.setattr(launch, "_HOST", "192.0.2.1")  # TEST-NET-1 (RFC 5737): no machine has this address
+    with pytest.raises(OSError, match="Cannot assign requested address"):
+        Ports().resolve()
 
 
 def test_free_ports_are_found_for_those_not_given() -> None:
