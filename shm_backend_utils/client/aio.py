@@ -13,6 +13,7 @@ from .core import Core
 from .errors import ForkedError
 from .explanation import Explanation, Tally
 from .methods import ClientMethods
+from .paths.call import LONG_COPY
 from .prepared import AsyncPreparedCall
 from .result import Result
 from .server_calls import start
@@ -58,6 +59,7 @@ class AsyncShmClient(
 
     _driver: AsyncioDriver
     _kind_of_prepared = AsyncPreparedCall
+    _most_bytes = LONG_COPY
     _loop: asyncio.AbstractEventLoop | None = None
 
     def submit(self, model: str, inputs: Mapping[str, Any], **named: Any) -> asyncio.Task[Result]:
@@ -91,7 +93,7 @@ class AsyncShmClient(
     def _begin(self) -> None:
         self._origin = Origin.here("the AsyncShmClient made")
 
-    async def _run(self, operation: Steps[T], tally: Tally | None = None) -> T:
+    async def _run(self, operation: Any, tally: Tally | None = None) -> Any:
         if self._core is None or self._core.is_forked or self._loop is not asyncio.get_running_loop():
             self._open()
         return await self._driver.run(operation, tally)

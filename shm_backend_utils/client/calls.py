@@ -6,7 +6,6 @@ import functools
 import logging
 import operator
 import time
-import weakref
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -20,13 +19,11 @@ from ..errors import (
     TensorError,
     code_in,
 )
-from ..memory.pool.inventory import Need
-from ..protocol.call_layout import CALLS, NO_DEVICES, lay_out
+from ..protocol.call_layout import CALLS, CallLayout
 from .core import Core, open_call
-from .errors import InferenceError, MemoryRefusedError, ServerUnavailableError, out_of_time
+from .errors import InferenceError, MemoryRefusedError, ServerUnavailableError
 from .inputs.devices import device_source
 from .inputs.sources import (
-    ALL_OUTPUTS,
     Elsewhere,
     InputDescription,
     Outputs,
@@ -36,16 +33,16 @@ from .inputs.sources import (
     wanted_outputs,
 )
 from .known_model import KnownModel
-from .paths.call import COPYING, LONG_COPY, Call, Plan, is_answer, write_inputs
+from .paths.call import Call, Plan, is_answer, write_inputs
 from .paths.direct import DirectCall, PreparedDirectCall
 from .paths.on_gpus import brought_to_gpus
 from .paths.taking import grow
 from .paths.triton_shm import InlineCall
 from .result import Result
 from .settings import CallSettings
-from .steps import Offload, Pause, Steps, forget_locals
+from .steps import Pause, Steps, forget_locals
 
-__all__ = ["infer", "infer_prepared", "prepare", "repair", "send"]
+__all__ = ["finished", "infer", "infer_prepared", "prepare", "repair", "send"]
 
 _LOG: Final = logging.getLogger(__name__)
 _MOST_ATTEMPTS: Final = 3
@@ -60,84 +57,51 @@ _INVALID: Final = ("StatusCode.INVALID_ARGUMENT", "400")  # as Triton refuses te
 _BUSY_PAUSE_S: Final = 0.005  # a refusal takes less than a millisecond
 
 
-def infer(  # noqa: PLR0912, PLR0915  # one function: each further one costs every call a microsecond
+def infer(
     core: Core, settings: CallSettings, inputs: Mapping[str, Any], outputs: Outputs, elsewhere: Elsewhere | None = None
 ) -> Steps[Result]:
     """Make a call; ``elsewhere`` takes its inputs on GPUs, by default so that they may be lent."""
-    if type(outputs) is dict and {*map(type, outputs)} == {str} and {*map(type, outputs.values())} == {int}:
-        wanted, devices = ({**outputs}, NO_DEVICES) if min(outputs.values()) >= 0 else wanted_outputs(outputs)
-    else:
-        wanted, devices = ALL_OUTPUTS if outputs is None else wanted_outputs(outputs)
-    known = core.known.get((settings.model, settings.version))
-    if known is None or (known.path != DirectCall.path and known.is_worth_another_look):
-        known = yield from core.known_model(settings)
-    while True:
-        try:
-            given = sources(known.spec, inputs, elsewhere or core.on_gpus)
-            layout = lay_out(
-                known.spec,
-                given,
-                wanted,
-                known.data_begin,
-                learned=known.learned.per_row,
-                most_rows=known.spec.max_batch_size,
-                output_devices=devices,
-            )
-            break
-        except TensorError:
-            renewed = yield from core.renew(known, settings)
-            if renewed is known:
-                raise
-            known = renewed
-    is_direct = settings.path == "auto" and known.path == DirectCall.path
-    path = DirectCall.path if is_direct else (yield from core.path_of(known, settings, layout))
-    has_gpus = layout.devices or layout.lent
+    wanted, devices = wanted_outputs(outputs)
+    fit = functools.partial(_fit, inputs, elsewhere or core.on_gpus, wanted, devices)
+    known, (given, layout) = yield from core.fitting(settings, fit)
+    path = yield from core.path_of(known, settings, layout)
     if (
         layout.end <= known.inline_end
         and settings.path == "auto"
-        and not has_gpus
+        and not (layout.devices or layout.lent)
         and len(layout.certain) == len(known.spec.outputs if wanted is None else wanted)
     ):
         path = InlineCall.path  # all tensors are certain to be so small that this is faster
-    call: Call | None = None
-    if not (has_gpus or settings.options):
-        last = known.last
-        may_come_together = known.spec.has_batcher and (
-            known.blocks.together is not None or (last is not None and last[0]() is not None)
-        )
-        if path == InlineCall.path and layout.end < LONG_COPY:
-            call = InlineCall(core.codec, settings, known, layout, wanted, devices)
-        elif path == DirectCall.path and not may_come_together:
-            need = Need(layout.end - known.data_begin, 1, known.record_byte_size, kind=known.kind)
-            taken = core.pool.take_idle(need, settings.origin)
-            if taken is not None:
-                region, memory = taken
-                moved = layout  # to this call's part, where several calls share the region
-                if region.data_offset != known.data_begin:
-                    moved = layout.moved(region.data_offset - known.data_begin)
-                call = DirectCall(core.codec, settings, known, moved, wanted, devices, region, region.slots[0], memory)
-                known.last = weakref.ref(call), layout  # as opening does for memory that does not lie idle
-                del taken, memory  # the call alone has them
-    is_plain = call is not None
-    if call is None:
-        call = yield from open_call(core, path, Plan(settings, known, layout, given, wanted, devices))
+    call = yield from open_call(core, path, Plan(settings, known, layout, given, wanted, devices))
     try:
-        if not is_plain:
-            yield from _fill(call, given)
-        elif layout.end < LONG_COPY or sum([source.byte_size for source in given.values()]) < LONG_COPY:
-            call.write(given)
-        else:
-            try:
-                yield Offload(functools.partial(call.write, given), settings.deadline)
-            except TimeoutError:
-                raise out_of_time(COPYING) from None
-        del given, inputs  # else the user's arrays would live as long as the request
+        yield from _fill(call, given)
+        del given, fit, inputs  # else the user's arrays would live as long as the request
         yield None  # they have been copied
         if core.is_closed:
             raise ClosedError("this client")
+    except BaseException:
+        call.close()
+        raise
+    return (yield from finished(core, call, call.send(settings.deadline)))
+
+
+def _fit(
+    inputs: Mapping[str, Any],
+    elsewhere: Elsewhere,
+    wanted: Mapping[str, int | None] | None,
+    devices: Mapping[str, int],
+    known: KnownModel,
+) -> tuple[dict[str, Source], CallLayout]:
+    given = sources(known.spec, inputs, elsewhere)
+    return given, known.lay_out(given, wanted, output_devices=devices)
+
+
+def finished(core: Core, call: Call, sending: Steps[Result]) -> Steps[Result]:
+    """Return the result of a call's request, and learn from it; make it again where that is certain to be right."""
+    try:
         failure: ShmError | None = None
         try:
-            result = yield from call.send(settings.deadline)
+            result = yield from sending
         except ShmError as error:
             failure = error
         if failure is not None:
@@ -145,12 +109,8 @@ def infer(  # noqa: PLR0912, PLR0915  # one function: each further one costs eve
                 return (yield from _again(core, call, failure))
             finally:
                 del failure  # it has this frame in its traceback
-        if result.overflowed or known.learned.per_row or devices:
-            result = yield from _learned(core, call, result, _REMEDY, settings.deadline)
-        tally = core.tally
-        with tally.lock:  # as its succeeded() does, without one more function
-            tally.paths[result.path] += 1
-            tally.bytes_avoided += result.bytes_avoided
+        result = yield from _learned(core, call, result, _REMEDY, call.settings.deadline)
+        core.tally.succeeded(result.path, result.bytes_avoided)
     except BaseException:
         call.close()
         raise

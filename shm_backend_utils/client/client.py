@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
+import math
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -156,6 +157,7 @@ class ShmClient(
 
     _driver: BlockingDriver
     _kind_of_prepared = PreparedCall
+    _most_bytes = math.inf
 
     def submit(
         self,

@@ -286,7 +286,8 @@ def _direct(core: Core, plan: Plan, kind: type[DirectCall]) -> Steps[DirectCall]
         return call
     if known.spec.has_batcher and (not is_prepared or len(layout.certain) == len(layout.table.outputs)):
         last = known.last
-        is_expected = is_prepared or (last is not None and last[0]() is not None and last[1] == layout)
+        beside, of_it = (None, None) if last is None else (last[0](), last[1])
+        is_expected = is_prepared or (beside is not None and (of_it or beside.layout) == layout)
         row = yield from take_row(core.pool, core.once, plan, is_expected=is_expected)
     if row is not None:
         layout, region, slot, memory = row.layout, row.region, row.slot, row.memory

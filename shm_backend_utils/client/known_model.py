@@ -7,14 +7,18 @@ import time
 import warnings
 import weakref
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+import numpy as np
+
+from ..dtypes import BYTES, DType
 from ..memory.managed import RegionKind
 from ..memory.pool.rows import RowBlocks
 from ..model_spec import ModelSpec
 from ..process import Origin
 from ..protocol.call_layout import NO_DEVICES, AnyInput, CallLayout, LearnedSizes, lay_out, record_byte_size
 from ..protocol.layout import data_offset
+from ..protocol.table import Part, TensorForm, room_part
 from .explanation import Check, Explanation
 
 __all__ = ["CopyWarning", "KnownModel"]
@@ -39,11 +43,40 @@ class CopyWarning(UserWarning):
     """
 
 
+class KnownInput(NamedTuple):
+    """An input of numbers, and the constant part of a table that tells of it."""
+
+    dtype: DType
+    numpy: np.dtype[Any]
+    shape: tuple[int, ...]  # as configured: -1 is any size
+    part: Part
+
+
+class KnownOutput(NamedTuple):
+    """An output of numbers, the constant part of a table that has room for it, and that of its results."""
+
+    row_byte_size: int | None  # None if the configuration leaves it open
+    room: Part
+    form: TensorForm
+
+
 class KnownModel:
     """One model in one version, as the server described it."""
 
     def __init__(self, spec: ModelSpec, head_room: float, version: str = "") -> None:
         self.spec = spec
+        self.inputs = {  # those of numbers, as are the outputs
+            name: KnownInput(dtype, dtype.numpy, each.shape, TensorForm.of(name, dtype, len(each.shape)).part)
+            for name, each in spec.inputs.items()
+            if (dtype := each.dtype) is not None and dtype is not BYTES
+        }
+        self.outputs = {
+            name: KnownOutput(
+                each.row_byte_size, room_part(name), TensorForm.of(name, dtype, len(each.shape), each.fixed_end)
+            )
+            for name, each in spec.outputs.items()
+            if (dtype := each.dtype) is not None and dtype is not BYTES
+        }
         self.version = version  # as its calls ask for it; empty if the server chooses
         self.record_byte_size = record_byte_size(spec)  # enough for any call of it
         self.refusals: dict[str, str] = {}  # paths that turned out to be closed, with the reasons given
@@ -58,8 +91,8 @@ class KnownModel:
         self.data_begin = data_offset(1, self.record_byte_size)  # in a region with one slot
         self.learned = LearnedSizes(head_room)  # of outputs that found too little room
         self.blocks: RowBlocks[CallLayout] = RowBlocks()  # of calls that lie side by side
-        # The direct call that was begun last, and its layout in a region by itself.
-        self.last: tuple[weakref.ref[Any], CallLayout] | None = None
+        # The direct call that was begun last, and its layout in a region by itself; None if that is the call's own.
+        self.last: tuple[weakref.ref[Any], CallLayout | None] | None = None
 
     def lay_out(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, TypeV
 from ..errors import ClosedError
 from ..gpu.memory.access import CudaAccess
 from ..memory.pool.options import PoolOptions
-from .calls import infer, prepare
+from .calls import prepare
 from .core import ClientMemory, Core
 from .errors import ForkedError
 from .explanation import ClientStats
@@ -19,6 +20,7 @@ from .options import LibraryName, PathName, RequestOptions, Tls, check_keywords
 from .prepared import OfThisProcess
 from .server_calls import ask, is_model_ready, is_so, load, unload
 from .settings import ClientSettings
+from .short import begin
 from .split import infer_split
 from .steps import Steps
 from .streams import OpenStream, open_stream
@@ -53,6 +55,7 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
     _driver: Any
     _run: Any  # does an operation, and returns its result, or a coroutine of that
     _kind_of_prepared: ClassVar[Any]
+    _most_bytes: ClassVar[float]  # that are copied without giving way to others
 
     def __init__(
         self,
@@ -148,7 +151,9 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
         if core is None or core.is_forked:
             core = self._open_core()  # which raises
         settings = self._settings.of_call("infer", model, path, timeout_s, options, cuda_stream, library)
-        return self._run((infer_split if split else infer)(core, settings, inputs, outputs), core.tally)
+        if split:
+            return self._run(infer_split(core, settings, inputs, outputs), core.tally)
+        return self._run(functools.partial(begin, core, settings, inputs, outputs, self._most_bytes), core.tally)
 
     def prepare(
         self,

@@ -13,6 +13,7 @@ import contextlib
 import copy
 import threading
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Generator, Hashable, Sequence
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar
@@ -100,6 +101,21 @@ Steps = Generator[Step, Any, T]
 """An operation that returns a ``T``."""
 
 
+class Short(Generic[T]):
+    """An operation that needs one answer alone, and is done with fewer steps."""
+
+    message: Any
+    settings: Any  # those of its call
+
+    @abstractmethod
+    def result(self, answer: Any) -> T | None:
+        """Return the result; None if the answer is another one than usual, and so for :meth:`go_on`."""
+
+    @abstractmethod
+    def go_on(self, outcome: Any) -> Steps[T]:
+        """Return the operation that is to be done with such an answer, or an error."""
+
+
 class _Driver(Generic[AnyTransport]):
     """The common part of both drivers: a connection, and threads."""
 
@@ -118,11 +134,25 @@ class _Driver(Generic[AnyTransport]):
 class BlockingDriver(_Driver[Transport]):
     """Does the steps of operations in the threads that call for them, ``thread_count`` of them side by side."""
 
-    def run(self, operation: Steps[T], tally: Tally | None = None) -> T:
-        """Do an operation and return its result; if it raises, count the error in ``tally``."""
+    def run(self, operation: Steps[T] | Callable[[], Short[T] | Steps[T]], tally: Tally | None = None) -> T:
+        """Do an operation, when it is made, and return its result; if it raises, count the error in ``tally``."""
+        steps: Steps[T] | None = None
         outcome: Any = None
         try:
-            step = next(operation)
+            begun = operation() if callable(operation) else operation
+            if isinstance(begun, Short):
+                try:
+                    left_s = max(begun.settings.deadline - time.monotonic(), _LEAST_S)
+                    outcome = self.transport.send(begun.message, left_s)
+                    result = begun.result(outcome)
+                    if result is not None:
+                        return result
+                except BaseException as error:  # the operation decides what it means
+                    outcome = error
+                begun = begun.go_on(outcome)
+                outcome = None  # an error has this frame in its traceback
+            steps = begun
+            step = next(steps)
             while True:
                 try:
                     if isinstance(step, Send):
@@ -133,15 +163,15 @@ class BlockingDriver(_Driver[Transport]):
                     elif step is not None:
                         outcome = self._do(step)
                 except BaseException as error:  # the operation decides what it means
-                    step = operation.throw(error)
+                    step = steps.throw(error)
                 else:
-                    step = operation.send(outcome)
+                    step = steps.send(outcome)
         except StopIteration as end:
             value: T = end.value
             return value
         except BaseException as error:
             outcome = None
-            _end(operation, error, tally)
+            _end(steps, error, tally)
             raise
 
     def abandon(self) -> None:
@@ -189,10 +219,24 @@ class BlockingDriver(_Driver[Transport]):
 class AsyncioDriver(_Driver[AsyncTransport]):
     """Does the steps of operations in tasks of one event loop."""
 
-    async def run(self, operation: Steps[T], tally: Tally | None = None) -> T:
+    async def run(self, operation: Steps[T] | Callable[[], Short[T] | Steps[T]], tally: Tally | None = None) -> T:
+        steps: Steps[T] | None = None
         outcome: Any = None
         try:
-            step = next(operation)
+            begun = operation() if callable(operation) else operation
+            if isinstance(begun, Short):
+                try:
+                    left_s = max(begun.settings.deadline - time.monotonic(), _LEAST_S)
+                    outcome = await self.transport.send(begun.message, left_s)
+                    result = begun.result(outcome)
+                    if result is not None:
+                        return result
+                except BaseException as error:  # the operation decides what it means
+                    outcome = error
+                begun = begun.go_on(outcome)
+                outcome = None  # an error has this frame in its traceback
+            steps = begun
+            step = next(steps)
             while True:
                 try:
                     if isinstance(step, Send):
@@ -203,15 +247,15 @@ class AsyncioDriver(_Driver[AsyncTransport]):
                     elif step is not None:
                         outcome = await self._do(step)
                 except BaseException as error:  # the operation decides what it means
-                    step = operation.throw(error)
+                    step = steps.throw(error)
                 else:
-                    step = operation.send(outcome)
+                    step = steps.send(outcome)
         except StopIteration as end:
             value: T = end.value
             return value
         except BaseException as error:
             outcome = None
-            _end(operation, error, tally)
+            _end(steps, error, tally)
             raise
 
     async def close(self) -> None:
@@ -258,12 +302,13 @@ class AsyncioDriver(_Driver[AsyncTransport]):
         return [task.result() for task in tasks]
 
 
-def _end(operation: Steps[Any], error: BaseException, tally: Tally | None) -> None:
+def _end(operation: Steps[Any] | None, error: BaseException, tally: Tally | None) -> None:
     """End an operation that has failed; others may wait for the end of one that an interrupt has left in the middle."""
     if tally is not None:
         tally.failed()
-    with contextlib.suppress(RuntimeError):  # it asks for more at its end
-        operation.close()
+    if operation is not None:
+        with contextlib.suppress(RuntimeError):  # it asks for more at its end
+            operation.close()
     forget_locals(error)
 
 

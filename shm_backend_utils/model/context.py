@@ -23,7 +23,8 @@ from ..model_spec import ModelSpec
 from ..protocol.form import TableForm
 from ..protocol.layout import VERSION
 from ..protocol.probe import Probe, digest_of
-from ..protocol.results import NO_RESULTS, OutputForm
+from ..protocol.results import NO_RESULTS
+from ..protocol.table import TensorForm
 from ..tensors.view import DIRECT
 from .config import Config
 from .forward.forwarder import Forwarder
@@ -62,8 +63,8 @@ class Context:
         self.spec = spec.as_model_sees()  # with the shapes that ``model.py`` sees
         self.request_spec = spec  # the same, unless Triton reshapes a tensor: then with the shapes of requests
         self.form = TableForm.of(spec)
-        self.outputs: Mapping[str, OutputForm] = {  # those of numbers that Triton does not reshape
-            name: OutputForm.of(name, tensor.dtype, len(tensor.shape), tensor.fixed_end)
+        self.outputs: Mapping[str, TensorForm] = {  # those of numbers that Triton does not reshape
+            name: TensorForm.of(name, tensor.dtype, len(tensor.shape), tensor.fixed_end)
             for name, tensor in spec.outputs.items()
             if tensor.dtype is not None and tensor.dtype is not BYTES and tensor.reshape is None
         }

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from ..dtypes import DType
@@ -26,11 +26,10 @@ from ..errors import PeerError, TensorError
 from ..model_spec import ModelSpec
 from .claims import MAX_REGIONS, padded
 from .spans import MAX_TENSORS, brief
-from .table import BY_NUMBER, MAX_RANK, NUMBERS, SHAPES, TENSOR, check_element_count, check_shape
+from .table import BY_NUMBER, MAX_RANK, SHAPES, TENSOR, TensorForm, check_element_count, check_shape
 
 __all__ = [
     "NO_RESULTS",
-    "OutputForm",
     "OutputPlace",
     "Results",
     "assemble",
@@ -39,14 +38,15 @@ __all__ = [
     "decode",
     "encode",
     "missing_output",
+    "read_expected",
     "unused_memory",
     "with_events",
 ]
 
 _STAMPS: Final = struct.Struct("<QQ")
 _HEAD: Final = struct.Struct("<IHH")
+_STAMPS_AND_HEAD: Final = struct.Struct("<QQIHH")
 _IN_RESPONSE: Final = 1
-_FLAGS: Final = 48  # bits of a tensor's fields before them, behind its size
 _BEGIN: Final = _STAMPS.size + _HEAD.size
 NO_RESULTS: Final = bytes(_HEAD.size)
 """The results of a call that failed."""
@@ -73,36 +73,12 @@ class Results(NamedTuple):
     completed: int = 0  # whose results these are: the generation that was finished last
 
 
-class OutputForm(NamedTuple):
-    """The constant part of the results of an output of one name, data type and rank."""
-
-    dtype: DType
-    rank: int
-    fixed_end: tuple[int, ...]  # of its shape, as a model's configuration has it
-    kind: int  # all fields between its size and its shape as one number, to which the region's is added
-    text: bytes
-    pack: Callable[..., bytes]  # takes offset, size, kind, the shape's sizes one by one, and text
-
-    @classmethod
-    def of(cls, name: str, dtype: DType, rank: int, fixed_end: tuple[int, ...] = ()) -> OutputForm:
-        """Return the form of an output."""
-        text = name.encode()
-        kind = int.from_bytes(TENSOR.pack(0, 0, 0, NUMBERS[dtype.name], rank, len(text), 0)[16:], "little")
-        pack = struct.Struct(f"<QQQ{rank}Q{len(text) + -len(text) % 8}s").pack
-        return cls(dtype, rank, fixed_end, kind, text, pack)
-
-    def encode(
-        self, shape: tuple[int, ...], region: int, offset: int, byte_size: int, is_in_response: bool = False
-    ) -> bytes:
-        """Return one output in its binary form."""
-        return self.pack(offset, byte_size, self.kind + region + (is_in_response << _FLAGS), *shape, self.text)
-
-
 def encode(outputs: Iterable[OutputPlace], events: Sequence[int] = ()) -> bytes:
     """Return results in their binary form, without the stamps in front of them."""
     encoded = []
     for name, dtype, shape, region, offset, byte_size, is_in_response in outputs:
-        encoded.append(OutputForm.of(name, dtype, len(shape)).encode(shape, region, offset, byte_size, is_in_response))
+        form = TensorForm.of(name, dtype, len(shape))
+        encoded.append(form.encode(shape, region, offset, byte_size, is_in_response=is_in_response))
     return with_events(assemble(encoded), events)
 
 
@@ -184,6 +160,33 @@ def decode(  # noqa: PLR0912, PLR0915  # one function: when an answer comes, cac
     except ValueError as error:
         raise broken_results(error) from None
     return Results(tuple(outputs.values()), events, completed)
+
+
+def read_expected(
+    data: bytes, generation: int, begin: int, end: int, expected: Sequence[TensorForm]
+) -> list[tuple[int, tuple[int, ...]]] | None:
+    """Return offsets and shapes of outputs that are those expected, in order, from ``begin`` to ``end``; else None.
+
+    :func:`decode` reads all results, and says the errors.
+    """
+    _, completed, length, output_count, event_count = _STAMPS_AND_HEAD.unpack_from(data)
+    if completed != generation or output_count != len(expected) or event_count or length > len(data):
+        return None
+    at, reach, places = _BEGIN, begin, []
+    for dtype, rank, fixed_end, known, text, _, size, unpack_from in expected:
+        at += size
+        if at > length:
+            return None
+        offset, byte_size, kind, *sizes, name = unpack_from(data, at - size)
+        fits = kind == known and name == text and reach <= offset <= end - byte_size and not offset % dtype.itemsize
+        if not fits or not byte_size or math.prod(sizes) * dtype.itemsize != byte_size:
+            return None
+        shape = tuple(sizes)
+        if fixed_end and shape[rank - len(fixed_end) :] != fixed_end:
+            return None
+        places.append((offset, shape))
+        reach = offset + byte_size
+    return places if at == length else None
 
 
 def _events(data: bytes, begin: int, count: int, region_count: int) -> tuple[int, ...]:

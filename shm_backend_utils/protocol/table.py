@@ -34,7 +34,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from .. import dtypes
 from ..dtypes import BYTES, LENGTH_SIZE, DType
@@ -63,10 +63,14 @@ __all__ = [
     "PROBE_OFFSET",
     "SHAPES",
     "TENSOR",
+    "Part",
+    "TensorForm",
+    "assemble",
     "check_element_count",
     "check_shape",
     "decode",
     "encode",
+    "room_part",
     "tensor_length",
 ]
 
@@ -83,6 +87,7 @@ MAX_RANK: Final = 32
 """The largest rank that every NumPy can hold."""
 
 _MAX_INT64: Final = 2**63 - 1
+_FLAGS: Final = 48  # bits of a tensor's fields before them, behind its size
 _ORDER: Final = (  # TRITONSERVER_DataType, from 1
     *("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"),
     *("FP16", "FP32", "FP64", "BYTES", "BF16"),
@@ -97,6 +102,51 @@ PADDING: Final = tuple(map(bytes, range(8)))
 
 SHAPES: Final = tuple(struct.Struct(f"<{rank}Q") for rank in range(MAX_RANK + 1))
 """How a shape is packed, by its rank."""
+
+
+class TensorForm(NamedTuple):
+    """The constant part of an input, or of the results of an output, of one name, data type and rank."""
+
+    dtype: DType
+    rank: int
+    fixed_end: tuple[int, ...]  # of its shape, as a model's configuration has it
+    kind: int  # all fields between its size and its shape as one number, to which the region's is added
+    text: bytes  # its name, with the zeros behind it
+    pack: Callable[..., bytes]  # takes offset, size, kind, the shape's sizes one by one, and text
+    byte_size: int  # of what that returns
+    unpack_from: Callable[[bytes, int], tuple[Any, ...]]
+
+    @classmethod
+    def of(cls, name: str, dtype: DType, rank: int, fixed_end: tuple[int, ...] = ()) -> TensorForm:
+        kind, text, form = _form(name, NUMBERS[dtype.name], rank)
+        return cls(dtype, rank, fixed_end, kind, text, form.pack, form.size, form.unpack_from)
+
+    @property
+    def part(self) -> Part:
+        return self.kind, self.text, self.pack
+
+    def encode(
+        self, shape: tuple[int, ...], region: int, offset: int, byte_size: int, *, is_in_response: bool = False
+    ) -> bytes:
+        """Return one output of results in its binary form."""
+        return self.pack(offset, byte_size, self.kind + region + (is_in_response << _FLAGS), *shape, self.text)
+
+
+Part = tuple[int, bytes, Callable[..., bytes]]
+"""A tensor's constant part in a table: kind and text, and what packs them behind offset, size and kind."""
+
+
+def room_part(name: str) -> Part:
+    """Return the part of the room for an output."""
+    kind, text, form = _form(name, 0, 0)
+    return kind, text, form.pack
+
+
+def _form(name: str, number: int, rank: int) -> tuple[int, bytes, struct.Struct]:
+    text = name.encode()
+    kind = int.from_bytes(TENSOR.pack(0, 0, 0, number, rank, len(text), 0)[2 * _WORD :], "little")
+    text += PADDING[-len(text) % 8]
+    return kind, text, struct.Struct(f"<QQQ{rank}Q{len(text)}s")
 
 
 def tensor_length(name: str, rank: int) -> int:
@@ -121,10 +171,14 @@ def encode(table: Table) -> bytes:
     for name, (region, offset, byte_size) in table.outputs.items():
         text = name.encode()
         pieces += (pack(offset, byte_size, region, 0, 0, len(text), 0), text, PADDING[-len(text) % 8])
+    return assemble(pieces, len(table.inputs), len(table.outputs), len(table.regions), table.ring)
+
+
+def assemble(pieces: Sequence[bytes], inputs: int, outputs: int, regions: int = 0, ring: Ring | None = None) -> bytes:
+    """Return a table, of so many tensors in their binary form, without the generation in front."""
     body = b"".join(pieces)
-    ring = table.ring or _NO_RING
-    counts = len(table.inputs), len(table.outputs), len(table.regions)
-    return HEAD.pack(0, HEAD.size + len(body), *counts, ring.frames, ring.slot, 0, ring.stride)[_WORD:] + body
+    frames, slot, stride = (0, 0, 0) if ring is None else (ring.frames, ring.slot, ring.stride)
+    return HEAD.pack(0, HEAD.size + len(body), inputs, outputs, regions, frames, slot, 0, stride)[_WORD:] + body
 
 
 def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call of one costs each request a microsecond
@@ -207,9 +261,6 @@ def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call o
 
 def _field(index: int, input_count: int) -> str:
     return f"inputs[{index}]" if index < input_count else f"outputs[{index - input_count}]"
-
-
-_NO_RING: Final = Ring(0, 0, 0)
 
 
 def check_element_count(field: str, dtype: DType, shape: tuple[int, ...], byte_size: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import InferenceError, ServerUnavailableError, ShmClient
+from shm_backend_utils.client import InferenceError, ServerUnavailableError, ShmClient, short
 from shm_backend_utils.client.errors import ConnectionLostError, MemoryRefusedError, translated
 from shm_backend_utils.client.paths.call import is_answer
 from shm_backend_utils.client.paths.choice import PathChooser
@@ -351,10 +351,20 @@ def test_a_frame_of_another_number_is_not_taken_for_the_next(monkeypatch: pytest
 @pytest.mark.parametrize("kind", [DirectCall, RegisteredCall, InlineCall])
 def test_a_client_that_closes_sends_nothing(server: FakeServer, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
     with client_of(server, inline_bytes=0) as client:
-        client.infer("m", {"IN0": X}, path=kind.path)
         monkeypatch.setattr(kind, "write", lambda *_: client.close())
         with pytest.raises(ClosedError, match="this client"):
             client.infer("m", {"IN0": X}, path=kind.path)
+    assert server.orders == []
+
+
+def test_a_client_that_closes_sends_nothing_on_the_short_way(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with client_of(server, inline_bytes=0) as client:
+        client.infer("m", {"IN0": X})
+        monkeypatch.setattr(short, "assemble", lambda *_: client.close())
+        with pytest.raises(ClosedError, match="this client"):
+            client.infer("m", {"IN0": X})
     assert len(server.orders) == 1
 
 

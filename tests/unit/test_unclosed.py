@@ -187,7 +187,9 @@ def test_at_the_end_of_the_interpreter_nothing_else_goes_wrong(advice: str) -> N
 
 def origin_of(call: Coroutine[Any, Any, Any]) -> str:
     operation = inspect.getcoroutinelocals(call)["operation"]
-    origin = str(inspect.getgeneratorlocals(operation)["settings"].origin)
+    is_begun = inspect.isgenerator(operation)  # else it has its settings among its arguments
+    settings = inspect.getgeneratorlocals(operation)["settings"] if is_begun else operation.args[1]
+    origin = str(settings.origin)
     call.close()
     return origin
 

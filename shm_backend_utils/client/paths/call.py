@@ -104,6 +104,10 @@ class Call(ABC):
     def send(self, deadline: float) -> Steps[Result]:
         """Run the model on the present content of the inputs. SlotInDoubtError if an earlier request may still run."""
 
+    def resume(self, outcome: Any, deadline: float) -> Steps[Result]:
+        """Go on with the answer, or the error, of a request that was sent for this call."""
+        raise NotImplementedError
+
     def sources(self) -> dict[str, Source]:
         """Return the inputs as they lie here, to be written elsewhere."""
         return {name: source_of(name, array) for name, array in self.arrays().items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ...dtypes import BYTES
 from ...errors import NOT_OPENED, ClosedError, SlotInDoubtError, TensorError, code_in
 from ...memory.managed import RegionKind
-from ...memory.pool.slot import AFTER, FREE, Memory, Slot, SlotRegion
+from ...memory.pool.slot import AFTER, FREE, SENT, Memory, Slot, SlotRegion
 from ...protocol import results
 from ...protocol.call_layout import CallLayout, aligned
 from ...protocol.results import broken_results, missing_output
@@ -23,6 +23,7 @@ from ...protocol.table import encode
 from ...tensors.strings import Strings
 from ..errors import MemoryRefusedError
 from ..inputs.sources import Source, source_of
+from ..known_model import KnownModel
 from ..result import Result
 from ..steps import Send, Steps
 from .call import Call, InRegion, is_answer, output_in
@@ -77,7 +78,7 @@ class DirectCall(InRegion, Call):
         memory, buffers = self.memory, self.buffers  # first: they keep the slot, if the call is closed meanwhile
         if self.is_closed:
             raise ClosedError("this call")
-        slot, spec, layout, region, gpus = self.slot, self.known.spec, self.layout, self.region, self.gpus
+        slot, spec, layout, gpus = self.slot, self.known.spec, self.layout, self.gpus
         if gpus is not None and gpus.is_lost:
             raise LostMemoryError
         if slot.state != FREE:
@@ -93,11 +94,35 @@ class DirectCall(InRegion, Call):
                 slot=(slot.address_pattern % spec.name, generation),
             )
             answer = yield Send(message, deadline)
-            sizes = [region.data_end, *map(_BYTE_SIZE, buffers)]
+            return (yield from self._received(answer, memory, buffers, gpus, deadline))
+        except BaseException as error:
+            self._note_failure(error, gpus)
+            raise
+
+    def resume(self, outcome: Any, deadline: float) -> Steps[Result]:
+        try:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            return (yield from self._received(outcome, self.memory, self.buffers, self.gpus, deadline))
+        except BaseException as error:
+            self._note_failure(error, self.gpus)
+            raise
+
+    def _received(
+        self, answer: Any, memory: Memory, buffers: Sequence[GpuBuffer], gpus: CallOnGpus | None, deadline: float
+    ) -> Steps[Result]:
+        slot, spec, layout, region = self.slot, self.known.spec, self.layout, self.region
+        avoided = sum(map(_BYTE_SIZE, layout.table.inputs.values()))
+        response = functools.partial(self.codec.result, answer)
+        result = None
+        if gpus is None:
+            result = usual_result(self.known, region, slot, memory, layout.table.outputs, response, avoided)
+        if result is None:
             data = bytes(slot.results)
             if not data:
                 raise ClosedError("this client")
-            outputs, events, _ = results.decode(data, sizes, region.data_offset, spec, generation)
+            sizes = [region.data_end, *map(_BYTE_SIZE, buffers)]
+            outputs, events, _ = results.decode(data, sizes, region.data_offset, spec, slot.sent)
             if events:
                 if gpus is None:
                     raise broken_results("an event of memory that has none")
@@ -106,20 +131,21 @@ class DirectCall(InRegion, Call):
             for name in layout.requested or spec.outputs:
                 if name not in names:
                     raise missing_output(spec.name, name)
-            avoided = sum(map(_BYTE_SIZE, layout.table.inputs.values()))
-            result = result_of(outputs, memory, buffers, functools.partial(self.codec.result, answer), avoided)
-        except BaseException as error:
-            # A model that has completed the slot may have left the rest to a GPU: its events were not looked at.
-            if gpus is None and slot.is_completed:
-                slot.become_free("answer")
-            if is_answer(error) and code_in(str(error)) in NOT_OPENED and slot.fence_unstarted():
-                region.spoil("refusal")
-                message = f"{error.message()}; this call's memory is lost: prepare another call"
-                raise MemoryRefusedError(message, error.status()) from None
-            raise
+            result = result_of(outputs, memory, buffers, response, avoided)
         if gpus is None or not gpus.are_lent_in_use:
             slot.state, slot.kept = AFTER["answer"][slot.state], ()
         return result
+
+    def _note_failure(self, error: BaseException, gpus: CallOnGpus | None) -> None:
+        """Note what a failed request leaves of the slot; raise MemoryRefusedError if the model could not open it."""
+        slot = self.slot
+        # A model that has completed the slot may have left the rest to a GPU: its events were not looked at.
+        if gpus is None and slot.is_completed and slot.state == SENT:
+            slot.become_free("answer")
+        if is_answer(error) and code_in(str(error)) in NOT_OPENED and slot.fence_unstarted():
+            self.region.spoil("refusal")
+            message = f"{error.message()}; this call's memory is lost: prepare another call"
+            raise MemoryRefusedError(message, error.status()) from None
 
     def close(self) -> None:
         self.is_closed = True
@@ -136,6 +162,31 @@ class DirectCall(InRegion, Call):
         if self.gpus is not None:  # a model that has ended may have left the rest to its GPU
             yield from self.gpus.models_are_done(deadline)
         self.slot.become_free("reclaim")
+
+
+def usual_result(
+    known: KnownModel,
+    region: SlotRegion,
+    slot: Slot,
+    memory: Memory,
+    wanted: Collection[str],
+    response: Callable[[], Any],
+    bytes_avoided: int,
+) -> Result | None:
+    """Return the result of a request whose outputs are numbers in the slot's own region, as wanted; None if not all."""
+    data = bytes(slot.results)
+    outputs = known.outputs
+    expected = [outputs[name].form for name in wanted if name in outputs]
+    places = None
+    if data and len(expected) == len(wanted):
+        places = results.read_expected(data, slot.sent, region.data_offset, region.data_end, expected)
+    if places is None:
+        return None
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for name, (dtype, *_), (offset, shape) in zip(wanted, expected, places, strict=True):
+        array = arrays[name] = np.ndarray(shape, dtype.numpy, memory, offset)
+        bytes_avoided += array.nbytes
+    return Result(arrays, DirectCall.path, response, {}, bytes_avoided)
 
 
 def result_of(

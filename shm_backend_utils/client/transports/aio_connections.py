@@ -142,7 +142,8 @@ class _Connection(asyncio.Protocol):
         """Send pending bytes, hand over ended requests, and hang up if the connection is of no more use."""
         conversation = self.conversation
         if conversation.out:
-            self._transport.writelines(conversation.out)
+            if not self._transport.is_closing():
+                self._transport.writelines(conversation.out)
             conversation.out.clear()
         for number in list(conversation.ended):
             answer = self._waiting.pop(number, None)
@@ -177,9 +178,13 @@ class _Connection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         outcome = loop.create_future()
         late = loop.call_later(timeout_s, _tell_late, outcome)
+        is_to_settle = bool(self.conversation.out)  # soon, for another request
         number = self.conversation.begin(request, timeout_s)
         self._waiting[number] = outcome
-        self._settle()
+        if len(self._waiting) == 1:
+            self._settle()
+        elif not is_to_settle:  # together with those that other tasks are about to send
+            loop.call_soon(self._settle)
         try:
             return await outcome
         finally:

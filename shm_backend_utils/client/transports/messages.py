@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import urllib.parse
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy.typing as npt
@@ -68,6 +68,15 @@ class Codec(ABC):
         """Return the message of a request, ``slot`` being address and generation; CallerError if it cannot be sent."""
 
     @abstractmethod
+    def for_slot(
+        self, model: str, address: str, outputs: Sequence[str] | None, batch_size: int | None
+    ) -> Callable[[int], Any]:
+        """Return a function that makes the message of a request in a slot, without options, by its generation.
+
+        Messages of one such function are sent one after another.
+        """
+
+    @abstractmethod
     def ask(self, question: Question, model: str = "", version: str = "") -> Any:
         """Return the message of a question."""
 
@@ -90,6 +99,10 @@ class Codec(ABC):
     @abstractmethod
     def result(self, answer: Any) -> Any:
         """Return the answer to a request as tritonclient's ``InferResult``."""
+
+    @abstractmethod
+    def plain_outputs(self, answer: Any) -> Mapping[str, tuple[str, Sequence[int], bytes]]:
+        """Return data type, shape and bytes of an answer's outputs, by their names; none where that is no faster."""
 
     @abstractmethod
     def as_dict(self, answer: Any) -> dict[str, Any]:

@@ -63,7 +63,18 @@ What is not here cannot happen.
 class Slot:
     """One slot of a region: its state, by :data:`AFTER`, and the generations of its requests."""
 
-    __slots__ = ("_record", "_region", "address_pattern", "generation", "index", "kept", "results", "sent", "state")
+    __slots__ = (
+        "_record",
+        "_region",
+        "address_pattern",
+        "generation",
+        "index",
+        "kept",
+        "request",
+        "results",
+        "sent",
+        "state",
+    )
 
     def __init__(self, region: ManagedRegion, index: int) -> None:
         self._region = region
@@ -71,6 +82,8 @@ class Slot:
         self.bind()
         self.sent = self.generation = 0  # of the last request, as it was sent, and as it is after it was fenced
         self.state: State = FREE
+        # What a client sends for it: the constant part, and a function of the generation.
+        self.request: tuple[object, Callable[[int], Any]] | None = None
         self.kept: Sequence[object] = ()  # other memory that the request may use, until this slot is free again
 
     def bind(self) -> None:

@@ -17,8 +17,8 @@ from ...errors import ModelError, ShmError, TableError, TensorError
 from ...gpu.arrays.device_view import DeviceView
 from ...protocol import results
 from ...protocol.layout import COMPLETED, RESULTS
-from ...protocol.results import OutputForm
 from ...protocol.spans import OutputSpan
+from ...protocol.table import TensorForm
 from ...tensors.strings import Strings
 from ...tensors.view import DIRECT, TRITON, StringsView, TensorView
 from ..forward.forwarder import check_all_are_over
@@ -79,7 +79,7 @@ class AnsweredRequest(ReceivedRequest):
             raise self._not_open()
         form, span = self._context.outputs.get(name), self._rooms.get(name)
         if form is not None and span is not None:
-            row, _, end, kind, text, pack = form
+            row, _, end, kind, text, pack, _, _ = form
             region, offset, room = span
             memory = self._memories[region]
             try:
@@ -273,7 +273,7 @@ class AnsweredRequest(ReceivedRequest):
     def _encode(self, name: str, dtype: DType, shape: tuple[int, ...], span: OutputSpan | None = None) -> bytes:
         """Return the results' entry of an output, which is in the response if it has no span."""
         shape = self._context.spec.outputs[name].reshaped(shape)
-        form = self._context.outputs.get(name) or OutputForm.of(name, dtype, len(shape))
+        form = self._context.outputs.get(name) or TensorForm.of(name, dtype, len(shape))
         return form.encode(shape, *(span or (0, 0, 0)), is_in_response=span is None)
 
     def _tensor_of(self, name: str, view: TensorView) -> Any:

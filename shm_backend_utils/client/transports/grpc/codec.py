@@ -86,6 +86,19 @@ class GrpcCodec(Codec):
         metadata = None if headers is None else [(name.lower(), value) for name, value in headers.items()]
         return self._message("ModelInfer", message, metadata, _COMPRESSION[options.get("compression")])
 
+    def for_slot(
+        self, model: str, address: str, outputs: Sequence[str] | None, batch_size: int | None
+    ) -> Callable[[int], GrpcMessage]:
+        wanted = None if outputs is None else dict.fromkeys(outputs)
+        message = self.infer(model, {}, outputs=wanted, batch_size=batch_size, slot=(address, 0))
+        generation_parameter = message.request.parameters[GENERATION_PARAMETER]
+
+        def message_of(generation: int) -> GrpcMessage:
+            generation_parameter.int64_param = generation
+            return message
+
+        return message_of
+
     def ask(self, question: Question, model: str = "", version: str = "") -> GrpcMessage:
         procedure = _PROCEDURES[question]
         names = {"name": model, "version": version} if procedure.startswith("Model") else {}
@@ -112,6 +125,14 @@ class GrpcCodec(Codec):
     def unregister(self, name: str) -> GrpcMessage:
         order = service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
         return self._message("SystemSharedMemoryUnregister", order)
+
+    def plain_outputs(self, answer: Any) -> Mapping[str, tuple[str, Sequence[int], bytes]]:
+        outputs, contents = answer.outputs, answer.raw_output_contents
+        if len(outputs) != len(contents):
+            return {}
+        return {
+            each.name: (each.datatype, each.shape, content) for each, content in zip(outputs, contents, strict=True)
+        }
 
     def as_dict(self, answer: Any) -> dict[str, Any]:
         return _plain(answer.config if isinstance(answer, service_pb2.ModelConfigResponse) else answer)
