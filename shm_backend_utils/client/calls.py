@@ -37,7 +37,6 @@ from .paths.call import Call, Plan, is_answer, write_inputs
 from .paths.direct import DirectCall, PreparedDirectCall
 from .paths.on_gpus import brought_to_gpus
 from .paths.taking import grow
-from .paths.triton_shm import InlineCall
 from .result import Result
 from .settings import CallSettings
 from .steps import Pause, Steps, forget_locals
@@ -65,13 +64,6 @@ def infer(
     fit = functools.partial(_fit, inputs, elsewhere or core.on_gpus, wanted, devices)
     known, (given, layout) = yield from core.fitting(settings, fit)
     path = yield from core.path_of(known, settings, layout)
-    if (
-        layout.end <= known.inline_end
-        and settings.path == "auto"
-        and not (layout.devices or layout.lent)
-        and len(layout.certain) == len(known.spec.outputs if wanted is None else wanted)
-    ):
-        path = InlineCall.path  # all tensors are certain to be so small that this is faster
     call = yield from open_call(core, path, Plan(settings, known, layout, given, wanted, devices))
     try:
         yield from _fill(call, given)
@@ -97,24 +89,19 @@ def _fit(
 
 
 def finished(core: Core, call: Call, sending: Steps[Result]) -> Steps[Result]:
-    """Return the result of a call's request, and learn from it; make it again where that is certain to be right."""
+    """Return the result of a call that is being sent; make it again where that is certain to be right."""
+    failure: ShmError | None = None
     try:
-        failure: ShmError | None = None
         try:
-            result = yield from sending
+            return (yield from _received(core, call, sending, _REMEDY, call.settings.deadline))
         except ShmError as error:
             failure = error
-        if failure is not None:
-            try:
-                return (yield from _again(core, call, failure))
-            finally:
-                del failure  # it has this frame in its traceback
-        result = yield from _learned(core, call, result, _REMEDY, call.settings.deadline)
-        core.tally.succeeded(result.path, result.bytes_avoided)
+        return (yield from _again(core, call, failure))
     except BaseException:
         call.close()
         raise
-    return result
+    finally:
+        del failure  # it has this frame in its traceback
 
 
 def prepare(
@@ -162,8 +149,12 @@ def send(core: Core, call: Call, deadline: float, remedy: str = _REMEDY) -> Step
     """Make one request of a call, and learn from it; ``remedy`` tells what to do where an output found no room."""
     if core.is_closed:
         raise ClosedError("this client")
+    return (yield from _received(core, call, call.send(deadline), remedy, deadline))
+
+
+def _received(core: Core, call: Call, sending: Steps[Result], remedy: str, deadline: float) -> Steps[Result]:
     try:
-        result = yield from call.send(deadline)
+        result = yield from sending
     except ShmError as error:
         meaning = _meaning(core, call, error)
         if meaning is not error:
@@ -204,7 +195,6 @@ def _fits(known: KnownModel, call: Call) -> bool:
 
 def _again(core: Core, call: Call, failure: ShmError) -> Steps[Result]:
     """Make a call again that has failed, where that is certain to be right; else raise the failure."""
-    failure = _meaning(core, call, failure)
     number = 0
     try:
         while True:

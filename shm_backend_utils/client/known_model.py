@@ -7,18 +7,15 @@ import time
 import warnings
 import weakref
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-import numpy as np
-
-from ..dtypes import BYTES, DType
 from ..memory.managed import RegionKind
 from ..memory.pool.rows import RowBlocks
 from ..model_spec import ModelSpec
 from ..process import Origin
 from ..protocol.call_layout import NO_DEVICES, AnyInput, CallLayout, LearnedSizes, lay_out, record_byte_size
 from ..protocol.layout import data_offset
-from ..protocol.table import Part, TensorForm, room_part
+from ..protocol.table import TensorForm, room_part
 from .explanation import Check, Explanation
 
 __all__ = ["CopyWarning", "KnownModel"]
@@ -43,40 +40,14 @@ class CopyWarning(UserWarning):
     """
 
 
-class KnownInput(NamedTuple):
-    """An input of numbers, and the constant part of a table that tells of it."""
-
-    dtype: DType
-    numpy: np.dtype[Any]
-    shape: tuple[int, ...]  # as configured: -1 is any size
-    part: Part
-
-
-class KnownOutput(NamedTuple):
-    """An output of numbers, the constant part of a table that has room for it, and that of its results."""
-
-    row_byte_size: int | None  # None if the configuration leaves it open
-    room: Part
-    form: TensorForm
-
-
 class KnownModel:
     """One model in one version, as the server described it."""
 
     def __init__(self, spec: ModelSpec, head_room: float, version: str = "") -> None:
         self.spec = spec
-        self.inputs = {  # those of numbers, as are the outputs
-            name: KnownInput(dtype, dtype.numpy, each.shape, TensorForm.of(name, dtype, len(each.shape)).part)
-            for name, each in spec.inputs.items()
-            if (dtype := each.dtype) is not None and dtype is not BYTES
-        }
-        self.outputs = {
-            name: KnownOutput(
-                each.row_byte_size, room_part(name), TensorForm.of(name, dtype, len(each.shape), each.fixed_end)
-            )
-            for name, each in spec.outputs.items()
-            if (dtype := each.dtype) is not None and dtype is not BYTES
-        }
+        # The constant parts of tables and results, of tensors that are numbers: inputs, rooms for outputs, and outputs.
+        self.inputs, self.outputs = TensorForm.of_all(spec.inputs), TensorForm.of_all(spec.outputs)
+        self.rooms = {name: room_part(name) for name in self.outputs}
         self.version = version  # as its calls ask for it; empty if the server chooses
         self.record_byte_size = record_byte_size(spec)  # enough for any call of it
         self.refusals: dict[str, str] = {}  # paths that turned out to be closed, with the reasons given
@@ -84,7 +55,6 @@ class KnownModel:
         self.sealed: Check | None = None  # whether it can fetch sealed memory; None until that was tried
         self.explanation: Explanation | None = None  # None until a call has found out
         self.path: str | None = None  # the one that the explanation has
-        self.inline_end = 0  # up to where the tensors of a call with one slot may end so that it goes in band
         self.reason = ""  # why its calls take no better path, as it was found last
         self.warned: set[str] = set()  # which copies the user was warned of: one entry for each path, and each output
         self.seen = time.monotonic()  # when the server was asked last

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from .. import __version__
-from ..dtypes import BYTES
 from ..errors import MachineError, ModelError, ProbedError, TableError
 from ..gpu.memory.access import CudaAccess
 from ..gpu.model import DeviceArrays
@@ -63,11 +62,9 @@ class Context:
         self.spec = spec.as_model_sees()  # with the shapes that ``model.py`` sees
         self.request_spec = spec  # the same, unless Triton reshapes a tensor: then with the shapes of requests
         self.form = TableForm.of(spec)
-        self.outputs: Mapping[str, TensorForm] = {  # those of numbers that Triton does not reshape
-            name: TensorForm.of(name, tensor.dtype, len(tensor.shape), tensor.fixed_end)
-            for name, tensor in spec.outputs.items()
-            if tensor.dtype is not None and tensor.dtype is not BYTES and tensor.reshape is None
-        }
+        self.outputs: Mapping[str, TensorForm] = TensorForm.of_all(  # those that Triton does not reshape
+            {name: tensor for name, tensor in spec.outputs.items() if tensor.reshape is None}
+        )
         # Triton fills slots of a batch that no sequence has a request for, by requests of its own.
         self.fills_slots = spec.sequences == "direct" and spec.max_batch_size > 1
         self.takes_delivered = spec.paths != frozenset({DIRECT})  # requests may come that name no memory

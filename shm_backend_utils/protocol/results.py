@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ..dtypes import DType
@@ -139,11 +139,7 @@ def decode(  # noqa: PLR0912, PLR0915  # one function: when an answer comes, cac
                 if dtype.itemsize and offset % dtype.itemsize:
                     raise ValueError(f"an output of {dtype.name} at offset {offset}")
             if spec is not None:
-                wanted = spec.outputs.get(name)
-                fits = wanted is not None and dtype is wanted.dtype and rank == len(wanted.shape)
-                end = wanted.fixed_end if wanted is not None else ()
-                if not fits or (end and shape[-len(end) :] != end):
-                    check_output(spec, name, dtype, shape)  # raises: what fits needs no further function
+                check_output(spec, name, dtype, shape)
             outputs[name] = OutputPlace(name, dtype, shape, region, offset, byte_size, flags == _IN_RESPONSE)
         events: tuple[int, ...] = ()
         if event_count:
@@ -163,30 +159,33 @@ def decode(  # noqa: PLR0912, PLR0915  # one function: when an answer comes, cac
 
 
 def read_expected(
-    data: bytes, generation: int, begin: int, end: int, expected: Sequence[TensorForm]
-) -> list[tuple[int, tuple[int, ...]]] | None:
-    """Return offsets and shapes of outputs that are those expected, in order, from ``begin`` to ``end``; else None.
+    data: bytes, generation: int, begin: int, end: int, wanted: Collection[str], forms: Mapping[str, TensorForm]
+) -> dict[str, tuple[DType, tuple[int, ...], int]] | None:
+    """Return types, shapes and offsets of the wanted outputs, if these are all, in order, from ``begin`` to ``end``.
 
-    :func:`decode` reads all results, and says the errors.
+    Else None: :func:`decode` reads all results.
     """
     _, completed, length, output_count, event_count = _STAMPS_AND_HEAD.unpack_from(data)
-    if completed != generation or output_count != len(expected) or event_count or length > len(data):
+    if completed != generation or output_count != len(wanted) or event_count or length > len(data):
         return None
-    at, reach, places = _BEGIN, begin, []
-    for dtype, rank, fixed_end, known, text, _, size, unpack_from in expected:
-        at += size
-        if at > length:
+    at, reach, found = _BEGIN, begin, {}
+    for name in wanted:
+        form = forms.get(name)
+        if form is None or at + form.byte_size > length:
             return None
-        offset, byte_size, kind, *sizes, name = unpack_from(data, at - size)
-        fits = kind == known and name == text and reach <= offset <= end - byte_size and not offset % dtype.itemsize
-        if not fits or not byte_size or math.prod(sizes) * dtype.itemsize != byte_size:
+        dtype, rank, fixed_end, known, text, _, step, unpack_from = form
+        offset, byte_size, kind, *sizes, called = unpack_from(data, at)
+        if kind != known or called != text or not reach <= offset <= end - byte_size or offset % dtype.itemsize:
             return None
         shape = tuple(sizes)
+        if not byte_size or math.prod(shape) * dtype.itemsize != byte_size:
+            return None
         if fixed_end and shape[rank - len(fixed_end) :] != fixed_end:
             return None
-        places.append((offset, shape))
+        found[name] = dtype, shape, offset
         reach = offset + byte_size
-    return places if at == length else None
+        at += step
+    return found if at == length else None
 
 
 def _events(data: bytes, begin: int, count: int, region_count: int) -> tuple[int, ...]:

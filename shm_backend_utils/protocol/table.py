@@ -39,6 +39,7 @@ from typing import Any, Final, NamedTuple
 from .. import dtypes
 from ..dtypes import BYTES, LENGTH_SIZE, DType
 from ..errors import TableError
+from ..model_spec import TensorSpec
 from .claims import RegionClaim, claimed_size, decode_claims, encode_claim
 from .layout import MAX_SLOT_COUNT
 from .spans import (
@@ -63,7 +64,6 @@ __all__ = [
     "PROBE_OFFSET",
     "SHAPES",
     "TENSOR",
-    "Part",
     "TensorForm",
     "assemble",
     "check_element_count",
@@ -121,9 +121,14 @@ class TensorForm(NamedTuple):
         kind, text, form = _form(name, NUMBERS[dtype.name], rank)
         return cls(dtype, rank, fixed_end, kind, text, form.pack, form.size, form.unpack_from)
 
-    @property
-    def part(self) -> Part:
-        return self.kind, self.text, self.pack
+    @classmethod
+    def of_all(cls, tensors: Mapping[str, TensorSpec]) -> dict[str, TensorForm]:
+        """Return the forms of those tensors that are numbers of a known type."""
+        return {
+            name: cls.of(name, dtype, len(each.shape), each.fixed_end)
+            for name, each in tensors.items()
+            if (dtype := each.dtype) is not None and dtype is not BYTES
+        }
 
     def encode(
         self, shape: tuple[int, ...], region: int, offset: int, byte_size: int, *, is_in_response: bool = False
@@ -132,14 +137,10 @@ class TensorForm(NamedTuple):
         return self.pack(offset, byte_size, self.kind + region + (is_in_response << _FLAGS), *shape, self.text)
 
 
-Part = tuple[int, bytes, Callable[..., bytes]]
-"""A tensor's constant part in a table: kind and text, and what packs them behind offset, size and kind."""
-
-
-def room_part(name: str) -> Part:
-    """Return the part of the room for an output."""
+def room_part(name: str) -> tuple[Callable[..., bytes], int, bytes]:
+    """Return the constant part of a table's room for an output, as a form has it: what packs, kind, and text."""
     kind, text, form = _form(name, 0, 0)
-    return kind, text, form.pack
+    return form.pack, kind, text
 
 
 def _form(name: str, number: int, rank: int) -> tuple[int, bytes, struct.Struct]:

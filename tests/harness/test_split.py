@@ -13,7 +13,6 @@ from shm_backend_utils.client.options import PathName
 from shm_backend_utils.errors import BatchSizeError
 from tests.e2e.eventually import all_memory_comes_back
 from tests.e2e.flavours import AnyClient, Flavour
-from tests.e2e.own_regions import lies_in_shared_memory
 
 MODELS = ("identity", "rows", "word_rows")
 MOST_ROWS = 4  # that the model takes at once
@@ -44,14 +43,6 @@ def test_a_batch_of_any_size_is_as_many_requests_as_it_needs(
         assert len(np.unique(result["RUNS"])) == requests
         np.testing.assert_array_equal(result["DOUBLED"], rows(count) * 2)
         np.testing.assert_array_equal(result["REPEATED"], rows(count))
-
-
-def test_the_result_is_one_view_of_shared_memory(client: AnyClient) -> None:
-    with client.infer("rows", {"X": rows(99)}, outputs=["DOUBLED"], split=True, path="direct") as result:
-        assert result["DOUBLED"].flags.c_contiguous
-        assert lies_in_shared_memory(result["DOUBLED"])
-        assert client.stats().slots_held == 1
-    all_memory_comes_back(client)
 
 
 def test_a_split_result_outlives_later_calls(client: AnyClient, path: PathName) -> None:

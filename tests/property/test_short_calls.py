@@ -101,9 +101,9 @@ ANSWERS: Final = st.builds(
 class Side:
     """A client and what it sends."""
 
-    def __init__(self, protocol: str, inline_bytes: int, *, is_short: bool) -> None:
+    def __init__(self, protocol: str, *, is_short: bool) -> None:
         self.server = FakeServer()
-        self.client = client_of(self.server, protocol, inline_bytes=inline_bytes)
+        self.client = client_of(self.server, protocol)
         if not is_short:
             self.client._most_bytes = -1  # type: ignore[misc]
         self.sent: list[Any] = []
@@ -140,10 +140,9 @@ class Side:
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-@pytest.mark.parametrize("inline_bytes", [0, 1024])
 @pytest.mark.filterwarnings("ignore::shm_backend_utils.client.CopyWarning")
-def test_both_ways_send_and_return_the_same(protocol: str, inline_bytes: int) -> None:
-    short, general = (Side(protocol, inline_bytes, is_short=is_short) for is_short in (True, False))
+def test_both_ways_send_and_return_the_same(protocol: str) -> None:
+    short, general = (Side(protocol, is_short=is_short) for is_short in (True, False))
 
     @given(st.data(), MODELS)
     def same(data: st.DataObject, model: Model) -> None:
@@ -165,7 +164,7 @@ def test_both_ways_send_and_return_the_same(protocol: str, inline_bytes: int) ->
 @pytest.fixture
 def client() -> Iterator[ShmClient]:
     server = FakeServer(config("m"), config("rows", max_batch_size=8, dynamic_batching={}))
-    with server, client_of(server, inline_bytes=1024) as client:
+    with server, client_of(server) as client:
         yield client
 
 

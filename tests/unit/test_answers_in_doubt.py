@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import InferenceError, ServerUnavailableError, ShmClient, short
-from shm_backend_utils.client.errors import ConnectionLostError, MemoryRefusedError, translated
+from shm_backend_utils.client.errors import ConnectionLostError, translated
 from shm_backend_utils.client.paths.call import is_answer
 from shm_backend_utils.client.paths.choice import PathChooser
 from shm_backend_utils.client.paths.direct import DirectCall
 from shm_backend_utils.client.paths.triton_shm import InlineCall, RegisteredCall
 from shm_backend_utils.client.steps import Steps
 from shm_backend_utils.client.transports.http.codec import Answer
-from shm_backend_utils.errors import ClosedError, PeerError, RegionGoneError, SlotInUseError, StaleRequestError, refusal
+from shm_backend_utils.errors import ClosedError, PeerError, SlotInUseError, StaleRequestError, refusal
 from shm_backend_utils.model.call.checks import shares_no_memory
 from shm_backend_utils.model_spec import ModelSpec
 from shm_backend_utils.protocol.parameters import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address
@@ -246,22 +246,6 @@ def test_another_refusal_is_not_sent_again(server: FakeServer, infer: Callable[.
     assert len(server.orders) == 1
 
 
-def test_a_part_without_an_answer_keeps_the_other_parts_from_being_sent_again() -> None:
-    """The first was refused for certain, which alone would have the whole call made again."""
-
-    def answer(order: Order) -> None:
-        slot = parse_address(order.parameters[SLOT_PARAMETER]).slot
-        raise (
-            InferenceError(refusal(RegionGoneError("it was removed"))) if slot == 0 else ConnectionLostError("it broke")
-        )
-
-    with FakeServer(config("m", max_batch_size=2)) as server, client_of(server) as client:
-        server.before = answer
-        with pytest.raises(MemoryRefusedError):
-            client.infer("m", {"IN0": np.ones((4, 1), np.float32)}, split=True)
-        assert len(server.orders) == 2
-
-
 def with_paths(paths: str) -> dict[str, Any]:
     return config("m", parameters={"SHM_PATHS": {"string_value": paths}} if paths else {})
 
@@ -285,7 +269,7 @@ def test_what_has_run_is_not_sent_to_the_models_successor(before: str, after: di
 
     with (
         FakeServer(with_paths(before), compute=compute) as server,
-        client_of(server, inline_bytes=0) as client,
+        client_of(server) as client,
         pytest.raises(InferenceError, match=re.escape(said)),
     ):
         client.infer("m", {"IN0": X})
@@ -299,7 +283,7 @@ def test_what_the_models_session_has_refused_for_its_path_is_sent_again(path: st
             server.configs["m"] = with_paths("direct")
             raise InferenceError(NO_SLOT, "StatusCode.INVALID_ARGUMENT")
 
-    with FakeServer(with_paths(path)) as server, client_of(server, inline_bytes=0) as client:
+    with FakeServer(with_paths(path)) as server, client_of(server) as client:
         server.before = refuse
         assert outcomes(client, 1, IN0=X) == ["direct"]
     assert len(server.orders) == 2
@@ -321,7 +305,7 @@ def test_a_request_still_on_its_way_is_stale_before_its_call_is_made_again(monke
         server.before, server.configs["m"] = lambda _: None, with_paths("direct,inline")
         raise InferenceError("no upstream", "StatusCode.INTERNAL")
 
-    with FakeServer(with_paths("direct")) as server, client_of(server, inline_bytes=0) as client:
+    with FakeServer(with_paths("direct")) as server, client_of(server) as client:
         server.before = refuse
         monkeypatch.setattr(PathChooser, "choose", look_and_choose)
         assert outcomes(client, 1, IN0=X) == ["direct"]
@@ -329,7 +313,7 @@ def test_a_request_still_on_its_way_is_stale_before_its_call_is_made_again(monke
 
 
 def test_results_of_another_generation_are_refused(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    with client_of(server, path="direct", inline_bytes=0) as client:
+    with client_of(server, path="direct") as client:
         client.infer("m", {"IN0": X}, outputs={"OUT0": 24}).release()
         monkeypatch.setattr(server, "_in_slot", lambda order: {})
         with pytest.raises(PeerError, match="without having used the shared memory"):
@@ -350,7 +334,7 @@ def test_a_frame_of_another_number_is_not_taken_for_the_next(monkeypatch: pytest
 
 @pytest.mark.parametrize("kind", [DirectCall, RegisteredCall, InlineCall])
 def test_a_client_that_closes_sends_nothing(server: FakeServer, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
-    with client_of(server, inline_bytes=0) as client:
+    with client_of(server) as client:
         monkeypatch.setattr(kind, "write", lambda *_: client.close())
         with pytest.raises(ClosedError, match="this client"):
             client.infer("m", {"IN0": X}, path=kind.path)
@@ -360,7 +344,7 @@ def test_a_client_that_closes_sends_nothing(server: FakeServer, monkeypatch: pyt
 def test_a_client_that_closes_sends_nothing_on_the_short_way(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with client_of(server, inline_bytes=0) as client:
+    with client_of(server) as client:
         client.infer("m", {"IN0": X})
         monkeypatch.setattr(short, "assemble", lambda *_: client.close())
         with pytest.raises(ClosedError, match="this client"):
@@ -387,7 +371,7 @@ def test_a_closed_call_copies_nothing(monkeypatch: pytest.MonkeyPatch, kind: Any
             write(call, given)
         same.append(memory.tobytes() == before)
 
-    with FakeServer(config("m", count=2)) as server, client_of(server, inline_bytes=0) as client:
+    with FakeServer(config("m", count=2)) as server, client_of(server) as client:
         monkeypatch.setattr(kind, "write", late)
         with pytest.raises(ClosedError, match="this call"):
             client.infer("m", {"IN0": X + 1, "IN1": X}, path=kind.path)

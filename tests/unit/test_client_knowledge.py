@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shm_backend_utils.client import BudgetError, InferenceError, PathUnavailableError, PoolOptions, Result, ShmClient
-from shm_backend_utils.errors import RegionGoneError, RegionRefusedError, ShmError, TensorError, refusal
+from shm_backend_utils.errors import BatchSizeError, RegionGoneError, RegionRefusedError, ShmError, TensorError, refusal
 from shm_backend_utils.memory.pool.inventory import Need, region_size
 from shm_backend_utils.memory.pool.pool import SlotPool
 from shm_backend_utils.protocol.layout import PAGE_SIZE
@@ -54,7 +54,7 @@ def test_one_large_output_does_not_tax_the_thousand_calls_after_it(client: ShmCl
 @pytest.mark.parametrize("path", ["direct", "auto"])
 def test_what_was_learned_and_finds_no_room_is_given_up(server: FakeServer, path: Any) -> None:
     server.configs["m"] = config("m", max_batch_size=64)
-    with client_of(server, pool=PoolOptions(max_bytes=2**22), inline_bytes=0) as client:
+    with client_of(server, pool=PoolOptions(max_bytes=2**22)) as client:
         rows = np.ones((64, 4), np.float32)
         client.infer("m", {"IN0": np.ones((1, 2**17), np.float32)})
         for _ in range(520):  # each row has room for 640 KiB
@@ -101,7 +101,7 @@ def test_what_a_mapping_of_inputs_raises_is_told_as_it_is(client: ShmClient) -> 
         client.submit("m", Broken())
 
 
-def test_a_split_call_of_a_model_that_takes_less_by_now_is_split_anew(client: ShmClient, server: FakeServer) -> None:
+def test_a_model_that_takes_less_by_now_is_known_to_the_next_split_call(client: ShmClient, server: FakeServer) -> None:
     def refuse_more(order: Order) -> None:
         if order.inputs["SHM"].shape[0] > 2:
             raise InferenceError("batch size must be <= 2")
@@ -111,6 +111,8 @@ def test_a_split_call_of_a_model_that_takes_less_by_now_is_split_anew(client: Sh
     client.infer("b", {"IN0": rows[:2]}).release()
     server.configs["b"] = config("b", dims="3", max_batch_size=2)
     server.before = refuse_more
+    with pytest.raises(BatchSizeError, match="a batch of 4, but model 'b' takes 1 to 2"):
+        client.infer("b", {"IN0": rows}, split=True, path="direct")
     assert (client.infer("b", {"IN0": rows}, split=True, path="direct")["OUT0"] == 2 * rows).all()
 
 

@@ -238,13 +238,8 @@ def sources(spec: ModelSpec, inputs: Mapping[str, Any], elsewhere: Elsewhere = _
     except AttributeError:
         raise _nameless(inputs, "array") from None
     for name, value in named:
-        dtype = dtypes.BY_NUMPY.get(value.dtype) if type(value) is np.ndarray else None
-        if dtype is not None and dtype is not BYTES:
-            found[name] = Source(dtype, value.shape, value.nbytes, (value,))  # nearly always
-        elif isinstance(value, Source):
-            found[name] = value
-        else:
-            found[name] = elsewhere(name, value, found) or _source(spec, spec.input(name), value)
+        is_source = isinstance(value, Source)
+        found[name] = value if is_source else elsewhere(name, value, found) or _source(spec, spec.input(name), value)
     return found
 
 

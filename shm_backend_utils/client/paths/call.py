@@ -20,7 +20,7 @@ from ...protocol.call_layout import AnyInput, CallInput, CallLayout
 from ...protocol.parameters import SLOT_PARAMETER
 from ...protocol.spans import InputSpan
 from ..errors import DeadlineExceededError, InferenceError
-from ..inputs.sources import SAME_VALUES, Source, source_of
+from ..inputs.sources import Source, source_of
 from ..known_model import KnownModel
 from ..options import RequestOptions
 from ..result import Result
@@ -104,10 +104,6 @@ class Call(ABC):
     def send(self, deadline: float) -> Steps[Result]:
         """Run the model on the present content of the inputs. SlotInDoubtError if an earlier request may still run."""
 
-    def resume(self, outcome: Any, deadline: float) -> Steps[Result]:
-        """Go on with the answer, or the error, of a request that was sent for this call."""
-        raise NotImplementedError
-
     def sources(self) -> dict[str, Source]:
         """Return the inputs as they lie here, to be written elsewhere."""
         return {name: source_of(name, array) for name, array in self.arrays().items()}
@@ -141,12 +137,9 @@ class InRegion:
         spans = self.layout.table.inputs
         for name, source in given.items():
             dtype, shape, _, offset, byte_size = spans[name]
-            if dtype is BYTES:
-                source.write_to(memory[offset : offset + byte_size])
-            elif len(source.parts) == 1:  # nearly always
-                np.copyto(np.ndarray(shape, dtype.numpy, memory, offset), source.parts[0], casting=SAME_VALUES)
-            else:
-                source.write_to(np.ndarray(shape, dtype.numpy, memory, offset))
+            is_text = dtype is BYTES
+            lying = memory[offset : offset + byte_size] if is_text else np.ndarray(shape, dtype.numpy, memory, offset)
+            source.write_to(lying)
 
     def _input(self, memory: Memory, span: InputSpan) -> Any:
         dtype, shape, _, offset, byte_size = span

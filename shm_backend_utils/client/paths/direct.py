@@ -100,6 +100,7 @@ class DirectCall(InRegion, Call):
             raise
 
     def resume(self, outcome: Any, deadline: float) -> Steps[Result]:
+        """Go on with the answer, or the error, of a request that was sent for this call."""
         try:
             if isinstance(outcome, BaseException):
                 raise outcome
@@ -175,15 +176,12 @@ def usual_result(
 ) -> Result | None:
     """Return the result of a request whose outputs are numbers in the slot's own region, as wanted; None if not all."""
     data = bytes(slot.results)
-    outputs = known.outputs
-    expected = [outputs[name].form for name in wanted if name in outputs]
-    places = None
-    if data and len(expected) == len(wanted):
-        places = results.read_expected(data, slot.sent, region.data_offset, region.data_end, expected)
-    if places is None:
+    begin, end = region.data_offset, region.data_end
+    found = results.read_expected(data, slot.sent, begin, end, wanted, known.outputs) if data else None
+    if found is None:
         return None
     arrays: dict[str, npt.NDArray[Any]] = {}
-    for name, (dtype, *_), (offset, shape) in zip(wanted, expected, places, strict=True):
+    for name, (dtype, shape, offset) in found.items():
         array = arrays[name] = np.ndarray(shape, dtype.numpy, memory, offset)
         bytes_avoided += array.nbytes
     return Result(arrays, DirectCall.path, response, {}, bytes_avoided)

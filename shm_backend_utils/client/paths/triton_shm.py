@@ -21,7 +21,7 @@ from ...protocol.call_layout import CallLayout
 from ...protocol.results import check_output, missing_output
 from ...tensors.strings import Strings
 from ..errors import InferenceError, MemoryRefusedError, OutputRoomError
-from ..inputs.sources import SAME_VALUES, Source
+from ..inputs.sources import Source
 from ..result import Result
 from ..steps import Send, Steps
 from ..transports.messages import Codec, InputTensor, Place
@@ -46,10 +46,7 @@ class InlineCall(Call):
     def write(self, given: Mapping[str, Source]) -> None:
         for name, source in given.items():
             array = self._arrays[name] = np.empty(source.shape, source.dtype.numpy)
-            if len(source.parts) == 1:  # nearly always
-                np.copyto(array, source.parts[0], casting=SAME_VALUES)
-            else:
-                source.write_to(array)
+            source.write_to(array)
 
     def message(self) -> Any:
         spans, inputs = self.layout.table.inputs, []
@@ -77,13 +74,7 @@ class InlineCall(Call):
     def send(self, deadline: float) -> Steps[Result]:
         if self.is_closed:
             raise ClosedError("this call")
-        return (yield from self.resume((yield Send(self.message(), deadline)), deadline))
-
-    def resume(self, outcome: Any, deadline: float) -> Steps[Result]:
-        if isinstance(outcome, BaseException):
-            raise outcome
-        yield from ()
-        result = self.result(outcome)
+        result = self.result((yield Send(self.message(), deadline)))
         for name in self.layout.requested or self.known.spec.outputs:
             if name not in result.in_response:
                 raise missing_output(self.known.spec.name, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import urllib.parse
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy.typing as npt
 
@@ -51,8 +51,6 @@ class Codec(ABC):
     """The server's, with its scheme; empty for one that is no address, and whose processes nobody can look at."""
     needs_grpcio: str | None = None
     """Why grpcio carries requests that have one answer; empty if this client's sockets do, None if nothing does."""
-    inline_bytes: ClassVar[int]
-    """Up to how many bytes of tensors a request in band is faster than one that names a slot; ``docs/bench.md``."""
 
     @abstractmethod
     def infer(
@@ -67,14 +65,15 @@ class Codec(ABC):
     ) -> Any:
         """Return the message of a request, ``slot`` being address and generation; CallerError if it cannot be sent."""
 
-    @abstractmethod
     def for_slot(
         self, model: str, address: str, outputs: Sequence[str] | None, batch_size: int | None
     ) -> Callable[[int], Any]:
-        """Return a function that makes the message of a request in a slot, without options, by its generation.
+        """Return a function that makes the messages of a slot's requests without options, by their generation.
 
-        Messages of one such function are sent one after another.
+        Each is sent before the next is made.
         """
+        wanted = None if outputs is None else dict.fromkeys(outputs)
+        return lambda number: self.infer(model, {}, outputs=wanted, batch_size=batch_size, slot=(address, number))
 
     @abstractmethod
     def ask(self, question: Question, model: str = "", version: str = "") -> Any:
@@ -99,10 +98,6 @@ class Codec(ABC):
     @abstractmethod
     def result(self, answer: Any) -> Any:
         """Return the answer to a request as tritonclient's ``InferResult``."""
-
-    @abstractmethod
-    def plain_outputs(self, answer: Any) -> Mapping[str, tuple[str, Sequence[int], bytes]]:
-        """Return data type, shape and bytes of an answer's outputs, by their names; none where that is no faster."""
 
     @abstractmethod
     def as_dict(self, answer: Any) -> dict[str, Any]:

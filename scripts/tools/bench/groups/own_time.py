@@ -47,7 +47,11 @@ def tensors(count: int, number: int = 0) -> Tensors:
 
 def own_time(bench: Bench) -> list[Figure]:
     """Measure `execute` where the models have a core of their own: what else runs on it would fill the caches."""
-    with models_on_a_core_of_their_own(bench.server), bench.direct_client() as client, bench.plain_client() as bare:
+    with (
+        models_on_a_core_of_their_own(bench.server),
+        ShmClient(bench.server.grpc_url) as client,
+        bench.plain_client() as bare,
+    ):
         return _figures(_times_us(bench, client, bare))
 
 
@@ -130,7 +134,7 @@ class TimedTransport:
 
 def infer_time(bench: Bench) -> list[Figure]:
     x = np.ones(16, np.float32)
-    with bench.direct_client() as client, client.prepare(IDENTITY, {"INPUT0": (x.shape, x.dtype)}) as call:
+    with ShmClient(bench.server.grpc_url) as client, client.prepare(IDENTITY, {"INPUT0": (x.shape, x.dtype)}) as call:
         transport = client._driver.transport = TimedTransport(client._driver.transport)  # type: ignore[assignment]
         calls = {"ShmClient.infer": lambda: client.infer(IDENTITY, {"INPUT0": x}), "PreparedCall.infer": call.infer}
         unit, rounds = "µs beside its connection's", 2 * ROUNDS_PER_ROUND * bench.amounts.rounds
@@ -161,7 +165,7 @@ _WARM_UP: Final = 20
 def functions(bench: Bench) -> list[Figure]:
     """Count the functions, each once, of a request to README's own model, and of one to an identity."""
     called: dict[str, list[str]] = {}
-    with bench.direct_client() as client:
+    with ShmClient(bench.server.grpc_url) as client:
         x = np.ones((8, 3, 224, 224), np.float32)
         outputs = {"OUTPUT0": x.nbytes}
         called["infer of README's multiply"] = _in_infer(client, README_MODEL, x, outputs)

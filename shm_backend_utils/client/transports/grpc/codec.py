@@ -47,7 +47,6 @@ class GrpcMessage(NamedTuple):
 class GrpcCodec(Codec):
     """Makes the messages of one client; ``complete`` takes the metadata of a call and returns those to send."""
 
-    inline_bytes = 16 * 2**10
     result = InferResult
 
     def __init__(self, complete: Callable[[Metadata], Metadata] | None = None) -> None:
@@ -125,14 +124,6 @@ class GrpcCodec(Codec):
     def unregister(self, name: str) -> GrpcMessage:
         order = service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
         return self._message("SystemSharedMemoryUnregister", order)
-
-    def plain_outputs(self, answer: Any) -> Mapping[str, tuple[str, Sequence[int], bytes]]:
-        outputs, contents = answer.outputs, answer.raw_output_contents
-        if len(outputs) != len(contents):
-            return {}
-        return {
-            each.name: (each.datatype, each.shape, content) for each, content in zip(outputs, contents, strict=True)
-        }
 
     def as_dict(self, answer: Any) -> dict[str, Any]:
         return _plain(answer.config if isinstance(answer, service_pb2.ModelConfigResponse) else answer)

@@ -1,11 +1,10 @@
 """Calls of gRPC with one request, over HTTP/2 without TLS: RFC 9113, and gRPC's ``PROTOCOL-HTTP2.md``. No I/O.
 
-grpcio takes twice the time. An answer that comes in one piece, like one before, is recognized as a whole.
+grpcio takes twice the time. Headers like those of the answer before are recognized; ``hpack`` reads all others.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 import struct
 from collections.abc import Callable
@@ -22,7 +21,7 @@ __all__ = ["Http2", "Reply", "Request"]
 _DATA, _HEADERS, _, _RST_STREAM, _SETTINGS, _PUSH_PROMISE, _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = range(10)
 _OF_CONNECTIONS: Final = frozenset({_SETTINGS, _PING, _GOAWAY})
 _OF_STREAMS: Final = frozenset({_DATA, _HEADERS, _RST_STREAM, _CONTINUATION})
-_END_STREAM, _ACK, _END_HEADERS, _PADDED, _PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
+_END_STREAM, _ACK, _END_HEADERS, _LAST_HEADERS, _PADDED, _PRIORITY = 0x1, 0x1, 0x4, 0x5, 0x8, 0x20
 _HEADER_TABLE_SIZE, _ENABLE_PUSH, _MAX_CONCURRENT_STREAMS, _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE = range(1, 6)
 
 _FRAME: Final = struct.Struct(">LBL")  # its length and, in the last byte, kind; flags, stream
@@ -35,7 +34,6 @@ _FIRST_WINDOW: Final = 2**16 - 1
 _FRAME_BYTES: Final = 2**14  # of a frame, unless the receiver allows more
 _REFILL_BYTES: Final = 2**30  # after so many, a frame allows the server as many more
 _HEADER_BYTES: Final = 2**16
-_KEPT_HEADERS: Final = 8
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _TLS: Final = (b"\x15\x03", b"\x16\x03")  # how TLS's records begin: alerts, and handshakes
 
@@ -68,7 +66,7 @@ class _Stream:
     """A call that has no answer yet."""
 
     unsent = memoryview(b"")
-    headers: bytes | None = None  # in HPACK, once they have come
+    has_headers = False
     received = refill = 0
 
     def __init__(self, window: int, take: Callable[[bytes], object] | None) -> None:
@@ -98,10 +96,10 @@ class Http2(Conversation):
         self._next = 1
         self._rest = b""  # of a frame that has not come whole
         self._block: tuple[int, int, bytes] | None = None  # stream, flags, and the bytes of its headers so far
-        decoder = hpack.Decoder(max_header_list_size=_HEADER_BYTES)
-        decoder.header_table_size = decoder.max_allowed_table_size = 0
-        self._decoded = functools.lru_cache(_KEPT_HEADERS)(decoder.decode)  # without a table, the same each time
-        self._usual = b"\xff", b"", b"", b""  # how the frames of an answer before began, and their headers
+        self._decoder = hpack.Decoder(max_header_list_size=_HEADER_BYTES)
+        self._decoder.header_table_size = self._decoder.max_allowed_table_size = 0
+        self._usual_headers: bytes | None = None  # those of an answer before
+        self._usual_trailers: bytes | None = None
         self._refill = 0
         self._window = self._first_window = _FIRST_WINDOW  # of the connection now, and of each stream at first
         self._frame_bytes = _FRAME_BYTES
@@ -141,58 +139,40 @@ class Http2(Conversation):
         if not data:
             self._end("Socket closed" if self.is_ready else "failed to connect: the server hung up")
             return
-        data, at = self._rest + data, 0
         try:
-            while end := self._answer_end(data, at) or self._frame_end(data, at):
-                at = end
-            self._rest = data[at:]
+            self._rest = self._receive_frames(self._rest + data)
             if self._refill >= _REFILL_BYTES:
                 self._refill_windows()
         except (_BrokenError, struct.error, IndexError, ValueError, hpack.HPACKError) as error:
-            is_tls = not self.is_ready and data.startswith(_TLS)
+            is_tls = not self.is_ready and (self._rest + data).startswith(_TLS)
             self._end("failed to connect: it speaks TLS" if is_tls else f"Failed parsing HTTP/2: {error}")
 
-    def _answer_end(self, data: bytes, at: int) -> int:
-        """Take an answer like the one before; return where it ends, 0 if it is another one, or has not come whole."""
-        head, headers, last_head, trailers = self._usual
-        middle = at + len(head) + _NUMBER.size + len(headers)
-        message = middle + _FRAME.size + _PREFIX.size
-        if len(data) < message or not data.startswith(head, at) or self._block is not None:
-            return 0
-        word, flags, number = _FRAME.unpack_from(data, middle)
-        is_compressed, size = _PREFIX.unpack_from(data, middle + _FRAME.size)
-        end: int = message + size
-        of, stream = _NUMBER.pack(number), self._streams.get(number)
-        if (
-            stream is None
-            or stream.headers is not None
-            or stream.unsent
-            or stream.take is not None
-            or flags
-            or is_compressed
-            or word != (size + _PREFIX.size) << 8
-            or not data.startswith(of + headers, at + len(head))
-            or not data.startswith(last_head + of + trailers, end)
-        ):
-            return 0
-        del self._streams[number]
-        self.ended[number] = Reply(_OK, "", data[message:end])
-        self._refill += size + _PREFIX.size
-        return end + len(last_head) + _NUMBER.size + len(trailers)
-
-    def _frame_end(self, data: bytes, at: int) -> int:
-        """Take a frame; return where it ends, 0 if it has not come whole."""
-        begin = at + _FRAME.size
-        if begin > len(data):
-            return 0
-        word, flags, number = _FRAME.unpack_from(data, at)
-        end: int = begin + (word >> 8)
-        if end - begin > _FRAME_BYTES:
-            raise _BrokenError(f"a frame of {end - begin} bytes")
-        if end > len(data):
-            return 0
-        self._receive_frame(word & 0xFF, flags, number, data[begin:end])
-        return end
+    def _receive_frames(self, data: bytes) -> bytes:
+        """Take all frames that have come whole, and return the rest."""
+        streams, read, head, at, size = self._streams, _FRAME.unpack_from, _FRAME.size, 0, len(data)
+        while (begin := at + head) <= size:
+            word, flags, number = read(data, at)
+            length = word >> 8
+            end = begin + length
+            if length > _FRAME_BYTES:
+                raise _BrokenError(f"a frame of {length} bytes")
+            if end > size:
+                break
+            payload = data[begin:end]
+            at = end
+            kind = word & 0xFF
+            stream = streams.get(number)
+            if stream is None:
+                self._receive_frame(kind, flags, number, payload)
+            elif kind == _DATA and not flags and stream.has_headers:
+                self._add(number, stream, payload)
+            elif flags == _END_HEADERS and payload == self._usual_headers and kind == _HEADERS:
+                stream.has_headers = True
+            elif flags == _LAST_HEADERS and payload == self._usual_trailers and kind == _HEADERS:
+                self._answer(number, stream, _OK, "")
+            else:
+                self._receive_frame(kind, flags, number, payload)
+        return data[at:]
 
     def _receive_frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         """Take a frame of any kind, and of any stream."""
@@ -225,7 +205,7 @@ class Http2(Conversation):
         stream = self._streams.get(number)
         content = _unpadded(flags & ~_PRIORITY, payload)
         self._refill += len(payload) - len(content)
-        if stream is not None and stream.headers is not None:
+        if stream is not None and stream.has_headers:
             self._add(number, stream, content)
         else:
             self._refill += len(content)
@@ -275,27 +255,27 @@ class Http2(Conversation):
         self._block = None if flags & _END_HEADERS else (number, first_flags, block)
         if self._block is not None:
             return
-        headers = {str(name): str(value) for name, value in self._decoded(block)}
+        headers = {str(name): str(value) for name, value in self._decoder.decode(block)}
         stream = self._streams.get(number)
         is_last = first_flags & _END_STREAM
         status, kind = headers.get(":status", "200"), headers.get("content-type", "application/grpc")
         if stream is None or (status.startswith("1") and not is_last):
             return
-        is_first = stream.headers is None
-        if is_first and status != "200":
+        if not stream.has_headers and status != "200":
             self._fail(number, f"Received http2 header with status: {status}", _OF_HTTP.get(status, _UNKNOWN))
-        elif is_first and not kind.startswith("application/grpc"):
+        elif not stream.has_headers and not kind.startswith("application/grpc"):
             self._fail(number, f"the answer is {kind[:50]!r}, and not application/grpc", _UNKNOWN)
         elif is_last:
             code = int(told) if (told := headers.get("grpc-status", "")).isdecimal() else _UNKNOWN
-            if code == _OK and stream.headers is not None:
-                self._usual = _head(stream.headers, 0), stream.headers, _head(block, _END_STREAM), block
+            if code == _OK and stream.has_headers:
+                self._usual_trailers = block
             details = unquote(headers.get("grpc-message", "")) if told else "the answer has no grpc-status"
             self._answer(number, stream, code, details)
-        elif is_first:
-            stream.headers = block
-        else:
+        elif stream.has_headers:
             self._fail(number, "headers came twice")
+        else:
+            self._usual_headers = block
+            stream.has_headers = True
 
     def _receive_settings(self, payload: bytes) -> None:
         self.is_ready = True
@@ -373,11 +353,6 @@ class Http2(Conversation):
         for number in self._streams:
             self.ended[number] = Unanswered(reason, may_have_begun=True)
         self._streams.clear()
-
-
-def _head(headers: bytes, flags: int) -> bytes:
-    """Return how a frame of headers begins, up to its stream's number."""
-    return _FRAME.pack(len(headers) << 8 | _HEADERS, _END_HEADERS | flags, 0)[: -_NUMBER.size]
 
 
 def _frame(kind: int, flags: int, number: int, payload: bytes | memoryview = b"") -> bytes:

@@ -48,7 +48,7 @@ _PATHS_OF_MODELS: Final[Mapping[Question, str]] = {
     "model config": "/config",
     "model statistics": "/stats",
 }
-_LARGE_GENERATION: Final = 10**18  # than which none is larger
+_LARGE_GENERATION: Final = 10**18  # of as many digits as the largest
 _OF_GATEWAYS: Final = frozenset({502, 504})  # Triton has no such; it may still be doing the request
 
 
@@ -91,14 +91,7 @@ class Answer(NamedTuple):
         return translated(str(self.status), str(reason), address)
 
 
-def _of_generation(before: bytes, after: bytes) -> bytes:
-    """Return a pattern for texts of one length."""
-    return b"%b%%%dd%b" % (before.replace(b"%", b"%%"), len(b"%d" % _LARGE_GENERATION), after.replace(b"%", b"%%"))
-
-
 class HttpCodec(Codec):
-    inline_bytes = 0
-
     def __init__(self) -> None:
         self._path_of = functools.cache(_path_of)
 
@@ -149,11 +142,10 @@ class HttpCodec(Codec):
     def for_slot(
         self, model: str, address: str, outputs: Sequence[str] | None, batch_size: int | None
     ) -> Callable[[int], HttpMessage]:
-        wanted = None if outputs is None else dict.fromkeys(outputs)
-        message = self.infer(model, {}, outputs=wanted, batch_size=batch_size, slot=(address, _LARGE_GENERATION))
-        assert message.body is not None
-        text = _of_generation(*bytes(message.body[0]).split(b"%d" % _LARGE_GENERATION))
-        return lambda generation: message._replace(body=(text % generation,))
+        any_one = super().for_slot(model, address, outputs, batch_size)(_LARGE_GENERATION)
+        method, path, body, headers, _ = any_one
+        before, after = body[0].split(b"%d" % _LARGE_GENERATION)
+        return lambda generation: HttpMessage(method, path, (b"%b%19d%b" % (before, generation, after),), headers)
 
     def ask(self, question: Question, model: str = "", version: str = "") -> HttpMessage:
         path = _PATHS.get(question)
@@ -189,9 +181,6 @@ class HttpCodec(Codec):
             return InferResult.from_response_body(answer.body, header_length=length, content_encoding=encoding)
         except Exception as error:  # tritonclient's, for bytes that are no answer to a request
             raise PeerError(f"the server's answer cannot be read: {error}; {_IS_THIS_HTTP}") from None
-
-    def plain_outputs(self, answer: Answer) -> Mapping[str, tuple[str, Sequence[int], bytes]]:
-        return {}  # their reading takes longer than anything else
 
     def as_dict(self, answer: Answer) -> dict[str, Any]:
         try:
