@@ -18,7 +18,7 @@ from ..protocol.layout import data_offset
 from ..protocol.table import TensorForm, room_part
 from .explanation import Check, Explanation
 
-__all__ = ["CopyWarning", "KnownModel"]
+__all__ = ["COPIES_MATTER", "CopyWarning", "KnownModel"]
 
 _SECOND_LOOK_S: Final = 30.0
 _ANY_BATCH_SIZE: Final = 2**31
@@ -27,7 +27,7 @@ _COPIES: Final[Mapping[str, str]] = {
     "triton-shm": "which copies its inputs once and its outputs twice",
     "inline": "which copies every tensor several times",
 }
-_FROM_BYTES: Final = 64 * 2**10
+COPIES_MATTER: Final = 64 * 2**10
 """From this size on a copy takes longer than what a call takes anyway."""
 
 
@@ -55,6 +55,7 @@ class KnownModel:
         self.sealed: Check | None = None  # whether it can fetch sealed memory; None until that was tried
         self.explanation: Explanation | None = None  # None until a call has found out
         self.path: str | None = None  # the one that the explanation has
+        self.open_paths: frozenset[str] = frozenset()  # against which it has nothing
         self.reason = ""  # why its calls take no better path, as it was found last
         self.warned: set[str] = set()  # which copies the user was warned of: one entry for each path, and each output
         self.seen = time.monotonic()  # when the server was asked last
@@ -92,7 +93,7 @@ class KnownModel:
 
     def warn(self, what: str, message: str, origin: Origin, byte_size: float = math.inf) -> None:
         """Warn that so many bytes are copied: once for each ``what``, and not of few."""
-        if byte_size >= _FROM_BYTES and what not in self.warned:
+        if byte_size >= COPIES_MATTER and what not in self.warned:
             self.warned.add(what)
             warnings.warn_explicit(message, CopyWarning, origin.code.co_filename, origin.line, registry=None)
 

@@ -1,4 +1,4 @@
-"""The short way of a call that is like most: arrays of numbers on the host, no options, the direct path, idle memory.
+"""The short way of calls that are like most: numbers on the host, no options, direct in idle memory, or in band.
 
 Where a call is unlike these, nothing has been taken for it, and :mod:`.calls` has the way of all calls; so it has after
 any answer but the usual one. A test compares what both send, and return.
@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 import math
 import weakref
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -21,16 +22,16 @@ from ..protocol.call_layout import ALIGNMENT, CALLS, NO_DEVICES, CallInput, Call
 from ..protocol.table import assemble
 from .calls import finished, infer
 from .core import Core
-from .inputs.sources import Outputs
-from .known_model import KnownModel
+from .inputs.sources import Outputs, sources
+from .known_model import COPIES_MATTER, KnownModel
 from .paths.direct import DirectCall, usual_result
+from .paths.triton_shm import InlineCall
 from .result import Result
 from .settings import CallSettings
 from .steps import Short, Steps
+from .transports.messages import InputTensor
 
 __all__ = ["begin"]
-
-_PATHS: Final = frozenset({"auto", DirectCall.path})
 
 
 class _Fitting(NamedTuple):
@@ -48,14 +49,10 @@ class _Fitting(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class _ShortCall(Short[Result]):
-    """A call with memory, whose request is to be sent."""
-
     core: Core
     settings: CallSettings
     known: KnownModel
     fitting: _Fitting
-    region: SlotRegion
-    memory: Memory
 
     @property
     def layout(self) -> CallLayout:
@@ -65,6 +62,49 @@ class _ShortCall(Short[Result]):
             dtype = known.inputs[name].dtype
             given[name] = CallInput(dtype, shape, math.prod(shape) * dtype.itemsize)
         return known.lay_out(given, self.fitting.wanted)
+
+    def go_on(self, outcome: Any) -> Steps[Result]:
+        call = self._like_any(self.core.codec, self.settings, self.known, self.layout, self.fitting.wanted, NO_DEVICES)
+        return finished(self.core, call, call.resume(outcome, self.settings.deadline))
+
+    @abstractmethod
+    def _like_any(self, *of_all: Any) -> Any:
+        """Return the call as any is."""
+
+
+class _Inline(_ShortCall):
+    def write(self, inputs: Mapping[str, Any]) -> None:
+        """Copy the inputs into the message."""
+        forms, requested = self.known.inputs, self.fitting.requested
+        wanted = None if requested is None else dict.fromkeys(requested)
+        tensors = [InputTensor(name, forms[name].dtype.name, array.shape, array) for name, array in inputs.items()]
+        self.inputs = inputs
+        self.message = self.core.codec.infer(self.known.spec.name, {}, inputs=tensors, outputs=wanted)
+
+    def result(self, answer: Any) -> Result | None:
+        found = self.core.codec.plain_outputs(answer)
+        arrays: dict[str, Any] = {}
+        for name in self.fitting.requested or self.known.outputs:
+            dtype, rank, end, *_ = self.known.outputs[name]
+            said, shape, content = found.get(name, ("", (), b""))
+            fits = said == dtype.name and len(shape) == rank and (not end or tuple(shape[rank - len(end) :]) == end)
+            if not fits or math.prod(shape) * dtype.itemsize != len(content):
+                return None
+            arrays[name] = np.ndarray(shape, dtype.numpy, bytearray(content))
+        self.core.tally.succeeded(InlineCall.path, 0)
+        response = functools.partial(self.core.codec.result, answer)
+        return Result(arrays, InlineCall.path, response, in_response=tuple(arrays))
+
+    def _like_any(self, *of_all: Any) -> InlineCall:
+        call = InlineCall(*of_all)
+        call.write(sources(self.known.spec, self.inputs))
+        return call
+
+
+@dataclass(eq=False, repr=False)
+class _Direct(_ShortCall):
+    region: SlotRegion
+    memory: Memory
 
     def write(self, inputs: Mapping[str, Any]) -> None:
         """Copy the inputs, and write the table and the message."""
@@ -104,13 +144,12 @@ class _ShortCall(Short[Result]):
         core.tally.succeeded(DirectCall.path, byte_size)
         return result
 
-    def go_on(self, outcome: Any) -> Steps[Result]:
-        region, known, layout = self.region, self.known, self.layout
-        if region.data_offset != known.data_begin:  # one of several that lie in one region
-            layout = layout.moved(region.data_offset - known.data_begin)
-        of_all = self.core.codec, self.settings, known, layout, self.fitting.wanted, NO_DEVICES
+    def _like_any(self, *of_all: Any) -> DirectCall:
+        region = self.region
         call = DirectCall(*of_all, region, region.slots[0], self.memory)
-        return finished(self.core, call, call.resume(outcome, self.settings.deadline))
+        if region.data_offset != self.known.data_begin:  # one of several that lie in one region
+            call.layout = call.layout.moved(region.data_offset - self.known.data_begin)
+        return call
 
 
 def begin(
@@ -121,17 +160,24 @@ def begin(
     To copy more than ``most_bytes`` takes too long for a short one.
     """
     known = core.known.get((settings.model, settings.version))
-    is_usual = known is not None and known.path == DirectCall.path and settings.path in _PATHS and not settings.options
-    fitting = _fitting(known, inputs, outputs) if is_usual and known is not None and not core.is_closed else None
+    fitting = path = None
+    if known is not None and not settings.options and not core.is_closed:
+        path = known.path if settings.path == "auto" else settings.path
+        fitting = _fitting(known, inputs, outputs) if path in known.open_paths else None
     if known is None or fitting is None or fitting.input_bytes > most_bytes:
         return infer(core, settings, inputs, outputs)
+    if path == InlineCall.path and fitting.end < COPIES_MATTER:
+        inline = _Inline(core, settings, known, fitting)
+        inline.write({**inputs})
+        return inline
     last, has_batcher = known.last, known.spec.has_batcher
+    is_alone = not has_batcher or (known.blocks.together is None and (last is None or last[0]() is None))
     taken = None
-    if not has_batcher or (known.blocks.together is None and (last is None or last[0]() is None)):  # else beside others
+    if path == DirectCall.path and is_alone:
         taken = core.pool.take_idle(Need(fitting.end, 1, known.record_byte_size, kind=known.kind), settings.origin)
     if taken is None:
         return infer(core, settings, inputs, outputs)
-    call = _ShortCall(core, settings, known, fitting, *taken)
+    call = _Direct(core, settings, known, fitting, *taken)
     del taken  # the call alone has the memory
     call.write(inputs)
     if has_batcher:

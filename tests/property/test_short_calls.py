@@ -101,9 +101,9 @@ ANSWERS: Final = st.builds(
 class Side:
     """A client and what it sends."""
 
-    def __init__(self, protocol: str, *, is_short: bool) -> None:
+    def __init__(self, protocol: str, path: Any, *, is_short: bool) -> None:
         self.server = FakeServer()
-        self.client = client_of(self.server, protocol)
+        self.client = client_of(self.server, protocol, path=path)
         if not is_short:
             self.client._most_bytes = -1  # type: ignore[misc]
         self.sent: list[Any] = []
@@ -141,8 +141,9 @@ class Side:
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 @pytest.mark.filterwarnings("ignore::shm_backend_utils.client.CopyWarning")
-def test_both_ways_send_and_return_the_same(protocol: str) -> None:
-    short, general = (Side(protocol, is_short=is_short) for is_short in (True, False))
+@pytest.mark.parametrize("path", ["auto", "inline"])
+def test_both_ways_send_and_return_the_same(protocol: str, path: Any) -> None:
+    short, general = (Side(protocol, path, is_short=is_short) for is_short in (True, False))
 
     @given(st.data(), MODELS)
     def same(data: st.DataObject, model: Model) -> None:
@@ -170,10 +171,11 @@ def client() -> Iterator[ShmClient]:
 
 @pytest.mark.parametrize("outputs", [None, ["OUT0"], {"OUT0": None}, {"OUT0": 24}, {"OUT0": 4096}], ids=str)
 @pytest.mark.parametrize("model", ["m", "rows"])
-def test_most_calls_are_short(client: ShmClient, model: str, outputs: Any) -> None:
+@pytest.mark.parametrize("path", ["auto", "direct", "inline"])
+def test_most_calls_are_short(client: ShmClient, model: str, path: Any, outputs: Any) -> None:
     inputs = {"IN0": np.ones((1, 6), np.float32) if model == "rows" else np.ones(6, np.float32)}
     for _ in range(3):
-        client.infer(model, inputs, outputs=outputs)
+        client.infer(model, inputs, outputs=outputs, path=path)
     core: Any = client._core
-    settings = client._settings.of_call("infer", model, None, None, {})
+    settings = client._settings.of_call("infer", model, path, None, {})
     assert isinstance(begin(core, settings, inputs, outputs, np.inf), Short)

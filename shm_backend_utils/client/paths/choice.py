@@ -106,6 +106,7 @@ class PathChooser:
             self._of_server = of_server
             model.explanation = explanation
             model.path = path
+            model.open_paths = frozenset(filter(unexplained.open, _BY_PREFERENCE))
             model.kind = RegionKind.SEALED if is_sealed else RegionKind.SYSTEM
         return explanation
 
@@ -119,6 +120,7 @@ class PathChooser:
         else:
             model.refusals[path] = reason
         model.explanation = model.path = None
+        model.open_paths = frozenset()
 
     def forget_server(self) -> None:
         """Forget the findings about the server: it may be another one by now."""

@@ -74,7 +74,14 @@ class InlineCall(Call):
     def send(self, deadline: float) -> Steps[Result]:
         if self.is_closed:
             raise ClosedError("this call")
-        result = self.result((yield Send(self.message(), deadline)))
+        return (yield from self.resume((yield Send(self.message(), deadline)), deadline))
+
+    def resume(self, outcome: Any, deadline: float) -> Steps[Result]:
+        """Go on with the answer, or the error, of a request that was sent for this call."""
+        yield from ()
+        if isinstance(outcome, BaseException):
+            raise outcome
+        result = self.result(outcome)
         for name in self.layout.requested or self.known.spec.outputs:
             if name not in result.in_response:
                 raise missing_output(self.known.spec.name, name)

@@ -23,6 +23,7 @@ import tritonclient.grpc
 import shm_backend_utils
 from shm_backend_utils.cli.common.rounds import shuffled
 from shm_backend_utils.client import ShmClient
+from shm_backend_utils.client.options import PathName
 
 from ...figures import Figure
 from ..bench import Bench, models_on_a_core_of_their_own
@@ -189,9 +190,9 @@ def functions(bench: Bench) -> list[Figure]:
 
 
 def _in_infer(
-    client: ShmClient, model: str, x: npt.NDArray[np.float32], outputs: dict[str, int], path: str = "direct"
+    client: ShmClient, model: str, x: npt.NDArray[np.float32], outputs: dict[str, int], path: PathName = "direct"
 ) -> list[str]:
-    infer = partial(client.infer, model, {"INPUT0": x}, outputs=outputs)  # a lambda would count
+    infer = partial(client.infer, model, {"INPUT0": x}, outputs=outputs, path=path)  # a lambda would count
     for _ in range(_WARM_UP):
         with infer() as result:
             if result.path != path:

@@ -125,6 +125,12 @@ class GrpcCodec(Codec):
         order = service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
         return self._message("SystemSharedMemoryUnregister", order)
 
+    def plain_outputs(self, answer: Any) -> Mapping[str, tuple[str, Sequence[int], bytes]]:
+        contents = answer.raw_output_contents
+        if len(contents) != len(answer.outputs):
+            return {}
+        return {each.name: (each.datatype, each.shape, contents[at]) for at, each in enumerate(answer.outputs)}
+
     def as_dict(self, answer: Any) -> dict[str, Any]:
         return _plain(answer.config if isinstance(answer, service_pb2.ModelConfigResponse) else answer)
 
