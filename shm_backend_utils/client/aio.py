@@ -51,7 +51,7 @@ class AsyncShmClient(
 
     Parameters
     ----------
-    url, timeout_s, path, pool, tls, cuda, wait_ready_s
+    url, timeout_s, path, pool, tls, cuda, wait_ready_s, inline_bytes
         As of :class:`ShmClient`; it is entering ``async with`` that waits for the server. There is less slack: where a
         thread copies, waits, looks up a host name, or makes memory for a call, it goes on without that, and the memory
         is in use for so long. A value that cannot be used is a CallerError.
@@ -114,7 +114,7 @@ class AsyncShmClient(
         core, loop = self._open_core(), asyncio.get_running_loop()
         if self._loop is None:
             self._driver = AsyncioDriver(connect_async(self._settings.url, self._settings.tls))
-            core.connect(self._driver.transport)
+            core.connect(self._driver.transport, self._settings.inline_bytes)
             self._unclosed = Unclosed(self._origin, _CLOSE_OR_WITH, core.rest_at_server)
             self._loop = loop
         elif self._loop is not loop:

@@ -37,6 +37,7 @@ from .paths.call import Call, Plan, is_answer, write_inputs
 from .paths.direct import DirectCall, PreparedDirectCall
 from .paths.on_gpus import brought_to_gpus
 from .paths.taking import grow
+from .paths.triton_shm import InlineCall
 from .result import Result
 from .settings import CallSettings
 from .steps import Pause, Steps, forget_locals
@@ -64,6 +65,13 @@ def infer(
     fit = functools.partial(_fit, inputs, elsewhere or core.on_gpus, wanted, devices)
     known, (given, layout) = yield from core.fitting(settings, fit)
     path = yield from core.path_of(known, settings, layout)
+    if (
+        layout.end <= known.inline_end
+        and settings.path == "auto"
+        and not (layout.devices or layout.lent)
+        and len(layout.certain) == len(known.spec.outputs if wanted is None else wanted)
+    ):
+        path = InlineCall.path  # all tensors are certain to be so small that this is faster
     call = yield from open_call(core, path, Plan(settings, known, layout, given, wanted, devices))
     try:
         yield from _fill(call, given)

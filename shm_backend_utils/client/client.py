@@ -144,6 +144,10 @@ class ShmClient(
         For tensors on GPUs; by default NVIDIA's bindings of the driver, loaded when a call has one first.
     wait_ready_s : float, optional
         How long to wait for a server that is not up yet, or loads its models, in seconds; by default not at all.
+    inline_bytes : int, optional
+        Small tensors are faster in band. A call of ``path="auto"`` goes in band if its inputs and outputs, each rounded
+        up to 256 bytes, take at most so many bytes together. Their sizes must be known, and the model has no strings.
+        0 turns this off. The defaults, 16,384 over gRPC and 0 over HTTP, were measured.
 
     Raises
     ------
@@ -215,7 +219,7 @@ class ShmClient(
         core, self._submitted = self._open_core(), SubmittedCalls()
         self._driver = BlockingDriver(connect(self._settings.url, self._settings.tls))
         self._run = self._driver.run
-        core.connect(self._driver.transport)
+        core.connect(self._driver.transport, self._settings.inline_bytes)
         self._unclosed = Unclosed(Origin.here("the ShmClient made"), CLOSE_OR_WITH, core.rest_at_server)
         try:
             self._run(start(core, self._settings))

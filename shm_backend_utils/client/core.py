@@ -66,7 +66,7 @@ T = TypeVar("T")
 
 
 class Core:
-    """One client's memory and knowledge."""
+    """One client's memory and knowledge; up to ``inline_bytes`` of tensors go in band, by default as the codec says."""
 
     codec: Codec  # from the first connection on, as the two that follow
     registrations: Registrations
@@ -85,11 +85,12 @@ class Core:
         self.is_closed = False  # or begins to be
         call_after_fork(self)
 
-    def connect(self, transport: Transport | AsyncTransport) -> None:
+    def connect(self, transport: Transport | AsyncTransport, inline_bytes: int | None) -> None:
         """Take note of the connection, before anything is asked by it."""
         codec = self.codec = transport.codec
         self.registrations = Registrations(codec)
-        self.paths = PathChooser(codec, transport.host, self.registrations, self.pool.options)
+        inline_bytes = codec.inline_bytes if inline_bytes is None else inline_bytes
+        self.paths = PathChooser(codec, transport.host, self.registrations, self.pool.options, inline_bytes)
         reaper.reap()
 
     def after_fork(self) -> None:

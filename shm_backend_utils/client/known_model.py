@@ -55,6 +55,7 @@ class KnownModel:
         self.sealed: Check | None = None  # whether it can fetch sealed memory; None until that was tried
         self.explanation: Explanation | None = None  # None until a call has found out
         self.path: str | None = None  # the one that the explanation has
+        self.inline_end = 0  # up to where the tensors of a call with one slot may end so that it goes in band
         self.open_paths: frozenset[str] = frozenset()  # against which it has nothing
         self.reason = ""  # why its calls take no better path, as it was found last
         self.warned: set[str] = set()  # which copies the user was warned of: one entry for each path, and each output

@@ -67,10 +67,11 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
         tls: Tls | None = None,
         cuda: CudaAccess | None = None,
         wait_ready_s: float | None = None,
+        inline_bytes: int | None = None,
         **unknown: NoReturn,
     ) -> None:
         check_keywords(type(self).__name__, unknown)
-        self._settings = ClientSettings(url, timeout_s, path, tls, wait_ready_s)
+        self._settings = ClientSettings(url, timeout_s, path, tls, wait_ready_s, inline_bytes)
         self._memory = ClientMemory(self, pool or PoolOptions(), cuda or CudaAccess())
         self._core = Core(self._memory)
         self._begin()

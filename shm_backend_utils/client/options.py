@@ -21,6 +21,7 @@ __all__ = [
     "PathName",
     "RequestOptions",
     "Tls",
+    "check_inline_bytes",
     "check_is_installed",
     "check_keywords",
     "check_library",
@@ -135,14 +136,13 @@ class Tls:
     certificate_chain: str | None = None
 
 
-_OF_CLIENTS: Final = ("cuda", "path", "pool", "timeout_s", "tls", "url", "wait_ready_s")
+_OF_CLIENTS: Final = ("cuda", "inline_bytes", "path", "pool", "timeout_s", "tls", "url", "wait_ready_s")
 _OF_TLS: Final = "begin the URL with grpcs:// or https://, and say tls=Tls(...) for certificates of your own"
 _REMEDIES_OF_CLIENTS: Final = {
     **{field.name: f"say pool=PoolOptions({field.name}=...)" for field in fields(PoolOptions)},
     **dict.fromkeys(("ssl", "ssl_options", "ssl_context_factory", "creds"), _OF_TLS),
     **dict.fromkeys(("root_certificates", "private_key", "certificate_chain"), _OF_TLS),
     **dict.fromkeys(("connection_timeout", "network_timeout"), "use timeout_s, in seconds"),
-    "inline_bytes": "leave it out: small calls go direct, which takes no longer; path='inline' sends a call in band",
 }
 
 
@@ -247,6 +247,12 @@ def tls_context(tls: Tls) -> ssl.SSLContext:
         files = ", ".join(str(file) for file in vars(tls).values() if file)
         raise CallerError(f"Tls({files}) cannot be read: {error}; expected files in PEM format") from None
     return context
+
+
+def check_inline_bytes(inline_bytes: object) -> int:
+    if not isinstance(inline_bytes, numbers.Integral) or inline_bytes < 0:
+        raise CallerError(f"inline_bytes is {inline_bytes!r}; expected a whole number of bytes, 0 for none")
+    return int(inline_bytes)
 
 
 def check_timeout(timeout_s: object, name: str = "timeout_s") -> float:

@@ -14,6 +14,7 @@ from .options import (
     PathName,
     RequestOptions,
     Tls,
+    check_inline_bytes,
     check_library,
     check_options,
     check_path,
@@ -49,6 +50,7 @@ class ClientSettings:
         path: PathName,
         tls: Tls | None,
         wait_ready_s: float | None = None,
+        inline_bytes: int | None = None,
     ) -> None:
         is_secure = not isinstance(url, Connectable) and split_url(url)[1]
         if tls is not None and not is_secure:
@@ -59,6 +61,7 @@ class ClientSettings:
         self.timeout_s = check_timeout(timeout_s)
         self.tls = tls
         self.wait_ready_s = None if wait_ready_s is None else check_timeout(wait_ready_s, "wait_ready_s")
+        self.inline_bytes = None if inline_bytes is None else check_inline_bytes(inline_bytes)
         self._path = check_path(path)
 
     def __repr__(self) -> str:

@@ -64,11 +64,11 @@ class _ShortCall(Short[Result]):
         return known.lay_out(given, self.fitting.wanted)
 
     def go_on(self, outcome: Any) -> Steps[Result]:
-        call = self._like_any(self.core.codec, self.settings, self.known, self.layout, self.fitting.wanted, NO_DEVICES)
+        call = self._like_any(self.layout)
         return finished(self.core, call, call.resume(outcome, self.settings.deadline))
 
     @abstractmethod
-    def _like_any(self, *of_all: Any) -> Any:
+    def _like_any(self, layout: CallLayout) -> InlineCall | DirectCall:
         """Return the call as any is."""
 
 
@@ -95,8 +95,8 @@ class _Inline(_ShortCall):
         response = functools.partial(self.core.codec.result, answer)
         return Result(arrays, InlineCall.path, response, in_response=tuple(arrays))
 
-    def _like_any(self, *of_all: Any) -> InlineCall:
-        call = InlineCall(*of_all)
+    def _like_any(self, layout: CallLayout) -> InlineCall:
+        call = InlineCall(self.core.codec, self.settings, self.known, layout, self.fitting.wanted, NO_DEVICES)
         call.write(sources(self.known.spec, self.inputs))
         return call
 
@@ -144,12 +144,12 @@ class _Direct(_ShortCall):
         core.tally.succeeded(DirectCall.path, byte_size)
         return result
 
-    def _like_any(self, *of_all: Any) -> DirectCall:
-        region = self.region
-        call = DirectCall(*of_all, region, region.slots[0], self.memory)
-        if region.data_offset != self.known.data_begin:  # one of several that lie in one region
-            call.layout = call.layout.moved(region.data_offset - self.known.data_begin)
-        return call
+    def _like_any(self, layout: CallLayout) -> DirectCall:
+        region, known = self.region, self.known
+        if region.data_offset != known.data_begin:  # one of several that lie in one region
+            layout = layout.moved(region.data_offset - known.data_begin)
+        of_all = self.core.codec, self.settings, known, layout, self.fitting.wanted, NO_DEVICES
+        return DirectCall(*of_all, region, region.slots[0], self.memory)
 
 
 def begin(
@@ -166,6 +166,8 @@ def begin(
         fitting = _fitting(known, inputs, outputs) if path in known.open_paths else None
     if known is None or fitting is None or fitting.input_bytes > most_bytes:
         return infer(core, settings, inputs, outputs)
+    if settings.path == "auto" and fitting.is_certain and known.data_begin + fitting.end <= known.inline_end:
+        path = InlineCall.path
     if path == InlineCall.path and fitting.end < COPIES_MATTER:
         inline = _Inline(core, settings, known, fitting)
         inline.write({**inputs})

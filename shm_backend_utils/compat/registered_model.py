@@ -90,7 +90,7 @@ class RegisteredModel:
         )
         self._driver = BlockingDriver(transport, self.pool_size)
         self._core = Core(self._memory)
-        self._core.connect(transport)
+        self._core.connect(transport, inline_bytes=0)
         with ExitStack() as on_error:
             on_error.callback(self.close)
             self._take_memory()

@@ -108,7 +108,9 @@ def mirror(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mirror]:
 def every_client(mirror: Mirror) -> Iterator[dict[str, AnyClient]]:
     with contextlib.ExitStack() as stack:
         yield {
-            flavour: stack.enter_context(client_of(flavour, url_of(mirror.server, flavour), timeout_s=20))
+            flavour: stack.enter_context(
+                client_of(flavour, url_of(mirror.server, flavour), timeout_s=20, inline_bytes=0)
+            )
             for flavour in FLAVOURS
         }
 

@@ -50,13 +50,13 @@ def test_the_server_lives(server: EmbeddedServer, path: PathName, is_aio: bool) 
 
 
 async def leave_in_a_task(url: str, path: PathName) -> None:
-    async with AsyncShmClient(url) as client:
+    async with AsyncShmClient(url, inline_bytes=0) as client:
         async for _ in client.stream("frames", {"IMAGE": IMAGE}, path=path):
             break
 
 
 def leave(url: str, path: PathName) -> None:
-    with ShmClient(url) as client:
+    with ShmClient(url, inline_bytes=0) as client:
         results = client.stream("frames", {"IMAGE": IMAGE}, path=path)
         next(results)
     with contextlib.suppress(ClosedError):  # unless all had come

@@ -36,7 +36,7 @@ def url(protocol: str, triton_server: EmbeddedServer) -> str:
 @pytest.fixture
 def client(url: str, region: RegionName) -> Iterator[ShmClient]:
     """The blocking client, over each protocol; as most tests are about shared memory, no call is too small for it."""
-    with ShmClient(url, timeout_s=30, pool=PoolOptions(region=region)) as client:
+    with ShmClient(url, timeout_s=30, inline_bytes=0, pool=PoolOptions(region=region)) as client:
         yield client
 
 
@@ -44,7 +44,7 @@ def client(url: str, region: RegionName) -> Iterator[ShmClient]:
 def grpc_client(triton_server: EmbeddedServer, region: RegionName) -> Iterator[ShmClient]:
     """The blocking client over gRPC, for what is the same over both protocols, or needs streams."""
     pool = PoolOptions(region=region)
-    with ShmClient(triton_server.grpc_url, timeout_s=30, pool=pool) as client:
+    with ShmClient(triton_server.grpc_url, timeout_s=30, inline_bytes=0, pool=pool) as client:
         yield client
 
 

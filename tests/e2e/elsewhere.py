@@ -70,7 +70,7 @@ def server(models: str, log_file: str) -> None:
 
 def client(url: str, region: str, row_count: str) -> None:
     """Call two models, and tell what came of it; each time wait for a line."""
-    with ShmClient(url, pool=PoolOptions(region=cast("RegionName", region))) as client:
+    with ShmClient(url, inline_bytes=0, pool=PoolOptions(region=cast("RegionName", region))) as client:
         multiply(client)
         identity(client, int(row_count))
 
@@ -98,10 +98,10 @@ def open_server_elsewhere() -> SealedKey:
 def another_network(url: str) -> None:
     """Reach the server while the socket of this client's memory is in another network."""
     key = open_server_elsewhere()
-    with ShmClient(url) as client, client.infer("identity", {"INPUT0": _X}) as result:
+    with ShmClient(url, inline_bytes=0) as client, client.infer("identity", {"INPUT0": _X}) as result:
         told = {"path": result.path, "right": bool((result["OUTPUT0"] == _X).all())}
         told["why"] = str(client.explain("identity"))
-    with ShmClient(url, pool=PoolOptions(region="sealed")) as client:
+    with ShmClient(url, inline_bytes=0, pool=PoolOptions(region="sealed")) as client:
         try:
             client.infer("identity", {"INPUT0": _X}, path="direct").release()
         except PathUnavailableError as error:

@@ -171,7 +171,7 @@ class Flavour:
 
     def client(self, **options: Any) -> AnyClient:
         """Return a client to be closed by whoever asked. Unless told otherwise, no call is too small for a slot."""
-        options = {"timeout_s": 30, "pool": PoolOptions(region=self.region), **options}
+        options = {"timeout_s": 30, "inline_bytes": 0, "pool": PoolOptions(region=self.region), **options}
         return AwaitedClient(self.url, **options) if self.is_aio else ShmClient(self.url, **options)
 
     @property

@@ -45,7 +45,7 @@ def server(loading_server: LoadingServer) -> LoadingServer:
 
 @pytest.fixture
 def client(server: LoadingServer) -> Iterator[ShmClient]:
-    with ShmClient(server.server.grpc_url, timeout_s=30) as client:
+    with ShmClient(server.server.grpc_url, timeout_s=30, inline_bytes=0) as client:
         yield client
 
 

@@ -98,6 +98,12 @@ def test_sequences_are_kept_apart(any_client: AnyClient, path: PathName) -> None
     assert sums == [1, 10, 3, 30, 6]
 
 
+def test_a_small_call_goes_in_band_by_default_where_that_is_faster(flavour: Flavour) -> None:
+    with flavour.client(inline_bytes=None) as client, client.infer("rows", {"X": ROWS}, outputs=["DOUBLED"]) as result:
+        np.testing.assert_array_equal(result["DOUBLED"], ROWS * 2)
+        assert result.path == ("inline" if flavour.has_streams else "direct")
+
+
 # Calls side by side, late, cancelled and in streams.
 
 
@@ -189,7 +195,7 @@ def test_a_model_sees_that_nobody_waits(triton_server: EmbeddedServer, tmp_path:
         task.cancel()
         assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)
 
-    with AwaitedClient(triton_server.grpc_url) as client:
+    with AwaitedClient(triton_server.grpc_url, inline_bytes=0) as client:
         client.run(asyncio.wait_for(ask_and_cancel(client.aio), 20))
         all_memory_comes_back(client)
     eventually(lambda: note.read_text() == "cancelled")

@@ -31,7 +31,7 @@ SHM = Path("/dev/shm")
 @pytest.fixture
 def client(triton_server: EmbeddedServer, region: RegionName) -> Iterator[ShmClient]:
     pool = PoolOptions(region=region)
-    with ShmClient(triton_server.grpc_url, timeout_s=60, pool=pool) as client:
+    with ShmClient(triton_server.grpc_url, timeout_s=60, inline_bytes=0, pool=pool) as client:
         yield client
 
 

@@ -101,7 +101,7 @@ client.close()
 
 @pytest.fixture
 def client(triton_server: EmbeddedServer) -> Iterator[ShmClient]:
-    with ShmClient(triton_server.grpc_url, timeout_s=30, pool=PoolOptions(region="sealed")) as client:
+    with ShmClient(triton_server.grpc_url, timeout_s=30, inline_bytes=0, pool=PoolOptions(region="sealed")) as client:
         yield client
 
 
@@ -109,7 +109,7 @@ def test_a_client_closed_in_flight_leaves_the_model_whole(triton_server: Embedde
     """The model has it mapped until it has answered; nobody gets it any more."""
     pid, gate = stub(triton_server, "crash_stages"), Gate(tmp_path)
     gate.close()
-    client = ShmClient(triton_server.grpc_url, timeout_s=30, pool=PoolOptions(region="sealed"))
+    client = ShmClient(triton_server.grpc_url, timeout_s=30, pool=PoolOptions(region="sealed"), inline_bytes=0)
     parameters = gate.parameters("half written")
     with ThreadPoolExecutor(1) as threads:
         answer = threads.submit(client.infer, "crash_stages", {"X": X}, outputs=ROOM, parameters=parameters)
@@ -126,7 +126,7 @@ def test_a_client_closed_in_flight_leaves_the_model_whole(triton_server: Embedde
     del answer, region
     eventually(lambda: not held_regions(pid, regions))
     assert stub(triton_server, "crash_stages") == pid
-    with ShmClient(triton_server.grpc_url, timeout_s=30) as other:
+    with ShmClient(triton_server.grpc_url, timeout_s=30, inline_bytes=0) as other:
         assert other.infer("crash_stages", {"X": X}, outputs=ROOM)["Y"].tolist() == (X + 1).tolist()
 
 

@@ -186,7 +186,7 @@ def loaded(loading_server: LoadingServer) -> LoadingServer:
 
 @pytest.fixture
 def on_the_way(loaded: LoadingServer) -> Iterator[ShmClient]:
-    with ShmClient(loaded.server.grpc_url, timeout_s=30) as client:
+    with ShmClient(loaded.server.grpc_url, timeout_s=30, inline_bytes=0) as client:
         yield client
 
 
@@ -270,7 +270,7 @@ def test_a_server_lives_on_that_does_not_load_it(loaded: LoadingServer, case: Re
 def test_another_client_goes_on_with_a_sequence(loaded: LoadingServer, on_the_way: ShmClient) -> None:
     inputs = {"X": np.ones(3, np.float32)}
     on_the_way.infer("way_oldest", inputs, sequence_id=7, sequence_start=True)
-    with ShmClient(loaded.server.grpc_url, timeout_s=5) as other:  # the model has one slot
+    with ShmClient(loaded.server.grpc_url, timeout_s=5, inline_bytes=0) as other:  # the model has one slot
         assert other.explain("way_oldest").path == "direct"
         assert other.is_model_ready("way_oldest")  # as its process is seen
         assert other.infer("way_oldest", inputs, sequence_id=7, sequence_end=True).path == "direct"
@@ -341,7 +341,7 @@ def test_a_reshaped_tensor_goes_every_way(tmp_path: Path, mode: str) -> None:
         with (folders[0] / "config.pbtxt").open("a") as config:
             config.write("model_transaction_policy { decoupled: true }\n")
     x = np.arange(20, dtype=np.float32).reshape(RESHAPED.shape)
-    with ModelHarness(*folders) as harness, ShmClient(harness) as client:
+    with ModelHarness(*folders) as harness, ShmClient(harness, inline_bytes=0) as client:
         for path in PATHS if mode != "streams" else PATHS[::2]:
             for room in ({"Y": x.nbytes}, {"Y": 4}) if path == "direct" else ({"Y": x.nbytes},):
                 if mode == "streams":
@@ -360,11 +360,11 @@ def test_a_reshaped_tensor_goes_every_way(tmp_path: Path, mode: str) -> None:
 def talking(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ShmClient]:
     if request.param == "harness":
         models = [make_model(tmp_path / name, SERVED[name]) for name in ("way_alone", "way_streams")]
-        with ModelHarness(*models) as harness, ShmClient(harness) as client:
+        with ModelHarness(*models) as harness, ShmClient(harness, inline_bytes=0) as client:
             yield client
     else:
         server = request.getfixturevalue("loaded").server
-        with ShmClient(url_of(server, request.param), timeout_s=30) as client:
+        with ShmClient(url_of(server, request.param), timeout_s=30, inline_bytes=0) as client:
             yield client
 
 

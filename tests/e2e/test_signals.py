@@ -56,7 +56,7 @@ def test_signals_that_raise_at_random_moments_of_calls_lose_nothing_and_no_answe
     calls = [infer, prepare, submit, *([stream] if protocol == "grpc" else [])]
     usual_s = dict.fromkeys(calls, 0.01)
     pool = PoolOptions(max_bytes=2**23)
-    with ShmClient(url_of(triton_server, protocol), pool=pool) as client:
+    with ShmClient(url_of(triton_server, protocol), pool=pool, inline_bytes=0) as client:
         assert all(call(client) for call in calls)
         eventually(lambda: is_empty(client))
         probe = ShmLeakProbe(None)

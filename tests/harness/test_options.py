@@ -10,7 +10,7 @@ import pytest
 
 from shm_backend_utils.client import InferenceError, Result
 from shm_backend_utils.client.options import PathName
-from tests.e2e.flavours import AnyClient
+from tests.e2e.flavours import AnyClient, Flavour
 
 MODELS = ("call_facts", "identity", "request_facts", "rows", "running_sum")
 X = np.ones(3, np.float32)
@@ -54,3 +54,12 @@ def test_a_call_knows_its_place_in_a_sequence(
 ) -> None:
     named: dict[str, Any] = {"sequence_id": sequence_id, "sequence_start": is_start, "sequence_end": is_end}
     assert facts(client, "call_facts", path=path, **named)["sequence"] == [sequence_id, is_start, is_end]
+
+
+def test_small_and_large_calls_side_by_side_get_their_own(flavour: Flavour) -> None:
+    with flavour.client(inline_bytes=2**12) as client:
+        for count in (1, 100, 10_000, 3, 300, 30_000, 0, 5):
+            x = np.arange(count, dtype=np.float32)
+            with client.infer("identity", {"INPUT0": x}, outputs={"OUTPUT0": x.nbytes}) as result:
+                np.testing.assert_array_equal(result["OUTPUT0"], x)
+                assert result.path == ("inline" if count <= 500 else "direct")

@@ -177,7 +177,7 @@ WORKERS: Final = 32  # that send what was submitted
 
 def test_inputs_may_be_overwritten_at_once(harness: ModelHarness, path: PathName) -> None:
     x = np.empty(1000, np.float32)
-    with ShmClient(harness) as client:
+    with ShmClient(harness, inline_bytes=0) as client:
         futures = []
         for i in range(40):
             x[:] = i
@@ -205,7 +205,7 @@ def test_submit_waits_for_memory_that_earlier_calls_have(harness: ModelHarness) 
 
 def test_a_call_that_was_not_sent_yet_can_be_cancelled(harness: ModelHarness) -> None:
     with (
-        ShmClient(harness) as client,
+        ShmClient(harness, inline_bytes=0) as client,
         client.prepare("handshake", {"QUESTION": ((2,), np.int64)}) as blocker,
     ):
         blocker.inputs["QUESTION"][:] = [0, 1]

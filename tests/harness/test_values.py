@@ -90,7 +90,7 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelHarness]:
 
 @pytest.fixture
 def client(harness: ModelHarness) -> Iterator[ShmClient]:
-    with ShmClient(harness) as client:
+    with ShmClient(harness, inline_bytes=0) as client:
         yield client
 
 

@@ -101,9 +101,9 @@ ANSWERS: Final = st.builds(
 class Side:
     """A client and what it sends."""
 
-    def __init__(self, protocol: str, path: Any, *, is_short: bool) -> None:
+    def __init__(self, protocol: str, is_short: bool, **named: Any) -> None:
         self.server = FakeServer()
-        self.client = client_of(self.server, protocol, path=path)
+        self.client = client_of(self.server, protocol, **named)
         if not is_short:
             self.client._most_bytes = -1  # type: ignore[misc]
         self.sent: list[Any] = []
@@ -141,9 +141,9 @@ class Side:
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 @pytest.mark.filterwarnings("ignore::shm_backend_utils.client.CopyWarning")
-@pytest.mark.parametrize("path", ["auto", "inline"])
-def test_both_ways_send_and_return_the_same(protocol: str, path: Any) -> None:
-    short, general = (Side(protocol, path, is_short=is_short) for is_short in (True, False))
+@pytest.mark.parametrize("named", [{}, {"inline_bytes": 0}, {"path": "inline"}], ids=str)
+def test_both_ways_send_and_return_the_same(protocol: str, named: dict[str, Any]) -> None:
+    short, general = (Side(protocol, is_short, **named) for is_short in (True, False))
 
     @given(st.data(), MODELS)
     def same(data: st.DataObject, model: Model) -> None:

@@ -269,7 +269,7 @@ def test_what_has_run_is_not_sent_to_the_models_successor(before: str, after: di
 
     with (
         FakeServer(with_paths(before), compute=compute) as server,
-        client_of(server) as client,
+        client_of(server, inline_bytes=0) as client,
         pytest.raises(InferenceError, match=re.escape(said)),
     ):
         client.infer("m", {"IN0": X})
@@ -283,7 +283,7 @@ def test_what_the_models_session_has_refused_for_its_path_is_sent_again(path: st
             server.configs["m"] = with_paths("direct")
             raise InferenceError(NO_SLOT, "StatusCode.INVALID_ARGUMENT")
 
-    with FakeServer(with_paths(path)) as server, client_of(server) as client:
+    with FakeServer(with_paths(path)) as server, client_of(server, inline_bytes=0) as client:
         server.before = refuse
         assert outcomes(client, 1, IN0=X) == ["direct"]
     assert len(server.orders) == 2
@@ -305,7 +305,7 @@ def test_a_request_still_on_its_way_is_stale_before_its_call_is_made_again(monke
         server.before, server.configs["m"] = lambda _: None, with_paths("direct,inline")
         raise InferenceError("no upstream", "StatusCode.INTERNAL")
 
-    with FakeServer(with_paths("direct")) as server, client_of(server) as client:
+    with FakeServer(with_paths("direct")) as server, client_of(server, inline_bytes=0) as client:
         server.before = refuse
         monkeypatch.setattr(PathChooser, "choose", look_and_choose)
         assert outcomes(client, 1, IN0=X) == ["direct"]
@@ -313,7 +313,7 @@ def test_a_request_still_on_its_way_is_stale_before_its_call_is_made_again(monke
 
 
 def test_results_of_another_generation_are_refused(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    with client_of(server, path="direct") as client:
+    with client_of(server, path="direct", inline_bytes=0) as client:
         client.infer("m", {"IN0": X}, outputs={"OUT0": 24}).release()
         monkeypatch.setattr(server, "_in_slot", lambda order: {})
         with pytest.raises(PeerError, match="without having used the shared memory"):
@@ -334,7 +334,7 @@ def test_a_frame_of_another_number_is_not_taken_for_the_next(monkeypatch: pytest
 
 @pytest.mark.parametrize("kind", [DirectCall, RegisteredCall, InlineCall])
 def test_a_client_that_closes_sends_nothing(server: FakeServer, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
-    with client_of(server) as client:
+    with client_of(server, inline_bytes=0) as client:
         monkeypatch.setattr(kind, "write", lambda *_: client.close())
         with pytest.raises(ClosedError, match="this client"):
             client.infer("m", {"IN0": X}, path=kind.path)
@@ -344,7 +344,7 @@ def test_a_client_that_closes_sends_nothing(server: FakeServer, monkeypatch: pyt
 def test_a_client_that_closes_sends_nothing_on_the_short_way(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with client_of(server) as client:
+    with client_of(server, inline_bytes=0) as client:
         client.infer("m", {"IN0": X})
         monkeypatch.setattr(short, "assemble", lambda *_: client.close())
         with pytest.raises(ClosedError, match="this client"):
@@ -371,7 +371,7 @@ def test_a_closed_call_copies_nothing(monkeypatch: pytest.MonkeyPatch, kind: Any
             write(call, given)
         same.append(memory.tobytes() == before)
 
-    with FakeServer(config("m", count=2)) as server, client_of(server) as client:
+    with FakeServer(config("m", count=2)) as server, client_of(server, inline_bytes=0) as client:
         monkeypatch.setattr(kind, "write", late)
         with pytest.raises(ClosedError, match="this call"):
             client.infer("m", {"IN0": X + 1, "IN1": X}, path=kind.path)

@@ -54,7 +54,7 @@ def test_one_large_output_does_not_tax_the_thousand_calls_after_it(client: ShmCl
 @pytest.mark.parametrize("path", ["direct", "auto"])
 def test_what_was_learned_and_finds_no_room_is_given_up(server: FakeServer, path: Any) -> None:
     server.configs["m"] = config("m", max_batch_size=64)
-    with client_of(server, pool=PoolOptions(max_bytes=2**22)) as client:
+    with client_of(server, pool=PoolOptions(max_bytes=2**22), inline_bytes=0) as client:
         rows = np.ones((64, 4), np.float32)
         client.infer("m", {"IN0": np.ones((1, 2**17), np.float32)})
         for _ in range(520):  # each row has room for 640 KiB

@@ -183,7 +183,7 @@ def client() -> Iterator[ShmClient]:
 
 def test_a_call_that_may_be_batched_may_lie_in_a_part_of_a_region() -> None:
     batched = config("rows", max_batch_size=8, dynamic_batching={})
-    with FakeServer(config("m"), batched) as server, client_of(server) as client:
+    with FakeServer(config("m"), batched) as server, client_of(server, inline_bytes=0) as client:
         kept = [client.infer("m", {"IN0": number * X}, outputs={"OUT0": X.nbytes}) for number in range(12)]
         kept.pop()
         np.testing.assert_array_equal(client.infer("rows", {"IN0": [X]}, outputs={"OUT0": X.nbytes})["OUT0"], [2 * X])

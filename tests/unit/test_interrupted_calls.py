@@ -58,7 +58,7 @@ def _healing_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def client_of(harness: ModelHarness) -> ShmClient:
-    return ShmClient(harness, timeout_s=LONG_S, pool=PoolOptions(max_bytes=2**26))
+    return ShmClient(harness, timeout_s=LONG_S, pool=PoolOptions(max_bytes=2**26), inline_bytes=0)
 
 
 def steps(every: int) -> Iterator[int]:

@@ -222,11 +222,11 @@ def test_a_client_takes_another_path_or_says_what_is_wrong(
 
     with FakeServer(config("m")) as server, warnings.catch_warnings():
         warnings.simplefilter("ignore", CopyWarning)
-        with failing.at(at, number), client_of(server, pool=PoolOptions(region=region)) as client:
+        with failing.at(at, number), client_of(server, pool=PoolOptions(region=region), inline_bytes=0) as client:
             infer(client, "auto")
             assert infer(client, "inline") == "inline"
             for path in ("direct", "triton-shm"):
                 with contextlib.suppress(ShmError):
                     infer(client, path)
-        with client_of(server, pool=PoolOptions(region=region)) as client:
+        with client_of(server, pool=PoolOptions(region=region), inline_bytes=0) as client:
             assert infer(client, "auto") == "direct"

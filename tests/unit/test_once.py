@@ -142,7 +142,7 @@ def test_tasks_ask_once_and_again_after_a_restart(server: FakeServer, counting: 
         return await asyncio.gather(*calls, return_exceptions=True)
 
     async def run() -> None:
-        async with async_client_of(server, protocol) as client:
+        async with async_client_of(server, protocol, inline_bytes=0) as client:
             counting.taken()
             for _ in range(2):
                 for result in await burst(client):
@@ -164,7 +164,7 @@ def test_a_burst_of_threads_asks_once_and_again_once_after_a_restart(server: Fak
         side_by_side(*[lambda: outcomes.append(client.infer("m", {"IN0": X}))] * THREADS)
         return outcomes
 
-    with client_of(server) as client:
+    with client_of(server, inline_bytes=0) as client:
         counting.taken()
         for _ in range(2):
             assert all((result["OUT0"] == 2 * X).all() for result in burst(client))
@@ -210,7 +210,7 @@ def test_a_call_that_fails_late_forgets_nothing_that_was_found_out_since(server:
 
 def test_who_is_refused_sealed_memory_late_does_not_close_the_path_for_those_who_take_other_memory() -> None:
     codec = GrpcCodec()
-    chooser = PathChooser(codec, "localhost", Registrations(codec), PoolOptions())
+    chooser = PathChooser(codec, "localhost", Registrations(codec), PoolOptions(), 0)
     known = KnownModel(ModelSpec.from_config(config("m")), 1.25)
     for known.kind in (RegionKind.SEALED, RegionKind.SYSTEM):  # as another call has found out meanwhile
         chooser.refuse(known, "direct", "shm_slot refused: too late", RegionKind.SEALED)
@@ -273,7 +273,7 @@ def test_no_region_is_forgotten_whenever_another_call_gives_it_back() -> None:
 def test_a_burst_of_calls_that_may_be_batched_makes_no_more_blocks_than_it_needs(byte_size: int) -> None:
     async def run() -> None:
         with FakeServer(config("m", max_batch_size=16, dynamic_batching={})) as server:
-            async with async_client_of(server, "grpc") as client:
+            async with async_client_of(server, "grpc", inline_bytes=0) as client:
                 row = np.ones((1, byte_size // 4), np.float32)
                 calls = [client.infer("m", {"IN0": row}, outputs={"OUT0": byte_size}) for _ in range(65)]
                 results = await asyncio.gather(*calls)

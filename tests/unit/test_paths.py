@@ -60,7 +60,7 @@ def run(operation: Steps[T]) -> T:
 @pytest.fixture
 def far_away() -> PathChooser:
     codec = HttpCodec()
-    return PathChooser(codec, FAR_AWAY, Registrations(codec), PoolOptions())
+    return PathChooser(codec, FAR_AWAY, Registrations(codec), PoolOptions(), 0)
 
 
 def explained(chooser: PathChooser, known: KnownModel) -> Explanation:
@@ -283,7 +283,7 @@ def test_what_one_model_can_do_without_another_one_still_needs(monkeypatch: pyte
             return super().infer(order)
 
     server = Pod(config("sees"), config("blind"))
-    with server, client_of(server) as client, warnings.catch_warnings():
+    with server, client_of(server, inline_bytes=0) as client, warnings.catch_warnings():
         warnings.simplefilter("ignore", CopyWarning)
         assert client.infer("sees", {"IN0": X}).path == "direct"
         assert client.infer("blind", {"IN0": X}).path == "inline"

@@ -1,4 +1,4 @@
-"""Small calls, outputs in the response, and the warnings of copies."""
+"""Calls so small that a request in band is faster; outputs in the response; and who is told of copies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import CopyWarning, ShmClient
+from shm_backend_utils.client import CallerError, CopyWarning, ShmClient
 from shm_backend_utils.client.calls import infer
 from shm_backend_utils.client.steps import until_copied
 from shm_backend_utils.gpu.memory.access import CudaAccess
@@ -19,6 +19,87 @@ from tests.unit.fake_wires import client_of
 from tests.unit.gpu.fakes import runtime_that_gives_all_back
 
 FIXED = config("fixed", dims="16")
+UNKNOWN = config("unknown")
+LIMIT = 4096
+ALIGNMENT = 256
+
+
+def path_of(client: ShmClient, model: str, count: int = 16, **more: Any) -> str | None:
+    x = np.arange(count, dtype=np.float32)
+    with client.infer(model, {"IN0": x}, **more) as result:
+        np.testing.assert_array_equal(result["OUT0"], 2 * x)
+        return result.path
+
+
+def hinted(count: int) -> dict[str, Any]:
+    return {"count": count, "outputs": {"OUT0": 4 * count}}
+
+
+ALONE = {**FIXED, "parameters": {"SHM_PATHS": {"string_value": "direct"}}}
+REGISTERED = {**FIXED, "parameters": {"SHM_PATHS": {"string_value": "triton-shm,inline"}}}
+LIMITED = {"inline_bytes": LIMIT}
+
+
+@pytest.mark.filterwarnings("error")  # nobody is warned of what is meant
+@pytest.mark.parametrize(
+    ("model", "call", "named", "way"),
+    [
+        (FIXED, {}, {}, "inline"),
+        (FIXED, {}, {"inline_bytes": 0}, "direct"),
+        (FIXED, {"path": "direct"}, {}, "direct"),
+        (FIXED, {}, {"path": "direct"}, "direct"),
+        (FIXED, {}, {"protocol": "http"}, "direct"),
+        (FIXED, {}, {"protocol": "http", **LIMITED}, "inline"),
+        (ALONE, {}, {}, "direct"),
+        (REGISTERED, {}, {}, "triton-shm"),
+        (UNKNOWN, hinted(16), {}, "inline"),
+        (UNKNOWN, {}, LIMITED, "direct"),  # nobody knows its output's size
+        (UNKNOWN, hinted(LIMIT // 8), LIMITED, "inline"),
+        (UNKNOWN, hinted(LIMIT // 8 + 1), LIMITED, "direct"),
+        (UNKNOWN, {"count": 1, "outputs": {"OUT0": LIMIT - ALIGNMENT}}, LIMITED, "inline"),
+        (UNKNOWN, {"count": 1, "outputs": {"OUT0": LIMIT - ALIGNMENT + 1}}, LIMITED, "direct"),
+    ],
+)
+def test_small_sizes_go_in_band(model: dict[str, Any], call: dict[str, Any], named: dict[str, Any], way: str) -> None:
+    with FakeServer(model) as server, client_of(server, **named) as client:
+        assert [path_of(client, model["name"], **call) for _ in range(3)] == [way] * 3
+        assert (client.stats().pool_bytes == 0) == (way == "inline")
+
+
+def test_strings_do_not_go_in_band_where_they_can_be_shared() -> None:
+    """A stub that was built for NumPy 1 dies of those that come with a request, if the model has NumPy 2."""
+    words = config("words", dims="2", dtype="TYPE_STRING")
+    numbers_of_words = {**FIXED, "input": words["input"]}
+    words_of_numbers = {**FIXED, "output": words["output"], "name": "words"}
+    with FakeServer(numbers_of_words, words_of_numbers) as server, client_of(server) as client:
+        server.compute = lambda order, _: {
+            "OUT0": np.zeros(16, np.float32) if order.model == "fixed" else np.array([b"a", b"b"], object)
+        }
+        with client.infer("fixed", {"IN0": np.array([b"a", b"b"], object)}) as result:
+            assert result.path == "direct"
+        with client.infer("words", {"IN0": np.zeros(16, np.float32)}, outputs={"OUT0": 100}) as result:
+            assert result.path == "direct"
+        assert "small calls?" not in str(client.explain("fixed"))
+
+
+def test_explain_tells_of_small_calls() -> None:
+    with FakeServer(FIXED, UNKNOWN) as server, client_of(server) as client:
+        assert "if the call's outputs= has the size of OUT0" in str(client.explain("unknown"))
+        found = client.explain("fixed")
+        assert "outputs=" not in str(found)
+        assert found.path == "direct"
+        assert "small calls?" in str(found)
+        assert "up to 16,384 bytes together go inline" in str(found)
+        assert "inline_bytes=0" in str(found)
+    for model, inline_bytes in ((FIXED, 0), (ALONE, None)):
+        with FakeServer(model) as server, client_of(server, inline_bytes=inline_bytes) as client:
+            assert "small calls?" not in str(client.explain("fixed"))
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "16 KiB"])
+def test_what_is_no_number_of_bytes_is_refused(value: Any) -> None:
+    with pytest.raises(CallerError, match="inline_bytes is .*; expected a whole number of bytes"):
+        ShmClient("localhost:1", inline_bytes=value)
 
 
 def test_a_small_output_on_a_gpu_is_written_there() -> None:

@@ -23,6 +23,7 @@ from rich.progress import Progress
 
 from shm_backend_utils.cli.common.rounds import Times, shuffled
 from shm_backend_utils.cli.common.server import REPOSITORY, copy_models, models_in, temporary_server
+from shm_backend_utils.client import ShmClient
 from shm_backend_utils.memory.segment import SEALED_LINK
 from shm_backend_utils.memory.shared_file import DEV_SHM
 from shm_backend_utils.server import EmbeddedServer
@@ -157,6 +158,10 @@ class Bench:
         if protocol == "grpc":
             return tritonclient.grpc.InferenceServerClient(self.server.grpc_url)
         return tritonclient.http.InferenceServerClient(self.server.http_url)
+
+    def direct_client(self) -> ShmClient:
+        """Return this library's client, whose small calls go direct as well; to be closed."""
+        return ShmClient(self.server.grpc_url, inline_bytes=0)
 
     def say(self, text: str) -> None:
         self._progress.console.print(text, highlight=False, markup=False)

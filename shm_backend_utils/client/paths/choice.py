@@ -10,7 +10,7 @@ import secrets
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from ...dtypes import BY_NAME
+from ...dtypes import BY_NAME, BYTES
 from ...errors import NOT_OPENED, CallerError, MachineError, PeerError, ProbedError, StaleRequestError, code_in
 from ...memory.descriptors import PRIVATE
 from ...memory.managed import RegionKind
@@ -50,11 +50,14 @@ _ANOTHER_MACHINE: Final = (
 class PathChooser:
     """Chooses the paths between this process, one server and its models: each is tried once, then remembered."""
 
-    def __init__(self, codec: Codec, host: str, registrations: Registrations, options: PoolOptions) -> None:
+    def __init__(
+        self, codec: Codec, host: str, registrations: Registrations, options: PoolOptions, inline_bytes: int
+    ) -> None:
         self._codec = codec
         self._host = host
         self._registrations = registrations
         self._options = options
+        self._inline_bytes = inline_bytes
         self._of_server: tuple[Check, ...] | None = None
 
     def choose(self, model: KnownModel, wanted: str, deadline: float) -> Steps[str]:
@@ -93,6 +96,11 @@ class PathChooser:
         reason = "; ".join(
             check.detail for check in checks if check.outcome is False and set(better) & {*check.needed_by}
         )
+        # In band, a stub that was built for another NumPy may die of strings.
+        has_strings = any(each.dtype is BYTES for each in (*spec.inputs.values(), *spec.outputs.values()))
+        prefers_inline = self._inline_bytes > 0 and path == _DIRECT and unexplained.open(_INLINE) and not has_strings
+        if prefers_inline:
+            checks = (*checks, self._check_small(spec))
         needs_grpcio = self._codec.needs_grpcio
         if needs_grpcio is not None:
             slower = f"requests are carried by grpcio, which takes longer, because of {needs_grpcio}"
@@ -108,7 +116,17 @@ class PathChooser:
             model.path = path
             model.open_paths = frozenset(filter(unexplained.open, _BY_PREFERENCE))
             model.kind = RegionKind.SEALED if is_sealed else RegionKind.SYSTEM
+            model.inline_end = model.data_begin + self._inline_bytes if prefers_inline else 0
         return explanation
+
+    def _check_small(self, spec: ModelSpec) -> Check:
+        open_sizes = [name for name, output in spec.outputs.items() if output.row_byte_size is None]
+        condition = f", if the call's outputs= has the size of {', '.join(open_sizes)}" if open_sizes else ""
+        detail = (
+            f"calls whose tensors take up to {self._inline_bytes:,} bytes together go inline{condition}, which is "
+            "faster then; inline_bytes=0 of the client has them go direct"
+        )
+        return Check("small calls?", True, detail, ())
 
     def refuse(self, model: KnownModel, path: str, reason: str, kind: RegionKind = RegionKind.SYSTEM) -> None:
         """Take note that a path is closed for a model; for a slot in sealed memory, that this memory is closed."""
@@ -121,6 +139,7 @@ class PathChooser:
             model.refusals[path] = reason
         model.explanation = model.path = None
         model.open_paths = frozenset()
+        model.inline_end = 0
 
     def forget_server(self) -> None:
         """Forget the findings about the server: it may be another one by now."""

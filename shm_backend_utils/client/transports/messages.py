@@ -5,7 +5,7 @@ from __future__ import annotations
 import urllib.parse
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy.typing as npt
 
@@ -51,6 +51,9 @@ class Codec(ABC):
     """The server's, with its scheme; empty for one that is no address, and whose processes nobody can look at."""
     needs_grpcio: str | None = None
     """Why grpcio carries requests that have one answer; empty if this client's sockets do, None if nothing does."""
+
+    inline_bytes: ClassVar[int]
+    """Up to how many bytes of tensors a request in band is faster than one that names a slot; ``docs/bench.md``."""
 
     @abstractmethod
     def infer(

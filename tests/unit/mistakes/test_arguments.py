@@ -59,7 +59,9 @@ KEYWORDS_OF_CLIENTS = {
     "max_bytes": "say pool=PoolOptions(max_bytes=...)",
     "ssl": "begin the URL with grpcs:// or https://, and say tls=Tls(...) for certificates of your own",
     "network_timeout": "use timeout_s, in seconds",
-    "timeout": ("expected some of cuda, path, pool, timeout_s, tls, url, wait_ready_s; did you mean 'timeout_s'?"),
+    "timeout": (
+        "expected some of cuda, inline_bytes, path, pool, timeout_s, tls, url, wait_ready_s; did you mean 'timeout_s'?"
+    ),
 }
 
 

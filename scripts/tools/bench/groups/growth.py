@@ -39,7 +39,7 @@ def _by_a_request(bench: Bench) -> list[Figure]:
     """Make requests of 1 GiB and look at Triton's pools, and at what memory of its own the server has."""
     server = bench.server
     grown: list[int] = []
-    with ShmClient(bench.server.grpc_url) as client:
+    with bench.direct_client() as client:
         client.infer("identity", {"INPUT0": np.ones(16, np.float32)}, outputs={"OUTPUT0": 64}).release()
         pools = shared_bytes(server.shm_prefix)
         with client.prepare("identity", {"INPUT0": ((LARGE_BYTES // 4,), np.float32)}) as call:
@@ -139,7 +139,7 @@ def _sealed_over(bench: Bench, protocol: str) -> list[Figure]:
     with ExitStack() as stack:
         clients: dict[str, ShmClient] = {}
         for region in REGIONS:
-            client = ShmClient(bench.urls[protocol], path="direct", pool=PoolOptions(region=region))
+            client = ShmClient(bench.urls[protocol], path="direct", inline_bytes=0, pool=PoolOptions(region=region))
             clients[region] = stack.enter_context(client)
         return [figure for byte_size in SIZES for figure in _of_size(bench, protocol, byte_size, clients)]
 

@@ -23,7 +23,6 @@ import tritonclient.grpc
 import shm_backend_utils
 from shm_backend_utils.cli.common.rounds import shuffled
 from shm_backend_utils.client import ShmClient
-from shm_backend_utils.client.options import PathName
 
 from ...figures import Figure
 from ..bench import Bench, models_on_a_core_of_their_own
@@ -48,11 +47,7 @@ def tensors(count: int, number: int = 0) -> Tensors:
 
 def own_time(bench: Bench) -> list[Figure]:
     """Measure `execute` where the models have a core of their own: what else runs on it would fill the caches."""
-    with (
-        models_on_a_core_of_their_own(bench.server),
-        ShmClient(bench.server.grpc_url) as client,
-        bench.plain_client() as bare,
-    ):
+    with models_on_a_core_of_their_own(bench.server), bench.direct_client() as client, bench.plain_client() as bare:
         return _figures(_times_us(bench, client, bare))
 
 
@@ -135,7 +130,7 @@ class TimedTransport:
 
 def infer_time(bench: Bench) -> list[Figure]:
     x = np.ones(16, np.float32)
-    with ShmClient(bench.server.grpc_url) as client, client.prepare(IDENTITY, {"INPUT0": (x.shape, x.dtype)}) as call:
+    with bench.direct_client() as client, client.prepare(IDENTITY, {"INPUT0": (x.shape, x.dtype)}) as call:
         transport = client._driver.transport = TimedTransport(client._driver.transport)  # type: ignore[assignment]
         calls = {"ShmClient.infer": lambda: client.infer(IDENTITY, {"INPUT0": x}), "PreparedCall.infer": call.infer}
         unit, rounds = "µs beside its connection's", 2 * ROUNDS_PER_ROUND * bench.amounts.rounds
@@ -166,7 +161,7 @@ _WARM_UP: Final = 20
 def functions(bench: Bench) -> list[Figure]:
     """Count the functions, each once, of a request to README's own model, and of one to an identity."""
     called: dict[str, list[str]] = {}
-    with ShmClient(bench.server.grpc_url) as client:
+    with bench.direct_client() as client:
         x = np.ones((8, 3, 224, 224), np.float32)
         outputs = {"OUTPUT0": x.nbytes}
         called["infer of README's multiply"] = _in_infer(client, README_MODEL, x, outputs)
@@ -190,9 +185,9 @@ def functions(bench: Bench) -> list[Figure]:
 
 
 def _in_infer(
-    client: ShmClient, model: str, x: npt.NDArray[np.float32], outputs: dict[str, int], path: PathName = "direct"
+    client: ShmClient, model: str, x: npt.NDArray[np.float32], outputs: dict[str, int], path: str = "direct"
 ) -> list[str]:
-    infer = partial(client.infer, model, {"INPUT0": x}, outputs=outputs, path=path)  # a lambda would count
+    infer = partial(client.infer, model, {"INPUT0": x}, outputs=outputs)  # a lambda would count
     for _ in range(_WARM_UP):
         with infer() as result:
             if result.path != path:

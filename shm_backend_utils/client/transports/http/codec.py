@@ -92,6 +92,8 @@ class Answer(NamedTuple):
 
 
 class HttpCodec(Codec):
+    inline_bytes = 0
+
     def __init__(self) -> None:
         self._path_of = functools.cache(_path_of)
 
