@@ -96,7 +96,9 @@ class AsyncShmClient(
     async def _run(self, operation: Any, tally: Tally | None = None) -> Any:
         if self._core is None or self._core.is_forked or self._loop is not asyncio.get_running_loop():
             self._open()
-        return await self._driver.run(operation, tally)
+        running = self._driver.run(operation, tally)
+        del operation  # it has the user's arrays, which must not live as long as the request
+        return await running
 
     async def _responses(self, core: Core, opening: Steps[OpenStream]) -> AsyncGenerator[Result, None]:
         driver, _ = self._open()

@@ -22,7 +22,7 @@ from ..protocol.call_layout import ALIGNMENT, CALLS, NO_DEVICES, CallInput, Call
 from ..protocol.table import assemble
 from .calls import finished, infer
 from .core import Core
-from .inputs.sources import Outputs, sources
+from .inputs.sources import SAME_VALUES, Outputs, sources
 from .known_model import COPIES_MATTER, KnownModel
 from .paths.direct import DirectCall, usual_result
 from .paths.triton_shm import InlineCall
@@ -88,7 +88,7 @@ class _Inline(_ShortCall):
             dtype, rank, end, *_ = self.known.outputs[name]
             said, shape, content = found.get(name, ("", (), b""))
             fits = said == dtype.name and len(shape) == rank and (not end or tuple(shape[rank - len(end) :]) == end)
-            if not fits or math.prod(shape) * dtype.itemsize != len(content):
+            if not fits or min(shape, default=1) < 1 or math.prod(shape) * dtype.itemsize != len(content):
                 return None
             arrays[name] = np.ndarray(shape, dtype.numpy, bytearray(content))
         self.core.tally.succeeded(InlineCall.path, 0)
@@ -109,13 +109,15 @@ class _Direct(_ShortCall):
     def write(self, inputs: Mapping[str, Any]) -> None:
         """Copy the inputs, and write the table and the message."""
         known, region, memory = self.known, self.region, self.memory
-        _, rows, _, _, requested, rooms, *_ = self.fitting
+        shapes, rows, _, _, requested, rooms, *_ = self.fitting
         at, pieces = region.data_offset, []
         for name, array in inputs.items():
-            _, _, _, kind, text, pack, _, _ = known.inputs[name]
-            shape, size = array.shape, array.nbytes
+            dtype, _, _, kind, text, pack, _, _ = known.inputs[name]
+            shape = shapes[name]  # not the array's: another thread may change that
+            lying = np.ndarray(shape, dtype.numpy, memory, at)
+            size = lying.nbytes
             pieces.append(pack(at, size, kind, *shape, text))
-            np.ndarray(shape, array.dtype, memory, at)[...] = array
+            np.copyto(lying, array, casting=SAME_VALUES)
             at = (at + size + ALIGNMENT - 1) & -ALIGNMENT
         for name, room in rooms.items():
             pack, kind, text = known.rooms[name]
@@ -161,8 +163,9 @@ def begin(
     """
     known = core.known.get((settings.model, settings.version))
     fitting = path = None
-    if known is not None and not settings.options and not core.is_closed:
+    if known is not None and not (settings.options or core.is_closed or known.is_worth_another_look):
         path = known.path if settings.path == "auto" else settings.path
+        inputs = {**inputs} if type(inputs) is dict else inputs  # another thread may change that
         fitting = _fitting(known, inputs, outputs) if path in known.open_paths else None
     if known is None or fitting is None or fitting.input_bytes > most_bytes:
         return infer(core, settings, inputs, outputs)
@@ -170,7 +173,7 @@ def begin(
         path = InlineCall.path
     if path == InlineCall.path and fitting.end < COPIES_MATTER:
         inline = _Inline(core, settings, known, fitting)
-        inline.write({**inputs})
+        inline.write(inputs)
         return inline
     last, has_batcher = known.last, known.spec.has_batcher
     is_alone = not has_batcher or (known.blocks.together is None and (last is None or last[0]() is None))
@@ -223,7 +226,7 @@ def _fitting(  # noqa: PLR0911, PLR0912  # one function: each further one costs 
     elif type(outputs) is not dict and type(outputs) is not list:
         return None
     else:
-        requested = tuple([name for name in of_outputs if name in outputs])
+        requested = tuple([name for name in of_outputs if name in outputs]) if {*map(type, outputs)} == {str} else ()
         if not requested or len(requested) != len(outputs):
             return None
         wanted = cast("dict[str, int | None]", {**outputs} if type(outputs) is dict else dict.fromkeys(outputs))

@@ -41,11 +41,18 @@ def infer_split(core: Core, settings: CallSettings, inputs: Mapping[str, Any], o
     parts = {name: source.parts for name, source in given.items()}
     whole_inputs = {name: each[0] if len(each) == 1 else np.concatenate(each) for name, each in parts.items()}
     found: dict[str, npt.NDArray[Any]] = {}
-    names = None if wanted is None else tuple(wanted)  # hints are for the whole
+    most, rows_of_whole = len(ranges[0]), ranges[-1].stop
+    share = (
+        None
+        if wanted is None
+        else {  # hints are for the whole
+            name: None if size is None else -(-size * most // rows_of_whole) for name, size in wanted.items()
+        }
+    )
 
     def part(rows: range) -> Steps[Result]:
         inputs = {name: array[rows.start : rows.stop] for name, array in whole_inputs.items()}
-        result = yield from infer(core, settings, inputs, names)
+        result = yield from infer(core, settings, inputs, share)
         with result:
             for name, array in result.items():
                 target = found.setdefault(name, np.empty((ranges[-1].stop, *array.shape[1:]), array.dtype))

@@ -170,7 +170,7 @@ class BlockingDriver(_Driver[Transport]):
             value: T = end.value
             return value
         except BaseException as error:
-            outcome = None
+            outcome = begun = None
             _end(steps, error, tally)
             raise
 
@@ -224,6 +224,7 @@ class AsyncioDriver(_Driver[AsyncTransport]):
         outcome: Any = None
         try:
             begun = operation() if callable(operation) else operation
+            del operation  # it may have the user's arrays
             if isinstance(begun, Short):
                 try:
                     left_s = max(begun.settings.deadline - time.monotonic(), _LEAST_S)
@@ -254,7 +255,7 @@ class AsyncioDriver(_Driver[AsyncTransport]):
             value: T = end.value
             return value
         except BaseException as error:
-            outcome = None
+            outcome = begun = None
             _end(steps, error, tally)
             raise
 

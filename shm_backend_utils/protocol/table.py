@@ -127,7 +127,10 @@ class TensorForm(NamedTuple):
         return {
             name: cls.of(name, dtype, len(each.shape), each.fixed_end)
             for name, each in tensors.items()
-            if (dtype := each.dtype) is not None and dtype is not BYTES
+            if (dtype := each.dtype) is not None
+            and dtype is not BYTES
+            and len(each.shape) <= MAX_RANK
+            and len(name.encode()) < 2**16
         }
 
     def encode(

@@ -116,7 +116,7 @@ class DirectCall(InRegion, Call):
         avoided = sum(map(_BYTE_SIZE, layout.table.inputs.values()))
         response = functools.partial(self.codec.result, answer)
         result = None
-        if gpus is None:
+        if gpus is None and len(layout.table.outputs) == len(layout.requested or spec.outputs):
             result = usual_result(self.known, region, slot, memory, layout.table.outputs, response, avoided)
         if result is None:
             data = bytes(slot.results)

@@ -146,7 +146,7 @@ class HttpCodec(Codec):
     ) -> Callable[[int], HttpMessage]:
         any_one = super().for_slot(model, address, outputs, batch_size)(_LARGE_GENERATION)
         method, path, body, headers, _ = any_one
-        before, after = body[0].split(b"%d" % _LARGE_GENERATION)
+        before, after = body[0].rsplit(b"%d" % _LARGE_GENERATION, 1)
         return lambda generation: HttpMessage(method, path, (b"%b%19d%b" % (before, generation, after),), headers)
 
     def ask(self, question: Question, model: str = "", version: str = "") -> HttpMessage:
