@@ -1,7 +1,7 @@
 """The short way of calls that are like most: numbers on the host, no options, direct in idle memory, or in band.
 
 Where a call is unlike these, nothing has been taken for it, and :mod:`.calls` has the way of all calls; so it has after
-any answer but the usual one. A test compares what both send, and return.
+any answer but the usual one. A property test compares the requests and the results of both.
 """
 
 from __future__ import annotations
@@ -163,7 +163,8 @@ def begin(
     """
     known = core.known.get((settings.model, settings.version))
     fitting = path = None
-    if known is not None and not (settings.options or core.is_closed or known.is_worth_another_look):
+    is_known = known is not None and (known.path == DirectCall.path or not known.is_worth_another_look)
+    if known is not None and is_known and not (settings.options or core.is_closed):
         path = known.path if settings.path == "auto" else settings.path
         inputs = {**inputs} if type(inputs) is dict else inputs  # another thread may change that
         fitting = _fitting(known, inputs, outputs) if path in known.open_paths else None

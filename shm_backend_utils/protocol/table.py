@@ -141,7 +141,7 @@ class TensorForm(NamedTuple):
 
 
 def room_part(name: str) -> tuple[Callable[..., bytes], int, bytes]:
-    """Return the constant part of a table's room for an output, as a form has it: what packs, kind, and text."""
+    """Return the constant part of the room for an output, as a form has it: the function that packs, kind, and text."""
     kind, text, form = _form(name, 0, 0)
     return form.pack, kind, text
 

@@ -82,7 +82,7 @@ class Slot:
         self.bind()
         self.sent = self.generation = 0  # of the last request, as it was sent, and as it is after it was fenced
         self.state: State = FREE
-        # What a client sends for it: the constant part, and a function of the generation.
+        # The request that a client sent for it last: its constant part, and a function of the generation.
         self.request: tuple[object, Callable[[int], Any]] | None = None
         self.kept: Sequence[object] = ()  # other memory that the request may use, until this slot is free again
 
