@@ -42,7 +42,7 @@ from .result import Result
 from .settings import CallSettings
 from .steps import Pause, Steps, forget_locals
 
-__all__ = ["finished", "infer", "infer_prepared", "prepare", "repair", "send"]
+__all__ = ["finished", "infer", "infer_prepared", "prepare"]
 
 _LOG: Final = logging.getLogger(__name__)
 _MOST_ATTEMPTS: Final = 3
@@ -62,8 +62,12 @@ def infer(
 ) -> Steps[Result]:
     """Make a call; ``elsewhere`` takes its inputs on GPUs, by default so that they may be lent."""
     wanted, devices = wanted_outputs(outputs)
-    fit = functools.partial(_fit, inputs, elsewhere or core.on_gpus, wanted, devices)
-    known, (given, layout) = yield from core.fitting(settings, fit)
+
+    def look(known: KnownModel) -> tuple[dict[str, Source], CallLayout]:
+        given = sources(known.spec, inputs, elsewhere or core.on_gpus)  # noqa: F821  # deleted when it has been called
+        return given, known.lay_out(given, wanted, output_devices=devices)
+
+    known, (given, layout) = yield from core.fitting(settings, look)
     path = yield from core.path_of(known, settings, layout)
     if (
         layout.end <= known.inline_end
@@ -75,7 +79,7 @@ def infer(
     call = yield from open_call(core, path, Plan(settings, known, layout, given, wanted, devices))
     try:
         yield from _fill(call, given)
-        del given, fit, inputs  # else the user's arrays would live as long as the request
+        del given, look, inputs  # else the user's arrays would live as long as the request
         yield None  # they have been copied
         if core.is_closed:
             raise ClosedError("this client")
@@ -85,30 +89,34 @@ def infer(
     return (yield from finished(core, call, call.send(settings.deadline)))
 
 
-def _fit(
-    inputs: Mapping[str, Any],
-    elsewhere: Elsewhere,
-    wanted: Mapping[str, int | None] | None,
-    devices: Mapping[str, int],
-    known: KnownModel,
-) -> tuple[dict[str, Source], CallLayout]:
-    given = sources(known.spec, inputs, elsewhere)
-    return given, known.lay_out(given, wanted, output_devices=devices)
-
-
 def finished(core: Core, call: Call, sending: Steps[Result]) -> Steps[Result]:
     """Return the result of a call that is being sent; make it again where that is certain to be right."""
     failure: ShmError | None = None
+    number = 0
     try:
-        try:
-            return (yield from _received(core, call, sending, _REMEDY, call.settings.deadline))
-        except ShmError as error:
-            failure = error
-        return (yield from _again(core, call, failure))
-    except BaseException:
-        call.close()
-        raise
+        while True:
+            try:
+                return (yield from _received(core, call, sending, _REMEDY, call.settings.deadline))
+            except ShmError as error:
+                failure = error
+            forget_locals(failure)  # it has the frames that hold the slot in its traceback
+            known = yield from _repair(core, call, failure, number)
+            number += 1
+            if known is None or number == _MOST_ATTEMPTS:
+                raise failure
+            _LOG.info("a request to model %r is sent again, as it had not started: %s", known.spec.name, failure)
+            try:
+                again = yield from _reopen(core, call, known)
+            except PoolExhaustedError:  # the call itself may hold all that there is
+                raise failure from None
+            finally:
+                call.close()
+            call = again
+            if core.is_closed:
+                raise ClosedError("this client")
+            sending = call.send(call.settings.deadline)
     finally:
+        call.close()  # the result's arrays keep their memory
         del failure  # it has this frame in its traceback
 
 
@@ -136,7 +144,9 @@ def infer_prepared(core: Core, call: Call, deadline: float) -> Steps[Result]:
             try:
                 if call.gpus is not None:
                     yield from call.gpus.write(call, call.gpus.filled, deadline)
-                return (yield from send(core, call, deadline, _REMEDY_OF_PREPARED))
+                if core.is_closed:
+                    raise ClosedError("this client")
+                return (yield from _received(core, call, call.send(deadline), _REMEDY_OF_PREPARED, deadline))
             except InferenceError as error:
                 is_last = number == _MOST_ATTEMPTS or time.monotonic() + _BUSY_PAUSE_S > deadline
                 if is_last or code_in(str(error)) != SlotInUseError.code:
@@ -153,13 +163,6 @@ def infer_prepared(core: Core, call: Call, deadline: float) -> Steps[Result]:
     raise AssertionError("the last attempt returns or raises")
 
 
-def send(core: Core, call: Call, deadline: float, remedy: str = _REMEDY) -> Steps[Result]:
-    """Make one request of a call, and learn from it; ``remedy`` tells what to do where an output found no room."""
-    if core.is_closed:
-        raise ClosedError("this client")
-    return (yield from _received(core, call, call.send(deadline), remedy, deadline))
-
-
 def _received(core: Core, call: Call, sending: Steps[Result], remedy: str, deadline: float) -> Steps[Result]:
     try:
         result = yield from sending
@@ -173,7 +176,7 @@ def _received(core: Core, call: Call, sending: Steps[Result], remedy: str, deadl
     return result
 
 
-def repair(core: Core, call: Call, error: ShmError, number: int) -> Steps[KnownModel | None]:
+def _repair(core: Core, call: Call, error: ShmError, number: int) -> Steps[KnownModel | None]:
     """Return the model to try again, if the request certainly did not start and another would fare otherwise."""
     if not is_answer(error):
         return None
@@ -199,33 +202,6 @@ def _fits(known: KnownModel, call: Call) -> bool:
     except TensorError:
         return False
     return True
-
-
-def _again(core: Core, call: Call, failure: ShmError) -> Steps[Result]:
-    """Make a call again that has failed, where that is certain to be right; else raise the failure."""
-    number = 0
-    try:
-        while True:
-            forget_locals(failure)  # it has the frames that hold the slot in its traceback
-            known = yield from repair(core, call, failure, number)
-            number += 1
-            if known is None or number == _MOST_ATTEMPTS:
-                raise failure
-            _LOG.info("a request to model %r is sent again, as it had not started: %s", known.spec.name, failure)
-            try:
-                again = yield from _reopen(core, call, known)
-            except PoolExhaustedError:  # the call itself may hold all that there is
-                raise failure from None
-            finally:
-                call.close()
-            call = again
-            try:
-                return (yield from send(core, call, call.settings.deadline))
-            except ShmError as error:
-                failure = error
-    finally:
-        call.close()
-        del failure  # it may have this frame in its traceback
 
 
 def _reopen(core: Core, call: Call, known: KnownModel) -> Steps[Call]:

@@ -159,7 +159,7 @@ class Core:
             yield from self.known_model(settings)
         path = yield from self.paths.choose(known, settings.path, settings.deadline)
         if settings.path == "auto" and path != DirectCall.path:
-            size = math.inf if layout.lent else layout.end + sum(layout.device_byte_sizes)
+            size = math.inf if layout.lent else layout.end - known.data_begin + sum(layout.device_byte_sizes)
             known.warn_of_path(path, known.reason, size, settings.origin)
         return path
 

@@ -55,7 +55,7 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
     _driver: Any
     _run: Any  # does an operation, and returns its result, or a coroutine of that
     _kind_of_prepared: ClassVar[Any]
-    _most_bytes: ClassVar[float]  # that are copied without giving way to others
+    _most_bytes: ClassVar[float]  # from so many on, a copy gives way to others
 
     def __init__(
         self,

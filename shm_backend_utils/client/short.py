@@ -1,7 +1,7 @@
-"""The short way of calls that are like most: numbers on the host, no options, direct in idle memory, or in band.
+"""The short way of usual calls: numbers on the host, without options, direct in idle memory, or in band.
 
-Where a call is unlike these, nothing has been taken for it, and :mod:`.calls` has the way of all calls; so it has after
-any answer but the usual one. A property test compares the requests and the results of both.
+:func:`begin` declines all other calls before it takes anything, and :mod:`.calls` makes them in the general way.
+Unusual answers, and errors, go there, too. A property test compares the requests and the results of both ways.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _ShortCall(Short[Result]):
 
     @property
     def layout(self) -> CallLayout:
-        """The layout that any call has, in a region by itself."""
+        """The layout that the general way has, in a region by itself."""
         known, given = self.known, {}
         for name, shape in self.fitting.shapes.items():
             dtype = known.inputs[name].dtype
@@ -64,12 +64,12 @@ class _ShortCall(Short[Result]):
         return known.lay_out(given, self.fitting.wanted)
 
     def go_on(self, outcome: Any) -> Steps[Result]:
-        call = self._like_any(self.layout)
-        return finished(self.core, call, call.resume(outcome, self.settings.deadline))
+        call = self._in_general(self.layout)
+        return finished(self.core, call, call.resume(outcome))
 
     @abstractmethod
-    def _like_any(self, layout: CallLayout) -> InlineCall | DirectCall:
-        """Return the call as any is."""
+    def _in_general(self, layout: CallLayout) -> InlineCall | DirectCall:
+        """Return the same call as the general way has it."""
 
 
 class _Inline(_ShortCall):
@@ -95,7 +95,7 @@ class _Inline(_ShortCall):
         response = functools.partial(self.core.codec.result, answer)
         return Result(arrays, InlineCall.path, response, in_response=tuple(arrays))
 
-    def _like_any(self, layout: CallLayout) -> InlineCall:
+    def _in_general(self, layout: CallLayout) -> InlineCall:
         call = InlineCall(self.core.codec, self.settings, self.known, layout, self.fitting.wanted, NO_DEVICES)
         call.write(sources(self.known.spec, self.inputs))
         return call
@@ -146,7 +146,7 @@ class _Direct(_ShortCall):
         core.tally.succeeded(DirectCall.path, byte_size)
         return result
 
-    def _like_any(self, layout: CallLayout) -> DirectCall:
+    def _in_general(self, layout: CallLayout) -> DirectCall:
         region, known = self.region, self.known
         if region.data_offset != known.data_begin:  # one of several that lie in one region
             layout = layout.moved(region.data_offset - known.data_begin)
@@ -159,20 +159,25 @@ def begin(
 ) -> Short[Result] | Steps[Result]:
     """Return the operation of a call: a short one, whose inputs have been copied, or that of all calls.
 
-    To copy more than ``most_bytes`` takes too long for a short one.
+    A copy of ``most_bytes`` or more takes too long for a short one.
     """
     known = core.known.get((settings.model, settings.version))
-    fitting = path = None
-    is_known = known is not None and (known.path == DirectCall.path or not known.is_worth_another_look)
-    if known is not None and is_known and not (settings.options or core.is_closed):
-        path = known.path if settings.path == "auto" else settings.path
-        inputs = {**inputs} if type(inputs) is dict else inputs  # another thread may change that
-        fitting = _fitting(known, inputs, outputs) if path in known.open_paths else None
-    if known is None or fitting is None or fitting.input_bytes > most_bytes:
+    if (
+        known is None
+        or (known.path != DirectCall.path and known.is_worth_another_look)
+        or settings.options
+        or core.is_closed
+        or type(inputs) is not dict
+    ):
+        return infer(core, settings, inputs, outputs)
+    path = known.path if settings.path == "auto" else settings.path
+    inputs = {**inputs}  # another thread may change the user's
+    fitting = _fitting(known, inputs, outputs) if path in known.open_paths else None
+    if fitting is None or fitting.input_bytes >= most_bytes:
         return infer(core, settings, inputs, outputs)
     if settings.path == "auto" and fitting.is_certain and known.data_begin + fitting.end <= known.inline_end:
         path = InlineCall.path
-    if path == InlineCall.path and fitting.end < COPIES_MATTER:
+    if path == InlineCall.path and core.codec.reads_plain_outputs and fitting.end < COPIES_MATTER:
         inline = _Inline(core, settings, known, fitting)
         inline.write(inputs)
         return inline
@@ -196,7 +201,7 @@ def _fitting(  # noqa: PLR0911, PLR0912  # one function: each further one costs 
 ) -> _Fitting | None:
     """Return a call's tensors; None if one is unlike most, or does not fit the model."""
     spec, of_outputs = known.spec, known.outputs
-    if type(inputs) is not dict or len(inputs) != len(spec.inputs):
+    if len(inputs) != len(spec.inputs):
         return None
     shapes: dict[str, tuple[int, ...]] = {}
     rows, most_rows, input_bytes, end = None, spec.max_batch_size, 0, 0

@@ -32,6 +32,7 @@ __all__ = [
     "Pause",
     "Send",
     "SendForStream",
+    "Short",
     "Steps",
     "Together",
     "Wait",
@@ -101,15 +102,15 @@ Steps = Generator[Step, Any, T]
 """An operation that returns a ``T``."""
 
 
-class Short(Generic[T]):
-    """An operation that needs one answer alone, and is done with fewer steps."""
+class Short(Generic[T]):  # no ABC, whose isinstance() would be one more function on each call
+    """An operation whose message is made, and which needs one answer."""
 
     message: Any
     settings: Any  # those of its call
 
     @abstractmethod
     def result(self, answer: Any) -> T | None:
-        """Return the result; None if the answer is another one than usual, and so for :meth:`go_on`."""
+        """Return the result; None if the answer is unusual: :meth:`go_on` takes it."""
 
     @abstractmethod
     def go_on(self, outcome: Any) -> Steps[T]:
@@ -135,29 +136,28 @@ class BlockingDriver(_Driver[Transport]):
     """Does the steps of operations in the threads that call for them, ``thread_count`` of them side by side."""
 
     def run(self, operation: Steps[T] | Callable[[], Short[T] | Steps[T]], tally: Tally | None = None) -> T:
-        """Do an operation, when it is made, and return its result; if it raises, count the error in ``tally``."""
+        """Do an operation, or the one that a function makes; return its result. An error is counted in ``tally``."""
         steps: Steps[T] | None = None
         outcome: Any = None
         try:
-            begun = operation() if callable(operation) else operation
-            if isinstance(begun, Short):
+            made = operation() if callable(operation) else operation
+            if isinstance(made, Short):
                 try:
-                    left_s = max(begun.settings.deadline - time.monotonic(), _LEAST_S)
-                    outcome = self.transport.send(begun.message, left_s)
-                    result = begun.result(outcome)
+                    left_s = max(made.settings.deadline - time.monotonic(), _LEAST_S)
+                    outcome = self.transport.send(made.message, left_s)
+                    result = made.result(outcome)
                     if result is not None:
                         return result
                 except BaseException as error:  # the operation decides what it means
                     outcome = error
-                begun = begun.go_on(outcome)
+                made = made.go_on(outcome)
                 outcome = None  # an error has this frame in its traceback
-            steps = begun
+            steps = made
             step = next(steps)
             while True:
                 try:
                     if isinstance(step, Send):
-                        left_s = max(step.deadline - time.monotonic(), _LEAST_S)  # inline: each call comes here
-                        outcome = self.transport.send(step.message, left_s)
+                        outcome = self.transport.send(step.message, left_until(step.deadline))
                     elif isinstance(step, Offload):
                         outcome = step.work()
                     elif step is not None:
@@ -170,7 +170,7 @@ class BlockingDriver(_Driver[Transport]):
             value: T = end.value
             return value
         except BaseException as error:
-            outcome = begun = None
+            outcome = made = None
             _end(steps, error, tally)
             raise
 
@@ -223,26 +223,25 @@ class AsyncioDriver(_Driver[AsyncTransport]):
         steps: Steps[T] | None = None
         outcome: Any = None
         try:
-            begun = operation() if callable(operation) else operation
+            made = operation() if callable(operation) else operation
             del operation  # it may have the user's arrays
-            if isinstance(begun, Short):
+            if isinstance(made, Short):
                 try:
-                    left_s = max(begun.settings.deadline - time.monotonic(), _LEAST_S)
-                    outcome = await self.transport.send(begun.message, left_s)
-                    result = begun.result(outcome)
+                    left_s = max(made.settings.deadline - time.monotonic(), _LEAST_S)
+                    outcome = await self.transport.send(made.message, left_s)
+                    result = made.result(outcome)
                     if result is not None:
                         return result
                 except BaseException as error:  # the operation decides what it means
                     outcome = error
-                begun = begun.go_on(outcome)
+                made = made.go_on(outcome)
                 outcome = None  # an error has this frame in its traceback
-            steps = begun
+            steps = made
             step = next(steps)
             while True:
                 try:
                     if isinstance(step, Send):
-                        left_s = max(step.deadline - time.monotonic(), _LEAST_S)  # inline, as above
-                        outcome = await self.transport.send(step.message, left_s)
+                        outcome = await self.transport.send(step.message, left_until(step.deadline))
                     elif isinstance(step, Offload):
                         outcome = await self._offload(step)
                     elif step is not None:
@@ -255,7 +254,7 @@ class AsyncioDriver(_Driver[AsyncTransport]):
             value: T = end.value
             return value
         except BaseException as error:
-            outcome = begun = None
+            outcome = made = None
             _end(steps, error, tally)
             raise
 

@@ -161,9 +161,9 @@ def decode(  # noqa: PLR0912, PLR0915  # one function: when an answer comes, cac
 def read_expected(
     data: bytes, generation: int, begin: int, end: int, wanted: Collection[str], forms: Mapping[str, TensorForm]
 ) -> dict[str, tuple[DType, tuple[int, ...], int]] | None:
-    """Return types, shapes and offsets of the wanted outputs, if these are all, in order, from ``begin`` to ``end``.
+    """Return type, shape and offset of each wanted output; None unless the results are of exactly these, in this order.
 
-    Else None: :func:`decode` reads all results.
+    They lie between ``begin`` and ``end``, and have no events. :func:`decode` reads all results.
     """
     _, completed, length, output_count, event_count = _STAMPS_AND_HEAD.unpack_from(data)
     if completed != generation or output_count != len(wanted) or event_count or length > len(data):

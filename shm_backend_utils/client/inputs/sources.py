@@ -21,7 +21,6 @@ from ...tensors.strings import Strings
 from ...tensors.values import parts_of
 
 __all__ = [
-    "ALL_OUTPUTS",
     "SAME_VALUES",
     "Elsewhere",
     "InputDescription",
@@ -117,12 +116,9 @@ class WantedOutputs(NamedTuple):
     devices: Mapping[str, int]  # of those that are wanted on a GPU
 
 
-ALL_OUTPUTS: Final = WantedOutputs(None, NO_DEVICES)
-
-
 def wanted_outputs(outputs: Outputs) -> WantedOutputs:
     if outputs is None:
-        return ALL_OUTPUTS
+        return WantedOutputs(None, NO_DEVICES)
     names = output_names(outputs)
     if not isinstance(outputs, Mapping):
         return WantedOutputs(dict.fromkeys(names), NO_DEVICES)

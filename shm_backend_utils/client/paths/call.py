@@ -136,10 +136,7 @@ class InRegion:
             return
         spans = self.layout.table.inputs
         for name, source in given.items():
-            dtype, shape, _, offset, byte_size = spans[name]
-            is_text = dtype is BYTES
-            lying = memory[offset : offset + byte_size] if is_text else np.ndarray(shape, dtype.numpy, memory, offset)
-            source.write_to(lying)
+            source.write_to(self._input(memory, spans[name]))
 
     def _input(self, memory: Memory, span: InputSpan) -> Any:
         dtype, shape, _, offset, byte_size = span

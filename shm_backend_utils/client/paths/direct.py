@@ -74,7 +74,7 @@ class DirectCall(InRegion, Call):
         """Return whether the request was refused, and no model has begun with it, nor will if it is on its way."""
         return is_answer(error) and self.slot.fence_unstarted()
 
-    def send(self, deadline: float) -> Steps[Result]:  # one function, as it is on each call's way
+    def send(self, deadline: float) -> Steps[Result]:
         memory, buffers = self.memory, self.buffers  # first: they keep the slot, if the call is closed meanwhile
         if self.is_closed:
             raise ClosedError("this call")
@@ -99,12 +99,12 @@ class DirectCall(InRegion, Call):
             self._note_failure(error, gpus)
             raise
 
-    def resume(self, outcome: Any, deadline: float) -> Steps[Result]:
+    def resume(self, outcome: Any) -> Steps[Result]:
         """Go on with the answer, or the error, of a request that was sent for this call."""
         try:
             if isinstance(outcome, BaseException):
                 raise outcome
-            return (yield from self._received(outcome, self.memory, self.buffers, self.gpus, deadline))
+            return (yield from self._received(outcome, self.memory, self.buffers, self.gpus, self.settings.deadline))
         except BaseException as error:
             self._note_failure(error, self.gpus)
             raise

@@ -74,9 +74,9 @@ class InlineCall(Call):
     def send(self, deadline: float) -> Steps[Result]:
         if self.is_closed:
             raise ClosedError("this call")
-        return (yield from self.resume((yield Send(self.message(), deadline)), deadline))
+        return (yield from self.resume((yield Send(self.message(), deadline))))
 
-    def resume(self, outcome: Any, deadline: float) -> Steps[Result]:
+    def resume(self, outcome: Any) -> Steps[Result]:
         """Go on with the answer, or the error, of a request that was sent for this call."""
         yield from ()
         if isinstance(outcome, BaseException):

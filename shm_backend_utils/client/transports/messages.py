@@ -52,6 +52,7 @@ class Codec(ABC):
     needs_grpcio: str | None = None
     """Why grpcio carries requests that have one answer; empty if this client's sockets do, None if nothing does."""
 
+    reads_plain_outputs: ClassVar[bool] = False
     inline_bytes: ClassVar[int]
     """Up to how many bytes of tensors a request in band is faster than one that names a slot; ``docs/bench.md``."""
 
@@ -103,8 +104,8 @@ class Codec(ABC):
         """Return the answer to a request as tritonclient's ``InferResult``."""
 
     def plain_outputs(self, answer: Any) -> Mapping[str, tuple[str, Sequence[int], bytes]]:
-        """Return data type, shape and bytes of an answer's outputs, by their names; none where that is no faster."""
-        return {}
+        """Return data type, shape and bytes of an answer's outputs, by their names, if ``reads_plain_outputs``."""
+        raise NotImplementedError
 
     @abstractmethod
     def as_dict(self, answer: Any) -> dict[str, Any]:
