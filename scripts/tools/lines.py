@@ -14,10 +14,10 @@ from typing import Final
 from . import ROOT
 
 CEILINGS: Final = {
-    "shm_backend_utils": 36_045,
+    "shm_backend_utils": 36_062,
     "shm_backend_utils/*.py": 1_015,
     "shm_backend_utils/cli": 2_998,
-    "shm_backend_utils/client": 8_331,
+    "shm_backend_utils/client": 8_348,
     "shm_backend_utils/compat": 1_838,
     "shm_backend_utils/gpu": 2_880,
     "shm_backend_utils/http": 203,
@@ -30,7 +30,7 @@ CEILINGS: Final = {
     "shm_backend_utils/testing": 6_194,
     "scripts": 9_736,
     "scripts/tools/bench": 2_705,
-    "tests": 56_427,
+    "tests": 56_428,
     "docs": 3_475,
 }
 """By folder, or by pattern of files: the most lines."""

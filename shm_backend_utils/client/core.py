@@ -24,6 +24,7 @@ from .errors import InferenceError, PathUnavailableError
 from .explanation import ClientStats, Explanation, Tally
 from .inputs.devices import Gpus, device_source, inputs_on_gpus
 from .known_model import KnownModel
+from .once import Once
 from .paths.call import Call, Plan, check_sequence_id, is_answer
 from .paths.choice import PathChooser
 from .paths.direct import DirectCall, PreparedDirectCall
@@ -31,7 +32,7 @@ from .paths.on_gpus import CallOnGpus, StagedOnGpus
 from .paths.taking import take, take_row, take_with_devices
 from .paths.triton_shm import InlineCall, RegisteredCall, Registrations
 from .settings import CallSettings
-from .steps import Once, Pause, Send, Steps
+from .steps import Pause, Send, Steps
 from .transports.messages import Codec
 from .transports.transport import AsyncTransport, Transport
 

@@ -2,7 +2,7 @@
 
 Operations have no I/O. Each is a generator: it yields a step to send or wait, receives the outcome, and returns the
 result. So everything but this module and the transports is the same for both clients, and written once. The deadlines
-of steps are moments by ``time.monotonic()``. Where many calls need the same answer, one of them finds it for all.
+of steps are moments by ``time.monotonic()``.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import copy
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from ..errors import ClosedError, ShmError
+from ..errors import ClosedError
 from ..process import call_after_fork, never_destroy
-from .errors import DeadlineExceededError, out_of_time
+from .errors import out_of_time
 from .explanation import Tally
 from .transports.transport import AsyncTransport, Transport
 
@@ -28,7 +27,6 @@ __all__ = [
     "AsyncioDriver",
     "BlockingDriver",
     "Offload",
-    "Once",
     "Pause",
     "Send",
     "SendForStream",
@@ -350,70 +348,3 @@ def forget_locals(error: BaseException) -> None:
                 with contextlib.suppress(RuntimeError):
                     trace.tb_frame.clear()
             trace = trace.tb_next
-
-
-_Outcome = tuple[Any, ShmError | None]
-"""What one call has found for all: something, or an error."""
-_Searches = dict[Hashable, "_Over"]
-
-
-class _Over(concurrent.futures.Future["_Outcome | None"]):
-    def __init__(self) -> None:
-        super().__init__()
-        self.thread = threading.get_ident()
-        self.set_running_or_notify_cancel()  # a task that is cancelled while it waits cancels no other's wait
-
-
-class _Search:
-    """One call's search, for whose end others wait. It ends with that call at the latest, whatever interrupts it."""
-
-    def __init__(self, searches: _Searches, what: Hashable) -> None:
-        self._searches, self._what = searches, what
-        self.over = _Over()
-
-    def end(self, outcome: _Outcome | None = None) -> None:
-        """Tell the others. Twice is fine."""
-        if not self.over.done():
-            self.over.set_result(outcome)
-        if self._searches.get(self._what) is self.over:
-            del self._searches[self._what]
-
-    def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # it was not even begun
-            self.end()
-
-
-class Once:
-    """Lets one call at a time search for a value; all others wait for its result. For threads, and for tasks."""
-
-    def __init__(self) -> None:
-        self._searches: _Searches = {}
-
-    def find(self, what: Hashable, search: Callable[[], Steps[T]], deadline: float) -> Steps[T]:
-        """Return the result of ``search``, or raise its error; another call searches if this one is broken off."""
-        while True:
-            mine = _Search(self._searches, what)
-            outcome: _Outcome | None = None
-            try:
-                theirs = self._searches.setdefault(what, mine.over)
-                if theirs is mine.over:
-                    found = yield from search()
-                    outcome = found, None
-                    return found
-            except ShmError as error:
-                if not isinstance(error, DeadlineExceededError):
-                    outcome = None, copy.copy(error)  # without its frames, which belong to this call
-                raise
-            finally:
-                mine.end(outcome)
-            try:
-                outcome = yield Wait(theirs, deadline, theirs.thread)
-            except TimeoutError:
-                raise out_of_time("another call was asking the server the same") from None
-            if outcome is not None:
-                found, told = outcome
-                if told is not None:
-                    raise copy.copy(told)
-                return found
-            if not theirs.done():  # this call has interrupted the one that searches
-                return (yield from search())

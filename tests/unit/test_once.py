@@ -19,9 +19,10 @@ import pytest
 from shm_backend_utils.client import DeadlineExceededError, InferenceError, ServerUnavailableError, steps
 from shm_backend_utils.client.errors import out_of_time
 from shm_backend_utils.client.known_model import KnownModel
+from shm_backend_utils.client.once import Once
 from shm_backend_utils.client.paths.choice import PathChooser
 from shm_backend_utils.client.paths.triton_shm import Registrations
-from shm_backend_utils.client.steps import Once, Pause, Steps, Wait
+from shm_backend_utils.client.steps import Pause, Steps, Wait
 from shm_backend_utils.client.transports.grpc.codec import GrpcCodec
 from shm_backend_utils.memory.managed import RegionKind
 from shm_backend_utils.memory.pool.options import PoolOptions

@@ -20,8 +20,9 @@ from ...protocol.layout import data_offset
 from ..errors import out_of_time
 from ..inputs.devices import Gpus
 from ..known_model import KnownModel
+from ..once import Once
 from ..settings import CallSettings
-from ..steps import Once, Pause, Steps, Wait, left_until, offloaded
+from ..steps import Pause, Steps, Wait, left_until, offloaded
 from .call import LONG_COPY, Plan
 from .on_gpus import LostMemoryError, models_are_done
 from .triton_shm import RegisteredCall
