@@ -73,6 +73,8 @@ class _ShortCall(Short[Result]):
 
 
 class _Inline(_ShortCall):
+    inputs: Mapping[str, Any]
+
     def write(self, inputs: Mapping[str, Any]) -> None:
         """Copy the inputs into the message."""
         forms, requested = self.known.inputs, self.fitting.requested
@@ -124,10 +126,10 @@ class _Direct(_ShortCall):
             pieces.append(pack(at, room, kind, text))
             at = (at + room + ALIGNMENT - 1) & -ALIGNMENT
         slot, model = region.slots[0], known.spec.name
-        if slot.request is None or slot.request[0] != (model, requested, rows):
+        if slot.messages is None or slot.messages[0] != (model, requested, rows):
             message_of = self.core.codec.for_slot(model, slot.address_pattern % model, requested, rows)
-            slot.request = (model, requested, rows), message_of
-        self.message = slot.request[1](slot.begin(assemble(pieces, len(inputs), len(rooms))))
+            slot.messages = (model, requested, rows), message_of
+        self.message = slot.messages[1](slot.begin(assemble(pieces, len(inputs), len(rooms))))
 
     def result(self, answer: Any) -> Result | None:
         region, core, learned = self.region, self.core, self.known.learned

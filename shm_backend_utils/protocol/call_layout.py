@@ -130,7 +130,7 @@ _LENT_CLAIM_LENGTH: Final = 96
 _LONGEST_NAME: Final = 2**16 - 1
 
 
-def lay_out(  # one function: each further one costs a stream or a forwarded call a microsecond
+def lay_out(
     spec: ModelSpec,
     inputs: Mapping[str, AnyInput],
     wanted: Mapping[str, int | None] | None,

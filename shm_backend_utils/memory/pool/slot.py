@@ -70,7 +70,7 @@ class Slot:
         "generation",
         "index",
         "kept",
-        "request",
+        "messages",
         "results",
         "sent",
         "state",
@@ -82,12 +82,12 @@ class Slot:
         self.bind()
         self.sent = self.generation = 0  # of the last request, as it was sent, and as it is after it was fenced
         self.state: State = FREE
-        # The request that a client sent for it last: its constant part, and a function of the generation.
-        self.request: tuple[object, Callable[[int], Any]] | None = None
         self.kept: Sequence[object] = ()  # other memory that the request may use, until this slot is free again
 
     def bind(self) -> None:
         """Take the record, and the address, of the region as it is now."""
+        # The last short call's model, outputs and rows, and a function that makes such messages, for this address.
+        self.messages: tuple[object, Callable[[int], Any]] | None = None
         self._record: SlotRecord | None = self._region.record(self.index)
         # The model's half of the record, to be copied out all at once; empty once the region is destroyed.
         self.results = self._record.results

@@ -144,8 +144,7 @@ class HttpCodec(Codec):
     def for_slot(
         self, model: str, address: str, outputs: Sequence[str] | None, batch_size: int | None
     ) -> Callable[[int], HttpMessage]:
-        any_one = super().for_slot(model, address, outputs, batch_size)(_LARGE_GENERATION)
-        method, path, body, headers, _ = any_one
+        method, path, body, headers, _ = super().for_slot(model, address, outputs, batch_size)(_LARGE_GENERATION)
         before, after = body[0].rsplit(b"%d" % _LARGE_GENERATION, 1)
         return lambda generation: HttpMessage(method, path, (b"%b%19d%b" % (before, generation, after),), headers)
 
