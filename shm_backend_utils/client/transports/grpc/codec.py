@@ -90,7 +90,7 @@ class GrpcCodec(Codec):
     def for_slot(
         self, model: str, address: str, outputs: Sequence[str] | None, batch_size: int | None
     ) -> Callable[[int], GrpcMessage]:
-        message = super().for_slot(model, address, outputs, batch_size)(0)
+        message: GrpcMessage = super().for_slot(model, address, outputs, batch_size)(0)
         generation_parameter = message.request.parameters[GENERATION_PARAMETER]
 
         def message_of(generation: int) -> GrpcMessage:
