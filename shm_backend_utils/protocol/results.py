@@ -180,8 +180,9 @@ def read_expected(
         shape = tuple(sizes)
         if not byte_size or math.prod(shape) * dtype.itemsize != byte_size:
             return None
-        if fixed_end and shape[rank - len(fixed_end) :] != fixed_end:
-            return None
+        for size, want in zip(shape[rank - len(fixed_end) :], fixed_end, strict=True):
+            if want not in (size, -1):
+                return None
         found[name] = dtype, shape, offset
         reach = offset + byte_size
         at += step
