@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import re
 import signal
@@ -185,6 +186,8 @@ SHM_BYTES: Final = 512 << 20
 
 
 def run(arguments: argparse.Namespace, seed: int) -> int:
+    # Clients fork. With its own handlers, grpcio hangs in fork() now and then, or its threads die in the child.
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     has_private_shm = take_private_shm(SHM_BYTES)
     columns = (BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with (
@@ -213,11 +216,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=positive_float, default=60.0, help="default: %(default)s")
     parser.add_argument("--clients", type=positive, default=3, metavar="K", help="default: %(default)s")
     parser.add_argument("--hostile", action="store_true", help="measure honest clients beside hostile ones instead")
-    parser.add_argument(
-        "--with-truncation",
-        action="store_true",
-        help="a user whose memory the model takes truncates it, too, which ends model instances",
-    )
+    parser.add_argument("--with-truncation", action="store_true", help="truncate memory of models, too: they die of it")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to FILE")
     parser.add_argument("--seed", type=int, metavar="N", help="of all that is left to chance; a new one if not given")
     arguments = parser.parse_args()
