@@ -1,8 +1,8 @@
 /*
- * Protocol 2 of triton-shm-backend-utils: what lies where in a shared-memory region.
+ * Protocol 2 of triton-shm-backend-utils: the layout of a shared-memory region.
  *
- * docs/protocol.md says what it means. Needs C99 with _Static_assert (GCC, Clang), C11, or C++11, and a little-endian
- * machine, as everything here is. Every struct is packed as it is written: there is no padding.
+ * docs/protocol.md explains it. Needs C99 with _Static_assert (GCC, Clang), C11, or C++11, and a little-endian
+ * machine, because all integers here are little-endian. No struct has padding.
  */
 #ifndef SHM_PROTOCOL_H
 #define SHM_PROTOCOL_H
@@ -18,10 +18,10 @@
 #define SHMBU_AT(type, field, offset) SHMBU_ASSERT(offsetof(struct type, field) == (offset))
 #define SHMBU_SIZE(type, size) SHMBU_ASSERT(sizeof(struct type) == (size))
 
-#define SHMBU_MAGIC "SHMBUREG" /* 8 bytes, without the zero behind them */
+#define SHMBU_MAGIC "SHMBUREG" /* 8 bytes, without the terminating zero */
 #define SHMBU_KEY_PREFIX "shmbu-" /* of the region's name in /dev/shm; then 1 to 64 of 0-9, a-z and - */
 #define SHMBU_SEALED_KEY_PREFIX "shmbu-fd-" /* of a sealed region; then the socket's digits, "-" and the number in decimal */
-#define SHMBU_HANDOVER_MAGIC "shmbu-fd" /* 8 bytes, of a question and an answer */
+#define SHMBU_HANDOVER_MAGIC "shmbu-fd" /* 8 bytes, in a question and in an answer */
 #define SHMBU_SLOT_PARAMETER "shm_slot"
 #define SHMBU_GENERATION_PARAMETER "shm_generation"
 #define SHMBU_BATCH_INPUT "SHM"
@@ -34,7 +34,7 @@ enum {
     SHMBU_MAX_SLOT_COUNT = 1024,
     SHMBU_MAX_RECORD_BYTE_SIZE = 1 << 20,
     SHMBU_MAX_KEY_LENGTH = 70,
-    SHMBU_SOCKET_LENGTH = 32, /* hexadecimal digits, lower case: of the socket that hands sealed regions over */
+    SHMBU_SOCKET_LENGTH = 32, /* hexadecimal digits, lower case: the name of the socket that hands sealed regions over */
     SHMBU_MAX_TENSORS = 512, /* inputs and outputs of a table together; outputs of results */
     SHMBU_MAX_REGIONS = 64, /* further regions of a table; events of results */
     SHMBU_MAX_RANK = 32,
@@ -44,7 +44,7 @@ enum {
 #define SHMBU_MAX_GENERATION INT64_MAX
 #define SHMBU_MAX_FRAMED_GENERATION UINT32_MAX /* of a request that has a ring */
 
-/* Bytes of the region's file that are locked with F_OFD_SETLK; a slot's are counted from where its record begins. */
+/* Bytes of the region's file to lock with F_OFD_SETLK; the last two count from the beginning of a slot's record. */
 enum { SHMBU_OWNER_BYTE = 0, SHMBU_USERS_BYTE = 1, SHMBU_REAPER_BYTE = 2, SHMBU_SLOT_BYTE = 0, SHMBU_BORROWED_BYTE = 1 };
 
 /* TRITONSERVER_DataType of tritonserver.h */
@@ -89,7 +89,7 @@ SHMBU_AT(shmbu_header, record_byte_size, 40);
 SHMBU_SIZE(shmbu_header, 48);
 
 /* The first half of a slot's record: the client writes it, the generation last. Regions, inputs and outputs follow. In the
- * record of a frame's place the generation is the number of the frame that was released last. */
+ * record of a place of a ring, the generation is the number of the frame that the client released last. */
 struct shmbu_table {
     uint64_t generation;
     uint32_t length;
@@ -131,8 +131,8 @@ SHMBU_AT(shmbu_region, byte_size, 8);
 SHMBU_AT(shmbu_region, secret, 16);
 SHMBU_SIZE(shmbu_region, 32);
 
-/* An input or output, in tables and in results. Its shape follows, 8 bytes a dimension; its name; then zeros up to a
- * multiple of 8. */
+/* An input or output, in tables and in results. Its shape follows, 8 bytes for each dimension; then its name; then
+ * zeros up to a multiple of 8. */
 struct shmbu_tensor {
     uint64_t offset;
     uint64_t byte_size;
@@ -151,8 +151,8 @@ SHMBU_AT(shmbu_tensor, name_length, 20);
 SHMBU_AT(shmbu_tensor, flags, 22);
 SHMBU_SIZE(shmbu_tensor, 24);
 
-/* The second half of a slot's record: the model writes it, completed last. The outputs follow; then the events, a uint16_t
- * each, which are numbers of further regions; then zeros up to a multiple of 8. */
+/* The second half of a slot's record: the model writes it, completed last. The outputs follow; then the events, each
+ * the uint16_t number of a further region; then zeros up to a multiple of 8. */
 struct shmbu_results {
     uint64_t started;
     uint64_t completed;
@@ -167,8 +167,8 @@ SHMBU_AT(shmbu_results, output_count, 20);
 SHMBU_AT(shmbu_results, event_count, 22);
 SHMBU_SIZE(shmbu_results, 24);
 
-/* What a model asks for at a sealed region's socket, which is an abstract one of type SOCK_SEQPACKET. Its address is a zero
- * byte and the key up to the socket's digits. */
+/* A model's question at a sealed region's socket, an abstract Unix socket of type SOCK_SEQPACKET. The socket's address is a
+ * zero byte, then the region's key up to and including the socket's digits. */
 struct shmbu_question {
     uint8_t magic[8];
     uint32_t version;
@@ -183,7 +183,7 @@ SHMBU_AT(shmbu_question, number, 16);
 SHMBU_AT(shmbu_question, token, 24);
 SHMBU_SIZE(shmbu_question, 40);
 
-/* What it gets; if the status says so, with a descriptor of an open file description of its own (SCM_RIGHTS). */
+/* The client's answer. With SHMBU_GIVEN comes a descriptor (SCM_RIGHTS), which has its own open file description. */
 struct shmbu_answer {
     uint8_t magic[8];
     uint32_t status;
@@ -194,7 +194,7 @@ SHMBU_AT(shmbu_answer, status, 8);
 SHMBU_AT(shmbu_answer, reserved, 12);
 SHMBU_SIZE(shmbu_answer, 16);
 
-/* Where things begin, in bytes from the beginning of the region. */
+/* Offsets of a record, of its results and of the data, in bytes from the beginning of the region. */
 static inline uint64_t shmbu_record_offset(uint32_t slot, uint32_t record_byte_size)
 {
     return SHMBU_PAGE_SIZE + (uint64_t)slot * record_byte_size;
@@ -210,7 +210,7 @@ static inline uint64_t shmbu_data_offset(uint32_t slot_count, uint32_t record_by
     return shmbu_record_offset(slot_count, record_byte_size);
 }
 
-/* How many bytes a name takes. */
+/* The bytes that a name takes, including the zeros after it. */
 static inline uint64_t shmbu_padded(uint64_t length)
 {
     return (length + 7) & ~(uint64_t)7;

@@ -5,8 +5,8 @@ Two halves, which never import each other:
 - :mod:`shm_backend_utils.model`, for ``model.py``: numpy and the standard library alone.
 - :mod:`shm_backend_utils.client`, for applications: needs ``tritonclient``.
 
-The names of both that most users need can be imported from here, and all errors of both halves' own from
-:mod:`shm_backend_utils.errors`; nothing is loaded before it is asked for.
+You can import the names that most users need from here, and the errors that both halves share from
+:mod:`shm_backend_utils.errors`. A module is loaded only when you use one of its names.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _HOMES: Final = {
         *("SequencePart", "ShmSession", "StreamCall", "TensorView"),
     ),
 }
-"""Where names are to be had, but for those of the client half."""
+"""The modules of all names that are not of the client half."""
 
 _MOVED: Final = {
     **dict.fromkeys(("Check", "ClientStats", "Explanation"), "client.explanation"),
@@ -65,7 +65,7 @@ _MOVED: Final = {
     "StringsView": "tensors.view",
 }
 
-if not TYPE_CHECKING:  # to a type checker, a module with __getattr__ has every name, misspelt ones too: each is Any
+if not TYPE_CHECKING:  # with a __getattr__, a type checker accepts every name, even a misspelt one, as Any
 
     def __getattr__(name: str) -> Any:
         if name not in __all__:

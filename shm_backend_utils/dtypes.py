@@ -2,8 +2,8 @@
 
 Triton's names are those of ``model_config.proto`` (without ``TYPE_``) and of the KServe v2 protocol, with one
 exception: the configuration's ``TYPE_STRING`` is ``BYTES`` on the wire. DLPack's codes are those of ``dlpack.h``.
-NumPy has no type for ``BF16``: that of the package ``ml_dtypes`` stands for it, or two bytes without a meaning where
-that is not installed.
+NumPy has no type for ``BF16``. The one of the package ``ml_dtypes`` stands for it or, if that is not installed, two
+opaque bytes (``V2``).
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def _row(name: str, numpy_type: npt.DTypeLike, dlpack_code: int) -> DType:
 
 BF16: Final = _row("BF16", _bfloat16, _DL_BFLOAT)
 BYTES: Final = DType("BYTES", np.dtype(object), _NO_DL, 0, 0)
-"""Strings. NumPy has them as objects, DLPack not at all."""
+"""Strings. In NumPy they are objects; DLPack has no type for them."""
 
 LENGTH_SIZE: Final = 4
-"""Bytes of the length, little-endian, that stands before each string in memory (Triton's form)."""
+"""Bytes of the little-endian length in front of each string in memory (Triton's form)."""
 
 _TABLE: Final = (
     _row("BOOL", np.bool_, _DL_BOOL),
@@ -82,7 +82,7 @@ _NAMES: Final = ", ".join(BY_NAME)
 
 
 def from_numpy(dtype: npt.DTypeLike, tensor: str) -> DType:
-    """Return the row of a NumPy dtype in native byte order; TensorTypeError, for a tensor, if the table lacks it."""
+    """Return the row of a NumPy dtype in native byte order; TensorTypeError for ``tensor`` if the table lacks it."""
     try:
         numpy = np.dtype(dtype)
     except TypeError:

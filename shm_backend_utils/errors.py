@@ -1,9 +1,9 @@
-"""The errors that both halves share, their codes in refusals, and a translation of others' errors.
+"""The errors that both halves share, their codes in refusals, and a translator of other libraries' errors.
 
 The classes below :class:`ShmError` say whose fault it is: caller, peer, model, machine.
 A message names the object, the value found, the value expected and the remedy. Messages reach remote callers, so none
-holds a shared-memory key, a token or a path. The text that a remote caller gets begins with the class's ``code``: both
-halves branch on that, never on prose.
+contains a shared-memory key, a token or a path. The text for a remote caller begins with the class's ``code``. Both
+halves branch on that code, never on prose.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class ShmError(Exception):
     code: ClassVar[str] = "shm:error"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Let errors cross process pools, whatever their constructors take."""
+        """Make errors picklable for process pools, whatever arguments their constructors take."""
         return _restored, (type(self), self.args, self.__dict__)
 
 
 def name_list(wrong: object, names: Iterable[str]) -> str:
-    """Return the names that there are, for the message about one that is not; and which of them was meant, maybe."""
+    """Return the known names, for a message about an unknown one, with the closest match if one is similar."""
     there = list(names)
-    if not isinstance(wrong, str) or len(wrong) > _LONGEST_NAME:  # to compare, takes time
+    if not isinstance(wrong, str) or len(wrong) > _LONGEST_NAME:  # comparing long names takes time
         return ", ".join(there) or "none"
     alike = {name.casefold(): name for name in there}
     meant = difflib.get_close_matches(wrong.casefold(), alike, 1)
@@ -76,7 +76,7 @@ _LONGEST_NAME: Final = 64
 
 
 def shown(value: object) -> str:
-    """Return a wrong value for a message: in one line, short, without addresses or the elements of arrays."""
+    """Return a wrong value as short text for a message: one line, without memory addresses or elements of arrays."""
     if not all(map(_is_literal, value if isinstance(value, tuple | list) else (value,))):
         return f"an object of type {type(value).__name__}"
     try:
@@ -86,7 +86,7 @@ def shown(value: object) -> str:
 
 
 def _is_literal(value: object) -> bool:
-    import numpy as np  # noqa: PLC0415  # where the server is installed before NumPy is, too, these errors are raised
+    import numpy as np  # noqa: PLC0415  # these errors are also raised while the server is installed, before NumPy
 
     return isinstance(value, str | bytes | numbers.Number | np.generic | None)
 
@@ -99,7 +99,7 @@ def _restored(kind: type[ShmError], arguments: tuple[Any, ...], state: dict[str,
 
 
 class CallerError(ShmError):
-    """The call is wrong: it cannot be done as asked. Asking again in the same way fails again."""
+    """The call is wrong. The same call will fail again."""
 
     code = "shm:caller"
 
@@ -107,8 +107,8 @@ class CallerError(ShmError):
 class TableError(CallerError, ValueError):
     """A request's description of its slot and its tensors breaks the protocol, or contradicts itself.
 
-    It has the ``field``, for example ``inputs[0].offset``, and the values ``found`` and ``expected``. You do not get it
-    for a valid table of memory that may not be opened, or of tensors that the model does not take.
+    Its attributes are ``field``, for example ``inputs[0].offset``, ``found`` and ``expected``. A valid table of memory
+    that the model may not open, or of tensors that it does not take, causes other errors.
     """
 
     code = "shm:table"
@@ -158,7 +158,7 @@ class TensorShapeError(TensorError):
 
 
 class BatchSizeError(TensorShapeError):
-    """A request has more rows than the model takes at once, or its inputs differ in them."""
+    """A request has no rows, or more than the model takes at once, or its inputs have different numbers of rows."""
 
 
 class MissingTensorError(TensorError):
@@ -168,7 +168,7 @@ class MissingTensorError(TensorError):
 
 
 class RegionRefusedError(CallerError, PermissionError):
-    """A region was named, by a ``field``, that this process may not, or will not, open for a ``reason``."""
+    """This process may not, or will not, open a region: ``field`` names the region, and ``reason`` says why."""
 
     code = "shm:refused"
 
@@ -197,7 +197,7 @@ class RequestRefusedError(CallerError):
     message : str
         The text for the client.
     status : str
-        Triton's name of the kind of error, one of :attr:`STATUSES`. Over gRPC it is the status of the call.
+        Triton's name for the kind of error, one of :attr:`STATUSES`. Over gRPC it becomes the status of the call.
     """
 
     STATUSES: Final = (
@@ -220,14 +220,14 @@ class PeerError(ShmError):
 
 
 class SlotInDoubtError(PeerError):
-    """A call's memory cannot be used again yet: a request that got no answer may still be executed in it.
+    """A call's memory cannot be used again yet: a model may still be executing an unanswered request in it.
 
-    You get it from a prepared call that is inferred again too soon. ``ShmClient.infer`` takes other memory instead.
+    You get it if you run a prepared call again too soon. ``ShmClient.infer`` takes other memory instead.
     """
 
 
 class RegionGoneError(PeerError, FileNotFoundError):
-    """The memory that a request names does not exist, or not any more: its owner removed it or died."""
+    """The memory that a request names does not exist here: its owner removed it, died, or does not share it."""
 
     code = "shm:gone"
 
@@ -235,31 +235,31 @@ class RegionGoneError(PeerError, FileNotFoundError):
 
 
 class StaleRequestError(PeerError):
-    """The client has given this request up and may be using its memory for another one. Nothing was written."""
+    """The client gave up this request, and may use its memory for another one. Nothing was written."""
 
     code = "shm:stale"
 
 
 class SlotInUseError(PeerError):
-    """Another model, or the client that takes the slot back, holds the slot's lock. Nothing was written."""
+    """Another model holds the slot's lock, or the client does while it reclaims the slot. Nothing was written."""
 
     code = "shm:busy"
 
 
 class ReplayedRequestError(PeerError):
-    """This request was executed before. A generation of a slot is executed at most once. Nothing was written."""
+    """This request was executed before: each generation of a slot is executed at most once. Nothing was written."""
 
     code = "shm:replayed"
 
 
 class ProbedError(PeerError):
-    """The request is not for ``model.py``: a probe, or one by which Triton fills a slot. It counts as no refusal."""
+    """The request is a probe or Triton's filler for an empty slot, and not for ``model.py``. No refusal is counted."""
 
     code = "shm:probed"
 
 
 class ForwardError(PeerError):
-    """Another model, which ``call.forward`` called, refused or failed the request: with ``status``, if Triton tells."""
+    """A model that ``call.forward`` called refused or failed the request; ``status`` is Triton's, if it is known."""
 
     code = "shm:forward"
 
@@ -275,13 +275,13 @@ class RequestCancelledError(PeerError):
 
 
 class StalledStreamError(PeerError, TimeoutError):
-    """The client holds every frame of its ring and releases none."""
+    """The client holds every frame of its stream, and released none in time."""
 
     code = "shm:stalled"
 
 
 class ModelError(ShmError):
-    """``model.py`` or ``config.pbtxt`` contradicts itself. The model's author can mend it; the caller cannot."""
+    """``model.py`` or ``config.pbtxt`` contradicts itself. The model's author can fix it; the caller cannot."""
 
     code = "shm:model"
 
@@ -301,7 +301,7 @@ class MachineError(ShmError):
 
 
 class NoSharedMemoryError(MachineError):
-    """``/dev/shm`` has too little room. With ``path="auto"`` a call then goes another way, if it can."""
+    """Shared memory, or a file descriptor for it, cannot be had. With ``path="auto"``, a call tries another path."""
 
 
 class PoolExhaustedError(MachineError, TimeoutError):
@@ -309,10 +309,10 @@ class PoolExhaustedError(MachineError, TimeoutError):
 
 
 NOT_OPENED: Final = frozenset({RegionGoneError.code, RegionRefusedError.code})
-"""Codes of models that could not open the memory: other memory may do."""
+"""Codes of models that could not open the memory: the call may succeed with other memory."""
 
-# Triton may put text of its own in front: a request's id, an ensemble's name. Nothing else may stand there: an error of
-# model.py may quote another request's.
+# Triton may put a request's id and an ensemble's name in front of the code. No other text may stand there, because an
+# error of model.py may quote another request's code.
 _CODE: Final = re.compile(r"(?:\[[^]]*\] |in ensemble '[^']*', )*(shm:[a-z]+): ")
 
 
@@ -322,16 +322,16 @@ def refusal(error: ShmError) -> str:
 
 
 def code_in(text: str) -> str:
-    """Return the refusal code that an error's text begins with, for example ``"shm:stale"``; else empty."""
+    """Return the refusal code that an error's text begins with, for example ``"shm:stale"``, or an empty string."""
     found = _CODE.match(text)
     return "" if found is None else found[1]
 
 
-class translate(contextlib.ContextDecorator, Generic[E]):  # noqa: N801  # as contextlib's own, it reads as a verb
-    """Make a block, or a function, raise the result of ``meaning`` for one of these errors; None keeps the error.
+class translate(contextlib.ContextDecorator, Generic[E]):  # noqa: N801  # a verb in lower case, like contextlib's own
+    """Replace errors of these kinds, in a block or a function, by the result of ``meaning``; None keeps the error.
 
-    A context manager that is a generator would tie the error, from Python 3.12 on, to a cycle with all frames that it
-    came through, and their memory would stay mapped until the collector comes.
+    It is a class because, from Python 3.12 on, a generator as a context manager would put the error into a reference
+    cycle with all its frames. Their memory would then stay mapped until the garbage collector runs.
     """
 
     def __init__(self, kinds: type[E] | tuple[type[E], ...], meaning: Callable[[E], BaseException | None]) -> None:
@@ -352,4 +352,4 @@ class translate(contextlib.ContextDecorator, Generic[E]):  # noqa: N801  # as co
             if translated is not None:
                 raise translated from None
         finally:
-            del translated, error  # a traceback has this frame
+            del translated, error  # the traceback refers to this frame

@@ -1,4 +1,4 @@
-"""A model's inputs and outputs: its configuration, read once and checked, the same for both halves. No I/O."""
+"""A model's configuration, read once and checked, with its inputs and outputs. Both halves use it. No I/O."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ __all__ = [
 ]
 
 BATCH_CARRIER: Final = "SHM"
-"""The optional input whose shape ``[B, 0]`` tells Triton's batcher the batch size in zero bytes.
+"""The optional input whose shape ``[B, 0]`` tells Triton's batcher the batch size without any bytes.
 
-Its presence alone declares every path: a model that completes its configuration by itself cannot set the parameter.
+Its presence alone declares all paths, because ``auto_complete_config`` cannot set a parameter.
 """
 
 PATHS_PARAMETER: Final = "SHM_PATHS"
 PATHS_LINE: Final = f'parameters {{ key: "{PATHS_PARAMETER}" value: {{ string_value: "direct,triton-shm,inline" }} }}'
-"""The parameter in ``config.pbtxt`` that declares the paths which a model serves, and its line for all paths."""
+"""The parameter in ``config.pbtxt`` that declares the paths of a model, and the line that declares all of them."""
 
 UIDS_PARAMETER: Final = "SHM_ALLOWED_UIDS"
-"""The parameter in ``config.pbtxt`` that says whose regions the model opens."""
+"""The parameter in ``config.pbtxt`` that lists the users whose regions the model opens."""
 
 PATHS: Final = frozenset({"direct", "triton-shm", "inline"})
 """The paths that the parameter may name."""
@@ -64,13 +64,13 @@ class TensorSpec:
     dtype: DType | None  # None if the configuration names no type
     shape: tuple[int, ...]  # as a request has it: with the batch dimension, where there is one; -1 is any size
     optional: bool
-    is_batched: bool = False  # whether the first dimension is that of batches
-    # The shape on the other side of Triton, where the configuration has a reshape: model.py's, as shape is that of
-    # requests, and the other way round in as_model_sees().
+    is_batched: bool = False  # whether the first dimension is the batch
+    # The shape after the configuration's reshape, which model.py sees; None without one. In as_model_sees(), the two
+    # shapes are swapped.
     reshape: tuple[int, ...] | None = None
-    # What its shape has behind its first dimensions of any size; of a later one, -1.
+    # The dimensions from the first one of fixed size on; a later one of any size is -1.
     fixed_end: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    # Of the whole tensor, where there are no batches; None where the configuration leaves it open.
+    # The bytes of a row, or of the whole tensor without batches; None if the configuration does not fix them.
     row_byte_size: int | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -116,7 +116,7 @@ class TensorSpec:
         )
 
     def reshaped(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape that Triton makes of a fitting one; sizes of dimensions that are open keep their order."""
+        """Return the shape that Triton reshapes a fitting one to; dimensions of any size keep their order."""
         if self.reshape is None:
             return shape
         sizes = iter([size for size, want in zip(shape, self.shape, strict=True) if want == -1])
@@ -133,22 +133,22 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A model's configuration, as far as shared memory cares."""
+    """The parts of a model's configuration that shared memory depends on."""
 
     name: str
     max_batch_size: int  # 0 if requests have no batch dimension
     inputs: Mapping[str, TensorSpec]  # without the batch carrier, as are the outputs
     outputs: Mapping[str, TensorSpec]
-    paths: frozenset[str] | None  # as SHM_PATHS declares, or else the batch carrier; None without both
+    paths: frozenset[str] | None  # declared by SHM_PATHS, or else by the batch carrier; None without both
     has_batch_carrier: bool  # an input carries the batch size of requests without tensors
     has_batcher: bool  # the server may serve several requests as one batch
     is_decoupled: bool  # it answers a request with any number of responses, in a stream
-    is_ensemble: bool  # it is made of other models, which get its tensors from Triton
+    is_ensemble: bool  # it consists of other models, which get its tensors from Triton
     allowed_uids: str | None  # the text of SHM_ALLOWED_UIDS, unchecked; None where it is not set
-    sequences: str = ""  # Triton's strategy, "direct" or "oldest"; empty where the model has none
-    # What Triton adds to each request of a sequence (control_input), and no client sends.
+    sequences: str = ""  # Triton's strategy, "direct" or "oldest"; empty for a model without sequences
+    # The control inputs, which Triton adds to each request of a sequence and no client sends.
     controls: Mapping[str, TensorSpec] = field(default_factory=dict)
-    # A control takes a sequence's id for a str (True), or for an integer; None where no control takes it.
+    # Whether the control for a sequence's id takes a string or an integer; None without such a control.
     names_sequences: bool | None = None
 
     @classmethod
@@ -186,7 +186,7 @@ class ModelSpec:
 
     @classmethod
     def of_server(cls, model: str, told: Any) -> ModelSpec:
-        """Read a server's description of a model; raise PeerError if it is none, or one of another model."""
+        """Read a server's description of a model; raise PeerError unless it is a configuration of that model."""
         with contextlib.suppress(ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             spec = cls.from_config(told)
             tensors = (*spec.inputs.values(), *spec.outputs.values(), *spec.controls.values())
@@ -195,7 +195,7 @@ class ModelSpec:
         raise PeerError(f"the server's description of model {model!r} is not a configuration of it; is this Triton?")
 
     def as_model_sees(self) -> ModelSpec:
-        """Return it with the shapes that ``model.py`` sees; itself, where none has a ``reshape``."""
+        """Return it with the shapes that ``model.py`` sees; the same object if no tensor has a ``reshape``."""
         if all(tensor.reshape is None for each in (self.inputs, self.outputs) for tensor in each.values()):
             return self
         inputs, outputs = (
@@ -205,16 +205,16 @@ class ModelSpec:
         return replace(self, inputs=inputs, outputs=outputs)
 
     def obstacle_to_direct(self) -> str | None:
-        """Return the configuration's obstacle to the direct path, with its remedy; None without one."""
+        """Return why the configuration rules out the direct path, with the remedy; None if it does not."""
         return self.obstacle_in_paths() or self.obstacle_in_inputs()
 
     def obstacle_in_paths(self) -> str | None:
         """Return the obstacle if the model does not declare the direct path, or cannot have it."""
         if self.is_ensemble:
             return (
-                f"model {self.name!r} is an ensemble: Triton takes its tensors apart for the steps, whatever its "
-                f"{PATHS_PARAMETER} says; for the direct path call a step by its own name, or a model that calls the "
-                "steps by call.forward"
+                f"model {self.name!r} is an ensemble: Triton passes its tensors to the steps itself, whatever its "
+                f"{PATHS_PARAMETER} says; for the direct path, call a step by its own name, or a model that calls "
+                "the steps by call.forward"
             )
         if self.paths is not None and "direct" in self.paths:
             return None
@@ -247,7 +247,7 @@ class ModelSpec:
 
 
 def output_names(outputs: Any) -> list[str]:
-    """Return the names of the outputs that a call wants, each once; CallerError for none, or for other values."""
+    """Return the names of the outputs that a call wants, each once; CallerError for an empty list or other values."""
     if isinstance(outputs, str):
         raise TensorError(outputs, f"outputs is the string {outputs!r}; expected a list of names, or a mapping")
     try:
@@ -260,7 +260,7 @@ def output_names(outputs: Any) -> list[str]:
                 f"outputs has an element of type {type(name).__name__}; expected names of outputs, as str"
             )
     if not names:
-        raise CallerError("outputs is empty; expected the names of those that are wanted; leave it out for all")
+        raise CallerError("outputs is empty; expected the names of the outputs that you want; leave it out for all")
     return names
 
 
@@ -268,7 +268,7 @@ def _named(tensors: Mapping[str, TensorSpec], name: str, missing: str) -> Tensor
     try:
         return tensors[name]
     except KeyError:
-        why = "" if tensors else ": look whether config.pbtxt is in its folder, and lists them"
+        why = "" if tensors else "; check that its folder has a config.pbtxt that lists them"
         raise TensorNameError(name, f"{missing} {name!r}; it has {name_list(name, tensors)}{why}") from None
 
 
@@ -298,13 +298,13 @@ def _control_types(batching: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str
     """Yield names of control inputs, each with its kind and its data type in the configuration."""
     for tensor in batching.get("control_input", ()):
         for control in tensor.get("control", ()):
-            said = control.get("data_type", "TYPE_INVALID")  # of an id alone
+            said = control.get("data_type", "TYPE_INVALID")  # only the control for an id has this field
             dtype = next((dtype for values, dtype in _BY_VALUES.items() if control.get(values)), said)
             yield tensor["name"], (str(control.get("kind", "")), dtype)
 
 
 def _is_carrier(tensor: TensorSpec | None, batched: bool, declared: frozenset[str] | None) -> bool:
-    """Return whether an input is the batch carrier. Without batches it may still be there, to declare the paths."""
+    """Return whether an input is the batch carrier; a model without batches may have it to declare its paths."""
     if tensor is None or tensor.config_dtype != "TYPE_UINT8" or not tensor.optional:
         return False
     return batched or (declared is None and tensor.shape == (-1,))
@@ -325,5 +325,5 @@ def _declared_paths(config: Mapping[str, Any]) -> frozenset[str] | None:
 
 
 def is_of_python_backend(config: Mapping[str, Any]) -> bool:
-    """Return whether a configuration is that of a model in Python; of one that names no backend it may be."""
+    """Return whether a model is in Python, or may be, as its configuration names no backend and no platform."""
     return bool(config.get("backend", "") == "python" or not (config.get("backend") or config.get("platform")))

@@ -1,4 +1,4 @@
-"""Names at their old import paths, which work with a warning."""
+"""Old import paths of names: they still work, with a DeprecationWarning."""
 
 from __future__ import annotations
 

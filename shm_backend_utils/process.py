@@ -1,4 +1,4 @@
-"""A process's forks, and its objects that must be closed, with the lines of the user's code that made them."""
+"""Callbacks after a fork, and warnings about unclosed objects with the lines of the user's code that made them."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ T = TypeVar("T")
 
 
 class HasAfterFork(Protocol):
-    """An object of one process alone."""
+    """An object that belongs to one process."""
 
     def after_fork(self) -> None:
-        """Forget everything, in a forked child, where nothing else runs yet."""
+        """Drop the parent's state, in a forked child, before anything else runs there."""
 
 
 def call_after_fork(owner: HasAfterFork) -> None:
-    """Have :meth:`~HasAfterFork.after_fork` of an object called in every child that is forked while it lives."""
+    """Call :meth:`~HasAfterFork.after_fork` of an object in every child that is forked while the object lives."""
     _OWNERS.add(weakref.ref(owner, _OWNERS.discard))
 
 
 def owners_of_kind(kind: type[T]) -> list[T]:
-    """Return the living objects of a class, a parent's too, that were given to :func:`call_after_fork`."""
+    """Return a class's living objects that were given to :func:`call_after_fork`, here or in a parent process."""
     return [each for each in _living() if isinstance(each, kind)]
 
 
 def never_destroy(kept: object) -> None:
-    """Let an object live as long as this process: its end would disturb a connection that forked processes share."""
+    """Keep an object until this process ends: destroying it would disturb a connection that forked processes share."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
 _OWNERS: Final[set[weakref.ref[HasAfterFork]]] = set()
-"""A plain set is copied in one step, where a WeakSet fails if another thread adds to it meanwhile."""
+"""A plain set: a copy of it is atomic, but iteration over a WeakSet fails if another thread adds to it."""
 
 
 def _living() -> list[HasAfterFork]:
@@ -54,7 +54,7 @@ def _call_all() -> None:
         owner.after_fork()
 
 
-os.register_at_fork(after_in_child=_call_all)  # once, as Python keeps it for ever
+os.register_at_fork(after_in_child=_call_all)  # once: Python cannot unregister it
 
 
 NOT_THE_USERS: Final = tuple(
@@ -63,11 +63,11 @@ NOT_THE_USERS: Final = tuple(
 
 
 class Origin(NamedTuple):
-    """A line of the user's code; made at once, put into words when asked."""
+    """A line of the user's code: cheap to record, and looked up only when it is shown."""
 
     what: str  # the user's action there
     code: CodeType  # of the function, or module
-    instruction: int  # its offset; to look up the line in a table takes long in a long function
+    instruction: int  # its offset; the line number is looked up later, as that is slow in a long function
 
     @property
     def line(self) -> int:
@@ -79,7 +79,7 @@ class Origin(NamedTuple):
 
     @classmethod
     def here(cls, what: str) -> Origin:
-        """Return the line that the calling thread is at, outside of this package."""
+        """Return the line of the user's code that the calling thread is executing."""
         frame = sys._getframe()
         while frame.f_back is not None and frame.f_code.co_filename.startswith(NOT_THE_USERS):
             frame = frame.f_back
@@ -90,10 +90,10 @@ class Origin(NamedTuple):
 
 
 class Unclosed:
-    """A part of a closable object: issues a ResourceWarning if the object is garbage unclosed; not in forked children.
+    """A member of a closable object: warns if that object is garbage-collected unclosed, except in forked children.
 
-    The warning names the line of ``origin``; ``advice`` says how to close the object; ``rest`` returns the end of the
-    message, or None if the object was closed with another one.
+    The ResourceWarning names the line of ``origin``; ``advice`` says how to close the object. ``rest`` returns text to
+    insert before the advice, or None if the object was closed with another one.
     """
 
     __slots__ = ("_advice", "_is_closed", "_origin", "_process", "_rest")
@@ -106,10 +106,10 @@ class Unclosed:
         self._process = os.getpid()
 
     def close(self) -> None:
-        """Say nothing. Twice is fine."""
+        """Cancel the warning. Twice is fine."""
         self._is_closed = True
 
-    # When the interpreter ends, this module's names may be gone before the last object is.
+    # At interpreter exit, this module's globals may be gone before the last object; the defaults keep these alive.
     def __del__(self, getpid: Any = os.getpid, warn: Any = warnings.warn_explicit, modules: Any = sys.modules) -> None:
         if self._is_closed or getpid() != self._process or not modules:
             return

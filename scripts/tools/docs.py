@@ -58,7 +58,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Have names in docstrings look as such: they are written as Sphinx wants them, which Markdown does not know."""
+    """Mark names in docstrings as code: they are written in Sphinx's syntax, which Markdown does not know."""
     return re.sub(r":(?:class|func|meth|mod|attr|data|exc):<code>[~.]?", "<code>", html)
 
 
@@ -95,7 +95,7 @@ def main() -> int:
     parser.add_argument("--serve", metavar="HOST:PORT", help="serve the pages there, anew as they change")
     arguments = parser.parse_args()
     how = ["build", "--quiet"] if arguments.serve is None else ["serve", "--dev-addr", arguments.serve]
-    # The theme's authors tell every user of a version of MkDocs that is to come; it is none of a page's faults.
+    # The theme warns every user about a future version of MkDocs, which is no fault of a page.
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     command = [sys.executable, "-m", "mkdocs", how[0], "--strict", *how[1:]]
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode

@@ -1,4 +1,4 @@
-"""What a tool reports of its measurements: a figure, what it was worked out from, and what it is held to."""
+"""The result of a measurement: a figure, its basis, and its limit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Figure:
     name: str
     figure: float
     unit: str
-    basis: str  # what it was worked out from, in words
+    basis: str  # the values from which it was calculated, in words
     at_most: float | None = None  # its limit, if it has one
     at_least: float | None = None
 

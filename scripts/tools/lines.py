@@ -1,6 +1,6 @@
 """Print the lines of Python, and of documents, in each folder beside its ceiling; the exit status is 1 above one.
 
-A ceiling is the size of today: what makes a folder smaller lowers it.
+A ceiling is today's size: lower it when you make a folder smaller.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CEILINGS: Final = {
 
 
 def files_of(name: str) -> Iterable[Path]:
-    """Return the files that a ceiling is for: Python's, and of documents the text."""
+    """Return the files that a ceiling counts: Python files, or the Markdown files of documents."""
     place = ROOT / name
     if not place.is_dir():
         return ROOT.glob(name)

@@ -39,12 +39,12 @@ def open_files(pid: int | str) -> list[str]:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return how much memory a process has resident, without shared memory: that is nobody's own."""
+    """Return how much memory a process has resident, without shared memory, which belongs to no single process."""
     return 1024 * sum(int(kibibytes) for kibibytes in _OWN.findall(read_if_there(Path(f"/proc/{pid}/status"))))
 
 
 def read_if_there(file: Path) -> str:
-    """Return what a file in /proc says; nothing if its process, or thread, has ended."""
+    """Return what a file in /proc says; empty if its process, or thread, has ended."""
     try:
         return file.read_text()
     except (FileNotFoundError, ProcessLookupError):

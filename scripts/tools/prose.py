@@ -54,7 +54,7 @@ def of_docstrings() -> Iterator[str]:
 
 
 def found_in(paragraphs: list[str], pattern: str) -> list[str]:
-    """Return the sentences, or cells, that have a pattern, each as often as it does."""
+    """Return the sentences, or cells, that have a pattern, once for each match."""
     texts = [" ".join(paragraph.split()) for paragraph in paragraphs]
     parts = texts if pattern.startswith("^") else [part for text in texts for part in re.split(r"(?<=[.!?]) ", text)]
     return [part for part in parts for _ in re.findall(pattern, part, re.IGNORECASE)]

@@ -1,4 +1,4 @@
-"""Build the distributions of what is committed, twice; check what is in them; say what they are to the byte."""
+"""Build the distributions of the commit twice, check their contents, and print their checksums."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class BuildError(Exception):
 
 
 def export(repository: Path, folder: Path) -> str:
-    """Lay out what is committed in a folder, and return the time of the commit, in seconds since 1970."""
+    """Extract the committed files into a folder, and return the time of the commit, in seconds since 1970."""
     folder.mkdir(parents=True)
     archive = subprocess.run(["git", "archive", "HEAD"], cwd=repository, stdout=subprocess.PIPE, check=True).stdout
     subprocess.run(["tar", "--extract", "--no-same-permissions", "--directory", str(folder)], input=archive, check=True)
@@ -103,7 +103,7 @@ def findings_in_changelog(text: str, version: str) -> list[str]:
 
 
 def findings_of_smoke_test(wheel: Path) -> list[str]:
-    """Return what goes wrong where nothing of the checkout is found, but the wheel and this environment's NumPy."""
+    """Return the errors of the wheel's package where Python finds only the wheel and this environment's NumPy."""
     with tempfile.TemporaryDirectory() as folder:
         with zipfile.ZipFile(wheel) as archive:  # which is all that an installer does with it
             archive.extractall(folder)
@@ -116,7 +116,7 @@ _SUMS: Final = "SHA256SUMS"
 
 
 def release(repository: Path, dist: Path) -> int:
-    """Put the distributions into a folder, in the place of others, but of nothing else; return the exit status."""
+    """Put the distributions into a folder, replacing older ones, but nothing else; return the exit status."""
     check_nothing_else_is_in(dist)
     folder = Path(tempfile.mkdtemp(prefix="shm-backend-utils-release-"))
     try:
@@ -146,14 +146,14 @@ def release(repository: Path, dist: Path) -> int:
 
 
 def check_nothing_else_is_in(dist: Path) -> None:
-    """Raise BuildError if a folder that is to be emptied has anything but distributions, as the checkout itself has."""
+    """Raise BuildError if a folder that would be emptied has anything but distributions, like the checkout itself."""
     for file in sorted(dist.iterdir()) if dist.exists() else []:
         if not (file.name == _SUMS or file.name.endswith((".whl", ".tar.gz"))) or file.is_dir():
             raise BuildError(f"{dist} has {file.name}, which would be lost; move it away, or give another --dist")
 
 
 def _built_twice(repository: Path, folder: Path) -> tuple[Path, Path]:
-    """Return the wheel and the source distribution, out of which the same wheel is built, elsewhere and later."""
+    """Return the wheel and the source distribution; check that the latter yields the same wheel elsewhere and later."""
     seconds = export(repository, folder / "checkout")
     wheel, sdist = build(folder / "checkout", folder / "first", ("sdist", "wheel"), seconds)
     (again,) = build(unpack(sdist, folder / "unpacked"), folder / "second", ("wheel",), seconds, umask=0o077)

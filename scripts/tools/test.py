@@ -1,6 +1,6 @@
 """Run the tests with NumPy 2, and those that NumPy can make a difference to with NumPy 1.26, in three processes.
 
-Whatever pytest takes may follow: then pytest runs once, with that, on NumPy 2. CONTRIBUTING.md tells of other servers.
+Whatever pytest takes may follow: then pytest runs once, with that, on NumPy 2. CONTRIBUTING.md names other servers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _STUB: Final = "triton_python_backend_stub"
 WHERE: Final = f"{VARIABLE} names none, and {_BESIDE} has none: a server's folder, or {_ARCHIVE} of one"
 
 _WORKERS: Final = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "--durations=20")
-_MOST_RUN_AGAIN: Final = 20  # where more fail, it is no flake
+_MOST_RUN_AGAIN: Final = 20  # if more fail, it is no flake
 _MOST_FLAKES: Final = 2
 _FAILED: Final = 1  # as pytest says
 _USAGE: Final = re.compile(r"ERROR: usage: .*|  (inifile|rootdir): .*|\s*")
@@ -110,7 +110,7 @@ class Tally:
     flakes: list[str] = field(default_factory=list)
 
     def run(self, environment: Environment, arguments: Sequence[str]) -> None:
-        """Run tests, and those that failed once more, alone, if they are few."""
+        """Run tests; run those that failed once more, alone, if they are few."""
         status = _run(environment, ["--cache-clear", *_WORKERS, *arguments])
         failed = environment.failed()
         if status == _FAILED and 0 < len(failed) <= _MOST_RUN_AGAIN:
@@ -172,7 +172,7 @@ def started(words: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[b
     """Start a program in a session of its own; if the block raises, end it as Ctrl-C does, or by force."""
     process: subprocess.Popen[bytes] | None = None
     try:
-        with undisturbed():  # else nobody would know what had begun
+        with undisturbed():  # else a signal could leave the program running
             process = subprocess.Popen(words, start_new_session=True, **options)
         yield process
     except BaseException:
@@ -266,7 +266,7 @@ def run(chosen: argparse.Namespace, for_pytest: list[str]) -> int:
         return 0
     if for_pytest:
         return passed_to_pytest(newest or environment, [*amount, *for_pytest])
-    # All environments first: you hear of one that cannot be made before minutes of tests.
+    # All environments first: if one cannot be made, you learn of it before minutes of tests.
     runs: list[tuple[Environment, list[str]]]
     if newest is not None:
         runs = [(newest, [*amount, *(ALL_ON_NEWEST if chosen.all else listed(ON_NEWEST))])]

@@ -1,6 +1,6 @@
 """The command ``shm-backend-utils``, with a module or a package of this folder for each of its commands.
 
-A command's module is imported only when it is asked for: ``regions`` works beside Triton, where there is NumPy alone.
+A command's module is imported only when you run that command, so ``regions`` works where only NumPy is installed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ GONE: Final[dict[str, str]] = {
     "top": "Triton's metrics port, with SHM_METRICS in config.pbtxt, and `shm-backend-utils regions`",
     "vendor": "`pip install --no-deps --target MODEL_DIR/VERSION WHEEL`",
 }
-"""What took the place of commands that earlier versions had, as the end of "use ..."."""
+"""Replacements of commands that earlier versions had, each worded to follow "use"."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,20 +54,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     with _interrupts_end_it():
         chosen = _parsed(list(sys.argv[1:] if arguments is None else arguments))
-    if isinstance(sys.stdout, io.TextIOWrapper):  # others may have chosen names that a terminal has no letters for
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may have characters that it cannot encode
         sys.stdout.reconfigure(errors="backslashreplace")
     _tell_what_is_fetched()
     before = {number: signal.getsignal(number) for number in ENDING}
     try:
         raise_on_signals()
         status: int = chosen.run(chosen)
-        sys.stdout.flush()  # a failed write must be known before the status is
+        sys.stdout.flush()  # a failed write must change the exit status
     except OSError as error:
         _let_go_of_output()
-        if not isinstance(error, BrokenPipeError):  # there, the reader has read enough
+        if not isinstance(error, BrokenPipeError):  # there, the reader wants no more output
             print(f"{_PROGRAM} {chosen.command}: {error}", file=sys.stderr)
         return 1
-    except (Interrupted, KeyboardInterrupt) as end:  # the latter, should a command's own library raise it
+    except (Interrupted, KeyboardInterrupt) as end:  # a command's library may raise the latter
         return 128 + getattr(end, "number", signal.SIGINT)  # as shells report a program that a signal has ended
     finally:
         for number, handler in before.items():
@@ -91,9 +91,9 @@ def _parsed(given: list[str]) -> argparse.Namespace:
 
 @contextlib.contextmanager
 def _interrupts_end_it() -> Iterator[None]:
-    """Have Ctrl-C end the process without a word: packages that are interrupted as they are loaded print many lines."""
+    """Let Ctrl-C end the process silently: packages that are interrupted during their import print long tracebacks."""
     before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:  # it may be ignored, or another handler's
+    if before is not signal.default_int_handler:  # it is ignored, or has another handler
         yield
         return
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -104,7 +104,7 @@ def _interrupts_end_it() -> Iterator[None]:
 
 
 def _let_go_of_output() -> None:
-    """Write the buffered output; drop the rest, of which Python would complain once more as it ends."""
+    """Flush standard output; if that fails, point it at /dev/null, so that Python does not report the error at exit."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -120,7 +120,7 @@ class _StandardError(logging.Handler):
 
 
 def _tell_what_is_fetched() -> None:
-    """Have it told on standard error that the server is fetched at its first use, which takes a while."""
+    """Log to standard error when the server is downloaded at its first use, which takes a while."""
     logger = logging.getLogger("shm_backend_utils.server")
     logger.setLevel(logging.INFO)
     if not logger.handlers:

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reap", action="store_true", help="remove this user's regions whose owner is dead")
     parser.add_argument("--json", action="store_true", help="print one JSON object per region and line")
     parser.add_argument(
-        "--url", metavar="http://HOST:PORT", help="also tell under which names a server has them registered"
+        "--url", metavar="http://HOST:PORT", help="also show the names under which this server has registered them"
     )
 
 
@@ -53,11 +53,11 @@ def run(arguments: argparse.Namespace) -> int:
     except FileNotFoundError:  # then there are none
         pass
     except OSError as error:
-        print(f"{DEV_SHM} cannot be read, so nobody knows what is there: {error.strerror}", file=sys.stderr)
+        print(f"{DEV_SHM} cannot be read, so its regions are unknown: {error.strerror}", file=sys.stderr)
         return 1
     found = reaper.reap() if arguments.reap else reaper.scan()
-    # Of the rest nothing is removed. Sealed memory goes with the last process that has it; and a pool that nobody here
-    # has mapped may be that of a server which is not seen from here.
+    # --reap removes regions only. Sealed memory ends with the last process that holds it, and a pool that no process
+    # here has mapped may belong to a server that is not visible from here.
     pools = [] if arguments.reap else find_pools()
     processes = Processes([], []) if arguments.reap else look_into_processes()
     sealed = sealed_memory_of(processes)
@@ -108,22 +108,22 @@ def _print_sealed(sealed: Search) -> None:
         print(_SEALED_COLUMNS.format(f"inode {memory.inode}", *words))
     dead = sum(memory.is_owner_alive is False for memory in sealed.found)
     advice = "; it goes with the processes that hold it" if dead else ""
-    rest = "" if sealed.is_complete else "; processes that this user may not look into may hold more"
+    rest = "" if sealed.is_complete else "; processes that this user may not inspect may hold more"
     print(f"{len(sealed.found)} sealed, {dead} with a dead owner{advice}{rest}")
 
 
 def _print_pools(pools: list[BackendPool]) -> None:
-    """Print those that may be left behind, and how many there are: each instance of a living server has one."""
+    """Print the pools that may be left behind, and the number of all: each instance of a running server has one."""
     print()
     doubtful = [pool for pool in pools if pool.is_left_behind is not False]
     if doubtful:
         print(_POOL_COLUMNS.format("POOL OF TRITON'S PYTHON BACKEND", "SIZE", "USER", "AGE", "MAPPED BY"))
     for pool in doubtful:
-        words = user(pool.uid), age(pool.age_s), "nobody" if pool.is_left_behind else "unknown"
+        words = user(pool.uid), age(pool.age_s), "no process" if pool.is_left_behind else "unknown"
         print(_POOL_COLUMNS.format(printable(pool.key), size(pool.byte_size), *words))
     left = sum(pool.is_left_behind is True for pool in pools)
     advice = "; if no server of another container uses them, remove them from /dev/shm" if left else ""
-    print(f"{len(pools)} pools of Triton's Python backend, {left} that nobody here has mapped{advice}")
+    print(f"{len(pools)} pools of Triton's Python backend, {left} not mapped by any process here{advice}")
 
 
 def _summary(found: list[RegionReport]) -> str:

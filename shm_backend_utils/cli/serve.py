@@ -1,6 +1,6 @@
 """Run the embedded server in the foreground. Prints one line when every model is ready.
 
-With a driver of GPUs, or GPUs in the environment, a line on standard error says which of them models see.
+With a GPU driver, or environment variables that ask for GPUs, a line on standard error says which GPUs models see.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ASKED_FOR_GPUS: Final = {"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"}
 
 
 def _serve(model_repository: Path | None, ports: Ports, numpy: StubNumpy, version: str | None) -> int:
-    """Serve until the server exits by itself, which is a failure; without a repository, the sample models."""
+    """Serve until the server exits by itself, which is a failure; without a repository, serve the sample models."""
     with temporary_server(
         "serve",
         lambda folder: model_repository or copy_sample_models(folder),
@@ -45,12 +45,12 @@ def _serve(model_repository: Path | None, ports: Ports, numpy: StubNumpy, versio
 
 
 def _look_at(repository: Path) -> None:
-    """Raise MachineError where a folder is not there, or a model's own; say on standard error if it has no model."""
+    """Raise MachineError if the folder is missing or a model's own; warn on standard error if it has no models."""
     if not repository.is_dir():
-        raise MachineError(f"{repository} is no folder; expected one of models: {_MODELS}")
+        raise MachineError(f"{repository} is not a folder; expected a folder of models: {_MODELS}")
     if is_model_folder(repository):
         parent = repository.absolute().parent
-        raise MachineError(f"{repository} is a model's folder; give the one that it lies in: {parent}")
+        raise MachineError(f"{repository} is a model's folder; give its parent folder instead: {parent}")
     if not any(each.is_dir() for each in repository.iterdir()):
         print(f"{repository} has no models; {_MODELS}", file=sys.stderr)
 
@@ -66,7 +66,7 @@ def _check_free(ports: Ports) -> None:
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:
                     raise MachineError(
-                        f"something listens on port {number} already; --{protocol}-port names another"
+                        f"port {number} is already in use; choose another one with --{protocol}-port"
                     ) from None
 
 
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model-repository",
         type=Path,
         metavar="DIR",
-        help="folder of models (default: the sample models; those for GPUs only where a GPU and CuPy are)",
+        help="folder of models (default: the sample models; those for GPUs only with a GPU and CuPy)",
     )
     for protocol in _PROTOCOLS:
         parser.add_argument(f"--{protocol}-port", type=port, metavar="N", default=0, help="a free port if not given")
@@ -84,19 +84,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--numpy",
         choices=get_args(StubNumpy),
         default="server",
-        help="the models' NumPy: one that the server was built for, with which every model works (default), or this "
-        "environment's own, for packages that need NumPy 2",
+        help="the NumPy that models import: one that the server was built for, with which every model works (default), "
+        "or this environment's own, for packages that need NumPy 2",
     )
     known = ", ".join(f"{release.version} (Triton {release.triton})" for release in RELEASES.values())
     parser.add_argument(
         "--server",
         metavar="VERSION",
-        help=f"of nvidia-pytriton, whose wheel carries the server: {known}; default: the newest",
+        help=f"version of nvidia-pytriton, whose wheel contains the server: {known}; default: the newest",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a signal ends the program, which is as it should be: return 0 then."""
+    """Serve until a signal ends the program, and return 0; return 1 after an error."""
     try:
         raise_on_signals()
         if arguments.model_repository:

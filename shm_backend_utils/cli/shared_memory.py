@@ -41,7 +41,7 @@ _MAPPING: Final = re.compile(
 
 Identity = tuple[int, int]  # a file's device and inode
 _ANY_SIZE: Final = 2**63
-# The names of its programs begin so. A server that is part of another program has stubs of such a name, too.
+# The names of Triton's programs begin so; so do those of the stubs of a server that runs inside another program.
 _TRITON: Final = "triton"
 
 
@@ -57,7 +57,7 @@ class MappedObject(NamedTuple):
 
     identity: Identity
     byte_size: int  # up to the last byte that is mapped
-    is_sealed: bool  # it is sealed memory of this package's
+    is_sealed: bool  # it is this package's sealed memory
 
 
 class Process(NamedTuple):
@@ -90,11 +90,11 @@ def look_into_processes() -> Processes:
 
 
 def _mapped(folder: Path) -> list[MappedObject]:
-    """Return the objects that a process has mapped: arrays may outlive the descriptor, and the owner."""
+    """Return the objects that a process has mapped: a mapping may outlive the descriptor, and the owner."""
     objects: dict[Identity, MappedObject] = {}
-    # Names of files may have all that Python takes for the end of a line; the kernel escapes one alone.
+    # File names may have characters at which str.splitlines ends a line; the kernel escapes the newline alone.
     for line in (folder / "maps").read_bytes().decode(errors="replace").split("\n"):
-        # There are thousands of other lines, of which the regular expression would take a second.
+        # The regular expression would take a second for the thousands of other lines.
         found = _MAPPING.match(line) if _DEV_SHM in line or line.endswith(SEALED_LINK) else None
         if found is None:
             continue
@@ -116,7 +116,7 @@ class SealedMemory:
     is_owner_alive: bool | None = None  # and has not given it up
     slot_count: int = 0
     slots_in_use: int = 0  # a model executes in them at this moment
-    # Who has it open or mapped, of those whom this user may look into.
+    # The processes that have it open or mapped, of those that this user may inspect.
     holders: list[Holder] = field(default_factory=list)
 
 
@@ -163,7 +163,7 @@ def _report(link: str) -> tuple[Identity, SealedMemory] | None:
     """Look at the open file there; None if it is not ours."""
     if os.readlink(link) != SEALED_LINK:  # noqa: PTH115  # as above
         return None
-    # The number may stand for another file the next moment, and to open a device may have effects.
+    # The number may refer to another file the next moment, and opening a device may have side effects.
     with contextlib.closing(Descriptor(os.open, link, os.O_PATH | os.O_CLOEXEC)) as place:
         itself = f"/proc/self/fd/{place.fileno()}"
         if os.readlink(itself) != SEALED_LINK:  # noqa: PTH115
@@ -188,21 +188,21 @@ def _report(link: str) -> tuple[Identity, SealedMemory] | None:
 
 
 class BackendPool(NamedTuple):
-    """One pool of Triton's, whose name begins as the backend's do unless its operator says otherwise."""
+    """One pool of Triton's Python backend, found by the usual prefix of its name, which an operator can change."""
 
     identity: Identity
     key: str
     byte_size: int  # its share of /dev/shm: it is made with holes, and grows
     uid: int
     age_s: float  # since it was last written to by a system call, or grew
-    pids: list[int]  # who has it mapped, of those whom this user may look into
-    # Whether nobody has it mapped; None where that cannot be told, as there is a process of Triton's that this user may
-    # not look into. Processes of other PID namespaces are not seen at all.
+    pids: list[int]  # the processes that have it mapped, of those that this user may inspect
+    # Whether no process has it mapped; None if that is unknown, because this user may not inspect a process of
+    # Triton's. Processes of other PID namespaces are not seen at all.
     is_left_behind: bool | None
 
 
 def find_pools() -> list[BackendPool]:
-    """Return the pools in ``/dev/shm``, the largest first. If you list processes before, young pools seem unused."""
+    """Return the pools in ``/dev/shm``, the largest first. List processes afterwards, or new pools seem unused."""
     found = []
     with contextlib.suppress(OSError):  # there is no /dev/shm
         for path in DEV_SHM.glob(f"{USUAL_POOL_PREFIX}*"):
@@ -216,7 +216,7 @@ def find_pools() -> list[BackendPool]:
 
 
 def with_users(pools: Iterable[BackendPool], processes: Processes) -> list[BackendPool]:
-    """Return who has pools mapped, of processes that were looked into after the pools were found."""
+    """Return the pools with the processes that have them mapped; list the processes after finding the pools."""
     is_known = not any(holder.command.startswith(_TRITON) for holder in processes.hidden)
     pids: defaultdict[Identity, list[int]] = defaultdict(list)
     for process in processes.found:

@@ -1,4 +1,4 @@
-"""Commands have in common: numbers in command lines, signals that end them, exit statuses, and words for a terminal."""
+"""Parts that all commands share: numeric arguments, signals that end a command, exit statuses, text for a terminal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 ENDING: Final = (signal.SIGINT, signal.SIGTERM)
 
-OWNER: Final = {True: "alive", False: "dead", None: "unknown"}  # of memory
+OWNER: Final = {True: "alive", False: "dead", None: "unknown"}  # by whether memory's owner is alive
 
 
 class Interrupted(BaseException):
@@ -41,7 +41,7 @@ class Interrupted(BaseException):
 
 
 def raise_on_signals() -> None:
-    """Raise :class:`Interrupted` at the first signal; ignore all that follow, which must not interrupt the cleaning."""
+    """Raise :class:`Interrupted` at the first signal; ignore later ones, which must not interrupt the cleanup."""
 
     def interrupt(number: int, _: FrameType | None) -> None:
         for each in ENDING:
@@ -54,9 +54,9 @@ def raise_on_signals() -> None:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Have those signals wait until the block is left, which cleans up: half of that would leave the rest behind."""
-    # A mask is a thread's own: another thread would take the signal, and this one be told.
-    if threading.current_thread() is not threading.main_thread():  # which alone is told of signals
+    """Delay those signals until the end of the block: an interrupted cleanup would leave things behind."""
+    # A signal mask is per thread: another thread would take the signal, and Python would still run the handler here.
+    if threading.current_thread() is not threading.main_thread():  # only there handlers run
         yield
         return
     came: list[int] = []
@@ -87,7 +87,7 @@ def positive_float(text: str) -> float:
 
 
 def port(text: str) -> int:
-    """Read the number of a TCP port, as an argument parser's ``type``; a server takes others, and serves elsewhere."""
+    """Read a TCP port, as an argument parser's ``type``; a server would accept other numbers, and use another port."""
     number = int(text)
     if not 0 < number < 1 << 16:
         raise argparse.ArgumentTypeError("expected a port, 1 to 65535")
@@ -95,7 +95,7 @@ def port(text: str) -> int:
 
 
 def exit_status(program: Callable[[], int], *errors: type[Exception]) -> int:
-    """Run a program that cleans up when a signal ends it; print these errors, and the system's; return the status."""
+    """Run a program that cleans up when a signal ends it; print the given errors and OSError; return the status."""
     told: tuple[type[Exception], ...] = (*errors, OSError)
     try:
         raise_on_signals()
@@ -113,7 +113,7 @@ def printable(text: str) -> str:
 
 
 def user(uid: int) -> str:
-    """Return a user's name; his id if he has none here."""
+    """Return a user's name, or the id if this machine knows no name for it."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

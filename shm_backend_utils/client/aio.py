@@ -39,22 +39,21 @@ class AsyncShmClient(
         Coroutine[Any, Any, None],
     ]
 ):
-    """As :class:`ShmClient`, with ``await``. Belongs to the event loop of its first call.
+    """A :class:`ShmClient` for asyncio. It belongs to the event loop of its first call.
 
-    It connects at the first call, or when its ``async with`` block is entered, which also makes sure that there is a
-    server.
+    It connects at the first call, or on entry to its ``async with`` block, which also checks that a server answers.
 
-    Each method returns a coroutine of the documented value, to be awaited once. A stream is for ``async for``; its
-    ``aclose()`` ends it early. Arguments that are none that can be sent raise at once, all else where it
-    is awaited. The time runs from the call, not from the first ``await``. Large copies are made in a thread, so that
-    other tasks go on; inputs must not change before the answer.
+    Each method returns a coroutine of the documented value; await it once. Read a stream by ``async for``; its
+    ``aclose()`` ends it early. Arguments that cannot be sent raise at once, all other errors where you await. The time
+    runs from the call, not from the first ``await``. Large copies run in a thread, so that other tasks go on. Do not
+    change the inputs before the answer.
 
     Parameters
     ----------
     url, timeout_s, path, pool, tls, cuda, wait_ready_s, inline_bytes
-        As of :class:`ShmClient`; it is entering ``async with`` that waits for the server. There is less slack: where a
-        thread copies, waits, looks up a host name, or makes memory for a call, it goes on without that, and the memory
-        is in use for so long. A value that cannot be used is a CallerError.
+        As in :class:`ShmClient`, but ``wait_ready_s`` applies to entering ``async with``. Calls keep their time limit
+        more strictly: a late call ends even if a thread is still copying, waiting, looking up a host name or making
+        memory for it. Its memory stays in use until the thread is done. A wrong value is a CallerError.
     """
 
     _driver: AsyncioDriver
@@ -63,9 +62,9 @@ class AsyncShmClient(
     _loop: asyncio.AbstractEventLoop | None = None
 
     def submit(self, model: str, inputs: Mapping[str, Any], **named: Any) -> asyncio.Task[Result]:
-        """As :meth:`infer`, in a task of its own, which has started. Keep it: the event loop alone does not.
+        """Schedule :meth:`infer` as a task. Keep a reference to it: the event loop holds only a weak one.
 
-        An argument that cannot be sent is a CallerError or TypeError at once.
+        An argument that cannot be sent raises CallerError or TypeError at once.
         """
         return asyncio.ensure_future(self.infer(model, inputs, **named))
 

@@ -1,4 +1,4 @@
-"""Calls: each takes memory, copies its inputs there, and sends a request; again, where that is certain to be right."""
+"""Calls: each takes memory, copies its inputs there, and sends a request; it retries only if that is surely safe."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ __all__ = ["finished", "infer", "infer_prepared", "prepare"]
 _LOG: Final = logging.getLogger(__name__)
 _MOST_ATTEMPTS: Final = 3
 _BYTE_SIZE: Final = operator.attrgetter("byte_size")
-_BESIDE: Final = "say it beforehand, beside the other outputs that you want"
+_BESIDE: Final = "to give it room at once, list it with the other outputs that you want"
 _REMEDY: Final = f"later calls have room for as much; {_BESIDE}"
 _REMEDY_OF_PREPARED: Final = f"the next infer of this call has room for as much on the host; {_BESIDE}"
 _NOT_DONE: Final = ("StatusCode.UNIMPLEMENTED", "501")
-"""What the server says over gRPC, and over HTTP, of one answer from a decoupled model."""
+"""The status, over gRPC and over HTTP, of a request that asks a decoupled model for a single response."""
 _INVALID: Final = ("StatusCode.INVALID_ARGUMENT", "400")  # as Triton refuses tensors that a model does not take
 
 _BUSY_PAUSE_S: Final = 0.005  # a refusal takes less than a millisecond
@@ -60,7 +60,7 @@ _BUSY_PAUSE_S: Final = 0.005  # a refusal takes less than a millisecond
 def infer(
     core: Core, settings: CallSettings, inputs: Mapping[str, Any], outputs: Outputs, elsewhere: Elsewhere | None = None
 ) -> Steps[Result]:
-    """Make a call; ``elsewhere`` takes its inputs on GPUs, by default so that they may be lent."""
+    """Make a call; ``elsewhere`` makes sources of its inputs on GPUs, which may be lent by default."""
     wanted, devices = wanted_outputs(outputs)
 
     def look(known: KnownModel) -> tuple[dict[str, Source], CallLayout]:
@@ -75,7 +75,7 @@ def infer(
         and not (layout.devices or layout.lent)
         and len(layout.certain) == len(known.spec.outputs if wanted is None else wanted)
     ):
-        path = InlineCall.path  # all tensors are certain to be so small that this is faster
+        path = InlineCall.path  # all tensors are certainly small enough for this to be faster
     call = yield from open_call(core, path, Plan(settings, known, layout, given, wanted, devices))
     try:
         yield from _fill(call, given)
@@ -90,7 +90,7 @@ def infer(
 
 
 def finished(core: Core, call: Call, sending: Steps[Result]) -> Steps[Result]:
-    """Return the result of a call that is being sent; make it again where that is certain to be right."""
+    """Return the result of a call that is being sent; retry the call if that is surely safe."""
     failure: ShmError | None = None
     number = 0
     try:
@@ -99,7 +99,7 @@ def finished(core: Core, call: Call, sending: Steps[Result]) -> Steps[Result]:
                 return (yield from _received(core, call, sending, _REMEDY, call.settings.deadline))
             except ShmError as error:
                 failure = error
-            forget_locals(failure)  # it has the frames that hold the slot in its traceback
+            forget_locals(failure)  # the frames in its traceback hold the slot
             known = yield from _repair(core, call, failure, number)
             number += 1
             if known is None or number == _MOST_ATTEMPTS:
@@ -107,7 +107,7 @@ def finished(core: Core, call: Call, sending: Steps[Result]) -> Steps[Result]:
             _LOG.info("a request to model %r is sent again, as it had not started: %s", known.spec.name, failure)
             try:
                 again = yield from _reopen(core, call, known)
-            except PoolExhaustedError:  # the call itself may hold all that there is
+            except PoolExhaustedError:  # the call itself may hold all of the pool's memory
                 raise failure from None
             finally:
                 call.close()
@@ -135,7 +135,7 @@ def prepare(
 
 
 def infer_prepared(core: Core, call: Call, deadline: float) -> Steps[Result]:
-    """Make one request of a call that the user has filled; again where a late one held its slot, to be refused."""
+    """Send one request of a filled call; retry if a late request, which is being refused, still held the slot."""
     if isinstance(call, PreparedDirectCall) and call.lacking:
         yield from _grow(core, call, call.settings._replace(deadline=deadline))
     refusal: InferenceError | None = None
@@ -177,7 +177,7 @@ def _received(core: Core, call: Call, sending: Steps[Result], remedy: str, deadl
 
 
 def _repair(core: Core, call: Call, error: ShmError, number: int) -> Steps[KnownModel | None]:
-    """Return the model to try again, if the request certainly did not start and another would fare otherwise."""
+    """Return the model for a retry; None if the request may have started, or a retry would fail in the same way."""
     if not is_answer(error):
         return None
     if isinstance(error, MemoryRefusedError):
@@ -192,7 +192,7 @@ def _repair(core: Core, call: Call, error: ShmError, number: int) -> Steps[Known
         return None  # the failure of the call itself says more
     if renewed is call.known:
         return None
-    is_refused = error.status() in _INVALID and not _fits(renewed, call)  # so nothing is sent, and that is the error
+    is_refused = error.status() in _INVALID and not _fits(renewed, call)  # the retry sends nothing, and raises that
     return renewed if call.did_not_start(error) or is_refused else None
 
 
@@ -205,7 +205,7 @@ def _fits(known: KnownModel, call: Call) -> bool:
 
 
 def _reopen(core: Core, call: Call, known: KnownModel) -> Steps[Call]:
-    """Return the same call, with the same inputs, but of the model as it is now, and in other memory."""
+    """Return the same call with the same inputs, but for the model as it is now, and in other memory."""
     given = call.sources()
     for source in given.values():
         source.is_lent = False  # the user's memory may be the one that could not be opened
@@ -230,23 +230,23 @@ def _fill(call: Call, given: Mapping[str, Source]) -> Steps[None]:
 
 
 def _meaning(core: Core, call: Call, error: ShmError) -> ShmError:
-    """Return the error of a failed request for the user, and record its news about server and model."""
+    """Return the error to raise for a failed request, and record news about the server and the model."""
     if isinstance(error, ServerUnavailableError):
         core.forget_with(call.known)
     elif isinstance(error, InferenceError):
         if call.known.spec.is_decoupled and error.status() in _NOT_DONE:
             return InferenceError(
-                f"model {call.known.spec.name!r} is decoupled, so it answers with any number of responses: ask for "
-                f"them by stream(), over gRPC ({error.message()})",
+                f"model {call.known.spec.name!r} is decoupled: it may send any number of responses; ask for them by "
+                f"stream(), over gRPC ({error.message()})",
                 error.status(),
             )
     elif isinstance(error, PeerError) and not isinstance(error, SlotInDoubtError):
-        core.drop(call.known)  # it is not the model that was known: the next call asks what it is like
+        core.drop(call.known)  # the model has changed: the next call asks for its configuration
     return error
 
 
 def _learned(core: Core, call: Call, result: Result, remedy: str, deadline: float) -> Steps[Result]:
-    """Learn how large outputs are, and return the result with those on GPUs that are wanted there."""
+    """Learn the sizes of outputs, and copy outputs to the GPUs where they are wanted."""
     learned, layout = call.known.learned, call.layout
     rows = layout.batch_size or 1
     if result.overflowed:
@@ -275,8 +275,8 @@ def _grow(core: Core, call: PreparedDirectCall, settings: CallSettings) -> Steps
         byte_size = sum(rooms.values())
         message = (
             f"a prepared call of model {call.known.spec.name!r} has too little room for {', '.join(map(repr, rooms))}, "
-            f"and the pool has no {byte_size} bytes now, so they come back through Triton, which copies them, until it "
-            f"has; release results sooner, raise PoolOptions(max_bytes=...), or say beforehand, beside the "
-            f"other outputs that you want: outputs={rooms}"
+            f"and the pool has no {byte_size} bytes now. Until it has, Triton carries and copies these outputs; "
+            f"release results sooner, raise PoolOptions(max_bytes=...), or give the call room when you prepare it, "
+            f"listed with the other outputs that you want: outputs={rooms}"
         )
         call.known.warn("no memory to grow", message, settings.origin, byte_size)

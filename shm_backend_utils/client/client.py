@@ -40,19 +40,19 @@ Submitted = concurrent.futures.Future[Result]
 
 
 class SubmittedCalls:
-    """The calls of one client that were submitted: without a free thread, they wait until their deadline."""
+    """The submitted calls of one client. Each waits for a free thread, at most until its deadline."""
 
     def __init__(self) -> None:
         self._threads = concurrent.futures.ThreadPoolExecutor(_MOST_AT_ONCE, "shm submit")
         self._lock = threading.Lock()
         self._under_way: set[Submitted] = set()
-        self._with_threads: set[Submitted] = set()  # until their callbacks have returned, which may take as they like
-        self._waiting: dict[Submitted, float] = {}  # for a thread, until a moment; its taker ends it
+        self._with_threads: set[Submitted] = set()  # until their callbacks have returned, which may take long
+        self._waiting: dict[Submitted, float] = {}  # for a thread, with their deadlines; the code that pops one ends it
         self._watch: Repeater | None = None
         call_after_fork(self)
 
     def submit(self, call: Callable[[], Result], deadline: float) -> Submitted:
-        """Have a thread make a call, if one begins with it in time; raises ClosedError after :meth:`close`."""
+        """Queue a call for a thread, which must begin before the deadline; raises ClosedError after :meth:`close`."""
         future = Submitted()
         try:
             self._waiting[future] = deadline
@@ -75,14 +75,14 @@ class SubmittedCalls:
         return future
 
     def close(self) -> None:
-        """Cancel those that have not begun, and take no more. Waits for none. Twice is fine."""
+        """Cancel the calls that have not begun, and accept no more. It does not wait. Twice is fine."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for future in list(self._waiting):
             if self._waiting.pop(future, None) is not None and future.cancel():
                 future.set_running_or_notify_cancel()
 
     def after_fork(self) -> None:
-        """Fail the pending requests in a forked child; no thread of it would ever end them."""
+        """Fail the pending calls in a forked child, which has no threads to finish them."""
         for future in self._under_way:
             concurrent.futures.Future.__init__(future)  # anew: another thread may have held its lock
             future.set_exception(ForkedError("this call"))
@@ -119,40 +119,39 @@ class SubmittedCalls:
 class ShmClient(
     ClientMethods[Result, PreparedCall, Generator[Result, None, None], Explanation, bool, dict[str, Any], None]
 ):
-    """A client of one server. A context manager. May be used from several threads at once.
+    """A client of one server. It is a context manager, and several threads may use it at once.
 
-    Making one removes the regions that this user's killed clients and models left in shared memory.
+    Creating a client removes the regions that killed clients and models of the same user left in shared memory.
 
     Parameters
     ----------
     url : str or Connectable
         ``HOST:PORT`` or ``grpc://HOST:PORT`` for gRPC, ``http://HOST:PORT`` for HTTP; ``grpcs://`` or
-        ``https://`` by TLS. Or an object that connects clients itself, such as a :class:`.ModelHarness`.
+        ``https://`` with TLS. Or an object that connects clients itself, such as a :class:`.ModelHarness`.
     timeout_s : float
-        How long a call may take, in seconds, where it does not say otherwise. It bounds the whole call: questions
-        about the model, the wait for memory, the copy of the inputs, and all requests. Some steps cannot be
-        interrupted, and may add to it: a copy that has begun, the next 128 MiB of new memory, and the look-up of the
-        server's host name.
+        The default time limit of a call, in seconds. It covers the whole call: questions about the model, the wait
+        for memory, the copy of the inputs, and all requests. Some steps cannot be interrupted, so a call may take
+        longer: a copy that has begun, the next 128 MiB of new memory, and the look-up of the server's host name.
     path : str
-        ``"auto"``: ``"direct"`` where the model declares it and the memory can be shared, else ``"triton-shm"``, else
-        ``"inline"``. One of these by name: that, or an error.
+        ``"auto"`` takes ``"direct"`` if the model declares it and the memory can be shared, else ``"triton-shm"``,
+        else ``"inline"``. If you name one of these three, a call takes that path or raises an error.
     pool : PoolOptions, optional
         How much shared memory to use.
     tls : Tls, optional
-        Certificates.
+        Certificates for ``grpcs://`` and ``https://``.
     cuda : CudaAccess, optional
-        For tensors on GPUs; by default NVIDIA's bindings of the driver, loaded when a call has one first.
+        Access to CUDA, for tensors on GPUs. By default NVIDIA's driver bindings, loaded when a call first needs them.
     wait_ready_s : float, optional
-        How long to wait for a server that is not up yet, or loads its models, in seconds; by default not at all.
+        How long to wait, in seconds, for a server that is starting or loading its models; by default not at all.
     inline_bytes : int, optional
-        Small tensors are faster in band. A call of ``path="auto"`` goes in band if its inputs and outputs, each rounded
-        up to 256 bytes, take at most so many bytes together. Their sizes must be known, and the model has no strings.
-        0 turns this off. The defaults, 16,384 over gRPC and 0 over HTTP, were measured.
+        With ``path="auto"``, a call goes inline if its inputs and outputs take at most this many bytes together, each
+        rounded up to 256: this is faster for small tensors. Their sizes must be known, and the model must have no
+        strings. 0 turns this off. The defaults, 16,384 over gRPC and 0 over HTTP, were measured.
 
     Raises
     ------
     ServerUnavailableError
-        No server answers there; or it was not ready in time.
+        No server answers at this URL, or it was not ready in time.
     """
 
     _driver: BlockingDriver
@@ -171,14 +170,14 @@ class ShmClient(
         library: LibraryName | None = None,
         **options: Unpack[RequestOptions],
     ) -> concurrent.futures.Future[Result]:
-        """As :meth:`infer`, without waiting for the answer. All inputs have been copied when this returns.
+        """Call :meth:`infer` without waiting for the answer. All inputs have been copied when this returns.
 
-        It waits for memory: a caller that submits faster than the model answers is slowed down to its pace. The time
-        runs from here to the answer. ``split`` is not possible.
+        It waits for memory, so you cannot submit faster than the model answers for long. ``timeout_s`` runs from this
+        call to the answer. ``split`` is not available.
 
-        It raises the errors of :meth:`infer` that are found before anything is sent; the future's ``result()`` raises
-        those of the server. The result keeps its shared memory as long as the future lives; an error stays unseen until
-        you call ``result()``.
+        It raises the errors of :meth:`infer` that are found before anything is sent. The future's ``result()`` raises
+        those of the server, which you do not see until you call it. The result keeps its shared memory as long as the
+        future lives.
         """
         core = self._open_core()
         settings = self._settings.of_call("submit", model, path, timeout_s, options, cuda_stream, library)
@@ -195,11 +194,11 @@ class ShmClient(
     def close(self) -> None:
         """Close the connection and remove the shared memory. Arrays of results stay valid. Twice is fine.
 
-        It waits up to a second for streams that have not ended, whose users get a ClosedError.
+        It waits up to a second for streams that have not ended; their users get a ClosedError.
 
         It unregisters the memory of the path triton-shm. If you do not close a client, the server keeps that memory
-        as long as it runs. A ResourceWarning names the line that made such a client,
-        when it is garbage: to ask the server then might take long, which a finalizer must not.
+        until it stops. When such a client is garbage-collected, a ResourceWarning names the line that created it. A
+        finalizer does not unregister the memory, because asking the server may take long.
         """
         core, self._core = self._core, None
         if core is not None and not core.is_forked:
@@ -242,6 +241,6 @@ class ShmClient(
 
 
 def _give_up(call: Steps[Result]) -> None:
-    """End a call that no thread will make, as its future was cancelled, or is late."""
-    with contextlib.suppress(ValueError):  # a thread makes it: this is a forked child
+    """Close a call that no thread will run, because its future was cancelled or is late."""
+    with contextlib.suppress(ValueError):  # a thread of the parent was running it: this is a forked child
         call.close()

@@ -40,7 +40,7 @@ __all__ = ["ClientMemory", "Core", "inline_instead", "open_call"]
 
 
 class ClientMemory:
-    """A client's slots, until it is garbage or the interpreter exits; CallerError if the options are something else."""
+    """A client's slots, until it is garbage or the interpreter exits; CallerError if ``options`` has another type."""
 
     def __init__(self, owner: object, options: PoolOptions, cuda: CudaAccess) -> None:
         if not isinstance(options, PoolOptions):
@@ -67,27 +67,27 @@ T = TypeVar("T")
 
 
 class Core:
-    """One client's memory and knowledge; up to ``inline_bytes`` of tensors go in band, by default as the codec says."""
+    """One client's memory, and its knowledge of the server and its models."""
 
-    codec: Codec  # from the first connection on, as the two that follow
+    codec: Codec  # set by connect(), as the next two
     registrations: Registrations
     paths: PathChooser
 
     def __init__(self, memory: ClientMemory) -> None:
         options = memory.pool.options
-        self.known: dict[tuple[str, str], KnownModel] = {}  # the models that it has called, and their versions
+        self.known: dict[tuple[str, str], KnownModel] = {}  # the models called so far, by name and version
         self.tally = Tally()
         self.pool = memory.pool
         self.gpus = Gpus(memory.bank, options.lend_bytes)
         self.on_gpus = functools.partial(device_source, self.gpus)
         self.copied_from_gpus = functools.partial(device_source, self.gpus, lends=False)
         self.once = Once()
-        self.is_forked = False  # a copy, in a forked child, of its parent's client
-        self.is_closed = False  # or begins to be
+        self.is_forked = False  # whether this is the copy in a forked child
+        self.is_closed = False  # or is being closed
         call_after_fork(self)
 
     def connect(self, transport: Transport | AsyncTransport, inline_bytes: int | None) -> None:
-        """Take note of the connection, before anything is asked by it."""
+        """Take the connection, before its first request; without ``inline_bytes``, the codec's default holds."""
         codec = self.codec = transport.codec
         self.registrations = Registrations(codec)
         inline_bytes = codec.inline_bytes if inline_bytes is None else inline_bytes
@@ -106,7 +106,7 @@ class Core:
         return "open" if hasattr(self, "codec") else "not connected yet"
 
     def rest_at_server(self) -> str | None:
-        """Return a warning's words on memory that an unclosed client leaves at the server; None if it was closed."""
+        """Return the warning's end, on memory that an unclosed client leaves at the server; None if it was closed."""
         if self.is_closed:
             return None
         kept = ": the server keeps the memory that it has registered there"
@@ -118,7 +118,7 @@ class Core:
             yield Send(self.codec.ask("model config"), deadline)
         except InferenceError as error:
             if not is_answer(error):
-                raise  # else it has no model of that name, but it is there
+                raise  # else it has no such model, but it answers
 
     def fitting(self, settings: CallSettings, look: Callable[[KnownModel], T]) -> Steps[tuple[KnownModel, T]]:
         """Return a call's model and ``look(model)``; if the tensors do not fit, fetch the model anew and look again."""
@@ -165,7 +165,7 @@ class Core:
         return path
 
     def known_model(self, settings: CallSettings, since: float = -math.inf) -> Steps[KnownModel]:
-        """Return a call's model, with its paths, as of a moment or later; of many calls, one finds it out."""
+        """Return a call's model with its paths, as found at ``since`` or later; of many calls, only one asks."""
         key = settings.model, settings.version
 
         def ask() -> Steps[KnownModel]:
@@ -205,13 +205,13 @@ class Core:
         return known
 
     def drop(self, known: KnownModel) -> None:
-        """Forget one model, which has turned out to be another than it was."""
+        """Forget one model, which turned out to have changed."""
         for key, each in list(self.known.items()):
             if each is known:
                 self.known.pop(key, None)
 
     def forget_with(self, known: KnownModel) -> None:
-        """Forget the server and its models, if this one is among them: it may have others, and other flags, by now."""
+        """Forget the server and its models, if this one is among them: it may have been restarted with others."""
         if known in self.known.values():
             self.known.clear()
             self.paths.forget_server()
@@ -219,7 +219,7 @@ class Core:
 
 _LOG: Final = logging.getLogger(__name__)
 _MOST_IN_A_MESSAGE: Final = 2**31 - 2**20
-"""Of inputs: protobuf counts in 31 bits, and their names, shapes and the like need some room."""
+"""Bytes of inputs: protobuf's sizes have 31 bits, and names, shapes and the like need some room."""
 
 
 def open_call(core: Core, path: str, plan: Plan, kind: type[DirectCall] = DirectCall) -> Steps[Call]:
@@ -251,14 +251,14 @@ def open_call(core: Core, path: str, plan: Plan, kind: type[DirectCall] = Direct
     if byte_size > _MOST_IN_A_MESSAGE:
         raise TensorError(
             next(iter(layout.table.inputs)),
-            f"the inputs of model {known.spec.name!r} take {byte_size:,} bytes, and a message carries less than 2 GiB: "
-            "make several calls, or open path direct or triton-shm: client.explain(model) says why they are closed",
+            f"the inputs of model {known.spec.name!r} take {byte_size:,} bytes, but a message carries less than 2 GiB; "
+            "make several calls, or use the path direct or triton-shm (client.explain(model) says why it is closed)",
         )
     return _staged(core, InlineCall(core.codec, settings, known, layout, wanted, output_devices), given)
 
 
 def inline_instead(core: Core, settings: CallSettings, known: KnownModel, error: NoSharedMemoryError) -> Steps[None]:
-    """Have a call go inline, as the machine has no shared memory for it; raise the error if it must not."""
+    """Let a call go inline, because the machine has no shared memory for it; raise the error if it must not."""
     if settings.path != "auto":
         raise error
     try:
@@ -271,7 +271,7 @@ def inline_instead(core: Core, settings: CallSettings, known: KnownModel, error:
 
 
 def _direct(core: Core, plan: Plan, kind: type[DirectCall]) -> Steps[DirectCall]:
-    """Take memory for a call of the direct path: on GPUs, too; or on the host, beside others like it, or by itself."""
+    """Take memory for a call on the direct path: on GPUs, too; or on the host, beside similar calls or by itself."""
     settings, known, layout, given, wanted, output_devices = plan
     is_prepared, row = kind is PreparedDirectCall, None
     if layout.devices or layout.lent:

@@ -1,4 +1,4 @@
-"""Errors between a client and its server; each is also an exception that users of ``tritonclient`` catch."""
+"""Errors between a client and its server; failed requests raise subclasses of tritonclient's exception."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class InferenceError(_OfServerError, PeerError):
 
 
 class DeadlineExceededError(InferenceError, TimeoutError):
-    """The server did not answer in time. The model may still be running."""
+    """The call's time ran out. If the request was sent, the model may still be running."""
 
 
 class OutputRoomError(InferenceError, ValueError):
@@ -66,24 +66,24 @@ class OutputRoomError(InferenceError, ValueError):
 
 
 class InputMissingError(InferenceError, MissingTensorError):
-    """The model wants an input that the request does not have. Its configuration calls all inputs optional."""
+    """The model needs an input that the request lacks, although its configuration declares all inputs optional."""
 
     def __init__(self, message: str, status: str | None, tensor: str) -> None:
-        """Keep the server's message. ``tensor`` names the input; it is empty where the request has no input."""
+        """Keep the server's message. ``tensor`` names the input; it is empty if the message names none."""
         InferenceError.__init__(self, message, status)
         self.tensor = tensor
 
 
 class MemoryRefusedError(InferenceError):
-    """The server, or the model, could not open the call's memory, or not any more. The model has not run."""
+    """The server or the model could not open the call's shared memory. The model has not run."""
 
 
 class LivenessUnknownError(PeerError):
-    """The server calls a model ready, and nothing tells whether the model's process is alive."""
+    """The server reports a model as ready, but the client cannot tell whether the model's process is alive."""
 
 
 class ServerUnavailableError(_OfServerError, MachineError, ConnectionError):
-    """No server answers there. The request did not reach one."""
+    """The server cannot be reached, or is not ready. The request did not reach it."""
 
 
 class ConnectionLostError(ServerUnavailableError):
@@ -91,7 +91,7 @@ class ConnectionLostError(ServerUnavailableError):
 
 
 class UnknownHostError(ServerUnavailableError):
-    """The host name in the URL means nothing to this machine."""
+    """This machine cannot resolve the host name in the URL."""
 
 
 class TlsError(ServerUnavailableError):
@@ -99,19 +99,19 @@ class TlsError(ServerUnavailableError):
 
 
 class PathUnavailableError(CallerError):
-    """You asked for a path by name, and it is closed; the message gives the reason and the remedy."""
+    """The path that you named is closed, or with ``"auto"`` all are; the message gives the reason and the remedy."""
 
 
 class TimeoutValueError(CallerError, ValueError):
-    """A time to wait is not above 0."""
+    """A time limit is not a number of seconds above 0 and at most a year."""
 
 
 class ForkedError(ClosedError):
-    """The client was made by a process that this one was forked from: its memory and its connection are not ours."""
+    """The client belongs to the process that this one was forked from; its memory and connection do not work here."""
 
     def __init__(self, what: str) -> None:
         CallerError.__init__(
-            self, f"{what} was made by another process, of which this one is a fork; make a new one in this process"
+            self, f"{what} belongs to the process that this one was forked from; make a new one in this process"
         )
 
 
@@ -132,7 +132,7 @@ def translated(status: str | None, message: str, address: str) -> ShmError:
 
 def deadline_exceeded(address: str = "") -> DeadlineExceededError:
     return DeadlineExceededError(
-        "the server did not answer before the deadline; raise timeout_s, or see whether model.py answers"
+        "the server did not answer before the deadline; raise timeout_s, or check that model.py answers"
         f"{_of_proxies(address)}",
         _DEADLINE,
     )
@@ -145,8 +145,8 @@ def out_of_time(doing: str, unsent: str = "its request was") -> DeadlineExceeded
 
 def stream_held(model: str) -> DeadlineExceededError:
     return DeadlineExceededError(
-        f"model {model!r} has no place for its next response: this client holds as many results of the stream as there "
-        "are frames. Release them (leave their with blocks), keep copies (result.copy()), or ask for more frames",
+        f"model {model!r} has no free frame for its next response: this client holds a result in each frame of the "
+        "stream. Release results (leave their with blocks), keep copies (result.copy()), or ask for more frames",
         _DEADLINE,
     )
 
@@ -154,9 +154,9 @@ def stream_held(model: str) -> DeadlineExceededError:
 def unavailable(address: str, reason: str) -> ServerUnavailableError:
     """Return the error for a server that cannot be reached, or not any more."""
     if _NOT_HTTP.search(reason):
-        return ServerUnavailableError(  # without the reason: it has the bytes that came
-            f"what listens at {address} does not speak HTTP, or not without TLS (https://); is this its port? Triton's "
-            "HTTP is on 8000 by default, and its gRPC on 8001, as grpc://HOST:PORT",
+        return ServerUnavailableError(  # without the reason, which quotes the received bytes
+            f"the server at {address} does not speak HTTP, or only with TLS (https://); check the port. Triton's HTTP "
+            "is on 8000 by default, and its gRPC on 8001, as grpc://HOST:PORT",
             _UNAVAILABLE,
         )
     found = (each[1:] for each in _REASONS if each[0].search(reason))
@@ -165,7 +165,7 @@ def unavailable(address: str, reason: str) -> ServerUnavailableError:
 
 
 def proxy_for(address: str) -> str:
-    """Return the environment variable by which gRPC goes to an address over a proxy; empty if it goes by none."""
+    """Return the environment variable that makes gRPC use a proxy for an address; empty if none does."""
     name = next((name for name in _PROXIES if os.environ.get(name)), "")
     host = urllib.parse.urlsplit(address).hostname
     excluded = next(filter(None, map(os.environ.get, _EXCLUDING)), "").split(",")
@@ -173,14 +173,14 @@ def proxy_for(address: str) -> str:
 
 
 def _of_proxies(address: str) -> str:
-    """Return what to say of a proxy in the environment: the variable alone, as its value may have a password."""
+    """Return a hint on a proxy in the environment; it names the variable alone, as its value may have a password."""
     name = proxy_for(address)
     if not name:
         return ""
     host = urllib.parse.urlsplit(address).hostname
     if address.startswith("http"):
-        return f"; over HTTP this client asks no proxy, whatever the environment variable {name} says"
-    return f"; gRPC goes by the proxy in the environment variable {name}: if it must not, set no_proxy={host}"
+        return f"; over HTTP this client uses no proxy, and ignores the environment variable {name}"
+    return f"; gRPC uses the proxy in the environment variable {name}; to connect without it, set no_proxy={host}"
 
 
 _PROXIES: Final = ("grpc_proxy", "https_proxy", "http_proxy")
@@ -191,11 +191,11 @@ _NOBODY: Final = (
 )
 _DEAD_STUB: Final = re.compile(r"(?i)stub process \S+ is not healthy\.$")
 _OF_DEAD_STUBS: Final = (
-    "The model's process has died: the server's log, or the kernel's, tells of what. Load the model again, or start "
-    "the server anew"
+    "The model's process has died; the server's log or the kernel's log has the cause. Load the model again, or "
+    "restart the server"
 )
 _NOT_HTTP: Final = re.compile(r"(?i)bad ?status ?line")
-# The words of gRPC, sockets and httptools for it; from the most telling to the least.
+# Error texts of gRPC, sockets and httptools, from the most specific to the least.
 _REASONS: Final[tuple[tuple[re.Pattern[str], type[ServerUnavailableError], str], ...]] = (
     (
         re.compile(r"\[SSL|SSL_ERROR|SSL routines|CERTIFICATE_VERIFY|WRONG_VERSION_NUMBER|(?i:(ssl|tls) handshake)"),
@@ -209,14 +209,14 @@ _REASONS: Final[tuple[tuple[re.Pattern[str], type[ServerUnavailableError], str],
             r"no address associated|domain name not found"
         ),
         UnknownHostError,
-        "the host of {address} is not known to this machine; is its name right?",
+        "this machine cannot resolve the host name in {address}; check its spelling",
     ),
     (re.compile(r"(?i)Connection refused|Connect call failed"), ServerUnavailableError, _NOBODY),
     (
         re.compile(r"(?i)http1.x server|Failed parsing HTTP/2"),
         ServerUnavailableError,
-        "what listens at {address} speaks HTTP, and not gRPC; is this its port? Triton's gRPC is on 8001 by default, "
-        "and its HTTP on 8000, as http://HOST:PORT",
+        "the server at {address} speaks HTTP, and not gRPC; check the port. Triton's gRPC is on 8001 by default, its "
+        "HTTP on 8000, as http://HOST:PORT",
     ),
     (
         re.compile(r"(?i)failed to connect"),

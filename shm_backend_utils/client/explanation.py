@@ -55,7 +55,7 @@ class Check:
     needed_by : tuple of str
         The paths that are closed if the outcome is False.
     is_passing : bool
-        Whether the outcome may be another one at any time.
+        Whether the outcome is temporary, so that the client checks again at the next call.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Check:
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """Why calls of a model take the path that they take. Its text is a table for people.
+    """Why calls of a model take their path. Printed, it is a table.
 
     Attributes
     ----------
@@ -82,7 +82,7 @@ class Explanation:
     path : str or None
         Which path ``path="auto"`` takes; None if all are closed.
     reason : str
-        Why not a better one.
+        Why they take no better path.
     checks : tuple of Check
     """
 
@@ -92,7 +92,7 @@ class Explanation:
     checks: tuple[Check, ...]
 
     def open(self, path: str) -> bool:
-        """Return whether nothing is known to stand against a path; True also where something could not be checked."""
+        """Return whether a path has no known obstacle; True also if a check could not be made."""
         return not self.obstacles(path)
 
     def obstacles(self, path: str) -> list[Check]:
@@ -112,24 +112,24 @@ class Explanation:
 
 @dataclass(frozen=True, repr=False)
 class ClientStats:
-    """Figures of a client, from its beginning to now. Shown, they are a table.
+    """Counters of a client since it was created. Printed, they are a table.
 
     Attributes
     ----------
     requests, failures : int
-        Requests that ended, and those of them that raised. A split call is several.
+        Requests that ended, and how many of these raised. A split call counts as several.
     retries : int
-        Requests that were sent again, because the first had certainly not started.
+        Requests that were sent again, because the first attempt had certainly not started.
     bytes_avoided : int
         Bytes of tensors that lay in shared memory and so did not cross the network.
     paths : mapping of str to int
         Requests with a result, by the path that they took.
     reasons : mapping of str to str
-        For each model: which path, and why not a better one.
+        For each model: its path, and why it takes no better one.
     slot_waits : int
         Calls that had to wait for memory.
     slots_held, slots_idle, quarantined : int
-        Slots that calls or arrays hold now; that are free; and that wait for a model to be done with them.
+        Slots that calls or arrays hold now; free slots; and slots that wait until a model is done with them.
     pool_bytes, pool_max_bytes : int
         The size of all slots now, and the most that it may be.
     """
@@ -171,7 +171,7 @@ class Tally:
     """Counts. Thread-safe."""
 
     def __init__(self) -> None:
-        # A stream without references ends, and is counted, in the garbage collector: in a locked section, too.
+        # The garbage collector may end and count a stream at any time, even while this thread holds the lock.
         self.lock = threading.RLock()
         self.failure_count = 0
         self.retries = 0

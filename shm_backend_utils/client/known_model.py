@@ -28,14 +28,14 @@ _COPIES: Final[Mapping[str, str]] = {
     "inline": "which copies every tensor several times",
 }
 COPIES_MATTER: Final = 64 * 2**10
-"""From this size on a copy takes longer than what a call takes anyway."""
+"""From this size on, a copy takes longer than the rest of a call."""
 
 
 class CopyWarning(UserWarning):
-    """Tensors are copied that need not be; the message says why, and what to do about it.
+    """Tensors are copied that need not be; the message says why, and how to avoid it.
 
-    It comes once for each model and reason, where a call leaves the choice to the library, and from 64 KiB on: smaller
-    tensors are copied in no time. If you mean to copy, ask for the path by name, or silence the warning:
+    It comes once for each model and reason, if a call leaves the choice of the path to the client, and only from 64 KiB
+    on: smaller copies take almost no time. If you accept the copy, name the path in the call, or silence the warning:
     ``warnings.simplefilter("ignore", CopyWarning)``.
     """
 
@@ -55,8 +55,8 @@ class KnownModel:
         self.sealed: Check | None = None  # whether it can fetch sealed memory; None until that was tried
         self.explanation: Explanation | None = None  # None until a call has found out
         self.path: str | None = None  # the one that the explanation has
-        self.inline_end = 0  # up to where the tensors of a call with one slot may end so that it goes in band
-        self.open_paths: frozenset[str] = frozenset()  # against which it has nothing
+        self.inline_end = 0  # a call with one slot goes inline if its tensors end here or before
+        self.open_paths: frozenset[str] = frozenset()  # those without a known obstacle
         self.reason = ""  # why its calls take no better path, as it was found last
         self.warned: set[str] = set()  # which copies the user was warned of: one entry for each path, and each output
         self.seen = time.monotonic()  # when the server was asked last
@@ -89,18 +89,18 @@ class KnownModel:
 
     @property
     def is_worth_another_look(self) -> bool:
-        """Whether its calls might take a better path, had its configuration changed meanwhile."""
+        """Whether to ask the server again: a changed configuration might allow its calls a better path."""
         return self.path not in (None, _BEST) and time.monotonic() - self.seen > _SECOND_LOOK_S
 
     def warn(self, what: str, message: str, origin: Origin, byte_size: float = math.inf) -> None:
-        """Warn that so many bytes are copied: once for each ``what``, and not of few."""
+        """Warn of a copy, once for each ``what``, unless ``byte_size`` is small."""
         if byte_size >= COPIES_MATTER and what not in self.warned:
             self.warned.add(what)
             warnings.warn_explicit(message, CopyWarning, origin.code.co_filename, origin.line, registry=None)
 
     def warn_of_path(self, path: str, why: str, byte_size: float, origin: Origin) -> None:
         """Warn that a call does not take the direct path, though it might take any; ``why`` names the obstacle."""
-        message = f"is called on the path {path}, {_COPIES[path]}: {why}; if that is meant, say path={path!r}"
+        message = f"is called on the path {path}, {_COPIES[path]}: {why}; to accept that, give path={path!r}"
         self.warn(f"path {path}", f"model {self.spec.name!r} {message}", origin, byte_size)
 
     def warn_of_overflow(self, overflowed: Mapping[str, int], remedy: str, origin: Origin) -> None:

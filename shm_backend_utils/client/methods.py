@@ -1,4 +1,4 @@
-"""The methods of both clients: inference, and by tritonclient's names the server's health and its models."""
+"""The methods of both clients: inference, and the server's health and models under tritonclient's method names."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ _NO_FILES: Final[Mapping[str, bytes]] = {}
 
 
 class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, ExplanationT, BoolT, DictT, NoneT]):
-    """Either client. :class:`ShmClient` returns the documented values; the others return coroutines of them.
+    """The methods of both clients. :class:`ShmClient` returns the documented values, the other coroutines of them.
 
-    The methods that ask the server, but for inference, take ``timeout_s``: how long the server may take, in seconds;
-    by default the client's own. A refusal of the server is an InferenceError; a missing answer is a
-    DeadlineExceededError or ServerUnavailableError. Answers are in JSON's types, and of the same shape over gRPC and
-    HTTP.
+    The methods from ``is_server_live`` to ``unload_model`` take ``timeout_s``: how long the server may take, in
+    seconds; the default is the client's. They raise InferenceError if the server refuses, and DeadlineExceededError or
+    ServerUnavailableError if it does not answer. Answers consist of JSON's types, and have the same shape over gRPC
+    and HTTP.
     """
 
     _core: Core | None = None
     _driver: Any
-    _run: Any  # does an operation, and returns its result, or a coroutine of that
+    _run: Any  # runs an operation, and returns its result, or a coroutine of it
     _kind_of_prepared: ClassVar[Any]
-    _most_bytes: ClassVar[float]  # from so many on, a copy gives way to others
+    _most_bytes: ClassVar[float]  # a short call copies fewer than these
 
     def __init__(
         self,
@@ -96,56 +96,56 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
         model : str
             Its name.
         inputs : mapping
-            Name to value. A value is a NumPy array in any memory order, or another array on the host with
+            Maps input names to values. A value is a NumPy array in any memory order, or another array on the host with
             ``__dlpack__``, ``__array_interface__`` or ``__array__``. It may be a list of these, a tensor on a GPU with
-            ``__dlpack__`` or ``__cuda_array_interface__``, or Python numbers and strings. Arrays have the model's dtype
-            and no masked element. Arrays of a list that have one dimension less than the input are its rows. Where the
-            model takes batches, those with as many dimensions as the input are parts of one batch. On the direct path a
-            tensor on a GPU is used where it is, if CUDA IPC can share it, and from ``PoolOptions.lend_bytes`` on;
-            models can see the whole allocation that it is part of.
+            ``__dlpack__`` or ``__cuda_array_interface__``, or Python numbers and strings. Arrays must have the model's
+            dtype and no masked elements. In a list, arrays with one dimension less than the input are its rows. If the
+            model takes batches, arrays with as many dimensions as the input are parts of one batch. The direct path
+            uses a tensor on a GPU in place if it has at least ``PoolOptions.lend_bytes`` bytes and CUDA IPC can share
+            it. Models can then see the whole allocation that it is part of.
         outputs : iterable of str or mapping, optional
-            The outputs wanted, one or more; all if not given. A mapping also says how much room each needs, as bytes,
-            as ``(shape, dtype)``, or as None. Where neither this nor the configuration tells, the size is learned from
-            the first call, whose output comes back through Triton. ``"cuda:0"``, or ``(shape, dtype, "cuda:0")``, has
-            the output on that GPU; all others come to the host, also if the inputs are on a GPU.
+            The outputs that you want, one or more; by default all. A mapping also gives the room for each: bytes,
+            ``(shape, dtype)``, or None. If neither this nor the configuration tells the size, the client learns it from
+            the first call, whose output comes back through Triton. ``"cuda:0"``, or ``(shape, dtype, "cuda:0")``, puts
+            the output on that GPU; all others come to the host, even if the inputs are on a GPU.
         timeout_s : float, optional
-            How long the whole call may take, in seconds, except for the steps that :class:`ShmClient` names; by
-            default the client's own.
+            The time limit of the whole call, in seconds, except for the steps that :class:`ShmClient` names; by
+            default the client's.
         path : str, optional
-            As for the client.
+            As in :class:`ShmClient`; by default the client's.
         split : bool
-            Whether a batch may be larger than the model takes at once: it is sent as several requests, side by side.
+            Whether to send a batch that is too large for the model as several requests, side by side.
         cuda_stream : object, optional
-            The streams of your work that writes inputs on GPUs, or still reads arrays of earlier results there. Each is
-            a stream of torch or CuPy, anything with ``__cuda_stream__``, a ``CUstream`` as a number, or an event; a
-            sequence of these is fine. The call waits for these alone, and these streams wait for outputs that the
-            model's GPU still writes. By default the call waits for all work of this process on the call's GPUs.
+            The streams of your work that writes inputs on GPUs, or still reads earlier results there. Give a stream of
+            torch or CuPy, any object with ``__cuda_stream__``, a ``CUstream`` as a number, an event, or a sequence of
+            these. The call waits only for these, and they wait for outputs that the model's GPU is still writing. By
+            default the call waits for all work of this process on the call's GPUs.
         library : str, optional
-            Whose arrays outputs on GPUs are: ``"torch"``, ``"cupy"``, ``"jax"`` or ``"numba"``; by default the one that
-            inputs on GPUs are of, else :class:`DeviceArray`, which all of them take.
+            The library of the arrays of outputs on GPUs: ``"torch"``, ``"cupy"``, ``"jax"`` or ``"numba"``. By default
+            that of the inputs on GPUs, else :class:`DeviceArray`, which all four can import.
         **options
             See :class:`RequestOptions`.
 
         Returns
         -------
         Result
-            Name to array, of the shapes and dtypes that the model gave. Views of this client's shared memory, where the
-            outputs lie there; it is not used for another call before the result and its arrays are gone.
+            Maps output names to arrays with the shapes and dtypes that the model gave. Outputs in shared memory are
+            views of it. No other call uses that memory until the result and its arrays are gone.
 
         Raises
         ------
         CallerError, TypeError
-            An argument is none that can be sent.
+            An argument cannot be sent.
         TensorError
             The model does not take these tensors.
         PathUnavailableError
-            The path that was asked for is closed; the message says why.
+            The path that you asked for is closed; the message says why.
         PoolExhaustedError, BudgetError, MachineError
             There is not enough shared memory: now, ever, or on this machine.
         InferenceError
             The server refused or failed the request.
         DeadlineExceededError, ServerUnavailableError
-            It did not answer.
+            The server did not answer in time, or cannot be reached.
         """
         core = self._core
         if core is None or core.is_forked:
@@ -166,34 +166,34 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
         library: LibraryName | None = None,
         **options: Unpack[RequestOptions],
     ) -> PreparedT:
-        """Return a call whose inputs are to be filled in place: no copy at all on the direct path.
+        """Return a call whose inputs you fill in place; the direct path then copies no tensor.
 
         Parameters
         ----------
         model, outputs, path, **options
-            As of :meth:`infer`; the options are those of every request.
+            As in :meth:`infer`; the options apply to every request of the call.
         inputs : mapping
-            Name to ``(shape, dtype)``, or ``(shape, dtype, "cuda:0")`` for memory of a GPU. The shape has the batch
-            dimension, where the model has one, and whole numbers alone. Strings are of dtype ``"S20"``: room for 20
-            bytes each, on average. Or to a tensor on a GPU, which then is the input's memory as long as the call lives:
-            C-contiguous, and of a kind that CUDA IPC can share, if the path is direct. Models see the whole allocation
-            that it is part of.
+            Maps input names to ``(shape, dtype)``, or ``(shape, dtype, "cuda:0")`` for memory on a GPU. The shape
+            consists of whole numbers, and includes the batch dimension if the model has one. For strings, dtype
+            ``"S20"`` keeps room for 20 bytes each, on average. A value may also be a tensor on a GPU: it is then the
+            input's memory as long as the call lives. On the direct path it must be C-contiguous and of a kind that CUDA
+            IPC can share, and models see the whole allocation that it is part of.
         timeout_s : float, optional
-            How long this may take, and then each :meth:`PreparedCall.infer`, in seconds; by default the client's own.
+            The time limit of this method, and of each :meth:`PreparedCall.infer`, in seconds; by default the client's.
         library : str, optional
-            Whose arrays inputs on GPUs that are to be filled are, and outputs there; as of :meth:`infer`.
+            The library of the arrays of inputs that you fill on GPUs, and of outputs there; as in :meth:`infer`.
 
         Returns
         -------
         PreparedCall
-            With memory of its own until it is closed, and more of it once outputs of unknown size have found no room.
-            Its arrays are not cleared. It raises the errors of :meth:`infer`, but for those of the server's answer.
+            It owns its memory until it is closed, and takes more after outputs of unknown size found no room. Its
+            arrays are not cleared. ``prepare`` raises the errors of :meth:`infer`, except those of the server's answer.
         """
         core, timeout_s = self._open_core(), self._settings.timeout_of(timeout_s)
         settings = self._settings.of_call("prepare", model, path, timeout_s, options, library=library)
 
         def prepared() -> Steps[Any]:
-            driver = self._driver  # of a client that is open, which it need not be when there is memory
+            driver = self._driver  # read while the client is open: it may be closed before there is memory
             call = yield from prepare(core, settings, inputs, outputs)
             return self._kind_of_prepared(core, call, timeout_s, driver)
 
@@ -212,32 +212,32 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
         library: LibraryName | None = None,
         **options: Unpack[RequestOptions],
     ) -> StreamT:
-        """Return the responses of a decoupled model as they come. Over gRPC, which alone has streams.
+        """Return the responses of a decoupled model as they come. This needs gRPC.
 
-        On the direct path each response lies in one of ``frames`` places of a ring. The model waits, for some time,
-        where its next place is still in use: until the result there is released and its arrays are gone. So keep fewer
-        results than there are frames, or copies of them.
+        On the direct path the responses lie in a ring of ``frames`` places. If the next place is still in use, the
+        model waits for some time, until you release the result there and its arrays are gone. So keep fewer results
+        than there are frames, or keep copies.
 
         A response that finds too little room comes back through Triton, and the client's next stream has room for it.
 
         Parameters
         ----------
         model, inputs, outputs, path, cuda_stream, library, **options
-            As of :meth:`infer`, though tensors on GPUs go over the host. An output's room is that of one response.
+            As in :meth:`infer`, but tensors on GPUs are copied through the host. An output's room is for one response.
         timeout_s : float, optional
-            The longest wait for each response, in seconds; by default the client's own. The stream as a whole has
-            no bound.
+            The longest wait for each response, in seconds; by default the client's. The stream as a whole has no time
+            limit.
         frames : int, optional
             How many responses of a decoupled model may lie in shared memory at once, 1 to 64; by default 8, or 4
-            where these take more than ``PoolOptions(stream_guess_bytes=...)``.
+            if 8 would take more than ``PoolOptions(stream_guess_bytes=...)``.
 
         Returns
         -------
         iterator of Result
-            Nothing is sent before it is asked for the first. Each result's arrays are valid as long as they live. To
-            stop early, ``close()`` the iterator, or drop it. It raises the errors of :meth:`infer`, but for arguments
-            that cannot be sent, which this method refuses; and a CallerError if the client speaks HTTP. It is a
-            DeadlineExceededError if no response came in time: the model may be waiting for results to be released.
+            The request is sent when you ask for the first result. Each result's arrays are valid as long as they live.
+            To stop early, ``close()`` the iterator, or drop it. It raises the errors of :meth:`infer`, and CallerError
+            over HTTP; for arguments that cannot be sent, this method itself raises. DeadlineExceededError means that no
+            response came in time: the model may be waiting for you to release results.
         """
         core = self._open_core()
         settings = self._settings.of_call("stream", model, path, timeout_s, options, cuda_stream, library)
@@ -247,18 +247,18 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
     def explain(self, model: str, *, model_version: str = "") -> ExplanationT:
         """Check anew which path calls of a model take, and why.
 
-        Printed, the answer is a table: a line for each condition, with what to do. By default the server chooses the
-        version. It is an InferenceError if the server has no such model.
+        Printed, the answer is a table: one line for each condition, with the remedy. By default the server chooses the
+        version. Raises InferenceError if the server has no such model.
         """
         deadline = time.monotonic() + self._settings.timeout_s
         return self._run(self._open_core().explain(model, model_version, deadline))
 
     def stats(self) -> ClientStats:
-        """Return this client's counters: figures of this moment, which do not change afterwards."""
+        """Return a snapshot of this client's counters."""
         return self._open_core().stats()
 
     def is_server_live(self, *, timeout_s: float | None = None) -> BoolT:
-        """Return whether the server is up. If no server answers, it raises."""
+        """Return whether the server is up. Raises ServerUnavailableError if no server answers."""
         return self._ask(timeout_s, is_so, "server live")
 
     def is_server_ready(self, *, timeout_s: float | None = None) -> BoolT:
@@ -266,18 +266,18 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
         return self._ask(timeout_s, is_so, "server ready")
 
     def is_model_ready(self, model: str, model_version: str = "", *, timeout_s: float | None = None) -> BoolT:
-        """Return whether a model is loaded and its processes live; of an ensemble, whether its steps are ready.
+        """Return whether a model is loaded and its processes are alive; of an ensemble, whether its steps are ready.
 
-        Triton before 26.01 calls a model ready whose process has died. So the processes of a Python model are looked
-        at, where this one sees them; and a session is asked for a sign of life, which ``model.py`` does not see. A
-        model whose ``call.forward`` finds no memory is not ready, either.
+        Triton before 26.01 reports a model as ready even if its process has died. So this method looks for the
+        processes of a Python model, if this process can see them. It also asks the model's session for a sign of life;
+        ``model.py`` does not see that request. A model whose ``call.forward`` finds no memory is not ready either.
 
         Raises
         ------
         DeadlineExceededError
             The model was busy for longer than ``timeout_s``: the question waits for its turn.
         LivenessUnknownError
-            A Python model gives no sign of life, on a server before 26.01 whose processes are not seen from here.
+            A Python model gave no sign of life, on a server before 26.01 whose processes this process cannot see.
         """
         return self._ask(timeout_s, is_model_ready, model, model_version)
 
@@ -296,7 +296,7 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
     def get_inference_statistics(
         self, model: str = "", model_version: str = "", *, timeout_s: float | None = None
     ) -> DictT:
-        """Return the server's figures of a model, or of all: ``{"model_stats": [...]}``."""
+        """Return the server's statistics of a model, or of all models: ``{"model_stats": [...]}``."""
         return self._ask(timeout_s, ask, "model statistics", model, model_version)
 
     def load_model(
@@ -307,15 +307,15 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
         files: Mapping[str, bytes] = _NO_FILES,
         timeout_s: float | None = None,
     ) -> NoneT:
-        """Have a model loaded, or loaded anew, by a server with ``--model-control-mode=explicit``.
+        """Load or reload a model, on a server with ``--model-control-mode=explicit``.
 
-        ``config`` is its configuration as JSON, instead of that in the repository; ``files``, which need it, are its
-        files instead of those there: ``{"file:1/model.py": b"..."}``.
+        ``config``, as JSON, replaces the configuration in the repository. ``files`` replace the model's files there,
+        and need ``config``: ``{"file:1/model.py": b"..."}``.
         """
         return self._ask(timeout_s, load, model, config, files)
 
     def unload_model(self, model: str, *, unload_dependents: bool = False, timeout_s: float | None = None) -> NoneT:
-        """Have a model unloaded; of an ensemble also its steps, if ``unload_dependents``. Requests are ended first."""
+        """Unload a model; ``unload_dependents`` also unloads an ensemble's steps. Requests under way end first."""
         return self._ask(timeout_s, unload, model, unload_dependents)
 
     def __repr__(self) -> str:
@@ -327,11 +327,11 @@ class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, Exp
 
     @abstractmethod
     def _begin(self) -> None:
-        """Begin to be connected, once this has been made."""
+        """Prepare the connection, at the end of ``__init__``."""
 
     @abstractmethod
     def _responses(self, core: Core, opening: Steps[OpenStream]) -> StreamT:
-        """Return the responses of a stream that is to be opened, as they come."""
+        """Open a stream, and return its responses as they come."""
 
     def _ask(self, timeout_s: float | None, call: Any, *named: Any) -> Any:
         core, deadline = self._open_core(), time.monotonic() + self._settings.timeout_of(timeout_s)

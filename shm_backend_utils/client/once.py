@@ -1,4 +1,4 @@
-"""A search for something that many calls need: one of them makes it, and the others wait for its result."""
+"""A search that many calls need: one of them makes it, and the others wait for its result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Once"]
 T = TypeVar("T")
 
 _Outcome = tuple[Any, ShmError | None]
-"""What one call has found for all: something, or an error."""
+"""The outcome of one call's search, for all: a value, or an error."""
 _Searches = dict[Hashable, "_Over"]
 
 
@@ -26,11 +26,11 @@ class _Over(concurrent.futures.Future["_Outcome | None"]):
     def __init__(self) -> None:
         super().__init__()
         self.thread = threading.get_ident()
-        self.set_running_or_notify_cancel()  # a task that is cancelled while it waits cancels no other's wait
+        self.set_running_or_notify_cancel()  # so that a cancelled waiting task cannot cancel it for the others
 
 
 class _Search:
-    """One call's search, for whose end others wait. It ends with that call at the latest, whatever interrupts it."""
+    """One call's search, for which others wait; it ends with that call at the latest, even if that is interrupted."""
 
     def __init__(self, searches: _Searches, what: Hashable) -> None:
         self._searches, self._what = searches, what

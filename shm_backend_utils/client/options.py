@@ -1,4 +1,4 @@
-"""The options of a call, mostly in tritonclient's words, and those of TLS."""
+"""The options of a call, mostly named as in tritonclient, and those of TLS."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ _KINDS: Final[Mapping[str, tuple[Any, str, Callable[[Any], Any]]]] = {
     "headers": (Mapping, "a mapping", dict),
     "parameters": (Mapping, "a mapping", dict),
 }
-"""What an option may be, in words, too, and what is kept of it: the user's own may change, and JSON has no NumPy."""
+"""Of each option: its type, the same in words, and a function that copies it as a plain value that JSON can hold."""
 _DASHES: Final = str.maketrans("", "", "-_.")
 _LIMITS: Final = {"priority": 2**64, "sequence_id": 2**64, "timeout": 2**63}
 
 
 class RequestOptions(TypedDict, total=False):
-    """Keyword arguments of every call, all optional, as those of ``tritonclient``'s ``infer``.
+    """Optional keyword arguments of every call, mostly named as in ``tritonclient``'s ``infer``.
 
     Attributes
     ----------
@@ -75,8 +75,8 @@ class RequestOptions(TypedDict, total=False):
         For stateful models; with ``sequence_start`` and ``sequence_end``.
     priority : int
     timeout : int
-        Microseconds that the request may wait in the server's queue, where the model allows that. How long this
-        client waits for an answer is ``timeout_s``.
+        Microseconds that the request may wait in the server's queue, if the model allows that. ``timeout_s`` limits
+        how long this client waits for an answer.
     headers : mapping of str to str
         HTTP headers, or gRPC metadata.
     compression : str
@@ -109,8 +109,8 @@ _REMEDIES: Final = {
     "response_compression_algorithm": "use compression, which is for both directions",
     "callback": "use submit(), whose future has add_done_callback(), or AsyncShmClient",
     "query_params": "use parameters, which Triton passes on to the model",
-    "device": "say outputs={'OUTPUT0': 'cuda:0'}; inputs are used where they are",
-    "region": "say it when the client is made: pool=PoolOptions(region=...)",
+    "device": "use outputs={'OUTPUT0': 'cuda:0'}; inputs are used where they are",
+    "region": "give it when you create the client: pool=PoolOptions(region=...)",
     "frames": "only stream() has frames",
     "split": "only infer() can split a batch",
     "stream": "use cuda_stream, for the streams of a GPU",
@@ -126,9 +126,9 @@ class Tls:
     Attributes
     ----------
     root_certificates : str or None
-        Who may have signed the server's certificate; None for the authorities that the machine knows.
+        The authorities that may sign the server's certificate. None for this machine's over HTTP, grpcio's over gRPC.
     private_key, certificate_chain : str or None
-        The client's own, where the server asks for one.
+        The client's own key and certificate, if the server asks for them.
     """
 
     root_certificates: str | None = None
@@ -147,14 +147,14 @@ _REMEDIES_OF_CLIENTS: Final = {
 
 
 def check_keywords(client: str, unknown: Mapping[str, object]) -> None:
-    """Raise TypeError for a keyword argument that a client is not made with, and say what to write instead."""
+    """Raise TypeError for a keyword argument that no client takes; the message says what to write instead."""
     for name in unknown:
         remedy = _remedy(name, _REMEDIES_OF_CLIENTS, _OF_CLIENTS)
         raise TypeError(f"{client}() has no keyword argument {name!r}; {remedy}")
 
 
 def check_options(options: RequestOptions) -> RequestOptions:
-    """Return a copy of the options that say something; TypeError for an unknown one, CallerError for a wrong value."""
+    """Return a copy of the options that are not None; TypeError for an unknown one, CallerError for a wrong value."""
     for name in sorted(options.keys() - _NAMES):
         raise TypeError(f"there is no keyword argument {name!r}; {_remedy(name, _REMEDIES, _OF_CALLS)}")
     checked: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
@@ -187,7 +187,7 @@ def _check_parameters(parameters: Mapping[str, Any]) -> None:
         if not _is_text(name):
             raise CallerError(f"parameters has the name {shown(name)}; expected a str that UTF-8 can encode")
         if name in _OURS:
-            raise CallerError(f"parameter {name!r} is written by the client itself; leave it out")
+            raise CallerError(f"the client sets parameter {name!r} itself; leave it out")
         if name in _RESERVED or name.startswith("triton_"):
             raise CallerError(f"parameter {name!r} is reserved by Triton; use the keyword argument, or another name")
     for name, value in parameters.items():
@@ -226,19 +226,19 @@ def check_library(library: str) -> str:
 
 
 def check_is_installed(library: str | None) -> None:
-    """Raise :class:`CallerError` if an array library that a call needs on GPUs is not there, or knows none."""
+    """Raise :class:`CallerError` if an array library that a call needs is not installed, or is torch without CUDA."""
     if library is None:
         return
     if importlib.util.find_spec(library) is None:
         raise CallerError(f"library is {library!r}, which is not installed here; install it, or leave library out")
     if library == "torch" and not importlib.import_module(library).backends.cuda.is_built():
         raise CallerError(
-            "library is 'torch', which is built without CUDA here; install one for CUDA, or leave library out"
+            "library is 'torch', which is built without CUDA here; install a build with CUDA, or leave library out"
         )
 
 
 def tls_context(tls: Tls) -> ssl.SSLContext:
-    """Return the certificates as sockets take them; CallerError if they cannot be read."""
+    """Return an SSL context with the certificates; CallerError if a file cannot be read."""
     try:
         context = ssl.create_default_context(cafile=tls.root_certificates)
         if tls.certificate_chain is not None:

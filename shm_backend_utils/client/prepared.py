@@ -24,7 +24,7 @@ __all__ = ["CLOSE_OR_WITH", "AsyncPreparedCall", "OfThisProcess", "PreparedCall"
 
 
 class OfThisProcess:
-    """Cannot be pickled: neither connections nor memory go with it."""
+    """An object that cannot be pickled, because its connections and memory belong to one process."""
 
     __slots__ = ()
 
@@ -58,14 +58,14 @@ class Prepared(OfThisProcess, Generic[ResultT]):
 
     @property
     def inputs(self) -> Mapping[str, npt.NDArray[Any]]:
-        """Arrays to be filled before :meth:`infer`: C-contiguous, writable, not cleared; or tensors that were given.
+        """The arrays that you fill before :meth:`infer`: C-contiguous, writable, not cleared. Or tensors that you gave.
 
-        They are views of shared memory, unless the path is inline, of the shapes and dtypes that were given to
-        ``prepare``; strings are arrays of objects. Fill them by ``call.inputs["X"][...] = array``. Those on GPUs are of
-        the ``library`` that ``prepare`` was given, to be filled in its way, or else of :class:`DeviceArray`, over which
-        a library makes its own: ``torch.from_dlpack(call.inputs["X"])``. They serve until the call is closed, and stay
-        valid after that, though no request reads them any more. To ask for one then is a ClosedError, as in a forked
-        child, whose parent has the memory.
+        They have the shapes and dtypes that you gave to ``prepare``. Strings are arrays of objects; others are views of
+        shared memory, unless the path is inline. Fill them by ``call.inputs["X"][...] = array``. On a GPU, an input is
+        an array of the ``library`` that you gave to ``prepare``, else a :class:`DeviceArray`, from which a library
+        makes its own array: ``torch.from_dlpack(call.inputs["X"])``. After :meth:`close`, arrays that you hold stay
+        valid, but no request reads them. Asking for one then raises ClosedError, also in a forked child, whose memory
+        is the parent's.
         """
         if self._core.is_forked:
             raise ForkedError("this call")
@@ -73,52 +73,52 @@ class Prepared(OfThisProcess, Generic[ResultT]):
 
     @property
     def path(self) -> str:
-        """``"direct"``, ``"triton-shm"`` or ``"inline"``: the way that the tensors go."""
+        """``"direct"``, ``"triton-shm"`` or ``"inline"``: the path that the tensors take."""
         return self._call.path
 
     def infer(
         self, *_inputs: NoReturn, timeout_s: float | None = None, cuda_stream: Any = None, **_options: NoReturn
     ) -> ResultT:
-        """Run the model on the contents of :attr:`inputs`; may be called again. Arrays of the last result change then.
+        """Run the model on the contents of :attr:`inputs`. Each further call overwrites the last result's arrays.
 
-        An output that found no room, as one of unknown size may, came back through Triton. Before the next request the
-        call takes memory for as much, if there is some at once; its inputs stay where they are.
+        An output that finds no room, such as one of unknown size, comes back through Triton. Before the next request
+        the call takes memory for it, if the pool has enough at once; the inputs stay where they are.
 
         Parameters
         ----------
         timeout_s : float, optional
             How long to wait for the answer, in seconds; by default the one given to ``prepare``.
         cuda_stream : object, optional
-            As of :meth:`inputs_ready`. Outputs that the model's GPU is still writing are waited for there.
+            As in :meth:`inputs_ready`. These streams wait for outputs that the model's GPU is still writing.
 
         Returns
         -------
         Result
-            Its arrays are views of this call's memory: the next :meth:`infer` writes over them, except for those that
-            it takes other memory for. An output that the model passes on from an input lies where that input does, so
-            filling the input anew changes it. Copy the values that you keep, for example by :meth:`Result.copy`.
+            Its arrays are views of this call's memory. The next :meth:`infer` overwrites them, unless it takes other
+            memory for them. An output that the model passes on from an input shares that input's memory, so filling the
+            input again changes it. Copy the values that you want to keep, for example by :meth:`Result.copy`.
 
         Raises
         ------
         InferenceError, DeadlineExceededError, ServerUnavailableError, PeerError
-            As of :meth:`ShmClient.infer`. Without an answer, the model may still be executing, or begin to.
+            As in :meth:`ShmClient.infer`. Without an answer, the model may still execute the request, now or later.
         SlotInDoubtError
-            It may still be executing an earlier request of this call, which got no answer.
+            The model may still be executing an earlier request of this call that got no answer.
         CallerError
             Another thread is inferring this call.
         """
         if _inputs or _options:
             raise TypeError(
-                "infer() of a prepared call takes timeout_s and cuda_stream alone; write call.inputs['INPUT0'][...] = "
+                "infer() of a prepared call takes only timeout_s and cuda_stream; write call.inputs['INPUT0'][...] = "
                 "array, and give options to prepare()"
             )
         return self._driver.run(self._infer(timeout_s, cuda_stream), self._core.tally)
 
     def inputs_ready(self, cuda_stream: Any) -> None:
-        """Name the work on GPUs that the next request waits for, in place of all of this process's work there.
+        """Name the work on GPUs that the next request waits for, instead of all work of this process there.
 
-        ``cuda_stream`` has the streams of your work that writes the inputs, or still reads arrays of earlier results.
-        As in :meth:`ShmClient.infer` it is a stream, an event recorded behind that work, or a sequence of these.
+        ``cuda_stream`` names the streams of your work that writes the inputs, or still reads earlier results. As in
+        :meth:`ShmClient.infer`, it is a stream, an event recorded after that work, or a sequence of these.
         """
         if self._call.is_closed:
             raise ClosedError("this call")
@@ -151,8 +151,8 @@ class Prepared(OfThisProcess, Generic[ResultT]):
             raise ForkedError("this call")
         if not self._in_use.acquire(blocking=False):
             raise CallerError(
-                "this prepared call is being inferred already, by another thread or task, and has one memory; prepare "
-                "one call for each thread or task"
+                "another thread or task is inferring this prepared call, which has memory for one request at a time; "
+                "prepare one call for each thread or task"
             )
         try:
             if self._call.gpus is not None:
@@ -164,11 +164,11 @@ class Prepared(OfThisProcess, Generic[ResultT]):
 
 
 class PreparedCall(Prepared[Result]):
-    """A call with its own memory, of a :class:`ShmClient`. One thread at a time may infer it."""
+    """A call of a :class:`ShmClient` with its own memory. Only one thread at a time may call :meth:`infer`."""
 
 
 class AsyncPreparedCall(Prepared[Coroutine[Any, Any, Result]]):
-    """A call with its own memory, of an :class:`AsyncShmClient`: as a :class:`PreparedCall`, with ``await``.
+    """A call of an :class:`AsyncShmClient` with its own memory: a :class:`PreparedCall` whose ``infer`` you await.
 
-    Inputs must not change before the answer. Its context manager needs no ``async``.
+    Do not change the inputs before the answer. Its context manager is a plain ``with`` block, without ``async``.
     """

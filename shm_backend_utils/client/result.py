@@ -15,15 +15,15 @@ from ..gpu.arrays.device_array import DeviceArray
 __all__ = ["Arrays", "Result"]
 
 _OF_STREAMS: Final = "triton_final_response"
-_REMEDY: Final = "take arrays from it before its with block ends, or release(): they stay valid"
+_REMEDY: Final = "take arrays from it before its with block ends or release() is called; they stay valid"
 
 
 class Arrays(Mapping[str, npt.NDArray[Any]]):
-    """Arrays by name, to be filled and not replaced: by themselves the inputs of a call."""
+    """Arrays by name that can be filled but not replaced; this class itself holds the inputs of a call."""
 
     _closed: tuple[str, ...] = ("this call",)
     _unknown = "this call has no input {!r}; it has {}"
-    _fixed = "input {0!r} is memory to be filled, and cannot be replaced; write inputs[{0!r}][...] = array"
+    _fixed = "input {0!r} cannot be replaced, only filled; write inputs[{0!r}][...] = array"
 
     def __init__(self, arrays: dict[str, npt.NDArray[Any]] | None) -> None:
         self._arrays = arrays  # None when they were given up
@@ -60,13 +60,13 @@ class Arrays(Mapping[str, npt.NDArray[Any]]):
 class Result(Arrays):
     """A mapping from output names to arrays, and a context manager.
 
-    On the direct path, and on Triton's shared memory, the arrays are views of shared memory: nothing is copied. The
-    memory serves another call when the result *and* every array taken from it are gone; :meth:`release`, or leaving the
-    ``with`` block, gives up the result's own share.
+    On the paths direct and triton-shm, outputs in shared memory are views of it: nothing is copied. Another call may
+    use the memory when the result *and* every array taken from it are gone. :meth:`release`, or leaving the ``with``
+    block, drops the result's own references.
 
-    Outputs on GPUs are arrays of the library that the call names, else of its GPU inputs' library, else of
-    :class:`DeviceArray`. A type checker takes them for NumPy's, unless they go to a name of type ``Any``. If a stream
-    still uses released memory there, name it in the next call's ``stream``.
+    An output on a GPU is an array of the library that the call names, else of the library of its inputs on GPUs, else
+    a :class:`DeviceArray`. Type checkers see NumPy's type, unless you assign it to a name of type ``Any``. If a stream
+    still uses released memory on a GPU, name the stream in the next call's ``cuda_stream``.
 
     All arrays are C-contiguous, writable, and the client's own. Strings are arrays of ``bytes`` objects, which hold no
     shared memory.
@@ -74,12 +74,12 @@ class Result(Arrays):
     Attributes
     ----------
     path : str
-        ``"direct"``, ``"triton-shm"`` or ``"inline"``: the way that this request went.
+        ``"direct"``, ``"triton-shm"`` or ``"inline"``: the path that this request took.
     overflowed : mapping of str to int
         Outputs that found too little room in the slot and came back through Triton, with their sizes in bytes.
     in_response : tuple of str
-        Outputs that came with the response: on the path inline all of them; on triton-shm those of unknown size; on
-        the direct path those that overflowed.
+        Outputs that came with the response: on the path inline all; on triton-shm strings, and those of unknown size;
+        on the direct path those that overflowed.
     bytes_avoided : int
         Bytes of tensors that neither the request nor its response carried.
     read_response : callable
@@ -101,15 +101,15 @@ class Result(Arrays):
     def response(self) -> Any:
         """The server's reply, as ``tritonclient`` returns it; of a split call, that of its first part.
 
-        On the direct path it holds no tensors; :meth:`Result.__getitem__` has them on every path.
+        On the direct path it holds only tensors that overflowed; ``result["OUTPUT0"]`` works on every path.
         """
         return self.read_response()
 
     @property
     def parameters(self) -> dict[str, str | bool | int | float]:
-        """The model's ``call.response_parameters``; of a split call, its first part.
+        """The parameters that the model set as ``call.response_parameters``; of a split call, those of its first part.
 
-        Empty where it said nothing; the Python backend of a Triton before 2.55 (25.02) cannot.
+        Empty if the model set none. The Python backend of Triton before 2.55 (25.02) cannot send any.
         """
         response = self.read_response().get_response()
         if isinstance(response, dict):
@@ -121,28 +121,28 @@ class Result(Arrays):
         return {name: value for name, value in said.items() if name != _OF_STREAMS}
 
     def release(self) -> None:
-        """Give up the arrays. Those that were taken out stay valid, and keep their memory. Twice is fine."""
+        """Drop the result's arrays. Arrays that you took from it stay valid and keep their memory. Twice is fine."""
         self._arrays = None
 
     def copy(self) -> dict[str, npt.NDArray[Any]]:
-        """Return all outputs as writable arrays of their own, which hold no shared memory.
+        """Return copies of all outputs: writable arrays that hold no shared memory.
 
-        An output on a GPU is copied there, by its own library, and of that. ClosedError if the result was released.
+        An output on a GPU is copied on that GPU, by its own library. Raises ClosedError if the result was released.
         """
         return {name: _copied(array) for name, array in self._held().items()}
 
-    if not TYPE_CHECKING:  # type checkers shall refuse the methods of tritonclient's results, among others
+    if not TYPE_CHECKING:  # type checkers must reject unknown names, such as methods of tritonclient's results
 
         def __getattr__(self, name: str) -> NoReturn:
             if name == "as_numpy":
-                remedy = "; an output is result['OUTPUT0'], of any name"
+                remedy = "; read an output by its name: result['OUTPUT0']"
             else:
                 remedy = f"; the output is result[{name!r}]" if name in (vars(self).get("_arrays") or ()) else ""
             raise AttributeError(f"a Result has no attribute {name!r}{remedy}", name=name, obj=self)
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled: another process would get arrays, and not the memory."""
-        raise TypeError("a Result cannot be pickled, nor copied so: take result.copy(), a dict of arrays of their own")
+        """Refuse pickling: another process would get the arrays without their memory."""
+        raise TypeError("a Result cannot be pickled or copied by module copy; use result.copy(), a dict of new arrays")
 
     def __enter__(self) -> Result:
         return self
@@ -151,7 +151,7 @@ class Result(Arrays):
         self._arrays = None
 
     def __repr__(self) -> str:
-        """Return a line with the outputs on the path, and those in the response though the path shares memory."""
+        """Return one line: path, outputs, and those that came in the response although the path shares memory."""
         if self._arrays is None:
             return f"<Result path={self.path} released>"
         outputs = [f" {name!r} {array.dtype} {list(array.shape)}" for name, array in self._arrays.items()]
@@ -170,5 +170,5 @@ def _copied(array: Any) -> Any:
     if hasattr(array, "clone"):  # torch's tensors
         return array.clone()
     if not hasattr(array, "copy"):
-        raise TypeError(f"an array of {type(array).__module__} has no way to copy itself; ask for another library")
+        raise TypeError(f"an array of {type(array).__module__} has no method copy(); name another library in the call")
     return array.copy()

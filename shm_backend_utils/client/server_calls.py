@@ -1,6 +1,6 @@
-"""A client's calls to its server beside inference: whether it is there, its models, and loading of models.
+"""A client's requests to its server besides inference: its health, its models, and loading of models.
 
-A Python model is alive if its processes are: by ``/proc``, children of the one that listens at the server's port.
+A Python model is alive if its processes are. In ``/proc`` they are children of the process that listens on the port.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 
 _ATTEMPT_S: Final = 2.0
 _PAUSE_S: Final = 0.1
-_SEQUENCE_WAIT_S: Final = 2.0  # it takes the server one to notice that a process is dead
+_SEQUENCE_WAIT_S: Final = 2.0  # the server needs one second to notice a dead process
 _TELLS_OF_DEAD: Final = (2, 65)  # 26.01
 _NOT_CONTROLLED: Final = "explicit model load / unload is not allowed"
 _DEAD: Final = re.compile(r"(?i)stub process .*(not healthy|unhealthy)")
@@ -55,7 +55,7 @@ _PORTS: Final[Mapping[str, int]] = {"http": 80, "https": 443, "grpcs": 443}
 
 
 def start(core: Core, settings: ClientSettings) -> Steps[None]:
-    """Make sure that there is a server; that it is ready in time, if the client is to wait for that."""
+    """Check that a server answers; with ``wait_ready_s``, wait until it is ready."""
     if settings.wait_ready_s is None:
         yield from core.check_server_answers(time.monotonic() + settings.timeout_s)
         return
@@ -66,7 +66,7 @@ def start(core: Core, settings: ClientSettings) -> Steps[None]:
             if (yield from is_so(core.codec, min(deadline, time.monotonic() + _ATTEMPT_S), "server ready")):
                 return
             error = ServerUnavailableError(
-                "a server answers, but it is not ready: not all of its models are loaded, and their processes alive"
+                "a server answers, but it is not ready: a model is not loaded yet, or a model's process is not alive"
             )
         except (DeadlineExceededError, ServerUnavailableError) as found:
             error = found
@@ -87,7 +87,7 @@ def is_so(codec: Codec, deadline: float, question: Question, model: str = "", ve
     except InferenceError as error:
         if not is_answer(error):
             raise
-        return False  # over HTTP it is an error; over gRPC, of a model that the server does not have
+        return False  # HTTP says no by an error; gRPC does so for a model that the server lacks
 
 
 def is_model_ready(codec: Codec, deadline: float, model: str, version: str) -> Steps[bool]:
@@ -96,7 +96,7 @@ def is_model_ready(codec: Codec, deadline: float, model: str, version: str) -> S
         return False
     config = yield from ask(codec, deadline, "model config", model, version)
     for step in config.get("ensemble_scheduling", {}).get("step", ()):
-        pinned = str(step.get("model_version", "")).removeprefix("-1")  # the latest, as a request that names none gets
+        pinned = str(step.get("model_version", "")).removeprefix("-1")  # the latest, as without a version
         if not (yield from is_model_ready(codec, deadline, str(step["model_name"]), pinned)):
             return False
     if not is_of_python_backend(config):
@@ -107,15 +107,15 @@ def is_model_ready(codec: Codec, deadline: float, model: str, version: str) -> S
     trouble = yield from sign_of_life(codec, deadline, config, version)
     if trouble is None and living is None and not (yield from notices_dead_models(codec, deadline)):
         raise LivenessUnknownError(
-            f"nobody can tell from here whether the process of model {model!r} is alive: this Triton calls dead models "
-            "ready, too, no session has answered, and this process does not see the server's. Ask on the server's "
-            "machine, in its container and as its user, or by a request that the model answers"
+            f"cannot tell from here whether the process of model {model!r} is alive: this Triton calls dead models "
+            "ready, too, no session has answered, and this process cannot see the server's. Check on the server's "
+            "machine, in its container and as its user, or send a request that the model answers"
         )
     return not trouble
 
 
 def notices_dead_models(codec: Codec, deadline: float) -> Steps[bool]:
-    """Return whether the server itself calls no dead model ready: Triton from 26.01 on, and one without an address."""
+    """Return whether the server itself notices dead models: Triton from 26.01 on, or a server without an address."""
     if not codec.address:
         return True
     told = yield from ask(codec, deadline, "server metadata")
@@ -123,12 +123,12 @@ def notices_dead_models(codec: Codec, deadline: float) -> Steps[bool]:
 
 
 def living_in(codec: Codec, deadline: float, config: Mapping[str, Any], version: str) -> Steps[int | None]:
-    """Return how many processes of one version of a Python model live; None where this process does not see them."""
+    """Return how many processes of a Python model's version are alive; None if this process cannot see them."""
     if not codec.address:
         return None
     told = yield from ask(codec, deadline, "model metadata", str(config["name"]))
     versions = [each for each in told.get("versions") or () if isinstance(each, str)]
-    if len(versions) < 2:  # nothing depends on how the folder of a single one is called
+    if len(versions) < 2:  # the folder of a single one may have any name
         version = ""
     elif not version:
         version = max(versions, key=lambda each: (len(each), each))
@@ -137,13 +137,13 @@ def living_in(codec: Codec, deadline: float, config: Mapping[str, Any], version:
 
 
 def instances_of(config: Mapping[str, Any]) -> int:
-    """Return how many processes a Python model has, as its configuration tells: at least one."""
+    """Return how many processes a Python model has by its configuration: at least one."""
     groups = config.get("instance_group", ())
     return max(sum(int(group.get("count") or 1) * max(len(group.get("gpus") or ()), 1) for group in groups), 1)
 
 
 def sign_of_life(codec: Codec, deadline: float, config: Mapping[str, Any], version: str) -> Steps[str | None]:
-    """Return the trouble of a model's session, empty if it is well; None if its health cannot be read."""
+    """Return the problem that a model's session reports, empty if it is well; None if its health stays unknown."""
     spec = ModelSpec.from_config(config)
     if spec.obstacle_in_paths() is not None or spec.obstacle_in_inputs() is not None:
         return None
@@ -166,7 +166,7 @@ def sign_of_life(codec: Codec, deadline: float, config: Mapping[str, Any], versi
 
 
 def is_of_dead_process(said: str) -> bool:
-    """Return whether it was the server that refused a request, as the process is dead that it gave the request to."""
+    """Return whether the server refused a request because the model's process is dead."""
     return _DEAD.search(said) is not None
 
 
@@ -188,14 +188,14 @@ def _control(message: Send) -> Steps[None]:
         if _NOT_CONTROLLED not in str(error):
             raise
         raise InferenceError(
-            "this server lets nobody load and unload models; start it with --model-control-mode=explicit "
+            "this server does not let clients load and unload models; start it with --model-control-mode=explicit "
             f"({error.message()})",
             error.status(),
         ) from None
 
 
 def living_processes(address: str, config: Mapping[str, Any], version: str) -> int | None:
-    """Return how many processes of a Python model live; None where this process cannot see the server's."""
+    """Return how many processes of a Python model are alive; None if this process cannot see the server's."""
     url = urllib.parse.urlsplit(address)
     port = url.port or _PORTS.get(url.scheme)
     if not url.hostname or port is None or not is_this_machine(url.hostname):
@@ -220,7 +220,7 @@ def living_processes(address: str, config: Mapping[str, Any], version: str) -> i
 
 
 def _processes(program: str) -> Iterator[tuple[int, int, list[str]]]:
-    """Yield number, parent and command line of all that run a program; one that has ended has no command line."""
+    """Yield PID, parent PID and command line of each process that runs a program; an ended one has no command line."""
     for folder in _PROC.glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
             words = os.fsdecode((folder / "cmdline").read_bytes()).split("\0")
@@ -230,7 +230,7 @@ def _processes(program: str) -> Iterator[tuple[int, int, list[str]]]:
 
 
 def _listening(port: int) -> Iterator[str]:
-    """Yield the link texts of sockets' descriptors, ``socket:[…]``, that listen at a port in this namespace."""
+    """Yield ``socket:[…]``, the target of its descriptor's link, for each socket that listens on a port here."""
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
             for line in (_PROC / "net" / table).read_text().splitlines()[1:]:

@@ -36,12 +36,12 @@ class CallSettings(NamedTuple):
     deadline: float  # by ``time.monotonic()``
     options: RequestOptions  # a copy: the user's own objects may change
     origin: Origin  # the place in the user's code
-    named: Named = ()  # the GPU work that the call comes behind; if it is empty, all of these GPUs
-    library: str | None = None  # whose arrays outputs on GPUs are
+    named: Named = ()  # the GPU work that the call waits for; if empty, all work of its GPUs
+    library: str | None = None  # of the arrays of outputs on GPUs
 
 
 class ClientSettings:
-    """A client's settings; CallerError if they contradict each other, or cannot be."""
+    """A client's settings; CallerError if they are wrong, or contradict each other."""
 
     def __init__(
         self,
@@ -54,9 +54,9 @@ class ClientSettings:
     ) -> None:
         is_secure = not isinstance(url, Connectable) and split_url(url)[1]
         if tls is not None and not is_secure:
-            raise CallerError(f"tls was given, but URL {url!r} is without TLS; write grpcs:// or https://")
+            raise CallerError(f"tls was given, but URL {url!r} does not use TLS; write grpcs:// or https://")
         if tls is not None:
-            tls_context(tls)  # which looks whether they can be read
+            tls_context(tls)  # raises if they cannot be read
         self.url = url
         self.timeout_s = check_timeout(timeout_s)
         self.tls = tls
@@ -73,7 +73,7 @@ class ClientSettings:
         return f"{f'{scheme}://{shown}'!r} path={self._path}"
 
     def timeout_of(self, timeout_s: float | None) -> float:
-        """Return how long to wait, in seconds, where a call says so or not."""
+        """Return a call's time limit in seconds; the client's if the call gives none."""
         return self.timeout_s if timeout_s is None else check_timeout(timeout_s)
 
     def of_call(
@@ -92,7 +92,7 @@ class ClientSettings:
         checked = check_options(options) if options else _NO_OPTIONS
         frame = sys._getframe()
         while frame.f_back is not None and frame.f_code.co_filename.startswith(NOT_THE_USERS):
-            frame = frame.f_back  # as Origin.here does, without the function: every call comes here
+            frame = frame.f_back  # as Origin.here does, but without its cost: every call comes here
         return CallSettings(
             model,
             checked.get("model_version", ""),

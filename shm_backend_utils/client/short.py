@@ -1,7 +1,7 @@
-"""The short way of usual calls: numbers on the host, without options, direct in idle memory, or in band.
+"""The short way for usual calls: numbers on the host, without options, direct in idle memory, or inline.
 
-:func:`begin` declines all other calls before it takes anything, and :mod:`.calls` makes them in the general way.
-Unusual answers, and errors, go there, too. A property test compares the requests and the results of both ways.
+:func:`begin` leaves all other calls to the general way in :mod:`.calls`, before it takes any memory. Unusual answers
+and errors go there, too. A property test compares the requests and the results of both ways.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _ShortCall(Short[Result]):
 
     @property
     def layout(self) -> CallLayout:
-        """The layout that the general way has, in a region by itself."""
+        """The layout of the same call in the general way, in a region by itself."""
         known, given = self.known, {}
         for name, shape in self.fitting.shapes.items():
             dtype = known.inputs[name].dtype
@@ -69,7 +69,7 @@ class _ShortCall(Short[Result]):
 
     @abstractmethod
     def _in_general(self, layout: CallLayout) -> InlineCall | DirectCall:
-        """Return the same call as the general way has it."""
+        """Return the same call as an object of the general way."""
 
 
 class _Inline(_ShortCall):
@@ -159,9 +159,9 @@ class _Direct(_ShortCall):
 def begin(
     core: Core, settings: CallSettings, inputs: Mapping[str, Any], outputs: Outputs, most_bytes: float
 ) -> Short[Result] | Steps[Result]:
-    """Return the operation of a call: a short one, whose inputs have been copied, or that of all calls.
+    """Return a call's operation: a short one, whose inputs have been copied already, or the general one.
 
-    A copy of ``most_bytes`` or more takes too long for a short one.
+    A short operation copies fewer than ``most_bytes``.
     """
     known = core.known.get((settings.model, settings.version))
     if (
@@ -201,7 +201,7 @@ def begin(
 def _fitting(  # noqa: PLR0911, PLR0912  # one function: each further one costs a call a microsecond
     known: KnownModel, inputs: Mapping[str, Any], outputs: Outputs
 ) -> _Fitting | None:
-    """Return a call's tensors; None if one is unlike most, or does not fit the model."""
+    """Return a call's tensors; None if one is unusual, or does not fit the model."""
     spec, of_outputs = known.spec, known.outputs
     if len(inputs) != len(spec.inputs):
         return None

@@ -32,7 +32,7 @@ def infer_split(core: Core, settings: CallSettings, inputs: Mapping[str, Any], o
 
     known, (given, whole) = yield from core.fitting(settings, look)
     if whole.devices or whole.lent:
-        raise CallerError("split=True takes tensors on the host alone; call the model once for each batch")
+        raise CallerError("split=True takes only tensors on the host; call the model once for each batch")
     ranges = _ranges(whole.batch_size, known.spec.max_batch_size)
     if len(ranges) <= 1:
         return (yield from infer(core, settings, given, wanted))

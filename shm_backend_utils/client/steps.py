@@ -1,8 +1,8 @@
-"""The steps of a client's operations, and the drivers that do them: by blocking a thread, or by giving way to tasks.
+"""The steps of a client's operations, and the drivers that run them: in blocking threads, or in asyncio tasks.
 
 Operations have no I/O. Each is a generator: it yields a step to send or wait, receives the outcome, and returns the
-result. So everything but this module and the transports is the same for both clients, and written once. The deadlines
-of steps are moments by ``time.monotonic()``.
+result. So all code except this module and the transports serves both clients, and is written once. The deadlines of
+steps are times of ``time.monotonic()``.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class SendForStream(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Wait for a future's result, or a TimeoutError; a thread that would wait for itself, in a signal, gets None."""
+    """Wait for a future's result, or a TimeoutError; a signal handler that would wait for its own thread gets None."""
 
     future: concurrent.futures.Future[Any]
     deadline: float
@@ -87,32 +87,32 @@ class Offload(NamedTuple):
 
 
 class Together(NamedTuple):
-    """Do several operations side by side; the outcome, when all have ended, is their results, or the first error."""
+    """Run several operations side by side; when all have ended, the outcome is their results, or the first error."""
 
     operations: Sequence[Generator[Any, Any, Any]]
-    deadline: float  # TimeoutError if a thread has not begun each by then; those begun have deadlines of their own
+    deadline: float  # TimeoutError if threads have not begun all by then; those begun have their own deadlines
 
 
 OtherStep = SendForStream | Wait | Pause | Together
 Step = Send | OtherStep | Offload | None
-"""None: nothing is to be done; the call's inputs have been copied, so that the rest may be for another thread."""
+"""None: there is nothing to do; the call's inputs have been copied, so that another thread may run the rest."""
 Steps = Generator[Step, Any, T]
 """An operation that returns a ``T``."""
 
 
-class Short(Generic[T]):  # no ABC, whose isinstance() would be one more function on each call
-    """An operation whose message is made, and which needs one answer."""
+class Short(Generic[T]):  # no ABC: its isinstance() would cost each call one more function
+    """An operation whose message is ready, and which needs one answer."""
 
     message: Any
     settings: Any  # those of its call
 
     @abstractmethod
     def result(self, answer: Any) -> T | None:
-        """Return the result; None if the answer is unusual: :meth:`go_on` takes it."""
+        """Return the result; None if the answer is unusual, for :meth:`go_on`."""
 
     @abstractmethod
     def go_on(self, outcome: Any) -> Steps[T]:
-        """Return the operation that is to be done with such an answer, or an error."""
+        """Return the operation that handles an unusual answer, or an error."""
 
 
 class _Driver(Generic[AnyTransport]):
@@ -120,7 +120,7 @@ class _Driver(Generic[AnyTransport]):
 
     def __init__(self, transport: AnyTransport, thread_count: int = _USUAL_THREADS) -> None:
         self.transport = transport
-        # Not a loop's own threads: an application that keeps those busy would have every call wait for them.
+        # Not the event loop's own threads: if an application keeps those busy, every call would wait for them.
         self._threads = concurrent.futures.ThreadPoolExecutor(thread_count, "shm together")
         self._is_closed = False
         call_after_fork(self)
@@ -131,10 +131,10 @@ class _Driver(Generic[AnyTransport]):
 
 
 class BlockingDriver(_Driver[Transport]):
-    """Does the steps of operations in the threads that call for them, ``thread_count`` of them side by side."""
+    """Runs operations in the threads that call it; ``thread_count`` parts of a split call run side by side."""
 
     def run(self, operation: Steps[T] | Callable[[], Short[T] | Steps[T]], tally: Tally | None = None) -> T:
-        """Do an operation, or the one that a function makes; return its result. An error is counted in ``tally``."""
+        """Run an operation, or the one that a function returns; return its result. ``tally`` counts an error."""
         steps: Steps[T] | None = None
         outcome: Any = None
         try:
@@ -215,7 +215,7 @@ class BlockingDriver(_Driver[Transport]):
 
 
 class AsyncioDriver(_Driver[AsyncTransport]):
-    """Does the steps of operations in tasks of one event loop."""
+    """Runs operations in tasks of one event loop."""
 
     async def run(self, operation: Steps[T] | Callable[[], Short[T] | Steps[T]], tally: Tally | None = None) -> T:
         steps: Steps[T] | None = None
@@ -294,24 +294,24 @@ class AsyncioDriver(_Driver[AsyncTransport]):
                 task.cancel()
             await asyncio.wait(tasks)
             raise
-        for error in [task.exception() for task in tasks]:  # of all: asyncio complains of those that go unread
+        for error in [task.exception() for task in tasks]:  # read them all: asyncio logs errors that nothing reads
             if error is not None:
                 raise error
         return [task.result() for task in tasks]
 
 
 def _end(operation: Steps[Any] | None, error: BaseException, tally: Tally | None) -> None:
-    """End an operation that has failed; others may wait for the end of one that an interrupt has left in the middle."""
+    """Close a failed operation: others may wait for its end, even if an interrupt has left it in the middle."""
     if tally is not None:
         tally.failed()
     if operation is not None:
-        with contextlib.suppress(RuntimeError):  # it asks for more at its end
+        with contextlib.suppress(RuntimeError):  # it yields another step when it is closed
             operation.close()
     forget_locals(error)
 
 
 def until_copied(operation: Steps[Any]) -> Steps[None]:
-    """Do a call until its inputs have been copied; the rest of it may be done later, and by another thread."""
+    """Run a call until its inputs have been copied; the rest may run later, in another thread."""
     step = next(operation)
     while step is not None:
         try:
@@ -323,7 +323,7 @@ def until_copied(operation: Steps[Any]) -> Steps[None]:
 
 
 def offloaded(work: Callable[[], T], deadline: float, doing: str) -> Steps[T]:
-    """Do work that takes long, in another thread if the client has one; a DeadlineExceededError has ``doing``."""
+    """Do work that takes long, in another thread for asyncio; ``doing`` names it in the DeadlineExceededError."""
     try:
         return (yield Offload(work, deadline))  # type: ignore[no-any-return]
     except TimeoutError:

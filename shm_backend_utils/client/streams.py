@@ -38,7 +38,7 @@ __all__ = ["DirectStream", "OpenStream", "guessed_rooms", "open_stream"]
 
 USUAL_FRAMES: Final = 8
 FEW_FRAMES: Final = 4
-"""As many if they are large. Where a model's next place is not free yet, it waits a tenth of a millisecond, or more."""
+"""The number of large frames. If a model's next frame is not free yet, it waits a tenth of a millisecond or more."""
 
 
 def check_frames(spec: ModelSpec, frames: SupportsIndex | None) -> int | None:
@@ -65,7 +65,7 @@ def ring_end(layout: CallLayout, frames: int) -> int:
 
 
 def guessed_rooms(layout: CallLayout, frames: int, most_bytes: int) -> dict[str, int]:
-    """Return bytes per row for those outputs of a stream that would have no room, as their size is still unknown."""
+    """Return bytes per row for outputs of a stream that would have no room, because their size is still unknown."""
     unknown = [name for name, room in layout.table.outputs.items() if not room.byte_size and name not in layout.certain]
     if not unknown:
         return {}
@@ -75,7 +75,7 @@ def guessed_rooms(layout: CallLayout, frames: int, most_bytes: int) -> dict[str,
 
 @dataclass(eq=False, repr=False)
 class DirectStream(InRegion):
-    """One request to a decoupled model. The first slot of its region is the request's, the others are the frames'."""
+    """One request to a decoupled model. The first slot of its region holds the request, the others the frames."""
 
     codec: Codec
     settings: CallSettings
@@ -139,17 +139,17 @@ class DirectStream(InRegion):
 
 
 def _stride(layout: CallLayout) -> int:
-    """Return how far the frames lie apart: the outputs lie behind the inputs, and end where a tensor may begin."""
+    """Return the distance between frames: the outputs lie behind the inputs, and end where a tensor may begin."""
     return layout.end - min((span.offset for span in layout.table.outputs.values()), default=layout.end)
 
 
-_REMEDY: Final = "later streams have room for as much; say it beforehand, beside the other outputs that you want"
+_REMEDY: Final = "later streams have room for as much; to give it at once, list it with the other outputs that you want"
 _ONE_RESPONSE: Final = "a stream needs a decoupled model on the direct path; ask by infer() for its one response"
 
 
 @dataclass(slots=True, eq=False)
 class OpenStream:
-    """A stream that has its memory. A context manager, which gives the memory back, and counts the call."""
+    """A stream that has its memory: a context manager, which gives the memory back and counts the call."""
 
     core: Core
     timeout_s: float  # how long to wait for a response
@@ -159,7 +159,7 @@ class OpenStream:
     bytes_avoided: int = 0  # so far
 
     def results(self, answer: Any) -> Steps[list[Result]]:
-        """Return the results of the next answer, one or none, which the caller alone holds; learn from them."""
+        """Return the next answer's result in a list, or an empty list, that only the caller holds; learn its sizes."""
         call, known = self.call, self.call.known
         try:
             result = call.result(answer)
@@ -229,7 +229,7 @@ def open_stream(
         )
     if call is None:
         yield from core.paths.choose(known, InlineCall.path, settings.deadline)
-        if settings.path == "auto" and not needs_ring:  # else it was told that there is no memory
+        if settings.path == "auto" and not needs_ring:  # else a warning in the log tells that there is no memory
             why = _ONE_RESPONSE if path == DirectStream.path else known.reason
             byte_size = sum(source.byte_size for source in given.values())
             known.warn_of_path(InlineCall.path, why, byte_size, settings.origin)

@@ -26,7 +26,7 @@ class CudaRegion(NamedTuple):
 
     The handle, in base64, is as ``tritonclient.utils.cuda_shared_memory.get_raw_handle`` returns it, and ``device_id``
     is this process' number of the GPU. The handle opens a whole allocation, in which the region begins at ``offset``.
-    Torch has many tensors in one: ``tensor.untyped_storage()._share_cuda_()`` tells the handle and the offset.
+    Torch has many tensors in one: ``tensor.untyped_storage()._share_cuda_()`` has the handle and the offset.
     """
 
     raw_handle: bytes
@@ -35,7 +35,7 @@ class CudaRegion(NamedTuple):
     offset: int = 0
 
     def __repr__(self) -> str:
-        """Return it without the handle, which alone suffices to open the memory."""
+        """Return it without the handle, a secret that suffices to open the memory."""
         offset = f", offset={self.offset}" if self.offset else ""
         return f"CudaRegion(device_id={self.device_id}, byte_size={self.byte_size}{offset})"
 
@@ -58,13 +58,13 @@ def attach(
     parameters: Mapping[str, Any] | None = None,
     cuda: CudaAccess | None = None,
 ) -> Attached:
-    """Turn a request for Triton's shared memory into one that the model maps the memory for itself.
+    """Turn a request with Triton's shared memory into one whose memory the model maps itself.
 
-    ``client.infer(model, **attach(model, inputs, outputs))`` instead of ``client.infer(model, inputs,
-    outputs=outputs)``: the same for ``async_infer``, streams, aio, gRPC and HTTP. Use the return value for any number
-    of requests, until regions are unregistered. Nothing fences one request from the next: wait for each answer, and
-    do not use the memory of a request that got none. The server lets a region be unregistered while the model works in
-    it, so unregistering proves nothing.
+    Write ``client.infer(model, **attach(model, inputs, outputs))`` instead of ``client.infer(model, inputs,
+    outputs=outputs)``. This also works with ``async_infer``, streams, aio, gRPC and HTTP. You can use the return value
+    for any number of requests, until you unregister a region. Nothing fences one request from the next: wait for each
+    answer, and do not use the memory of a request without an answer. The server lets you unregister a region while the
+    model works in it, so unregistering proves nothing.
 
     Parameters
     ----------
@@ -75,20 +75,20 @@ def attach(
     outputs : sequence of InferRequestedOutput, optional
         The same for outputs. The response does not have those on the direct path: read them from their regions.
     batch_size : int, optional
-        Of every input; needed if the model's ``max_batch_size`` is above 0.
+        The batch size of every input; needed if the model's ``max_batch_size`` is above 0.
     cuda_regions : mapping of str to CudaRegion, optional
-        Which of the regions are on a GPU, by the names under which they are registered.
+        The regions that are on a GPU, by their registered names.
     parameters : mapping, optional
-        The request's own.
+        Further parameters of the request.
     cuda : CudaAccess, optional
-        For the UUIDs of GPUs; by default NVIDIA's bindings of the driver.
+        Where the UUIDs of GPUs come from; by default NVIDIA's bindings of the driver.
 
     Raises
     ------
     TensorError, TableError
-        A tensor has not the size of its shape, outputs overlap, or a tensor lies beyond its region.
+        A tensor is given twice, its size does not match its shape, it exceeds its region, or outputs overlap.
     CallerError
-        No tensor lies in shared memory, or something is given twice.
+        No tensor lies in shared memory, or an argument is wrong.
     """
     _check_names(inputs, outputs or (), parameters or {})
     regions = _Regions(cuda_regions or {}, cuda or CudaAccess())
@@ -130,7 +130,7 @@ class _Regions:
         self._cuda = cuda
 
     def index(self, name: str) -> int:
-        """Return the number of a region, from 1 on; it is added if it is new."""
+        """Return a region's number, from 1 on, and add the region if it is new."""
         if name not in self.claims:
             self.claims[name] = self._claim(name)
         return 1 + list(self.claims).index(name)
@@ -148,12 +148,12 @@ class _Regions:
             handle = base64.b64decode(region.raw_handle, validate=True)
         except binascii.Error:
             raise CallerError(
-                f"the handle of CUDA region {name!r} is not base64, as get_raw_handle returns it"
+                f"the handle of CUDA region {name!r} is not base64; expected the value of get_raw_handle"
             ) from None
         if region.offset < 0 or region.byte_size < 1:
             raise CallerError(
                 f"CUDA region {name!r} begins at byte {region.offset} and has {region.byte_size} bytes; expected an "
-                "offset of 0 or more, and bytes"
+                "offset of 0 or more, and at least 1 byte"
             )
         return CudaRegionClaim(
             handle, region.offset + region.byte_size, self._cuda.runtime.device_uuid(region.device_id), None
@@ -165,9 +165,9 @@ def _check_names(inputs: Sequence[Any], outputs: Sequence[Any], parameters: Mapp
         names = [_name_of(tensor) for tensor in tensors]
         for name in names:
             if names.count(name) > 1:
-                raise TensorError(name, f"{what} {name!r} is given {names.count(name)} times; expected every one once")
+                raise TensorError(name, f"{what} {name!r} is given {names.count(name)} times; expected each one once")
     if DESCRIPTOR_PARAMETER in parameters:
-        raise CallerError(f"parameter {DESCRIPTOR_PARAMETER!r} is what attach makes; leave it out")
+        raise CallerError(f"parameter {DESCRIPTOR_PARAMETER!r} is set by attach itself; leave it out")
 
 
 def _name_of(tensor: Any) -> str:
@@ -175,7 +175,7 @@ def _name_of(tensor: Any) -> str:
         name: str = tensor.name()
     except (AttributeError, TypeError):
         raise CallerError(
-            f"found {type(tensor).__name__}; expected tritonclient's InferInput and InferRequestedOutput"
+            f"found type {type(tensor).__name__}; expected tritonclient's InferInput and InferRequestedOutput"
         ) from None
     return name
 
@@ -210,7 +210,7 @@ def _input_span(tensor: Any, region: int, place: Place) -> InputSpan:
 def _batch_carrier(batch_size: int, inputs: Sequence[Any]) -> Any:
     """Return the input whose shape tells Triton's batcher the batch size, made for the same protocol as the others."""
     if not inputs:
-        raise TensorError(BATCH_CARRIER, "a batch size was given, but no input that it is the batch size of")
+        raise TensorError(BATCH_CARRIER, "a batch size was given, but no inputs; give inputs, or leave batch_size out")
     carrier = type(inputs[0])(BATCH_CARRIER, [batch_size, 0], "UINT8")
     carrier.set_data_from_numpy(np.empty((batch_size, 0), np.uint8))
     return carrier

@@ -1,4 +1,4 @@
-"""A model as triton-shm-client registers one: its tensors are declared, and so is how many requests run at once."""
+"""A model registered as in triton-shm-client: with declared tensors, and a declared number of requests at once."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ TensorDeclaration = tuple[str, Sequence[int], npt.DTypeLike]
 _FOREVER_S: Final = 365 * 86400.0
 _REGISTRATION_S: Final = 60.0
 _NOT_LOADED: Final = ("StatusCode.NOT_FOUND", "StatusCode.UNAVAILABLE")
-_NO_FIXED_SIZE: Final = "but strings have no fixed size; ShmClient takes them"
+_NO_FIXED_SIZE: Final = "but strings have no fixed size; use ShmClient for them"
 
 
 class InferShmError(InferenceError, RuntimeError):
-    """A request of ``infer_shm`` failed; its cause is the error that says how."""
+    """A request of ``infer_shm`` failed; ``__cause__`` is the original error."""
 
 
 class RegisteredModel:
@@ -70,7 +70,7 @@ class RegisteredModel:
         self.max_batch_size = _positive("max_batch_size", max_batch_size)
         self.pool_size = _positive("pool_size", pool_size)
         self.inputs = _declared("input", inputs)
-        for name, (_, dtype) in self.inputs.items():  # an output may be read as any other
+        for name, (_, dtype) in self.inputs.items():  # an output may be read as any dtype of fixed size
             if dtypes.from_numpy(dtype, name) is BYTES:
                 raise TensorTypeError(name, f"input {name!r} is declared as {dtype}, {_NO_FIXED_SIZE}")
         self.outputs = _declared("output", outputs)
@@ -81,7 +81,7 @@ class RegisteredModel:
         self._memory = ClientMemory(
             self,
             PoolOptions(
-                # How long a slot's record is, the model says, which need not be loaded yet.
+                # The size of a slot's record depends on the model, which may not be loaded yet.
                 max_bytes=self.pool_size * region_size(Need(self._byte_size, 1, MAX_RECORD_BYTE_SIZE)),
                 max_batch_bytes=0,
                 idle_s=_FOREVER_S,
@@ -102,8 +102,8 @@ class RegisteredModel:
         client_timeout: float | None,
         options: RequestOptions,
     ) -> dict[str, npt.NDArray[Any]]:
-        """Run the model on rows, in as many requests as that takes, and return arrays of the caller's own."""
-        if self._memory.pool.is_forked:  # where others than this thread may have held permits, for ever
+        """Run the model on rows, in as many requests as that takes, and return new arrays."""
+        if self._memory.pool.is_forked:  # other threads of the parent may hold permits for ever
             raise _as_infer_shm_error(ForkedError("this client"))
         row_count = self._checked(inputs)
         timeout_s = _FOREVER_S if client_timeout is None else min(float(client_timeout), _FOREVER_S)
@@ -135,7 +135,7 @@ class RegisteredModel:
         except BaseException as error:  # an interrupt
             failure.setdefault("first", error)
         if failure:
-            raise _as_infer_shm_error(failure.pop("first"))  # no local of its own frames may refer to it: a cycle
+            raise _as_infer_shm_error(failure.pop("first"))  # no local variable of its frames may refer to it: a cycle
         return results
 
     def abandon(self) -> bool:
@@ -163,7 +163,7 @@ class RegisteredModel:
                 _put(name, result[name], target)
 
     def _take_memory(self) -> None:
-        """Make all slots, so that a machine with too little memory says so now."""
+        """Make all slots, so that a lack of memory shows now."""
         settings = self._settings(
             time.monotonic() + _REGISTRATION_S, RequestOptions(), Origin.here("register_shm_model")
         )
@@ -173,7 +173,7 @@ class RegisteredModel:
         except InferenceError as error:
             if error.status() not in _NOT_LOADED:
                 raise
-            return  # it may be later
+            return  # it may be loaded later
         path = self._driver.run(self._core.paths.choose(known, "auto", settings.deadline))
         if path != InlineCall.path:
             end = data_offset(1, known.record_byte_size) + self._byte_size
@@ -183,13 +183,13 @@ class RegisteredModel:
             taken.clear()  # given back, they stay in the pool
 
     def _checked(self, inputs: Mapping[str, npt.NDArray[Any] | list[Any]]) -> int:
-        """Return how many rows there are, after looking at all that can be wrong before anything is sent."""
+        """Return the number of rows, after all checks that are possible before anything is sent."""
         lengths = {name: _length(name, data) for name, data in inputs.items()}
         if len(set(lengths.values())) != 1:
-            raise ValueError(f"inputs of model {self.model_name!r} must have one number of rows each; found {lengths}")
+            raise ValueError(f"inputs of model {self.model_name!r} must have the same number of rows; found {lengths}")
         row_count = next(iter(lengths.values()))
         if row_count == 0:
-            return 0  # of nothing, nothing can be wrong
+            return 0  # without rows, nothing can be wrong
         for name, data in inputs.items():
             if name not in self.inputs:
                 known = ", ".join(self.inputs)
@@ -206,7 +206,7 @@ class RegisteredModel:
 
 
 class Rows(Source):
-    """Some rows of one input, which take on the declared dtype and shape as ``target[i] = row`` does in NumPy."""
+    """Some rows of one input, cast and broadcast to the declared dtype and shape like ``target[i] = row`` in NumPy."""
 
     __slots__ = ("_data",)
 
@@ -222,8 +222,8 @@ class Rows(Source):
         if isinstance(self._data, np.ndarray):
             target[...] = self._data
         else:
-            # Without stacking them first: one copy less. The dots make elements rows like others: without them, some
-            # versions of NumPy take an array of one for it, and some do not.
+            # Rows are not stacked first, which saves a copy. The dots make an element a row like others: without them,
+            # only some versions of NumPy assign an array of one element to it.
             for index, row in enumerate(self._data):
                 target[index, ...] = row
 
@@ -238,7 +238,7 @@ def _length(name: str, data: Any) -> int:
 
 
 def check_rows(name: str, data: Sequence[Any] | npt.NDArray[Any], row_shape: tuple[int, ...], count: int) -> None:
-    """Raise TensorShapeError unless so many rows at a time can be assigned to rows of this shape."""
+    """Raise TensorShapeError unless ``count`` rows at a time can be assigned to rows of this shape."""
     if isinstance(data, np.ndarray):
         counts = {min(count, len(data)), len(data) % count or count}
         assigned = [((rows, *data.shape[1:]), (rows, *row_shape), True) for rows in counts]
@@ -246,13 +246,13 @@ def check_rows(name: str, data: Sequence[Any] | npt.NDArray[Any], row_shape: tup
         assigned = [(np.shape(row), row_shape, hasattr(row, "shape")) for row in data]
     for shape, wanted, is_array in assigned:
         significant = shape
-        # Of arrays alone, NumPy leaves dimensions of 1 out.
+        # NumPy drops leading dimensions of 1, but only of arrays.
         while is_array and len(significant) > len(wanted) and significant[0] == 1:
             significant = significant[1:]
         padded = (1,) * (len(wanted) - len(significant)) + significant
         if len(padded) != len(wanted) or any(size not in (1, want) for size, want in zip(padded, wanted, strict=True)):
             raise TensorShapeError(
-                name, f"input {name!r}: {list(shape)} does not fit the shape {list(wanted)} that was registered"
+                name, f"input {name!r} has shape {list(shape)}, which does not fit the registered shape {list(wanted)}"
             )
 
 

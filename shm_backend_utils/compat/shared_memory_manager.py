@@ -1,6 +1,6 @@
-"""Regions that this process maps, by names, with the semantics of the server's ``SharedMemoryManager``.
+"""Regions that this process maps, by name, with the semantics of the server's ``SharedMemoryManager``.
 
-A session does not need it: it is there to be used alone.
+Use it on its own: a session does not need it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SharedMemoryManager:
     Parameters
     ----------
     max_mapped_bytes : int, optional
-        How much may be mapped at once. Unused regions make room, the longest unused first.
+        How much may be mapped at once. Unused regions are unmapped to make room, the longest unused first.
     cuda : CudaAccess, optional
         For memory of GPUs.
     """
@@ -59,7 +59,7 @@ class SharedMemoryManager:
         self._statuses: dict[str, RegionStatus] = {}  # of the regions with a name there
 
     def register_system_shared_memory(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Map a POSIX shared-memory object, and give bytes of it a name that is free.
+        """Map a POSIX shared-memory object, and register a part of it under a free name.
 
         The key is the object's name in /dev/shm, with or without a leading slash. A taken name or an impossible range
         is a CallerError, a missing object a RegionGoneError. If the object is too small or may not be opened, it is a
@@ -78,7 +78,7 @@ class SharedMemoryManager:
         self._register(RegionStatus(name, file, offset, byte_size), map_file)
 
     def register_cuda_shared_memory(self, name: str, handle: bytes, byte_size: int, device_id: int) -> None:
-        """Map device memory that another process has exported, and give it a name. It stays mapped while it has one.
+        """Map device memory that another process exported, and register it under a name, which keeps it mapped.
 
         The handle is the 64 bytes of CUDA IPC, and ``device_id`` this process' number of the GPU. It raises as
         :meth:`register_system_shared_memory`, and a MachineError without cuda-bindings or a GPU.
@@ -106,7 +106,7 @@ class SharedMemoryManager:
         return MemoryInfo(view.array, view.attributes)
 
     def unregister(self, name: str) -> None:
-        """Free a name. Its region goes with its last name, or its last use after that. A free name is fine."""
+        """Free a name. A region without a name is unmapped after its last use. A name that is already free is fine."""
         self._registry.unregister(name)
         collect_all(self._cuda)
 
@@ -122,7 +122,7 @@ class SharedMemoryManager:
 
     @property
     def mapped_bytes(self) -> int:
-        """How much is mapped."""
+        """How many bytes are mapped."""
         return self._registry.mapped()[0]
 
     @property

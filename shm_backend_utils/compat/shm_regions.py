@@ -37,7 +37,7 @@ class ShmHandle(ABC):
     """A region of ``byte_size`` bytes that this process has made, owns, and may have registered under its ``name``."""
 
     _kind: ClassVar[str]  # in the names of tritonclient's methods
-    _described: tuple[Any, ...]  # the arguments of these behind the name
+    _described: tuple[Any, ...]  # the arguments of those methods after the name
 
     def __init__(self, name: str, byte_size: int) -> None:
         self.name = name
@@ -46,16 +46,16 @@ class ShmHandle(ABC):
 
     @abstractmethod
     def write(self, data: Any) -> None:
-        """Fill the beginning; the memory is complete when this returns.
+        """Write ``data`` at the beginning; the write is complete when this returns.
 
-        A region on the host takes an array of uint8, one on a GPU also an array there.
+        A region on the host takes an array of uint8. A region on a GPU also takes an array on a GPU.
         """
 
     def read(self, dtype: npt.DTypeLike, shape: int | Sequence[int]) -> npt.NDArray[Any]:
         """Return a tensor at the beginning as a new array: later writes do not change it.
 
-        Dtypes ``object``, ``S`` and ``U`` mean strings, which come as an array of ``bytes`` objects. If the bytes are
-        no such tensor it is a TensorError, and if the region was destroyed a ClosedError.
+        Dtypes ``object``, ``S`` and ``U`` mean strings, which come as an array of ``bytes`` objects. It raises
+        TensorError if the bytes are not such a tensor, and ClosedError if the region was destroyed.
         """
         row = dtypes.from_numpy(dtype, self.name)
         wanted = tuple(operator.index(size) for size in (shape if isinstance(shape, Sequence) else [shape]))
@@ -75,7 +75,7 @@ class ShmHandle(ABC):
         return self._read(needed).view(row.numpy).reshape(wanted)
 
     def register(self, client: Any) -> None:
-        """Register the region. A name that is registered already, as an aborted run leaves it, is taken over."""
+        """Register the region. A name that is registered already, for example by an aborted run, is taken over."""
         self._unregister(client)
         self._may_be_registered = True  # even if no answer comes
         getattr(client, f"register_{self._kind}_shared_memory")(self.name, *self._described)
@@ -83,19 +83,19 @@ class ShmHandle(ABC):
     def unregister(self, client: Any) -> None:
         """Undo :meth:`register`, if it was called. The server need not know the region any more; twice is fine.
 
-        It can be tried again if the server does not answer, or has a request in the region for some seconds.
+        Call it again if the server does not answer, or has a request in the region for some seconds.
         """
         if self._may_be_registered:
             self._unregister(client)
             self._may_be_registered = False
 
     def destroy_unless_needed(self) -> None:
-        """Give the memory back, unless the server may do undefined things if it goes now."""
+        """Free the memory, unless that could have undefined effects in the server."""
         self.destroy()
 
     @abstractmethod
     def destroy(self) -> None:
-        """Give the memory back. The server must not have it registered, or at least not use it. Twice is fine."""
+        """Free the memory. The server must not have it registered, or at least not use it. Twice is fine."""
 
     @abstractmethod
     def _read(self, byte_size: int) -> npt.NDArray[np.uint8]:
@@ -121,7 +121,7 @@ class SystemShmHandle(ShmHandle):
         self._described = self.key, byte_size
 
     def write(self, data: npt.NDArray[np.uint8]) -> None:
-        """Fill the beginning, as the base class says."""
+        """Write ``data`` at the beginning, as the base class says."""
         self._memory()[: data.size] = data
 
     def destroy(self) -> None:
@@ -141,7 +141,7 @@ class SystemShmHandle(ShmHandle):
 
 
 class CudaShmHandle(ShmHandle):
-    """A region of at least 1 byte on a GPU, which the server, for which it has the same number, maps by CUDA IPC."""
+    """A region of at least 1 byte on a GPU. The server maps it by CUDA IPC, and must number the GPU in the same way."""
 
     _kind = "cuda"
 
@@ -157,12 +157,12 @@ class CudaShmHandle(ShmHandle):
         """Its description for :func:`.attach.attach`."""
 
     def destroy_unless_needed(self) -> None:
-        """Free the memory unless the server may have it mapped: CUDA leaves the effect undefined."""
+        """Free the memory, unless the server may have it mapped: then CUDA leaves the effect undefined."""
         if not self._may_be_registered:
             self.destroy()
 
     def write(self, data: npt.NDArray[np.uint8] | DeviceArray | StridedArray) -> None:
-        """Fill the beginning, as the base class says, after all work on the GPUs: streams cannot be named here."""
+        """Write ``data`` at the beginning, after all work on the GPUs, as you cannot name a stream here."""
         target = self._array(data.dtype, data.shape)
         devices = {self.device_id} if isinstance(data, np.ndarray) else {self.device_id, data.device}
         for device in devices:
@@ -183,7 +183,7 @@ class CudaShmHandle(ShmHandle):
         return self._array(_BYTE, (byte_size,)).to_host()
 
     def _array(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> DeviceArray:
-        """Return an array over the beginning, for this class alone: the memory goes with the region."""
+        """Return an array over the beginning, for this class only, as the memory is freed with the region."""
         allocation = self._allocation
         if allocation is None:
             raise self._closed()

@@ -1,4 +1,4 @@
-"""The tensors of one inference in a test, as given to ``shm_util``, checked before anything is made for them."""
+"""The tensors of one inference in a test, as given to ``shm_util``, checked before any region is made."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class GivenInput(NamedTuple):
     dtype: dtypes.DType
     shape: tuple[int, ...]
     byte_size: int  # in shared memory
-    data: npt.NDArray[np.uint8] | DeviceArray | StridedArray  # as it lies there, or, complete, on a GPU
+    data: npt.NDArray[np.uint8] | DeviceArray | StridedArray  # as in shared memory; or an array on a GPU, complete
 
 
 class Room(NamedTuple):
@@ -66,7 +66,7 @@ def region_rooms(
     names: Sequence[str] | None,
     byte_sizes: Sequence[int] | None,
 ) -> list[Room]:
-    """Return one region for each input, and then for each output; ValueError if they cannot be as they are wanted."""
+    """Return one region for each input, and then for each output; ValueError for wrong names or sizes."""
     roles = [f"input {tensor.name!r}" for tensor in inputs] + [f"output {tensor.name!r}" for tensor in outputs]
     needed = [tensor.byte_size for tensor in inputs] + [tensor.byte_size for tensor in outputs]
     if names is None:
@@ -101,7 +101,7 @@ def _on_device(name: str, value: Any, cuda: CudaAccess | None) -> GivenInput:
             f"input {name!r} lies on a GPU; expected an array on the host: copy it there, or use "
             "create_set_cuda_shm_regions",
         )
-    array = imported(cuda.runtime, value, PER_THREAD_STREAM, tensor=name)  # one that nobody needs to make
+    array = imported(cuda.runtime, value, PER_THREAD_STREAM, tensor=name)  # a stream that always exists
     cuda.runtime.synchronize_device(array.device)
     return GivenInput(name, dtypes.from_numpy(array.dtype, name), array.shape, array.nbytes, array)
 
@@ -123,7 +123,7 @@ def _array(name: str, value: Any) -> npt.NDArray[Any]:
     if not isinstance(value, (list, tuple)) or not value or not all(isinstance(row, np.ndarray) for row in value):
         raise TensorTypeError(
             name,
-            f"input {name!r} is of type {type(value).__name__}; expected a NumPy array, or a list of such, its rows",
+            f"input {name!r} is of type {type(value).__name__}; expected a NumPy array, or a list of arrays, its rows",
         )
     rows = [host_array(name, row) for row in value]
     return rows[0] if len(rows) == 1 else _stacked(name, rows)

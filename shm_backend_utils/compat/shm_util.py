@@ -49,7 +49,7 @@ _OWN_ARGUMENTS_TO_CLEAN_UP: Final = 3
 
 
 class ShmRegions(NamedTuple):
-    """The regions of an inference, the inputs' first, which the caller owns; inputs and outputs for ``infer``."""
+    """An inference's regions, the inputs' first, which the caller owns, and the inputs and outputs for ``infer``."""
 
     shm_handles: list[ShmHandle]
     inputs: list[Any]
@@ -80,7 +80,7 @@ def create_set_shm_regions(
 def create_set_shm_regions(*arguments: Any, **named: Any) -> Any:  # noqa: D417  # they are the overloads'
     """Make one region of system shared memory for each tensor, fill those of the inputs, and register them all.
 
-    With the nine arguments of the original in Triton's tests it does the same, as in :mod:`.upstream_calls`.
+    With the nine arguments of the original in Triton's tests, it does the same: see :mod:`.upstream_calls`.
 
     Parameters
     ----------
@@ -108,9 +108,9 @@ def create_set_shm_regions(*arguments: Any, **named: Any) -> Any:  # noqa: D417 
     Raises
     ------
     ValueError
-        An argument is wrong, among them every :class:`TensorError`.
+        An argument is wrong. Every :class:`TensorError` is a ValueError.
     MachineError, tritonclient.utils.InferenceServerException
-        ``/dev/shm`` has no room; or the server refuses a region, or is not there. Nothing is left behind.
+        ``/dev/shm`` has no room; or the server refuses a region, or does not answer. Nothing is left behind.
     """  # the arguments are those of the overloads
     if len(arguments) + len(named) > _OWN_ARGUMENTS_TO_CREATE:
         return upstream_calls.create_set_regions(*arguments, **named)
@@ -128,10 +128,10 @@ def create_set_cuda_shm_regions(
     device_id: int = 0,
     cuda: CudaAccess | None = None,
 ) -> ShmRegions:
-    """Make regions as :func:`create_set_shm_regions` does, in the memory of a GPU, and complete there.
+    """Make regions as :func:`create_set_shm_regions` does, but in the memory of a GPU; all writes are complete there.
 
-    An array may also lie on a GPU already, if it has ``__dlpack__``; strings lie there as bytes. The GPU has the same
-    ``device_id`` for this process and for the server. Without a driver, a GPU or memory there it is a MachineError.
+    An array may also lie on a GPU already, if it has ``__dlpack__``; strings lie there as bytes. The GPU must have the
+    same ``device_id`` in this process and in the server. MachineError without a driver, a GPU, or free memory there.
     """
     access = cuda or CudaAccess()
     return _create(
@@ -160,24 +160,24 @@ def unregister_cleanup_shm_regions(
     use_cuda_shared_memory: bool,
 ) -> None: ...
 def unregister_cleanup_shm_regions(*arguments: Any, **named: Any) -> None:
-    """Unregister each region by its name, and give its memory back. No request must be using them any more.
+    """Unregister each region by its name, and free its memory. No request may still use a region.
 
-    From Triton 24.12 on nothing tells whether one does. It skips None, and regions that are already unregistered,
-    destroyed or unknown to the server, so it may be called again. A failure does not stop the rest, and is raised at
-    the end; a wrong argument is a ValueError before anything is done. A region on a GPU that cannot be unregistered
-    keeps its memory, which the server may have mapped: call it again, or :func:`cleanup_shm_regions` when the server
-    has ended. With the six arguments of the original in Triton's tests it does the same, as in :mod:`.upstream_calls`.
+    From Triton 24.12 on, the server does not tell whether one does. The function skips None, and regions that are
+    unregistered, destroyed or unknown to the server, so you can call it again. A failure does not stop the rest, and is
+    raised at the end; a wrong argument is a ValueError before anything is done. A region on a GPU that cannot be
+    unregistered keeps its memory, which the server may have mapped: call it again, or :func:`cleanup_shm_regions` when
+    the server has ended. With the six arguments of the original in Triton's tests, it does the same.
     """
     is_original = len(arguments) + len(named) > _OWN_ARGUMENTS_TO_CLEAN_UP
     (upstream_calls.unregister_cleanup_regions if is_original else _unregister_cleanup)(*arguments, **named)
 
 
 def cleanup_shm_regions(shm_handles: Iterable[ShmHandle | None]) -> None:
-    """Give the memory of regions back, as :func:`unregister_cleanup_shm_regions` does, without asking the server.
+    """Free the memory of regions, as :func:`unregister_cleanup_shm_regions` does, without asking the server.
 
     Registrations at the server stay, and system memory keeps its bytes, until they are unregistered or the server
     ends. Unregister regions on GPUs before, or end the server: otherwise CUDA leaves the effect undefined.
-    Raises as the other does.
+    It raises like that function.
     """
     _do_all([handle.destroy for handle in _those_made(shm_handles)])
 
@@ -245,7 +245,7 @@ def _module_of(protocol: str, client: Any) -> Any:
             f"protocol is {protocol!r}, but the client is of {type(client).__module__}; expected one for both"
         )
     if inspect.iscoroutinefunction(getattr(client, "register_system_shared_memory", None)):
-        raise ValueError("the client is one of asyncio, whose answers must be awaited; expected the blocking one")
+        raise ValueError("the client is an asyncio client; expected a blocking one")
     return importlib.import_module(f"tritonclient.{protocol}")
 
 
@@ -260,7 +260,7 @@ def _those_made(shm_handles: Iterable[ShmHandle | None]) -> list[ShmHandle]:
 
 
 def _do_all(steps: Sequence[Callable[[], object]]) -> None:
-    """Do every step, whatever the others do; raise the first error then."""
+    """Do every step, even if others fail; then raise the first error."""
     first: Exception | None = None
     for step in steps:
         try:

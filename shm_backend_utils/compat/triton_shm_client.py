@@ -36,8 +36,8 @@ _SCHEME: Final = re.compile(r"^(dns|ipv4|ipv6):")
 class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
     """tritonclient's gRPC client, made with the same arguments, and inference over memory shared with the server.
 
-    It works with every model on the server: those that have a ``ShmSession`` read and write the memory themselves, for
-    others the server copies. ``registered_models`` has them by name.
+    It works with every model on the server: those that have a ``ShmSession`` read and write the memory themselves; for
+    others, the server copies. ``registered_models`` has the registered models by name.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
         max_batch_size: int,
         pool_size: int,
     ) -> None:
-        """Take memory for a model: now, if it is loaded and the server shares memory, else at its first call.
+        """Take memory for a model: now if it is loaded and the server shares memory, else at its first call.
 
         Parameters
         ----------
@@ -81,8 +81,8 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
             Its name.
         inputs, outputs : sequence of (name, shape, dtype)
             The tensors; shapes are those of a row, without the batch dimension. An output may be declared with another
-            shape or dtype of as many bytes, and is then read that way; or larger than it turns out to be: the rest is
-            zero.
+            shape or dtype of the same size in bytes, and is then read that way. If an output is smaller than declared,
+            the rest is zero.
         max_batch_size : int
             Rows in one request.
         pool_size : int
@@ -91,7 +91,7 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
         Raises
         ------
         ValueError, TypeError
-            The model is registered already, or cannot be declared so.
+            The model is registered already, or a declaration is wrong.
         InferenceServerException, MachineError, ClosedError
             The server does not answer, the machine lacks shared memory, or this client was closed.
         """
@@ -105,7 +105,7 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
             raise _registered_already(model_name)
         try:
             self._check_is_open()
-        except ClosedError:  # meanwhile, in another thread
+        except ClosedError:  # another thread has closed it meanwhile
             self.cleanup_all_shm()
             raise
 
@@ -144,8 +144,8 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
         model_name : str
             As it was registered.
         inputs : mapping of str to numpy.ndarray or list
-            Rows, the same number for each input. They are cast to the dtypes, and repeated to the shapes, that were
-            registered.
+            Rows, the same number for each input. They are cast to the registered dtypes, and broadcast to
+            the registered shapes.
         client_timeout : float, optional
             Seconds for each request; by default without a limit.
         model_version, request_id, sequence_id, sequence_start, sequence_end, priority, timeout, headers
@@ -156,12 +156,12 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
         Returns
         -------
         dict of str to numpy.ndarray
-            The outputs that were registered, of their dtypes and with all rows: arrays of the caller's own, writable.
+            The registered outputs, with their dtypes and all rows, as new, writable arrays.
 
         Raises
         ------
         ValueError, TypeError, KeyError
-            The model is not registered, or these are no inputs for it. Nothing was sent.
+            The model is not registered, or the inputs do not fit it. Nothing was sent.
         OptionError, InferShmError
             An option has a value that cannot be sent; or a request failed.
         """
@@ -198,7 +198,7 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
             super().close()
 
     def after_fork(self) -> None:
-        """Leave the connection alone, in a forked child: it is the parent's."""
+        """Do not touch the connection in a forked child: it is the parent's."""
         self._is_forked = True
         never_destroy(self)
 
@@ -224,7 +224,7 @@ class OptionError(InferenceServerException, CallerError, TypeError, ValueError):
 
 
 def _plugged(client: weakref.ref[TritonSHMClient], metadata: Metadata) -> Metadata:
-    """Let the plugin that is registered at a client, if there is one, complete the headers of a call."""
+    """Let a client's registered plugin, if any, complete the headers of a call."""
     living = client()
     plugin = None if living is None else living.plugin()
     if plugin is None:

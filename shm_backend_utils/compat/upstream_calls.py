@@ -79,14 +79,14 @@ def create_set_regions(
     use_system_shared_memory: bool,
     use_cuda_shared_memory: bool,
 ) -> tuple[Sequence[str], list[Any]]:
-    """Make the regions, and fill those of the inputs: the original's ``create_set_shm_regions``.
+    """Make the regions, and fill those of the inputs, as the original's ``create_set_shm_regions`` does.
 
-    Inputs lie side by side in their regions; strings as ``serialize_byte_tensor`` returns them. ``outputs`` has those
-    of OUTPUT0 and OUTPUT1 that are wanted. Names are of the inputs, then of the outputs that are wanted; None for
-    ``input0``, ``input1``, ``output0``, ``output1``. Precreated handles, for the outputs, stay the caller's.
+    An input's arrays lie side by side in its region, strings as ``serialize_byte_tensor`` returns them. ``outputs``
+    names the wanted ones of OUTPUT0 and OUTPUT1. The region names are those of the inputs, then of the wanted outputs;
+    None means ``input0``, ``input1``, ``output0``, ``output1``. The caller keeps precreated handles, of the outputs.
 
-    There are four handles, None for an output that is not wanted; no name and none of them where neither kind of memory
-    is wanted. ValueError if both are. An error of tritonclient leaves nothing behind.
+    It returns the names and four handles, None for an unwanted output. Without a kind of memory, both lists are empty;
+    with both kinds, it raises ValueError. If tritonclient fails, nothing is left behind.
     """
     memory = _memory(use_system_shared_memory, use_cuda_shared_memory)
     if memory is None:
@@ -122,7 +122,7 @@ def register_add_shm_regions(
     use_cuda_shared_memory: bool,
     triton_client: Any,
 ) -> None:
-    """Register the regions that :func:`create_set_regions` has made, also under names in use; refer inputs to them."""
+    """Register the regions of :func:`create_set_regions`, also under names in use, and make the inputs use them."""
     memory = _memory(use_system_shared_memory, use_cuda_shared_memory)
     if memory is None:
         return
@@ -142,11 +142,11 @@ def unregister_cleanup_regions(
     use_system_shared_memory: bool,
     use_cuda_shared_memory: bool,
 ) -> None:
-    """Unregister and destroy regions but those made before, at the server that ``TRITONSERVER_IPADDR`` names."""
+    """Unregister and destroy regions, except precreated ones, at the server that ``TRITONSERVER_IPADDR`` names."""
     memory = _memory(use_system_shared_memory, use_cuda_shared_memory)
     if memory is None:
         return
-    from tritonclient.http import InferenceServerClient  # noqa: PLC0415  # not everybody has it
+    from tritonclient.http import InferenceServerClient  # noqa: PLC0415  # it may not be installed
 
     address = os.environ.get(_ADDRESS_VARIABLE, "localhost")
     with contextlib.ExitStack() as stack:
@@ -191,7 +191,7 @@ def register_add_either_shm_regions(
     use_cuda_shared_memory: bool,
     triton_client: Any,
 ) -> None:
-    """Register the regions of input and output ``io_num``, by their prefixes, and refer both to them."""
+    """Register the regions of input and output ``io_num``, by their prefixes, and make both tensors use them."""
     memory = _memory(use_system_shared_memory, use_cuda_shared_memory)
     if memory is None:
         return
@@ -206,7 +206,7 @@ def register_add_either_shm_regions(
 class ShmLeakDetector:
     """Makes probes that fail if this process has left memory behind, or a pool of Python backends has grown.
 
-    The original looks into the pools, by a module that comes with Triton's tests alone; :class:`ShmLeakProbe` at their
+    The original looks into the pools, by a module that only Triton's tests have. :class:`ShmLeakProbe` looks at their
     size, which grows with the first large request.
     """
 
@@ -231,6 +231,6 @@ def _byte_size(array: Any) -> int:
 
 
 def _numbers_and_places(outputs: Collection[str]) -> list[tuple[int, int]]:
-    """Return which of the four handles are needed, and the place of each one's name: names follow one another."""
+    """Return the numbers of the needed handles, each with the place of its name: names have no gaps."""
     wanted = [number for number in (2, 3) if f"OUTPUT{number - 2}" in outputs]
     return [(0, 0), (1, 1), *zip(wanted, (2, 3), strict=False)]

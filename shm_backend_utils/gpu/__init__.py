@@ -1,1 +1,1 @@
-"""Memory of GPUs: allocations and mappings by CUDA IPC, events, the runtime behind them."""
+"""GPU memory: allocations and mappings by CUDA IPC, arrays, streams, events, and the CUDA runtime for them."""

@@ -1,4 +1,4 @@
-"""Errors of the CUDA driver: their names, the probable causes, and the remedies."""
+"""Errors of the CUDA driver: names, probable causes and remedies."""
 
 from __future__ import annotations
 
@@ -27,48 +27,48 @@ class CudaError(MachineError):
         super().__init__(f"{doing} failed with {name}: {advice}")
 
 
-_LOST: Final = "no call of this process can use CUDA any more: end it; a model must be loaded anew"
+_LOST: Final = "this process cannot use CUDA any more: restart it, or load the model again"
 _CAPTURED: Final = (
-    "a stream is being captured into a graph, and what waits for a GPU cannot be captured: end the capture first, or "
-    "name a stream that is not part of it"
+    "a stream is being captured into a graph, and waiting for a GPU cannot be captured: end the capture first, or name "
+    "a stream that is not part of it"
 )
 
 _ADVICE: Final = {
-    "CUDA_ERROR_OUT_OF_MEMORY": "the GPU has not that much memory left; use smaller or fewer calls at once",
+    "CUDA_ERROR_OUT_OF_MEMORY": "the GPU has not enough memory left; make smaller calls, or fewer at once",
     "CUDA_ERROR_INVALID_VALUE": "the memory was freed by its owner, or the handle is none of this machine's GPUs",
     "CUDA_ERROR_INVALID_HANDLE": "the handle is not valid here: its owner has freed the memory or is dead, or owner "
-    "and user do not share IPC and process ids (containers: --ipc=host --pid=host)",
-    "CUDA_ERROR_INVALID_CONTEXT": "the handle was exported by this very process; or by one of another PID namespace "
-    "that has the same process id there (containers: --pid=host --ipc=host)",
+    "and user do not share IPC and PID namespaces (containers: --ipc=host --pid=host)",
+    "CUDA_ERROR_INVALID_CONTEXT": "the handle was exported by this very process, or by a process with the same id in "
+    "another PID namespace (containers: --pid=host --ipc=host)",
     "CUDA_ERROR_MAP_FAILED": "the memory cannot be mapped: its owner has freed it or is dead, or it is on a GPU that "
     "this process cannot reach; with MIG, both processes must use the same instance",
-    "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED": "the memory is on another GPU, to which this one has no peer access; give "
-    "model and client the same GPU",
-    "CUDA_ERROR_NOT_SUPPORTED": "this GPU or platform cannot do that: WSL2 and some virtual GPUs have no CUDA IPC; use "
-    "memory of the host",
-    "CUDA_ERROR_NOT_PERMITTED": "the operating system or a container does not allow it; compare the users of both "
-    "processes, and the container's security options",
+    "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED": "the memory is on another GPU, to which this one has no peer access; use the "
+    "same GPU for model and client",
+    "CUDA_ERROR_NOT_SUPPORTED": "this GPU or platform does not support it: WSL2 and some virtual GPUs have no CUDA "
+    "IPC; use host memory",
+    "CUDA_ERROR_NOT_PERMITTED": "the operating system or the container does not allow it; compare the users of both "
+    "processes, and check the container's security options",
     "CUDA_ERROR_NOT_INITIALIZED": "this process was forked from one that uses CUDA, which CUDA does not allow; start "
-    "it anew (multiprocessing: the start method spawn)",
-    "CUDA_ERROR_INVALID_DEVICE": "there is no such GPU here; see CUDA_VISIBLE_DEVICES and --gpus",
+    "a new process instead (multiprocessing: the start method spawn)",
+    "CUDA_ERROR_INVALID_DEVICE": "this GPU is not visible here; see CUDA_VISIBLE_DEVICES and --gpus",
     "CUDA_ERROR_NO_DEVICE": "no GPU is visible here; see nvidia-smi, CUDA_VISIBLE_DEVICES and --gpus",
-    "CUDA_ERROR_DEVICE_UNAVAILABLE": "another process has the GPU for itself (its compute mode), or it is being reset; "
+    "CUDA_ERROR_DEVICE_UNAVAILABLE": "another process uses the GPU exclusively (compute mode), or it is being reset; "
     "see nvidia-smi",
-    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "the kernel's NVIDIA driver and its library are of different versions; "
-    "restart the machine, or the container with the driver that the host has",
-    "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE": "the forward-compatible driver library does not serve this GPU; use "
-    "the driver's own libcuda.so.1",
+    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "NVIDIA's kernel module and its driver library have different versions; "
+    "restart the machine, or restart the container with the host's driver library",
+    "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE": "the forward-compatible driver library does not support this GPU; "
+    "use the driver's own libcuda.so.1",
     "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED": "the memory is pinned already",
     "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED": _CAPTURED,
     "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED": _CAPTURED,
     "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT": _CAPTURED,
     "CUDA_ERROR_CAPTURED_EVENT": _CAPTURED,
-    "CUDA_ERROR_ILLEGAL_ADDRESS": f"a kernel has accessed memory that is not its own; {_LOST}",
+    "CUDA_ERROR_ILLEGAL_ADDRESS": f"a kernel has accessed an invalid address; {_LOST}",
     "CUDA_ERROR_LAUNCH_FAILED": f"a kernel has failed; {_LOST}",
     "CUDA_ERROR_LAUNCH_TIMEOUT": f"a kernel took longer than this GPU allows; {_LOST}",
     "CUDA_ERROR_ASSERT": f"an assertion in a kernel has failed; {_LOST}",
     "CUDA_ERROR_ECC_UNCORRECTABLE": f"the GPU's memory has an error; {_LOST}",
-    "CUDA_ERROR_CONTEXT_IS_DESTROYED": "CUDA was reset in this process (cudaDeviceReset); nothing may do that here",
+    "CUDA_ERROR_CONTEXT_IS_DESTROYED": "CUDA was reset in this process; do not call cudaDeviceReset here",
 }
 
 _FINAL: Final = frozenset({name for name, advice in _ADVICE.items() if _LOST in advice}) | {

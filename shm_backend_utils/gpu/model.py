@@ -1,8 +1,8 @@
-"""Arrays on GPUs, for the calls of a session: taken over, made, copied, waited for.
+"""Arrays on GPUs for the calls of a session: import, allocation, copies and synchronization.
 
-Copies are on streams of ours, as no library's current stream is known to be the right one. Each follows the work on the
-streams that the call has named on the GPUs that it touches; where none is named, all work of the GPU. Later work on
-those streams follows the copy; where none is named, the host waits for it.
+Copies run on the library's own streams, because no array library's current stream is known to be the right one. A copy
+runs after earlier work on the streams that the call has named on its GPUs, and before later work there. On a GPU
+without a named stream, the copy follows all work of that GPU, and the host waits for the copy.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ __all__ = ["DeviceArrays", "DeviceUses"]
 
 
 class DeviceUses:
-    """The GPUs that a call, or a batch of calls, uses. Iterating yields their numbers."""
+    """The GPUs that a call or a batch uses. Iteration yields their numbers."""
 
     def __init__(self, arrays: DeviceArrays) -> None:
-        self.streams: dict[int, list[NamedStream]] = {}  # named there, by GPU; none if all of it is meant
-        self.own: list[tuple[OwnStreams, NamedStream]] = []  # ours, the call's until it ends, when they are waited for
-        self.reads_host = False  # whether a copy from memory of the host may be under way
+        self.streams: dict[int, list[NamedStream]] = {}  # the named streams, by GPU; an empty list means the whole GPU
+        self.own: list[tuple[OwnStreams, NamedStream]] = []  # the library's, for the call; its end waits for them
+        self.reads_host = False  # whether a copy from host memory may be in progress
         self._arrays = arrays
         self._kept: list[Any] = []
 
@@ -51,17 +51,17 @@ class DeviceUses:
 
     @property
     def are_named(self) -> bool:
-        """Whether on each of its GPUs a stream was named."""
+        """Whether a stream is named on each of its GPUs."""
         return all(self.streams.values())
 
     def add(self, device: int) -> None:
-        """Take note that the call uses a GPU."""
+        """Record that the call uses a GPU."""
         self.streams.setdefault(device, [])
 
     def name(self, value: Any) -> None:
-        """Take note that the call's work is on a stream; ModelError if it cannot be waited for, or is of another GPU.
+        """Record a stream with work of the call; ModelError if it is of another GPU, or cannot be waited for.
 
-        A default stream is that of the call's GPU, if it uses one alone, and else of the instance's.
+        A default stream belongs to the call's GPU if the call uses exactly one, else to the instance's GPU.
         """
         instance = self._arrays.device
         meant = next(iter(self.streams)) if len(self.streams) == 1 else instance
@@ -72,14 +72,14 @@ class DeviceUses:
             used = ", ".join(map(str, self)) or "none"
             raise ModelError(
                 f"a stream of GPU {device} was named, but this call uses GPU {used}, and its instance is on GPU "
-                f"{instance}; name streams of these, and of another one when the call has a tensor there"
+                f"{instance}; name streams of these GPUs, and of another GPU only after the call got a tensor there"
             )
         known = self.streams.setdefault(device, [])
         if stream not in known:
             known.append(stream)
 
     def join(self, other: DeviceUses) -> None:
-        """Take over the notes of another call of the same batch; from then on both use this object."""
+        """Add the records of another call of the same batch; afterwards both calls use this object."""
         for device, streams in other.streams.items():
             known = self.streams.setdefault(device, [])
             known += [stream for stream in streams if stream not in known]
@@ -88,11 +88,11 @@ class DeviceUses:
         self.keep(other._kept)
 
     def keep(self, arrays: Iterable[Any]) -> None:
-        """Keep arrays that a GPU has still to copy."""
+        """Keep arrays alive that a GPU has not copied yet."""
         self._kept += arrays
 
     def own_stream(self, device: int) -> tuple[OwnStreams, int]:
-        """Return a stream of ours, which is the call's until it ends, and whose it is: a session may end before."""
+        """Return a stream for the call until it ends, and its pool, as the session may be closed before that."""
         for streams, stream in self.own:
             if stream.device == device:
                 return streams, stream.handle
@@ -106,7 +106,7 @@ class DeviceUses:
         self._arrays.wait([self])
 
     def release(self) -> None:
-        """Let go of streams and arrays, as the GPUs have finished their work. Twice is fine."""
+        """Release streams and arrays after the GPUs have finished. Twice is fine."""
         self._kept = []
         own, self.own = self.own, []
         for streams, stream in own:
@@ -114,7 +114,7 @@ class DeviceUses:
             streams.give_back(stream.handle, stream.device)
 
     def leave(self) -> None:
-        """Let go of them, while GPUs are still at work: arrays stay until that is done."""
+        """Release them while GPUs still work: arrays stay alive until that work is done."""
         kept, self._kept = self._kept, []
         if kept:
             for device in self:
@@ -123,7 +123,7 @@ class DeviceUses:
 
 
 class DeviceArrays:
-    """The work of calls on GPUs; copies without a place go to ``device``. CUDA is loaded at first use. Thread-safe."""
+    """The GPU work of calls; copies without a place go to ``device``. CUDA is loaded on first use. Thread-safe."""
 
     def __init__(self, cuda: CudaAccess, device: int) -> None:
         self.device = device
@@ -138,7 +138,7 @@ class DeviceArrays:
 
     @property
     def own_streams(self) -> OwnStreams:
-        """Streams of ours; raises as :attr:`runtime`."""
+        """The library's own streams; raises as :attr:`runtime`."""
         return self._scratch.streams
 
     @property
@@ -149,9 +149,9 @@ class DeviceArrays:
             return self._own
 
     def adopt(self, value: Any, uses: DeviceUses | None = None) -> DeviceArray | StridedArray:
-        """Return an array of any library on a GPU, which the call uses then, as one of ours, over the same memory.
+        """Return any library's array on a GPU as an array of this package, over the same memory.
 
-        Its library's pending work there precedes all later work on the call's named streams.
+        Pending work of its library comes before later work on the call's named streams. The call then uses that GPU.
         """
         device = device_of(self.runtime, value, self.device)
         if uses is not None:
@@ -162,7 +162,7 @@ class DeviceArrays:
         return array
 
     def adopt_capsule(self, capsule: object) -> DeviceArray | StridedArray:
-        """Return a DLPack capsule of a GPU's memory, which is complete, as an array of ours."""
+        """Return a DLPack capsule of GPU memory, with complete contents, as an array of this package."""
         return imported(self.runtime, capsule, LEGACY_STREAM)
 
     def view(
@@ -187,14 +187,14 @@ class DeviceArrays:
     def empty(
         self, name: str, shape: tuple[int, ...], dtype: DType, path: str, device: int | None = None
     ) -> DeviceView:
-        """Return new memory as a view: C-contiguous, writable, not cleared; on the instance's GPU unless it is said."""
+        """Return new memory as a view: C-contiguous, writable, not cleared; by default on the instance's GPU."""
         array = self._scratch.array(shape, dtype.numpy, self.device if device is None else device)
         return DeviceView(name, array, dtype, path)
 
     def copy_all(self, pairs: Sequence[tuple[Any, Any]], uses: DeviceUses | None = None) -> None:
-        """Copy arrays one after the other: targets and sources, one of each pair on a GPU.
+        """Copy pairs of target and source, one after the other; at least one of each pair is on a GPU.
 
-        Memory of the host may be written again when this returns, and other memory on the streams that were named.
+        Afterwards host memory may be overwritten, and GPU memory may be overwritten on the named streams.
         """
         on_gpus = [array for pair in pairs for array in pair if not isinstance(array, np.ndarray)]
         devices = sorted({array.device for array in on_gpus})
@@ -215,13 +215,13 @@ class DeviceArrays:
                 uses.keep(on_gpus)
 
     def to_host(self, view: DeviceView, uses: DeviceUses | None = None) -> npt.NDArray[Any]:
-        """Return a copy in host memory, complete."""
+        """Return a complete copy in host memory."""
         copied = np.empty(view.shape, view.dtype)
         self.copy_all([(copied, view.array)], uses)
         return copied
 
     def to_device(self, view: TensorView, uses: DeviceUses, stream: NamedStream | None = None) -> DeviceArray:
-        """Return a copy on the instance's GPU, for later work on ``stream``, or for readers that wait."""
+        """Return a copy on the instance's GPU, for later work on ``stream``; without one, consumers wait for it."""
         device, runtime = self.device, self.runtime
         uses.add(device)
         streams, own = uses.own_stream(device)
@@ -233,7 +233,7 @@ class DeviceArrays:
                 copy(runtime, copied, source, stream.handle)
             order_after(runtime, [stream], device, own)
             return copied
-        if view.writable:  # an output, which the GPU itself may be writing
+        if view.writable:  # an output, which the GPU may still write
             self._order_after(uses.streams[device], device, own)
         copied = self._scratch.array(view.shape, view.dtype, device, written_on=own, streams=streams)
         with runtime.on(device):
@@ -241,9 +241,9 @@ class DeviceArrays:
         return copied
 
     def wait(self, uses: Iterable[DeviceUses]) -> None:
-        """Wait until GPUs have finished the calls' named streams; or all their work, if a call has named none there.
+        """Wait until GPUs have finished the work on the calls' named streams, or all work if a call named none there.
 
-        CudaError if something that was launched there has failed; ModelError if a named stream is being captured.
+        CudaError if that work has failed; ModelError if a named stream is being captured.
         """
         every = list(uses)
         for device in sorted({device for each in every for device in each}):
@@ -260,7 +260,7 @@ class DeviceArrays:
                 runtime.synchronize_stream(stream, device)
 
     def record(self, uses: DeviceUses, events: Iterable[tuple[int, int]]) -> None:
-        """Let events, each with its GPU, stand for all that GPUs have to do for a call with named streams on each."""
+        """Record events, each on its GPU, behind all work of a call that has named streams on each GPU."""
         named = [stream for streams in uses.streams.values() for stream in streams]
         self._check_is_not_captured(named)
         for event, device in events:
@@ -269,7 +269,7 @@ class DeviceArrays:
                 self.runtime.record(event, stream)
 
     def stream_of(self, value: Any, meant: int) -> NamedStream:
-        """Return the stream that a model means, with its GPU; of a default stream that is ``meant``."""
+        """Return a model's stream with its GPU; a default stream belongs to GPU ``meant``."""
         try:
             named = named_stream(value)
             stream = NamedStream(named.handle, named.device_on(self.runtime, meant))
@@ -279,39 +279,39 @@ class DeviceArrays:
         return stream
 
     def instance_stream(self, value: Any) -> NamedStream:
-        """Return a stream as :meth:`stream_of` does; ModelError also if it is of another GPU than the instance's."""
+        """Return a stream as :meth:`stream_of` does; ModelError also if it is not of the instance's GPU."""
         stream = self.stream_of(value, self.device)
         if stream.device != self.device:
             raise ModelError(
                 f"a stream of GPU {stream.device} was given, but the copy is made on the instance's GPU {self.device}; "
-                "give a stream of that one, or none"
+                "pass a stream of that GPU, or none"
             )
         return stream
 
     def make_current(self) -> None:
-        """Make the instance's GPU the calling thread's, for a thread of our own."""
+        """Make the instance's GPU current in the calling thread."""
         self.runtime.make_current(self.device)
 
     def _check_is_not_captured(self, streams: Iterable[NamedStream]) -> None:
-        """Raise ModelError if a stream is being captured into a graph: nothing on it could be waited for."""
+        """Raise ModelError if a stream is being captured into a graph, because the library cannot wait for it."""
         for stream in streams:
             assert stream.device is not None
             with self.runtime.on(stream.device):
                 is_captured = self.runtime.is_capturing(stream.handle)
             if is_captured:
                 raise ModelError(
-                    f"a stream of GPU {stream.device} that was named is being captured into a graph, so that nothing "
-                    "on it can be waited for; end the capture first, or name the stream that the graph is launched on"
+                    f"a stream of GPU {stream.device} that was named is being captured into a graph, so the library "
+                    "cannot wait for it; end the capture first, or name the stream that the graph is launched on"
                 )
 
     def close(self) -> None:
-        """Give memory and streams that no array uses back to CUDA. Twice is fine."""
+        """Return memory and streams that no array uses to CUDA. Twice is fine."""
         if self._own is not None:
             self._own.close()
             self.runtime.retired.collect()
 
     def _order_after(self, named: Sequence[NamedStream], device: int, stream: int) -> None:
-        """Let a stream of ours come after these of a GPU, or, without any, after all that it has to do."""
+        """Make later work on ``stream`` wait for the named streams of a GPU or, without any, for all its work."""
         self._check_is_not_captured(named)
         order_after(self.runtime, named, device, stream)
 
@@ -322,5 +322,5 @@ class DeviceArrays:
 
 
 def _streams_on(device: int, uses: DeviceUses | None) -> Sequence[NamedStream]:
-    """Return the streams that a call has named on a GPU, if it has."""
+    """Return the streams that a call has named on a GPU; empty if none."""
     return () if uses is None else uses.streams.get(device, ())

@@ -1,4 +1,4 @@
-"""The order of work on GPUs: streams that wait for streams or for a whole device, and marks that the host polls."""
+"""The order of GPU work: streams that wait for streams or for a whole device, and marks that the host polls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Mark", "OwnStreams", "order_after"]
 
 
 class OwnStreams:
-    """This package's own streams, for its copies. They and the default streams do not wait for each other."""
+    """This package's own streams for its copies. They do not synchronize with the default streams."""
 
     _process = 0
 
@@ -27,7 +27,7 @@ class OwnStreams:
         self._process = os.getpid()
 
     def borrow(self, device: int) -> int:
-        """Return a stream for the caller alone, until it is given back."""
+        """Return a stream for the caller's exclusive use until :meth:`give_back`."""
         try:
             return self._idle[device].pop()
         except IndexError:
@@ -37,7 +37,7 @@ class OwnStreams:
             return made[0]
 
     def give_back(self, stream: int, device: int) -> None:
-        """Let others use a stream; their work follows the work that is still on it."""
+        """Return a stream to the pool; the next borrower's work follows the work that is still on it."""
         self._idle[device].append(stream)
 
     @contextlib.contextmanager
@@ -51,7 +51,7 @@ class OwnStreams:
             self.give_back(stream, device)
 
     def __del__(self) -> None:
-        if self._process == os.getpid():  # in a forked child they are not ours
+        if self._process == os.getpid():  # in a forked child, they are the parent's
             destroy, retired = self.runtime.destroy_stream, self.runtime.retired
             for device, streams in self._made:  # none is in use: its borrower keeps this object
                 for stream in streams:
@@ -61,11 +61,11 @@ class OwnStreams:
 def order_after(runtime: CudaRuntime, first: Named, device: int, stream: int) -> None:
     """Make later work on a device's stream wait for a user's streams and events, of any device. No host waits.
 
-    Without any, the stream waits for all present work of its device. A driver before CUDA 12.5 cannot do that, so
+    Without any, the stream waits for all present work of its device. A driver older than CUDA 12.5 cannot do that, so
     the host waits for the device instead. Stream 2 is the calling thread's own.
 
-    CudaError if a stream is being captured into a graph, or an event was recorded in a capture. Work that waited for
-    them would become part of the graph and would not run. So nothing waits then.
+    CudaError if a stream is being captured into a graph, or an event was recorded in a capture. Work that waited for it
+    would become part of the graph and would not run. So nothing waits then.
     """
     events = [each for each in first if isinstance(each, NamedEvent)]
     streams = [each for each in first if isinstance(each, NamedStream)]
@@ -80,7 +80,7 @@ def order_after(runtime: CudaRuntime, first: Named, device: int, stream: int) ->
 
 
 class _Event:
-    """An event that is destroyed with this object; a stream that waits for it goes on waiting."""
+    """An event that is destroyed with this object; streams that wait for it still do so."""
 
     _process = 0
 
@@ -100,7 +100,7 @@ class _Event:
             self._runtime.destroy_event(self._handles.pop(), self._device)
 
     def __del__(self) -> None:
-        if self._process == os.getpid():  # in a forked child it is not ours
+        if self._process == os.getpid():  # in a forked child, it is the parent's
             for handle in self._handles:
                 self._runtime.retired.add_idle(functools.partial(self._runtime.destroy_event, handle, self._device))
 
@@ -116,18 +116,18 @@ class Mark:
             runtime.record(self._event.handle, stream)
 
     def is_done(self) -> bool:
-        """Return whether the stream has come there; CudaError if its work has failed."""
+        """Return whether the stream has reached the mark; CudaError if its work has failed."""
         with self._runtime.on(self._device):
             return self._runtime.is_event_done(self._event.handle)
 
     def close(self) -> None:
-        """Let go of the event. Twice is fine."""
+        """Release the event. Twice is fine."""
         with contextlib.suppress(CudaError):
             self._event.close()
 
 
 def _recorded(runtime: CudaRuntime, streams: Iterable[NamedStream], device: int) -> Iterator[int]:
-    """Yield events behind the present work of these streams or, if there are none, of a device."""
+    """Yield events behind the present work of these streams or, without any, of a device."""
     for each in streams:
         own = each.device_on(runtime, device)
         with contextlib.closing(_Event(runtime, own)) as event:

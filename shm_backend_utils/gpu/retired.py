@@ -1,6 +1,6 @@
 """GPU memory that this process does not use any more. It is freed or unmapped when its GPU has finished with it.
 
-Often a finalizer drops the last reference, and finalizers must not wait. So they leave the work here, and a thread that
+Often a finalizer drops the last reference, and finalizers must not wait. So they queue the work here, and a thread that
 may wait does it.
 """
 
@@ -25,7 +25,7 @@ Work = Callable[[], None]
 
 
 class _Waiting(NamedTuple):
-    """Work for the time when a GPU has reached an event."""
+    """Work to do after a GPU has reached an event."""
 
     device: int
     event: int
@@ -39,30 +39,30 @@ class Retired:
         self._runtime = runtime
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._idle: deque[Work] = deque()  # finalizers append to this and the next, without a lock
+        self._idle: deque[Work] = deque()  # finalizers append to this one and the next, without a lock
         self._busy: deque[tuple[int, Work]] = deque()
         self._waiting: deque[_Waiting] = deque()
         call_after_fork(self)
 
     def add(self, device: int, work: Work) -> None:
-        """Do this when a device has finished its present work. Adding never waits."""
+        """Queue work to do after a device has finished its present work. Never waits."""
         self._busy.append((device, work))
 
     def add_idle(self, work: Work) -> None:
-        """Do this soon, as no device works on the memory any more. Adding never waits."""
+        """Queue work to do soon, on memory that no device uses any more. Never waits."""
         self._idle.append(work)
 
     def collect(self) -> bool:
         """Free and unmap as much as possible now, without waiting. Return whether something is left.
 
-        Memory that CUDA neither frees nor unmaps stays for ever, as its users are unknown. So does all memory of a
-        lost device. Questions that CUDA cannot answer now are asked again the next time. With a driver before CUDA
+        Memory that CUDA refuses to free or unmap is leaked, because its users are unknown. So is all memory of a lost
+        device. Questions that CUDA cannot answer now are asked again the next time. With a driver older than CUDA
         12.5, this waits for the devices.
 
         Finalizers must not call this: CUDA itself may wait for a device before it frees memory there.
         """
         if not self._lock.acquire(blocking=False):
-            return True  # another thread is at it
+            return True  # another thread is doing it
         try:
             self._mark()
             for _ in range(len(self._waiting)):
@@ -76,17 +76,17 @@ class Retired:
         return self.is_waiting
 
     def collect_idle(self) -> None:
-        """Do the work that :meth:`add_idle` got, or wait until another thread has done it."""
+        """Do the work from :meth:`add_idle`, or wait until another thread has done it."""
         with self._lock:
             self._do_idle()
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something is left to be done."""
+        """Whether work is left."""
         return bool(self._idle or self._busy or self._waiting)
 
     def after_fork(self) -> None:
-        """Forget everything in a forked child: the memory is its parent's."""
+        """Forget all work in a forked child: the memory is its parent's."""
         self._lock = threading.Lock()
         self._idle.clear()
         self._busy.clear()
@@ -98,7 +98,7 @@ class Retired:
                 self._idle.popleft()()
 
     def _mark(self) -> None:
-        """Record an event behind the present work of each device, after which the memory is unused."""
+        """Record an event behind the present work of each device; afterwards the queued memory is unused."""
         by_device: dict[int, list[Work]] = {}
         for _ in range(len(self._busy)):
             device, work = self._busy.popleft()

@@ -1,6 +1,6 @@
-"""CUDA's driver API, as far as this package uses it, by NVIDIA's ``cuda-bindings`` 12.x or 13.x.
+"""The part of CUDA's driver API that this package uses, through NVIDIA's ``cuda-bindings`` 12.x or 13.x.
 
-Each method names the function of the driver that it calls. NVIDIA's documentation of that function applies.
+Each method names the driver function that it calls. See NVIDIA's documentation of that function.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ HANDLE_LENGTH: Final = 64
 """Bytes of ``CUipcMemHandle`` and of ``CUipcEventHandle`` (``CU_IPC_HANDLE_SIZE``)."""
 
 BLOCK_BYTES: Final = 2 * 2**20
-"""CUDA allocates blocks of this size, and an IPC handle opens whole blocks. So shared memory should fill its blocks."""
+"""CUDA allocates in blocks of this size, and an IPC handle opens whole blocks. So shared memory fills whole blocks."""
 
-# CUDA's default streams have numbers, and belong to whatever device is current. Array libraries say 0 for the legacy
-# one, but the driver may read 0 as the thread's own. So a library's stream is read as `stream or LEGACY_STREAM`.
+# CUDA's default streams have numbers, and belong to the current device. Array libraries write 0 for the legacy default
+# stream, but the driver may read 0 as the per-thread one. So read a library's stream as `stream or LEGACY_STREAM`.
 LEGACY_STREAM: Final = 1
 """The legacy default stream (``CU_STREAM_LEGACY``). It and all blocking streams wait for each other."""
 
@@ -49,26 +49,26 @@ _LAZY_PEER_ACCESS: Final = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 _PORTABLE: Final = 1  # CU_MEMHOSTREGISTER_PORTABLE: pinned for every GPU's context
 _NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING
 _WITHOUT_TIMING: Final = 2  # CU_EVENT_DISABLE_TIMING
-_BLOCKING_SYNC: Final = 1  # CU_EVENT_BLOCKING_SYNC: a host that waits for it sleeps
+_BLOCKING_SYNC: Final = 1  # CU_EVENT_BLOCKING_SYNC: a waiting host thread sleeps
 _INTERPROCESS: Final = 4  # CU_EVENT_INTERPROCESS
 _OF_THE_HOST: Final = 1  # CU_MEMORYTYPE_HOST
 _UNIFIED: Final = 4  # CU_MEMORYTYPE_UNIFIED
 _NOT_CAPTURING: Final = 0  # CU_STREAM_CAPTURE_STATUS_NONE
-_RECORDS_CONTEXTS: Final = 12050  # since CUDA 12.5, the driver has cuCtxRecordEvent
+_RECORDS_CONTEXTS: Final = 12050  # the driver has cuCtxRecordEvent since CUDA 12.5
 
 
 class PointerFacts(NamedTuple):
     """CUDA's attributes of an address.
 
     ``managed`` memory moves between GPUs and the host; ``pinned`` memory is host memory that CUDA knows. An allocation
-    is exportable if another process can open it by an IPC handle and finds ``base`` at the beginning. cuMemAlloc and
-    cudaMalloc make such memory; the driver's pools (cudaMallocAsync), virtual memory management and managed memory do
-    not. It must also begin a block, not lie inside one that it shares with others.
+    is exportable if another process can open it by an IPC handle and finds ``base`` at the beginning. Memory from
+    cuMemAlloc and cudaMalloc is exportable if it begins a block. Memory from the driver's pools (cudaMallocAsync), from
+    virtual memory management, and managed memory is not.
     """
 
     kind: Literal["device", "managed", "pinned", "host"]
-    device: int = 0  # of memory of the host, 0
-    base: int = 0  # of the allocation that it lies in; of memory of the host, both are 0
+    device: int = 0  # 0 for host memory
+    base: int = 0  # of its allocation; for host memory, base and byte_size are 0
     byte_size: int = 0
     is_exportable: bool = False
 
@@ -78,18 +78,18 @@ class CudaRuntime:
 
     def __init__(self, driver: Any | None = None) -> None:
         self._driver = _imported_driver() if driver is None else driver
-        self._lock = threading.RLock()  # a finalizer may need a context inside it
+        self._lock = threading.RLock()  # reentrant: a finalizer may need a context while its thread holds it
         self._contexts: dict[int, Any] = {}
         self._uuids: dict[int, str] = {}
         try:
             self._ask("starting CUDA", "cuInit", 0)
-        except RuntimeError as error:  # the bindings' own, where there is no library
+        except RuntimeError as error:  # from the bindings, if the library is missing
             raise MachineError(
-                f"GPU memory needs NVIDIA's driver, and its library libcuda.so.1 was not found ({error}); install the "
-                "driver, or start the container with --gpus; see LD_LIBRARY_PATH"
+                f"GPU memory needs NVIDIA's driver, but its library libcuda.so.1 was not found ({error}); install the "
+                "driver, start the container with --gpus, or check LD_LIBRARY_PATH"
             ) from None
         self._version: int = self._ask("asking for the driver's version", "cuDriverGetVersion")
-        self.retired = Retired(self)  # memory that is to be freed or unmapped when its device has finished with it
+        self.retired = Retired(self)  # memory to free or unmap when its device has finished with it
         call_after_fork(self)
 
     def after_fork(self) -> None:
@@ -101,18 +101,18 @@ class CudaRuntime:
         return int(self._ask("counting the GPUs", "cuDeviceGetCount"))
 
     def device_uuid(self, device: int) -> str:
-        """Return a device's UUID: 32 lowercase hexadecimal digits (``cuDeviceGetUuid``, the second version of it)."""
+        """Return a device's UUID as 32 lowercase hexadecimal digits (``cuDeviceGetUuid_v2``)."""
         uuid = self._uuids.get(device)
         if uuid is None:
             doing = f"asking for the UUID of GPU {device}"
-            has_second = hasattr(self._driver, "cuDeviceGetUuid_v2")  # which bindings from 13 on call by the plain name
+            has_second = hasattr(self._driver, "cuDeviceGetUuid_v2")  # bindings 13 give it the plain name
             name = "cuDeviceGetUuid_v2" if has_second else "cuDeviceGetUuid"
             found = self._ask(doing, name, self._ask(doing, "cuDeviceGet", device))
             uuid = self._uuids[device] = bytes(found.bytes).hex()
         return uuid
 
     def total_bytes(self, device: int) -> int:
-        """Return how much memory a device has, used or not (``cuDeviceTotalMem``). With MIG it is the instance's."""
+        """Return a device's total memory, used or not (``cuDeviceTotalMem``). With MIG, it is the instance's."""
         doing = f"asking for the size of GPU {device}"
         return int(self._ask(doing, "cuDeviceTotalMem", self._ask(doing, "cuDeviceGet", device)))
 
@@ -131,7 +131,7 @@ class CudaRuntime:
         self._ask(f"making GPU {device} current", "cuCtxSetCurrent", self._context(device))
 
     def allocate(self, byte_size: int, device: int) -> int:
-        """Allocate memory, not cleared, of a size that :func:`whole_blocks` rounds up (``cuMemAlloc``)."""
+        """Allocate memory, not cleared, with its size rounded up by :func:`whole_blocks` (``cuMemAlloc``)."""
         byte_size = whole_blocks(byte_size)
         with self.on(device):
             return int(self._ask(f"allocating {byte_size} bytes on GPU {device}", "cuMemAlloc", byte_size))
@@ -158,7 +158,7 @@ class CudaRuntime:
             self._ask("closing another process' GPU memory", "cuIpcCloseMemHandle", address)
 
     def extent(self, address: int, device: int) -> tuple[int, int]:
-        """Return the beginning and the byte size of an address' allocation (``cuMemGetAddressRange``)."""
+        """Return the address and the byte size of the allocation around an address (``cuMemGetAddressRange``)."""
         with self.on(device):
             begin, byte_size = self._ask("asking for the extent of GPU memory", "cuMemGetAddressRange", address)
         return int(begin), int(byte_size)
@@ -202,7 +202,7 @@ class CudaRuntime:
     def copy_rows(
         self, target: int, target_pitch: int, source: int, source_pitch: int, width: int, height: int, stream: int
     ) -> None:
-        """Copy rows of ``width`` bytes that lie so many bytes apart, on a stream (``cuMemcpy2DAsync``)."""
+        """Copy rows of ``width`` bytes, a pitch apart, on a stream (``cuMemcpy2DAsync``)."""
         unified = self._driver.CUmemorytype.CU_MEMORYTYPE_UNIFIED
         plan = self._driver.CUDA_MEMCPY2D()
         plan.srcMemoryType = plan.dstMemoryType = unified
@@ -212,20 +212,20 @@ class CudaRuntime:
         self._ask(f"copying {height} rows of {width} bytes", "cuMemcpy2DAsync", plan, stream)
 
     def create_stream(self, device: int) -> int:
-        """Return a new stream (``cuStreamCreate``); the default streams and it do not wait for each other."""
+        """Return a new stream that does not synchronize with the default streams (``cuStreamCreate``)."""
         with self.on(device):
             return int(self._ask(f"making a stream of GPU {device}", "cuStreamCreate", _NON_BLOCKING))
 
     def destroy_stream(self, stream: int, device: int) -> None:
-        """Undo :meth:`create_stream` (``cuStreamDestroy``). Work on the stream is still done, and not waited for."""
+        """Undo :meth:`create_stream` (``cuStreamDestroy``). It does not wait: work on the stream still finishes."""
         with self.on(device):
             self._ask("destroying a stream", "cuStreamDestroy", stream)
 
     def stream_device(self, stream: int, current: int) -> int:
-        """Return the device of a stream (``cuStreamGetCtx``); the default streams 0, 1 and 2 are of ``current``."""
+        """Return the device of a stream (``cuStreamGetCtx``); the default streams 0, 1 and 2 belong to ``current``."""
         if stream in DEFAULT_STREAMS:
             return current
-        doing = f"asking which GPU stream {stream:#x} is of"
+        doing = f"asking for the GPU of stream {stream:#x}"
         with self.on(current):
             context = self._ask(doing, "cuStreamGetCtx", stream)
         self._ask(doing, "cuCtxPushCurrent", context)
@@ -259,7 +259,7 @@ class CudaRuntime:
         return self._create_event(device, _WITHOUT_TIMING | _BLOCKING_SYNC | _INTERPROCESS)
 
     def destroy_event(self, event: int, device: int) -> None:
-        """Destroy an event that was made or opened, without waiting for it (``cuEventDestroy``)."""
+        """Destroy an event that was created or opened, without waiting for it (``cuEventDestroy``)."""
         with self.on(device):
             self._ask("destroying an event", "cuEventDestroy", event)
 
@@ -268,7 +268,7 @@ class CudaRuntime:
         return _bytes_of(self._ask("exporting an event", "cuIpcGetEventHandle", event))
 
     def open_event(self, handle: bytes, device: int) -> int:
-        """Return another process' event (``cuIpcOpenEventHandle``). It is useless once that process destroys it."""
+        """Open another process' event (``cuIpcOpenEventHandle``). It is invalid once that process destroys it."""
         with self.on(device):
             found = self._filled("CUipcEventHandle", handle)
             return int(self._ask("opening another process' event", "cuIpcOpenEventHandle", found))
@@ -285,14 +285,14 @@ class CudaRuntime:
     def record_device(self, event: int, device: int) -> None:
         """Record an event behind all present work of this process on a device (``cuCtxRecordEvent``).
 
-        A driver before CUDA 12.5 cannot do that, so this waits for the device instead.
+        A driver older than CUDA 12.5 cannot do that, so this waits for the device instead.
         """
         if not self.records_devices:
             self.synchronize_device(device)
             with self.on(device):
                 self.record(event, 0)
         else:
-            self._ask(f"recording what GPU {device} does", "cuCtxRecordEvent", self._context(device), event)
+            self._ask(f"recording the work of GPU {device}", "cuCtxRecordEvent", self._context(device), event)
 
     def wait_for_event(self, event: int, stream: int) -> None:
         """Make later work on a stream wait for the last record of an event (``cuStreamWaitEvent``)."""
@@ -310,7 +310,7 @@ class CudaRuntime:
 
     @contextlib.contextmanager
     def _beside_captures(self) -> Iterator[None]:
-        """Permit calls that CUDA forbids by default, in all threads, while one captures a stream into a graph."""
+        """Allow calls that CUDA by default forbids in all threads while any thread captures a stream into a graph."""
         exchange = self._driver.cuThreadExchangeStreamCaptureMode
         error, former = exchange(self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
         try:
@@ -321,7 +321,7 @@ class CudaRuntime:
 
     @contextlib.contextmanager
     def _on_any(self) -> Iterator[None]:
-        """Make some device current, for questions that are the same for all; an unused one gets no context for it."""
+        """Make any device current for calls that do not depend on it, and avoid making a context on an unused one."""
         current = self._ask("asking which GPU is current", "cuCtxGetCurrent")
         with self._beside_captures() if int(current) else self.on(next(iter(self._contexts.copy()), 0)):
             yield
@@ -347,16 +347,16 @@ class CudaRuntime:
         return self._ask("asking about an address", "cuPointerGetAttribute", attribute, address)
 
     def _filled(self, kind: str, content: bytes) -> Any:
-        """Return a handle of a type of the driver's with this content, in a way that bindings 12 and 13 share."""
+        """Return a driver's handle of type ``kind`` with this content, in a way that works with bindings 12 and 13."""
         handle = getattr(self._driver, kind)()
         ctypes.memmove(handle.getPtr(), content, HANDLE_LENGTH)
         return handle
 
     def _ask(self, doing: str, name: str, *arguments: Any) -> Any:
-        """Call a function of the driver, and return what it returns beside its error."""
+        """Call a driver function, and return its results without the error code."""
         try:
             error, *found = getattr(self._driver, name)(*arguments)
-        except (KeyError, ValueError) as unknown:  # a driver's that is newer than the bindings
+        except (KeyError, ValueError) as unknown:  # the driver is newer than the bindings
             raise CudaError(doing, f"CUresult {unknown}") from None
         if error:
             raise CudaError(doing, error.name)
@@ -364,7 +364,7 @@ class CudaRuntime:
 
 
 def whole_blocks(byte_size: int) -> int:
-    """Return a byte size, rounded up to whole blocks."""
+    """Return a byte size rounded up to whole blocks."""
     return -(-byte_size // BLOCK_BYTES) * BLOCK_BYTES
 
 
@@ -378,6 +378,6 @@ def _imported_driver() -> Any:
     except ImportError as error:
         raise MachineError(
             f"GPU memory needs NVIDIA's cuda-bindings, which cannot be imported ({error}); install "
-            "triton-shm-backend-utils[gpu], or cuda-bindings of your CUDA's major version"
+            "triton-shm-backend-utils[gpu], or the cuda-bindings for your CUDA's major version"
         ) from None
     return driver

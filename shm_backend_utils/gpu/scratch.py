@@ -1,4 +1,4 @@
-"""A session's own memory on GPUs, used again and again."""
+"""A session's own memory on GPUs, which it reuses."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ __all__ = ["Scratch"]
 class Scratch:
     """A session's own memory on GPUs. Thread-safe.
 
-    An array's memory is free again when the array is gone *and* its GPU has done all that it had to do then. Free
-    memory serves the next array that fits. When none does, all that is free on that GPU goes back to CUDA: so a session
-    has as much as its calls had at once.
+    An array's memory is free again when the array is gone *and* its GPU has finished the work that it had then. The
+    next array that fits takes free memory. If no free memory fits, all of it on that GPU goes back to CUDA. So a
+    session has only as much memory as its calls used at the same time.
     """
 
     def __init__(self, runtime: CudaRuntime) -> None:
-        self.streams = OwnStreams(runtime)  # those on which a kept array was written go with it
+        self.streams = OwnStreams(runtime)  # a stream that wrote a live array lives as long as the array
         self._runtime = runtime
         self._lock = threading.Lock()
         self._free: dict[int, list[tuple[int, int]]] = {}  # sizes and addresses, by GPU
@@ -43,13 +43,13 @@ class Scratch:
         written_on: int | None = None,
         streams: OwnStreams | None = None,
     ) -> DeviceArray:
-        """Return a new array; a reader on another stream waits for ``written_on``, one of ``streams``."""
+        """Return a new array; readers on other streams wait for ``written_on``, one of ``streams``."""
         taken = _Taken(self, self._runtime, *self._take(math.prod(shape) * dtype.itemsize, device), device)
         taken.streams = streams
         return DeviceArray(self._runtime, taken.address, shape, dtype, device, taken, written_on=written_on)
 
     def put_back(self, byte_size: int, address: int, device: int) -> None:
-        """Take note that memory is free again. To be called when its GPU has finished with it."""
+        """Mark memory as free again. Call it after the GPU has finished with it."""
         with self._lock:
             if not self._is_closed:
                 self._free.setdefault(device, []).append((byte_size, address))
@@ -57,18 +57,18 @@ class Scratch:
         self._runtime.free(address, device)
 
     def close(self) -> None:
-        """Give free memory back to CUDA now, and memory in use when it becomes free. Twice is fine."""
+        """Return free memory to CUDA now, and used memory when it becomes free. Twice is fine."""
         with self._lock:
             self._is_closed = True
             self.streams = OwnStreams(self._runtime)
             free, self._free = self._free, {}
         for device, blocks in free.items():
             for _, address in blocks:
-                with contextlib.suppress(CudaError):  # what CUDA does not free stays as it is, and keeps no other
+                with contextlib.suppress(CudaError):  # memory that CUDA does not free is leaked; free the rest
                     self._runtime.free(address, device)
 
     def _take(self, byte_size: int, device: int) -> tuple[int, int]:
-        """Return memory of at least so many bytes: its size, and where it is."""
+        """Return the size and the address of memory with at least ``byte_size`` bytes."""
         self._runtime.retired.collect()
         with self._lock:
             free = self._free.get(device, [])
@@ -86,7 +86,7 @@ class Scratch:
 
 
 class _Taken:
-    """Memory that one array has. Its finalizer waits for nothing, and asks CUDA for nothing."""
+    """The memory of one array. Its finalizer neither waits nor calls CUDA."""
 
     def __init__(self, scratch: Scratch, runtime: CudaRuntime, byte_size: int, address: int, device: int) -> None:
         self.address = address
@@ -98,6 +98,6 @@ class _Taken:
         self.streams: OwnStreams | None = None
 
     def __del__(self) -> None:
-        if self._process == os.getpid():  # in a forked child it is not ours
+        if self._process == os.getpid():  # in a forked child, the memory is the parent's
             back = partial(self._scratch.put_back, self._byte_size, self.address, self._device)
             self._runtime.retired.add(self._device, back)

@@ -1,4 +1,4 @@
-"""Streams and events of GPUs as users hold them: those of torch, of CuPy, of cuda-bindings, or a number.
+"""Streams and events of GPUs as users pass them: objects of torch, CuPy or cuda-bindings, or a number.
 
 CUDA's protocol for streams in Python is ``__cuda_stream__``, which returns a version and the ``CUstream``.
 """
@@ -22,15 +22,15 @@ class NamedStream(NamedTuple):
     """A stream that a user has named."""
 
     handle: int
-    device: int | None = None  # None: CUDA knows it, and a default stream is of the device that is meant
+    device: int | None = None  # None: ask CUDA; a default stream belongs to the intended device
 
     @property
     def is_the_threads(self) -> bool:
-        """Whether it is the per-thread default stream, which is another one in another thread."""
+        """Whether it is the per-thread default stream, which is a different stream in each thread."""
         return self.handle == PER_THREAD_STREAM
 
     def device_on(self, runtime: CudaRuntime, meant: int) -> int:
-        """Return its device, ``meant`` for a default stream that has none; CallerError if CUDA knows no such stream."""
+        """Return its device (``meant`` for a default stream without one); CallerError if CUDA knows no such stream."""
         if self.device is not None:
             return self.device
         try:
@@ -39,7 +39,7 @@ class NamedStream(NamedTuple):
             if error.name not in _NO_STREAM:
                 raise
             raise CallerError(
-                "the stream that was named is none of this process' on a GPU; name one that was made here, and is not "
+                "the named stream is not a CUDA stream of this process; name one that this process made and has not "
                 "destroyed"
             ) from error
 
@@ -55,21 +55,21 @@ Named = Sequence[NamedStream | NamedEvent]
 
 
 def named_stream(value: Any) -> NamedStream:
-    """Return a user's stream, which is a number or some library's object; CallerError if it is none."""
+    """Return a user's stream, a number or a library's object; CallerError for anything else."""
     handle = _handle_of(value)
     if handle is None:
         raise CallerError(
-            f"{shown(value)} is no stream of a GPU; expected what has __cuda_stream__, as streams of torch, CuPy and "
-            "cuda-core have, or a CUstream as a number"
+            f"{shown(value)} is not a CUDA stream; expected an object with __cuda_stream__, such as a stream of torch, "
+            "CuPy or cuda-core, or a CUstream as a number"
         )
     if not 0 <= handle < 2**64:
-        raise CallerError(f"stream {shown(handle)} is none of CUDA's; expected a number of 0 or more, of 64 bits")
-    # These libraries mean 1 by 0; the driver's functions may read 0 as a default stream of each thread.
+        raise CallerError(f"stream {shown(handle)} is not a CUDA stream; expected a number of 0 or more, of 64 bits")
+    # These libraries write 0 for stream 1; the driver may read 0 as the per-thread default stream.
     return NamedStream(handle or LEGACY_STREAM, _device_of(value) if handle in DEFAULT_STREAMS else None)
 
 
 def named(value: Any) -> tuple[NamedStream | NamedEvent, ...]:
-    """Return a user's streams and events: the value is one of them, or a sequence."""
+    """Return a user's streams and events; the value is one of them, or a sequence."""
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return tuple([_named(each) for each in value])
     return (_named(value),)
@@ -110,12 +110,12 @@ def _event_handle_of(value: Any) -> int | None:
 
 
 def _has_class(value: object, *names: str) -> bool:
-    """Return whether a value's class, or a base of it, has such a name; so no library has to be imported."""
+    """Return whether a value's class, or a base class, has one of these names, without importing a library."""
     return any(each.__name__ in names for each in type(value).__mro__)
 
 
 def _device_of(value: Any) -> int | None:
-    """Return the device that a default stream says it is of; None if it does not."""
+    """Return the device that a default stream object names; None if it names none."""
     device = getattr(value, "device_id", None)
     if device is None:
         device = getattr(getattr(value, "device", None), "index", None)

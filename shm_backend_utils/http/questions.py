@@ -1,7 +1,7 @@
-"""Questions to an HTTP server, without a proxy: whole answers in bounded time, and short ones over kept connections.
+"""GET requests to an HTTP server, without a proxy: whole answers in bounded time, or short ones over kept connections.
 
-A short question costs one round trip. Its connection understands only a status, a length and a body, in half the time
-of ``http.client``.
+A short question costs one round trip. Its connection parses only a status, a length and a body, which takes half the
+time of ``http.client``.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _SCHEMES: Final = {"http": HTTPConnection, "https": HTTPSConnection}
 
 
 def fetch_json(url: str, timeout_s: float) -> Any:
-    """Ask without a proxy, and return the answer in JSON's types; connecting and answering each take ``timeout_s``.
+    """Send a GET request, and return the parsed JSON; connecting and answering may each take ``timeout_s``.
 
-    HTTPError if the server refuses; else OSError, HTTPException or ValueError if no JSON comes in time, or too much.
+    HTTPError if the status is not 200; OSError, HTTPException or ValueError if the answer is late, long or not JSON.
     """
     with contextlib.closing(connect(url, timeout_s)) as connection:
         deadline = time.monotonic() + timeout_s
@@ -49,13 +49,13 @@ def fetch_json(url: str, timeout_s: float) -> Any:
         body = reply.read(_MOST_WHOLE + 1)
         if len(body) > _MOST_WHOLE:
             raise HTTPException(f"an answer of more than {_MOST_WHOLE} bytes")
-        if reply.length:  # a limited read takes what there is for all
+        if reply.length:  # a read with a limit does not notice a short body
             raise IncompleteRead(body, reply.length)
         return json.loads(body)
 
 
 class _InTime(socket.SocketIO):
-    """A socket's bytes until a moment of ``monotonic()``: its timeout alone would begin anew with each piece."""
+    """A socket's bytes until a deadline of ``monotonic()``: its timeout alone would start anew with each read."""
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         super().__init__(sock, "r")
@@ -71,7 +71,7 @@ class _InTime(socket.SocketIO):
 
 
 class KeptConnections:
-    """Connections to one server. Any number of threads may ask, and each question has ``timeout_s``."""
+    """Connections to one server. Thread-safe. To connect and to get all answers may each take ``timeout_s``."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
         self._url = url
@@ -80,13 +80,13 @@ class KeptConnections:
         call_after_fork(self)
 
     def after_fork(self) -> None:
-        """Forget the parent's connections in a forked child: one would read the other's answers."""
+        """Forget the parent's connections in a forked child: both would read each other's answers."""
         self._idle = []
 
     def get(self, paths: Sequence[str]) -> list[tuple[int, bytes]]:
-        """Ask several questions at once, again if the server closes a connection; return statuses and bodies.
+        """Ask several questions at once, each again if the server closed its connection; return statuses and bodies.
 
-        TimeoutError without a whole answer in time; else OSError, HTTPException or ValueError.
+        TimeoutError if an answer is not complete in time; OSError, HTTPException or ValueError for other failures.
         """
         deadline = time.monotonic() + self._timeout_s
         asked: list[_Connection] = []
@@ -104,7 +104,7 @@ class KeptConnections:
                     asked[number].ask(path)
                     answer = asked[number].answer(deadline)
                 answers.append(answer)
-        except BaseException:  # a late answer must not be taken for the next request's
+        except BaseException:  # a late answer must not be taken for the next question's
             for connection in asked:
                 connection.close()
             raise
@@ -133,7 +133,7 @@ class _Connection:
     def __init__(self, url: str, timeout_s: float) -> None:
         place = urlsplit(url)
         self._socket: socket.socket = connect(url, timeout_s).sock
-        if place.scheme == "http":  # the kernel keeps the time, without a system call more for each wait
+        if place.scheme == "http":  # the kernel enforces the timeout, without another system call per wait
             self._socket.settimeout(None)
             timeval = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
@@ -144,18 +144,18 @@ class _Connection:
         call_after_fork(self)
 
     def is_silent(self) -> bool:
-        """Return whether the server has neither closed the connection nor spoken unasked."""
+        """Return whether the server has neither closed the connection nor sent unexpected data."""
         return not self._poll.poll(0)
 
     def ask(self, path: str) -> None:
-        """Send a question, which fits the socket's buffer. Whether the server still listens, the answer tells."""
+        """Send a question, which fits the socket's buffer; :meth:`answer` notices a closed connection."""
         try:
             self._socket.sendall(f"{self._begin}{path}{self._end}".encode())
         except ConnectionError:
             return
 
     def answer(self, deadline: float) -> tuple[int, bytes]:
-        """Wait for the answer to the question; raises as :meth:`KeptConnections.get`, ConnectionError if it closed."""
+        """Wait for the answer; raises like :meth:`KeptConnections.get`, or ConnectionError if the server closed."""
         data = self._receive_until(deadline, 0)
         while (end := data.find(_END_OF_HEAD)) < 0:
             data += self._receive_until(deadline, len(data))
@@ -174,7 +174,7 @@ class _Connection:
     def close(self) -> None:
         self._socket.close()
 
-    after_fork = close  # in a forked child it would keep the parent's from ending
+    after_fork = close  # a forked child's copy would keep the parent's connection open
 
     def _receive_until(self, deadline: float, received: int) -> bytes:
         left_s = deadline - time.monotonic()
@@ -192,11 +192,11 @@ class _Connection:
 
 
 def connect(url: str, timeout_s: float) -> HTTPConnection:
-    """Connect to the server of a URL, without a proxy; OSError, HTTPException or ValueError if that cannot be."""
+    """Connect to the server of a URL, without a proxy; OSError, HTTPException or ValueError if that fails."""
     place = urlsplit(url)
     kind = _SCHEMES.get(place.scheme)
     if kind is None or not place.hostname:
-        raise ValueError(f"{url!r} is no URL of an HTTP server")
+        raise ValueError(f"{url!r} is not a URL of an HTTP server")
     connection: HTTPConnection = kind(place.hostname, place.port, timeout=timeout_s)
     connection.connect()
     return connection

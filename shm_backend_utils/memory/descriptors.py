@@ -1,4 +1,4 @@
-"""File descriptors that no interrupt loses, the users who may open their files, and the error when none are left."""
+"""File descriptors that no interrupt leaks, access rights to their files, and the error if no descriptor is left."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = [
 ]
 
 NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
-"""The numbers of the errors that say that no file descriptors are left."""
+"""The errno values for a lack of file descriptors."""
 
 
 class Descriptor:
-    """An open file descriptor, closed with its object unless it must outlive that, and in a forked child at once.
+    """An open file descriptor, closed with its object unless it must outlive it, and at once in a forked child.
 
-    A signal's handler may raise between two steps of the interpreter. If ``open_it`` is a function in C,
-    ``list.extend`` and ``map`` open and keep the descriptor in one step.
+    A signal handler may raise between two steps of the interpreter. If ``open_it`` is a function in C,
+    ``list.extend`` and ``map`` open and store the descriptor in one step.
     """
 
     __slots__ = ("__weakref__", "_held", "_outlives")
@@ -47,7 +47,7 @@ class Descriptor:
         return self._held[0] if self._held else -1
 
     def reopened(self) -> Descriptor:
-        """Open the file once more, as locks belong to a description; O_NONBLOCK, as a peer's lease could block."""
+        """Open the file again, as locks belong to a description; O_NONBLOCK, as a peer's file lease could block it."""
         return Descriptor(os.open, f"/proc/self/fd/{self.fileno()}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
 
     def outlive_object(self) -> None:
@@ -77,7 +77,7 @@ class Access:
             raise CallerError(f"mode is {self.mode!r}; expected for example 0o600, or 0o660 with a group")
 
     def give_to(self, fd: int) -> None:
-        """Have an open file of this process' own opened by these alone, whatever the umask says."""
+        """Let only these users open a file of this process, whatever the umask is."""
         os.fchmod(fd, self.mode)
         if self.group_id is not None:
             os.fchown(fd, -1, self.group_id)
@@ -92,7 +92,7 @@ class NoDescriptorsError(NoSharedMemoryError):
 
 
 def no_descriptors(needed: str) -> NoDescriptorsError:
-    """Return the error; ``needed`` names their use and number."""
+    """Return the error; ``needed`` says how many descriptors were needed, and for which purpose."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return NoDescriptorsError(
         f"{needed}, and this process has none left of {most}; release results sooner, or raise the limit (ulimit -n)"
@@ -101,7 +101,7 @@ def no_descriptors(needed: str) -> NoDescriptorsError:
 
 def translate_os_errors(
     needed: str = "a shared-memory region takes two file descriptors",
-    failed: str = "shared memory cannot be opened here: {}; see what `shm-backend-utils doctor` says",
+    failed: str = "shared memory cannot be opened here: {}; run `shm-backend-utils doctor`",
 ) -> translate[OSError]:
     """Turn OSError into NoSharedMemoryError where memory is made or opened: a context manager, or a decorator."""
 
@@ -109,7 +109,7 @@ def translate_os_errors(
         if error.errno in NO_DESCRIPTORS:
             return no_descriptors(needed)
         if error.errno is None or isinstance(error, FileExistsError):
-            return None  # it is this library's own, or tells the caller of the key that it chose
+            return None  # raised by this library, or about the key that the caller chose
         return NoSharedMemoryError(failed.format(os.strerror(error.errno)))
 
     return translate(OSError, meaning)

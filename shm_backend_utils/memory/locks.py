@@ -1,7 +1,7 @@
 """Leases: kernel locks on bytes of a region that show live owners and used slots.
 
-An OFD lock (fcntl(2), ``F_OFD_SETLK``) belongs to an open file description. It goes when the last descriptor of it is
-closed, and so with its process, however that ends: a crash needs no cleaning up. The bytes:
+An OFD lock (fcntl(2), ``F_OFD_SETLK``) belongs to an open file description. The kernel releases it when the last
+descriptor is closed, and so when its process ends in any way: a crash needs no cleanup. The bytes:
 
 =====================================  =============================================================
 byte                                   held by
@@ -10,17 +10,17 @@ byte                                   held by
 1                                      shared, by all processes that map device memory that a slot here fences
 2                                      a reaper, while it removes the region
 first byte of a slot's record          the model, while it executes a request in that slot
-the next byte                          shared, by every model to which that one has lent the slot's memory
+the next byte                          shared, by every model to which that model has lent the slot's memory
 both                                   the client, while it takes back a slot that it gave up
 =====================================  =============================================================
 
-The owner takes its byte before the region can be found, and is the only one to take it. So a process that finds it free
-knows for ever that the owner is dead or done. A sealed region, which has no name to lose, is removed by giving it back.
+Only the owner takes its byte, before any other process can find the region. So if that byte is free, the owner is dead
+or done, for ever. The owner of a sealed region, which has no name, removes the region by releasing this lock.
 
 Locks on one description do not exclude each other. So the threads of one process share a :class:`SlotLease` for each
 slot, which adds a lock of its own; other processes have other descriptions.
 
-Where a slot's record begins, :mod:`shm_backend_utils.protocol.layout` says.
+:mod:`shm_backend_utils.protocol.layout` says where a slot's record begins.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ __all__ = [
 _OWNER_BYTE: Final = 0
 _USERS_BYTE: Final = 1
 _REAPER_BYTE: Final = 2
-_BORROWED: Final = 1  # behind the byte of a slot's lease
-_LEASE: Final = "a lease on memory that somebody else frees"
+_BORROWED: Final = 1  # counted from the byte of a slot's lease
+_LEASE: Final = "a lease on memory that another process frees"
 _BUSY: Final = frozenset({errno.EACCES, errno.EAGAIN})
 # struct flock: type, whence, start, length, pid. The pid of an OFD lock must be 0.
 _FLOCK: Final = struct.Struct("hhqqi4x")
@@ -65,15 +65,15 @@ def _flock(kind: int, byte: int, length: int = 1) -> bytes:
 
 
 OWNERS: Final = _flock(fcntl.F_WRLCK, _OWNER_BYTE)
-"""The owner's lease, to be asked for by ``F_OFD_GETLK``."""
+"""The owner's lease, as an argument of ``F_OFD_GETLK``."""
 FREE: Final = _flock(fcntl.F_UNLCK, _OWNER_BYTE)[:2]
 """The beginning of the kernel's answer for a free lock."""
 
 
 def hold_owner_lease(fd: int) -> None:
-    """Take the owner's lease of a region that is unknown to others, until the descriptor is closed."""
+    """Take the owner's lease of a region that no other process knows yet, until the descriptor is closed."""
     if not _try_lock(fd, _flock(fcntl.F_WRLCK, _OWNER_BYTE)):
-        raise AssertionError("somebody holds the lease of a region that has no name yet")
+        raise AssertionError("another process holds the lease of a region that has no name yet")
 
 
 def let_go_of_owner_lease(fd: int) -> None:
@@ -82,46 +82,46 @@ def let_go_of_owner_lease(fd: int) -> None:
 
 
 def exclude_reapers(fd: int) -> bool:
-    """Keep other reapers away from a region until the descriptor is closed. Return whether none is at it already."""
+    """Keep other reapers away from a region until the descriptor is closed. Return False if one is at work."""
     return _try_lock(fd, _flock(fcntl.F_WRLCK, _REAPER_BYTE))
 
 
 def is_owner_alive(fd: int) -> bool:
-    """Return whether some description other than this one holds the owner's lease. Takes nothing."""
+    """Return whether some description other than this one holds the owner's lease. Takes no lock."""
     return not fcntl.fcntl(fd, fcntl.F_OFD_GETLK, OWNERS).startswith(FREE)
 
 
 def is_slot_in_use(fd: int, record: int) -> bool:
-    """Return whether another description executes in the slot whose record begins there, or has borrowed it."""
+    """Return whether another description holds the lease of the slot with this record, or has borrowed the slot."""
     return _is_locked(fd, record, 1 + _BORROWED)
 
 
 def has_borrowers(fd: int, record: int) -> bool:
-    """Return whether another description holds the lock of :func:`borrow`. Takes nothing."""
+    """Return whether another description holds the lock of :func:`borrow`. Takes no lock."""
     return _is_locked(fd, record + _BORROWED)
 
 
 def has_users(fd: int) -> bool:
-    """Return whether another description holds the lock of :func:`use`. Takes nothing."""
+    """Return whether another description holds the lock of :func:`use`. Takes no lock."""
     return _is_locked(fd, _USERS_BYTE)
 
 
 def use(fd: int) -> SharedLease:
-    """Show the owner of device memory that it is mapped here, so that it must not be freed yet."""
+    """Show the owner of device memory that this process maps it, so that the owner does not free it yet."""
     lease = SharedLease.take(fd, _USERS_BYTE)
     assert lease is not None  # no process takes that byte exclusively
     return lease
 
 
 def borrow(fd: int, record: int) -> SharedLease | None:
-    """Show the client that a slot's memory is in use here too; None if the client is just taking it back."""
+    """Show the client that this process also uses a slot's memory; None if the client is just taking it back."""
     return SharedLease.take(fd, record + _BORROWED)
 
 
 class SharedLease:
     """A shared lock on one byte, through a description of its own.
 
-    It outlives this object: where CUDA fails to unmap memory, its owner must not free that.
+    The lock outlives this object: if CUDA fails to unmap memory, the owner must not free that memory.
     """
 
     __slots__ = ("_own",)
@@ -132,12 +132,12 @@ class SharedLease:
     @classmethod
     @translate_os_errors(f"{_LEASE} takes a file descriptor", f"{_LEASE} cannot be taken: {{}}")
     def take(cls, fd: int, byte: int) -> SharedLease | None:
-        """Take it; None if another description has the byte alone. MachineError if it cannot be had."""
+        """Take it; None if another description locks the byte exclusively. MachineError if the system refuses it."""
         own = Descriptor(os.open, f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         if not _try_lock(own.fileno(), _flock(fcntl.F_RDLCK, byte)):
             own.close()
             return None
-        own.outlive_object()  # not before: what an interrupt takes from here protects nothing yet
+        own.outlive_object()  # only now: a lease lost to an interrupt before this protects nothing
         return cls(own)
 
     def give_back(self) -> None:
@@ -158,7 +158,7 @@ class SlotLease:
         self._in_process = threading.Lock()
 
     def take(self) -> bool:
-        """Take the lease, if no thread and no process has it. Never waits. Return whether it was taken."""
+        """Take the lease if no other thread or process has it. Never waits. Return whether it was taken."""
         if not self._in_process.acquire(False):
             return False
         try:
@@ -171,7 +171,7 @@ class SlotLease:
         return True
 
     def take_back(self) -> bool:
-        """As :meth:`take`, for the client: only if the memory is not borrowed either."""
+        """Take the lease as :meth:`take` does, for the client: only if the memory is also not borrowed."""
         if not self._in_process.acquire(False):
             return False
         try:

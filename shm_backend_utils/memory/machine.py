@@ -1,7 +1,7 @@
-"""The memory that this process may have, the machine's or its container's (cgroups(7)), and facts about sharing it.
+"""The memory that this process may use, of the machine or its container (cgroups(7)), and facts about sharing it.
 
-Sealed memory counts to the container that touches it first. A process that takes too much is killed; no call fails.
-So it is looked at before.
+The kernel charges sealed memory to the container that touches it first. If a process takes too much, no call fails: the
+kernel kills the process. So this library checks the limits first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 __all__ = ["MORE_MEMORY", "available_bytes", "memory_bytes", "process_facts", "visible_devices"]
 
 MORE_MEMORY: Final = "give the container more memory (docker: --memory; Kubernetes: resources.limits.memory)"
-"""What to do where there is too little."""
+"""The remedy for too little memory."""
 
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _OWN_CGROUP: Final = Path("/proc/self/cgroup")
@@ -33,13 +33,13 @@ T = TypeVar("T")
 
 
 def memory_bytes() -> int:
-    """Return how much memory the machine has, or its container may have, if that is less."""
+    """Return the machine's memory, or its container's limit if that is less."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return int(min([machine, *(limit for limit, _ in _limits())]))
 
 
 def available_bytes() -> float:
-    """Return how much more memory this process may take, as far as the system tells; infinitely much if it does not."""
+    """Return how much more memory this process may take, as far as the system tells; infinity if it does not."""
     return min([_available_on_machine(), *(limit - used for limit, used in _limits())])
 
 
@@ -52,7 +52,7 @@ def _available_on_machine() -> float:
 
 
 def _limits() -> Iterator[tuple[int, int]]:
-    """Yield the limit of each group that this process is in, and what is used of it and cannot be taken back."""
+    """Yield the limit of each cgroup of this process, and the used memory that the kernel cannot reclaim."""
     for folder in _folders():
         with contextlib.suppress(OSError, ValueError):  # the root has no limit; other systems have other files
             limit = int((folder / "memory.max").read_text())
@@ -91,7 +91,7 @@ def process_facts() -> dict[str, Any]:
 
 
 def visible_devices() -> dict[str, str]:
-    """Return the variables of the environment that choose which GPUs CUDA, or a container, has; those that are set."""
+    """Return the environment variables that are set and choose the GPUs of CUDA or of a container."""
     return {name: os.environ[name] for name in _VISIBLE if name in os.environ}
 
 

@@ -1,4 +1,4 @@
-"""A managed region: a segment with our header and slot records in front of its data."""
+"""A managed region: a segment with a header and slot records in front of its data."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ManagedRegion:
         deadline: float = math.inf,
         kind: RegionKind = RegionKind.SYSTEM,
     ) -> ManagedRegion:
-        """Make a region with all of its space taken, under a new key. The caller owns it and must unlink it."""
+        """Make a region under a new key, with all its memory allocated. The caller owns it and must unlink it."""
         if not 1 <= slot_count <= layout.MAX_SLOT_COUNT:
             raise ValueError(f"a region of {slot_count} slots was asked for; expected 1 to {layout.MAX_SLOT_COUNT}")
         if record_byte_size % layout.PAGE_SIZE or not 0 < record_byte_size <= layout.MAX_RECORD_BYTE_SIZE:
@@ -86,7 +86,7 @@ class ManagedRegion:
 
     @classmethod
     def map(cls, file: SharedFile, token: str) -> ManagedRegion:
-        """Map a file whose header has this token, and close it. The checks read it and do not map it."""
+        """Map a file whose header has this token, and close it. The checks read the file before it is mapped."""
         header = layout.parse_header(file.read(layout.HEADER_LENGTH), file.status.st_size)
         if header is None:
             raise RegionRefusedError(file.field, f"it has no header of a managed region of version {layout.VERSION}")
@@ -97,7 +97,7 @@ class ManagedRegion:
         return cls(kind.map(file, header.byte_size), header)
 
     def grow(self, byte_size: int, deadline: float = math.inf) -> None:
-        """Make a region of this process' own larger, under a new token, so that requests and models name it anew."""
+        """Enlarge a region of this process, under a new token, so that requests name it, and models map it, anew."""
         self.segment.grow(whole_pages(byte_size), deadline)
         token = secrets.token_bytes(layout.TOKEN_LENGTH)
         self.header = replace(self.header, byte_size=self.segment.byte_size, token=token)
@@ -121,7 +121,7 @@ class ManagedRegion:
         return record
 
     def lease(self, slot: int) -> SlotLease:
-        """Return the lease of a slot, the same object for all threads; raises as :meth:`record`."""
+        """Return the lease of a slot, the same object for all threads; raises like :meth:`record`."""
         lease = self._leases.get(slot)
         if lease is None:
             self._check_slot(slot)
@@ -173,7 +173,7 @@ class ManagedRegion:
 def array_at(
     memory: npt.NDArray[np.uint8], offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], byte_size: int
 ) -> npt.NDArray[Any] | None:
-    """Return a C-contiguous view of a span of memory, which it keeps; None if its bytes are too few."""
+    """Return a C-contiguous view of a span of memory, which it keeps mapped; None if the span is too small."""
     if dtype.hasobject:
         raise TypeError(f"an array of {dtype} holds pointers; expected a type that shared memory can hold")
     if math.prod(shape) * dtype.itemsize > byte_size:
@@ -189,5 +189,5 @@ def roomy(byte_size: int, granularity: int) -> int:
 
 
 def whole_pages(byte_size: int) -> int:
-    """Return the least size of so many bytes at least that a region can have."""
+    """Return a size rounded up to whole pages, as regions need."""
     return -(-byte_size // layout.PAGE_SIZE) * layout.PAGE_SIZE

@@ -1,7 +1,7 @@
 """Find managed regions, and remove those whose owner is proven dead.
 
-The proof: a regular file of this user, with our prefix and a ready header, or empty and with a name of exactly our
-form. Its owner's lease is free, which happens only when the owner is dead or done. Other files stay.
+The proof: it is a regular file of this user, with this library's prefix and a ready header (or empty, with a name of
+exactly this library's form). And its owner's lease is free: the owner is dead or done. Other files stay.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _remove(fd: int, path: Path) -> RegionReport | None:
     if os.fstat(fd).st_uid != os.geteuid() or locks.is_owner_alive(fd):
         return None
     report = _report(fd, path)
-    # One reaper after the other: a second one must not remove what has got the same name since.
+    # One reaper at a time: a second one must not remove a new file with the same name.
     if report is None or not locks.exclude_reapers(fd) or not _is_same_file(fd, path):
         return None
     path.unlink()
@@ -68,7 +68,7 @@ def _remove(fd: int, path: Path) -> RegionReport | None:
 
 
 def _managed_files(user_id: int | None = None) -> Iterator[tuple[int, Path]]:
-    """Yield each file with our prefix that can be opened, open; it is closed when the next one is asked for."""
+    """Yield each file with this library's prefix, opened; it is closed when the next one is requested."""
     for path in sorted(DEV_SHM.glob(f"{KEY_PREFIX}*")):
         with contextlib.suppress(OSError):
             if user_id in (None, path.lstat().st_uid):

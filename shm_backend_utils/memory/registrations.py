@@ -1,4 +1,4 @@
-"""The registrations of clients at the server, by Triton's system shared memory extension: they give names a meaning."""
+"""Clients' registrations at the server, by Triton's system shared memory extension: they map names to memory."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..http.questions import KeptConnections, fetch_json
 __all__ = ["Registration", "StatusEndpoint", "fetch_registrations"]
 
 _TIMEOUT_S: Final = 5.0
-_SPELT_AS_IT_IS: Final = re.compile(r"[\w.~-]+", re.ASCII)  # in a URL, which Triton does not decode
+_SPELT_AS_IT_IS: Final = re.compile(r"[\w.~-]+", re.ASCII)  # needs no escapes in a URL: Triton does not decode them
 _MOST_AT_ONCE: Final = 4  # questions, each over a connection
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A system shared-memory region as it is registered: a part of an object, whose key usually has a leading slash."""
+    """A registered system shared-memory region: a part of an object, whose key usually has a leading slash."""
 
     key: str
     offset: int
@@ -30,21 +30,21 @@ class Registration:
 
 
 class StatusEndpoint:
-    """One server's endpoint for registrations, over HTTP. Nothing is remembered. Thread-safe."""
+    """One server's endpoint for registrations, over HTTP. Nothing is cached. Thread-safe."""
 
     def __init__(self, server_url: str) -> None:
         self._server_url = server_url
         self._connections = KeptConnections(server_url, _TIMEOUT_S)
 
     def find(self, names: Sequence[str]) -> dict[str, Registration]:
-        """Ask for the present meaning of names, all at once; those without one are left out."""
+        """Return the registrations of those names that have one; MachineError if no Triton server answers."""
         if len(names) <= _MOST_AT_ONCE and all(map(_SPELT_AS_IT_IS.fullmatch, names)):
             try:
                 return self._each(names)
             except TimeoutError:
                 raise _no_answer() from None
             except (OSError, HTTPException, ValueError, KeyError, TypeError):
-                pass  # whatever that was, a name that nobody has registered too: the whole list says it
+                pass  # maybe only because a name is not registered: the whole list shows that
         current = self.all()
         return {name: current[name] for name in names if name in current}
 
@@ -59,7 +59,7 @@ class StatusEndpoint:
         return found
 
     def all(self) -> dict[str, Registration]:
-        """Ask for all registrations, by name; raises as :meth:`find`."""
+        """Ask for all registrations, by name; raises like :meth:`find`."""
         return fetch_registrations(self._server_url)
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class StatusEndpoint:
 
 
 def fetch_registrations(server_url: str) -> dict[str, Registration]:
-    """Ask the server for all registrations by name; MachineError without a Triton server's answer."""
+    """Ask the server for all registrations by name; MachineError if no Triton server answers."""
     try:
         return {
             region["name"]: _registration_of(region)
@@ -83,4 +83,4 @@ def _registration_of(region: Any) -> Registration:
 
 
 def _no_answer() -> MachineError:
-    return MachineError("the server's HTTP endpoint, which knows what is registered, does not answer")
+    return MachineError("the server's HTTP endpoint, which lists registered regions, does not answer")

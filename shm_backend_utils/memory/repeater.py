@@ -1,4 +1,4 @@
-"""A thread that does something from time to time."""
+"""A thread that calls a function from time to time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _AFTER_AN_ERROR_S: Final = 1.0
 
 
 class Repeater:
-    """Calls a function again and again, in a thread of its own; it returns the seconds to wait before the next time."""
+    """Calls ``work`` again and again, in a thread of its own; ``work`` returns the seconds until the next call."""
 
     def __init__(self, work: Callable[[], float], first_wait_s: float, name: str) -> None:
         self._goes_on: queue.SimpleQueue[bool] = queue.SimpleQueue()  # unlike an event, finalizers may put into it
@@ -25,21 +25,21 @@ class Repeater:
         self._thread.start()
 
     def hurry(self) -> None:
-        """Do the next work now."""
+        """Make the next call now."""
         self._goes_on.put(True)
 
     def stop_some_time(self) -> None:
-        """Stop, without waiting for that. Takes no lock, so that finalizers may call it."""
+        """Stop soon, and return at once. Takes no lock, so that finalizers may call it."""
         self._goes_on.put(False)
 
     def stop(self, patience_s: float | None = None) -> None:
-        """Stop, and wait until the thread has ended, or for so long, unless it is the caller's own. Twice is fine."""
+        """Stop, and wait for the thread's end, up to ``patience_s``, unless it is the caller's own. Twice is fine."""
         self.stop_some_time()
         if self._thread is not threading.current_thread():
             self._thread.join(patience_s)
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # it was not even begun
+        with contextlib.suppress(AttributeError):  # the constructor failed
             self.stop_some_time()
 
 
@@ -58,5 +58,5 @@ def _repeat(work: Callable[[], float], wait_s: float, goes_on: queue.SimpleQueue
         try:
             wait_s = work()
         except Exception:
-            _LOG.exception("%s has failed, and goes on", threading.current_thread().name)
+            _LOG.exception("a call in the thread %r failed; the thread goes on", threading.current_thread().name)
             wait_s = max(wait_s, _AFTER_AN_ERROR_S)

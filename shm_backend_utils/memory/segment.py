@@ -2,7 +2,7 @@
 
 POSIX shared memory is a file in ``/dev/shm``: shm_open(3) is open(2) there (shm_overview(7)). Sealed memory is a memfd
 (memfd_create(2)), which has no name, cannot be truncated, and ends with its last process. Processes fetch it from its
-maker over a socket (:mod:`.handover`), for which they share a network namespace alone.
+maker over a socket (:mod:`.handover`), so they only need to share a network namespace.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MADV_POPULATE_WRITE: Final = 23  # madvise(2); the mmap module has no name for 
 _PREFAULT_PIECE: Final = 4 * 2**20  # about a millisecond
 _MFD_NOEXEC_SEAL: Final = 0x0008  # Linux 6.3; the os module has no name for it
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-_MOST_BYTES: Final = 2**40  # what sealed memory can grow to; of what has no space yet, nobody has to have any
+_MOST_BYTES: Final = 2**40  # the most that sealed memory can grow to; unallocated bytes take no memory
 _NAME: Final = "shmbu"
 
 SEALED_LINK: Final = f"/memfd:{_NAME} (deleted)"
@@ -44,29 +44,29 @@ SEALED_LINK: Final = f"/memfd:{_NAME} (deleted)"
 class MappedSegment(ABC):
     """Shared memory, mapped as a whole until the last array over it is gone, and open until :meth:`close`."""
 
-    _room: Callable[[], float]  # how many bytes there are for memory like this
-    _lack_of_room: Callable[[int], str]  # says that they are too few
+    _room: Callable[[], float]  # how many bytes are free for this kind of memory
+    _lack_of_room: Callable[[int], str]  # the message if they are too few
 
     def __init__(self, key: str, descriptor: Descriptor, byte_size: int) -> None:
-        """Map ``byte_size`` bytes of what is open, and close that."""
+        """Map ``byte_size`` bytes of an open descriptor, and close it."""
         self.key = key  # its name in requests
         self.byte_size = byte_size
         self._descriptor = descriptor  # until it is mapped
-        self._maker = 0  # the process that has made the memory; 0 if it was another one
+        self._maker = 0  # the id of the process that made the memory, this one or a parent; else 0
         self._map: mmap.mmap | None = None
         call_after_fork(self)
         try:
             status = os.fstat(descriptor.fileno())
-            # What the mapping *is*, where the key is only what it was called.
+            # Identifies the mapped object; its key may name another object by now.
             self.identity = (status.st_dev, status.st_ino)
-            # Bytes that had memory when it was mapped, and no holes.
+            # Bytes that had memory when it was mapped, and were no holes.
             self.space = min(byte_size, status.st_blocks * BLOCK_SIZE)
             self._map = mmap.mmap(descriptor.fileno(), byte_size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
             # The mapping has a descriptor of its own, which a forked child cannot close while an array lives. So locks
             # belong to another open file description.
             self._descriptor = descriptor.reopened()
         finally:
-            descriptor.close()  # here, as an error may keep it for long
+            descriptor.close()  # now, as an error's traceback may keep it for long
 
     @classmethod
     def _make(
@@ -78,12 +78,12 @@ class MappedSegment(ABC):
         deadline: float,
         publish: Callable[[Self], None],
     ) -> Self:
-        """Take the space of new memory, and map it; ``publish`` lets other processes find it."""
+        """Allocate new memory, and map it; ``publish`` lets other processes find it."""
         try:
             access.give_to(descriptor.fileno())
             allocate(descriptor.fileno(), 0, byte_size, cls._room(), deadline)
         except BaseException as error:
-            descriptor.close()  # here, as an error may keep it for long
+            descriptor.close()  # now, as an error's traceback may keep it for long
             if getattr(error, "errno", None) in NO_SPACE:
                 raise NoSharedMemoryError(cls._lack_of_room(byte_size)) from None
             raise
@@ -91,7 +91,7 @@ class MappedSegment(ABC):
         segment._maker = os.getpid()
         try:
             publish(segment)
-        except BaseException:  # an interrupt may come when it can be found
+        except BaseException:  # an interrupt may come after others can find it
             segment.unlink()
             segment.close()
             raise
@@ -100,7 +100,7 @@ class MappedSegment(ABC):
     @classmethod
     @translate_os_errors()
     def map(cls, file: SharedFile, byte_size: int) -> Self:
-        """Map the first bytes of another process's file that was checked, and close the file."""
+        """Map the first bytes of another process's checked file, and close the file."""
         try:
             return cls(file.key, file.descriptor, byte_size)
         except OSError as error:
@@ -110,8 +110,8 @@ class MappedSegment(ABC):
             raise RegionRefusedError(file.field, reason) from None
 
     def grow(self, byte_size: int, deadline: float = math.inf) -> None:
-        """Take space for more bytes and map them anew; OSError, or TimeoutError, if that cannot be in time."""
-        with contextlib.closing(self._descriptor.reopened()) as descriptor:  # stays open if this is closed
+        """Enlarge the memory, and map it anew; OSError if that fails, TimeoutError if it takes too long."""
+        with contextlib.closing(self._descriptor.reopened()) as descriptor:  # stays open if this segment is closed
             fd = descriptor.fileno()
             try:
                 allocate(fd, 0, byte_size, self._room(), deadline)
@@ -135,7 +135,7 @@ class MappedSegment(ABC):
 
     @abstractmethod
     def unlink(self) -> None:
-        """Keep others from opening it, unless this is a forked child. Mappings of it stay valid. Twice is fine."""
+        """Keep others from opening it; no effect in a forked child. Mappings stay valid. Twice is fine."""
 
     @property
     def is_closed(self) -> bool:
@@ -149,9 +149,9 @@ class MappedSegment(ABC):
         return self._descriptor.fileno()
 
     def prefault(self, deadline: float = math.inf) -> None:
-        """Enter every page into this process' page tables, until a moment; a kernel before 5.14 does nothing.
+        """Enter every page into this process' page tables, until the deadline; no effect before Linux 5.14.
 
-        Piece by piece, as the interpreter's other threads and signals wait meanwhile.
+        It goes piece by piece, as the interpreter's other threads and signal handlers wait during each piece.
         """
         mapped = self._map
         if mapped is not None:
@@ -168,7 +168,7 @@ class MappedSegment(ABC):
         return memoryview(self._map)
 
     def __del__(self) -> None:
-        """Remove this process's object that was lost by an interrupt, before it could be kept or closed."""
+        """Close a segment that an interrupt left unclosed, and remove it if this process made it."""
         if getattr(self, "_map", None) is not None:
             if self._maker:
                 self.unlink()
@@ -208,7 +208,7 @@ class SystemSegment(MappedSegment):
         prepare: Callable[[MappedSegment], None] = lambda segment: None,
         deadline: float = math.inf,
     ) -> SystemSegment:
-        """Make a new object with all of its space taken. It gets its name last, when ``prepare`` was called with it."""
+        """Make a new object with all its memory allocated. It gets its name last, after ``prepare`` was called."""
         descriptor = Descriptor(os.open, DEV_SHM, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, access.mode)
 
         def publish(segment: SystemSegment) -> None:
@@ -219,13 +219,13 @@ class SystemSegment(MappedSegment):
 
     @classmethod
     def map_part(cls, file: SharedFile, offset: int, byte_size: int) -> SystemSegment:
-        """Map an object as a whole, when the part that will be used has memory, and close the file."""
+        """Allocate the part of an object that will be used, map the whole object, and close the file."""
         file.check_size(offset + byte_size)
         file.take_space(offset, byte_size)
         return cls.map(file, file.status.st_size)
 
     def check(self, byte_size: int, field: str) -> None:
-        """Raise unless its key still names the object, with its bytes, by one ``lstat``."""
+        """Raise unless its key still names this object, with all its bytes; takes one ``lstat``."""
         if self._map is None:
             raise RegionGoneError(f"{field} was unmapped")
         try:
@@ -261,7 +261,7 @@ class SystemSegment(MappedSegment):
 
 def _give_name(fd: int, key: str) -> None:
     with contextlib.closing(Descriptor(os.open, DEV_SHM, os.O_PATH | os.O_CLOEXEC)) as directory:
-        # Only with a directory's descriptor does Python call linkat(2), which alone can follow /proc/self/fd.
+        # Python calls linkat(2), which can follow /proc/self/fd, only with a directory's descriptor.
         os.link(f"/proc/self/fd/{fd}", key, dst_dir_fd=directory.fileno(), follow_symlinks=True)
 
 
@@ -290,11 +290,11 @@ class SealedSegment(MappedSegment):
         prepare: Callable[[MappedSegment], None],
         deadline: float = math.inf,
     ) -> SealedSegment:
-        """Make memory of whole pages, with all of its space taken, and offer it once ``prepare`` was called."""
+        """Make memory of whole pages, all of it allocated, and offer it after ``prepare`` was called."""
 
         def publish(segment: SealedSegment) -> None:
             prepare(segment)
-            with contextlib.suppress(OSError):  # where files have a limit, it does not grow
+            with contextlib.suppress(OSError):  # with a limit on file sizes, it cannot grow later
                 os.ftruncate(segment.fileno(), max(byte_size, _MOST_BYTES))
             fcntl.fcntl(segment.fileno(), fcntl.F_ADD_SEALS, _SEALS)
             segment._offered = next(REGISTRY.numbers)
@@ -303,7 +303,7 @@ class SealedSegment(MappedSegment):
         return cls._make("", _new_memfd(), byte_size, access, deadline, publish)
 
     def renew(self, token: bytes) -> None:
-        """Hand it to those who know another token."""
+        """Replace the token that models must know to fetch it."""
         if self._offered is not None:
             REGISTRY.renew(self._offered, token)
 
@@ -326,20 +326,20 @@ class SealedSegment(MappedSegment):
         return not locks.is_owner_alive(self.fileno())
 
     def unlink(self) -> None:
-        """Hand it out no more, and give back the owner's lease, by which models see that."""
+        """Stop handing it out, and release the owner's lease, which shows that to models."""
         if self._offered is not None and self._maker == os.getpid():
             REGISTRY.withdraw(self._offered)
             locks.let_go_of_owner_lease(self.fileno())
             self._offered = None
 
     def close(self) -> None:
-        """As of every segment; its maker removes it by closing, as it could not be found again."""
+        """Close it like every segment; this removes it if this process made it, as it could not be found again."""
         self.unlink()
         super().close()
 
 
 def _new_memfd() -> Descriptor:
-    """Return a new memfd, which cannot be executed where the kernel can forbid that; some systems demand it."""
+    """Return a new memfd, which cannot be executed if the kernel can forbid that, as some systems demand."""
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     with contextlib.suppress(OSError):
         return Descriptor(os.memfd_create, _NAME, flags | _MFD_NOEXEC_SEAL)

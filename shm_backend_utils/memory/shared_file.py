@@ -1,4 +1,4 @@
-"""Another process's shared memory, open and not mapped, to be checked before it is touched; names of Triton's pools."""
+"""Another process's shared memory, open but not mapped, for checks before it is touched; names of Triton's pools."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ BLOCK_SIZE: Final = 512
 """Bytes that ``st_blocks`` counts in (stat(2))."""
 
 NO_SPACE: Final = frozenset({errno.ENOSPC, errno.ENOMEM, errno.EFBIG})
-"""The numbers of the errors that say that there is no room."""
+"""The errno values for a lack of room."""
 
 MORE_ROOM: Final = (
     "give /dev/shm more room (docker: --shm-size; Kubernetes: an emptyDir of medium Memory mounted at /dev/shm)"
 )
-"""What to do about that."""
+"""The remedy for a lack of room."""
 
 USUAL_POOL_PREFIX: Final = "triton_python_backend_shm_region_"
 _STUB: Final = "triton_python_backend_stub"  # the program that executes a model instance
@@ -57,9 +57,9 @@ _POOL_SUFFIX: Final = r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d+)"
 
 
 class SharedFile:
-    """A regular file in /dev/shm, or a subclass's; a ``with`` statement closes it, and so does mapping it.
+    """A regular file in /dev/shm, or in a subclass another one; a ``with`` statement closes it, and so does mapping it.
 
-    Nothing here touches its memory: a stranger's file, or one that shrinks meanwhile, can do no harm.
+    No method touches its memory: a foreign file, or one that shrinks meanwhile, can do no harm.
     """
 
     def __init__(self, key: str, descriptor: Descriptor, field: str) -> None:
@@ -93,30 +93,30 @@ class SharedFile:
         return file
 
     def check_size(self, byte_size: int) -> None:
-        """Raise RegionRefusedError unless it is as large as is claimed, and not empty."""
+        """Raise RegionRefusedError unless it is as large as claimed, and not empty."""
         if self.status.st_size == 0:
             raise RegionRefusedError(self.field, "it is empty")
         if self.status.st_size < byte_size:
             raise RegionRefusedError(self.field, f"it claims {byte_size} bytes, but {self.status.st_size} are there")
 
     def check_space(self, byte_size: int) -> None:
-        """Raise RegionRefusedError unless it has memory for so many bytes: touching a hole may kill."""
+        """Raise RegionRefusedError unless it has memory for so many bytes: touching a hole may kill a process."""
         space = self.status.st_blocks * BLOCK_SIZE
         if space < byte_size:
             raise RegionRefusedError(
                 self.field,
-                f"it has memory for {space} bytes of {byte_size}, and else holes; take its space with posix_fallocate",
+                f"it has memory for {space} of its {byte_size} bytes, and holes; allocate all with posix_fallocate",
             )
 
     def take_space(self, offset: int, byte_size: int) -> None:
-        """Give memory to every byte of a part, so that a full /dev/shm is no SIGBUS later."""
+        """Allocate every byte of a part, so that a full /dev/shm causes no SIGBUS later."""
         if byte_size == 0:
             return
         try:
             allocate(self.descriptor.fileno(), offset, byte_size, free_bytes())
         except OSError as error:
             if error.errno not in NO_SPACE:
-                raise RegionRefusedError(self.field, f"the server cannot take its space: {error.strerror}") from None
+                raise RegionRefusedError(self.field, f"the server cannot allocate it: {error.strerror}") from None
             raise NoSharedMemoryError(
                 f"{self.field} has holes, and /dev/shm has {free_bytes()} bytes free for its {byte_size}; "
                 f"{MORE_ROOM}, or register less"
@@ -138,14 +138,14 @@ class SharedFile:
 
 
 class SealedFile(SharedFile):
-    """A memfd, checked as any :class:`.SharedFile`; not for seals, as its client could hand over a file without any."""
+    """A memfd, checked like any :class:`.SharedFile`, not for seals: a client may hand over a file without seals."""
 
     @classmethod
     def take(cls, key: str, received: Descriptor, field: str) -> SealedFile:
-        """Reopen a received descriptor, for locks of its own, and close it; RegionRefusedError if it is no memfd.
+        """Reopen a received descriptor, for locks of its own, and close it; RegionRefusedError if it is not a memfd.
 
-        It may be anything: nothing that could block is asked of it before it is known to be a memfd. If this raises, it
-        may still be open.
+        The descriptor may be anything: no call that could block is made before it is known to be a memfd. If this
+        raises, the descriptor may still be open.
         """
         _check_is_memfd(received, field)
         file = cls(key, _reopened(received, field), field)
@@ -163,11 +163,11 @@ class SealedFile(SharedFile):
 
 
 def _check_is_memfd(received: Descriptor, field: str) -> None:
-    """Raise unless it is a memfd. Any other call may block: on a file of FUSE, fstat does."""
+    """Raise unless it is a memfd: any other call may block, such as fstat on a FUSE file."""
     try:
         fcntl.fcntl(received.fileno(), fcntl.F_GET_SEALS)
     except OSError:
-        raise RegionRefusedError(field, "what its client has handed over is no memfd; expected a sealed one") from None
+        raise RegionRefusedError(field, "its client handed over no memfd; expected a sealed one") from None
 
 
 def _reopened(received: Descriptor, field: str) -> Descriptor:
@@ -195,7 +195,7 @@ def open_by_name(key: str) -> Descriptor:
 
 
 def _mount_of(descriptor: Descriptor) -> str:
-    """Return the number of the mount that something is in (proc_pid_fdinfo(5))."""
+    """Return the id of the mount that a file is in (proc_pid_fdinfo(5))."""
     lines = Path(f"/proc/self/fdinfo/{descriptor.fileno()}").read_text().splitlines()
     return next(line for line in lines if line.startswith("mnt_id:"))
 
@@ -205,7 +205,7 @@ def owner_refused(field: str, uid: int) -> RegionRefusedError:
     return RegionRefusedError(
         field,
         f"it belongs to user {uid}, whom the model's SHM_ALLOWED_UIDS does not allow; add the id to that parameter in "
-        "config.pbtxt, if this user may be trusted",
+        "config.pbtxt, if you trust this user",
     )
 
 
@@ -227,7 +227,7 @@ def is_pool(key: str, prefix: str) -> bool:
 
 
 def free_bytes() -> float:
-    """Return how much room /dev/shm has left: infinitely much, if it has no limit; none if it is not there."""
+    """Return how many bytes /dev/shm has free: infinity without a limit, 0 if it does not exist."""
     try:
         space = os.statvfs(DEV_SHM)
     except OSError:
@@ -236,7 +236,7 @@ def free_bytes() -> float:
 
 
 def total_bytes() -> int:
-    """Return the room of /dev/shm, or without a limit the machine's."""
+    """Return the size of /dev/shm, or the machine's memory if it has no limit."""
     try:
         space = os.statvfs(DEV_SHM)
     except OSError:
@@ -245,16 +245,16 @@ def total_bytes() -> int:
 
 
 def allocate(fd: int, offset: int, byte_size: int, room: float, deadline: float = math.inf) -> None:
-    """Give memory to every byte of a part of a file: a full /dev/shm must fail here, not as a SIGBUS at first touch.
+    """Allocate every byte of a part of a file: a full /dev/shm must fail here, not as a SIGBUS at first touch.
 
-    OSError with a number in ``NO_SPACE`` if there is too little of ``room``. With a deadline it goes piece by piece,
-    and raises TimeoutError; without, the kernel gives all back if it cannot take all.
+    OSError with a number in ``NO_SPACE`` if ``room`` is too small. With a deadline, it goes piece by piece, and raises
+    TimeoutError if it is late. Without one, the kernel gives all back if it cannot allocate all.
     """
     if byte_size - os.fstat(fd).st_blocks * BLOCK_SIZE > room:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     end = offset + byte_size
     piece = _SPACE_PIECE if deadline < math.inf else max(byte_size, 1)
-    for begin in range(offset, max(end, offset + 1), piece):  # of no bytes, too: the kernel refuses them
+    for begin in range(offset, max(end, offset + 1), piece):  # for 0 bytes, too: the kernel refuses them
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{byte_size} bytes of shared memory could not be made in time")
+            raise TimeoutError(f"{byte_size} bytes of shared memory could not be allocated in time")
         os.posix_fallocate(fd, begin, min(piece, end - begin))

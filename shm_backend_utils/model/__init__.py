@@ -1,4 +1,4 @@
-"""The half that ``model.py`` imports. It needs numpy and the standard library, nothing else."""
+"""The half of the library that ``model.py`` imports. It needs only NumPy and the standard library."""
 
 from __future__ import annotations
 

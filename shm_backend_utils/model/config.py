@@ -1,4 +1,4 @@
-"""The settings in ``config.pbtxt``, its refused lines, advice for its author, its completion, and the server's URL."""
+"""Reads ``config.pbtxt``: settings, refused lines, advice and completion. Also finds the server's URL."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from ..tensors.view import DIRECT
 __all__ = ["PARAMETERS", "PREFIX", "Config", "advice", "auto_complete", "refused_lines", "url_of_server"]
 
 PREFIX: Final = "SHM_"
-"""The prefix of all their names. A model with an unknown parameter of this prefix does not load."""
+"""The prefix of all parameter names. A model with an unknown parameter of this prefix does not load."""
 
 _GONE: Final = "SHM_HUGE_PAGES"
 _ROOT: Final = 0
-_MOST_DIGITS: Final = 10  # of a user id, which has 32 bits; Python refuses to read thousands
-_LONGEST_HANDOVER_S: Final = 60.0  # a client that waits for longer than that has given up
+_MOST_DIGITS: Final = 10  # of a user id of 32 bits; Python refuses to parse thousands of digits
+_LONGEST_HANDOVER_S: Final = 60.0  # a client gives up before that
 
 
 @dataclass(frozen=True)
 class Config:
     """A session's settings, from the parameters that ``docs/configuration.md`` lists."""
 
-    allowed_uids: frozenset[int] | None = frozenset({os.geteuid(), _ROOT})  # None for anybody's regions
+    allowed_uids: frozenset[int] | None = frozenset({os.geteuid(), _ROOT})  # None to allow every user's regions
     foreign_regions: bool = True  # whether requests may name regions that are registered at the server
-    checks_registrations: bool = True  # by asking the server for each request, and not every 5 s
-    server_url: str = ""  # for questions about registrations and models; empty if unknown
-    pool_prefix: str = USUAL_POOL_PREFIX  # of the names of the Python backend's own memory, by the command line
-    inline_bytes: int = 64 * 2**10  # calls of other models go in band whose tensors are no more, all together
-    max_mapped_bytes: int | None = None  # at once; None for no limit
-    gpu_events: bool = False  # clients wait by CUDA events for GPUs whose streams the model has named
-    pin_host_memory: bool = False  # whether mapped regions of the host are registered with CUDA
-    handover_s: float = 1.0  # a request waits at most so long for a sealed region
-    stream_patience_s: float = 30.0  # a stream waits so long for its client to release a frame
-    stream_total_patience_s: float = 300.0  # and so long for all: how long slow readers can hold an instance
+    checks_registrations: bool = True  # True: ask the server in every request; False: only every 5 s
+    server_url: str = ""  # where to ask about registrations and models; empty if unknown
+    pool_prefix: str = USUAL_POOL_PREFIX  # of the Python backend's own regions, from the command line
+    inline_bytes: int = 64 * 2**10  # call.forward sends tensors in band if they total no more
+    max_mapped_bytes: int | None = None  # in total; None for no limit
+    gpu_events: bool = False  # clients wait for CUDA events, if the model has named its streams
+    pin_host_memory: bool = False  # whether mapped host regions are registered with CUDA
+    handover_s: float = 1.0  # the longest wait of a request for a sealed region
+    stream_patience_s: float = 30.0  # the longest wait of a stream for its client to release a frame
+    stream_total_patience_s: float = 300.0  # the sum of such waits: how long a slow client can hold it
     metrics: bool = False
     debug: bool = False
 
@@ -70,18 +70,18 @@ class Config:
 
 
 def _check_names(names: Iterable[str]) -> None:
-    """Raise ModelError for an unknown name with our prefix: a misspelled parameter would be ignored silently."""
+    """Raise ModelError for an unknown name with our prefix: Triton would ignore a misspelled parameter silently."""
     for name in names:
         if name.upper() == _GONE:
             raise ModelError(f"parameter {name} is gone: all memory has ordinary pages; remove it from config.pbtxt")
         if name.upper().startswith(PREFIX) and name not in PARAMETERS:
             close = difflib.get_close_matches(name.upper(), PARAMETERS, n=1)
             expected = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(sorted(PARAMETERS))}"
-            raise ModelError(f"config.pbtxt has a parameter {name}, which means nothing; {expected}")
+            raise ModelError(f"config.pbtxt has an unknown parameter {name}; {expected}")
 
 
 _Reader = Callable[[str, str], object]
-"""Takes a parameter's name and its text; raises ModelError for a text without a meaning."""
+"""Takes a parameter's name and its text; raises ModelError for an invalid text."""
 
 
 def _server_url(name: str, text: str) -> str:
@@ -152,75 +152,75 @@ _READERS: Final[Mapping[str, tuple[str, _Reader]]] = {
     "SHM_STREAM_PATIENCE_S": ("stream_patience_s", _seconds()),
     "SHM_STREAM_TOTAL_PATIENCE_S": ("stream_total_patience_s", _seconds()),
 }
-"""By parameter: the field of a Config, and its reader."""
+"""For each parameter: the field of :class:`Config`, and the reader of its text."""
 
 PARAMETERS: Final = frozenset({PATHS_PARAMETER, *_READERS})
-"""All that this package reads of a model's ``config.pbtxt``."""
+"""All parameters that this package reads from a model's ``config.pbtxt``."""
 
 
 def refused_lines(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the lines of a configuration in JSON that no session can serve, each with the reason."""
+    """Yield the lines of a JSON configuration that no session can serve, each with the reason."""
     sequences = config.get("sequence_batching") or {}
     if config.get("response_cache", {}).get("enable"):
         yield (
             "response_cache { enable: true }",
-            "it looks at input tensors only: a cached answer would leave the client's memory as it was",
+            "Triton's response cache looks at input tensors only: a cached answer would not reach the client's memory",
         )
     if sequences.get("iterative_sequence"):
         yield (
             "iterative_sequence: true",
-            "the server executes a request again whose memory is the client's by then, and crashes where the first "
-            "time has ended it; send several responses from one execute, by session.stream",
+            "the server executes a request again after its memory went back to the client, and crashes if the first "
+            "execution answered it; send several responses from one execute, by session.stream",
         )
     if sequences.get("state"):
         yield (
             "state [ … ]",
-            "Triton's Python backend cannot give the next state, so that each request would get the first one; keep it "
-            "in model.py, by call.sequence",
+            "Triton's Python backend cannot return the next state, so every request would get the initial one; keep "
+            "the state in model.py, by call.sequence",
         )
     for field in ("batch_input", "batch_output"):
         if config.get(field):
-            yield f"{field} [ … ]", "Triton's Python backend does nothing about it; each call knows its own rows"
+            yield f"{field} [ … ]", "Triton's Python backend ignores it; each call knows its own rows"
     paths = config.get("parameters", {}).get(PATHS_PARAMETER, {}).get("string_value", "")
     if config.get("model_warmup") and {word.strip() for word in paths.split(",")} == {"direct"}:
         yield (
             "model_warmup [ … ]",
-            f'Triton sends it in band, which {PATHS_PARAMETER} refuses; let that be "direct,inline", or warm up in '
-            "initialize",
+            f'Triton sends warm-up requests in band, which {PATHS_PARAMETER} refuses; set it to "direct,inline", or '
+            "warm up in initialize",
         )
     for tensor in config.get("output", ()):
         if tensor.get("reshape") is not None and tensor.get("data_type") == "TYPE_STRING":
             yield (
                 f"a reshape of output {tensor['name']!r}",
-                "strings that find no room in the client's memory come back as bytes, which Triton would reshape",
+                "strings that do not fit in the client's memory come back as bytes, which Triton would reshape",
             )
 
 
 def advice(spec: ModelSpec, config: Mapping[str, Any], *, stub_reads_numpy: bool) -> Iterator[str]:
-    """Yield warnings for the server's log: on settings that keep clients away, on batching, on strings."""
+    """Yield warnings for the server's log about settings that prevent shared memory, batching, and strings."""
     if spec.paths is None:
         yield (
-            f"no client shares memory with model {spec.name!r}, though it makes a ShmSession: add to its config.pbtxt: "
-            f"{PATHS_LINE}"
+            f"no client shares memory with model {spec.name!r}, although its model.py makes a ShmSession; add to its "
+            f"config.pbtxt: {PATHS_LINE}"
         )
         obstacle = spec.obstacle_in_inputs()
         if obstacle is not None:
-            yield f"the same goes for this: {obstacle}"
+            yield f"clients also need this for shared memory: {obstacle}"
     ragged = {tensor["name"] for tensor in config.get("input", ()) if tensor.get("allow_ragged_batch")}
     varying = [name for name, tensor in spec.inputs.items() if -1 in tensor.shape[1:] and name not in ragged]
     if "dynamic_batching" in config and varying and spec.paths != frozenset({"direct"}):
         yield (
-            f"model {spec.name!r} has inputs of varying size ({', '.join(varying)}): in band, Triton batches no "
-            "requests in which these differ, and executes each alone, unlike on the direct path; where they do differ, "
-            "add `allow_ragged_batch: true` to these inputs in its config.pbtxt"
+            f"model {spec.name!r} has inputs of varying size ({', '.join(varying)}): in band, Triton executes requests "
+            "in which these sizes differ one by one; on the direct path, it batches them. If the sizes differ, add "
+            "`allow_ragged_batch: true` to these inputs in its config.pbtxt"
         )
     if not stub_reads_numpy:
         strings = [name for each in (spec.inputs, spec.outputs) for name, t in each.items() if t.dtype is BYTES]
         if strings:
             yield (
                 f"Triton's stub was built for NumPy 1, and model {spec.name!r} has NumPy {np.__version__}: a request "
-                f"that carries strings ({', '.join(strings)}) itself ends this instance's process; those on the direct "
-                "path are not affected; install numpy<2 for the model, or use a newer Triton"
+                f"that carries strings ({', '.join(strings)}) in band ends this instance's process; requests on the "
+                "direct path are not affected; install numpy<2 for the model, or use a newer Triton"
             )
 
 
@@ -231,17 +231,17 @@ _PORT: Final = "--http-port"
 _DEFAULT_PORT: Final = "8000"
 _OFF: Final = frozenset({"false", "0"})
 _LOOPBACK: Final = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
-"""How a server that listens everywhere is reached."""
+"""By address to listen on: the address to connect to, if the server listens on all interfaces."""
 _MEANS_MORE: Final = "localhost"
-"""Which may mean another address than the server's, where anybody may listen."""
+"""This name may resolve to an address other than the server's, where any process may listen."""
 _VERTEX_AI: Final = ("AIP_MODE", "PREDICTION")
-"""An environment in which builds for Vertex AI serve no HTTP, unless they are told to (``command_line_parser.cc``)."""
+"""With this variable, a build for Vertex AI serves no HTTP without ``--allow-http`` (``command_line_parser.cc``)."""
 _BACKEND: Final = "triton_python_backend_utils"
 _EMULATED: Final = "__server_url__"
 
 
 def url_of_server() -> str | None:
-    """Return the URL of the server that has started this process, by its command line; None if that does not tell."""
+    """Return the URL of the server that started this process, from its command line; None if that does not show it."""
     emulated: str | None = getattr(sys.modules.get(_BACKEND), _EMULATED, None)
     if emulated:
         return emulated
@@ -253,7 +253,7 @@ def url_of_server() -> str | None:
     for word, following in zip(words, [*words[1:], ""], strict=True):
         name, equals, value = word.partition("=")
         options[name] = value if equals else following
-    # Any other parent may serve no HTTP, and another program may listen at the usual port. So nothing is guessed.
+    # Do not guess: any other parent may serve no HTTP, and another program may listen on the default port.
     if PurePath(words[0]).name != _PROGRAM or any(map(_is_abbreviated, options)):
         return None
     allowed, (name, value) = options.get(_ALLOW), _VERTEX_AI
@@ -267,7 +267,7 @@ def url_of_server() -> str | None:
 
 
 def _is_abbreviated(name: str) -> bool:
-    """Return whether a word may be short for an option that counts here, which getopt_long(3) allows."""
+    """Return whether a word may be an abbreviation of one of these options, as getopt_long(3) allows."""
     return len(name) > 2 and any(option.startswith(name) and option != name for option in (_ALLOW, _ADDRESS, _PORT))
 
 
@@ -276,18 +276,18 @@ _CARRIER_LINE: Final = f'{{ name: "{BATCH_CARRIER}" data_type: TYPE_UINT8 dims: 
 
 
 def auto_complete(config: Any) -> Any:
-    """Make a model's configuration one for the direct path. For ``TritonPythonModel.auto_complete_config``.
+    """Prepare a model's configuration for the direct path. Call it in ``TritonPythonModel.auto_complete_config``.
 
-    Every input becomes optional, and the input ``SHM`` is added: it carries the batch size where the model has batches,
-    and declares that the model serves every path. The parameter ``SHM_PATHS`` cannot be added from here: Triton 2.51
-    takes over changes of inputs, outputs, ``max_batch_size``, dynamic batching and the transaction policy, and no
-    others. Where ``config.pbtxt`` has the parameter, it decides: a model without batches then gets no
-    ``SHM``, and one that is to serve no direct path is left as it is.
+    It makes the inputs optional that you added before, and adds the input ``SHM``. That input carries the batch size if
+    the model has batches, and declares that the model serves every path. It replaces the parameter ``SHM_PATHS``, which
+    Python code cannot add: Triton 2.51 accepts changes of inputs, outputs, ``max_batch_size``, dynamic batching and the
+    transaction policy only. If ``config.pbtxt`` has ``SHM_PATHS``, that decides: a model without batches then gets no
+    ``SHM``. Without ``direct`` in it, the configuration stays unchanged.
 
     Parameters
     ----------
     config : triton_python_backend_utils.ModelConfig
-        Triton's object. It has all inputs and ``max_batch_size`` already, from ``config.pbtxt`` or added before.
+        Triton's object. It must already have ``max_batch_size`` and all inputs, from ``config.pbtxt`` or from you.
 
     Returns
     -------
@@ -297,8 +297,8 @@ def auto_complete(config: Any) -> Any:
     Raises
     ------
     ModelError
-        ``config.pbtxt`` contradicts: it has an input without ``optional: true``, or an ``SHM`` that is something else.
-        The message says what to add or to remove.
+        ``config.pbtxt`` has an input without ``optional: true``, or another input with the name ``SHM``. The message
+        says how to change it.
 
     Examples
     --------
@@ -332,6 +332,6 @@ def _add_carrier(config: Any) -> None:
             raise ModelError(
                 f"input {BATCH_CARRIER!r} of model {described['name']!r} is {tensor['data_type']} {tensor['dims']}, "
                 f"{'' if tensor.get('optional') else 'not '}optional, but this name is for the input that declares "
-                f"the direct path; give it another name, or write {_CARRIER_LINE} in config.pbtxt"
+                f"the direct path; rename your input, or write {_CARRIER_LINE} in config.pbtxt"
             )
     config.add_input(dict(_CARRIER))

@@ -1,6 +1,6 @@
-"""The state that all calls of a session share, its report for a probe, and the sequence of one call.
+"""The state that all calls of a session share, the report that answers a probe, and a request's sequence.
 
-Nothing of a report goes into an error, a log or a tensor of Triton's: only a client that may lend memory learns of it.
+A report goes to the client's memory only, never to an error, a log or a Triton tensor.
 """
 
 from __future__ import annotations
@@ -60,36 +60,36 @@ class Context:
             raise ModelError(obstacle)
         self.config = config
         self.spec = spec.as_model_sees()  # with the shapes that ``model.py`` sees
-        self.request_spec = spec  # the same, unless Triton reshapes a tensor: then with the shapes of requests
+        self.request_spec = spec  # with the shapes in requests; they differ only if Triton reshapes a tensor
         self.form = TableForm.of(spec)
         self.outputs: Mapping[str, TensorForm] = TensorForm.of_all(  # those that Triton does not reshape
             {name: tensor for name, tensor in spec.outputs.items() if tensor.reshape is None}
         )
-        # Triton fills slots of a batch that no sequence has a request for, by requests of its own.
+        # Triton fills the batch slots of sequences without a request with requests of its own.
         self.fills_slots = spec.sequences == "direct" and spec.max_batch_size > 1
-        self.takes_delivered = spec.paths != frozenset({DIRECT})  # requests may come that name no memory
+        self.takes_delivered = spec.paths != frozenset({DIRECT})  # whether requests may come without shared memory
         self.backend = TritonBackend()
         self.arrays = DeviceArrays(cuda, device)
         self.pinning = Pinning(cuda, self.backend.log_warning) if config.pin_host_memory else None
         self.resolver = Resolver(config, cuda, self.pinning)
-        self.slots = self.resolver.registry.slots  # those that are mapped already
+        self.slots = self.resolver.registry.slots  # those of mapped regions
         self.forwarder = Forwarder(spec.name, self.backend, self.arrays, config.server_url, config.inline_bytes)
 
     def close(self) -> None:
-        """Unmap every region, and remove those that were made to forward. Twice is fine."""
+        """Unmap every region, and remove the regions that were made for ``call.forward``. Twice is fine."""
         self.resolver.close()
         self.arrays.close()
         self.forwarder.close()
 
 
 def answer_probe(context: Context, slot: Slot, probe: Probe) -> NoReturn:
-    """Write the report to where the probe has room, give back the slot's lease, and end the request by ProbedError."""
+    """Write the report to the probe's memory, give back the slot's lease, and end the request with ProbedError."""
     try:
         if not slot.record.start(probe.generation):
             raise replayed()
         try:
             _write_report(context, slot, probe)
-        finally:  # also without a report: the client would take the model for one that has died
+        finally:  # even without a report: else the client would think that the model has died
             slot.record.complete(probe.generation, NO_RESULTS)
     finally:
         slot.lease.give_back()
@@ -124,7 +124,7 @@ def _report(context: Context, *, with_gpus: bool) -> dict[str, Any]:
 
 
 def _gpus(context: Context) -> dict[str, Any]:
-    """Return the UUIDs of the GPUs that this process sees, and why it sees none."""
+    """Return the UUIDs of the GPUs that this process sees, and the reason if it sees none."""
     try:
         runtime: CudaRuntime = context.arrays.runtime
         uuids = [runtime.device_uuid(device) for device in range(runtime.device_count())]

@@ -1,7 +1,7 @@
-"""The checks of a session with SHM_DEBUG: it finds outputs that were not written, and inputs that were.
+"""The checks of a session with SHM_DEBUG: they find outputs that were not written, and inputs that were.
 
-A call fills an output's memory with random bytes before it hands it out, and makes a digest of each input. When the
-call commits, the random bytes must be gone, and the inputs unchanged. Memory on GPUs is not looked at.
+A call fills an output's memory with random bytes before it returns it, and computes a digest of each input. When the
+call commits, the random bytes must be gone, and the inputs unchanged. Memory on GPUs is not checked.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _Bytes = npt.NDArray[np.uint8]
 
 
 class Poison:
-    """Memory that is full of random bytes, of which nothing but the seed is kept."""
+    """Memory that is filled with random bytes. Only their seed is kept."""
 
     def __init__(self, data: _Bytes) -> None:
         self._data = data
@@ -44,14 +44,14 @@ class Poison:
             piece[...] = noise
 
     def fills(self, view: TensorView) -> bool:
-        """Return whether a view is of this very memory."""
+        """Return whether a view is of exactly this memory."""
         return type(view) is TensorView and (view.array.__array_interface__["data"][0], view.array.nbytes) == (
             self._data.__array_interface__["data"][0],
             self._data.nbytes,
         )
 
     def left(self, item_size: int) -> int:
-        """Return how many elements of so many bytes are as they were filled; 0 if that may be by chance."""
+        """Return how many elements of ``item_size`` bytes still have their random bytes; 0 if that may be chance."""
         if not self._data.nbytes:
             return 0
         words = np.dtype(_WORDS.get(item_size, np.uint8))
@@ -69,7 +69,7 @@ class Poison:
 
 
 def _least_that_tells(expected: float) -> int:
-    """Return how many equal elements are too many for chance, where so many are expected (Chernoff's bound)."""
+    """Return how many equal elements are too many for chance, if ``expected`` are expected (Chernoff's bound)."""
     least = max(1, math.floor(expected + 5 * math.sqrt(expected)))
     while least <= expected or math.exp(least - expected + least * math.log(expected / least)) > _FALSE_ALARM:
         least += 1
@@ -100,9 +100,9 @@ class DebugCall(Call):
             if _digest(data) != self._digests[name]:
                 raise ModelError(
                     f"input {name!r} was changed during the call, most likely by model.py, which may only read it: the "
-                    "memory is the client's, whose next call over it sends the change, and forward() and put() pass it "
-                    "on; copy it first, as torch.from_dlpack(view).clone() or np.array(view) does (some libraries do "
-                    "not see that a view is read-only)"
+                    "memory is the client's, so the client's next call, forward() and put() would send the change; "
+                    "copy it first, by torch.from_dlpack(view).clone() or np.array(view) (some libraries ignore that a "
+                    "view is read-only)"
                 )
         requested = self._request.requested_output_names()
         for name, filled in all_filled.items():
@@ -111,12 +111,12 @@ class DebugCall(Call):
             if left:
                 raise ModelError(
                     f"model.py asked for output {name!r} and has not written {left} of its {view.array.size} elements, "
-                    "where the client would find what was there before; write into call.output(…).numpy() "
-                    "(y = call.output(…).numpy(); y[...] = x), or give an array by call.put()"
+                    "so the client would find old bytes there; write into the array "
+                    "(y = call.output(…).numpy(); y[...] = x), or use call.put(name, array)"
                 )
 
     def _input_bytes(self) -> Iterator[tuple[str, _Bytes]]:
-        """Yield the bytes of each input on the host. Triton delivers strings as copies, so these are left out."""
+        """Yield the bytes of each input on the host, except for strings from Triton, which are copies."""
         spans = {} if self.table is None else self.table.inputs
         for name, span in spans.items():
             memory = self._memories[span.region]
@@ -133,15 +133,15 @@ def _digest(data: _Bytes) -> bytes:
 
 
 class MeasuredDebugCall(MeasuredCall, DebugCall):
-    """Both."""
+    """A call with the metrics and the checks."""
 
 
 class DebugStreamCall(DebugCall, StreamCall):
-    """A stream that looks after the memory of its outputs, response by response."""
+    """A stream that checks the outputs of each response."""
 
 
 class DebugGathering(Gathering):
-    """The copies of one batch. Rows of outputs that are split later begin with the random bytes of their call."""
+    """The copies of one batch. Outputs that are split later begin with the random bytes of each call's rows."""
 
     def room(self, parts: Sequence[TensorView]) -> TensorView:
         whole = super().room(parts)
@@ -152,6 +152,6 @@ class DebugGathering(Gathering):
 
 
 PLAIN: Final = Call, MeasuredCall, StreamCall, Gathering
-"""The classes of a session's calls."""
+"""The classes of a session's calls without SHM_DEBUG."""
 
 DEBUGGED: Final = DebugCall, MeasuredDebugCall, DebugStreamCall, DebugGathering

@@ -1,17 +1,17 @@
 """A session's numbers on Triton's metrics port.
 
-Changing a metric of the server is a round trip to it: 15 µs with Triton 2.51, as much as the library takes for a call.
-So calls only add up numbers in this process, and a thread hands the sums over twice a second.
+Each change of a server metric is a round trip: 15 µs with Triton 2.51, as much as the library needs for a whole call.
+So calls only count in this process, and a thread sends the sums to the server twice a second.
 
-Two rules of Triton 2.51, found by experiment, shape the rest:
+The design follows from two properties of Triton 2.51, found by experiment:
 
-- A series that two processes have made goes when the first of them drops it; the server then writes the other one's
-  values to memory that it has freed. So every session has series of its own, by the label ``session``. Otherwise
-  instances of one model would share them, and so would a model that is loaded anew while the old one still answers.
-- A metric that two threads change at once kills the server. So one thread changes them all.
+- If two processes make the same series, it is freed when the first of them drops it. The server then writes the other
+  process' values to freed memory. So the label ``session`` gives every session series of its own. Otherwise the
+  instances of a model would share them, and also the old and the new model during a reload.
+- The server crashes if two threads change a metric at once. So one thread changes all metrics.
 
-The histogram is made of counters, with the names and labels that Prometheus expects of a histogram: the server's own
-kind takes one value in a round trip.
+The histogram consists of counters, with the names and labels that Prometheus expects: Triton's own histogram takes one
+value in each round trip.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _BUCKETS: Final = (*(f"{bound:g}" for bound in _BOUNDS_S), "+Inf")
 
 
 class _Family(NamedTuple):
-    """The common part of the series of one name. They may differ in a label; known values are there from the start."""
+    """The common properties of all series of a name, which may differ in one label; ``values`` exist from the start."""
 
     kind: str
     description: str
@@ -53,10 +53,10 @@ class _Family(NamedTuple):
 _FAMILIES: Final = {
     "calls_total": _Family("COUNTER", "Requests that were answered", "path", (DIRECT, TRITON)),
     "refusals_total": _Family("COUNTER", "Requests that were refused, by the error's class", "reason", ()),
-    "zero_copy_bytes_total": _Family("COUNTER", "Bytes of tensors that were used where the client has them"),
+    "zero_copy_bytes_total": _Family("COUNTER", "Bytes of tensors that were used in place, without a copy"),
     "copied_bytes_total": _Family("COUNTER", "Bytes of tensors that were copied on their way to or from the model"),
-    "own_seconds_bucket": _Family("COUNTER", "Calls whose begin and end took at most so long", "le", _BUCKETS),
-    "own_seconds_sum": _Family("COUNTER", "What the library took to begin and to end calls"),
+    "own_seconds_bucket": _Family("COUNTER", "Calls whose begin and end took at most this long", "le", _BUCKETS),
+    "own_seconds_sum": _Family("COUNTER", "Time that the library took to begin and to end calls"),
     "own_seconds_count": _Family("COUNTER", "Calls whose begin and end were timed"),
     "mapped_bytes": _Family("GAUGE", "Bytes of shared memory that are mapped"),
     "mapped_regions": _Family("GAUGE", "Regions of shared memory that are mapped"),
@@ -67,14 +67,14 @@ _Series = tuple[str, str]
 
 
 class Metrics:
-    """The metrics of one session, if the server has such; ``mapped`` returns mapped bytes and regions. Thread-safe."""
+    """The metrics of one session; ``mapped`` returns the numbers of mapped bytes and regions. Thread-safe."""
 
     def __init__(self, backend: TritonBackend, model: str, version: str, mapped: Callable[[], tuple[int, int]]) -> None:
         self._backend = backend
         self._mapped = mapped
         self._labels = {"model": model, "version": version, "session": f"{os.getpid()}-{secrets.token_hex(4)}"}
         self._lock = threading.Lock()
-        self._counts = defaultdict[_Series, float](int)  # since they were handed over last
+        self._counts = defaultdict[_Series, float](int)  # since the last publish()
         self._gauges: dict[str, int] = {}
         self._families = {
             name: backend.metric_family(family.kind, _PREFIX + name, family.description)
@@ -90,10 +90,10 @@ class Metrics:
     def start_or_warn(
         cls, backend: TritonBackend, model: str, version: str, mapped: Callable[[], tuple[int, int]]
     ) -> Metrics | None:
-        """Return metrics, as the class; None, and a warning in the log, if the server has none: a model serves on."""
+        """Return metrics; if the server does not support them, log a warning and return None: the model serves on."""
         try:
             return cls(backend, model, version, mapped)
-        except Exception as error:  # whatever the server has against it
+        except Exception as error:  # whatever fails in the server
             backend.log_warning(f"model {model!r} publishes no metrics, though SHM_METRICS is true: {error}")
             return None
 
@@ -105,7 +105,7 @@ class Metrics:
             self._counts["copied_bytes_total", ""] += copied_bytes
 
     def refused(self, error: BaseException) -> None:
-        """Count a request that ends with this error, if it is one of the library's, and no answer to a probe."""
+        """Count a refused request, if the error is the library's own; answers to probes do not count."""
         if isinstance(error, ShmError) and not isinstance(error, ProbedError | RequestRefusedError):
             with self._lock:
                 self._counts["refusals_total", type(error).__name__] += 1
@@ -117,12 +117,12 @@ class Metrics:
             self._counts["own_seconds_sum", ""] += own_s
 
     def publish(self) -> None:
-        """Hand over the counts since the last time. Only one thread may."""
+        """Send the counts since the last time to the server. Only one thread may do so."""
         with self._lock:
             counts, self._counts = self._counts, defaultdict(int)
         faster = counts["own_seconds_count", ""]
         for series in [("own_seconds_bucket", bucket) for bucket in reversed(_BUCKETS)]:
-            # A bucket counts all that is faster, too; the widest grows first, as no bucket may exceed a wider one.
+            # A bucket also counts all faster calls. The widest grows first, as no bucket may exceed a wider one.
             counts[series], faster = faster, faster - counts.pop(series, 0)
         for series, amount in counts.items():
             if amount:
@@ -133,7 +133,7 @@ class Metrics:
                 self._metric((name, "")).set(value)
 
     def close(self) -> None:
-        """Take the session's series off the server. Twice is fine."""
+        """Remove the session's series from the server. Twice is fine."""
         self._repeater.stop()
         self._metrics.clear()
         self._families.clear()  # after their metrics
@@ -151,13 +151,13 @@ class Metrics:
         try:
             self.publish()
         except Exception as error:  # as when it started
-            self._backend.log_warning(f"model {self._labels['model']!r} publishes its metrics no longer: {error}")
+            self._backend.log_warning(f"model {self._labels['model']!r} no longer publishes its metrics: {error}")
             self._repeater.stop_some_time()
         return _INTERVAL_S
 
 
 class MeasuredCall(Call):
-    """A call that counts its work and its own time: without the model's code, and without waits for GPUs."""
+    """A call that counts its work and the library's time, without the model's code and without waits for GPUs."""
 
     __slots__ = ("_metrics", "_own_s")
 
@@ -189,11 +189,11 @@ class MeasuredCall(Call):
         self._metrics.refused(error)
 
     def _abort(self) -> None:
-        self._is_open = False  # what ends now is no answer
+        self._is_open = False  # so that end() does not count it as answered
         super()._abort()
 
     def _bytes(self) -> tuple[int, int]:
-        """Return how many bytes of tensors were not copied, and how many were, but for strings that Triton delivers."""
+        """Return how many tensor bytes were used in place, and how many copied; without strings from Triton."""
         zero_copy = copied = 0
         spec = self._context.spec
         if self.table is not None:

@@ -1,4 +1,4 @@
-"""ShmSession: ``model.py`` makes one in ``initialize`` and serves its requests with it."""
+"""ShmSession: ``model.py`` makes one in ``initialize``, and serves its requests with it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _responses_of: Final = attrgetter("response")
 class ShmSession:
     """Serves the requests of one model instance. Make it in ``initialize``, close it in ``finalize``.
 
-    Making one removes shared memory that this user's models and clients left behind when they were killed.
+    When it is made, it removes shared memory that killed models and clients of this user left behind.
 
     Parameters
     ----------
@@ -44,16 +44,16 @@ class ShmSession:
     config : Config, optional
         The parameters of the configuration.
     cuda : CudaAccess, optional
-        By default NVIDIA's driver, loaded when a request uses a GPU first.
+        By default NVIDIA's driver, loaded when a request first uses a GPU.
     device : int, optional
-        The instance's GPU; none if its kind is KIND_CPU. Then copies that have no place yet go to GPU 0.
+        The instance's GPU; None for KIND_CPU. Then copies that have no place yet go to GPU 0.
     version : str
-        The model's, for its metrics.
+        The model's version, for its metrics.
 
     Raises
     ------
     ModelError
-        The configuration declares the direct path, but contradicts it.
+        The configuration declares the direct path, but cannot serve it.
     """
 
     def __init__(
@@ -82,22 +82,22 @@ class ShmSession:
 
     @classmethod
     def from_args(cls, args: Mapping[str, str], cuda: CudaAccess | None = None) -> ShmSession:
-        """Make the session of ``initialize``, to be closed in ``finalize``. The server's log has advice on the model.
+        """Make a session in ``initialize``. Close it in ``finalize``. It logs advice on the model.
 
         Parameters
         ----------
         args : mapping of str to str
-            As ``initialize`` gets it.
+            The ``args`` that ``initialize`` gets.
         cuda : CudaAccess, optional
             As for the class.
 
         Raises
         ------
         ModelError
-            The configuration contradicts itself, or has a parameter that means nothing; the message says what to write.
+            The configuration contradicts itself, or has an unknown parameter; the message tells you how to correct it.
         """
         if not isinstance(args, Mapping) or "model_config" not in args:
-            raise ModelError("from_args takes what initialize gets, as it is: ShmSession.from_args(args)")
+            raise ModelError("from_args takes the args of initialize unchanged: write ShmSession.from_args(args)")
         config = json.loads(args["model_config"])
         device = int(args["model_instance_device_id"]) if args.get("model_instance_kind") == "GPU" else None
         version = args.get("model_version", "")
@@ -108,18 +108,18 @@ class ShmSession:
         return session
 
     def serve(self, requests: Iterable[Any], infer: Callable[[Call], object]) -> list[Any]:
-        """Run ``infer`` on every request, one after another. For ``execute``.
+        """Run ``infer`` on every request, one after another. Call it in ``execute``.
 
-        A request that fails, for whatever reason, fails alone: its response carries the error.
+        If a request fails, only that request fails: its response carries the error.
 
         Parameters
         ----------
         requests : iterable of InferenceRequest
-            As ``execute`` gets them.
+            The requests that ``execute`` gets.
         infer : callable
             Takes a :class:`Call`, reads its inputs and makes its outputs. An exception becomes the request's error; the
-            return value means nothing. The call and its views are for this time alone: afterwards the memory may serve
-            another request, so copy values that you want to keep.
+            return value is ignored. The call and its views are valid until ``infer`` returns: afterwards the memory may
+            serve another request, so copy values that you want to keep.
 
         Returns
         -------
@@ -154,43 +154,43 @@ class ShmSession:
         return list(map(_responses_of, calls))
 
     async def serve_async(self, requests: Iterable[Any], infer: Callable[[Call], Awaitable[None]]) -> list[Any]:
-        """As :meth:`serve`, side by side on the event loop, for an ``execute`` that is a coroutine itself.
+        """Do the same as :meth:`serve` concurrently on the event loop. For an ``execute`` that is a coroutine function.
 
-        ``infer`` is a coroutine function. The call's memory is the client's again when it returns: tasks that it has
-        started must be over then.
+        ``infer`` is a coroutine function. When it returns, the call's memory is the client's again, so tasks that it
+        started must have ended.
         """
         context = self._context
         if context is None:
             return self._closed_responses(requests)
-        if self._is_on_gpu:  # the event loop's thread is not the one that initialize() was called in
+        if self._is_on_gpu:  # the event loop's thread is not the one that called initialize()
             self._make_gpu_current(context)
         calls = [self._new_call(context, request) for request in requests]
         try:
             await asyncio.gather(*[serve_one(call, infer, self._fail) for call in calls])
-        except asyncio.CancelledError:  # execute is, and all of them are over; but some may wait for a GPU
+        except asyncio.CancelledError:  # execute was cancelled; all calls are over, but some may wait for a GPU
             self._responses(calls, context.arrays)
             raise
         return self._responses(calls, context.arrays)
 
     def open(self, request: Any) -> Call:
-        """Return one request of ``execute`` as a context manager, for code that wants the loop itself.
+        """Return one request of ``execute`` as a context manager, if you want to write the loop yourself.
 
-        Entering it raises a :class:`ShmError` if the request cannot be served: its kind tells whose fault that is.
-        After it was left, or could not be entered, ``execute`` returns ``call.response``.
+        Entering it raises a :class:`ShmError` if the request cannot be served; its class tells whose fault that is.
+        After its exit, or a failed entry, let ``execute`` return ``call.response``.
         """
         return self._new_call(self._open_context(), request)
 
     def serve_batch(self, requests: Iterable[Any], infer: Callable[[BatchCall], object]) -> list[Any]:
-        """As :meth:`serve`, with ``infer`` on all requests at once. It takes a :class:`BatchCall`.
+        """Do the same as :meth:`serve`, but run ``infer`` once for all requests: it takes a :class:`BatchCall`.
 
-        An exception becomes the error of all requests of the batch. A request that is refused, or has strings that
-        cannot be read, is left out, and answered with its error. Requests whose inputs differ in more than their rows
-        cannot be one batch: then ``infer`` runs for each kind of them.
+        An exception becomes the error of all requests of the batch. A request that is refused, or has unreadable
+        strings, is left out of the batch and gets its own error. If inputs differ in more than their rows, the requests
+        cannot be one batch: then ``infer`` runs once for each kind.
 
         Raises
         ------
         ModelError
-            The model's configuration has ``max_batch_size: 0``: its requests have no rows.
+            The model's configuration has ``max_batch_size: 0``, so its requests have no rows.
         """
         context = self._context
         if context is None:
@@ -204,14 +204,14 @@ class ShmSession:
         return self._responses(calls, context.arrays)
 
     def serve_streams(self, requests: Sequence[Any], answer: Callable[[StreamCall], Iterable[object] | None]) -> None:
-        """Run ``answer`` on every request of a decoupled model. For ``execute``, which returns nothing then.
+        """Run ``answer`` on every request of a decoupled model. Call it in ``execute``, which returns None then.
 
-        Those of a model that is not decoupled are refused: :meth:`serve` is for them. Several requests are served side
-        by side, each in a thread. Its device is the instance's GPU, if that has one.
+        It refuses requests of a model that is not decoupled; use :meth:`serve` for them. Several requests run
+        concurrently, each in its own thread, where the instance's GPU, if any, is the current device.
 
-        ``answer`` takes a :class:`StreamCall`. If it is a generator, each ``yield`` sends the written outputs. To yield
-        a value, or to write an output after the last ``yield``, is a ModelError. If the client wants no more, the
-        generator is closed.
+        ``answer`` takes a :class:`StreamCall`. If it is a generator, each ``yield`` sends the written outputs. It is a
+        ModelError if it yields a value, or writes an output after the last ``yield``. If the client cancels the stream,
+        the generator is closed.
         """
         context = self._context
         if context is None:
@@ -229,9 +229,9 @@ class ShmSession:
                 threads.submit(self._serve_stream, request, answer)
 
     def stream(self, request: Any) -> StreamCall:
-        """Return one request of a decoupled model as a context manager, whose end is the stream's.
+        """Return one request of a decoupled model as a context manager; its exit ends the stream.
 
-        Entering it raises a :class:`ShmError` if the request cannot be served; the client was answered then. ::
+        Entering it raises a :class:`ShmError` if the request cannot be served; the client has got the error then. ::
 
             for request in requests:
                 with session.stream(request) as call:
@@ -242,9 +242,9 @@ class ShmSession:
         return self._new_stream_call(self._open_context(), request)
 
     def close(self) -> None:
-        """Unmap every region. Arrays that still live keep theirs. Closing twice is fine.
+        """Unmap every region, except for regions under live arrays. Closing twice is fine.
 
-        Later requests are answered with a ClosedError, which :meth:`open` and :meth:`stream` raise.
+        Later requests get a ClosedError, and :meth:`open` and :meth:`stream` raise it.
         """
         self._unclosed.close()
         context, self._context = self._context, None
@@ -259,7 +259,7 @@ class ShmSession:
         return f"<{type(self).__name__} {vars(self).get('_name', '')!r} {state}>"
 
     def _infer_batch(self, batch: BatchCall, infer: Callable[[BatchCall], object]) -> None:
-        """Run ``infer`` on a batch, and end all of its calls but those that a GPU has work to do for."""
+        """Run ``infer`` on a batch, and end those of its calls that do not wait for a GPU."""
         try:
             returned = infer(batch)
             if returned is not None:
@@ -280,18 +280,18 @@ class ShmSession:
                 self._fail(call, error)
 
     def _responses(self, calls: list[Call], arrays: DeviceArrays) -> list[Any]:
-        """Return the responses of calls, after GPUs have finished the work of committed calls that are not ended."""
+        """Return the responses of calls, after GPUs have finished the work of committed calls that are still open."""
         waiting = [call for call in calls if call.is_open]
         if waiting:
             self._complete(waiting, arrays)
         return list(map(_responses_of, calls))
 
     def _make_gpu_current(self, context: Context) -> None:
-        """Make the instance's GPU the calling thread's, if it has one."""
+        """Make the instance's GPU, if it has one, current in the calling thread."""
         if self._is_on_gpu:
             try:
                 context.arrays.make_current()
-            except MachineError:  # without cuda-bindings no tensor of ours is there, and model.py looks after its own
+            except MachineError:  # without cuda-bindings, only model.py itself can use the GPU
                 self._is_on_gpu = False
 
     def _open_context(self) -> Context:
@@ -306,7 +306,7 @@ class ShmSession:
         call = self.stream(request)
         try:
             run_stream(call, answer)
-        except BaseException as error:  # the client knows; the next request must be served all the same
+        except BaseException as error:  # the client has got it; the next request must be served all the same
             self._log(error)
             if self._metrics is not None:
                 self._metrics.refused(error)
@@ -319,14 +319,14 @@ class ShmSession:
         call.fail(error)
 
     def _log(self, error: BaseException) -> None:
-        """Write an error that is not this package's, and so may be hard to find, to the server's log."""
+        """Write an error to the server's log, unless it is this package's: others may be hard to find."""
         if not isinstance(error, ShmError):
-            with contextlib.suppress(Exception):  # the request is to be answered, whatever the log takes
+            with contextlib.suppress(Exception):  # the request needs its answer, even if the log fails
                 self._backend.log_error("".join(traceback.format_exception(error)))
 
 
 def complete(calls: Sequence[Call], arrays: DeviceArrays) -> None:
-    """Wait for GPUs and end committed calls: all well, or all by an error, as CUDA does not say whose work failed."""
+    """Wait for GPUs and end committed calls: all fail if one did, as CUDA does not tell whose work failed."""
     try:
         arrays.wait([call.devices for call in calls if call.devices is not None])
     except BaseException as error:  # whatever it is, every call needs its response
@@ -340,7 +340,7 @@ def complete(calls: Sequence[Call], arrays: DeviceArrays) -> None:
 
 
 def complete_by_events(calls: Sequence[Call], arrays: DeviceArrays) -> None:
-    """End calls as :func:`complete` does, but wait for none that its client can wait for by events of its own."""
+    """End calls as :func:`complete` does, but do not wait for GPUs if the client can wait for its CUDA events."""
     now: list[Call] = []
     for call in calls:
         regions = call.event_regions
@@ -362,7 +362,7 @@ def complete_by_events(calls: Sequence[Call], arrays: DeviceArrays) -> None:
 async def serve_one(
     call: Call, infer: Callable[[Call], Awaitable[None]], fail: Callable[[Call, BaseException], None]
 ) -> None:
-    """Begin a call, await ``infer`` on it, and end it unless a GPU has work to do for it; ``fail`` takes its error."""
+    """Begin a call, await ``infer`` on it, and end it unless a GPU still works for it; ``fail`` takes its error."""
     try:
         call.begin()
         await infer(call)
@@ -374,9 +374,9 @@ async def serve_one(
 
 
 def check_has_run(returned: object) -> None:
-    """Raise ModelError for the result of a function whose body has not begun: a generator, or a coroutine."""
+    """Raise ModelError for a generator or a coroutine: the function that returned it has not begun to run."""
     if isinstance(returned, Generator):
-        raise ModelError("the function yields, so nothing of it ran; generators are for serve_streams")
+        raise ModelError("the function yields, so its body did not run; pass generator functions to serve_streams")
     if isinstance(returned, Coroutine):
         returned.close()
-        raise ModelError("the function is async, so nothing of it ran; async functions are for serve_async")
+        raise ModelError("the function is async, so its body did not run; pass async functions to serve_async")

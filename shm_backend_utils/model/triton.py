@@ -39,14 +39,14 @@ __all__ = ["DeliveredView", "TritonBackend", "view_of"]
 
 _NEWEST: Final = -1
 _RESERVED: Final = "triton_"
-_SOONER_COPIED: Final = 2**14  # bytes, than an array is made over them that claims to be writable
+_SOONER_COPIED: Final = 2**14  # bytes; copying these is faster than making a writable alias
 _MOST_TEXT: Final = 2000
-"""Bytes of an error's text. gRPC drops status and text where its header is longer than 8 KiB, in which a byte may take
-three."""
+"""The longest text of an error, in bytes. Beyond a header of 8 KiB gRPC drops status and text, and a byte may take
+three there."""
 
 
 class OldBackendError(MachineError):
-    """The server's Python backend lacks a feature of a newer Triton."""
+    """The server's Python backend lacks a feature that a newer Triton has."""
 
 
 _CODES: Final[tuple[tuple[type[BaseException], str], ...]] = (
@@ -65,7 +65,7 @@ _CODES: Final[tuple[tuple[type[BaseException], str], ...]] = (
 
 
 class TritonBackend:
-    """Triton's Python backend, as it is loaded in this process."""
+    """Triton's Python backend in this process."""
 
     def __init__(self) -> None:
         import triton_python_backend_utils as pb_utils  # noqa: PLC0415  # exists only inside a stub process
@@ -78,24 +78,24 @@ class TritonBackend:
         self.reads_numpy = bool((tensor.as_numpy() == probe).all())
 
     def input(self, tensor: Any, dtype: DType | None) -> npt.NDArray[Any]:
-        """Return a delivered tensor of a configured dtype as an aligned array, which keeps it; strings as objects."""
-        if self.reads_numpy and dtype is not BF16:  # which the stub has no NumPy type for
+        """Return a delivered tensor as an aligned array that keeps the tensor alive; strings come as objects."""
+        if self.reads_numpy and dtype is not BF16:  # the stub has no NumPy type for BF16
             array: npt.NDArray[Any] = tensor.as_numpy()
             return array
         array = dlpack.consume(tensor.to_dlpack()) if dtype is BF16 else dlpack.read(tensor.to_dlpack)
         return array if array.flags.aligned else array.copy()
 
     def pass_on(self, name: str, tensor: Any) -> Any:
-        """Return the memory of a delivered tensor, which is no string's, as one for a response."""
+        """Return a response tensor over the memory of a delivered tensor, which must not hold strings."""
         return self._pb_utils.Tensor.from_dlpack(name, tensor.to_dlpack())
 
     def output(self, name: str, array: npt.NDArray[Any]) -> Any:
-        """Return a C-contiguous array as a tensor; ModelError for strings or BF16, if this stub cannot take them."""
+        """Return a C-contiguous array as a tensor; ModelError for strings or BF16 if this stub does not accept them."""
         if self.reads_numpy and array.dtype != BF16.numpy:
             return self._pb_utils.Tensor(name, array)
         if array.dtype == BYTES.numpy:
             raise ModelError(
-                f"output {name!r} holds strings, which Triton's stub, built for NumPy 1, cannot take from NumPy "
+                f"output {name!r} holds strings, and Triton's stub, built for NumPy 1, cannot read them from NumPy "
                 f"{np.__version__}: install numpy<2 or a newer Triton; the direct path is not affected"
             )
         try:
@@ -105,19 +105,19 @@ class TritonBackend:
             if array.dtype != BF16.numpy:
                 raise
             raise ModelError(
-                f"output {name!r} holds BF16, which the Python backend of this Triton refuses ({error}): a response "
-                "carries it from Triton 2.49 (24.08) on; before, the caller must have room for it: "
+                f"output {name!r} holds BF16, which the Python backend of this Triton refuses ({error}): use Triton "
+                "2.49 (24.08) or newer, or have the caller reserve memory for it: "
                 f'outputs={{"{name}": {array.nbytes}}}'
             ) from None
 
     def check_sends_parameters(self) -> None:
-        """Raise OldBackendError if responses have no parameters in this Triton."""
+        """Raise OldBackendError if this Triton does not support response parameters."""
         try:
             self._pb_utils.InferenceResponse([], None, {})
         except TypeError:
             raise OldBackendError(
-                "responses have parameters from Triton 2.55 (25.02) on, and this server's Python backend is older; "
-                "use a newer Triton, or put what is to be said into an output"
+                "response parameters need Triton 2.55 (25.02), and this server's Python backend is older; use a newer "
+                "Triton, or put the values into an output"
             ) from None
 
     def response_with(self, tensors: list[Any], parameters: Mapping[str, object]) -> Any:
@@ -127,22 +127,22 @@ class TritonBackend:
                 raise ModelError(f"response parameter {name!r}: expected a str that does not begin with {_RESERVED}")
             if not isinstance(value, str | int) or (isinstance(value, int) and not -(2**63) <= value < 2**63):
                 raise ModelError(
-                    f"response parameter {name!r} is {value!r}; expected Python's str, bool, or int of 64 bits"
+                    f"response parameter {name!r} is {value!r}; expected a str, a bool or an int of 64 bits"
                 )
         return self._pb_utils.InferenceResponse(tensors, None, dict(parameters))
 
     def from_dlpack(self, name: str, capsule: object) -> Any:
         """Return the memory of a DLPack capsule as a tensor for a response."""
         tensor = self._pb_utils.Tensor.from_dlpack(name, capsule)
-        dlpack.mark_used(capsule)  # the backend names it "used_dlpack", at which NumPy's destructor loops for ever
+        dlpack.mark_used(capsule)  # the backend's own name, "used_dlpack", makes NumPy's destructor loop for ever
         return tensor
 
     def error_response(self, error: BaseException) -> Any:
-        """Return a response that fails one request; our errors begin with a code, as HTTP drops Triton's."""
+        """Return an error response for one request; our errors begin with a code, as HTTP drops Triton's status."""
         if isinstance(error, AskedForLifeError):
             return self.response([])
         codes = self._pb_utils.TritonError
-        with contextlib.suppress(BaseException):  # most errors have something else, or nothing
+        with contextlib.suppress(BaseException):  # most errors have other arguments, or none
             if isinstance(said := error.args[0], codes):
                 error = RequestRefusedError(said.message(), said.code().name)
         name = next((code for kind, code in _CODES if isinstance(error, kind)), "INTERNAL")
@@ -175,7 +175,7 @@ class TritonBackend:
             raise
 
     def send_last(self, sender: Any, response: Any = None) -> None:
-        """End a stream, maybe with one more response."""
+        """End a stream, optionally with one more response."""
         flags = self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         if response is None:
             sender.send(flags=flags)
@@ -197,7 +197,7 @@ class TritonBackend:
 
 
 def _text_of(error: BaseException) -> str:
-    """Return a response's text for an error, even if the error's own ``__str__`` fails."""
+    """Return the text of an error for a response, even if the error's ``__str__`` fails."""
     try:
         if isinstance(error, RequestRefusedError):
             return str(error)
@@ -207,12 +207,12 @@ def _text_of(error: BaseException) -> str:
 
 
 def _as_utf8(text: str) -> str:
-    """Return a text as the backend takes it: characters without UTF-8 are escaped."""
+    """Return a text for the backend, with escapes for characters that UTF-8 cannot encode."""
     return text.encode(errors="backslashreplace").decode()
 
 
 class DeliveredView(TensorView):
-    """A tensor that Triton delivered, on the host and not of strings. Its array is made when it is asked for."""
+    """A tensor on the host that Triton delivered, not of strings. Its array is made on first use."""
 
     __slots__ = ("_backend", "tensor")
 
@@ -227,9 +227,9 @@ class DeliveredView(TensorView):
         self._backend = backend
 
     def __getattr__(self, name: str) -> Any:
-        """Make the array, read-only, when it is looked for and not there yet."""
+        """Make the read-only array when it is first used."""
         if name != "_array":
-            return super().__getattr__(name)  # type: ignore[misc]  # which type checkers must not see
+            return super().__getattr__(name)  # type: ignore[misc]  # hidden from type checkers
         self._array = self._backend.input(self.tensor, self._dtype).view()
         self._array.flags.writeable = False
         return self._array
@@ -244,7 +244,7 @@ class DeliveredView(TensorView):
 
 
 def view_of(tensor: Any, dtype: DType | None, backend: TritonBackend, arrays: DeviceArrays) -> TensorView:
-    """Return a tensor of the Python backend, of this configured dtype if that is known, as a read-only view."""
+    """Return a tensor of the Python backend as a read-only view; ``dtype`` is the configured one, if known."""
     name = tensor.name()
     if not tensor.is_cpu():
         adopted = arrays.adopt_capsule(tensor.to_dlpack())

@@ -1,7 +1,7 @@
-"""Where the tensors of a call go in a slot: arithmetic on shapes, for all that make requests. Pure.
+"""Where the tensors of a call go in a slot: arithmetic on shapes, for clients and forwarding models. Pure.
 
-Tensors lie one behind the other, each at a multiple of :data:`ALIGNMENT`: the inputs of a call on the host first, then
-room for its outputs; and the same in the memory of each GPU.
+Tensors follow one another, each at a multiple of :data:`ALIGNMENT`: first the inputs of a call, then room for its
+outputs. The order is the same on the host and in the memory of each GPU.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ALIGNMENT: Final = 256
 """The alignment that ``dlpack.h`` asks of producers."""
 
 LENT: Final = MAX_REGIONS + 1
-"""The region in the spans of inputs that are lent: there is none of that number."""
+"""The region number in the spans of lent inputs; no real region has it."""
 
 
 class AnyInput(Protocol):
@@ -61,17 +61,17 @@ class CallInput(NamedTuple):
 
     dtype: DType
     shape: tuple[int, ...]  # with the batch dimension, where the model has one
-    byte_size: int  # of strings, the room to keep for them
+    byte_size: int  # for strings, the room to reserve
     device: int | None = None  # the GPU, by this process' numbers; None for the host
-    is_lent: bool = False  # used where it is, in memory of a GPU that the user has
+    is_lent: bool = False  # used in place, in the user's own GPU memory
 
 
 class CallLayout(NamedTuple):
     """A call, laid out: region 0 is the slot's own, region 1 is on the first of the call's GPUs, and so on."""
 
-    table: Table  # further regions are added where there are any
+    table: Table  # further regions are added later
     batch_size: int | None  # None without a batch dimension
-    certain: frozenset[str]  # outputs whose room will do: by the configuration, or by the user's word
+    certain: frozenset[str]  # outputs whose room suffices, by the configuration or the user's hint
     requested: Mapping[str, None] | None  # names in the order of the configuration; None for all
     end: int  # of the last tensor on the host, as an offset in the region
     devices: tuple[int, ...] = ()  # GPUs on which the call needs memory
@@ -79,7 +79,7 @@ class CallLayout(NamedTuple):
     lent: tuple[str, ...] = ()  # inputs
 
     def moved(self, distance: int) -> CallLayout:
-        """Return the layout with all offsets raised by ``distance`` bytes; for layouts that have nothing on GPUs."""
+        """Return the layout with all offsets raised by ``distance`` bytes; only for layouts without GPUs."""
         inputs = {name: span._replace(offset=span.offset + distance) for name, span in self.table.inputs.items()}
         outputs = {name: room._replace(offset=room.offset + distance) for name, room in self.table.outputs.items()}
         return self._replace(table=Table(inputs, outputs), end=self.end + distance)
@@ -91,7 +91,7 @@ def aligned(offset: int) -> int:
 
 
 def record_byte_size(spec: ModelSpec) -> int:
-    """Return the size of slot records, in whole pages, whose halves have room for any call of a model."""
+    """Return the size of slot records, in whole pages, so that each half has room for any call of a model."""
     needed, size = _needed_of_record(spec), layout.PAGE_SIZE
     while size // 2 < needed and size < layout.MAX_RECORD_BYTE_SIZE:
         size *= 2
@@ -99,13 +99,13 @@ def record_byte_size(spec: ModelSpec) -> int:
 
 
 def obstacle_in_tensors(spec: ModelSpec) -> str | None:
-    """Return why no slot can tell of the tensors of a model's calls; None if it can."""
+    """Return why a slot cannot describe the tensors of a model's calls; None if it can."""
     tensors = (*spec.inputs.values(), *spec.outputs.values())
     if len(tensors) > MAX_TENSORS:
-        return f"model {spec.name!r} has {len(tensors)} inputs and outputs, and a slot tells of {MAX_TENSORS}"
+        return f"model {spec.name!r} has {len(tensors)} inputs and outputs; a slot can describe {MAX_TENSORS}"
     for tensor in tensors:
         if len(tensor.shape) > table.MAX_RANK:
-            return f"tensor {tensor.name!r} has {len(tensor.shape)} dimensions, and a slot tells of {table.MAX_RANK}"
+            return f"tensor {tensor.name!r} has {len(tensor.shape)} dimensions; a slot can describe {table.MAX_RANK}"
         if len(tensor.name.encode()) > _LONGEST_NAME:
             return f"a tensor of model {spec.name!r} has a name of more than {_LONGEST_NAME} bytes"
     if _needed_of_record(spec) > layout.MAX_RECORD_BYTE_SIZE // 2:
@@ -121,11 +121,11 @@ def _needed_of_record(spec: ModelSpec) -> int:
 
 
 NO_DEVICES: Final[Mapping[str, int]] = MappingProxyType({})
-"""Of outputs that are all on the host."""
+"""For outputs that are all on the host."""
 
-_OWN_REGIONS: Final = 5  # as many, with events, always find room: those of four GPUs, and an overflow
+_OWN_REGIONS: Final = 5  # with events, these always have room: four GPUs, and an overflow
 _CLAIM_LENGTH: Final = 160
-_MOST_LENT: Final = MAX_REGIONS - _OWN_REGIONS  # and as many inputs that are lent
+_MOST_LENT: Final = MAX_REGIONS - _OWN_REGIONS  # and this many lent inputs
 _LENT_CLAIM_LENGTH: Final = 96
 _LONGEST_NAME: Final = 2**16 - 1
 
@@ -142,14 +142,14 @@ def lay_out(
 ) -> CallLayout:
     """Check a call against the model's configuration, and lay it out from ``begin`` on; TensorError if it does not fit.
 
-    ``wanted`` are outputs with the bytes that the user hints at, None for all; ``learned`` the bytes per row that
-    outputs needed before, used where neither a hint nor the configuration tells.
+    ``wanted`` maps outputs to the user's hints in bytes; None means all outputs. ``learned`` has the bytes per row that
+    outputs needed before: it counts where neither a hint nor the configuration gives a size.
     """
     cursor = begin
     spans: dict[str, InputSpan] = {}
     on_devices: dict[str, int] = {}
     rows = None
-    is_one_size = True  # of the batch
+    is_one_size = True  # all inputs have one batch size
     for name, each in inputs.items():
         dtype, shape, byte_size = each.dtype, each.shape, each.byte_size
         (spec.inputs.get(name) or spec.input(name)).check(dtype, shape)
@@ -193,7 +193,7 @@ def lay_out(
 
 
 def rows_of(whole: CallLayout, spec: ModelSpec, begin: int, end: int) -> CallLayout:
-    """Return the layout of some rows of a call, in place; outputs of unknown size share room in whole elements."""
+    """Return the layout of some rows within a call's layout; outputs of unknown size share room in whole elements."""
     assert whole.batch_size is not None
     rows, count = whole.batch_size, end - begin
     inputs, outputs = {}, {}
@@ -217,7 +217,7 @@ def _batch_refused(spec: ModelSpec, inputs: Mapping[str, AnyInput], most: int) -
     sizes = {name: each.shape[0] for name, each in inputs.items()}
     if not sizes:
         return MissingTensorError(
-            "", f"model {spec.name!r} takes batches, and its inputs tell how large; found no input"
+            "", f"model {spec.name!r} takes batches, so a call needs an input to tell the batch size; found no input"
         )
     name, size = next(iter(sizes.items()))
     if len(set(sizes.values())) != 1:
@@ -237,7 +237,7 @@ def _check_none_is_missing(spec: ModelSpec, inputs: Mapping[str, AnyInput]) -> N
 
 
 def _with_devices(on_host: CallLayout, inputs: Mapping[str, AnyInput], output_devices: Mapping[str, int]) -> CallLayout:
-    """Return the layout with those tensors in it that are on GPUs, behind each other in the memory of each."""
+    """Return the layout with the tensors on GPUs added, one after another in the memory of each GPU."""
     lent = tuple([name for name, each in inputs.items() if each.is_lent])
     given = {name: each.device for name, each in inputs.items() if each.device is not None and not each.is_lent}
     devices = tuple(sorted({*given.values(), *output_devices.values()}))
@@ -262,16 +262,16 @@ def _with_devices(on_host: CallLayout, inputs: Mapping[str, AnyInput], output_de
     for name, device in output_devices.items():
         if name in rooms:
             rooms[name] = OutputSpan(*place(device, rooms[name].byte_size), rooms[name].byte_size)
-    sizes: Sequence[int] = [max(end, ALIGNMENT) for end in ends.values()]  # CUDA allocates nothing of no size
+    sizes: Sequence[int] = [max(end, ALIGNMENT) for end in ends.values()]  # CUDA cannot allocate 0 bytes
     return on_host._replace(table=Table(spans, rooms), devices=devices, device_byte_sizes=tuple(sizes), lent=lent)
 
 
 def _strings_on_a_gpu(name: str) -> TensorTypeError:
-    return TensorTypeError(name, f"tensor {name!r} holds strings, which no GPU has; expected it on the host")
+    return TensorTypeError(name, f"tensor {name!r} holds strings, which cannot be on a GPU; expected it on the host")
 
 
 CALLS: Final = 256
-"""So many calls that need less, one after another, show that what was learned is more than is needed."""
+"""After this many consecutive calls that need less, the learned sizes are too large."""
 
 
 class LearnedSizes:
@@ -279,21 +279,21 @@ class LearnedSizes:
 
     def __init__(self, head_room: float) -> None:
         self.per_row: dict[str, int] = {}  # with the head room
-        # What calls since shrink() had in all outputs together, per row. Calls add theirs where per_row is not empty;
-        # after CALLS of them, it is time to shrink.
+        # The bytes per row of all outputs together, for each call since shrink(). Calls append theirs if per_row is not
+        # empty; after CALLS of them, it is time to shrink.
         self.needed: list[float] = []
         self._head_room = head_room
         self._has_shrunk = False
 
     def learn(self, byte_sizes: Mapping[str, int], rows: int) -> None:
-        """Take note of outputs that found too little room, in a call of so many rows."""
+        """Record the sizes of outputs that found too little room, in a call of ``rows`` rows."""
         for name, byte_size in byte_sizes.items():
             self.per_row[name] = max(math.ceil(byte_size / rows * self._head_room), self.per_row.get(name, 0))
         self.needed.append(sum(byte_sizes.values()) / rows)
-        del self.needed[:-CALLS]  # of streams, which do not shrink them
+        del self.needed[:-CALLS]  # streams never call shrink()
 
     def shrink(self) -> bool:
-        """Forget unneeded room after enough calls; return whether calls have had less for a while."""
+        """Lower sizes that are too large, after enough calls; return whether the previous time lowered some."""
         needed = self.needed
         if len(needed) < CALLS:
             return False

@@ -54,7 +54,7 @@ _KEY: Final = re.compile(r"shmbu-[0-9a-z-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class LentRegionClaim:
-    """A managed region of a client, lent by the model that executes its request to another one that it calls."""
+    """A managed region of a client, lent by the model that executes its request to another model that it calls."""
 
     key: str  # in /dev/shm, without a slash
     byte_size: int  # of the whole region
@@ -66,23 +66,23 @@ class LentRegionClaim:
 class CudaRegionClaim:
     """Device memory that its owner has exported by CUDA IPC. It is all data: offsets count from its beginning."""
 
-    handle: bytes  # 64 bytes, CUipcMemHandle; who knows them could map the memory
+    handle: bytes  # 64 bytes, CUipcMemHandle: a secret that suffices to map the memory
     byte_size: int  # of the allocation, or less
-    device_uuid: str  # 32 lowercase hexadecimal digits; device numbers mean something else in every process
-    # Which region's slot fences this memory too: 0 for the request's own, or the number of a lent one; None if
-    # nothing does.
+    device_uuid: str  # 32 lowercase hexadecimal digits; device numbers differ between processes
+    # The region whose slot also fences this memory: 0 for the request's own, or the number of a lent one. None without
+    # a fence.
     fence: int | None
-    # The 64 bytes of CUipcEventHandle: an event of the client's, by which the model may say that the GPU is still at
-    # work here when it answers. Empty if there is none.
+    # The 64 bytes of CUipcEventHandle, or empty: an event of the client's. With it, the model may answer while the GPU
+    # is still at work here.
     event: bytes = b""
-    # The memory is lent for this request alone: the model borrows the slot that fences it, unmaps the memory before it
-    # answers, and gives the slot back when it has.
+    # The memory is lent for this request alone: the model borrows the slot that fences it. Before it answers, it unmaps
+    # the memory and then gives the slot back.
     is_for_one_request: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class NamedRegionClaim:
-    """A foreign region, by its registered name: offsets count from the registered part, and nothing fences it."""
+    """A foreign region, by its registered name: offsets count from the registered part's beginning. It has no fence."""
 
     name: str
 
@@ -115,7 +115,7 @@ def encode_claim(claim: RegionClaim) -> bytes:
 
 
 def decode_claims(data: bytes, begin: int, end: int, count: int) -> tuple[tuple[RegionClaim, ...], int]:
-    """Read a table's further regions, which were copied out; return where they end, too. TableError names no secret."""
+    """Read a table's further regions from a copy; also return where they end. A TableError reveals no secret."""
     if count > MAX_REGIONS:
         raise TableError("region_count", str(count), f"at most {MAX_REGIONS}")
     claims: list[RegionClaim] = []
@@ -177,7 +177,7 @@ def _text(field: str, name: bytes) -> str:
 
 
 def check_are_different(claims: tuple[RegionClaim, ...], group: str = "regions", first: int = 1) -> None:
-    """Raise TableError, for ``group[index]``, if a region is named twice: spans could be the same bytes."""
+    """Raise TableError, for ``group[index]``, if a region is named twice: two spans could be the same bytes."""
     seen: set[str | bytes] = set()
     for index, claim in enumerate(claims, first):
         name = _name_of(claim)

@@ -1,6 +1,6 @@
 """The form of nearly every table: all inputs in the configuration's order, and outputs, in the slot's own region. Pure.
 
-Its known part is compared at once. :func:`.table.decode` reads every other table.
+The known fields are compared in one step. :func:`.table.decode` reads every other table.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ __all__ = ["TableForm"]
 
 _HEAD: Final = "<QIHH16s"  # generation, length, the counts of inputs and outputs; no further regions, ring, or probe
 _output: Final = struct.Struct("<QQ4xH").unpack_from  # offset, size and the length of the name
-# The work of a named tuple's own constructor, without the function around it.
+# A named tuple's constructor without the Python function around it.
 _made: Final[Callable[..., Any]] = tuple.__new__
-# An input: its name, type and size of an element, and what takes its offset, size and shape out of all fields.
+# An input: name, data type, element size, and a getter of its offset, size and shape from all fields.
 _Input = tuple[str, DType, int, Callable[[tuple[Any, ...]], Any]]
 
 
 class TableForm:
-    """Which fields such a table of one model begins with, and which of them are known."""
+    """The first fields of such a table of one model, and the values that are known in advance."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self._inputs: list[_Input] = []
-        self._outputs: dict[bytes, tuple[str, int, int]] = {}  # by all of one but its extent: name, itemsize and length
+        self._outputs: dict[bytes, tuple[str, int, int]] = {}  # by bytes after the extent: name, itemsize, length
         form = _HEAD
         known: dict[int, int | bytes] = {2: len(spec.inputs), 4: bytes(16)}
         end = 5
@@ -56,14 +56,14 @@ class TableForm:
 
     @classmethod
     def of(cls, spec: ModelSpec) -> TableForm | None:
-        """Return the form of a model's tables; None where an input has elements of any size, or is reshaped."""
+        """Return the form of a model's tables; None if an input has no type, holds strings, or is reshaped."""
         inputs = spec.inputs.values()
         return cls(spec) if all(t.dtype and t.dtype.itemsize and t.reshape is None for t in inputs) else None
 
     def decode(self, data: bytes, generation: int, data_begin: int, byte_size: int) -> Table | None:
         """Return a table of this form and generation that fits the model, as :func:`.table.decode` does; else None.
 
-        As tensors lie one behind the other, at multiples of their elements' size, no more is to be checked.
+        Tensors that follow one another, at multiples of their element size, need no further check.
         """
         inputs: dict[str, InputSpan] = {}
         outputs: dict[str, OutputSpan] = {}

@@ -1,8 +1,8 @@
 """How a sealed region is fetched: the key that names its client's socket, one question, one answer. Pure.
 
 A sealed region has no name in a file system. Its key names an abstract Unix socket (unix(7)) of type ``SOCK_SEQPACKET``
-that its client listens on, and a number there. A model connects, sends the question as one message, and gets the answer
-as one message, with which the region's descriptor comes (``SCM_RIGHTS``). Then both close the connection.
+that its client listens on, and the region's number there. A model connects and sends the question as one message. The
+answer is one message, with the region's descriptor (``SCM_RIGHTS``). Then both close the connection.
 
 ::
 
@@ -49,7 +49,7 @@ ANSWER_LENGTH: Final = _ANSWER.size
 class SealedKey(NamedTuple):
     """The key of a sealed region."""
 
-    socket: str  # which one hands it over: 32 lowercase hexadecimal digits, random
+    socket: str  # the one that hands it over: 32 random lowercase hexadecimal digits
     number: int  # of the region there, from 1 on; none is used twice
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class Question(NamedTuple):
 
 
 def parse_sealed_key(key: str) -> SealedKey | None:
-    """Return the key of a sealed region; None for that of another one, which is a name in ``/dev/shm``."""
+    """Return the key of a sealed region; None for any other key, which is a name in ``/dev/shm``."""
     found = _KEY.fullmatch(key)
     return None if found is None else SealedKey(found[1], int(found[2]))
 
@@ -81,7 +81,7 @@ def encode_question(question: Question) -> bytes:
 
 
 def decode_question(message: bytes) -> Question | None:
-    """Return a message's question; None if it is no question of this version."""
+    """Return a message's question; None if it is not a question of this version."""
     if len(message) != QUESTION_LENGTH:
         return None
     magic, version, zero, number, token = _QUESTION.unpack(message)
@@ -94,7 +94,7 @@ def encode_answer(*, is_given: bool) -> bytes:
 
 
 def decode_answer(message: bytes) -> bool | None:
-    """Return whether a descriptor is said to come with a message; None if it is no answer."""
+    """Return whether an answer announces a descriptor; None if the message is not an answer."""
     if len(message) != ANSWER_LENGTH:
         return None
     magic, status, zero = _ANSWER.unpack(message)

@@ -21,7 +21,7 @@
                    byte_size └──────────────────────────────────────────────────────┘
 
 Integers are little-endian. :mod:`.table` describes a record's first half, :mod:`.results` its second.
-Generations and stamps are aligned, and read and written as native words: each is loaded and stored at once. The RPC
+Generations and stamps are aligned, and read and written as native words: each load and store is atomic. The RPC
 orders the two sides: the client writes before it sends, the model writes before it answers.
 """
 
@@ -53,7 +53,7 @@ __all__ = [
 PAGE_SIZE: Final = 4096
 TOKEN_LENGTH: Final = 16
 VERSION: Final = 2
-"""Of the protocol."""
+"""The version of the protocol."""
 MAX_SLOT_COUNT: Final = 1024
 MAX_RECORD_BYTE_SIZE: Final = 1 << 20
 
@@ -90,7 +90,7 @@ def record_offset(slot: int, record_byte_size: int) -> int:
 
 
 def write_header(buffer: memoryview, header: Header) -> None:
-    """Write the header; the version, which marks it as ready, last."""
+    """Write the header; the version is written last, as it marks the header as ready."""
     _HEADER.pack_into(buffer, 0, _MAGIC, 0, header.slot_count, header.byte_size, header.token, header.record_byte_size)
     _VERSION_FIELD.pack_into(buffer, _VERSION_OFFSET, VERSION)
 
@@ -110,10 +110,9 @@ def parse_header(data: bytes, byte_size: int) -> Header | None:
 
 
 class SlotRecord:
-    """One slot's record, over the whole region's buffer, which it keeps alive; peers write ``request`` or ``results``.
+    """One slot's record in a region's buffer, which it keeps alive. Peers write ``request`` or ``results``.
 
-    Each request reads and writes ``client_words`` and ``model_words`` itself: to call a function costs more than a
-    word.
+    Callers read and write ``client_words`` and ``model_words`` directly: a function call costs more than the access.
     """
 
     __slots__ = ("client_words", "model_words", "request", "results", "results_room", "room", "table")
@@ -124,7 +123,7 @@ class SlotRecord:
         self.results_room = self.room - RESULTS  # bytes that results may have, behind the two stamps
         self.request = buffer[begin : begin + self.room]
         self.results = buffer[begin + self.room : begin + record_byte_size]
-        self.table = self.request[_WORD:]  # the same behind the generation
+        self.table = self.request[_WORD:]  # ``request`` without the generation
         self.client_words = self.request.cast("Q")  # the generation is the first
         self.model_words = self.results.cast("Q")
 
@@ -144,11 +143,11 @@ class SlotRecord:
 
     @property
     def started(self) -> int:
-        """The generation that a model has begun to execute last."""
+        """The last generation that a model began to execute."""
         return self.model_words[STARTED]
 
     def start(self, generation: int) -> bool:
-        """Note that a model begins to execute a generation; return False if it has begun with it, or a later one."""
+        """Record that a model starts a generation; return False if it, or a later one, was started before."""
         words = self.model_words
         if words[STARTED] >= generation:
             return False
@@ -157,7 +156,7 @@ class SlotRecord:
 
     @property
     def completed(self) -> int:
-        """The generation that a model has finished last, well or not."""
+        """The last generation that a model finished, successfully or not."""
         return self.model_words[COMPLETED]
 
     def complete(self, generation: int, results: bytes) -> None:

@@ -1,8 +1,8 @@
 """The request parameters that name memory. Pure.
 
-``shm_slot`` and ``shm_generation`` name a request's slot. ``shm_io`` is for tools that register regions themselves: the
-tensors, without a slot. ``{"v": 1, "model": NAME, "regions": […], "inputs": {…}, "outputs": {…}}``, in JSON or in
-hexadecimal digits of it. Nothing fences such a request, and the model writes no results.
+``shm_slot`` and ``shm_generation`` name a request's slot. ``shm_io`` is for tools that register regions themselves. It
+describes tensors without a slot: ``{"v": 1, "model": NAME, "regions": […], "inputs": {…}, "outputs": {…}}``, in JSON or
+in hexadecimal digits of JSON. Nothing fences such a request, and the model writes no results.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _MANAGED: Final = ("system", "lent")  # kinds of version 1, which the protocol's
 
 
 class SlotAddress(NamedTuple):
-    """Which slot a request uses, and which model it speaks to."""
+    """The slot that a request uses, and the model that it is for."""
 
-    model: str  # an ensemble gives parameters to every step: others ignore them
+    model: str  # an ensemble passes parameters to every step; other models ignore them
     key: str  # in /dev/shm, without a slash; it begins with shmbu-
     token: str  # the secret in the region's header: 32 lowercase hexadecimal digits
     slot: int
@@ -62,7 +62,7 @@ class SlotAddress(NamedTuple):
 
 
 def parse_address(value: Any) -> SlotAddress:
-    """Read the value of ``shm_slot``; TableError if it is no address, VersionError if it is another version's."""
+    """Read the value of ``shm_slot``; TableError if it is not an address, VersionError if it is another version's."""
     if type(value) is not str:
         raise TableError(SLOT_PARAMETER, f"a value of type {type(value).__name__}", "a string")
     version, _, rest = value.partition("/")
@@ -78,7 +78,7 @@ def parse_generation(value: Any) -> int:
     """Return the value of ``shm_generation``; raise :class:`TableError` if it is no generation."""
     if type(value) is int and 1 <= value <= _MAX_INT64:
         return value
-    raise TableError(GENERATION_PARAMETER, "no such number", "an integer from 1 to 2^63 - 1")
+    raise TableError(GENERATION_PARAMETER, "another value", "an integer from 1 to 2^63 - 1")
 
 
 def encode_descriptor(model: str, table: Table) -> str:
@@ -99,7 +99,7 @@ def encode_descriptor(model: str, table: Table) -> str:
 
 
 def parse_descriptor(text: Any) -> tuple[str, Table]:
-    """Return the model and the table, without a region 0, in a value of ``shm_io``; TableError tells no secret."""
+    """Return the model and the table, without a region 0, in a value of ``shm_io``; TableError reveals no secret."""
     if type(text) is not str:
         raise TableError(DESCRIPTOR_PARAMETER, f"a value of type {type(text).__name__}", "a string")
     _check_length(text)
@@ -112,7 +112,7 @@ def parse_descriptor(text: Any) -> tuple[str, Table]:
     regions = value.get("regions")
     if isinstance(regions, list) and any(isinstance(each, dict) and each.get("kind") in _MANAGED for each in regions):
         raise VersionError(str(_DESCRIPTOR_VERSION), VERSION)
-    # Unknown members are refused: what a client says must mean something.
+    # Unknown members are refused: ignoring one would hide a client's mistake.
     _check_members("", value, _FIELDS)
     model = value["model"]
     if type(model) is not str or not model:
@@ -137,7 +137,7 @@ def _encode_region(claim: RegionClaim) -> dict[str, object]:
 
 
 def _decoded(text: str) -> object:
-    """Return the value that the text is, in JSON or in hexadecimal digits of JSON; no object's text is both."""
+    """Return the value of a text in JSON, or in hexadecimal digits of JSON; an object's text cannot be both."""
     try:
         try:
             return json.loads(text)
@@ -222,7 +222,7 @@ def _output(name: str, entry: object, claims: tuple[RegionClaim, ...]) -> Output
 
 def _span(field: str, entry: list[Any], claims: tuple[RegionClaim, ...]) -> tuple[int, int, int]:
     if not claims:
-        raise TableError(_field(f"{field}[0]"), _shown(entry[0]), "no tensor at all, as there are no regions")
+        raise TableError(_field(f"{field}[0]"), _shown(entry[0]), "no tensors, as regions is empty")
     region = _integer(f"{field}[0]", entry[0], 0, len(claims) - 1)
     offset, byte_size = _integer(f"{field}[1]", entry[1], 0), _integer(f"{field}[2]", entry[2], 0)
     limit = claimed_size(claims[region])
@@ -264,5 +264,5 @@ def _kind_of(value: object) -> str:
 
 
 def _shown(value: object) -> str:
-    """Return a number as text, or what else the value is."""
+    """Return a number as text, or the kind of another value."""
     return brief(str(value)) if type(value) is int and value.bit_length() < 256 else _kind_of(value)

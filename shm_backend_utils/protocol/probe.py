@@ -1,10 +1,10 @@
 """The probe: a request that a session answers by itself, in the client's memory. Pure: bytes in, bytes out.
 
-Its table is like any other (:mod:`.table`), but for the word ``probe``, which is 1 or 2. It has one input, a nonce of
-UINT8, and room for one output, both in the slot's own region; their names mean nothing. The session writes its report
-there, a JSON object in UTF-8 whose ``digest`` is the SHA-256 of the nonce: it proves that the model has read this
-memory, and has written to it. ``model.py`` does not see the request, which is refused in the end
-(``shm:probed``), so that a request that is none of these pays nothing for it.
+Its table is like any other (:mod:`.table`), except that the word ``probe`` is 1 or 2. It has one input, a nonce of
+UINT8, and room for one output, both in the slot's own region; their names are ignored. The session writes its report to
+the output: a JSON object in UTF-8, whose ``digest`` is the SHA-256 of the nonce. The digest proves that the model has
+read and written this memory. The request does not reach ``model.py``, and ends as a refusal (``shm:probed``), so that
+all other requests pay nothing for probes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NONCE_LENGTH: Final = 32
 """Bytes of the nonce that this package's clients send; a model takes 16 to 64."""
 
 ALIVE_ADDRESS: Final = f"{VERSION}/alive"
-"""In place of a slot's address, it asks a session for a sign of life: an empty response, which counts as no refusal."""
+"""In place of a slot's address, it asks a session for a sign of life: an empty response, not counted as a refusal."""
 
 _WORD: Final = struct.Struct("<H")
 _GENERATION_LENGTH: Final = 8
@@ -48,12 +48,12 @@ class AskedForLifeError(ProbedError):
 
 
 class Probe(NamedTuple):
-    """A probe, checked. The nonce, and the room for the report, are in the slot's own region."""
+    """A checked probe. The nonce and the room for the report are in the slot's own region."""
 
     generation: int  # the slot's
     nonce: InputSpan
     report: OutputSpan
-    with_gpus: bool  # report GPUs, too: to look for them loads the driver
+    with_gpus: bool  # report GPUs, too, which loads the driver
 
 
 def digest_of(nonce: bytes) -> str:
@@ -69,7 +69,7 @@ def encode_probe(nonce: InputSpan, report: OutputSpan, *, with_gpus: bool) -> by
 
 
 def is_probe(data: bytes) -> bool:
-    """Return whether the client's half of a record, copied out, has a word ``probe`` that means something."""
+    """Return whether the client's half of a record, copied out, is a probe's, by its word ``probe``."""
     return _WORD.unpack_from(data, table.PROBE_OFFSET)[0] in (_PLAIN, _WITH_GPUS)
 
 

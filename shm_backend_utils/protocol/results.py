@@ -2,8 +2,8 @@
 
 ::
 
-    0  started       u64   the generation that a model has begun to execute last
-    8  completed     u64   the generation that it has finished last, well or not; written last
+    0  started       u64   the last generation that a model began to execute
+    8  completed     u64   the last generation that it finished, successfully or not; written last
    16  length        u32   from the beginning of this half of the record; 0 if the model failed
    20  output_count  u16
    22  event_count   u16
@@ -11,7 +11,7 @@
        events: a u16 each, the number of a further region whose event stands for a GPU's pending work there; then
        zeros up to a multiple of 8
 
-Strings that found no room are in the response as bytes, in the form that they have in memory.
+Strings that found no room are in the response as bytes, in the same form as in memory.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class Results(NamedTuple):
     """A model's description of a request's outputs, checked."""
 
     outputs: tuple[OutputPlace, ...]  # empty if the model failed
-    # Further regions, by their numbers from 1: their claims' events tell when what a GPU has still to do there is done.
+    # Numbers, from 1, of further regions where a GPU is still at work; the events in their claims tell when it is done.
     events: tuple[int, ...]
-    completed: int = 0  # whose results these are: the generation that was finished last
+    completed: int = 0  # the generation of these results: the one that was finished last
 
 
 def encode(outputs: Iterable[OutputPlace], events: Sequence[int] = ()) -> bytes:
@@ -83,13 +83,13 @@ def encode(outputs: Iterable[OutputPlace], events: Sequence[int] = ()) -> bytes:
 
 
 def assemble(outputs: Sequence[bytes]) -> bytes:
-    """Return results in their binary form, as :func:`encode` does, of outputs in theirs."""
+    """Return results in their binary form, as :func:`encode` does, from outputs in their binary form."""
     body = b"".join(outputs)
     return _HEAD.pack(_BEGIN + len(body), len(outputs), 0) + body
 
 
 def with_events(results: bytes, events: Sequence[int]) -> bytes:
-    """Return results in their binary form, which have no events, with these."""
+    """Add events to results in their binary form, which have none yet."""
     length, output_count, _ = _HEAD.unpack_from(results)
     more = padded(struct.pack(f"<{len(events)}H", *events))
     return _HEAD.pack(length + len(more), output_count, len(events)) + results[_HEAD.size :] + more
@@ -100,8 +100,8 @@ def decode(  # noqa: PLR0912, PLR0915  # one function: when an answer comes, cac
 ) -> Results:
     """Check results in the model's half of a slot's record, copied as a whole; PeerError if they break the protocol.
 
-    ``byte_sizes`` are those of the request's regions, the slot's own first; its memory there begins at ``begin``. With
-    a ``spec``, they must be of its outputs, and of ``generation``.
+    ``byte_sizes`` are those of the request's regions, the slot's own first; the request's memory there begins at
+    ``begin``. With a ``spec``, the results must be of its outputs, and of ``generation``.
     """
     try:
         _, completed = _STAMPS.unpack_from(data)
@@ -148,7 +148,7 @@ def decode(  # noqa: PLR0912, PLR0915  # one function: when an answer comes, cac
         if at != length:
             raise ValueError(f"{at} bytes where their length says {length}")
         if "" in outputs or len(outputs) != output_count:
-            raise ValueError("an output without a name, or one that is there twice")
+            raise ValueError("an output without a name, or the same output twice")
     except UnicodeDecodeError:
         raise broken_results("a name that is not UTF-8") from None
     except struct.error:
@@ -163,7 +163,7 @@ def read_expected(
 ) -> dict[str, tuple[DType, tuple[int, ...], int]] | None:
     """Return type, shape and offset of each wanted output; None unless the results are of exactly these, in this order.
 
-    They lie between ``begin`` and ``end``, and have no events. :func:`decode` reads all results.
+    The outputs must lie between ``begin`` and ``end``, without events. :func:`decode` reads all other results, too.
     """
     _, completed, length, output_count, event_count = _STAMPS_AND_HEAD.unpack_from(data)
     if completed != generation or output_count != len(wanted) or event_count or length > len(data):
@@ -193,25 +193,25 @@ def _events(data: bytes, begin: int, count: int, region_count: int) -> tuple[int
     """Return the numbers of the regions that have events; ValueError if wrong, struct.error if they end too early."""
     events: tuple[int, ...] = struct.unpack_from(f"<{count}H", data, begin)
     if min(events) < 1 or max(events) >= region_count or len(set(events)) != count:
-        raise ValueError(f"events of regions {brief(str(events))}, of which {region_count - 1} are there")
+        raise ValueError(f"events of regions {brief(str(events))}, but the request has {region_count - 1}")
     return events
 
 
 def broken_results(found: object) -> PeerError:
     """Return the error for results that break the protocol."""
-    return PeerError(f"the model's results break the protocol: {found}; is it of the same version?")
+    return PeerError(f"the model's results break the protocol: {found}; install the same release for client and model")
 
 
 def unused_memory(model: str) -> PeerError:
-    """Return the error for a model that has answered, but not written these results."""
+    """Return the error for a model that answered without writing these results."""
     return PeerError(
-        f"model {model!r} answered without having used the shared memory; its config.pbtxt declares SHM_PATHS, but "
-        "does its model.py use ShmSession, of this version of the protocol?"
+        f"model {model!r} answered without having used the shared memory, although its config.pbtxt declares the "
+        "direct path; check that its model.py uses ShmSession, of the same release as the client"
     )
 
 
 def check_output(spec: ModelSpec, name: str, dtype: DType | None, shape: tuple[int, ...]) -> DType:
-    """Return the type of an output that a peer describes; PeerError unless the model's configuration has such a one."""
+    """Return the type of an output that a peer describes; PeerError unless it fits the model's configuration."""
     expected = spec.outputs.get(name)
     if expected is None or dtype is None:
         found = "of a type that Triton does not have" if dtype is None else "which its configuration does not have"
@@ -227,9 +227,9 @@ def check_output(spec: ModelSpec, name: str, dtype: DType | None, shape: tuple[i
             expected.check(dtype, shape)
     except TensorError:
         raise PeerError(
-            f"output {name!r} of model {spec.name!r} came as {dtype.name} {list(shape)}, and its configuration says "
+            f"output {name!r} of model {spec.name!r} came as {dtype.name} {list(shape)}, but its configuration says "
             f"{expected.config_dtype} {list(expected.shape)}; correct its config.pbtxt or its model.py; if it was just "
-            "loaded anew, call it again"
+            "reloaded, call it again"
         ) from None
     return dtype
 

@@ -1,4 +1,4 @@
-"""Spans: which bytes of which region a tensor has. Checked tables are made of them. Pure."""
+"""Spans: the region and the bytes of a tensor. Checked tables consist of them. Pure."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ __all__ = [
 ]
 
 MAX_TENSORS: Final = 512
-"""Inputs and outputs of a table together; outputs of results. What a peer says is checked in bounded time."""
+"""The most inputs and outputs of a table together, or outputs of results: it bounds the time of a check."""
 MAX_FRAMES: Final = 64
 MAX_FRAMED_GENERATION: Final = 2**32 - 1
-"""The last generation whose frames have numbers of 64 bits."""
+"""The last generation whose frame numbers fit in 64 bits."""
 _FRAME_BITS: Final = 32
 
 
@@ -39,7 +39,7 @@ class InputSpan(NamedTuple):
     dtype: DType
     shape: tuple[int, ...]  # with the batch dimension, where the model has one
     region: int  # 0 is the slot's own, 1 the first of the table's further regions
-    offset: int  # from the beginning of a managed region, of an allocation, or of what is registered under a name
+    offset: int  # from the beginning of a managed region, an allocation, or the part registered under a name
     byte_size: int  # that of dtype and shape; strings may end before
 
 
@@ -55,15 +55,15 @@ class OutputSpan(NamedTuple):
 class Ring:
     """A ring of frames: where the responses of a decoupled model go, one after another.
 
-    Frame n lies in place n modulo ``frames``. The table places the outputs of place 0; those of each further place
-    lie ``stride`` bytes behind those of the last. Places do not interlock: in every region, the outputs of one lie
-    within ``stride`` bytes. Each place has a slot record, by which the two sides take turns:
+    Frame n lies in place n modulo ``frames``. The table gives the outputs of place 0; those of each further place lie
+    ``stride`` bytes after those of the place before. Places do not interleave: in every region, the outputs of a place
+    lie within ``stride`` bytes. Each place has a slot record, by which the two sides take turns:
 
     - the model writes a frame, its results, and the frame's number as ``completed``;
     - the client writes that number as ``generation`` when it no longer reads the frame.
     """
 
-    slot: int  # whose record is that of place 0; the further places have those that follow
+    slot: int  # its record is that of place 0; the next slots' records are those of further places
     frames: int  # how many places, 1 to MAX_FRAMES
     stride: int  # bytes from one place to the next
 
@@ -74,7 +74,7 @@ class Ring:
 
 
 def frame_number(generation: int, index: int) -> int:
-    """Return the number of a request's frame; the first has index 0. No two requests of a slot share one."""
+    """Return the number of a request's frame; the first has index 0. No two requests of a slot share a number."""
     return (generation << _FRAME_BITS) + index + 1
 
 
@@ -83,13 +83,13 @@ class Table(NamedTuple):
 
     inputs: dict[str, InputSpan]
     outputs: dict[str, OutputSpan]  # room for those that are wanted; with a ring, that of its first place
-    regions: tuple[RegionClaim, ...] = ()  # number 1 of the spans' regions, and those that follow
+    regions: tuple[RegionClaim, ...] = ()  # the regions of spans from number 1 on
     ring: Ring | None = None  # for streams
-    fits: bool = False  # it was checked against the model's configuration, too, as it has the form of most
+    fits: bool = False  # whether it was also checked against the model's configuration, by TableForm
 
 
 Extent = tuple[int, int, int, str]
-"""The bytes of a tensor: its region, where they begin and end there, and the name of an output, nothing of an input."""
+"""The bytes of a tensor: region, begin, end, and an output's name, which is empty for an input."""
 
 
 def check_outputs_are_apart(table: Table) -> None:
@@ -110,7 +110,7 @@ def check_outputs_are_apart(table: Table) -> None:
 
 
 def check_extents_are_apart(extents: list[Extent]) -> None:
-    """Raise :class:`TableError` if one of an output overlaps another one. None of them is empty. Sorts the list."""
+    """Raise :class:`TableError` if an output's extent overlaps another one. No extent may be empty. Sorts the list."""
     extents.sort()
     last_region, reach, last_output = -1, 0, ""
     for region, begin, end, output in extents:
@@ -128,7 +128,7 @@ def _check_ring_is_apart(ring: Ring, outputs: Iterable[Extent], inputs: Iterable
         places[region] = (min(first, begin), max(last, end), name)
     for begin, end, _ in places.values():
         if ring.frames > 1 and end - begin > ring.stride:
-            raise TableError("frame_stride", str(ring.stride), f"at least {end - begin}, what a place's outputs take")
+            raise TableError("frame_stride", str(ring.stride), f"at least {end - begin}, which a place's outputs take")
     last_place = (ring.frames - 1) * ring.stride
     for region, begin, end, _ in inputs:
         if region in places:
@@ -142,6 +142,6 @@ def _overlap(output: str) -> TableError:
 
 
 def brief(text: str) -> str:
-    """Return a peer's text as a message may show it: cut where it is long, and escaped where it is not printable."""
+    """Return a peer's text as a message may show it: cut if it is long, and escaped where it is not printable."""
     cut = text if len(text) <= 64 else f"{text[:61]}..."
     return repr(cut)[1:-1]

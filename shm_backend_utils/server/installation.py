@@ -37,7 +37,7 @@ class Installation:
     folder : pathlib.Path
         Holds ``bin``, ``lib`` and ``backends``, and maybe ``numpy``.
     known_triton : str, optional
-        Its version, where that is known: to have the server tell it takes a second.
+        Its version, if known: asking the server takes a second.
     """
 
     folder: Path
@@ -70,23 +70,23 @@ class Installation:
 
     @cached_property
     def triton(self) -> str:
-        """The server's version, such as ``"2.51.0"``; as it tells it itself, unless it is known.
+        """The server's version, such as ``"2.51.0"``; the server is asked unless it is known.
 
         Raises
         ------
         MachineError
-            It is no server, or does not run here; the text says why.
+            It is not a server, or does not run here; the text says why.
         """
         if self.known_triton is not None:
             return self.known_triton
         if not self.is_complete:
-            raise MachineError(f"{self.folder} is no server's folder: it has no bin/tritonserver")
-        # Without a folder of models it tells its options, and ends. It has no use for GPUs, which take time to come up.
+            raise MachineError(f"{self.folder} is not a server's folder: it has no bin/tritonserver")
+        # Without a folder of models it prints its options, and exits. GPUs are hidden, as they take time to initialize.
         told = self._told_by(self.binary, {"CUDA_VISIBLE_DEVICES": ""})
         version = _TOLD_VERSION.search(told)
         if version is None:
             last_words = told.strip().splitlines()[-1:] or ["nothing"]
-            raise MachineError(f"{self.binary} is no tritonserver: asked for its version, it says {last_words[0]!r}")
+            raise MachineError(f"{self.binary} is not a tritonserver: asked for its version, it says {last_words[0]!r}")
         return version[1]
 
     def is_at_least(self, triton: str) -> bool:
@@ -94,12 +94,12 @@ class Installation:
         return _numbers(self.triton) >= _numbers(triton)
 
     def check(self) -> None:
-        """See that the server runs here, and so do models in this Python.
+        """Check that the server runs here, and that models run in this Python.
 
         Raises
         ------
         MachineError
-            They do not; the text names the missing part.
+            One of them does not; the text names the missing part.
         """
         version, backend = self.triton, self.backends / "python"
         if missing := [name for name in _BACKEND if not (backend / name).is_file()]:
@@ -116,7 +116,7 @@ class Installation:
         self._told_by(stub, {})
 
     def _told_by(self, program: Path, variables: dict[str, str]) -> str:
-        """Run a program of the server's without arguments, and return what it prints before it ends."""
+        """Run one of the server's programs without arguments until it ends, and return its output."""
         try:
             ended = subprocess.run(
                 [program], env=self.environment() | variables, capture_output=True, timeout=_PATIENCE_S, check=False
@@ -129,7 +129,7 @@ class Installation:
             ) from None
         except subprocess.TimeoutExpired:
             raise MachineError(
-                f"{program} has not ended for {_PATIENCE_S:g} s; a server without models ends at once"
+                f"{program} did not end within {_PATIENCE_S:g} s; a server without models ends at once"
             ) from None
         told = (ended.stdout + ended.stderr).decode(errors="replace")
         if (missing := _WITHOUT_LIBRARY.search(told)) is not None:

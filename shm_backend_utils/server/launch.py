@@ -45,8 +45,8 @@ _ESCAPED: Final = re.compile(r'\\([n"\\])')  # the log has messages as JSON has 
 _ABOUT_GPUS: Final = re.compile("GPU|CUDA|cuda")
 _DEAD_STUB: Final = re.compile(r"I\d{4} \S+ \d+ pb_stub\.cc:\d+\] *(Failed to preinitialize Python stub: .*)")
 _TELLING: Final = ("failed to load", "failed to start", "Poll failed", "in use")
-_EXIT_TIMEOUT_S: Final = 5  # not 30: a model whose process died, or a request that never ends, is waited for so long
-_REFUSES_CLIENT_SHM: Final = "2.68"  # by default; older ones exit on a flag that they do not know
+_EXIT_TIMEOUT_S: Final = 5  # not 30: the server waits so long for a dead model process, or a request that never ends
+_REFUSES_CLIENT_SHM: Final = "2.68"  # by default, from this version on; older ones exit on the unknown flag
 # Every region of the Python backend has this prefix by default, and servers refuse to register keys that begin with it.
 _BACKEND_SHM_PREFIX: Final = "triton_python_backend_shm_region_"
 
@@ -66,7 +66,7 @@ class Ports:
 
     @property
     def are_all_chosen(self) -> bool:
-        """Whether no port is left to be found."""
+        """Whether every port is given."""
         return 0 not in (self.grpc, self.http, self.metrics)
 
 
@@ -78,7 +78,7 @@ class EmbeddedServer:
     grpc_url, http_url, metrics_url : str
         ``HOST:PORT``.
     log_file : pathlib.Path
-        The server's output: the last 4 MiB of it, and the 4 MiB before in ``FILE.1``.
+        The server's output: its last 4 MiB at most; the 4 MiB before are in ``FILE.1``.
     shm_prefix : str
         The prefix of its Python backend's shared memory.
     environment : dict
@@ -144,27 +144,27 @@ class EmbeddedServer:
         ports : Ports, optional
             Free ones if not given.
         installation : Installation, optional
-            Installed at the default place if not given.
+            If not given, :func:`.install` provides it.
         log_file : pathlib.Path, optional
-            A temporary one, which lasts as long as this process, if not given.
+            If not given, a temporary file, which is removed when this process ends.
         timeout_s : float
             How long the start may take.
         numpy : str
-            The NumPy of models. ``"server"``: one that the server's stub reads, so that every model works: before
-            Triton 2.52, NumPy 1.26, beside all other packages of this interpreter. ``"own"``: that of this interpreter,
-            for models whose packages need NumPy 2. With that, before 2.52, only models with a ``ShmSession`` read and
-            give numbers, and none strings, but on the direct path. From 2.52 on the two are the same. Python 3.13 has
-            no NumPy 1, so that ``"server"`` is ``"own"`` there, with a warning before 2.52.
+            The NumPy that models import. ``"server"``: one that the server's stub can read, so every model works.
+            Before Triton 2.52 that is NumPy 1.26, beside all other packages of this interpreter. ``"own"``: this
+            interpreter's, for models whose packages need NumPy 2; before 2.52, numbers then work only in models with a
+            ``ShmSession``, and strings only on the direct path. From 2.52 on, both are the same. Python 3.13 has no
+            NumPy 1: there, ``"server"`` means ``"own"``, with a warning before 2.52.
 
         Returns
         -------
         EmbeddedServer
-            To be stopped; a context manager, which does so.
+            Running; stop it with :meth:`stop`, or use it as a context manager.
 
         Raises
         ------
         MachineError
-            The server did not start, or a model did not load; the message holds the reason out of the log.
+            The server did not start, or a model did not load; the message has the reason from the log.
         """
         if numpy not in ("server", "own"):
             raise CallerError(f"numpy is {numpy!r}; expected 'server' or 'own'")
@@ -200,14 +200,14 @@ class EmbeddedServer:
         return self._supervisor.poll() is None
 
     def is_ready(self) -> bool:
-        """Return whether every model is ready, and every service: the server starts the metrics last.
+        """Return whether all models and services are ready; the server starts the metrics last.
 
-        From Triton 26.04 on, a model whose process is dead is not, nor is one whose own ``is_ready`` says so.
+        From Triton 26.04 on, a model is not ready if its process is dead, or if its own ``is_ready`` says so.
         """
         return all(_answers(url) for url in (f"{self.http_url}/v2/health/ready", f"{self.metrics_url}/metrics"))
 
     def stop(self) -> None:
-        """Stop the server and everything that it started; returns when all of it is gone. Twice is fine."""
+        """Stop the server and all processes that it started, and return when they are gone. You can call it again."""
         assert self._supervisor.stdin is not None
         self._supervisor.stdin.close()
         try:
@@ -254,7 +254,7 @@ class EmbeddedServer:
 
 
 def _reasons(log: str) -> Iterator[str]:
-    """Yield the causes of a failure out of a server's log: the lines on models first, then the last lines."""
+    """Yield the causes of a failure from a server's log: the lines on models first, then the last lines."""
     lines = log.splitlines()
     for line in lines:
         error = _ERROR_LINE.match(line)
@@ -280,13 +280,13 @@ def _answers(url: str) -> bool:
 
 
 def _python_environment(installation: Installation) -> Path | None:
-    """Return an environment with the NumPy that the stub reads; None if this process' is one, or none is there."""
+    """Return an environment with a NumPy that the stub reads; None if this process has one, or none is available."""
     if reads_own_numpy(installation):
         return None
     if not has_numpy_1():
         _LOG.warning(
-            "the server's stub was built for NumPy 1, which this Python has not: models without a ShmSession get NumPy "
-            "%s's arrays filled with their first element, and give them without contents; use Python 3.12 or older",
+            "the server's stub needs NumPy 1, which does not exist for this Python: with NumPy %s, models without a "
+            "ShmSession read arrays that repeat the first element, and outputs are empty; use Python 3.12 or older",
             metadata.version("numpy"),
         )
         return None
@@ -306,7 +306,7 @@ def _free_port(sockets: contextlib.ExitStack) -> int:
     """Return a port that stays free while the sockets are open, and that no outgoing connection will be given."""
     probe = sockets.enter_context(socket.socket())
     while True:
-        port = secrets.choice(_PORTS)  # not of the user's random, which other processes may have seeded alike
+        port = secrets.choice(_PORTS)  # not random: other processes may have seeded it alike
         try:
             probe.bind((_HOST, port))
         except OSError as error:

@@ -1,7 +1,7 @@
-"""Whether a server's models will see a GPU, and if not, what to do: asked in a process as their own will be.
+"""Finds out, in a process like that of a server's models, whether they will see a GPU, and if not, what to do.
 
-That process runs this file by its path, in another Python, as the server's stub is run: so it needs the standard
-library alone.
+That process runs this file by its path, in the Python of the server's stub, so the file needs the standard library
+alone.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _IN_CONTAINERS: Final = f"in a container: docker run --gpus all, or {_VISIBLE_IN
 _MIG: Final = " MIG "  # in the names of instances of a divided GPU: "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
 
 _ADVICE: Final = {
-    "CUDA_ERROR_STUB_LIBRARY": "that is the toolkit's stub for linking, and no driver: take its folder out of "
+    "CUDA_ERROR_STUB_LIBRARY": "that is the toolkit's stub for linking, not a driver: remove its folder from "
     "LD_LIBRARY_PATH",
-    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "the library and the kernel's module are of different releases: restart the "
+    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "the library and the kernel module have different versions: restart the "
     "machine after an update of the driver, and containers after that",
-    "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE": "that is CUDA's forward compatibility, which this GPU has not: take "
-    "its folder (cuda/compat) out of LD_LIBRARY_PATH",
-    "CUDA_ERROR_SYSTEM_NOT_READY": "a service of the machine does not run: start nvidia-fabricmanager",
-    "CUDA_ERROR_UNKNOWN": "look at the kernel's log (dmesg), and whether nvidia-smi works for this user",
+    "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE": "this GPU does not support CUDA's forward compatibility: remove "
+    "its folder (cuda/compat) from LD_LIBRARY_PATH",
+    "CUDA_ERROR_SYSTEM_NOT_READY": "a service of the machine is not running: start nvidia-fabricmanager",
+    "CUDA_ERROR_UNKNOWN": "look at the kernel's log (dmesg), and check whether nvidia-smi works for this user",
 }
 
 
@@ -55,13 +55,13 @@ class GpuFinding:
     Attributes
     ----------
     devices : tuple of str
-        The names of those that they will see.
+        The names of the GPUs that they will see.
     has_driver : bool
         Whether there is a driver's library at all.
     is_ready : bool
         Whether models can use GPU memory: a GPU is visible, with all that this package needs.
     text : str
-        The same in words, and what to do; one line.
+        The finding in words, and what to do, in one line.
     """
 
     devices: tuple[str, ...]
@@ -76,9 +76,9 @@ def find_gpus(environment: Mapping[str, str], python: str = "python3") -> GpuFin
     Parameters
     ----------
     environment : mapping
-        Of that process; that of the server's stubs is :attr:`.EmbeddedServer.environment`.
+        The process' variables; those of the server's stubs are :attr:`.EmbeddedServer.environment`.
     python : str
-        Looked for in the environment's ``PATH``, as the stub does.
+        Its Python, looked up in the environment's ``PATH``, as the stub does.
 
     Returns
     -------
@@ -97,7 +97,7 @@ def find_gpus(environment: Mapping[str, str], python: str = "python3") -> GpuFin
     except subprocess.TimeoutExpired:
         return _no_device(f"the driver has not answered for {_PATIENCE_S:g} s; see whether nvidia-smi does")
     except OSError as error:
-        return _no_driver(f"no process of the models' Python could be asked: {error}")
+        return _no_driver(f"the models' Python cannot be started: {error}")
     if answer.returncode != 0:
         last_words = answer.stderr.strip().splitlines()[-1:] or [f"status {answer.returncode}"]
         return _no_device(f"the process that asked the driver ended: {last_words[0]}")
@@ -105,7 +105,7 @@ def find_gpus(environment: Mapping[str, str], python: str = "python3") -> GpuFin
 
 
 def read_facts(facts: Mapping[str, Any], environment: Mapping[str, str]) -> GpuFinding:
-    """Return the meaning of a probe's output."""
+    """Return the finding that a probe's output means."""
     if not facts["library"]:
         return _no_driver(_without_library(facts))
     release = f", release {facts['driver']}" if facts.get("driver") else ""
@@ -119,7 +119,7 @@ def read_facts(facts: Mapping[str, Any], environment: Mapping[str, str]) -> GpuF
     names = ", ".join(devices)
     if not facts["bindings"]:
         text = (
-            f"models see {names}, but their Python has no cuda-bindings, without which no memory of GPUs is shared; "
+            f"models see {names}, but their Python has no cuda-bindings, which sharing GPU memory needs; "
             "pip install cuda-bindings there"
         )
         return GpuFinding(devices, has_driver=True, is_ready=False, text=text)
@@ -138,7 +138,7 @@ def _no_device(why: str) -> GpuFinding:
 
 def _without_library(facts: Mapping[str, Any]) -> str:
     if facts["elsewhere"]:
-        return f"{_LIBRARY} is in {facts['elsewhere'][0]}, where it is not looked for; add that to LD_LIBRARY_PATH"
+        return f"{_LIBRARY} is in {facts['elsewhere'][0]}, where the loader does not look; add that to LD_LIBRARY_PATH"
     if "cannot open shared object file: No such file" not in facts["refused"]:
         return f"the driver's library cannot be loaded: {facts['refused']}"
     if facts["has_device_files"]:
@@ -165,7 +165,7 @@ def _why_hidden(environment: Mapping[str, str]) -> str:
 def _limits(facts: Mapping[str, Any]) -> str:
     limits = []
     if any(_MIG in name for name in facts["devices"]):
-        limits.append("of MIG: clients must use the very same instance (CUDA_VISIBLE_DEVICES), or nothing is shared")
+        limits.append("with MIG, clients must use the very same instance (CUDA_VISIBLE_DEVICES), or nothing is shared")
     if not facts["backend_finds_it"]:
         limits.append(
             "Triton's Python backend looks for libcuda.so, which is not there: plain clients' tensors on GPUs do not "
@@ -175,7 +175,7 @@ def _limits(facts: Mapping[str, Any]) -> str:
 
 
 def probe() -> dict[str, Any]:
-    """Return CUDA's answers in this process's environment, without those that could not be asked for."""
+    """Return CUDA's answers in this process's environment; unavailable ones are left out."""
     facts: dict[str, Any] = {
         "has_device_files": Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists(),
         "bindings": _bindings_version(),

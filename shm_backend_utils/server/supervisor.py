@@ -51,7 +51,7 @@ class BoundedLog:
 
 
 def supervise(log: BoundedLog, shm_prefix: str, command: list[str]) -> int:
-    """Run the server until it exits or must, remove its shared memory, and return its exit status."""
+    """Run the server until it exits or is ended, remove its shared memory, and return its exit status."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     server = subprocess.Popen(

@@ -121,7 +121,7 @@ def fetch_wheel(requirement: str, carried: str, folder: Path, digests: Collectio
     if digests is not None and found not in digests:
         raise MachineError(
             f"the wheel {wheel.name} is not the one that was tested: its SHA-256 is {found}, expected "
-            f"{' or '.join(sorted(digests))}; see which index pip fetches from (pip config list)"
+            f"{' or '.join(sorted(digests))}; check which index pip fetches from (pip config list)"
         )
     return wheel
 
@@ -133,7 +133,7 @@ def _reason(told: str) -> str:
 
 
 def appear_whole(folder: Path, is_complete: Callable[[], bool], fill: Callable[[Path, Path], None]) -> None:
-    """Have ``fill`` make a folder beside its place, then move it there, whole; several processes may do so at once."""
+    """Let ``fill`` make a folder beside its place, then move it there whole; several processes may do so at once."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".installing-", dir=folder.parent) as scratch:
         fresh = Path(scratch) / "whole"

@@ -1,8 +1,8 @@
 """DLPack: the structures of ``dlpack.h``, their capsules, and the parts that NumPy lacks.
 
-NumPy lacks writable arrays, BF16, and support for consumers that break the protocol. It makes the capsules, because
-destructors must be compiled: one in Python that runs while an exception is being raised loses that. A consumer renames
-a capsule "dltensor" to "used_dltensor", and then owns its tensor.
+NumPy lacks writable imported arrays, BF16, and support for consumers that break the protocol. NumPy still makes the
+capsules, because a capsule's destructor must be compiled: one in Python would lose an exception that is being raised. A
+consumer renames a capsule "dltensor" to "used_dltensor", and then owns its tensor.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ CUDA_MANAGED: Final = 13
 """The device type ``kDLCUDAManaged``: unified memory."""
 
 ON_GPU: Final = frozenset({CUDA, CUDA_MANAGED})
-"""The devices that CUDA can copy from."""
+"""The device types that CUDA can copy from."""
 
 VERSION: Final = (1, 0)
-"""The version of versioned capsules that is spoken here."""
+"""The version of the versioned capsules that this module makes."""
 
 NUMPY_MAKES_VERSIONED: Final = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
 
@@ -79,7 +79,7 @@ class _DataType(ctypes.Structure):
 
 
 class Tensor(ctypes.Structure):
-    """``DLTensor``: shape and strides are counted in elements; without strides, it is C-contiguous."""
+    """``DLTensor``: shape and strides count elements; without strides, the tensor is C-contiguous."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -93,7 +93,7 @@ class Tensor(ctypes.Structure):
 
 
 class ManagedTensor(ctypes.Structure):
-    """``DLManagedTensor``, which a capsule "dltensor" has."""
+    """``DLManagedTensor``, the structure in a capsule "dltensor"."""
 
     _fields_ = (
         ("tensor", Tensor),
@@ -103,7 +103,7 @@ class ManagedTensor(ctypes.Structure):
 
 
 class VersionedTensor(ctypes.Structure):
-    """``DLManagedTensorVersioned``, which a capsule "dltensor_versioned" has."""
+    """``DLManagedTensorVersioned``, the structure in a capsule "dltensor_versioned"."""
 
     _fields_ = (
         ("version", ctypes.c_uint32 * 2),
@@ -126,7 +126,7 @@ rename_capsule: Final = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes
 
 
 class ForeignMemory:
-    """Memory that belongs to ``owner``, in the words of NumPy's array interface."""
+    """Memory that belongs to ``owner``, described by NumPy's array interface."""
 
     def __init__(self, owner: object, interface: dict[str, Any]) -> None:
         self.owner = owner
@@ -134,7 +134,7 @@ class ForeignMemory:
 
 
 class Consumed:
-    """A tensor that was taken over from a capsule; calls its deleter when it dies."""
+    """A tensor that was taken over from a capsule; its deleter is called when this object is destroyed."""
 
     def __init__(self, managed: ManagedTensor | VersionedTensor) -> None:
         self._managed = managed
@@ -145,21 +145,21 @@ class Consumed:
 
 
 def managed_tensor(capsule: object) -> ManagedTensor:
-    """Return the structure of an unversioned capsule, which keeps it; TypeError if it is no such capsule, or used."""
+    """Return the structure of an unversioned capsule, which still owns it; TypeError if used or another object."""
     if type(capsule).__name__ != "PyCapsule" or not capsule_is_valid(capsule, NAME):
         raise TypeError(f"expected an unused DLPack capsule 'dltensor', found {capsule!r}")
     return ManagedTensor.from_address(capsule_pointer(capsule, NAME))
 
 
 def versioned_tensor(capsule: object) -> VersionedTensor | None:
-    """Return the structure of a versioned capsule, which keeps it; None if it is no such capsule."""
+    """Return the structure of a versioned capsule, which still owns it; None for another object."""
     if type(capsule).__name__ != "PyCapsule" or not capsule_is_valid(capsule, NAME_VERSIONED):
         return None
     return VersionedTensor.from_address(capsule_pointer(capsule, NAME_VERSIONED))
 
 
 def tensor_in(capsule: object) -> Tensor:
-    """Return the tensor of a capsule of either kind; raises as :func:`managed_tensor`."""
+    """Return the tensor of a capsule of either kind; raises like :func:`managed_tensor`."""
     found = versioned_tensor(capsule) or managed_tensor(capsule)
     tensor: Tensor = found.tensor
     return tensor
@@ -175,7 +175,7 @@ def dtype_of(tensor: Tensor) -> DType:
 
 
 def byte_strides(tensor: Tensor, itemsize: int) -> tuple[int, ...] | None:
-    """Return a tensor's strides in bytes; None if it says none, as it is C-contiguous."""
+    """Return a tensor's strides in bytes; None if it has no strides, because it is C-contiguous."""
     if not tensor.strides:
         return None
     return tuple(stride * itemsize for stride in tensor.strides[: tensor.ndim])
@@ -191,7 +191,7 @@ def c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 def straighten(tensor: Tensor) -> None:
-    """Write the strides of C order: NumPy leaves any where a size is 0 or 1, and some consumers read them."""
+    """Write the strides of C order: NumPy's are arbitrary where a size is 0 or 1, and some consumers read them."""
     if not tensor.strides:
         return
     stride = 1
@@ -201,13 +201,13 @@ def straighten(tensor: Tensor) -> None:
 
 
 def export(array: npt.NDArray[Any], max_version: tuple[int, int] | None = None) -> object:
-    """Return a capsule over the array's memory, versioned if the consumer asks for it and NumPy (2.1) makes such.
+    """Return a capsule over the array's memory; a versioned one if the consumer asks for it and NumPy is 2.1 or later.
 
-    An older NumPy gives out a read-only array all the same. BufferError if it is read-only and no versioned one is
-    asked for.
+    With an older NumPy, such a consumer gets an unversioned capsule, even for a read-only array. BufferError if the
+    array is read-only and the consumer asks for an unversioned capsule.
     """
     is_bf16 = array.dtype == dtypes.BF16.numpy
-    known = array.view(np.uint16) if is_bf16 else array  # what NumPy takes as one of its own, or as nothing at all
+    known = array.view(np.uint16) if is_bf16 else array  # NumPy exports no BF16
     asks_for_versioned = max_version is not None and max_version >= VERSION
     if asks_for_versioned and NUMPY_MAKES_VERSIONED:
         capsule = known.__dlpack__(max_version=VERSION)
@@ -223,7 +223,7 @@ def export(array: npt.NDArray[Any], max_version: tuple[int, int] | None = None) 
 
 
 def writable_alias(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return an array over the same memory that claims to be writable, for a consumer that insists and only reads."""
+    """Return an array over the same memory that claims to be writable, for consumers that require it but only read."""
     if array.flags.writeable:
         return array
     interface = dict(array.__array_interface__)
@@ -232,12 +232,12 @@ def writable_alias(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def mark_used(capsule: object) -> None:
-    """Give a capsule the name that says that it was consumed, for a consumer that has given it a name of its own."""
+    """Rename a capsule to "used_dltensor", for a consumer that has given it a name of its own."""
     rename_capsule(capsule, NAME_USED)
 
 
 class _Lender:
-    """What NumPy asks for memory, by keywords that not every producer knows."""
+    """A stand-in for a producer that does not accept all of NumPy's keywords."""
 
     __slots__ = ("_produce",)
 
@@ -252,12 +252,12 @@ class _Lender:
 
 
 def read(produce: Callable[[], object]) -> npt.NDArray[Any]:
-    """Return the unversioned capsule of CPU memory that ``produce`` makes, maybe twice, as a read-only array."""
+    """Return the CPU memory of an unversioned capsule as an array for reading; ``produce`` may be called twice."""
     return array_of(_Lender(produce))
 
 
 def array_of(value: Any) -> npt.NDArray[Any]:
-    """Return a host object's memory as an array; BufferError, RuntimeError or TypeError if it gives none."""
+    """Return a host object's memory as an array; BufferError, RuntimeError or TypeError if it exports none."""
     try:
         return np.from_dlpack(value)
     except (BufferError, RuntimeError, TypeError):
@@ -265,19 +265,19 @@ def array_of(value: Any) -> npt.NDArray[Any]:
 
 
 def check_is_resolved(value: Any, tensor: str) -> None:
-    """Raise TensorTypeError for a tensor of torch that is negated or zero where it is read: capsules do not say so."""
+    """Raise TensorTypeError for a lazily negated, or lazily zero, tensor of torch: capsules cannot say so."""
     if hasattr(value, "resolve_neg") and value.is_neg():
         raise TensorTypeError(
             tensor, f"tensor {tensor!r} lies in memory with the wrong sign (torch's is_neg()); give value.resolve_neg()"
         )
     if hasattr(value, "_is_zerotensor") and value._is_zerotensor():
         raise TensorTypeError(
-            tensor, f"tensor {tensor!r} has zeros that lie nowhere (torch's _is_zerotensor()); give value.clone()"
+            tensor, f"tensor {tensor!r} has zeros without memory (torch's _is_zerotensor()); give value.clone()"
         )
 
 
 def consume(capsule: object) -> npt.NDArray[Any]:
-    """Take over an unversioned capsule of CPU memory as a writable array; TypeError if it is no such capsule."""
+    """Take over an unversioned capsule of CPU memory as a writable array; TypeError for another object."""
     managed = managed_tensor(capsule)
     tensor = managed.tensor
     if tensor.device.device_type != CPU_DEVICE[0]:
@@ -287,10 +287,10 @@ def consume(capsule: object) -> npt.NDArray[Any]:
     rename_capsule(capsule, NAME_USED)
     consumed = Consumed(managed)
     if math.prod(shape) == 0:
-        return np.empty(shape, dtype.numpy)  # there is nothing to view, and maybe not even an address
+        return np.empty(shape, dtype.numpy)  # no elements, and maybe no address
     interface = {
         "shape": shape,
-        "typestr": dtype.numpy.str,  # of BF16 nothing but its size
+        "typestr": dtype.numpy.str,  # for BF16, only its size
         "data": ((tensor.data or 0) + tensor.byte_offset, False),
         "strides": byte_strides(tensor, dtype.itemsize),
     }

@@ -1,6 +1,6 @@
 """Tensors of strings in Triton's form: for each element its length, 32 bits little-endian, then its bytes.
 
-They come from a peer, so each length and element is read once out of shared memory, then checked and used.
+They come from a peer: each length and element is read from shared memory only once, then checked, then used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 class Strings(Sequence[bytes]):
-    """The elements of a tensor of strings of a ``shape``, in C order. Nothing is converted before it is asked for."""
+    """The elements of a tensor of strings, in C order. They are converted when you first access them."""
 
     def __init__(
         self, tensor: str, shape: tuple[int, ...], encoded: npt.NDArray[np.uint8] | None, given: npt.NDArray[Any] | None
@@ -35,32 +35,32 @@ class Strings(Sequence[bytes]):
 
     @classmethod
     def encoded_as(cls, tensor: str, data: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> Strings:
-        """Return strings that are there as bytes, which more may follow; elements are checked when asked for."""
+        """Return strings over encoded bytes, which other bytes may follow; elements are checked when accessed."""
         return cls(tensor, shape, data, None)
 
     @classmethod
     def of(cls, tensor: str, elements: npt.NDArray[Any]) -> Strings:
-        """Return strings that are there as an array of ``bytes`` or ``str``; the latter become UTF-8."""
+        """Return strings from an array of ``bytes`` or ``str``; the latter become UTF-8."""
         return cls(tensor, elements.shape, None, elements)
 
     def afresh(self) -> Strings:
-        """Return the same, not looked at yet: in shared memory there may be other strings by now."""
+        """Return the same strings, not read yet: shared memory may contain other strings by now."""
         return Strings(self._tensor, self.shape, self.memory, self._given)
 
     @property
     def encoded(self) -> npt.NDArray[np.uint8]:
-        """The tensor as bytes, which more may follow; TensorTypeError if an element is no string."""
+        """The tensor as bytes, which other bytes may follow; TensorTypeError if an element is not a string."""
         if self._encoded is None:
             self._encoded = np.frombuffer(self.packed(), np.uint8)
         return self._encoded
 
     @property
     def memory(self) -> npt.NDArray[np.uint8] | None:
-        """Where they lie as bytes, with all that may follow; None if they were given as objects."""
+        """The memory with the strings' bytes, and any bytes after them; None if they were given as objects."""
         return self._encoded if self._given is None else None
 
     def packed(self) -> bytes:
-        """Return the tensor as bytes, and nothing behind it; raises as :meth:`__getitem__`."""
+        """Return exactly the tensor's bytes; raises like :meth:`__getitem__`."""
         pack = _LENGTH.pack
         pieces: list[bytes] = []
         for element in self._all():
@@ -68,7 +68,7 @@ class Strings(Sequence[bytes]):
         return b"".join(pieces)
 
     def numpy(self) -> npt.NDArray[np.object_]:
-        """Return them as an array of ``bytes`` objects, of the tensor's shape; raises as :meth:`__getitem__`."""
+        """Return them as an array of ``bytes`` objects, of the tensor's shape; raises like :meth:`__getitem__`."""
         array = np.empty(len(self), object)
         array[:] = self._all()
         return array.reshape(self.shape)
@@ -84,7 +84,7 @@ class Strings(Sequence[bytes]):
     @overload
     def __getitem__(self, index: slice) -> list[bytes]: ...
     def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
-        """Return an element, or some; TensorError if a length leads beyond the bytes, or an element is no string."""
+        """Return an element, or a slice; TensorError if a length leads beyond the bytes, or an element is no string."""
         return self._all()[index]
 
     def __iter__(self) -> Iterator[bytes]:
@@ -102,12 +102,12 @@ class Strings(Sequence[bytes]):
 
 def _as_bytes(tensor: str, element: object) -> bytes:
     if isinstance(element, bytes):
-        return b"".join((element,))  # bytes themselves, of what is a kind of them: serializers compare types exactly
+        return b"".join((element,))  # of a subclass, plain bytes: serializers compare types exactly
     if isinstance(element, str):
         try:
             return str.encode(element)
         except UnicodeEncodeError as error:
-            raise TensorTypeError(tensor, f"tensor {tensor!r} holds text that has no UTF-8: {error}") from None
+            raise TensorTypeError(tensor, f"tensor {tensor!r} holds text that UTF-8 cannot encode: {error}") from None
     raise TensorTypeError(
         tensor, f"tensor {tensor!r} holds an element of type {type(element).__name__}; expected str or bytes"
     )

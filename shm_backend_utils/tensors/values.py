@@ -1,6 +1,6 @@
-"""Users' values as NumPy arrays on the host: one meaning for clients and models.
+"""Users' values as NumPy arrays on the host: clients and models convert them alike.
 
-Each value keeps its elements, or is refused: nothing is masked, negated or cut without a word.
+A value keeps its elements or is refused: nothing is silently masked, negated or cut.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from . import dlpack
 __all__ = ["host_array", "parts_of", "untyped_array", "whole_array"]
 
 _HOST: Final = frozenset({1, 3})  # dlpack.h: kDLCPU and kDLCUDAHost, which is pinned host memory
-_JOIN: Final = ", or join what is in a list on its GPU, for example by torch.cat, and give one tensor"
+_JOIN: Final = ", or join the parts of a list on their GPU, for example by torch.cat, and give one tensor"
 _PLAIN: Final = frozenset({bool, int, float, str, bytes})
 
 
 def parts_of(spec: ModelSpec, tensor: TensorSpec, value: Any) -> list[npt.NDArray[Any]]:
     """Return a user's value for a tensor as arrays of one dtype that follow one another along the first axis.
 
-    The value is an array of any library on the host, or a list of such, which are rows or parts of a batch. Or it is
-    numbers, strings and nested lists of them, which take the tensor's dtype if they fit. TensorError if the tensor
-    cannot be made of the value.
+    The value is an array of any library on the host, or a list of arrays, which are rows or parts of a batch. Or it is
+    numbers, strings, or nested lists of them, which take the tensor's dtype if they fit. TensorError if the value
+    cannot become the tensor.
     """
     if isinstance(value, (list, tuple)) and value and all(_is_array(part) for part in value):
         return _rows_or_parts(spec, tensor, [host_array(tensor.name, part) for part in value])
@@ -42,7 +42,7 @@ def whole_array(spec: ModelSpec, tensor: TensorSpec, value: Any) -> npt.NDArray[
 
 
 def host_array(name: str, value: Any) -> npt.NDArray[Any]:
-    """Return any library's array as NumPy's; TensorError if it is masked, not on the host, or not given away."""
+    """Return any library's array as NumPy's; TensorError if it is masked, not on the host, or not readable."""
     if isinstance(value, np.ndarray):
         mask = None if value.dtype.names else getattr(value, "mask", None)
     else:
@@ -51,14 +51,14 @@ def host_array(name: str, value: Any) -> npt.NDArray[Any]:
     if mask is not None and np.any(mask):
         raise TensorTypeError(
             name,
-            f"tensor {name!r} has {np.count_nonzero(mask)} masked elements, and Triton has no masks: give what "
-            ".filled(value) returns, or .data",
+            f"tensor {name!r} has {np.count_nonzero(mask)} masked elements, and Triton has no masks: give the "
+            "array's .filled(value), or its .data",
         )
     return value.astype(object) if value.dtype.kind == "T" else np.asarray(value)
 
 
 def untyped_array(name: str, value: Any) -> npt.NDArray[Any]:
-    """Return it as NumPy takes it, in native byte order; TensorError also if an integer would change."""
+    """Return a value as NumPy converts it, in native byte order; TensorError also if an integer would change."""
     if _is_array(value):
         return _native(host_array(name, value))
     elements = _elements(name, value)
@@ -71,7 +71,7 @@ def untyped_array(name: str, value: Any) -> npt.NDArray[Any]:
         0 < len(integers) == elements.size or not all(_fits_fraction(each, array.dtype) for each in integers)
     ):
         raise TensorTypeError(
-            name, f"tensor {name!r} holds integers that no dtype holds beside its other numbers; give an array"
+            name, f"tensor {name!r} holds integers that no dtype can hold with its other numbers; give an array"
         )
     return array
 
@@ -82,7 +82,7 @@ def _native(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def _is_array(value: Any) -> bool:
     if isinstance(value, np.generic | type):
-        return False  # a number, which takes the tensor's dtype like one of Python's; or no array, but its class
+        return False  # a scalar, which takes the tensor's dtype like a Python number; or an array's class
     return any(hasattr(value, name) for name in ("__dlpack__", "__array_interface__", "__array__"))
 
 
@@ -108,17 +108,17 @@ def _by_dlpack(name: str, value: Any) -> npt.NDArray[Any]:
 
 def _by_numpy(name: str, value: Any) -> npt.NDArray[Any]:
     try:
-        if getattr(value, "__array_interface__", {}).get("mask") is not None:  # which NumPy would not look at
+        if getattr(value, "__array_interface__", {}).get("mask") is not None:  # NumPy would ignore it
             raise TypeError("it has a mask")
         return np.asarray(value)
-    except Exception as error:  # whatever a library raises where it does not give its elements away
+    except Exception as error:  # any error of a library that does not export its elements
         raise _unreadable(name, value, error) from None
 
 
 def _unreadable(name: str, value: Any, error: Exception) -> TensorError:
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     return TensorError(
-        name, f"tensor {name!r} is a {kind} that cannot be read: {error}; give an array, dense and on the host"
+        name, f"tensor {name!r} is a {kind} that cannot be read: {error}; give a dense array on the host"
     )
 
 
@@ -133,13 +133,13 @@ def _rows_or_parts(spec: ModelSpec, tensor: TensorSpec, parts: list[npt.NDArray[
             raise TensorShapeError(
                 tensor.name,
                 f"tensor {tensor.name!r} is a list of arrays of shapes {list(given[0].shape)} and {list(other.shape)}; "
-                f"expected rows of {rank - 1} dimensions, or batches of {rank}, that are equal but for the first",
+                f"expected rows of {rank - 1} dimensions, or batches of {rank} that differ only in the first",
             )
         if part.dtype != first.dtype:
             raise TensorTypeError(
                 tensor.name,
                 f"tensor {tensor.name!r} is a list of arrays of dtypes {first.dtype} and {part.dtype}; "
-                "convert them to one, by array.astype(...)",
+                "convert them to one dtype, by array.astype(...)",
             )
     if not are_rows and len(parts) > 1 and not spec.max_batch_size:
         raise TensorShapeError(
@@ -151,7 +151,7 @@ def _rows_or_parts(spec: ModelSpec, tensor: TensorSpec, parts: list[npt.NDArray[
 
 
 def _of_numbers(tensor: TensorSpec, value: Any) -> npt.NDArray[Any]:
-    """Return nested numbers, exactly if they are integers, or strings, as an array of the model's dtype."""
+    """Return nested numbers or strings as an array of the model's dtype, which must hold integers exactly."""
     elements = _elements(tensor.name, value)
     if elements.ndim == 0 and all(size in (-1, 1) for size in tensor.shape):
         elements = elements.reshape((1,) * len(tensor.shape))
@@ -160,11 +160,11 @@ def _of_numbers(tensor: TensorSpec, value: Any) -> npt.NDArray[Any]:
         if not _fits(element, dtype):
             raise TensorTypeError(
                 tensor.name,
-                f"tensor {tensor.name!r} holds {shown(element)}, which is no value of {tensor.config_dtype}; pass "
-                f"{'str or bytes' if dtype is None else 'numbers that are'}, or an array",
+                f"tensor {tensor.name!r} holds {shown(element)}, which {tensor.config_dtype} cannot hold; pass "
+                f"{'str or bytes' if dtype is None else 'numbers that fit'}, or an array",
             )
     if dtype == BF16.numpy:
-        return elements.astype(np.float64).astype(dtype)  # it takes no large integers
+        return elements.astype(np.float64).astype(dtype)  # BF16 converts no large integers itself
     return elements if dtype is None else elements.astype(dtype)
 
 
@@ -183,7 +183,7 @@ def _elements(name: str, value: Any) -> npt.NDArray[np.object_]:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Return a nested list with each array in it looked at: NumPy would drop masks."""
+    """Return a nested list with its arrays checked and converted: NumPy would drop masks."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, (list, tuple)):

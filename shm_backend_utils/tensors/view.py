@@ -1,4 +1,4 @@
-"""Views: one tensor's memory, for any array library; and in the words of ``TRITONSERVER_BufferAttributes``."""
+"""Views: one tensor's memory, for any array library, with attributes as in ``TRITONSERVER_BufferAttributes``."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class NoArray:
     name: str
 
     def _as_array(self) -> str:
-        """Return what makes an array of it."""
+        """Return the expressions that make an array of it."""
         return "np.asarray(view), or torch.from_dlpack(view), or another library's"
 
     if not TYPE_CHECKING:  # type checkers must not see these
@@ -73,7 +73,7 @@ class NoArray:
 
         def _no_operand(self, *_: object) -> NoReturn:
             raise TypeError(
-                f"this {type(self).__name__} is no array to calculate with, or to take elements of; make one of tensor "
+                f"this {type(self).__name__} supports neither arithmetic nor indexing; make an array of tensor "
                 f"{self.name!r} first: {self._as_array()}"
             )
 
@@ -91,10 +91,10 @@ TRITON: Final = "triton"
 
 
 class TensorView(NoArray):
-    """A tensor where it lies: a view, never a copy.
+    """A view of a tensor in its memory, never a copy.
 
-    The view and every array made from it keep the memory mapped, also after the call is over. But the memory then
-    serves the client's next request: read and write it inside the call.
+    The view and every array made from it keep the memory mapped, even after the call. But after the call, the memory
+    serves the client's next request: read and write it only inside the call.
 
     Attributes
     ----------
@@ -122,12 +122,12 @@ class TensorView(NoArray):
 
     @property
     def array(self) -> Any:
-        """The tensor as an array of the library that its memory is for; :meth:`numpy` or :meth:`cupy` says which."""
+        """The tensor as an array: NumPy's in host memory, a :class:`.DeviceArray` on a GPU."""
         return self._array
 
     @property
     def triton_dtype(self) -> str:
-        """The elements' type in Triton's words, for example ``"FP32"``."""
+        """Triton's name of the elements' type, for example ``"FP32"``."""
         return self._dtype.name
 
     @property
@@ -146,7 +146,7 @@ class TensorView(NoArray):
         return array
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        """Return :meth:`numpy`, copied if ``dtype`` or ``copy`` need it; ValueError if it needs a forbidden copy."""
+        """Return :meth:`numpy`, copied if ``dtype`` or ``copy`` need it; ValueError if ``copy=False`` forbids that."""
         array = self.numpy()
         wanted = array.dtype if dtype is None else np.dtype(dtype)
         if copy is False and wanted != array.dtype:
@@ -154,11 +154,11 @@ class TensorView(NoArray):
         return array.astype(wanted, copy=bool(copy))
 
     def strings(self) -> Strings:
-        """Return the elements of a :class:`StringsView`; TensorTypeError, as this holds no strings."""
+        """Raise TensorTypeError: only a :class:`StringsView` has strings."""
         raise TensorTypeError(self.name, f"tensor {self.name!r} holds {self.triton_dtype}, no strings; use .numpy()")
 
     def cupy(self) -> Any:
-        """Return an array of CuPy over a :class:`DeviceView`; DeviceMemoryError, as a view never copies to a GPU."""
+        """Raise DeviceMemoryError: only a :class:`.DeviceView` is on a GPU, and a view never copies to one."""
         raise DeviceMemoryError(
             f"tensor {self.name!r} is in host memory; use .numpy() for a view, or call.to_device(view) for a copy. "
             "Triton itself brings tensors of plain clients to the host, unless config.pbtxt has the parameter "
@@ -182,18 +182,17 @@ class TensorView(NoArray):
         Parameters
         ----------
         stream : int, optional
-            The consumer's, for a tensor on a GPU: 1 or None is the legacy default stream, 2 the per-thread one, above
-            that a ``cudaStream_t``; -1 if nobody shall wait. See :meth:`.DeviceArray.__dlpack__`.
+            The consumer's stream, for a tensor on a GPU: 1 or None for the legacy default stream, 2 for the per-thread
+            one, larger for a ``cudaStream_t``; -1 for no synchronization. See :meth:`.DeviceArray.__dlpack__`.
         max_version, dl_device, copy
             As the standard says.
 
         Raises
         ------
         BufferError
-            The consumer asks for a copy, for another device, or for a stream that the device does not have; or the view
-            is of host memory and read-only, which the unversioned capsule that it asks for cannot say. One that asks
-            for a versioned capsule gets it, or from NumPy before 2.1, which makes none, an unversioned one all the
-            same.
+            The consumer asks for a copy, for another device, or for a stream that the device does not have. Or it asks
+            for an unversioned capsule, which cannot be read-only, and the view is read-only and of host memory. Before
+            NumPy 2.1, a consumer that asks for a versioned capsule gets an unversioned one.
         """
         here = self.__dlpack_device__()
         if dl_device not in (None, here):
@@ -218,7 +217,7 @@ class TensorView(NoArray):
 
 
 class StringsView(TensorView):
-    """A tensor of strings, where it lies."""
+    """A view of a tensor of strings."""
 
     __slots__ = ("_strings",)
 
@@ -237,7 +236,7 @@ class StringsView(TensorView):
 
     @property
     def writable(self) -> bool:
-        """Whether it may be written to: never. Strings are put: ``call.put(name, strings)``."""
+        """Always False. To write strings, use ``call.put(name, strings)``."""
         return False
 
     @property
@@ -246,7 +245,7 @@ class StringsView(TensorView):
         return BufferAttributes(self._memory_type, 0, self._strings.encoded.nbytes)
 
     def strings(self) -> Strings:
-        """Return the elements. Lengths that lead beyond the tensor are a TensorError when the first one is read."""
+        """Return the elements. If a length leads beyond the tensor, reading the first element raises TensorError."""
         return self._strings.afresh()
 
     def numpy(self) -> npt.NDArray[Any]:
@@ -254,9 +253,9 @@ class StringsView(TensorView):
         return self.strings().numpy()
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        """Return :meth:`numpy`; ValueError if there must be no copy."""
+        """Return :meth:`numpy`; ValueError for ``copy=False``."""
         if copy is False:
-            raise ValueError(f"tensor {self.name!r} holds strings, which become an array by a copy alone")
+            raise ValueError(f"tensor {self.name!r} holds strings, which can become an array only by a copy")
         return super().__array__(dtype)
 
     def __dlpack__(self, **_: Any) -> Any:

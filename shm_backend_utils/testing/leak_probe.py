@@ -1,4 +1,4 @@
-"""Whether shared memory was left behind: by this process, or in the pools of Triton's Python backend."""
+"""A check that no shared memory is left behind by this process, or in the pools of Triton's Python backend."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..memory.shared_file import DEV_SHM
 __all__ = ["UTIL_PREFIX", "ShmLeakProbe"]
 
 POOL_PREFIX: Final = "triton_python_backend_shm_region_"
-"""How the names of the Python backend's pools begin, if the server was not told otherwise."""
+"""The prefix of the Python backend's pools, unless the server was started with another."""
 
 UTIL_PREFIX: Final = "shm_util-"
 """How the names of the regions of ``shm_util`` begin in ``/dev/shm``; the process id follows."""
@@ -31,21 +31,21 @@ class ShmLeakProbe:
     """A context manager that fails if there is more shared memory after its block than before.
 
     It counts this process' descriptors and mappings of objects in ``/dev/shm`` and of sealed memory. It also counts
-    the objects in ``/dev/shm`` that this package has made here, and the bytes of the Python backend's pools. A block
-    that raises is not looked at. Without a block, :meth:`growth` returns the growth since the probe was made.
+    the objects in ``/dev/shm`` that this package has made here, and the bytes of the Python backend's pools. It does
+    not check a block that raises. Without a block, :meth:`growth` returns the growth since the probe was made.
 
     Parameters
     ----------
     pool_prefix : str or None
-        How the names of the pools begin in ``/dev/shm``; by default those of every server on the machine that was not
-        told otherwise. Give :attr:`EmbeddedServer.shm_prefix` for the pools of that server alone, and None if they are
-        not to be looked at: they grow with the first large request, and stay so.
+        The prefix of the pools' names in ``/dev/shm``; by default the usual one, which servers share unless they were
+        started with another. Give :attr:`EmbeddedServer.shm_prefix` for the pools of that server alone, or None to
+        ignore pools: they grow with the first large request, and do not shrink.
 
     Raises
     ------
     AssertionError
-        When the block is left: something has grown, also after garbage was collected. The message says how much of
-        each.
+        At the end of the block, if something has grown even after a garbage collection. The message lists each
+        growth.
     """
 
     def __init__(self, pool_prefix: str | None = POOL_PREFIX) -> None:
@@ -75,7 +75,7 @@ class ShmLeakProbe:
     def growth(self) -> Counter[str]:
         """Return a description of each growth and its amount; empty without growth.
 
-        Pools of the Python backend grow by bytes, all else by pieces. Garbage counts as long as it is not collected.
+        Pools of the Python backend grow by bytes, all else by its number. Garbage counts until it is collected.
         """
         return self._held() - self._before
 

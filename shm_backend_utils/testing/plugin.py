@@ -1,13 +1,13 @@
-"""The pytest plugin: models without a server, a real server, faults, and whether shared memory is left behind.
+"""The pytest plugin: models without a server, a real server, faults, and a check for leaked shared memory.
 
 Pytest finds it by its entry point, wherever this package is installed; see docs/testing.md. It is imported for every
-run of pytest, so its fixtures import their needs when they are used.
+run of pytest, so its fixtures import their dependencies only when they are used.
 
-The death of a server that many tests share costs at most one test, and is reported. Triton before 24.12 may crash by
-itself (its issue 7368). A test that fails as the server crashes proves nothing: it is run once more, at a new server,
-and fails only if it fails again. Where anything else has ended the server, the test fails. Either way all fixtures are
-given back, those of modules and of the session too, as they may hold clients of the dead server. The next test makes
-new ones. The summary at the end of a run names every test during which a server died.
+If the server that many tests share dies, at most one test fails, and the death is reported. Triton before 24.12 may
+crash by itself (its issue 7368). A test that fails because of such a crash proves nothing: the plugin runs it once more
+with a new server, and it fails only if it fails again. If anything else ended the server, the test fails. Either way,
+all fixtures are torn down, also those of modules and the session, as they may hold clients of the dead server. The next
+test makes new ones. The summary at the end of a run names every test during which a server died.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Death:
 
 
 class SharedServer:
-    """Hooks of pytest, and the server that they look after."""
+    """Hooks of pytest, and the server that they watch."""
 
     def __init__(self) -> None:
         self._server: EmbeddedServer | None = None
@@ -62,7 +62,7 @@ class SharedServer:
 
     @contextlib.contextmanager
     def holding(self, server: EmbeddedServer) -> Iterator[EmbeddedServer]:
-        """Look after a server, which the caller ends after this."""
+        """Watch a server; the caller ends it after the block."""
         self._server = server
         try:
             yield server
@@ -96,9 +96,9 @@ class SharedServer:
 
     @pytest.hookimpl(tryfirst=True, optionalhook=True)
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> Any:
-        """Give the test that starts the server time for it: pytest-timeout's clock runs while fixtures are made.
+        """Give the test that starts the server more time, as pytest-timeout also counts the setup of fixtures.
 
-        Where that test ended in the middle of a start, all others that use the server would end with its error.
+        If that test timed out during the start, all others that use the server would fail with its error.
         """
         if self._server is not None or not _uses_the_server(item):
             return None
@@ -119,7 +119,7 @@ class SharedServer:
             terminalreporter.write_line(f"{report.nodeid}: {report.longrepr}")
 
     def _death_in(self, reports: list[pytest.TestReport]) -> _Death | None:
-        """Return the death that a failed test has met, if any: one that passed is left to the next one."""
+        """Return the server's death in a failed test, if any; after a passed test, the next test reports it."""
         if not any(report.failed for report in reports):
             return None
         if self._server is not None:
@@ -134,11 +134,11 @@ class SharedServer:
         return death
 
     def _tell(self, item: pytest.Item, death: _Death, what: str) -> None:
-        """Report a death, and give back all fixtures, so that the next test starts a server."""
+        """Report a death, and tear down all fixtures, so that the next test starts a server."""
         try:
             item.session._setupstate.teardown_exact(None)
         except Exception as error:  # of code that did not expect its server to be gone
-            what = f"{what}; giving back what had used the server: {error!r}"
+            what = f"{what}; fixtures that had used the server failed to end: {error!r}"
         self._death = None  # the fixture saw it, too
         report = pytest.TestReport(
             item.nodeid, item.location, {}, cast(Any, _OUTCOME), f"{what}\n{death.log}", "teardown"
@@ -168,36 +168,36 @@ _PROBE = pytest.StashKey["ShmLeakProbe | None"]()  # of the last test, unless fi
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Say where the models are."""
+    """Add the option that names the folder of models."""
     parser.addini(
         _FOLDER,
-        "folder of models, from the one with this file: for the fixtures triton_model and triton_server",
+        "folder of models, relative to this file: for the fixtures triton_model and triton_server",
         default="model_repository",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Look after the server that tests share."""
+    """Watch the server that tests share."""
     config.stash[_SHARED_SERVER] = shared = SharedServer()
     config.pluginmanager.register(shared)
 
 
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
-    """Have ``shm_leak_check`` look before, and after, all other fixtures of its test, in whatever order they come."""
+    """Set up ``shm_leak_check`` before all other fixtures of its test, and end it after them, whatever their order."""
     if fixturedef.scope != "function":
         request.config.stash[_PROBE] = None
     elif "shm_leak_check" in request.fixturenames and fixturedef.argname != "shm_leak_check":
-        with contextlib.suppress(pytest.FixtureLookupError):  # one of the user's own may need this fixture itself
+        with contextlib.suppress(pytest.FixtureLookupError):  # a user's own shm_leak_check may need this fixture
             request.getfixturevalue("shm_leak_check")
 
 
 class Models:
-    """Loads models for one test; they are let go of when it is over.
+    """Loads models for one test, and closes them at its end.
 
     Parameters
     ----------
     repository : pathlib.Path
-        Where models lie that are given by their names.
+        The folder of the models that you give by name.
     """
 
     def __init__(self, repository: Path) -> None:
@@ -210,9 +210,9 @@ class Models:
         Parameters
         ----------
         model : str or pathlib.Path
-            Its folder, or its name: that of a folder in the repository.
+            Its folder, or the name of a folder in the repository.
         *others : str or pathlib.Path
-            Models that it calls.
+            Models that the first one calls.
 
         Returns
         -------
@@ -224,13 +224,13 @@ class Models:
         return self._open.enter_context(ModelHarness(self._folder(model), *map(self._folder, others)))
 
     def in_child(self, model: str | Path, *others: str | Path) -> ModelHarness:
-        """Load a model in a process of its own, so that memory is really shared; otherwise as a call."""
+        """Load a model in a process of its own, so that memory is really shared; otherwise like calling this."""
         from .harness import ModelHarness  # noqa: PLC0415
 
         return self._open.enter_context(ModelHarness.in_child(self._folder(model), *map(self._folder, others)))
 
     def close(self) -> None:
-        """Let go of all models."""
+        """Close all models."""
         self._open.close()
 
     def _folder(self, model: str | Path) -> Path:
@@ -246,13 +246,13 @@ def triton_model(triton_repository: Path) -> Iterator[Models]:
 
 @pytest.fixture(scope="session")
 def triton_repository(pytestconfig: pytest.Config) -> Path:
-    """Return the folder of models, from the ini option ``triton_model_repository``. To be overridden at will."""
+    """Return the folder of models, from the ini option ``triton_model_repository``. You can override it."""
     return pytestconfig.rootpath / str(pytestconfig.getini(_FOLDER))
 
 
 @pytest.fixture(scope="session")
 def triton_server_options() -> dict[str, Any]:
-    """Return further options of :meth:`.EmbeddedServer.start`. To be overridden at will."""
+    """Return further options of :meth:`.EmbeddedServer.start`. You can override it."""
     return {}
 
 
@@ -262,7 +262,7 @@ def triton_server(
 ) -> Iterator[EmbeddedServer]:
     """Run a real server with all models of the repository, one for all tests of a session (and of a worker).
 
-    Should it die, the next test that wants it gets another.
+    If it dies, the next test that uses it gets another.
     """
     from ..server import EmbeddedServer  # noqa: PLC0415
 
@@ -283,14 +283,14 @@ def shm_leak_check(pytestconfig: pytest.Config) -> Iterator[ShmLeakProbe]:
     probe = pytestconfig.stash.get(_PROBE, None) or ShmLeakProbe(pool_prefix=None)
     pytestconfig.stash[_PROBE] = None
     with contextlib.ExitStack() as after:
-        after.push(probe)  # not entered: to look takes the kernel a millisecond and a half each time
+        after.push(probe)  # not entered: each look takes the kernel a millisecond and a half
         yield probe
     pytestconfig.stash[_PROBE] = probe
 
 
 @pytest.fixture
 def faults() -> Iterator[Faults]:
-    """Make things go wrong: see :class:`.Faults`. The end of the test undoes them where possible."""
+    """Inject faults: see :class:`.Faults`. They are undone at the end of the test where possible."""
     from .faults.at_hand import Faults  # noqa: PLC0415
 
     with Faults() as made:

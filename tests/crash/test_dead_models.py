@@ -128,7 +128,7 @@ def test_who_sees_no_process_says_so_of_models_without_a_session(
     monkeypatch.setattr(server_calls, "_PROC", tmp_path)
     assert served.is_ready("session", protocol)
     assert served.is_ready("sequence", protocol)
-    with pytest.raises(LivenessUnknownError, match="nobody can tell from here whether the process of model 'stock'"):
+    with pytest.raises(LivenessUnknownError, match="cannot tell from here whether the process of model 'stock'"):
         served.is_ready("stock", protocol)
     told = examine(served.urls[protocol], "stock").findings
     assert "life-unknown" in {each.trouble.code for each in told if each.model}

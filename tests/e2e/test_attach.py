@@ -193,16 +193,16 @@ WRONG: Final[dict[str, tuple[dict[str, Any], type[Exception], str]]] = {
     "a tensor beyond its region": (on_a_gpu(CLAIM, 8), TableError, "X: found an end at byte 16, expected at most 8"),
     "a region on a GPU without bytes": (on_a_gpu(CLAIM, 0), CallerError, BEGINS.format(0, 0)),
     "a region on a GPU before its handle's memory": (on_a_gpu(CLAIM, 8, -1), CallerError, BEGINS.format(-1, 8)),
-    "a handle that is no base64": (on_a_gpu(b"no base64!"), CallerError, "not base64, as get_raw_ha"),
+    "a handle that is no base64": (on_a_gpu(b"no base64!"), CallerError, "not base64; expected the"),
     "nothing to attach": (
         {"inputs": [tritonclient.grpc.InferInput("X", [4], "FP32")], "outputs": []},
         CallerError,
         "no tensor for model 'direct_only' has a place in shared memory; call",
     ),
-    "a batch size alone": ({"inputs": [], "batch_size": 1}, TensorError, "but no input that it is the batch size of"),
-    "an array": ({"inputs": [A]}, CallerError, "found ndarray; expected tritonclient's InferInput and InferRequested"),
+    "a batch size alone": ({"inputs": [], "batch_size": 1}, TensorError, "but no inputs; give inputs"),
+    "an array": ({"inputs": [A]}, CallerError, "found type ndarray; expected tritonclient's InferInput and InferReq"),
     "an input twice": ({"inputs": [given(), given()]}, TensorError, "input 'X' is given 2 times"),
-    "a descriptor": ({"parameters": {"shm_io": "{}"}}, CallerError, "'shm_io' is what attach makes; leave it out"),
+    "a descriptor": ({"parameters": {"shm_io": "{}"}}, CallerError, "'shm_io' is set by attach itself; leave it out"),
     "another data type": ({"inputs": [given("FP8", 4)]}, TensorError, "data type 'FP8'; expected one of BOOL, "),
 }
 

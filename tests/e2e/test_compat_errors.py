@@ -159,7 +159,7 @@ def test_what_fits_in_no_batch_but_the_first_is_refused_before_anything_is_sent(
     with client_of(triton_server, runs) as client:
         before = client.infer_shm("rows", {"X": x_of(1)})["RUNS"].item()
         for x in (np.ones(7, np.float32), np.ones((5, 1, 4), np.float32), [*x_of(4), np.ones(3)]):
-            with pytest.raises(ValueError, match="does not fit the shape"):
+            with pytest.raises(ValueError, match="does not fit the registered shape"):
                 client.infer_shm("rows", {"X": x})
         assert client.infer_shm("rows", {"X": x_of(1)})["RUNS"].item() == before + 1
 
@@ -199,7 +199,7 @@ def test_no_rows_may_be_nothing_of_any_kind(triton_server: EmbeddedServer, kind:
     assert all(array.size == 0 for array in results.values())
 
 
-STRINGS = "strings have no fixed size; ShmClient takes them"
+STRINGS = "strings have no fixed size; use ShmClient for them"
 TAKEN_BY_THE_ORIGINAL = {
     "an input of objects": (ROWS.but(inputs=[("X", (4,), object)]), TensorTypeError, STRINGS),
     "an input of bytes": (ROWS.but(inputs=[("X", (4,), "S4")]), TensorTypeError, STRINGS),

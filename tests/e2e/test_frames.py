@@ -75,7 +75,7 @@ def test_a_frame_lies_in_shared_memory_and_places_are_used_again(client: AnyClie
 def test_frames_are_never_written_over_while_an_array_of_each_is_kept(client: AnyClient) -> None:
     results = frames_of(client, frames=3)
     kept = [result["Y"] for result in itertools.islice(results, 3)]
-    with pytest.raises(InferenceError, match="release results, or copy what is to be kept, or ask for more frames"):
+    with pytest.raises(InferenceError, match="release results, or copy the values to keep, or ask for more frames"):
         next(results)
     assert next(results, None) is None
     assert sum(1 for _ in frames_of(client, 20, frames=3)) == 20  # in another slot

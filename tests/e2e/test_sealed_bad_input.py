@@ -134,10 +134,10 @@ def pipe() -> Descriptor:
 
 
 HAND_OVERS: Final[dict[str, tuple[Callable[[], Script], str]]] = {
-    "no descriptor": (give, "its client's answer says otherwise than what came with it"),
+    "no descriptor": (give, "its client's answer contradicts the descriptors that came with it"),
     "two descriptors": (lambda: give(region(), region()), "has handed over more than one descriptor"),
-    "a pipe": (lambda: give(pipe()), "is no memfd; expected a sealed one"),
-    "half its memory": (lambda: give(region(space=BYTE_SIZE // 2)), "and else holes"),
+    "a pipe": (lambda: give(pipe()), "handed over no memfd; expected a sealed one"),
+    "half its memory": (lambda: give(region(space=BYTE_SIZE // 2)), "bytes, and holes"),
     "no header": (lambda: give(region(size=PAGE_SIZE, space=PAGE_SIZE, claimed=1)), "has no header of a managed"),
     "silence": (lambda: say_nothing, "shm:refused: shm_slot"),  # the last one, as it uses up this user's time
 }

@@ -127,7 +127,7 @@ LIES: Final[dict[str, tuple[Break, str, str]]] = {
     "name with a zero": (tensor("X", name=b"X\0"), "shm:tensor", "has no input 'X\\x00'"),
     "very long name": (tensor("X", name=b"X" * 1500), "shm:tensor", "has no input 'XXX"),
     "unknown input": (more("inputs", UNKNOWN), "shm:tensor", "has no input 'Q'; it has X"),
-    "output twice": (more("outputs", Tensor(b"Y", MORE, 16)), "shm:table", "a name that is there twice"),
+    "output twice": (more("outputs", Tensor(b"Y", MORE, 16)), "shm:table", "a name that occurs twice"),
     "output over an input": (tensor("Y", offset=8192), "shm:table", "outputs.Y: found bytes of another tensor"),
     "output at an odd address": (tensor("Y", offset=8192 + STEP + 1), "shm:table", "outputs.Y.offset: found 12289"),
     "a ring for one answer": (head(frame_count=1), "shm:table", "frame_count: found 1, expected 0: model"),

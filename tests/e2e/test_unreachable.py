@@ -77,7 +77,7 @@ def test_a_host_name_that_means_nothing(flavour: str, scheme: str) -> None:
     host = "ssl-certificate.invalid"  # which is no trouble with TLS
     error = error_of(flavour, f"{scheme}://{host}:8001")
     assert type(error) is UnknownHostError
-    assert f"the host of {scheme}://{host}:8001 is not known to this machine" in str(error)
+    assert f"this machine cannot resolve the host name in {scheme}://{host}:8001;" in str(error)
 
 
 def test_a_machine_that_is_not_there_does_not_hold_the_caller_up(flavour: str, scheme: str) -> None:

@@ -104,7 +104,7 @@ def of_numpy_2(texts: Any) -> Array:
     return array
 
 
-WHICH: Final = "which is no value of TYPE_"
+WHICH: Final = "which TYPE_"
 NUMBERS: Final = {
     "array": lambda: ROWS,
     "Fortran order": lambda: np.asfortranarray(ROWS),
@@ -135,7 +135,7 @@ KINDS: Final[dict[str, dict[str, Kind]]] = {
         "no columns": Kind(lambda: ROWS[:, :0], ROWS[:, :0]),
         "broadcast": Kind(lambda: np.broadcast_to(ROWS[:1], ROWS.shape), np.tile(ROWS[:1], (3, 1))),
         "one number": Kind(lambda: 7, np.full((1, 1), 7, np.float32)),
-        "masked": Kind(lambda: MASKED, "has 1 masked elements, .*: give what .filled"),
+        "masked": Kind(lambda: MASKED, "has 1 masked elements, .*: give the array's .filled"),
         "list of masked rows": Kind(lambda: [ROWS[0], *MASKED[1:]], "has 1 masked elements"),
         "masked interface": Kind(lambda: Masked(ROWS), "is a .*Masked that cannot be read: it has a mask; give"),
         "masked number": Kind(lambda: [[1.0, np.ma.masked]], "has 1 masked elements"),
@@ -147,12 +147,12 @@ KINDS: Final[dict[str, dict[str, Kind]]] = {
         "ragged": Kind(lambda: [[1.0], [2.0, 3.0]], "is a nested list that is not rectangular"),
         "list of rows that differ": Kind(lambda: [ROWS[0], ROWS[1, :2]], "is a list of arrays of shapes"),
         "list of dtypes that differ": Kind(lambda: [ROWS[0], ROWS[1].astype(int)], "is a list of arrays of dtypes"),
-        "a number too large": Kind(lambda: [[2**24 + 1]], f"holds 16777217, {WHICH}FP32; pass numbers that are"),
-        "text": Kind(lambda: "1.5", f"holds '1.5', {WHICH}FP32; pass numbers that are, or an array"),
-        "nothing": Kind(lambda: None, f"holds None, {WHICH}FP32; pass numbers"),
-        "generator": Kind(lambda: (row for row in ROWS), f"holds an object of type generator, {WHICH}FP32"),
-        "capsule": Kind(ROWS.__dlpack__, f"holds an object of type PyCapsule, {WHICH}FP32; .* an array"),
-        "unreadable": Kind(Unreadable, "is a .*Unreadable that cannot be read: it is on a tape; give an array"),
+        "a number too large": Kind(lambda: [[2**24 + 1]], f"holds 16777217, {WHICH}FP32 cannot hold; pass numbers"),
+        "text": Kind(lambda: "1.5", f"holds '1.5', {WHICH}FP32 cannot hold; pass numbers that fit, or an array"),
+        "nothing": Kind(lambda: None, f"holds None, {WHICH}FP32 cannot hold; pass numbers"),
+        "generator": Kind(lambda: (row for row in ROWS), f"holds an object of type generator, {WHICH}FP32 cannot hold"),
+        "capsule": Kind(ROWS.__dlpack__, f"holds an object of type PyCapsule, {WHICH}FP32 cannot hold; .* an array"),
+        "unreadable": Kind(Unreadable, "is a .*Unreadable that cannot be read: it is on a tape; give a dense array"),
     },
     **{
         name: {
@@ -181,8 +181,8 @@ KINDS: Final[dict[str, dict[str, Kind]]] = {
         "a kind of str": Kind(lambda: [[Word.AB]], WORDS[:1, :1]),
         "list of rows": Kind(lambda: list(WORDS), WORDS),
         "__array__": Kind(lambda: Convertible(WORDS), WORDS),
-        "no UTF-8": Kind(lambda: [["\ud800"]], "holds text that has no UTF-8"),
-        "a number": Kind(lambda: [["a", 1]], f"holds 1, {WHICH}STRING; pass str or bytes, or an array"),
+        "no UTF-8": Kind(lambda: [["\ud800"]], "holds text that UTF-8 cannot encode"),
+        "a number": Kind(lambda: [["a", 1]], f"holds 1, {WHICH}STRING cannot hold; pass str or bytes, or an array"),
         "a hole": Kind(lambda: np.array([["a", None]], object), "an element of type NoneType; expected str or bytes"),
         "bytearray": Kind(lambda: np.array([[bytearray(b"a"), 0]], object)[:, :1], "an element of type bytearray; exp"),
         "numbers": Kind(lambda: ROWS, "is FP32, but .*; pass strings: a list, or an array of objects"),
@@ -191,10 +191,10 @@ KINDS: Final[dict[str, dict[str, Kind]]] = {
 }
 KINDS["UINT8"]["bytearrays"] = Kind(lambda: [bytearray(b"ab")], np.array([[97, 98]]))
 KINDS["BOOL"]["lists"] = Kind(lambda: [[True, np.False_]], np.array([[True, False]]))
-KINDS["BOOL"]["lists of integers"] = Kind(lambda: [[1]], f"holds 1, {WHICH}BOOL")
+KINDS["BOOL"]["lists of integers"] = Kind(lambda: [[1]], f"holds 1, {WHICH}BOOL cannot hold")
 KINDS["BF16"]["lists"] = Kind(lambda: [[1, 0.5]], np.array([[1, 0.5]]))
-KINDS["FP64"]["a number too large"] = Kind(lambda: [[np.longdouble("1e4000")]], f"holds .*, {WHICH}FP64")
-KINDS["INT64"]["date"] = Kind(lambda: [[np.datetime64(1, "s")]], f"holds .*, {WHICH}INT64")
+KINDS["FP64"]["a number too large"] = Kind(lambda: [[np.longdouble("1e4000")]], f"holds .*, {WHICH}FP64 cannot hold")
+KINDS["INT64"]["date"] = Kind(lambda: [[np.datetime64(1, "s")]], f"holds .*, {WHICH}INT64 cannot hold")
 if BF16.name == "bfloat16":
     import ml_dtypes
 
@@ -221,7 +221,7 @@ if importlib.util.find_spec("torch") is not None:
         "conjugated tensor": Kind(
             lambda: torch().ones(3, 4, dtype=torch().complex64).conj(), r"cannot be read: .*\.resolve_conj\(\)"
         ),
-        "tensor without memory": Kind(lambda: torch().empty(3, 4, device="meta"), "cannot be read: .* give an array"),
+        "tensor without memory": Kind(lambda: torch().empty(3, 4, device="meta"), "cannot be read: .* give a dense"),
         "sparse tensor": Kind(lambda: torch().eye(4).to_sparse(), r"cannot be read: .*\.to_dense\(\)"),
     }
     KINDS["BF16"]["tensor"] = Kind(lambda: torch().from_numpy(ROWS.copy()).bfloat16(), ROWS)

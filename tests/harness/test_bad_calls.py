@@ -49,7 +49,7 @@ def test_a_model_that_does_not_exist(client: AnyClient) -> None:
 
 
 def test_a_model_that_only_says_that_it_is_shm_enabled(client: AnyClient) -> None:
-    with pytest.raises(PeerError, match="does its model.py use ShmSession"):
+    with pytest.raises(PeerError, match="check that its model.py uses ShmSession"):
         client.infer("boastful", {"X": X})
 
 

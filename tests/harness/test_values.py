@@ -235,7 +235,7 @@ def test_to_name_no_output_is_an_error(client: ShmClient, path: PathName, empty:
 
 def test_more_than_a_message_carries_is_refused_before_it_is_copied(client: ShmClient) -> None:
     inputs = {"UINT8": np.broadcast_to(np.uint8(1), (8, 2**28))}
-    with pytest.raises(TensorError, match="2,147,483,648 bytes, and a message carries less than 2 GiB: make several"):
+    with pytest.raises(TensorError, match="2,147,483,648 bytes, but a message carries less than 2 GiB; make several"):
         client.infer("serve", inputs, outputs=["FP32"], path="inline")
     most = (8, 2**28 - 2**17)  # of memory that nobody touches
     client.prepare("serve", {"UINT8": (most, np.uint8)}, outputs=["FP32"], path="inline").close()

@@ -54,11 +54,11 @@ def test_models_that_are_not_there_are_named(tmp_path: Path) -> None:
     for name in ("nowhere", "file", "loop"):
         words = told("serve", "--model-repository", name, cwd=tmp_path)
         models = "each is a folder NAME with config.pbtxt and 1/model.py"
-        assert words == f"{name} is no folder; expected one of models: {models}"
+        assert words == f"{name} is not a folder; expected a folder of models: {models}"
     (tmp_path / "mine" / "1").mkdir(parents=True)
     (tmp_path / "mine" / "1" / "model.py").touch()
     words = told("serve", "--model-repository", "mine", cwd=tmp_path)
-    assert words == f"mine is a model's folder; give the one that it lies in: {tmp_path}"
+    assert words == f"mine is a model's folder; give its parent folder instead: {tmp_path}"
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http", "metrics"])
@@ -71,7 +71,7 @@ def test_a_port_that_is_taken_is_named_before_a_model_is_loaded(tmp_path: Path, 
         words = told("serve", "--model-repository", "models", f"--{protocol}-port", str(number), cwd=tmp_path)
     assert words.splitlines() == [
         "models has no models; each is a folder NAME with config.pbtxt and 1/model.py",
-        f"something listens on port {number} already; --{protocol}-port names another",
+        f"port {number} is already in use; choose another one with --{protocol}-port",
     ]
 
 
@@ -89,7 +89,7 @@ def test_a_picture_that_cannot_be_written_is_told_before_anything_is_measured(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["demo", "--url", "127.0.0.1:1", "--picture", picture]) == 1
-    expected = f"no picture can be written to {Path(picture)}; --picture FILE names another file\n"
+    expected = f"cannot write the picture to {Path(picture)}; choose another file with --picture FILE\n"
     assert capsys.readouterr() == ("", expected)
 
 

@@ -151,7 +151,7 @@ def no_stub(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def another_wheel(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     digest = hashlib.sha256(make_wheel(wheels, *SMALL).read_bytes()).hexdigest()
-    return f"is not the one .* its SHA-256 is {digest}, expected .* or .*; see which"
+    return f"is not the one .* its SHA-256 is {digest}, expected .* or .*; check which"
 
 
 @pytest.mark.parametrize("given", [no_wheel, no_stub, another_wheel])
@@ -239,11 +239,11 @@ def stub_of(server: Installation) -> Path:
 
 
 BROKEN: Final[list[tuple[Callable[[Installation], object], str]]] = [
-    (lambda server: shutil.rmtree(server.folder / "bin"), "is no server's folder: it has no bin/tritonserver"),
+    (lambda server: shutil.rmtree(server.folder / "bin"), "is not a server's folder: it has no bin/tritonserver"),
     (is_of_another_architecture, r"bin/tritonserver cannot be executed here \(Exec format error\): is it built for "),
     (
         lambda server: program(server.binary, "usage: x"),
-        "is no tritonserver: asked for its version, it says 'usage: x'",
+        "is not a tritonserver: asked for its version, it says 'usage: x'",
     ),
     (lambda server: server.binary.chmod(0o644), r"bin/tritonserver may not be executed: chmod \+x it"),
     (

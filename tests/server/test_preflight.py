@@ -74,15 +74,15 @@ def test_a_gpu_that_models_see_is_named_with_its_versions() -> None:
     [
         (NO_LIBRARY, {}, "there is no NVIDIA driver here (libcuda.so.1 is not found); install it on the machine; in a"),
         ({**NO_LIBRARY, "has_device_files": True}, {}, "NVIDIA_DRIVER_CAPABILITIES must have 'compute'"),
-        ({**NO_LIBRARY, "elsewhere": ["/opt/nvidia"]}, {}, "libcuda.so.1 is in /opt/nvidia, where it is not looked"),
+        ({**NO_LIBRARY, "elsewhere": ["/opt/nvidia"]}, {}, "libcuda.so.1 is in /opt/nvidia, where the loader"),
         ({**NO_LIBRARY, "refused": "invalid ELF header"}, {}, "library cannot be loaded: invalid ELF header"),
         ({**FACTS, "error": "CUDA_ERROR_NO_DEVICE", "devices": []}, {}, "it shows no device; in a container: docker"),
         ({**FACTS, "devices": []}, {}, "with MIG, make an instance first"),
         ({**FACTS, "devices": []}, {"CUDA_VISIBLE_DEVICES": "7"}, "CUDA_VISIBLE_DEVICES is '7': give it numbers or"),
         ({**FACTS, "devices": []}, {"CUDA_VISIBLE_DEVICES": ""}, "CUDA_VISIBLE_DEVICES is '': give it numbers or"),
         ({**FACTS, "devices": []}, {"NVIDIA_VISIBLE_DEVICES": "void"}, "NVIDIA_VISIBLE_DEVICES is 'void', which hides"),
-        ({**FACTS, "error": "CUDA_ERROR_STUB_LIBRARY"}, {}, "that is the toolkit's stub for linking, and no driver"),
-        ({**FACTS, "error": "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"}, {}, "the library and the kernel's module are of"),
+        ({**FACTS, "error": "CUDA_ERROR_STUB_LIBRARY"}, {}, "that is the toolkit's stub for linking, not a driver"),
+        ({**FACTS, "error": "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"}, {}, "the library and the kernel module"),
         ({**FACTS, "error": "CUDA_ERROR_LAUNCH_FAILED"}, {}, "says CUDA_ERROR_LAUNCH_FAILED; see CUDA's documentation"),
     ],
 )
@@ -133,7 +133,7 @@ def test_a_python_without_the_bindings_is_told(with_fake: dict[str, str], tmp_pa
 
 
 def test_a_process_that_dies_or_does_not_start_is_told() -> None:
-    assert "no process of the models' Python could be asked" in find_gpus({"PATH": "/nowhere"}, "no-python").text
+    assert "the models' Python cannot be started" in find_gpus({"PATH": "/nowhere"}, "no-python").text
     assert find_gpus(os.environ, "false").text == "models see no GPU: the process that asked the driver ended: status 1"
 
 

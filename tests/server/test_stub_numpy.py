@@ -100,7 +100,7 @@ def test_without_another_numpy_ones_own_does(monkeypatch: pytest.MonkeyPatch, ca
     monkeypatch.setattr(launch, "has_numpy_1", lambda: False)
     with caplog.at_level(logging.WARNING):
         assert launch._python_environment(install()) is None
-    assert "models without a ShmSession get NumPy" in caplog.text
+    assert "models without a ShmSession read arrays" in caplog.text
 
 
 def test_an_environment_has_the_other_numpy_and_all_else_of_this_one(tmp_path: Path) -> None:
@@ -140,5 +140,5 @@ def test_numpy_is_installed_once_and_nothing_is_left_beside_it(wheels: Path, tmp
 
 @pytest.mark.usefixtures("wheels")
 def test_a_numpy_that_cannot_be_fetched_is_an_error_that_tells_how_to_do_without(tmp_path: Path) -> None:
-    with pytest.raises(MachineError, match='numpy==1.26.4, .*; numpy="own" does without\\)'):
+    with pytest.raises(MachineError, match='numpy==1.26.4, .*; numpy="own" needs none\\)'):
         install_numpy(tmp_path / "numpy")

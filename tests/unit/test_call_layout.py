@@ -174,8 +174,8 @@ def test_records_have_room_for_any_call_of_a_model(name_length: int, count: int,
     [
         (SIMPLE, None),
         (model_of(3, 256, 32), None),
-        (model_of(3, 257), "has 514 inputs and outputs, and a slot tells of 512"),
-        (model_of(3, 1, 33), "tensor '000' has 33 dimensions, and a slot tells of 32"),
+        (model_of(3, 257), "has 514 inputs and outputs; a slot can describe 512"),
+        (model_of(3, 1, 33), "tensor '000' has 33 dimensions; a slot can describe 32"),
         (model_of(2**16, 1), "has a name of more than 65535 bytes"),
         (model_of(2**15, 10), "the names of the tensors of model 'many' are longer than a slot has room for"),
     ],
@@ -296,7 +296,7 @@ def test_a_device_is_named_as_torch_names_it(text: str, device: int) -> None:
 
 def test_strings_are_not_wanted_on_a_gpu() -> None:
     spec = ModelSpec.from_config({"name": "s", "input": [], "output": [tensor("X", "STRING")]})
-    with pytest.raises(TensorTypeError, match="tensor 'X' holds strings, which no GPU has"):
+    with pytest.raises(TensorTypeError, match="tensor 'X' holds strings, which cannot be on a GPU"):
         laid_out_on_gpus({}, {"X": "cuda"}, spec)
 
 

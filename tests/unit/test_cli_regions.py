@@ -119,7 +119,7 @@ def test_a_server_that_does_not_answer_is_reported_and_nothing_reaped(
 ) -> None:
     assert cli.main(["regions", "--reap", "--url", wrong]) == 1
     output = capsys.readouterr()
-    why = f"{wrong}: the server's HTTP endpoint, which knows what is registered, does not answer"
+    why = f"{wrong}: the server's HTTP endpoint, which lists registered regions, does not answer"
     assert (output.err.startswith(why), output.out) == (True, "")
     assert dead.exists()
 
@@ -133,7 +133,7 @@ def test_a_dev_shm_that_cannot_be_read_is_not_an_empty_one(
     assert cli.main(["regions", *arguments]) == 1
     out, error = capsys.readouterr()
     assert out == ""
-    assert error == f"{tmp_path / 'shm'} cannot be read, so nobody knows what is there: Not a directory\n"
+    assert error == f"{tmp_path / 'shm'} cannot be read, so its regions are unknown: Not a directory\n"
 
 
 @pytest.mark.parametrize("name", ["shmbu-\x1b[31mred", "shmbu-two\nlines", "shmbu-\u202ebackwards", "shmbu-\udcff"])
@@ -272,7 +272,7 @@ def test_processes_that_may_not_be_looked_into_are_told_of(
 
     monkeypatch.setattr(os, "listdir", list_own)
     assert not find_sealed_memory().is_complete
-    rest = "processes that this user may not look into may hold more"
+    rest = "processes that this user may not inspect may hold more"
     assert f"1 sealed, 0 with a dead owner; {rest}" in told()
 
 
@@ -343,8 +343,8 @@ def pool(own_shm: Path) -> Path:
 def test_a_pool_that_nobody_has_mapped_is_named_and_never_removed(pool: Path, told: Told) -> None:
     *_, row, summary = told().splitlines()
     assert row.split()[:3] == [POOL, "4", "KiB"]
-    assert row.endswith("  nobody")
-    assert summary.startswith("1 pools of Triton's Python backend, 1 that nobody here has mapped; if no server")
+    assert row.endswith("  no process")
+    assert summary.startswith("1 pools of Triton's Python backend, 1 not mapped by any process here; if no server")
     assert (told("--reap"), pool.exists()) == ("0 removed\n", True)
 
 
@@ -352,7 +352,7 @@ def test_a_pool_that_is_in_use_is_only_counted(pool: Path, told: Told) -> None:
     with pool.open("r+b") as file, mmap.mmap(file.fileno(), 0):
         output = told()
         assert POOL not in output
-        assert output.splitlines()[-1] == "1 pools of Triton's Python backend, 0 that nobody here has mapped"
+        assert output.splitlines()[-1] == "1 pools of Triton's Python backend, 0 not mapped by any process here"
         found = object_with(told("--json"), kind="pool")
     assert found.pop("age_s") >= 0
     assert found == {

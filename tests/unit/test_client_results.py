@@ -255,7 +255,7 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES)
 def test_strings_that_are_not_what_the_results_say_are_the_peers_fault(memory: npt.NDArray[np.uint8], lie: str) -> None:
     for make in (functools.partial(written_by_a_model, memory), overflowed):
-        with pytest.raises(PeerError, match="the model's results break the protocol: .*; is it of the same version?"):
+        with pytest.raises(PeerError, match="the model's results break the protocol: .*; install the same release"):
             make(*LIES[lie])
 
 

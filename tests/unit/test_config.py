@@ -27,7 +27,7 @@ def config(**parameters: str) -> Config:
     ("typo", "meant"), [("SHM_PATH", "SHM_PATHS"), ("shm_paths", "SHM_PATHS"), ("SHM_ALOWED_UIDS", "SHM_ALLOWED_UIDS")]
 )
 def test_a_name_that_is_nearly_one_of_ours_is_refused_and_told_which(typo: str, meant: str) -> None:
-    with pytest.raises(ModelError, match=f"has a parameter {typo}, which means nothing; did you mean {meant}"):
+    with pytest.raises(ModelError, match=f"has an unknown parameter {typo}; did you mean {meant}"):
         config(**{typo: "off"})
     with pytest.raises(ModelError) as caught:
         config(SHM_QQQQQQ="1")

@@ -280,7 +280,7 @@ def test_an_owner_is_seen_through_another_description_alone(fd: int, other: int)
         hold_owner_lease(fd)
         assert not is_owner_alive(fd)
         assert is_owner_alive(other)
-    with pytest.raises(AssertionError, match="somebody holds the lease"):
+    with pytest.raises(AssertionError, match="another process holds the lease"):
         hold_owner_lease(other)
 
 

@@ -164,8 +164,8 @@ def test_an_answer_with_an_error_keeps_its_status_and_message() -> None:
 def test_what_to_do_about_a_dead_process_is_told() -> None:
     said = "Failed to process the request(s) for model 'm_0', message: Stub process 'm_0' is not healthy."
     assert str(from_grpc(said, "StatusCode.INTERNAL")) == (
-        f"[StatusCode.INTERNAL] {said} The model's process has died: the server's log, or the kernel's, tells of what. "
-        "Load the model again, or start the server anew"
+        f"[StatusCode.INTERNAL] {said} The model's process has died; the server's log or the kernel's log has the "
+        "cause. Load the model again, or restart the server"
     )
     restarted = "Stub process 'm_0' is unhealthy and it will be restarted."
     assert str(from_grpc(restarted, "StatusCode.INTERNAL")) == f"[StatusCode.INTERNAL] {restarted}"
@@ -209,7 +209,7 @@ NO_SERVER: dict[tuple[Callable[[str], ShmError], type[ShmError], str], list[str]
         f"{FAILED}UNKNOWN: ipv4:127.0.0.1:8000: Socket closed",
         f"{FAILED}UNKNOWN: ipv4:127.0.0.1:8000: recvmsg:Connection reset by peer",
     ],
-    (from_grpc, ServerUnavailableError, f"what listens at {ADDRESS} speaks HTTP, and not gRPC; is this its port?"): [
+    (from_grpc, ServerUnavailableError, f"the server at {ADDRESS} speaks HTTP, and not gRPC; check the port. Triton"): [
         f"{FAILED}UNKNOWN: ipv4:127.0.0.1:8000: Trying to connect an http1.x server",
         f"{FAILED}UNAVAILABLE: ipv4:127.0.0.1:8000: Failed parsing HTTP/2 (Expected SETTINGS frame as the first frame)",
     ],
@@ -219,12 +219,12 @@ NO_SERVER: dict[tuple[Callable[[str], ShmError], type[ShmError], str], list[str]
         "No route to host",
         "Network is unreachable",
     ],
-    (from_grpc, UnknownHostError, "is not known to this machine; is its name right?"): [
+    (from_grpc, UnknownHostError, "this machine cannot resolve the host name in"): [
         "DNS resolution failed for nowhere:8001: C-ares status is not ARES_SUCCESS: Domain name not found",
         "DNS resolution failed for tls.nowhere:8001: UNKNOWN: Name or service not known",
         "errors resolving nowhere:8001: [field:hostname lookup error:address lookup failed: Domain name not found]",
     ],
-    (from_http, UnknownHostError, "is not known to this machine; is its name right?"): [
+    (from_http, UnknownHostError, "this machine cannot resolve the host name in"): [
         "Name or service not known",
         "Temporary failure in name resolution",
         "No address associated with hostname",
@@ -268,11 +268,9 @@ def test_a_proxy_is_named_if_there_is_no_connection(name: str, monkeypatch: pyte
     for each in ("grpc_proxy", "https_proxy", "http_proxy", "no_grpc_proxy", "no_proxy"):
         monkeypatch.delenv(each, raising=False)
     monkeypatch.setenv(name, "http://me:secret@proxy:3128")
-    told = f"; gRPC goes by the proxy in the environment variable {name}: if it must not, set no_proxy=localhost"
+    told = f"; gRPC uses the proxy in the environment variable {name}; to connect without it, set no_proxy=localhost"
     for error in (unavailable(ADDRESS, "Connection refused"), translated("StatusCode.DEADLINE_EXCEEDED", "", ADDRESS)):
         assert str(error).endswith(told)
-    assert str(unavailable("http://localhost:8000", "nothing")).endswith(
-        f"whatever the environment variable {name} says"
-    )
+    assert str(unavailable("http://localhost:8000", "nothing")).endswith(f"ignores the environment variable {name}")
     monkeypatch.setenv("no_proxy", "example.org, localhost")
     assert "proxy" not in str(unavailable(ADDRESS, "Connection refused"))

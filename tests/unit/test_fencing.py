@@ -181,7 +181,7 @@ def test_a_slot_of_another_model_is_none_of_this_ones(session: ShmSession) -> No
     other = Client("another")
     _, text = answer(session, request_of(other))
     assert text == (
-        "shm:missing: the request has no input 'X', which the model needs; its shm_slot speaks to another model"
+        "shm:missing: the request has no input 'X', which the model needs; its shm_slot is for another model"
     )
     assert other.region.record(0).started == 0
     other.close()

@@ -200,5 +200,5 @@ def test_any_text_is_an_address_or_refused(text: str) -> None:
 @pytest.mark.parametrize("wrong", [None, True, 0, -1, 2**63, 10**300, 1.0, float("nan"), "1", [1], {}], ids=str)
 def test_a_wrong_generation_is_refused_by_the_parameters_name(wrong: object) -> None:
     assert [parse_generation(right) for right in (1, 77, 2**63 - 1)] == [1, 77, 2**63 - 1]
-    with pytest.raises(TableError, match="shm_generation: found no such number, expected an integer from 1 to"):
+    with pytest.raises(TableError, match="shm_generation: found another value, expected an integer from 1 to"):
         parse_generation(wrong)

@@ -149,7 +149,7 @@ def test_sums_are_published_until_the_server_has_gone(server: LoneServer, monkey
         eventually(lambda: server.lines)
         counted.metrics.answered("direct", 1, 1)
         counted.metrics.close()
-    assert server.lines == ["model 'resize' publishes its metrics no longer: the server has gone"]
+    assert server.lines == ["model 'resize' no longer publishes its metrics: the server has gone"]
 
 
 def test_a_server_without_metrics_is_warned_of(server: LoneServer, monkeypatch: pytest.MonkeyPatch) -> None:

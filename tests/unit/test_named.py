@@ -236,7 +236,7 @@ def test_a_message_names_the_bounds_of_what_is_bounded_and_numbers_that_are_not_
     assert (error.found, error.expected) == ("2", "an integer from 0 to 1")
     assert refusal(valid() | {"outputs": {"Y": [0, -1, 0]}}).expected == "a 64-bit integer of 0 or more"
     nothing = refusal(valid() | {"regions": [], "inputs": {}, "outputs": {"Y": [0, 0, 0]}})
-    assert (nothing.found, nothing.expected) == ("0", "no tensor at all, as there are no regions")
+    assert (nothing.found, nothing.expected) == ("0", "no tensors, as regions is empty")
 
 
 def test_how_large_a_named_region_is_only_the_server_knows() -> None:

@@ -155,7 +155,7 @@ def test_an_ensemble_has_no_direct_path_whatever_it_declares(far_away: PathChoos
     details = [check.detail for check in explanation.checks if check.needed_by == ("direct",)]
     assert len(details) == 1
     assert details[0].startswith(
-        "model 'resize' is an ensemble: Triton takes its tensors apart for the steps, whatever its SHM"
+        "model 'resize' is an ensemble: Triton passes its tensors to the steps itself, whatever its SHM"
     )
     assert "call a step by its own name, or a model that calls the steps by call.forward" in details[0]
 

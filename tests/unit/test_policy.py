@@ -125,7 +125,7 @@ def test_memory_of_another_user_opens_if_that_one_is_allowed(region: ManagedRegi
     os.chown(SHM / region.segment.key, NOBODY, -1)
     assert refused(lambda: open_it(region), region.segment.key) == (
         f"it belongs to user {NOBODY}, whom the model's SHM_ALLOWED_UIDS does not allow; add the id to that parameter "
-        "in config.pbtxt, if this user may be trusted"
+        "in config.pbtxt, if you trust this user"
     )
     assert refused_registration(path).startswith(f"it belongs to user {NOBODY}")
     for allowed in (frozenset({NOBODY}), None):

@@ -100,7 +100,7 @@ def test_what_is_read_has_a_size_and_a_type_that_triton_has() -> None:
     [
         ({"inputs": FIVE}, "input_list is of type ndarray; expected a list of \\(name, array\\) pairs"),
         ({"inputs": {"X": FIVE}}, "input_list is of type dict; expected a list"),
-        ({"inputs": [("X", [1, 2])]}, "input 'X' is of type list; expected a NumPy array, or a list of such"),
+        ({"inputs": [("X", [1, 2])]}, "input 'X' is of type list; expected a NumPy array, or a list of arrays"),
         ({"inputs": [("X", [])]}, "input 'X' is of type list; expected a NumPy array"),
         ({"inputs": ["X"]}, "input 'INPUT0' is of type str; expected a NumPy array"),
         ({"inputs": [("X", None)]}, "input 'X' is of type NoneType"),
@@ -171,7 +171,7 @@ def test_what_is_no_handle_is_not_cleaned_up() -> None:
 
 def test_a_client_of_asyncio_is_refused() -> None:
     client = object.__new__(tritonclient.grpc.aio.InferenceServerClient)
-    with pytest.raises(ValueError, match="the client is one of asyncio, .*; expected the blocking one"):
+    with pytest.raises(ValueError, match="the client is an asyncio client; expected a blocking one"):
         create_set_shm_regions(ONE_INPUT, ONE_OUTPUT, NAMES, SIZES, client, "grpc")
 
 

@@ -174,7 +174,7 @@ def test_a_path_that_copies_is_told_once_with_its_reason_at_the_users_line(clien
         "model 'plain' is called on the path triton-shm, which copies its inputs once and its outputs twice: "
         "model 'plain' does not declare the direct path"
     )
-    assert text.endswith("; if that is meant, say path='triton-shm'")
+    assert text.endswith("; to accept that, give path='triton-shm'")
 
 
 def test_what_is_copied_in_no_time_is_not_told(server: FakeServer, told: list[Any]) -> None:
@@ -197,7 +197,7 @@ def test_a_stream_that_goes_in_band_is_told_of_that_path(told: list[Any]) -> Non
                 list(client.stream(model, {"IN0": X}, outputs={"OUT0": X.nbytes}))
             list(client.stream(model, {"IN0": X}, path="inline"))
     begin = "model {!r} is called on the path inline, which copies every tensor several times: "
-    end = "; if that is meant, say path='inline'"
+    end = "; to accept that, give path='inline'"
     first, second = (str(each.message) for each in told)
     assert first.startswith(begin.format("stock") + "model 'stock' does not declare the direct path")
     assert first.endswith(end)
@@ -222,7 +222,7 @@ def test_an_output_that_finds_no_room_is_told_once_with_its_size(client: ShmClie
     (warning,) = told
     assert str(warning.message) == (
         "output 'OUT0' of model 'm' needs 65536 bytes and found less room in shared memory, so it came back through "
-        "Triton, which copies it; later calls have room for as much; say it beforehand, beside the "
+        "Triton, which copies it; later calls have room for as much; to give it room at once, list it with the "
         "other outputs that you want: outputs={'OUT0': 65536}"
     )
 
@@ -232,7 +232,7 @@ def test_an_output_without_room_in_a_prepared_call_is_told(client: ShmClient, to
         assert call.infer().overflowed
         assert not call.infer().overflowed
     (warning,) = told
-    assert "the next infer of this call has room for as much on the host; say it beforehand" in str(warning.message)
+    assert "the next infer of this call has room for as much on the host; to give it room" in str(warning.message)
 
 
 def test_another_configuration_is_told_of_anew(server: FakeServer, client: ShmClient, told: list[Any]) -> None:

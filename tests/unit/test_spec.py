@@ -104,8 +104,8 @@ def test_the_error_tells_which_triton_carries_it_and_what_helps_before(old_backe
     with pytest.raises(ModelError) as refusal:
         old_backend.output("Y", np.zeros((2, 3), BF16.numpy))
     assert str(refusal.value) == (
-        "output 'Y' holds BF16, which the Python backend of this Triton refuses (Dtype is invalid.): a response "
-        'carries it from Triton 2.49 (24.08) on; before, the caller must have room for it: outputs={"Y": 12}'
+        "output 'Y' holds BF16, which the Python backend of this Triton refuses (Dtype is invalid.): use Triton "
+        '2.49 (24.08) or newer, or have the caller reserve memory for it: outputs={"Y": 12}'
     )
     old_backend.reads_numpy = False
     with pytest.raises(RuntimeError, match=REASON):  # another type's refusal is told as it is

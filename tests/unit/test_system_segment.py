@@ -296,7 +296,7 @@ def test_space_that_somebody_else_has_taken_meanwhile_is_an_error_of_the_machine
 
 
 def test_space_that_cannot_be_taken_in_time_is_not_taken(key: str) -> None:
-    with pytest.raises(TimeoutError, match="4096 bytes of shared memory could not be made in time"):
+    with pytest.raises(TimeoutError, match="4096 bytes of shared memory could not be allocated in time"):
         make(key, deadline=time.monotonic() - 1)
     assert not (SHM / key).exists()
 
@@ -315,7 +315,7 @@ def test_a_file_has_the_size_and_the_space_that_it_has_and_not_a_byte_more(file:
     file.check_space(PAGE)
     with pytest.raises(RegionRefusedError, match=f"claims {2 * PAGE + 1} bytes, but {2 * PAGE} are there"):
         file.check_size(2 * PAGE + 1)
-    with pytest.raises(RegionRefusedError, match=f"memory for {PAGE} bytes of {PAGE + 1}, and else holes"):
+    with pytest.raises(RegionRefusedError, match=f"memory for {PAGE} of its {PAGE + 1} bytes, and holes"):
         file.check_space(PAGE + 1)
 
 
@@ -330,7 +330,7 @@ def test_holes_that_cannot_be_filled_are_an_error_of_the_machine_or_else_the_fil
 ) -> None:
     monkeypatch.setattr(os, "posix_fallocate", failing(number))
     lack = r"has holes, and /dev/shm has \d+ bytes free for its 8192; give"
-    other = "the server cannot take its space: Operation not supported"
+    other = "the server cannot allocate it: Operation not supported"
     with pytest.raises((MachineError, RegionRefusedError), match=lack if number in LACKS else other):
         file.take_space(0, 2 * PAGE)
 

@@ -154,7 +154,7 @@ def test_a_view_that_is_taken_for_an_array_says_how_to_make_one(kind: str, use: 
     with pytest.raises(TypeError) as error:
         use(view)
     assert str(error.value) == (
-        f"this {kind} is no array to calculate with, or to take elements of; make one of tensor 'IMAGE' first: {ways}"
+        f"this {kind} supports neither arithmetic nor indexing; make an array of tensor 'IMAGE' first: {ways}"
     )
 
 
@@ -342,5 +342,5 @@ def test_other_libraries_cannot_take_a_view_of_strings(view: StringsView) -> Non
 def test_numpy_makes_an_array_of_a_view_of_strings_by_a_copy_alone() -> None:
     view = StringsView("WORDS", Strings.of("WORDS", np.array(WORDS, object)), "direct")
     assert np.asarray(view).tolist() == np.array(view).tolist() == WORDS
-    with pytest.raises(ValueError, match="tensor 'WORDS' holds strings, which become an array by a copy alone"):
+    with pytest.raises(ValueError, match="tensor 'WORDS' holds strings, which can become an array only by a copy"):
         view.__array__(copy=False)

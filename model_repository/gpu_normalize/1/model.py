@@ -15,11 +15,11 @@ STD = (0.229, 0.224, 0.225)
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         cuda = CudaAccess()
-        cuda.runtime.make_current(int(args["model_instance_device_id"]))  # says what is missing: bindings, or a GPU
-        import cupy  # noqa: PLC0415  # only now is it certain that there is a GPU
+        cuda.runtime.make_current(int(args["model_instance_device_id"]))  # fails without bindings, or without a GPU
+        import cupy  # noqa: PLC0415  # only after it is certain that there is a GPU
 
         self.cupy = cupy
-        self.streams: dict[int, Any] = {}  # by GPU: the client's may be another one than the instance's
+        self.streams: dict[int, Any] = {}  # by GPU: the client's may differ from the instance's
         self.normalize = cupy.ElementwiseKernel(
             "uint8 x, float32 scale, float32 shift", "float32 y", "y = x * scale + shift", "normalize"
         )
@@ -33,7 +33,7 @@ class TritonPythonModel:
         count, height, width, channels = images.shape
         output = call.device_output("NORMALIZED", (count, channels, height, width), np.float32)
         with self.cupy.cuda.Device(output.device), self.stream(output.device) as stream:
-            call.ready_on(stream)  # or the whole GPU is waited for
+            call.ready_on(stream)  # else the call waits for the whole GPU
             x, y = images.cupy(), output.cupy()
             for channel, (mean, std) in enumerate(zip(MEAN, STD, strict=True)):
                 self.normalize(x[..., channel], 1 / (255 * std), -mean / std, y[:, channel])

@@ -1,1 +1,1 @@
-"""Measure what this library costs, each figure beside something else in the same run, and its limit."""
+"""Measure the cost of this library: each figure beside something else in the same run, and its limit."""

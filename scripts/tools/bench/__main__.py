@@ -1,4 +1,4 @@
-"""Measure what this library costs, each figure against something else in the same run, next to what it is held to."""
+"""Measure the cost of this library: each figure against something else in the same run, with its limit."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _amounts(arguments: argparse.Namespace) -> Amounts:
 
 
 def groups_to_measure(only: Sequence[str] | None, *, draws: bool) -> list[str]:
-    """Return those that are asked for, or all that can be measured here."""
+    """Return the groups that the user asked for, or all that can be measured here."""
     if draws and only and not set(PICTURES) & set(only):
         raise ReportError(f"--plot draws {', '.join(PICTURES)}; add one of them with --only, or leave --only out")
     groups = list(only or GROUPS)

@@ -1,4 +1,4 @@
-"""Every group of the bench measures with these: a server on a machine, how often, and medians over the rounds."""
+"""Parts that all groups of the bench use: a server on a machine, numbers of rounds, and medians over the rounds."""
 
 from __future__ import annotations
 

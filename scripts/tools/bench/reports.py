@@ -1,4 +1,4 @@
-"""What a run of the bench has found, and what is told of it: a table, JSON, a page of documentation and pictures."""
+"""The results of a run of the bench, and its reports: a table, JSON, a page of documentation and pictures."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def table_of(figures: list[Figure]) -> Table:
 
 
 class Reports(NamedTuple):
-    """Where to write what; None for what nobody wants."""
+    """The files of the reports to write; None for one that is not wanted."""
 
     json: Path | None = None
     document: Path | None = None

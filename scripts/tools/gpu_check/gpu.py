@@ -67,7 +67,7 @@ class Gpu:
         return self.runtime.create_stream(0)
 
     def destroy_stream(self) -> None:
-        """Let :attr:`stream` go, when what is on it is done; whoever asks for it again gets another."""
+        """Let :attr:`stream` go, when what is on it is done; asking for it again makes another."""
         stream = vars(self).pop("stream", None)
         if stream is not None:
             self.runtime.destroy_stream(stream, 0)
@@ -80,7 +80,7 @@ class Gpu:
         return found
 
     def upload(self, array: DeviceArray, values: npt.NDArray[Any]) -> None:
-        """Fill an array; it is complete then."""
+        """Fill an array, and wait until that is done."""
         self._copy(array.device, array.address, np.ascontiguousarray(values).ctypes.data, array.nbytes)
 
     def download(self, array: DeviceArray) -> npt.NDArray[Any]:

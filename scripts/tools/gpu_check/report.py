@@ -22,11 +22,11 @@ _Error = TypeVar("_Error", bound=Exception)
 
 
 class CheckFailedError(Exception):
-    """Something is not as it must be."""
+    """A check has found an error."""
 
 
 class NotOnAFakeError(Exception):
-    """A fake GPU ends here: what comes next in this check, only a GPU can do. On a GPU it is a failure."""
+    """A fake GPU cannot do the rest of this check. On a real GPU, this is a failure."""
 
 
 def require(condition: bool, otherwise: str) -> None:

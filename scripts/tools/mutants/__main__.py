@@ -121,7 +121,7 @@ def _run(mutant: Mutant, tests: list[str], folder: Path) -> None:
 
 
 def _import_changed(mutant: Mutant) -> None:
-    """Have Python's imports take a changed module for the real one, whatever is cached of that, and imported."""
+    """Let Python import a changed module in place of the real one, which may be cached or imported already."""
     path = ROOT / mutant.file
     code = compile(mutate(mutant, path.read_text()), str(path), "exec")
     loader = importlib.machinery.SourceFileLoader
@@ -149,7 +149,7 @@ FILES: Final = (
 )
 KEPT: Final = ROOT / ".mutants" / "tests.json"
 EQUIVALENT: Final = Path(__file__).with_name("equivalent.json")
-"""Mutants that nothing can tell from the library, each with its reason."""
+"""Mutants that behave exactly as the library, each with its reason."""
 
 
 def mutants_of(only: Sequence[str]) -> list[Mutant]:

@@ -36,7 +36,7 @@ class Mutant:
     # who executes none of the lines from here to the last one cannot notice. It is a generator's first one: what is
     # recorded of that may end where an exception is thrown into another one that it waits for (Python 3.11)
     from_line: int
-    change: str  # for people
+    change: str  # to be shown to people
 
     @property
     def name(self) -> tuple[str, str, str]:

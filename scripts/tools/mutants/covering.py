@@ -1,4 +1,4 @@
-"""Which tests execute a line: found out once, and again by those that a change may concern."""
+"""Finds which tests execute a line; after a change, only tests that it may concern run again."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Contents:
     extras: str  # those of this distribution, which is installed as it lies in the checkout
     requirements: tuple[str, ...] = ()  # further ones
     alone: tuple[str, ...] = ()  # requirements that are installed without what they require in turn
-    where_found: tuple[str, ...] = ()  # requirements that are done without where pip does not find them
+    where_found: tuple[str, ...] = ()  # requirements that are left out if pip does not find them
     includes: tuple[Contents, ...] = ()  # what it is for as well. An environment that has these is extended
 
     def fingerprint(self) -> str:
@@ -86,7 +86,7 @@ BINDINGS_OF_CUDA_12: Final = "cuda-bindings<13"
 BINDINGS_OF_CUDA_13: Final = "cuda-bindings>=13"
 
 COMMANDS: Final = Contents("demo", ("numpy>=2",))
-"""What ``scripts/demo`` and ``serve`` need: whoever tries the demo is not to wait for PyTorch."""
+"""What ``scripts/demo`` and ``serve`` need: to try the demo, you need not wait for PyTorch."""
 EVERYTHING: Final = Contents(
     "dev", ("numpy>=2", BINDINGS_OF_CUDA_13), (OTHER_CLIENT,), (TORCH, CUPY), includes=(COMMANDS,)
 )
@@ -105,7 +105,7 @@ class Environment:
         return self._stamp.is_file() and contents.fingerprint() in self._stamp.read_text().splitlines()
 
     def stamp(self, contents: Contents) -> None:
-        """Declare it made."""
+        """Write the stamp: the environment is complete."""
         self._stamp.write_text("".join(f"{each.fingerprint()}\n" for each in (contents, *contents.includes)))
 
     def create(self) -> None:

@@ -1,4 +1,4 @@
-"""Send checked requests through a real server for a while, and break everything that can break meanwhile.
+"""Send checked requests through a real server for a while, and meanwhile break everything that can break.
 
 It starts a server of its own. The exit status is 1 if a byte was wrong, something leaked or hung, something died that
 nobody had killed, a call took a second longer than its timeout, or a run of a minute or more has left out something
@@ -49,18 +49,18 @@ from .server import SoakServer
 
 WARM_S: Final = 20.0
 MOST_GROWTH: Final = 64 << 20
-"""More than allocators keep for later."""
+"""Allocators keep less than this for later use."""
 TRITONS_OWN_S: Final = 3.0
-"""For how long after a client was killed in a stream a crash of the server is one that Triton 2.51 is known for."""
+"""A crash of the server so soon after a client was killed in a stream is a known bug of Triton 2.51."""
 _DYING_S: Final = 1.0
-"""So long a server may live on that crashes, when its models' processes have gone already."""
+"""A crashing server may run so much longer than its models' processes."""
 
 _FRAME: Final = re.compile(r"^ *\d+# .* in (\S+)$", re.MULTILINE)
 _NEITHER: Final = ("libc.so", "libstdc++.so", "libpthread.so")
 
 
 def crashed_in_frontends(log: str) -> bool:
-    """Return whether a server crashed in its own gRPC or HTTP frontend, as before 24.12 of calls that are cancelled.
+    """Return whether a server crashed in its own gRPC or HTTP frontend, as before 24.12 when calls are cancelled.
 
     That is issue 7368 of triton-inference-server/server. No backend, and so no memory of this library, is in the trace.
     """
@@ -84,7 +84,7 @@ class Soak:
         self._clients = self._saboteur.clients
 
     def run(self, seconds: float, on_tick: Callable[[float, str], None]) -> Report:
-        """Soak; stop everything, look what is left, and report."""
+        """Soak, stop everything, check for leaks, and report."""
         with self._server:
             try:
                 began = time.monotonic()
@@ -109,7 +109,7 @@ class Soak:
         return soak_report(self._seed, soaked, self._tally, self._cannot)
 
     def _look_after(self) -> None:
-        """Count and mend what must not have happened."""
+        """Count deaths and hangs that must not happen, and restart what they ended."""
         if self._server.missing_stubs():
             time.sleep(_DYING_S)
             log = self._server.server.log_tail(60)
@@ -134,13 +134,13 @@ class Soak:
                 self._clients[index] = self._saboteur.new_client()
 
     def _look_at(self, kind: str, pid: int) -> None:
-        """See by how much a process has grown since it was warm."""
+        """Note how much a process has grown since it was warm."""
         now = time.monotonic()
         if now - self._began.setdefault(pid, now) > WARM_S and (resident := resident_bytes(pid)):
             self._grown[kind] = max(self._grown[kind], resident - self._warm.setdefault(pid, resident))
 
     def _stop_clients(self) -> None:
-        """Stop every client, when it has seen a right result: some were started a moment ago."""
+        """Stop every client after it has seen a right result: some were started a moment ago."""
         while self._clients:
             client = self._clients.pop()
             if not client.wait_for_results():
@@ -149,7 +149,7 @@ class Soak:
                 self._tally.add(FAILED_CLIENTS, "when they were told to")
 
     def _count_leaks_at_server(self) -> None:
-        """Count what models hold of clients' memory in the end, and what of it the server has registered."""
+        """Count clients' memory that models still hold in the end, or that the server still has registered."""
         reaper.reap()
         deadline = time.monotonic() + 12.0
         while (held := self._server.held_by_stubs()) and time.monotonic() < deadline:
@@ -160,7 +160,7 @@ class Soak:
             self._tally.add(LEAKS, leak)
 
     def _count_leaks(self) -> None:
-        """Count memory that nobody has removed. What plain tritonclient's users make is theirs to remove."""
+        """Count memory that was left behind. Users of plain tritonclient must remove their own."""
         left = [path.name for client in self._saboteur.made for path in DEV_SHM.glob(f"{KEY_PREFIX}{client.pid}-*")]
         for path in DEV_SHM.glob(f"{ATTACHED_PREFIX}*"):
             if self._was_killed(path.name):

@@ -1,4 +1,4 @@
-"""What the soak does to its own processes, its own memory and its own server, at random."""
+"""Faults that the soak injects at random into its own processes, memory and server."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Saboteur:
         with path.open("xb") as file:
             try:
                 while time.monotonic() < deadline:
-                    with contextlib.suppress(OSError):  # somebody was faster: what is left is less now
+                    with contextlib.suppress(OSError):  # another process was faster: less is left now
                         os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, int(free_bytes()) or 1)
                     time.sleep(0.01)
             finally:
@@ -136,11 +136,10 @@ class Saboteur:
         return answered, sum(count for error, count in errors.items() if error.startswith(REFUSALS))
 
     def _attack(self, name: str) -> None:
-        """Have a hostile client at work for a moment, and bring back what may die of it."""
+        """Let a hostile client work for a moment, and restart what may die of it."""
         self._tally.add("faults", f"attack: {name}")
         attacker = AttackerProcess(name, self._chance.getrandbits(32), self._server.urls[0])
-        attacker.hear()
-        answers = attacker.take_turn(1.0)
+        answers = attacker.take_turn(1.0) if attacker.hear() else {}  # it ends if the server has just died
         attacker.end()
         for answer, count in answers.items():
             self._tally.add("outcomes", f"{name}: {answer}", count)

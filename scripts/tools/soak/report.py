@@ -1,4 +1,4 @@
-"""The findings of a run, as a table and as JSON, and whether any of them must not be."""
+"""The findings of a run, as a table and as JSON, and whether any of them is a failure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.table import Table
 from .client.tally import MUST_BE_ZERO, Tally
 
 COMPLETE_S: Final = 60.0
-"""A run of this length does everything that there is."""
+"""A run of this length is complete: it uses every workload and fault."""
 
 TWO_USERS: Final = "two users"
 SMALL_TMPFS: Final = "a small tmpfs"

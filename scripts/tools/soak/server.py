@@ -1,4 +1,4 @@
-"""The soak's server: it comes back on the same ports, and its models' processes can be found and loaded anew."""
+"""The soak's server: it restarts on the same ports, and its models' processes can be found and reloaded."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ class SoakServer(MortalServer):
             return []
 
     def missing_stubs(self) -> list[str]:
-        """Return a model's name for each process that it had when the server had started, and has no more."""
+        """Return the models' names, once for each process that is gone since the server started."""
         return [name for name, count in self._instances.items() for _ in range(count - len(self.stubs(name)))]
 
     def reload(self, model: str) -> bool:
-        """Have a model loaded anew, as if its code had changed; return whether it is ready with all its processes."""
+        """Reload a model, as if its code had changed; return whether it is ready with all its processes."""
         before = set(self.stubs(model))
         os.utime(self._folder / model / "1" / "model.py", (next(self._changes),) * 2)
         try:
@@ -114,7 +114,7 @@ class SoakServer(MortalServer):
         self.come_back()
 
     def kill(self) -> None:
-        """Kill it, and all that it has started; it may have died just now."""
+        """Kill the server, and all that it has started; it may have died just now."""
         with suppress(ClosedError, ProcessLookupError):
             os.kill(self.server.pid, signal.SIGKILL)
         self.server.stop()

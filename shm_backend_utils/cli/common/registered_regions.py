@@ -1,4 +1,4 @@
-"""Regions that a server has registered: Triton's own shared memory, as a user of tritonclient has it."""
+"""Regions that a server has registered: Triton's own shared memory, as users of tritonclient use it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RegisteredRegion(NamedTuple):
 
 
 def registered_region(stack: ExitStack | AsyncExitStack, plain: Any, name: str, byte_size: int) -> RegisteredRegion:
-    """Make a region with memory for every byte, and register it by tritonclient, until the stack ends."""
+    """Make a region with memory for every byte, and register it through tritonclient until the stack closes."""
     handle = shared_memory.create_shared_memory_region(name, f"/{name}", byte_size, create_only=True)
     stack.callback(shared_memory.destroy_shared_memory_region, handle)
     _take_memory(name, byte_size)
@@ -39,7 +39,7 @@ def registered_region(stack: ExitStack | AsyncExitStack, plain: Any, name: str, 
 
 @translate_os_errors()
 def _take_memory(name: str, byte_size: int) -> None:
-    """Give memory to every byte: a full /dev/shm must fail here, not as a SIGBUS at first touch."""
+    """Allocate memory for every byte, so that a full /dev/shm fails here, and not with a SIGBUS at the first access."""
     file = os.open(DEV_SHM / name, os.O_RDWR)
     try:
         os.posix_fallocate(file, 0, byte_size)

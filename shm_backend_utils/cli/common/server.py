@@ -33,7 +33,7 @@ def models_in(repository: Path) -> list[Path]:
 
 
 def sample_models() -> list[Path]:
-    """Return the folders of the sample models that can load here: a server with one that refuses to does not start."""
+    """Return the folders of the sample models that can load here: a server does not start if a model fails to load."""
     models = [model for model in models_in(REPOSITORY) if _has_package(model)]
     of_gpus = [model for model in models if "kind: KIND_GPU" in (model / CONFIG_FILE).read_text()]
     return [model for model in models if model not in of_gpus] if of_gpus and not _has_gpu() else models
@@ -51,7 +51,7 @@ def copy_models(models: Iterable[Path], folder: Path) -> Path:
 
 
 def _reason(error: OSError) -> str:
-    """Return why; an error of ``copytree`` has a list of all files that failed, each with its reason."""
+    """Return the reason of an error; one of ``copytree`` lists all files that failed, each with its reason."""
     if isinstance(error, shutil.Error):
         return str(error.args[0][0][-1])
     return error.strerror or str(error)
@@ -71,7 +71,7 @@ def _has_package(model: Path) -> bool:
 
 
 def _has_gpu() -> bool:
-    """Return whether a server would see a GPU: this process may have a driver that is none."""
+    """Return whether a server would see a GPU; without device files, a driver in this process is a fake one."""
     if importlib.util.find_spec("cupy") is None or not any(Path(file).exists() for file in _DEVICE_FILES):
         return False
     try:
@@ -89,7 +89,7 @@ def temporary_server(
     installation: Installation | None = None,
     numpy: StubNumpy = "server",
 ) -> Iterator[EmbeddedServer]:
-    """Start a server in a folder that is named after the tool, with models that are provided at its path."""
+    """Start a server in a temporary folder named after the tool, with the models that ``provide_models`` returns."""
     with _temporary_folder(tool) as name:
         folder = Path(name)
         models = provide_models(folder / "models")
@@ -107,7 +107,7 @@ def _temporary_folder(tool: str) -> Iterator[str]:
     try:
         folder = tempfile.mkdtemp(prefix=f"shm-backend-utils-{tool}-")
     except OSError as error:
-        raise MachineError(f"no temporary folder can be made: {error.strerror or error}; {_OTHER_FOLDER}") from None
+        raise MachineError(f"cannot create a temporary folder: {error.strerror or error}; {_OTHER_FOLDER}") from None
     try:
         yield folder
     finally:

@@ -61,9 +61,9 @@ def _run(url: str | None, rounds: int, picture: Path) -> int:
 
 
 def _require_folder_for(picture: Path) -> None:
-    """Raise OSError where no picture can be written: to hear of it after all the measuring would be late."""
+    """Raise OSError if the picture cannot be written there, before any time is spent on measuring."""
     if picture.is_dir() or not os.access(picture if picture.exists() else picture.absolute().parent, os.W_OK):
-        raise PermissionError(f"no picture can be written to {picture}; --picture FILE names another file")
+        raise PermissionError(f"cannot write the picture to {picture}; choose another file with --picture FILE")
 
 
 def _report(measurement: Measurement, wire_bytes: dict[str, dict[str, int]]) -> None:

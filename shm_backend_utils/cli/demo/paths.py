@@ -58,8 +58,8 @@ class RequestPath(NamedTuple):
 
     name: str
     copies: str  # of the tensors' data, between the client's memory and the model's
-    # Connects to a URL, and returns a function that puts a photograph in place, and returns a request that can be sent
-    # again and again. The stack removes all that it puts.
+    # Connects to a URL, and returns a function. That one prepares a photograph, and returns a request that can be sent
+    # again and again. The stack cleans up.
     connect: Callable[[str, contextlib.ExitStack], Callable[[Photograph], Request]]
 
 
@@ -117,13 +117,13 @@ def _triton_shm(url: str, stack: contextlib.ExitStack) -> Callable[[Photograph],
 
 
 def _inline(url: str, stack: contextlib.ExitStack) -> Callable[[Photograph], Request]:
-    """Put the tensors into the messages of plain tritonclient, which is part of each request."""
+    """Put the tensors into the messages of plain tritonclient, anew in each request."""
     client = stack.enter_context(grpcclient.InferenceServerClient(url))
     return lambda photograph: lambda: _output(client, MODEL, _tensor("IMAGE", photograph), "NORMALIZED")
 
 
 def _empty(url: str, stack: contextlib.ExitStack) -> Callable[[Photograph], Request]:
-    """Send a tensor of no elements to the model that does nothing by plain tritonclient: any request costs that."""
+    """Send an empty tensor to a model that does nothing, by plain tritonclient: the least time that a request takes."""
     client = stack.enter_context(grpcclient.InferenceServerClient(url))
     nothing = _tensor("INPUT0", np.empty(0, np.float32))
     return lambda _: lambda: _output(client, "identity", nothing, "OUTPUT0")
@@ -228,7 +228,7 @@ def _send(by_path: dict[str, Request], order: list[str]) -> tuple[dict[str, floa
     are_identical = len({(result.dtype, result.shape, result.tobytes()) for result in results.values()}) == 1
     output = results["inline"].copy()
     for result in results.values():
-        if result.flags.writeable:  # it lies in shared memory, where a request that writes nothing cannot seem right
+        if result.flags.writeable:  # shared memory: a request that writes nothing must not look right
             result.fill(np.nan)
     return milliseconds, are_identical, output
 

@@ -45,13 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model-dir",
         type=Path,
         metavar="DIR",
-        help="examine a model's folder, or a repository of them, and no server",
+        help="examine a model's folder, or a repository of models, instead of a server",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Examine, and print the findings; return 1 for something fatal, 2 for an impossible request."""
+    """Examine, and print the findings; return 1 if one is fatal, 2 if the arguments contradict each other."""
     if arguments.model_dir is not None:
         if arguments.url is not None or arguments.model is not None:
             print("doctor: --model-dir needs no server; give neither URL nor --model", file=sys.stderr)
@@ -102,17 +102,17 @@ def _examine_models(driver: BlockingDriver, checkup: Checkup, wanted: str | None
             break
         config = config_of(driver, checkup, model)
         if config is not None and not is_of_python_backend(config):
-            checkup.add_fine("it is no Python model: its tensors go through Triton", model)
+            checkup.add_fine("it is not a Python model: its tensors go through Triton", model)
         elif config is not None:
             findings = findings_in_config(config, model)
             if not mentions_shared_memory(config) and not (wanted and all_are_optional(config)):
-                findings = [Finding(Trouble.ORDINARY_MODEL, "its configuration has nothing of this library's", model)]
-            checkup.conclude(findings, "its configuration has nothing against the direct path", model)
+                findings = [Finding(Trouble.ORDINARY_MODEL, "its configuration uses nothing of this library", model)]
+            checkup.conclude(findings, "nothing in its configuration prevents the direct path", model)
             shares |= examine_model(driver, checkup, config, versions, here, gpus, declares=not findings)
     if obstacle is None:
         return
     if shares:
-        checkup.add_fine("the server has a /dev/shm of its own: the path triton-shm is closed, and the direct one open")
+        checkup.add_fine("the server has a /dev/shm of its own: the path triton-shm is closed, the direct path is open")
     elif not any(finding.trouble in (Trouble.OTHER_MACHINE, Trouble.OTHER_NAMESPACE) for finding in checkup.findings):
         is_here = is_this_machine(driver.transport.host)
         checkup.add(Trouble.OTHER_NAMESPACE if is_here else Trouble.OTHER_MACHINE, obstacle)
@@ -164,7 +164,7 @@ def _told(finding: Finding) -> Iterator[str]:
 
 
 def _one_line(text: str) -> str:
-    """Return a server's text as one line, not too long, without control characters of terminals."""
+    """Return a server's text as one line of limited length, without control characters of terminals."""
     line = printable(" ".join(text.split()))
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} …"
 

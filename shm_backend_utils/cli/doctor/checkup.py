@@ -12,7 +12,7 @@ from .troubles import Trouble
 
 __all__ = ["Checkup", "Finding"]
 
-TIME_S: Final = 3.5  # for all that is asked of the server: the command ends within five
+TIME_S: Final = 3.5  # for all questions to the server, so that the command ends within five
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class Finding:
 
 @dataclass
 class Checkup:
-    """Fills up as things are examined."""
+    """The results of the checks so far."""
 
     # The checks that passed: the model's name, or none, and one line.
     fine: list[tuple[str, str]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    deadline: float = math.inf  # when the server is asked nothing more, by time.monotonic()
+    deadline: float = math.inf  # by time.monotonic(); the server is asked nothing after it
 
     def start_time(self) -> None:
         """Start the time for questions to the server."""
@@ -46,14 +46,14 @@ class Checkup:
         self.findings.append(Finding(trouble, found, model))
 
     def conclude(self, findings: Iterable[Finding], otherwise: str, model: str = "") -> None:
-        """Note the findings, or without any, that this part is fine."""
+        """Take note of the findings, or, without any, that this part is fine."""
         found = list(findings)
         self.findings += found
         if not found:
             self.add_fine(otherwise, model)
 
     def until(self, most_s: float) -> float:
-        """Return the moment, by ``time.monotonic()``, until which one question may take."""
+        """Return the deadline of one question, by ``time.monotonic()``."""
         return min(self.deadline, time.monotonic() + most_s)
 
     @property

@@ -34,7 +34,7 @@ def mentions_shared_memory(config: Mapping[str, Any]) -> bool:
 
 
 def all_are_optional(config: Mapping[str, Any]) -> bool:
-    """Return whether a model's inputs are all optional, as those of a session are, and hardly any other's."""
+    """Return whether all inputs of a model are optional: a session requires that, other models rarely have it."""
     inputs = config.get("input", ())
     return bool(inputs) and all(tensor.get("optional") for tensor in inputs)
 
@@ -46,7 +46,7 @@ def _lines(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
 
 
 def _parameters(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
-    """Yield the model half's finding for each parameter by itself, as it stops at the first wrong one."""
+    """Yield a finding for each wrong parameter: ``Config`` stops at the first one, so each is checked by itself."""
     for name, value in sorted(config.get("parameters", {}).items()):
         try:
             Config.from_config({"name": model, "parameters": {name: value}})
@@ -60,13 +60,13 @@ def _declaration(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
     wrong = sorted(declared - PATHS) if declared is not None else []
     if declared is not None and (wrong or not declared):
         yield Finding(Trouble.UNKNOWN_PATH, _words_found(wrong), model)
-        config = {**config, "parameters": {PATHS_PARAMETER: {"string_value": _DIRECT}}}  # it was meant to have paths
+        config = {**config, "parameters": {PATHS_PARAMETER: {"string_value": _DIRECT}}}  # it tries to declare paths
     named = [tensor for tensor in config.get("input", ()) if tensor.get("name")]
     spec = ModelSpec.from_config({**config, "name": model, "input": named, "output": []})
     if spec.paths is None:
         misspelt = _misspelt_declaration(config)
-        if not misspelt.startswith(PREFIX):  # else the name is the fault, and it is reported
-            said = f", but {misspelt}, which may be meant to be it" if misspelt else ""
+        if not misspelt.startswith(PREFIX):  # else _parameters has reported the wrong name
+            said = f", but {misspelt}, which may be a misspelling of it" if misspelt else ""
             yield Finding(Trouble.NO_SHM_PATHS, f"found no parameter {PATHS_PARAMETER}{said}", model)
     elif _DIRECT not in spec.paths:
         found = f"found {PATHS_PARAMETER} {','.join(sorted(spec.paths))!r}; expected {_DIRECT} among its words"
@@ -83,7 +83,7 @@ def _declaration(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
 
 
 def _misspelt_declaration(config: Mapping[str, Any]) -> str:
-    """Return the name of the parameter that may be meant to be SHM_PATHS; empty where there is that, or none."""
+    """Return the name of a parameter that looks like a misspelt SHM_PATHS; empty if SHM_PATHS is set, or none does."""
     if PATHS_PARAMETER in config.get("parameters", {}):
         return ""
     return "".join(difflib.get_close_matches(PATHS_PARAMETER, config.get("parameters", {}), n=1, cutoff=0.8))

@@ -35,7 +35,7 @@ _NAMING: Final = {
     **dict.fromkeys(("output", "device_output"), (3, "output")),
     **dict.fromkeys(("forward", "forward_async"), (2, "model")),
 }
-"""Calls of a request whose first argument is a name: how many arguments they have at least, and of what it is one."""
+"""Methods of a request whose first argument is a name: their least number of arguments, and the kind of that name."""
 
 _LIBRARY_VERSION: Final = "__init__.py", re.compile(rb'^__version__\b.*= "([^"\n]+)"', re.MULTILINE)
 _PROTOCOL_VERSION: Final = "protocol/layout.py", re.compile(rb"^VERSION\b.*= (\d+)", re.MULTILINE)
@@ -43,16 +43,16 @@ _PROTOCOL_VERSION: Final = "protocol/layout.py", re.compile(rb"^VERSION\b.*= (\d
 
 @dataclass(frozen=True)
 class ModelCode:
-    """Facts about a model's code, by its syntax."""
+    """Facts about a model's code, from its syntax."""
 
     file: Path  # with the model's class
     error: str  # why it cannot be parsed, with the line; empty if it can
-    names: frozenset[str]  # all that it binds at its top; * if it takes all of another module
+    names: frozenset[str]  # all that it binds at module level; * after `from … import *`
     mentioned: frozenset[str]  # all names and attributes in it, and in the modules beside it
-    inherits: bool = False  # its class has a base, or comes from elsewhere, with code that is not seen here
-    # The lines in execute where a session serves requests and its answers go nowhere, and the calls there.
+    inherits: bool = False  # its class has a base or is imported, so some of its code is not seen here
+    # The session's calls in execute whose responses are dropped: the line and the call.
     dropped: tuple[tuple[int, str], ...] = ()
-    # The lines where a call names something: "input", "output" or "model", and its literal name.
+    # The calls with a literal name: the line, the kind ("input", "output" or "model"), and the name.
     named: tuple[tuple[int, str, str], ...] = ()
 
     @classmethod
@@ -81,7 +81,7 @@ class ModelCode:
 
 def _parsed(file: Path) -> ast.Module:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # they would be printed with the line, as it is
+        warnings.simplefilter("ignore")  # Python would print them with the source line, unescaped
         return ast.parse(read_source(file), str(file))
 
 
@@ -123,7 +123,7 @@ def _dropped_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def _named_in(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
-    """Yield the names in calls of a request: of a function's last argument, or of a ``with`` statement's target."""
+    """Yield the names in calls of a request, which is a function's last argument, or the target of a ``with``."""
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             nodes = [*ast.walk(function)]
@@ -141,7 +141,7 @@ def _named_in(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
 
 
 def _dotted(called: ast.Attribute) -> str:
-    """Return the last names of a called attribute: Python's own printer fails on very long chains."""
+    """Return the last names of a called attribute: ``ast.unparse`` fails on very long chains."""
     names: list[str] = []
     node: ast.expr = called
     while isinstance(node, ast.Attribute) and len(names) < _MOST_NAMES:
@@ -171,7 +171,7 @@ def findings_in_folder(folder: Path) -> list[Finding]:
     try:
         folder = folder.absolute()
         if not folder.is_dir():
-            found = "is no folder" if folder.exists() else "is not there"
+            found = "is not a folder" if folder.exists() else "does not exist"
             return [Finding(Trouble.NOT_A_MODEL, f"{folder} {found}")]
         if _is_model(folder):
             return _findings_in_model(folder)
@@ -179,7 +179,7 @@ def findings_in_folder(folder: Path) -> list[Finding]:
     except OSError as error:
         return [_unreadable(error, folder)]
     if not models:
-        return [Finding(Trouble.NOT_A_MODEL, f"{folder} has no {CONFIG_FILE}, no version and no such folders")]
+        return [Finding(Trouble.NOT_A_MODEL, f"{folder} has no {CONFIG_FILE}, no version folder, no model's folder")]
     names = [model.name for model in models]
     return [finding for model in models for finding in _findings_in_model(model, names)]
 
@@ -188,11 +188,11 @@ def _is_model(folder: Path) -> bool:
     try:
         return (folder / CONFIG_FILE).exists() or bool(version_folders(folder))
     except PermissionError:
-        return True  # whatever it is, the finding says this much
+        return True  # reading it fails again, and that is a finding
 
 
 def _findings_in_model(folder: Path, models: Collection[str] = ()) -> list[Finding]:
-    """Return the faults in a model's folder; ``models`` are all of its repository, where that is known."""
+    """Return the faults in a model's folder; ``models`` names all of its repository, if known."""
     name = folder.name
     try:
         message = read_config(folder)
@@ -254,7 +254,7 @@ def _of_code(code: ModelCode, model: str) -> Iterator[Finding]:
     elif not code.defines(MODEL_CLASS):
         yield Finding(Trouble.NO_MODEL_CLASS, f"{code.file} has no class {MODEL_CLASS}", model)
     for line, name in code.dropped:
-        yield Finding(Trouble.NOT_RETURNED, f"{code.file}:{line}: nothing is done with what {name} returns", model)
+        yield Finding(Trouble.NOT_RETURNED, f"{code.file}:{line}: the result of {name} is not returned", model)
 
 
 def _of_tensors(message: Any, model: str) -> Iterator[Finding]:
@@ -271,31 +271,31 @@ def _of_declaration(config: dict[str, Any], codes: list[ModelCode], model: str) 
         if not mentions_shared_memory(config):
             yield Finding(Trouble.ORDINARY_MODEL, found, model)
             return
-        if codes and not any(code.error or code.inherits for code in codes):  # which may hide one
+        if codes and not any(code.error or code.inherits for code in codes):  # where a session may be unseen
             yield Finding(Trouble.NO_SESSION, found, model)
     if not _completes(codes):
         yield from _of_modes(config, codes, model)
     for finding in findings_in_config(config, model):
-        may_be_added = finding.trouble in (Trouble.NO_SHM_INPUT, Trouble.NO_SHM_PATHS)  # when it is loaded
+        may_be_added = finding.trouble in (Trouble.NO_SHM_INPUT, Trouble.NO_SHM_PATHS)  # by auto_complete
         if not (_completes(codes) and may_be_added):
             yield finding
 
 
 def _of_modes(config: dict[str, Any], codes: list[ModelCode], model: str) -> Iterator[Finding]:
-    """Yield where the code has calls for decoupled models alone, or for others alone, and the model is another."""
+    """Yield findings where the code has only calls for decoupled models, or only for others, and the model differs."""
     is_decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled"))
     for code in codes:
         answering = [name for name in ANSWERING if code.mentions(name)]
         if code.mentions(STREAMING) and not answering and not is_decoupled:
-            said = f"is for decoupled models, and {CONFIG_FILE} does not call the model one"
+            said = f"is for decoupled models, but {CONFIG_FILE} does not set decoupled: true"
             yield Finding(Trouble.OTHER_MODE, f"{code.file}: {STREAMING} {said}", model)
         elif answering and is_decoupled and not (code.mentions(STREAMING) or code.mentions("stream")):
-            said = f"is for models that are not decoupled, and {CONFIG_FILE} calls the model decoupled"
+            said = f"is for models that are not decoupled, but {CONFIG_FILE} sets decoupled: true"
             yield Finding(Trouble.OTHER_MODE, f"{code.file}: {answering[0]} {said}", model)
 
 
 def _of_names(config: dict[str, Any], codes: list[ModelCode], model: str, models: Collection[str]) -> Iterator[Finding]:
-    """Yield where the code of a session names a tensor, or a model to forward to, that there is not."""
+    """Yield findings where a session's code names a tensor, or a model to forward to, that does not exist."""
     there = {kind: [str(each.get("name")) for each in config.get(kind, ())] for kind in ("input", "output")}
     there["model"] = [*models]
     for code in codes:
@@ -312,14 +312,14 @@ def _of_copies(folder: Path) -> Iterator[Finding]:
             if os.path.lexists(copy):
                 version, protocol = _said_in(copy, *_LIBRARY_VERSION), _said_in(copy, *_PROTOCOL_VERSION)
                 if (version, protocol) != (__version__, str(VERSION)):
-                    said = f"is of version {version} and protocol {protocol}, and this is {__version__} and {VERSION}"
+                    said = f"has version {version} and protocol {protocol}; expected {__version__} and {VERSION}"
                     yield Finding(Trouble.OTHER_COPY, f"{copy} {said}", folder.name)
     except OSError as error:
         yield _unreadable(error, folder)
 
 
 def _said_in(copy: Path, file: str, pattern: re.Pattern[bytes]) -> str:
-    """Return the version that a pattern finds in a copy's file; nothing of it is imported."""
+    """Return the version that a pattern finds in a copy's file, without importing the copy."""
     try:
         said = pattern.search(read_source(copy / file))
     except (FileNotFoundError, NotADirectoryError, NoSourceError):

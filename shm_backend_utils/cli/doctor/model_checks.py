@@ -1,4 +1,4 @@
-"""Do a model's processes live, can this process share memory with it, and what runs there?"""
+"""Are a model's processes alive, can this process share memory with them, and which versions run there?"""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ _INSTANCE: Final = "MIG-"
 
 
 class Probes(NamedTuple):
-    """The results of a model's probes with each kind of memory; None for a kind that need not be tried."""
+    """The results of a model's probes with each kind of memory; None for a kind that was not tried."""
 
     sealed: ProbeAnswer | MachineError
     system: ProbeAnswer | MachineError | None
 
     @property
     def report(self) -> Mapping[str, Any] | None:
-        """The model's report, if one of them has had one."""
+        """The model's report, if a probe has brought one."""
         for answer in (self.sealed, self.system):
             if isinstance(answer, ProbeAnswer) and answer.report is not None:
                 return checked_report(answer.report)
@@ -77,13 +77,13 @@ def examine_model(
     *,
     declares: bool,
 ) -> bool:
-    """Look whether a model lives, and probe it if it ``declares`` the direct path; return whether it shares memory."""
+    """Check if a model is alive, and probe it if it ``declares`` the direct path; return whether it shares memory."""
     name = str(config.get("name"))
     try:
         spec = ModelSpec.from_config(config)
         tries = examine_processes(driver, checkup, config, versions)
         if not tries or not declares or spec.obstacle_to_direct() is not None:
-            return False  # which are findings already
+            return False  # the reason is a finding already
         kinds = [group.get("kind") for group in config.get("instance_group", ())]
         looks_for_gpus = "KIND_GPU" in kinds or bool(gpus.uuids)
         probes = _probe_the_living(driver, checkup, spec, tries, with_gpus=looks_for_gpus)
@@ -108,7 +108,7 @@ def examine_model(
 def _probe_the_living(
     driver: BlockingDriver, checkup: Checkup, spec: ModelSpec, tries: int, *, with_gpus: bool
 ) -> Probes:
-    """Probe a model, up to so many times while it is a dead process that gets the probe."""
+    """Probe a model again, at most ``tries`` times in all, while a dead process gets the probe."""
     while True:
         probes = _probe(driver, checkup, spec, with_gpus=with_gpus)
         tries -= 1
@@ -124,7 +124,7 @@ def _probe(driver: BlockingDriver, checkup: Checkup, spec: ModelSpec, *, with_gp
         try:
             return driver.run(probe_model(driver.transport.codec, spec, kind, deadline, with_gpus=with_gpus))
         except ShmError as error:
-            if isinstance(error, MachineError) and not isinstance(error, ConnectionError):  # that is not this machine's
+            if isinstance(error, MachineError) and not isinstance(error, ConnectionError):  # of the server's
                 return error
             raise
         except OSError as error:  # /dev/shm takes no new file
@@ -143,16 +143,16 @@ def _apart(report: Mapping[str, Any], here: Mapping[str, Any]) -> str:
 
 
 def config_of(driver: BlockingDriver, checkup: Checkup, model: str) -> dict[str, Any] | None:
-    """Return a model's configuration; None where the server does not tell, which is a finding."""
+    """Return a model's configuration; if the server does not give it, add a finding and return None."""
     codec = driver.transport.codec
     try:
         told = driver.run(server_calls.ask(codec, checkup.until(_ANSWER_S), "model config", model))
         return {**checked_config(told), "name": model}
     except ValueError as error:
-        checkup.add(Trouble.REFUSED, f"what the server tells is no configuration: {error}", model)
+        checkup.add(Trouble.REFUSED, f"the server's answer is not a model configuration: {error}", model)
     except InferenceError as error:
         trouble = Trouble.MODEL_BUSY if isinstance(error, DeadlineExceededError) else Trouble.REFUSED
-        checkup.add(trouble, f"the server does not tell its configuration: {error.message()}", model)
+        checkup.add(trouble, f"the server does not give its configuration: {error.message()}", model)
     except ShmError as error:
         checkup.findings.append(finding_of_error(error))
     return None
@@ -161,9 +161,9 @@ def config_of(driver: BlockingDriver, checkup: Checkup, model: str) -> dict[str,
 def examine_processes(
     driver: BlockingDriver, checkup: Checkup, config: Mapping[str, Any], versions: Sequence[str]
 ) -> int:
-    """Look at the processes of each version of a Python model; where none is seen, ask its session for signs of life.
+    """Examine the processes of each version of a Python model; if they cannot be seen, ask its session to answer.
 
-    Return how often to probe until a living process is met, 0 if none lives: each probe goes to the next process.
+    Return how many probes it takes to reach a living process, 0 if none lives: each probe goes to the next process.
     """
     codec, name, tries = driver.transport.codec, str(config["name"]), 0
     for version in versions:
@@ -194,7 +194,7 @@ def examine_processes(
 def finding_of_refusal(
     sealed: ProbeAnswer | MachineError, system: ProbeAnswer | MachineError | None, host: str, model: str
 ) -> Finding:
-    """Return the finding for a model that has written no report with either kind of memory; None was not tried."""
+    """Return the finding for a model that has written no report with either kind of memory; None if not tried."""
     answers = [each for each in (sealed, system) if isinstance(each, ProbeAnswer)]
     if not answers:
         return Finding(Trouble.REFUSED, f"this process has no memory to share: {system or sealed}", model)
@@ -211,12 +211,12 @@ def finding_of_refusal(
     elif last.code:
         trouble = Trouble.REFUSED
     else:
-        trouble, found = Trouble.NO_SESSION, f"it has taken the probe for a request: {found or 'and answered it'}"
+        trouble, found = Trouble.NO_SESSION, f"it has taken the probe as a request: {found or 'and answered it'}"
     return Finding(trouble, found, model)
 
 
 def _trouble_of_memory(code: str, said: list[str], host: str) -> Trouble:
-    """Return why a model opens no memory of this process, by its answer for each kind."""
+    """Return why a model does not open memory of this process, by its answer for each kind."""
     if any(map(_OF_ANOTHER_USER.search, said)):
         return Trouble.OTHER_USER
     if not is_this_machine(host):
@@ -228,7 +228,7 @@ def findings_in_report(spec: ModelSpec, report: Mapping[str, Any]) -> Iterator[F
     """Yield the faults that the report of a model's session shows. Missing members are no faults."""
     version = report.get("version")
     if version != __version__:
-        yield Finding(Trouble.OTHER_VERSION, f"the model has {version}, and this is {__version__}", spec.name)
+        yield Finding(Trouble.OTHER_VERSION, f"the model has {version}, this process has {__version__}", spec.name)
     if report.get("stub_reads_numpy") is False:
         strings = [
             name for each in (spec.inputs, spec.outputs) for name, tensor in each.items() if tensor.dtype is BYTES
@@ -243,7 +243,7 @@ def findings_in_report(spec: ModelSpec, report: Mapping[str, Any]) -> Iterator[F
 
 
 def checked_config(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model's configuration as Triton writes it in JSON; ValueError if this is none."""
+    """Return a model's configuration as Triton writes it in JSON; ValueError if it is not valid."""
     message = model_config_pb2.ModelConfig()
     try:
         text = json.dumps(told, ensure_ascii=False).encode()
@@ -254,7 +254,7 @@ def checked_config(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked_report(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model's report without the members whose type is not the protocol's."""
+    """Return a model's report without the members whose type differs from the protocol's."""
     gpus = told.get("gpus")
     report: dict[str, Any] = {name: told[name] for name, kind in _TYPES.items() if isinstance(told.get(name), kind)}
     report["namespaces"] = _of_type(told.get("namespaces"), int)
@@ -275,13 +275,13 @@ def _of_type(told: Any, kind: type) -> dict[str, Any]:
 class ClientGpus(NamedTuple):
     """The GPUs that this process sees."""
 
-    uuids: tuple[str, ...] = ()  # 32 hexadecimal digits each; with Trouble.MIG they are the instances'
-    obstacle: str = ""  # why it sees none; empty if there is no sign of any
-    visible: Mapping[str, str] = {}  # what the environment says of them
+    uuids: tuple[str, ...] = ()  # 32 hexadecimal digits each; with MIG, those of the instances
+    obstacle: str = ""  # why it sees none; empty if nothing points to a GPU
+    visible: Mapping[str, str] = {}  # the environment variables that select them
 
 
 def find_client_gpus(cuda: CudaAccess | None = None) -> ClientGpus:
-    """Return the GPUs of this process. Without a sign of a GPU no driver is loaded, as that takes its time."""
+    """Return the GPUs of this process. Without NVIDIA's device file the driver is not loaded, which takes time."""
     visible = visible_devices()
     if cuda is None and not _DEVICE.exists():
         return ClientGpus(visible=visible)

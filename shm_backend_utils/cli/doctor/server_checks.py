@@ -45,7 +45,7 @@ __all__ = [
 _MIB: Final = 2**20
 _SMALL_BYTES: Final = 256 * _MIB  # a container of Docker's has 64 MiB by default
 _FULL_SHARE: Final = 0.9
-_ENOUGH_BYTES: Final = 1024 * _MIB  # where so much is free it does not matter what share that is
+_ENOUGH_BYTES: Final = 1024 * _MIB  # with so much free, the share does not matter
 _LITTLE_BYTES: Final = 128 * _MIB
 
 _FIRST_S: Final = 2.0
@@ -71,7 +71,7 @@ def findings_on_machine() -> list[Finding]:
 
 def _dev_shm() -> Iterator[Finding]:
     if not DEV_SHM.is_dir():
-        yield Finding(Trouble.NO_DEV_SHM, f"{DEV_SHM} is not there, or no folder")
+        yield Finding(Trouble.NO_DEV_SHM, f"{DEV_SHM} is missing, or not a folder")
         return
     if not os.access(DEV_SHM, os.W_OK | os.X_OK):
         yield Finding(Trouble.DEV_SHM_NOT_WRITABLE, f"user {os.geteuid()} may not write to {DEV_SHM}")
@@ -97,7 +97,7 @@ def _left_behind() -> Iterator[Finding]:
 def _memory() -> Iterator[Finding]:
     left = available_bytes()
     if left < _LITTLE_BYTES:
-        yield Finding(Trouble.LITTLE_MEMORY, f"{size(max(left, 0))} of {size(memory_bytes())} can still be had")
+        yield Finding(Trouble.LITTLE_MEMORY, f"{size(max(left, 0))} of {size(memory_bytes())} is still available")
 
 
 def finding_of_host(host: str) -> Finding | None:
@@ -138,7 +138,7 @@ def examine_server(driver: BlockingDriver, checkup: Checkup) -> bool:
         return False
     name, version = told.get("name"), told.get("version")
     if not (isinstance(name, str) and isinstance(version, str) and isinstance(told.get("extensions"), list)):
-        checkup.add(Trouble.NOT_TRITON, f"{address} answers, and names no server, version and extensions")
+        checkup.add(Trouble.NOT_TRITON, f"{address} answers, but its metadata lacks a name, a version or extensions")
         return False
     checkup.add_fine(f"{name} {version} answers at {address}")
     if is_ready:
@@ -149,14 +149,14 @@ def examine_server(driver: BlockingDriver, checkup: Checkup) -> bool:
 
 
 def models_of(driver: BlockingDriver, checkup: Checkup, wanted: str | None) -> dict[str, list[str]] | None:
-    """Return the models that are to be examined, each with its ready versions; None if the server answers no more."""
+    """Return the models to examine, each with its ready versions; None if the server no longer answers."""
     codec = driver.transport.codec
     try:
         told = driver.run(server_calls.ask(codec, checkup.until(_QUESTION_S), "repository index"))
     except (DeadlineExceededError, ServerUnavailableError) as error:
         checkup.findings.append(finding_of_error(error))
         return None
-    except ShmError as error:  # a proxy that forbids the question, or an old server
+    except ShmError as error:  # a proxy forbids the request, or the server is old
         if wanted is None:
             found = str(error.message() if isinstance(error, InferenceError) else error)
             checkup.add(Trouble.NO_INDEX, found)
@@ -190,7 +190,7 @@ def examine_registering(driver: BlockingDriver, checkup: Checkup) -> str | None:
     def tried() -> Steps[None]:
         try:
             yield from registrations.add(page, checkup.until(_QUESTION_S))
-        finally:  # after an interrupt, too, it may have it
+        finally:  # even after an interrupt, the server may have registered it
             yield from registrations.drop([page.key], checkup.until(_QUESTION_S))
 
     try:
@@ -201,7 +201,7 @@ def examine_registering(driver: BlockingDriver, checkup: Checkup) -> str | None:
             return text
         checkup.add(Trouble.CLIENT_SHM_DISABLED, text)
         return None
-    except ShmError as error:  # which tells nothing of where the server is
+    except ShmError as error:  # it does not show on which machine the server is
         checkup.findings.append(finding_of_error(error))
         return None
     finally:
@@ -211,7 +211,7 @@ def examine_registering(driver: BlockingDriver, checkup: Checkup) -> str | None:
 
 
 def _is_of_model(entry: Any) -> bool:
-    """Return whether an entry of the index has a name that can be asked for."""
+    """Return whether an entry of the index has a name that a request can carry."""
     name = entry.get("name") if isinstance(entry, Mapping) else None
     try:
         return isinstance(name, str) and name.encode() != b""
@@ -220,7 +220,7 @@ def _is_of_model(entry: Any) -> bool:
 
 
 def _version_of(entry: Mapping[str, Any]) -> str:
-    """Return the version that an entry of the index is of, if it is one; else nothing, which is any version."""
+    """Return the version of an entry of the index; if it is no number, an empty string, which means any version."""
     version = str(entry.get("version") or "")
     return version if version.isdecimal() and version.isascii() else ""
 

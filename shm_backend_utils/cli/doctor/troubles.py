@@ -18,7 +18,7 @@ __all__ = ["Trouble"]
 _ADVICE: Final = False  # the exit status stays 0
 _CARRIER: Final = f'{{ name: "{BATCH_CARRIER}" data_type: TYPE_UINT8 dims: [ -1 ] optional: true }}'
 _LOAD_AGAIN: Final = (
-    "Load the model again, or restart the server; the server's log, or the kernel's, has the cause of death."
+    "Load the model again, or restart the server; the cause of death is in the server's log, or the kernel's."
 )
 _MORE_ROOM: Final = "docker: --shm-size; Kubernetes: an emptyDir of medium Memory mounted at /dev/shm"
 
@@ -26,7 +26,7 @@ _MORE_ROOM: Final = "docker: --shm-size; Kubernetes: an emptyDir of medium Memor
 class Trouble(Enum):
     """A fault that happens in practice, in one sentence, and its remedy.
 
-    If it is fatal, requests fail, or are slower than they need be; else it is a piece of advice.
+    If it is fatal, requests fail, or are slower than necessary; otherwise it is a piece of advice.
     """
 
     # The server, the way to it, and the state of its models
@@ -37,16 +37,16 @@ class Trouble(Enum):
     )
     UNKNOWN_HOST = (
         "This machine cannot resolve the host name in the URL.",
-        "Correct the name, or make it known: in a pod it is localhost, with Compose the service's name.",
+        "Correct the name, or make it resolvable; in a pod, use localhost, and with Compose, the service's name.",
     )
     SERVER_NOT_REACHABLE = (
-        "No program answers at the address, so no request gets anywhere.",
-        "Start the server, or correct the address: by default Triton's gRPC is on 8001 and its HTTP on 8000. Publish "
-        "the port of a container.",
+        "No program answers at the address, so every request fails.",
+        "Start the server, or correct the address: by default Triton's gRPC is on 8001 and its HTTP on 8000. If it "
+        "runs in a container, publish the port.",
     )
     NO_ANSWER = (
-        "Something accepts connections at the address, and does not answer.",
-        "See whether the server hangs (its log, its load), and restart it; if it speaks TLS, write grpcs:// or "
+        "A program accepts connections at the address, but does not answer.",
+        "Check whether the server hangs (its log, its load), and restart it; if it speaks TLS, write grpcs:// or "
         "https://.",
     )
     WRONG_PORT = (
@@ -55,31 +55,31 @@ class Trouble(Enum):
     )
     TLS = (
         "Only one side speaks TLS, or the server's certificate is not trusted here.",
-        "Write grpcs:// or https:// only where the server speaks TLS; have SSL_CERT_FILE or the system's store trust "
-        "its certificate.",
+        "Write grpcs:// or https:// only if the server speaks TLS; add its certificate to SSL_CERT_FILE or the "
+        "system's store.",
     )
     NOT_TRITON = (
         "The program at the address is not Triton.",
-        "Correct host and port: by default Triton's HTTP is on 8000 and its gRPC on 8001; on 8002 it has only its "
-        "metrics.",
+        "Correct host and port: by default Triton's HTTP is on 8000 and its gRPC on 8001; port 8002 serves "
+        "only metrics.",
     )
     SERVER_NOT_READY = (
-        "The server answers, and is not ready: it still loads models, some have not loaded, or the process of one is "
-        "dead.",
-        "Wait until it has loaded them, or mend the models that are named below; load those anew whose process is "
+        "The server answers, but is not ready: it is still loading models, a model has failed to load, or a model's "
+        "process is dead.",
+        "Wait until the models are loaded, or fix those that are named below; load a model again if its process is "
         "dead.",
     )
     NO_INDEX = (
-        "The server does not tell which models it has, so none was examined.",
-        "Ask for one model by --model, or let the proxy before the server pass the repository index.",
+        "The server does not list its models, so none was examined.",
+        "Name one model with --model, or let the proxy in front of the server pass requests for the repository index.",
     )
     NO_MODELS = (
-        "The server has loaded nothing, so no request can be served.",
+        "The server has loaded no model, so it cannot serve a request.",
         "Add a model to the server's repository, and load it.",
     )
     NO_OWN_REGION = (
-        "This process can make no region in /dev/shm: the path triton-shm is closed to it, and it needs sealed memory.",
-        "Follow the finding about /dev/shm; without one, the system's reason names the cause.",
+        "This process cannot create a region in /dev/shm: the path triton-shm is closed, and it needs sealed memory.",
+        "Follow the finding about /dev/shm; if you see none, the system's error names the cause.",
         _ADVICE,
     )
     NO_SUCH_MODEL = (
@@ -87,11 +87,11 @@ class Trouble(Enum):
         "Correct --model, or add the model to the server's repository and load it.",
     )
     MODEL_NOT_LOADED = (
-        "The server has the model, and has not loaded it.",
-        "Mend the cause that the reason names (the server's log has more), and load the model again.",
+        "The server has the model, but has not loaded it.",
+        "Fix the cause that the server's reason names (its log has more), and load the model again.",
     )
     LIBRARY_MISSING = (
-        "The Python that runs the model has no shm_backend_utils, or not all of it.",
+        "The Python that runs the model lacks shm_backend_utils, or a part of it.",
         "Install triton-shm-backend-utils for the server's Python, or into the model's folder: `pip install --no-deps "
         "--target MODEL_DIR/VERSION WHEEL`.",
     )
@@ -100,7 +100,7 @@ class Trouble(Enum):
         "Add `optional: true` to each input in config.pbtxt, and load the model again.",
     )
     CLIENT_SHM_DISABLED = (
-        "The server registers no clients' memory, so the path triton-shm is closed; the direct path needs none of it.",
+        "The server does not register clients' memory, so the path triton-shm is closed, unlike the direct path.",
         "Start the server with --allow-client-shm=true (from 26.04 on) if tools or models need registered memory.",
         _ADVICE,
     )
@@ -109,27 +109,27 @@ class Trouble(Enum):
         "Run client and server on one machine, for example as containers of one pod, or let requests go in band.",
     )
     OUT_OF_TIME = (
-        "The time was up before everything was examined.",
-        "Examine one model with --model; see whether the server is busy.",
+        "The doctor's time was up before everything was examined.",
+        "Examine one model with --model; check whether the server is busy.",
     )
 
     # A model's configuration
 
     INPUTS_NOT_OPTIONAL = (
-        "Triton refuses a request of the direct path, which carries no bytes for the model's inputs.",
+        "Some inputs are not optional, so Triton refuses requests of the direct path, which carry no bytes for inputs.",
         "Add `optional: true` to each of these inputs in config.pbtxt, and load the model again.",
     )
     NO_SHM_INPUT = (
-        "The model has batches, and no input that tells Triton's batcher the batch size of a request without bytes.",
+        "The model has batches, but no input that tells Triton's batcher the batch size of a request without bytes.",
         f"Add the input `{_CARRIER}` in config.pbtxt, and load the model again.",
     )
     NO_SHM_PATHS = (
-        "The model does not tell clients that it serves the direct path, so they take slower ones.",
+        "The model does not declare the direct path, so clients take slower ones.",
         f"If its model.py uses ShmSession, add `{PATHS_LINE}` in config.pbtxt, and load the model again.",
     )
     UNKNOWN_PATH = (
         f"The parameter {PATHS_PARAMETER} names a path that does not exist, so the model declares none.",
-        f"Correct {PATHS_PARAMETER} in config.pbtxt, and load the model again: its words are "
+        f"Correct {PATHS_PARAMETER} in config.pbtxt, and load the model again: valid words are "
         f"{', '.join(sorted(PATHS))}, separated by commas.",
     )
     DIRECT_NOT_DECLARED = (
@@ -143,16 +143,16 @@ class Trouble(Enum):
         "Correct its name in config.pbtxt, or remove it, and load the model again.",
     )
     BAD_PARAMETER = (
-        "A parameter of this library has a value that is not valid, and the model does not load.",
+        "A parameter of this library has an invalid value, so the model does not load.",
         "Correct the value in config.pbtxt, and load the model again.",
     )
     REFUSED_LINE = (
-        "The configuration has something that no ShmSession can serve, and the model does not load.",
+        "The configuration has a setting that ShmSession does not support, so the model does not load.",
         "Remove it from config.pbtxt, or serve this model without ShmSession.",
     )
     RESPONSE_CACHE = (
-        "Triton's response cache looks at input tensors only: a cached answer would leave the client's memory as it "
-        "was.",
+        "Triton's response cache compares only input tensors: a cached response would write nothing to the client's "
+        "memory.",
         "Remove `response_cache` from config.pbtxt, and load the model again.",
     )
 
@@ -160,18 +160,18 @@ class Trouble(Enum):
 
     NOT_A_MODEL = (
         "The folder is neither a model's nor a repository of models, so the doctor cannot examine it.",
-        f"Name a folder with {CONFIG_FILE} or 1/model.py, or one that has such folders.",
+        f"Name a folder with {CONFIG_FILE} or 1/model.py, or a folder that contains such folders.",
     )
     UNREADABLE = (
         "A file or folder of the model cannot be read.",
         "Let this user and the server's user read it: chmod a+rX, or change its owner.",
     )
     CONFIG_NOT_READ = (
-        f"{CONFIG_FILE} is not a model's configuration in protobuf's text format, and Triton does not load the model.",
-        "Correct the line that is named.",
+        f"{CONFIG_FILE} is not a model's configuration in protobuf's text format, so Triton does not load the model.",
+        "Correct the line that the finding names.",
     )
     BAD_TENSOR = (
-        f"An input or output in {CONFIG_FILE} is incomplete or not valid, and Triton does not load the model.",
+        f"An input or output in {CONFIG_FILE} is incomplete or invalid, so Triton does not load the model.",
         f"Correct it in {CONFIG_FILE}.",
     )
     NO_CONFIG = (
@@ -179,45 +179,45 @@ class Trouble(Enum):
         f"Add {CONFIG_FILE}, or auto_complete_config to model.py that ends with shm_backend_utils.model.auto_complete.",
     )
     OTHER_NAME = (
-        f"{CONFIG_FILE} gives the model another name than its folder has, and Triton does not load it.",
-        "Rename one of them, or leave `name` out.",
+        f"{CONFIG_FILE} gives the model another name than its folder has, so Triton does not load it.",
+        "Rename one of them, or leave out `name`.",
     )
     NO_VERSION_FOLDER = (
-        "The model has no folder of a version, and Triton does not load it.",
+        "The model has no version folder, so Triton does not load it.",
         "Put the model's code into 1/model.py in its folder.",
     )
     NO_MODEL_CODE = (
-        "A folder of a version lacks the model's code, and Triton does not load that version.",
+        "A version folder lacks the model's code, so Triton does not load that version.",
         "Put model.py, or the file that default_model_filename names, into it.",
     )
     NOT_RETURNED = (
-        "A call of the session answers requests, and execute drops the answers: clients wait until their time is over.",
-        "Write `return` before it: `return self.session.serve(requests, self.infer)`.",
+        "The execute function drops the responses of a session's call, so clients wait until they time out.",
+        "Write `return` before the call: `return self.session.serve(requests, self.infer)`.",
     )
     OTHER_MODE = (
-        "Code and configuration do not agree on whether the model is decoupled, and requests fail.",
+        "Code and configuration disagree on whether the model is decoupled, so requests fail.",
         "For serve_streams write `model_transaction_policy { decoupled: true }` in config.pbtxt; for serve leave it "
         "out.",
     )
     CODE_DOES_NOT_PARSE = (
-        "This interpreter cannot parse the model's code, and the model does not load.",
-        "Correct the line that is named.",
+        "This interpreter cannot parse the model's code, so the model does not load.",
+        "Correct the line that the finding names.",
     )
     NO_MODEL_CLASS = (
-        "The model's code defines no TritonPythonModel, and Triton does not load it.",
+        "The model's code defines no TritonPythonModel, so Triton does not load it.",
         "Name the model's class TritonPythonModel.",
     )
     UNKNOWN_NAME = (
-        "The model's code names a tensor that its configuration does not have, or another model that is not there.",
-        "Correct the name in the line that is named, or in the configuration.",
+        "The model's code names a tensor that its configuration lacks, or another model that the repository lacks.",
+        "Correct the name in the line that the finding names, or in the configuration.",
     )
     ORDINARY_MODEL = (
         "The model uses nothing of this library: its requests take Triton's own paths.",
-        "Nothing, if you want that; else use ShmSession in model.py, and set SHM_PATHS in config.pbtxt.",
+        "Do nothing if you want that; otherwise use ShmSession in model.py, and set SHM_PATHS in config.pbtxt.",
         _ADVICE,
     )
     OTHER_COPY = (
-        "The model's folder has a copy of this library that is not of this release, and model.py may import it.",
+        "The model's folder has a copy of another release of this library, and model.py may import it.",
         "Remove it, put this release there by `pip install --no-deps --target MODEL_DIR/VERSION WHEEL`, and load the "
         "model again.",
     )
@@ -226,33 +226,33 @@ class Trouble(Enum):
 
     FORWARD_FAILS = (
         "The model's calls of other models (call.forward) keep failing, because they get no shared memory.",
-        "Mend the cause that the finding names: room in /dev/shm, its mode, or a service that removes files there "
+        "Fix the cause that the finding names: room in /dev/shm, its mode, or a service that removes files there "
         "(systemd: RemoveIPC=no).",
     )
     LIFE_UNKNOWN = (
-        "The doctor cannot tell from here whether the model's process lives: this Triton calls dead models ready, too.",
+        "The doctor cannot tell from here if the model's process is alive: this Triton reports dead models as ready.",
         "Run the doctor on the server's machine, in its container and as its user.",
         _ADVICE,
     )
     DEAD_INSTANCE = (
-        "Some of the model's processes are dead, though the server calls the model ready: requests that they get fail.",
+        "Some of the model's processes are dead, though the server reports it as ready: requests sent to them fail.",
         _LOAD_AGAIN,
     )
     DEAD_STUB = (
-        "The model's process is dead, though the server calls the model ready: every request fails.",
+        "The model's process is dead, though the server reports it as ready: every request fails.",
         _LOAD_AGAIN,
     )
     NO_SESSION = (
-        "The model declares the direct path, and no session answers: its code uses none, or execute fails before that.",
-        "Serve requests by ShmSession in model.py, and mend the errors of execute; or remove SHM_PATHS and the input "
+        "The model declares the direct path, but no session answers: its code uses none, or execute fails before that.",
+        "Serve requests with ShmSession in model.py, and fix errors in execute; or remove SHM_PATHS and the input "
         "SHM from config.pbtxt.",
     )
     MODEL_BUSY = (
-        "The model did not answer in time: it is busy, or it hangs, or has no slot for one more sequence.",
-        "Ask again later; let execute return the responses of session.serve; if it hangs, load it again.",
+        "The model did not answer in time: it is busy, it hangs, or it has no slot for another sequence.",
+        "Run the doctor again later; let execute return the responses of session.serve; if it hangs, load it again.",
     )
     NEEDS_GRPC = (
-        "The model is decoupled, and Triton has no streams over HTTP.",
+        "The model is decoupled, but Triton has no streams over HTTP.",
         "Use a gRPC URL for it.",
         _ADVICE,
     )
@@ -261,23 +261,23 @@ class Trouble(Enum):
         "Install the same release of triton-shm-backend-utils on both sides.",
     )
     OTHER_VERSION = (
-        "The model's library is of another version than this one; they speak one protocol.",
-        "Install the same release on both sides when it suits.",
+        "Model and client have different versions of this library, but speak the same protocol.",
+        "Install the same release on both sides when convenient.",
         _ADVICE,
     )
     OTHER_USER = (
-        "The model may not open this user's memory: it belongs to another user, or its mode keeps the server out.",
-        "Name the server's user and this one, both, in the model's parameter SHM_ALLOWED_UIDS, as `1000,1001`, and let "
-        "the server's user in by PoolOptions(access=Access(0o660, GROUP_ID)); or run both as one user.",
+        "The model may not open this user's memory: its owner is not allowed, or its mode excludes the server's user.",
+        "List both the server's user and this one in the model's parameter SHM_ALLOWED_UIDS, as in `1000,1001`, and "
+        "give the server's user access with PoolOptions(access=Access(0o660, GROUP_ID)); or run both as one user.",
     )
     OTHER_NAMESPACE = (
-        "The server is on this machine, and shares neither the network namespace nor /dev/shm with this process.",
+        "The server is on this machine, but shares neither the network namespace nor /dev/shm with this process.",
         "Share one of them: containers of one pod share the network (docker: --network=container:NAME); or --ipc=host, "
         "--ipc=container:NAME or one volume at /dev/shm on both sides.",
     )
     NO_SEALED_MEMORY = (
-        "The model cannot fetch sealed memory, so clients take memory in /dev/shm, which has a size and outlives its "
-        "owner.",
+        "The model cannot fetch sealed memory, so clients use memory in /dev/shm, which is limited in size and "
+        "outlives its owner.",
         "Run client and server in one network namespace: docker --network=container:NAME, containers of one pod.",
         _ADVICE,
     )
@@ -286,8 +286,8 @@ class Trouble(Enum):
         "The refusal's text has the remedy.",
     )
     WRONG_REPORT = (
-        "The model has answered the probe, and the client's memory does not hold its answer.",
-        "Install the same release on both sides; if it stays so, report it with the output of --json.",
+        "The model has answered the probe, but the client's memory does not hold its answer.",
+        "Install the same release on both sides; if that does not help, report it with the output of --json.",
     )
     NUMPY_2_STRINGS = (
         "The model has strings and NumPy 2, and Triton's stub was built for NumPy 1: strings in band end its process.",
@@ -301,16 +301,16 @@ class Trouble(Enum):
         _ADVICE,
     )
     NAMES_UNUSABLE = (
-        "The model does not know where its server answers over HTTP, so registered names mean nothing to it.",
+        "The model does not know its server's HTTP address, so it cannot resolve names of registered regions.",
         "Set the parameter SHM_SERVER_URL in config.pbtxt, if clients name registered regions.",
         _ADVICE,
     )
     DRIVER_NOT_SEEN = (
-        "One side has a GPU, and the other one sees no driver or no GPU: tensors on GPUs cannot be shared.",
-        "Start the container with --gpus, and install cuda-bindings on both sides; see nvidia-smi there.",
+        "One side has a GPU, but the other sees no driver or no GPU, so tensors on GPUs cannot be shared.",
+        "Start the container with --gpus, and install cuda-bindings on both sides; check it with nvidia-smi there.",
     )
     GPU_NOT_SEEN = (
-        "Client and model see different GPUs, so tensors on those that only one sees cannot be shared.",
+        "Client and model see different GPUs, so tensors on a GPU that only one side sees cannot be shared.",
         "Give both the same GPUs, by UUID: CUDA_VISIBLE_DEVICES, or docker --gpus device=UUID.",
     )
     MIG = (
@@ -318,8 +318,8 @@ class Trouble(Enum):
         "Give both the same instance, by its UUID: CUDA_VISIBLE_DEVICES=MIG-UUID.",
     )
     PID_NAMESPACE = (
-        "Client and model have GPUs and different PID namespaces; CUDA takes a handle of a process with its own number "
-        "for one of its own.",
+        "Client and model have GPUs, but different PID namespaces; if their process ids are equal by chance, CUDA "
+        "takes the other's handles for its own.",
         "Share process ids: docker --pid=container:NAME, Kubernetes shareProcessNamespace: true.",
         _ADVICE,
     )
@@ -327,13 +327,13 @@ class Trouble(Enum):
     # This machine, or container
 
     NO_DEV_SHM = (
-        "The folder /dev/shm is missing. Triton's Python backend has its pools there, and clients their system "
-        "regions.",
+        "The folder /dev/shm is missing. Triton's Python backend keeps its pools there, and clients keep their "
+        "system regions there.",
         f"Mount a tmpfs there ({_MORE_ROOM}).",
     )
     DEV_SHM_NOT_WRITABLE = (
-        "This user may not make files in /dev/shm, so its clients can have no regions there.",
-        "Give /dev/shm its usual mode (chmod 1777 /dev/shm), or mount it so that it can be written to.",
+        "This user may not create files in /dev/shm, so its clients cannot have regions there.",
+        "Give /dev/shm its usual mode (chmod 1777 /dev/shm), or mount it writable.",
     )
     DEV_SHM_SMALL = (
         "/dev/shm is small: Triton's Python backend keeps a pool there for each model instance, which grows with "
@@ -347,21 +347,21 @@ class Trouble(Enum):
         f"({_MORE_ROOM}).",
     )
     STALE_REGIONS = (
-        "There are regions in /dev/shm whose owner is dead; they take its room.",
-        "Remove them with `shm-backend-utils regions --reap`, each user his own. Clients and models do so, too, when "
-        "they start.",
+        "/dev/shm has regions whose owner is dead; they take up its room.",
+        "Remove them with `shm-backend-utils regions --reap`, as the user who owns them. Clients and models do so, "
+        "too, when they start.",
         _ADVICE,
     )
     LEFTOVER_POOLS = (
-        "There are pools of Triton's Python backend in /dev/shm that no process here has mapped: a server that was "
-        "killed leaves them.",
-        "See which with `shm-backend-utils regions`. If no server of another container has this /dev/shm, remove them: "
+        "/dev/shm has pools of Triton's Python backend that no process here has mapped: a killed server leaves them "
+        "behind.",
+        "List them with `shm-backend-utils regions`. If no server of another container has this /dev/shm, remove them: "
         "rm /dev/shm/NAME.",
         _ADVICE,
     )
     LITTLE_MEMORY = (
         "This machine, or its container, has hardly any memory left; shared memory counts towards it.",
-        f"End programs that use much, or {MORE_MEMORY}.",
+        f"End programs that use a lot, or {MORE_MEMORY}.",
     )
 
     def __init__(self, what: str, remedy: str, is_fatal: bool = True) -> None:

@@ -1,1 +1,1 @@
-"""The inputs that users pass, made ready to be written to their place in one copy."""
+"""The inputs that users pass, prepared so that one copy writes them to their place."""

@@ -24,17 +24,17 @@ __all__ = ["DeviceSource", "GpuWork", "Gpus", "device_source", "inputs_on_gpus",
 
 
 class Gpus:
-    """GPUs as one client's calls use them. CUDA is loaded when a call needs it first."""
+    """The GPUs of one client's calls. CUDA is loaded when a call first needs it."""
 
     def __init__(self, bank: DeviceBank, lend_bytes: int) -> None:
         self.bank = bank
-        self.lend_bytes = lend_bytes  # an input of as many, or more, is used where it is
+        self.lend_bytes = lend_bytes  # an input of this size or more is used in place
         self._lock = threading.Lock()
         self._streams: OwnStreams | None = None
 
     @property
     def runtime(self) -> CudaRuntime:
-        """CUDA; raises MachineError where it, or a GPU, is missing."""
+        """The CUDA runtime; raises MachineError if CUDA or a GPU is missing."""
         return self.bank.cuda.runtime
 
     @property
@@ -45,7 +45,7 @@ class Gpus:
             return self._streams
 
     def close(self) -> None:
-        """Let go of the streams that no call uses. Those of calls under way go with these."""
+        """Drop the streams that no call uses. Those of running calls go when the calls end."""
         with self._lock:
             self._streams = None
 
@@ -65,7 +65,7 @@ class GpuWork:
         return stream
 
     def follow(self, named: Named, devices: Iterable[int]) -> None:
-        """Make later work here wait for the streams and events in ``named``; if empty, for all work of these GPUs."""
+        """Make later work wait for the streams and events in ``named``; if it is empty, for all work of these GPUs."""
         for device in {*devices, *self._streams}:
             order_after(self.gpus.runtime, named, device, self.stream_on(device))
 
@@ -83,7 +83,7 @@ class GpuWork:
 
 
 class DeviceSource(Source):
-    """One input on a GPU. Copies of it are made where ``work`` is."""
+    """One input on a GPU. It is copied on the stream of ``work``."""
 
     __slots__ = ("_facts", "array", "library", "value", "work")
 
@@ -104,7 +104,7 @@ class DeviceSource(Source):
 
     @property
     def obstacle(self) -> str:
-        """Why a model cannot be given the memory as it is, and what to do; empty if it can."""
+        """Why a model cannot use the memory in place, and the remedy; empty if it can."""
         if not self.byte_size:
             return "it has no bytes"
         if self.is_strided:
@@ -112,7 +112,7 @@ class DeviceSource(Source):
         if self.facts.kind == "managed":
             return "it is managed memory, which CUDA cannot share; allocate it by cudaMalloc"
         if self.facts.base % BLOCK_BYTES:
-            return "its allocation shares a block of CUDA's with others; allocate larger ones, of 2 MiB or more"
+            return "its allocation shares a memory block of CUDA with others; allocate 2 MiB or more at once"
         if not self.facts.is_exportable:
             return (
                 "it lies in a memory pool of CUDA (cudaMallocAsync) or in virtual memory, which CUDA IPC cannot share; "
@@ -123,7 +123,7 @@ class DeviceSource(Source):
 
     @property
     def is_strided(self) -> bool:
-        """Whether to copy it may take very many copies."""
+        """Whether copying it may take very many single copies."""
         return not isinstance(self.array, DeviceArray)
 
     def write_to(self, target: DeviceArray | npt.NDArray[Any]) -> None:
@@ -133,7 +133,7 @@ class DeviceSource(Source):
         self.array.runtime.synchronize_stream(self.work.stream_on(self.device), self.device)
 
     def put(self, target: DeviceArray | npt.NDArray[Any]) -> None:
-        """Have the tensor copied to an array, on its stream."""
+        """Queue a copy of the tensor to an array, on its stream."""
         assert self.device is not None
         copy(self.array.runtime, target, self.array, self.work.stream_on(self.device))
 

@@ -1,4 +1,4 @@
-"""The inputs that users pass, and their descriptions of later tensors: inputs to fill, outputs wanted."""
+"""The inputs that users pass, and their descriptions of inputs to fill and of outputs that they want."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
 OutputHint = int | str | tuple[tuple[int, ...], npt.DTypeLike] | tuple[tuple[int, ...], npt.DTypeLike, str] | None
 """Room to keep for an output: bytes, or a shape and a dtype, maybe with a device; None if the user does not know.
 
-A device alone, for example ``"cuda:0"``, says where the output shall be, and not how large it is.
+A device alone, for example ``"cuda:0"``, says where the output must be, not how large it is.
 """
 
 Outputs = Iterable[str] | Mapping[str, OutputHint] | None
@@ -47,7 +47,7 @@ class HasDlpack(Protocol):
     """A tensor of torch, CuPy, JAX and others."""
 
     def __dlpack_device__(self) -> Any:
-        """Return where it is."""
+        """Return its device, as DLPack defines it."""
 
 
 class HasCudaArray(Protocol):
@@ -64,7 +64,7 @@ InputDescription = (
     | HasDlpack
     | HasCudaArray
 )
-"""Shape and dtype of an input, and maybe a device, for example ``"cuda:0"``. Integers of NumPy are sizes, too.
+"""Shape and dtype of an input, and maybe a device, for example ``"cuda:0"``. Sizes may be NumPy integers, too.
 
 Or a tensor on a GPU, of any array library: then that is the input's memory.
 """
@@ -74,7 +74,7 @@ _DEVICE: Final = re.compile(r"cuda(?::(\d{1,4}))?")
 
 
 Elsewhere = Callable[[str, Any, Mapping[str, "Source"]], "Source | None"]
-"""Takes name and value of an input, and the inputs found before; returns a source if it is not on the host."""
+"""Takes an input's name and value, and the inputs found so far; returns a source if it is not on the host."""
 
 
 def _on_host(name: str, value: Any, found: Mapping[str, Source]) -> None:
@@ -139,7 +139,7 @@ def _device_of(name: str, device: object) -> int:
 
 
 def _hinted(name: str, hint: object) -> tuple[int | None, int | None]:
-    """Return the bytes and the device that a hint tells, each None if it does not."""
+    """Return the bytes and the device that a hint gives, each None if it does not give it."""
     if hint is None:
         return None, None
     if isinstance(hint, str):
@@ -152,13 +152,13 @@ def _hinted(name: str, hint: object) -> tuple[int | None, int | None]:
     raise TensorError(
         name,
         f"the hint for output {name!r} is {shown(hint)}; expected bytes, 0 or more, or (shape, dtype), for "
-        "example ((1, 3), 'float32'), or a device such as 'cuda:0', or (shape, dtype, device), or None: an output lies "
-        "in memory of the client's",
+        "example ((1, 3), 'float32'), or a device such as 'cuda:0', or (shape, dtype, device), or None. An output is "
+        "always in the client's memory, so an array cannot be a hint",
     )
 
 
 def _described(name: str, shape: Any, dtype: Any, *device: object) -> CallInput:
-    """Return a tensor of a shape and a dtype; of strings whose size the dtype does not tell, with room on average."""
+    """Return a tensor of a shape and a dtype; strings without a size in the dtype get room for an average length."""
     sizes, kind = _checked_shape(name, shape), dtypes.from_numpy(dtype, name)
     row = kind.itemsize
     if kind is BYTES:
@@ -178,7 +178,7 @@ def _checked_shape(name: str, shape: Any) -> tuple[int, ...]:
 
 _STRINGS: Final = frozenset("OSU")
 SAME_VALUES: Final = "safe"
-"""How arrays are copied: from another byte order, or strings to objects; dtypes were compared before."""
+"""NumPy's rule for copies: they may change the byte order, or strings to objects; dtypes were compared before."""
 _OBJECT: Final = np.dtype(object)
 
 
@@ -191,7 +191,7 @@ class Source:
     byte_size: int
     parts: Sequence[npt.NDArray[Any]]  # one after another along the first axis; in any memory order and byte order
     device: int | None = None  # this process' number of the GPU that it is on; None for the host
-    is_lent: bool = False  # used where it is, on a GPU; nothing on the host is
+    is_lent: bool = False  # used in place, on a GPU; on the host, inputs never are
 
     def write_to(self, target: npt.NDArray[Any]) -> None:
         """Copy the tensor, once. ``target`` has its shape and dtype."""

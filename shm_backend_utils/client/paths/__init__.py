@@ -1,1 +1,1 @@
-"""The ways of a call: in a slot, in memory registered at the server, in the request."""
+"""The paths of a call: in a slot, in memory registered at the server, or in the request."""

@@ -45,10 +45,10 @@ __all__ = [
 
 
 LONG_COPY: Final = 4 * 2**20
-"""From how many bytes on a copy takes so long that an event loop must not wait for it."""
+"""A copy of so many bytes takes too long for an event loop to wait for it."""
 
 COPYING: Final = "its inputs were being copied"
-"""For the error of a call whose deadline comes meanwhile."""
+"""Names the step in the error of a call whose deadline passes during the copy."""
 
 
 class Plan(NamedTuple):
@@ -72,7 +72,7 @@ class Plan(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Call(ABC):
-    """Memory for a call's inputs, and the requests that are made of them, one after another."""
+    """Memory for a call's inputs, and the requests that send them, one after another."""
 
     codec: Codec
     settings: CallSettings
@@ -94,11 +94,11 @@ class Call(ABC):
 
     @abstractmethod
     def arrays(self) -> dict[str, Any]:
-        """Return arrays where the inputs on the host lie, to be filled; strings are objects there. Not cleared."""
+        """Return the arrays of the inputs on the host, for the user to fill, not cleared; strings are objects."""
 
     @abstractmethod
     def write(self, given: Mapping[str, Source]) -> None:
-        """Copy inputs on the host to where they belong; no memory of the pool changes once the call was closed."""
+        """Copy inputs on the host to their place; once the call is closed, no memory of the pool changes."""
 
     @abstractmethod
     def send(self, deadline: float) -> Steps[Result]:
@@ -109,7 +109,7 @@ class Call(ABC):
         return {name: source_of(name, array) for name, array in self.arrays().items()}
 
     def did_not_start(self, error: BaseException) -> bool:
-        """Return whether the model certainly has not run: its session, and not one that it calls, refused the path."""
+        """Return whether the model certainly has not run: its own session, not a called model's, refused the path."""
         said = f"{TableError.code}: {SLOT_PARAMETER}: .* of model {re.escape(repr(self.known.spec.name))} "
         return is_answer(error) and re.match(said, str(error.message())) is not None
 
@@ -130,7 +130,7 @@ class InRegion:
     is_closed = False
 
     def write(self, given: Mapping[str, Source]) -> None:
-        """Copy inputs on the host to where they belong; nothing happens if this was closed meanwhile."""
+        """Copy inputs on the host to their place; nothing happens if this was closed meanwhile."""
         memory = self.memory  # keeps the region, if this is closed while another thread copies
         if self.is_closed:
             return
@@ -146,7 +146,7 @@ class InRegion:
 
 
 def write_inputs(call: Call | InRegion, given: Mapping[str, Source], settings: CallSettings) -> Steps[None]:
-    """Copy a call's inputs: in another thread where that takes long, as from a GPU, if the client has one."""
+    """Copy a call's inputs; for asyncio, a copy that takes long, such as one from a GPU, runs in another thread."""
     if sum(LONG_COPY if source.device is not None else source.byte_size for source in given.values()) < LONG_COPY:
         call.write(given)
     else:
@@ -159,12 +159,12 @@ def is_answer(error: BaseException) -> TypeGuard[InferenceError]:
 
 
 def check_sequence_id(spec: ModelSpec, options: RequestOptions) -> None:
-    """Raise CallerError for a sequence's id of another type than the model's control: Triton 2.51 overruns memory."""
+    """Raise CallerError if a sequence id's type differs from the model's control: Triton 2.51 would overrun memory."""
     sequence_id = options.get("sequence_id")
     if sequence_id and spec.names_sequences is not None and isinstance(sequence_id, str) != spec.names_sequences:
         raise CallerError(
-            f"sequence_id is {sequence_id!r}, but a control_input of model {spec.name!r} takes it for "
-            f"{'a str' if spec.names_sequences else 'an integer'}; expected one"
+            f"sequence_id is {sequence_id!r}, but a control_input of model {spec.name!r} has another type; expected "
+            f"{'a str' if spec.names_sequences else 'an integer'}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Which way a model's tensors go, and why: every check by name, and requests that ``model.py`` does not see."""
+"""Which path a model's tensors take, and why: named checks, and requests that ``model.py`` does not see."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class PathChooser:
             Check(f"tried {each}?", False, f"it was tried: {why}", (each,)) for each, why in model.refusals.items()
         ]
         of_model = (*_check_model(spec), *refused)
-        sealed: Check | None = None  # where it is not wanted, or would not be used
+        sealed: Check | None = None  # if sealed memory is not wanted, or would not be used
         if self._options.region != "system" and Explanation(spec.name, None, "", of_model).open(_DIRECT):
             sealed = model.sealed or (yield from self._try_sealed(model, of_server[0].outcome is not False, deadline))
             model.sealed = None if sealed.is_passing else sealed
@@ -96,15 +96,15 @@ class PathChooser:
         reason = "; ".join(
             check.detail for check in checks if check.outcome is False and set(better) & {*check.needed_by}
         )
-        # In band, a stub that was built for another NumPy may die of strings.
+        # Inline, strings may crash a stub that was built for another NumPy.
         has_strings = any(each.dtype is BYTES for each in (*spec.inputs.values(), *spec.outputs.values()))
         prefers_inline = self._inline_bytes > 0 and path == _DIRECT and unexplained.open(_INLINE) and not has_strings
         if prefers_inline:
             checks = (*checks, self._check_small(spec))
         needs_grpcio = self._codec.needs_grpcio
         if needs_grpcio is not None:
-            slower = f"requests are carried by grpcio, which takes longer, because of {needs_grpcio}"
-            detail = slower if needs_grpcio else "requests are carried by sockets of the client"
+            slower = f"grpcio carries the requests, which takes longer, because of {needs_grpcio}"
+            detail = slower if needs_grpcio else "the client's own sockets carry the requests"
             checks = (*checks, Check("own sockets?", not needs_grpcio, detail, ()))
         explanation = Explanation(spec.name, path, reason or "nothing stands against it", checks)
         model.reason = explanation.reason
@@ -124,12 +124,12 @@ class PathChooser:
         condition = f", if the call's outputs= has the size of {', '.join(open_sizes)}" if open_sizes else ""
         detail = (
             f"calls whose tensors take up to {self._inline_bytes:,} bytes together go inline{condition}, which is "
-            "faster then; inline_bytes=0 of the client has them go direct"
+            "faster for them; create the client with inline_bytes=0 to send them direct"
         )
         return Check("small calls?", True, detail, ())
 
     def refuse(self, model: KnownModel, path: str, reason: str, kind: RegionKind = RegionKind.SYSTEM) -> None:
-        """Take note that a path is closed for a model; for a slot in sealed memory, that this memory is closed."""
+        """Note that a path is closed for a model; or, after a slot in sealed memory, that this memory is closed."""
         may_choose = path == _DIRECT and self._options.region == "auto" and SLOT_PARAMETER in reason
         if may_choose and kind is RegionKind.SEALED:
             if model.kind is RegionKind.SEALED:
@@ -146,13 +146,13 @@ class PathChooser:
         self._of_server = None
 
     def _try_sealed(self, model: KnownModel, is_here: bool, deadline: float) -> Steps[Check]:
-        """Have a model open sealed memory by a request that is stale, so that ``model.py`` does not see it."""
+        """Have a model open sealed memory, by a stale request that ``model.py`` does not see."""
         needed_by = (_DIRECT,) if self._options.region == "sealed" else ()
         found = functools.partial(Check, _SEALED, needed_by=needed_by)
         if not is_here:
-            return found(False, "it is fetched by a socket of this machine alone")
+            return found(False, "models fetch it through a socket, which works only on the same machine")
         if model.spec.sequences:  # a probe would wait for the end of another sequence, which may be this client's
-            return found(None, "the model takes sequences, so that only a call can tell")
+            return found(None, "the model takes sequences, so only a call can tell")
         try:
             region = SlotRegion(PAGE_SIZE, 1, PAGE_SIZE, self._options.access, kind=RegionKind.SEALED)
         except MachineError as error:
@@ -166,9 +166,9 @@ class PathChooser:
             region.destroy()
         code, outcome, told = code_in(said or ""), None, f"only a call can tell whether the model can fetch it: {said}"
         if said is None:
-            told = "the model has answered, and said nothing of it; a call will tell"
+            told = "the model has answered, but did not say; a call will tell"
         elif code == StaleRequestError.code:
-            outcome, told = True, "the model has fetched some by a socket; it cannot be truncated, nor left behind"
+            outcome, told = True, "the model has fetched some by a socket; it cannot be truncated or left behind"
         elif code in NOT_OPENED:
             outcome, told = False, f"the model could not fetch it: {said}"
         return found(outcome, told)
@@ -237,7 +237,7 @@ def _check_model(spec: ModelSpec) -> list[Check]:
 def _check_user(spec: ModelSpec) -> Check:
     name, me = "user allowed?", str(os.geteuid())
     if spec.allowed_uids is None:
-        return Check(name, None, f"{UIDS_PARAMETER} is not set: root and the server's own user are", (_DIRECT,))
+        return Check(name, None, f"{UIDS_PARAMETER} is not set: only root and the server's user may call", (_DIRECT,))
     words = [word.strip() for word in spec.allowed_uids.split(",")]
     if words == ["any"] or me in words:
         return Check(name, True, f"{UIDS_PARAMETER} names user {me}", (_DIRECT,))
@@ -249,7 +249,7 @@ _REPORT_ROOM: Final = 4 * PAGE_SIZE
 
 class ProbeAnswer(NamedTuple):
     report: dict[str, Any] | None  # the items that ``docs/protocol.md`` lists, in JSON's types; None without a report
-    refusal: str  # the words of the model or the server instead; empty if it was executed as no probe
+    refusal: str  # by the model or the server; empty if the request was executed instead
 
     @property
     def code(self) -> str:
@@ -294,7 +294,7 @@ def probe_model(
         if answer.code != ProbedError.code:
             return answer
         if not slot.is_completed:
-            raise PeerError(f"model {spec.name!r} says that it has answered a probe, and has not written to its memory")
+            raise PeerError(f"model {spec.name!r} says that it has answered a probe, but has not written its report")
         return ProbeAnswer(_read(bytes(region.buffer[report : report + room]), nonce, spec.name), answer.refusal)
     finally:
         region.destroy()
@@ -306,5 +306,5 @@ def _read(data: bytes, nonce: bytes, model: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         said = None
     if not isinstance(said, dict) or said.get("digest") != digest_of(nonce):
-        raise PeerError(f"model {model!r} has answered a probe with something that is no report on its nonce")
+        raise PeerError(f"model {model!r} has answered a probe, but its report is broken, or is not on the nonce")
     return said

@@ -40,14 +40,14 @@ _NO_MEMORY: Final[Memory] = np.empty(0, np.uint8)
 
 @dataclass(eq=False, repr=False)
 class DirectCall(InRegion, Call):
-    """A call whose tensors lie in a slot, which it has as long as ``memory`` and every array made from it live."""
+    """A call whose tensors lie in a slot, which is in use as long as ``memory`` or an array made from it lives."""
 
     region: SlotRegion
     slot: Slot
     memory: Memory
     gpus: CallOnGpus | None = field(default=None, init=False)
     buffers: Sequence[GpuBuffer] = ()
-    """What the table names beside the slot's own region, from number 1 on."""
+    """The memory that the table names besides the slot's own region, from number 1 on."""
 
     path = "direct"
 
@@ -71,7 +71,7 @@ class DirectCall(InRegion, Call):
         return found
 
     def did_not_start(self, error: BaseException) -> bool:
-        """Return whether the request was refused, and no model has begun with it, nor will if it is on its way."""
+        """Return whether the request was refused, and no model has begun with it or will begin with it later."""
         return is_answer(error) and self.slot.fence_unstarted()
 
     def send(self, deadline: float) -> Steps[Result]:
@@ -138,7 +138,7 @@ class DirectCall(InRegion, Call):
         return result
 
     def _note_failure(self, error: BaseException, gpus: CallOnGpus | None) -> None:
-        """Note what a failed request leaves of the slot; raise MemoryRefusedError if the model could not open it."""
+        """Note the slot's state after a failed request; raise MemoryRefusedError if the model could not open it."""
         slot = self.slot
         # A model that has completed the slot may have left the rest to a GPU: its events were not looked at.
         if gpus is None and slot.is_completed and slot.state == SENT:
@@ -174,7 +174,7 @@ def usual_result(
     response: Callable[[], Any],
     bytes_avoided: int,
 ) -> Result | None:
-    """Return the result of a request whose outputs are numbers in the slot's own region, as wanted; None if not all."""
+    """Return the result of a request if all wanted outputs are numbers in the slot's own region; otherwise None."""
     data = bytes(slot.results)
     begin, end = region.data_offset, region.data_end
     found = results.read_expected(data, slot.sent, begin, end, wanted, known.outputs) if data else None
@@ -195,7 +195,7 @@ def result_of(
     bytes_avoided: int = 0,
     inputs_end: int = 0,
 ) -> Result:
-    """Return the outputs that lie in these places, which were checked against the configuration, or in the response."""
+    """Return the outputs in these places, or in the response; the places were checked against the configuration."""
     arrays: dict[str, npt.NDArray[Any]] = {}
     overflowed: dict[str, int] = {}
     for name, dtype, shape, region, offset, byte_size, is_in_response in places:
@@ -229,7 +229,7 @@ def result_of(
 
 
 def _separate(places: Sequence[results.OutputPlace], arrays: dict[str, Any]) -> None:
-    """Copy outputs that lie in memory of others: writing to one would change another, as on no other path."""
+    """Copy outputs that overlap others: otherwise writing to one would change another, unlike on other paths."""
     ends: dict[int, int] = {}
     for place in sorted(places, key=_BY_PLACE):
         array = arrays[place.name]
@@ -247,7 +247,7 @@ def _strings(name: str, encoded: Any, shape: tuple[int, ...]) -> npt.NDArray[Any
 
 
 class _Kept:
-    """The source of NumPy's array of a grown region: it keeps the former array, by which the region is in use."""
+    """The base of a grown region's array: it keeps the former array alive, which marks the region as in use."""
 
     def __init__(self, memory: Memory, former: Memory) -> None:
         self.__array_interface__ = memory.__array_interface__
@@ -256,7 +256,7 @@ class _Kept:
 
 @dataclass(eq=False, repr=False)
 class PreparedDirectCall(DirectCall):
-    """A call whose inputs the user fills; its region grows for outputs that found no room, behind all others."""
+    """A call whose inputs the user fills; its region grows at the end, for outputs that found no room."""
 
     lacking: Mapping[str, int] = field(default_factory=dict, init=False)  # outputs without room, their bytes
     _filled: dict[str, Any] | None = field(default=None, init=False)
@@ -289,7 +289,7 @@ class PreparedDirectCall(DirectCall):
         return layout._replace(table=table, end=end, certain=layout.certain | self.lacking.keys())
 
     def grow(self, layout: CallLayout) -> None:
-        """Have this layout, for which there is room, unless the call was closed meanwhile."""
+        """Take on a layout for which the region has room, unless the call was closed meanwhile."""
         if not self.is_closed:
             memory = np.frombuffer(self.region.buffer, np.uint8)
             if memory.nbytes > self.memory.nbytes:

@@ -1,4 +1,4 @@
-"""The memory and work of calls on GPUs, for every path. Waits poll CUDA; they never block in a call of CUDA's."""
+"""The memory and work of calls on GPUs, for every path. Waits poll CUDA; they never block in a CUDA function."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class LostMemoryError(PeerError):
 
     def __init__(self) -> None:
         super().__init__(
-            "a model ended while its GPU was at work for this call, whose memory there is not used again; call again, "
-            "and prepare another call where this was a prepared one"
+            "a model's process ended while its GPU was at work in this call's memory, which is not used again; call "
+            "again, or prepare another call if this was a prepared one"
         )
 
 
@@ -79,13 +79,13 @@ def _followed(work: GpuWork, named: Named, devices: Iterable[int], deadline: flo
 
 
 def _worked_off(work: GpuWork, deadline: float) -> Steps[None]:
-    """Wait until a call's work on GPUs is done as far as it is there now, and the user's that it comes behind."""
+    """Wait until a call's work on GPUs that is queued now is done, and the user's work before it."""
     marks = work.marks()
     yield from _until(lambda: _are_done(marks), deadline, _COMES_BEFORE)
 
 
 def _are_done(marks: list[Mark]) -> bool:
-    """Return whether all of them are done; those that are, are closed and taken out."""
+    """Return whether all of them are done; close and remove those that are."""
     while marks and marks[-1].is_done():
         marks.pop().close()
     return not marks
@@ -103,7 +103,7 @@ def models_are_done(region: SlotRegion, allocations: Sequence[CudaAllocation], d
     left = list(allocations)
 
     def have_all() -> bool:
-        had_users = region.has_users  # looked at first: a model that lets go of memory has waited for its GPU
+        had_users = region.has_users  # read first: a model waits for its GPU before it releases memory
         while left:
             with left[-1].runtime.on(left[-1].device):
                 if not left[-1].runtime.is_event_done(left[-1].event):
@@ -118,7 +118,7 @@ def models_are_done(region: SlotRegion, allocations: Sequence[CudaAllocation], d
 
 
 class GpuBuffer:
-    """Memory of a GPU: the slot's own, or a user's. ``keeper`` keeps it; without a library, arrays are DeviceArrays."""
+    """Memory on a GPU, the slot's or a user's. ``keeper`` keeps it; without a library, arrays are DeviceArrays."""
 
     def __init__(
         self, runtime: CudaRuntime, address: int, byte_size: int, device: int, keeper: object, library: str | None
@@ -132,7 +132,7 @@ class GpuBuffer:
         return _in_library(self.plain_array_at(owner, offset, dtype, shape), self._library)
 
     def plain_array_at(self, owner: object, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> DeviceArray:
-        """As :meth:`array_at`, of no library."""
+        """As :meth:`array_at`, but always a DeviceArray."""
         size = self.byte_size - offset
         if math.prod(shape) * dtype.itemsize > size:
             raise ValueError(f"a tensor of shape {shape} in {size} bytes")
@@ -140,13 +140,13 @@ class GpuBuffer:
 
 
 class OnGpus(ABC):
-    """The memory of a call on GPUs, and the order of its requests and the work there."""
+    """A call's memory on GPUs, and the order between its requests and the work there."""
 
-    filled: Mapping[str, DeviceSource] = MappingProxyType({})  # by the user: to be written for each request
+    filled: Mapping[str, DeviceSource] = MappingProxyType({})  # by the user: copied for each request
 
     def __init__(self, gpus: Gpus, given: Mapping[str, DeviceSource], settings: CallSettings) -> None:
         self._gpus = gpus
-        self.named = settings.named  # the next request comes behind these; if empty, behind all work of the GPUs
+        self.named = settings.named  # the next request waits for these; if empty, for all work of the GPUs
         self.library = settings.library or library_of_inputs(given)  # of outputs, and of inputs to be filled
         check_is_installed(self.library)
 
@@ -156,11 +156,11 @@ class OnGpus(ABC):
 
     @abstractmethod
     def write(self, call: Any, given: Mapping[str, Any], deadline: float) -> Steps[None]:
-        """Copy inputs on GPUs to where they belong, unless they are lent, and wait for all that comes before that."""
+        """Copy inputs on GPUs to their place, unless they are lent, and wait for all work that comes before that."""
 
 
 class CallOnGpus(OnGpus):
-    """A call's half on GPUs, in a region that has the memory there which the layout asks for."""
+    """The part of a call on GPUs, in a region that has the GPU memory that the layout needs."""
 
     def __init__(self, gpus: Gpus, region: SlotRegion, plan: Plan, *, is_prepared: bool) -> None:
         sources = inputs_on_gpus(plan.given)
@@ -221,7 +221,7 @@ class CallOnGpus(OnGpus):
             others = self._region.worked_on  # may still read their results here, on other streams
             if self.named and not self._has_waited_for_others and (None in others or others - streams):
                 yield from _followed(work, (), devices, deadline)
-            self._region.worked_on |= streams  # replaced when all that is waited for
+            self._region.worked_on |= streams  # replaced once all of that is done
             if any(source.is_strided for source in sources.values()):
                 yield from _worked_off(work, deadline)  # a stream has no room for very many copies that have to wait
             try:
@@ -291,7 +291,7 @@ class CallOnGpus(OnGpus):
 
 
 class StagedOnGpus(OnGpus):
-    """Inputs on GPUs of a call that has all tensors on the host: each request copies them there."""
+    """Inputs on GPUs of a call whose tensors all lie on the host: each request copies them there."""
 
     def __init__(self, gpus: Gpus, given: Mapping[str, Any], settings: CallSettings) -> None:
         sources = inputs_on_gpus(given)

@@ -35,7 +35,7 @@ _MAKING: Final = "its memory was being made"
 def take(
     pool: SlotPool, settings: CallSettings, known: KnownModel, end: int, slot_count: int, group: str
 ) -> Steps[tuple[SlotRegion, Memory]]:
-    """Take a region for a model's calls, whose last tensor ends at ``end``, until the deadline."""
+    """Take a region for a model's calls, whose last tensor ends at ``end``; wait until the deadline for it."""
     kind = RegionKind.SYSTEM if group == RegisteredCall.path else known.kind
     need = _need(known, end, slot_count, group, kind)
     taken = pool.take_idle(need, settings.origin)
@@ -48,7 +48,7 @@ def _need(known: KnownModel, end: int, slot_count: int, group: str, kind: Region
 
 
 def grow(pool: SlotPool, settings: CallSettings, region: SlotRegion, memory: Memory, end: int) -> Steps[bool]:
-    """Have a region's data reach an offset, if there is room for that now; return whether they do."""
+    """Grow a region's data to an offset, if there is room for that now; return whether they reach it."""
 
     def work() -> bool:  # it keeps the memory, and so the region, even when no caller waits any more
         return memory.nbytes > 0 and pool.grow(region, end, settings.deadline)
@@ -70,7 +70,7 @@ def _take_granted(pool: SlotPool, settings: CallSettings, waiter: Waiter) -> Ste
         if waiter.byte_size >= LONG_COPY:
             return (yield from offloaded(work, settings.deadline, _MAKING))
         try:
-            return work()  # sooner than a thread could begin with it
+            return work()  # faster than starting it in a thread
         except TimeoutError:
             raise out_of_time(_MAKING) from None
     except BaseException:
@@ -82,7 +82,7 @@ _MOST_CALLS: Final = 64
 
 
 def take_row(pool: SlotPool, once: Once, plan: Plan, *, is_expected: bool) -> Steps[Row[CallLayout] | None]:
-    """Take memory for a call beside others like it; None if it shall have a region by itself."""
+    """Take memory for a call beside similar calls; None if it must have a region by itself."""
     settings, known, layout, given, wanted, _ = plan
     blocks, table, batch_size = known.blocks, layout.table, layout.batch_size
     if batch_size is None or any(span.dtype is BYTES for span in table.inputs.values()):
@@ -155,7 +155,7 @@ def take_with_devices(pool: SlotPool, gpus: Gpus, plan: Plan) -> Steps[tuple[Slo
 
 
 def _provide(pool: SlotPool, settings: CallSettings, provide: Callable[[], None], memory: Memory) -> Steps[None]:
-    """Let a region have memory on GPUs, until the deadline; idle regions go where there is too little."""
+    """Give a region memory on GPUs, until the deadline; if there is too little, drop idle regions."""
     kept: list[Memory] = []  # which keeps the region, if no caller waits any more
 
     def allocate() -> None:

@@ -1,4 +1,4 @@
-"""Triton's own ways: tensors in the request, or in slots that are registered at the server and unregistered again."""
+"""Triton's own paths: tensors in the request, or in slots that are registered at the server and unregistered again."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ class InlineCall(Call):
         spans, inputs = self.layout.table.inputs, []
         for name, array in self._arrays.items():
             dtype = spans[name].dtype
-            content = Strings.of(name, array).numpy() if dtype is BYTES else array  # else sent as it prints
+            content = Strings.of(name, array).numpy() if dtype is BYTES else array  # else sent as str() gives it
             inputs.append(InputTensor(name, dtype.name, array.shape, content))
         name, outputs = self.known.spec.name, self.layout.requested
         return self.codec.infer(name, self.settings.options, inputs=inputs, outputs=outputs)
 
     def result(self, answer: Any) -> Result:
-        """Return a response's outputs; those that it does not have are left out."""
+        """Return a response's outputs; outputs that it lacks are left out."""
         response, spec = self.codec.result(answer), self.known.spec
         found = {}
         for name in self.layout.requested or spec.outputs:
@@ -109,20 +109,20 @@ class Registrations:
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
         self._known: set[str] = set()
-        self._unwanted: set[str] = set()  # registered, none of them known; a call takes out those that it unregisters
+        self._unwanted: set[str] = set()  # registered but no longer used; a call takes out those that it unregisters
 
     @property
     def is_empty(self) -> bool:
-        """Whether the server knows nothing of this client."""
+        """Whether the server has no region of this client."""
         return not (self._known or self._unwanted)
 
     def add(self, region: SlotRegion, deadline: float) -> Steps[None]:
-        """Register the region if it is not; MemoryRefusedError if the server cannot open it, or registers none."""
+        """Register the region unless it is; MemoryRefusedError if the server cannot open it, or registers no memory."""
         key = region.key
         if key in self._known:
             return
         region.is_registered = True
-        self._known.add(key)  # before it is: if the answer does not come in time, it may be nevertheless
+        self._known.add(key)  # first: if the answer does not come in time, it may be registered
         try:
             yield Send(self._codec.register(key, f"/{key}", region.byte_size), deadline)
         except InferenceError as error:
@@ -165,7 +165,7 @@ class Registrations:
 
 @dataclass(eq=False, repr=False)
 class RegisteredCall(InRegion, Call):
-    """Tensors lie in a registered region, but for outputs of uncertain size; if one does not fit, the call fails."""
+    """Numbers lie in a registered region, except outputs of uncertain size; if one does not fit, the call fails."""
 
     region: SlotRegion
     memory: Memory
@@ -231,7 +231,7 @@ class RegisteredCall(InRegion, Call):
         self._strings = {}
 
     def _is_unknown(self, said: str) -> bool:
-        """Return whether it was the server that does not know this region: a model says it of others, or says more."""
+        """Return whether the server itself does not know this region: a model names other regions, or says more."""
         pattern = rf"(\[request id: [^]]*\] )?{_UNKNOWN_REGION}: '{re.escape(self.region.key)}'"
         return re.fullmatch(pattern, said) is not None
 
@@ -258,17 +258,17 @@ class RegisteredCall(InRegion, Call):
             elif dtype is not BYTES:  # of a type that the configuration leaves open
                 array = array_at(memory, room.offset, dtype.numpy, shape, room.byte_size)
         if array is None:
-            raise PeerError(f"model {self.known.spec.name!r} answered without output {name!r}, or with too much of it")
+            raise PeerError(f"model {self.known.spec.name!r} answered without output {name!r}, or it exceeds its room")
         return array
 
 
 IN_USE: Final = "currently in use"
-"""What Triton before 24.12 says of a region that a request is in."""
+"""How Triton before 24.12 refuses to unregister a region that a request uses."""
 _ROUND_S: Final = 0.01
 
 
 def unregister_when_free(unregister: Callable[[], object], timeout_s: float = 5.0) -> None:
-    """Call ``unregister`` until no request is in the region, by the server's answer; raise its other errors."""
+    """Call ``unregister`` until the server no longer says that a request uses the region; raise its other errors."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:

@@ -1,1 +1,1 @@
-"""gRPC and HTTP, blocking and not: messages of one shape, sent and answered."""
+"""gRPC and HTTP, for threads and for asyncio, behind one interface."""

@@ -14,9 +14,9 @@ from .conversation import MOST_ATTEMPTS, Conversation, Server, Unanswered, trans
 
 __all__ = ["AsyncConnections"]
 
-_MOST_UNSENT: Final = 1 << 26  # bytes, which come together only if the server does not read the data that it asks for
+_MOST_UNSENT: Final = 1 << 26  # bytes; more wait only if the server does not read the data that it asked for
 _GONE_MS: Final = 20_000
-"""So long a peer may leave data unacknowledged. TCP by itself waits a quarter of an hour, and all calls with it."""
+"""How long a peer may leave data unacknowledged. By default TCP waits a quarter of an hour, and all calls with it."""
 
 
 class AsyncConnections:
@@ -37,7 +37,7 @@ class AsyncConnections:
             if self._is_closed:
                 raise ClosedError("this client")
             connection = self._listed() or await self._connected(deadline)
-            while connection.is_full():  # of others' requests, which were faster
+            while connection.is_full():  # other tasks' requests were faster
                 connection = self._listed() or await self._connected(deadline)
             try:
                 outcome = await connection.exchange(request, deadline - time.monotonic())
@@ -93,7 +93,7 @@ class AsyncConnections:
             raise self._server.unreachable(error, is_connected=False) from None
 
     async def _connect(self) -> _Connection:
-        """Connect, and wait until requests may begin; of many that ask for a connection to share, one does."""
+        """Connect, and wait until requests may begin; of many tasks that need a shared connection, one connects."""
         if not self._server.conversation.is_shared:
             return await self._opened()
         async with self._lock:
@@ -194,7 +194,7 @@ class _Connection(asyncio.Protocol):
                 self._settle()
 
     def close(self) -> None:
-        """End the connection, and tell those who wait."""
+        """End the connection; its pending requests raise ClosedError."""
         for outcome in self._waiting.values():
             if not outcome.done():
                 outcome.set_exception(ClosedError("this client"))

@@ -1,4 +1,4 @@
-"""Sockets to one server for threads, kept open from request to request: one request at a time on each."""
+"""Sockets to one server for threads, kept open between requests. Each carries one request at a time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .conversation import MOST_ATTEMPTS, Server, Unanswered, translate_handshake
 __all__ = ["Connections"]
 
 _PIECE: Final = 1 << 18  # bytes that are received at once, or sent together
-_MOST_NEWS: Final = 8  # pieces that a server sends unasked
-_LEAST_S: Final = 1e-3  # a timeout of 0 would be none
+_MOST_NEWS: Final = 8  # pieces that a server may send unasked
+_LEAST_S: Final = 1e-3  # a timeout of 0 would make the socket non-blocking
 _MOST_WAIT_MS: Final = 1e9  # that poll takes
 _NOT_YET: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Connections:
-    """The connections of one client for threads. A thread takes the one that was used last, or opens another."""
+    """The connections of one client for threads. A thread takes the idle one that was used last, or opens another."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -45,10 +45,10 @@ class Connections:
             is_kept = False
             try:
                 self._in_use.add(connection)
-                self._check_is_open()  # a close before this was in use has not hung up on it
+                self._check_is_open()  # an earlier close() has not hung up on this one
                 if not connection.is_open:
                     connection.open(deadline)
-                    self._check_is_open()  # nor could anybody while it connected
+                    self._check_is_open()  # nor has one while it connected
                 conversation = connection.conversation
                 number = conversation.begin(request, deadline - time.monotonic())
                 while number not in conversation.ended:
@@ -169,19 +169,19 @@ class _Connection:
                 self._watch(self._socket, select.POLLIN)
 
     def hang_up(self) -> None:
-        """End the connection, for the thread that uses it."""
+        """Shut the connection down; the thread that uses it closes it."""
         if self._socket is not None:
             with contextlib.suppress(OSError):  # it has ended meanwhile
-                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # TLS' own takes its state from the other thread
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # not TLS' own: it drops state in use
 
     def close(self) -> None:
-        self.conversation.out.clear()  # which would keep a caller's arrays, until the collector comes
+        self.conversation.out.clear()  # else it keeps a caller's arrays until garbage collection
         if self._socket is not None:
             self._socket.close()
 
 
 class _Socket(socket.socket):
-    """Closes with its last reference, and says nothing of it: the client tells its user who does not close it."""
+    """A socket that closes silently with its last reference: the client itself warns if it was not closed."""
 
     def __del__(self: Any) -> None:
         if self.fileno() >= 0:

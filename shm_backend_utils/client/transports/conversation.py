@@ -1,4 +1,4 @@
-"""A server's address for connections, and a conversation: requests become bytes, bytes answers. No I/O."""
+"""A server's address, and a conversation, which turns requests into bytes and bytes into answers. No I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["MOST_ATTEMPTS", "Conversation", "Server", "Unanswered", "translate_h
 
 
 class Unanswered(NamedTuple):
-    """A request that gets no answer. It may be sent again, if it has not begun for certain."""
+    """A request that gets no answer. It may be sent again only if it certainly has not begun."""
 
     reason: str  # for people
     may_have_begun: bool
@@ -27,13 +27,13 @@ class Conversation(ABC):
     """Whether several requests may be under way at once."""
 
     out: list[bytes | memoryview]
-    """What is to be sent, in order. The connection clears the list."""
+    """The bytes to send, in order. The connection clears the list."""
     ended: dict[int, Any]
     """Answers, or :class:`Unanswered`, by the numbers of their requests. The connection takes them out."""
     is_ready: bool
     """Whether requests may begin: the server is known to speak the protocol."""
     failure: str
-    """Why the connection is of no more use, for people; empty as long as it is."""
+    """Why the connection is of no more use, for messages; empty while it is usable."""
 
     @property
     @abstractmethod
@@ -54,7 +54,7 @@ class Conversation(ABC):
 
 
 MOST_ATTEMPTS: Final = 3
-"""So often a request is sent that never begins."""
+"""How often to send a request that does not begin."""
 
 
 class Server(NamedTuple):
@@ -65,7 +65,7 @@ class Server(NamedTuple):
     tls: ssl.SSLContext | None = None
 
     def unreachable(self, error: OSError, *, is_connected: bool) -> Exception:
-        """Return our error for a socket's; a refusal as it is."""
+        """Return the client's error for a socket's error; a ServerUnavailableError stays as it is."""
         if isinstance(error, ServerUnavailableError):
             return error
         if error.errno in NO_DESCRIPTORS:
@@ -74,7 +74,7 @@ class Server(NamedTuple):
         return unavailable(self.address, f"{doing}{type(error).__name__}: {error.strerror or error}")
 
     def check_takes_requests(self, conversation: Conversation) -> None:
-        """Raise ServerUnavailableError for a connection that has just been made and takes no request."""
+        """Raise ServerUnavailableError if a new connection takes no requests."""
         if conversation.failure or not conversation.has_room:
             raise unavailable(self.address, conversation.failure or "failed to connect: it takes no requests")
 
@@ -84,7 +84,7 @@ class Server(NamedTuple):
 
 
 def translate_handshake() -> translate[OSError]:
-    """Have errors say that they are of TLS: how a server without it ends a handshake, is chance."""
+    """Mark errors as those of TLS: a server without TLS may end a handshake in any way."""
     return translate(
         (ssl.SSLError, ConnectionResetError), lambda error: OSError(f"TLS handshake: {type(error).__name__}: {error}")
     )

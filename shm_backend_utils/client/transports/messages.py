@@ -48,13 +48,13 @@ class Codec(ABC):
     """Makes the messages that a transport of the same protocol sends, each once, and reads the answers. No I/O."""
 
     address: str = ""
-    """The server's, with its scheme; empty for one that is no address, and whose processes nobody can look at."""
+    """The server's address with its scheme; empty for a server that has none, and whose processes are not visible."""
     needs_grpcio: str | None = None
     """Why grpcio carries requests that have one answer; empty if this client's sockets do, None if nothing does."""
 
     reads_plain_outputs: ClassVar[bool] = False
     inline_bytes: ClassVar[int]
-    """Up to how many bytes of tensors a request in band is faster than one that names a slot; ``docs/bench.md``."""
+    """Up to so many bytes of tensors, an inline request is faster than one that names a slot; ``docs/bench.md``."""
 
     @abstractmethod
     def infer(
@@ -67,7 +67,7 @@ class Codec(ABC):
         batch_size: int | None = None,  # by the batch carrier's shape, where no input tells it
         slot: tuple[str, int] | None = None,
     ) -> Any:
-        """Return the message of a request, ``slot`` being address and generation; CallerError if it cannot be sent."""
+        """Return a request's message; ``slot`` is an address and a generation. CallerError if it cannot be sent."""
 
     def for_slot(
         self, model: str, address: str, outputs: Sequence[str] | None, batch_size: int | None
@@ -85,11 +85,11 @@ class Codec(ABC):
 
     @abstractmethod
     def load(self, model: str, parameters: Mapping[str, str | bytes]) -> Any:
-        """Return the message that loads a model, also anew, with the load's ``parameters`` in Triton's sense."""
+        """Return the message that loads or reloads a model; ``parameters`` are those of Triton's load request."""
 
     @abstractmethod
     def unload(self, model: str, *, dependents: bool) -> Any:
-        """Return the message that has a model unloaded."""
+        """Return the message that unloads a model."""
 
     @abstractmethod
     def register(self, name: str, key: str, byte_size: int) -> Any:
@@ -113,7 +113,7 @@ class Codec(ABC):
 
     @abstractmethod
     def says_so(self, answer: Any) -> bool:
-        """Return whether the answer to a question is yes. No may be an error, too."""
+        """Return whether the answer to a question is yes. A no may also be an error."""
 
     @abstractmethod
     def output_of(self, response: Any, name: str) -> tuple[str, tuple[int, ...]] | None:
@@ -134,18 +134,18 @@ def split_url(url: str) -> tuple[str, bool, str, str]:
         host, port = parts.hostname, parts.port
         address.encode()
         (host or "").encode("idna")
-    except ValueError:  # no number, or too large a one; or no text, or no name of a host
+    except ValueError:  # the port is not a number, or too large; or the address or host cannot be encoded
         host, port = None, None
     if protocol not in ("grpc", "http") or not host:
         raise CallerError(
-            f"URL {url!r} is not one of a server; expected HOST:PORT or grpc://HOST:PORT for gRPC, http://HOST:PORT "
+            f"URL {url!r} does not name a server; expected HOST:PORT or grpc://HOST:PORT for gRPC, http://HOST:PORT "
             "for HTTP, grpcs:// or https:// with TLS"
         )
     if protocol == "grpc" and "/" in address:
         raise CallerError(
-            f"URL {url!r} has a path, which gRPC has not; expected HOST:PORT, or http://HOST:PORT for HTTP"
+            f"URL {url!r} has a path, but gRPC has none; expected HOST:PORT, or http://HOST:PORT for HTTP"
         )
     has_tls = scheme.endswith("s")
-    if protocol == "grpc" and port is None and not has_tls:  # gRPC would take 443, where nothing is without TLS
+    if protocol == "grpc" and port is None and not has_tls:  # gRPC would take 443, the port of TLS
         raise CallerError(f"URL {url!r} names no port; Triton's gRPC is on 8001 by default: {f'{address}:8001'!r}")
     return protocol, has_tls, address, host

@@ -1,4 +1,4 @@
-"""Connections to a server, blocking and not, how a URL becomes one, and whether its host is this machine."""
+"""Connections to a server, for threads and for tasks; making one from a URL; whether its host is this machine."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class AsyncTransport(_Connection):
 
 @translate_os_errors("to look up a host takes a file descriptor")
 def is_this_machine(host: str) -> bool:
-    """Return whether a socket can be bound to a host: only to this machine's; NoDescriptorsError if nothing tells."""
+    """Return whether a host is this machine: a socket can bind to it. NoDescriptorsError if that cannot be tried."""
     try:
         addresses: Sequence[Any] = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
     except OSError as error:
-        return _is_none_of_ours(error)  # what the name means, the first request will tell
+        return _is_none_of_ours(error)  # the first request reports an unknown name
     return any(_can_bind(family, address) for family, _, _, _, address in addresses)
 
 
@@ -77,7 +77,7 @@ def _can_bind(family: int, address: tuple[Any, ...]) -> bool:
 
 
 def _is_none_of_ours(error: OSError) -> bool:
-    """Return that it is not, unless nothing could be found out."""
+    """Return False, or raise the error if it leaves the question open."""
     if error.errno in NO_DESCRIPTORS:
         raise error
     return False
@@ -95,7 +95,7 @@ class Connectable(Protocol):
 
 
 def connect(url: str | Connectable, tls: Tls | None) -> Transport:
-    """Return a transport for threads, which sends nothing yet; CallerError if the URL is none."""
+    """Return a transport for threads, which sends nothing yet; CallerError if the URL is not valid."""
     if isinstance(url, Connectable):
         return url.connect()
     kind, _, where = _transports_of(url, tls)

@@ -1,1 +1,1 @@
-"""Arrays on GPUs: over memory that has an owner, taken over from any library, copied, and as arrays of a library."""
+"""Arrays on GPUs: over owned memory, imported from any library, copied, and exported to a library."""

@@ -1,7 +1,7 @@
-"""DLPack capsules over GPU memory: made for others, or taken over.
+"""DLPack capsules over GPU memory: exported, or imported.
 
-NumPy makes them, because their destructors must be compiled code. It gets the address, and never reads there. Then the
-device and the data type, which NumPy cannot know, are written into the capsule.
+NumPy makes them, because their destructors must be compiled code. NumPy gets the address, and never reads there. Then
+this module writes the device and the data type, which NumPy cannot know, into the capsule.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["CapsuleTensor", "TakenOver", "capsule_over", "taken_over"]
 
 _READ_ONLY: Final = 1
 _ANYWHERE: Final = 256
-"""The address that NumPy gets for an array without elements: some versions refuse 0."""
+"""The address that NumPy gets for an array without elements, as some versions refuse 0."""
 
 
 class CapsuleTensor(NamedTuple):
@@ -44,7 +44,7 @@ class CapsuleTensor(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]  # in bytes
     dtype: np.dtype[Any]
-    device_type: int  # of DLPack, as the device's number is
+    device_type: int  # of DLPack, as is the device number
     device: int
     is_read_only: bool
 
@@ -57,10 +57,10 @@ class TakenOver(NamedTuple):
 
 
 def capsule_over(memory: CapsuleTensor, owner: object, max_version: tuple[int, int] | None) -> object:
-    """Return a capsule over C-contiguous memory: a versioned one, if the consumer asks for it and NumPy (2.1) can.
+    """Return a capsule over C-contiguous memory: a versioned one if the consumer asks for it and NumPy (2.1) can.
 
-    A versioned capsule says whether the memory is read-only; PyTorch and CuPy ignore that. An unversioned one cannot
-    say it, and is made all the same: JAX asks for no other, and no known consumer of GPU memory heeds it.
+    Only a versioned capsule can mark memory as read-only, and PyTorch and CuPy ignore that. JAX asks for unversioned
+    capsules only. So read-only memory gets one, too: no known consumer of GPU memory respects the mark.
 
     The owner lives until the capsule and its consumer are gone; ``max_version`` is the newest that the consumer knows.
     """
@@ -68,7 +68,7 @@ def capsule_over(memory: CapsuleTensor, owner: object, max_version: tuple[int, i
     is_versioned = NUMPY_MAKES_VERSIONED and max_version is not None and max_version >= VERSION
     interface = {
         "shape": memory.shape,
-        "typestr": f"=u{row.itemsize}",  # some version of NumPy refuses each of the others
+        "typestr": f"=u{row.itemsize}",  # for each other type, some NumPy version refuses it
         "data": (memory.address or _ANYWHERE, memory.is_read_only and is_versioned),
     }
     words = np.asarray(ForeignMemory(owner, interface))
@@ -85,7 +85,7 @@ def taken_over(capsule: object) -> TakenOver:
     """Take over an unused capsule of either kind over GPU memory.
 
     TypeError for anything else, for a newer version, and for a data type that :mod:`shm_backend_utils.dtypes` lacks;
-    the capsule is then as it was.
+    the capsule is unchanged then.
     """
     versioned = versioned_tensor(capsule)
     if versioned is not None and versioned.version[0] > VERSION[0]:

@@ -17,18 +17,18 @@ from .pieces import plan
 __all__ = ["MAX_PIECES", "Array", "copy", "copy_of", "new_array"]
 
 MAX_PIECES: Final = 4096
-"""So many copies, one after the other, take some 10 ms."""
+"""This number of copies takes some 10 ms."""
 
 OnGpu = DeviceArray | StridedArray
 Array = DeviceArray | StridedArray | npt.NDArray[Any]
 
 
 def copy(runtime: CudaRuntime, target: Array, source: Array, stream: int, *, tensor: str = "") -> None:
-    """Copy an array to another one of the same shape, on a stream, which waits until an array of ours is written.
+    """Copy an array to another one of the same shape, on a stream. The stream waits until a DeviceArray is written.
 
-    At least one is on a GPU, and both must stay until the copy is made. The copy has been made on return if the host's
-    array is not pinned or not C-contiguous; else it is made when the stream gets there. A default stream is that of the
-    target's GPU, or else of the source's. TensorError, which names the tensor, for more than 4096 pieces.
+    At least one array is on a GPU, and both must live until the copy is made. If the host array is not pinned or not
+    C-contiguous, the copy is complete on return; otherwise when the stream reaches it. A default stream belongs to the
+    target's GPU, or else to the source's. TensorError, which names the tensor, for more than 4096 pieces.
     """
     if target.shape != source.shape or target.dtype.itemsize != source.dtype.itemsize:
         raise TensorError(
@@ -55,7 +55,7 @@ def new_array(runtime: CudaRuntime, shape: tuple[int, ...], dtype: np.dtype[Any]
 
 
 def copy_of(array: DeviceArray) -> DeviceArray:
-    """Return a copy with memory of its own, made after all present work of the GPU. Waits for that."""
+    """Return a copy with its own memory, after waiting for all present work of the GPU."""
     runtime, device = array.runtime, array.device
     made = new_array(runtime, array.shape, array.dtype, device)
     runtime.synchronize_device(device)
@@ -89,9 +89,9 @@ def _put_on(runtime: CudaRuntime, target: Array, source: Array, stream: int, dev
     if planned.count > MAX_PIECES:
         raise TensorError(
             tensor,
-            f"{_called(tensor)} of shape {source.shape} lies in memory in such an order (strides "
-            f"{source.strides}) that it takes {planned.count} copies, more than {MAX_PIECES}; make it contiguous, "
-            "for example by tensor.contiguous() or cupy.ascontiguousarray(array)",
+            f"{_called(tensor)} of shape {source.shape} and strides {source.strides} needs {planned.count} copies, "
+            f"more than {MAX_PIECES}; make it contiguous, for example by tensor.contiguous() or "
+            "cupy.ascontiguousarray(array)",
         )
     own = runtime.stream_device(stream, device)
     for array in (target, source):

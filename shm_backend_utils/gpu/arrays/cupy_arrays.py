@@ -1,4 +1,4 @@
-"""Arrays of CuPy over memory that is not CuPy's."""
+"""CuPy arrays over memory that CuPy does not own."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..runtime import LEGACY_STREAM
 __all__ = ["cupy_array", "cupy_stream"]
 
 _KNOWS_BF16: Final = 14
-"""The first version of CuPy that knows the BF16 of ``ml_dtypes``."""
+"""The first CuPy version that knows the BF16 of ``ml_dtypes``."""
 
 
 def cupy_array(address: int, shape: tuple[int, ...], dtype: np.dtype[Any], device: int, owner: object) -> Any:
-    """Return a C-contiguous array of CuPy; of BF16, where CuPy or ``ml_dtypes`` does not know it, as ``uint16``.
+    """Return a C-contiguous CuPy array; BF16 comes as ``uint16`` with an older CuPy or without ``ml_dtypes``.
 
-    It is made from the address, as CuPy 13 takes no BF16 by DLPack, and 14 only with some versions of NumPy.
+    It is made from the address, because CuPy 13 takes no BF16 by DLPack, and CuPy 14 only with some NumPy versions.
     MachineError if CuPy is not installed.
     """
     cupy = _imported()
@@ -32,23 +32,23 @@ def cupy_array(address: int, shape: tuple[int, ...], dtype: np.dtype[Any], devic
 
 
 def cupy_stream(device: int) -> int:
-    """Return CuPy's current stream of a device, in this thread; raises as :func:`cupy_array`."""
+    """Return CuPy's current stream of a device in this thread; raises as :func:`cupy_array`."""
     return int(_imported().cuda.get_current_stream(device).ptr) or LEGACY_STREAM
 
 
 def _imported() -> Any:
     try:
-        import cupy  # noqa: PLC0415  # large, and only where it is asked for
+        import cupy  # noqa: PLC0415  # large, so only on request
     except ModuleNotFoundError as error:
         if error.name != "cupy":
-            raise MachineError(f"CuPy cannot be imported, as it lacks {error.name}; install that") from error
+            raise MachineError(f"CuPy cannot be imported, because {error.name} is missing; install it") from error
         raise MachineError(
-            "an array of CuPy was asked for, which is not installed; install cupy-cuda12x or cupy-cuda13x, or take the "
-            "memory with another library, for example by torch.from_dlpack"
+            "a CuPy array was requested, but CuPy is not installed; install cupy-cuda12x or cupy-cuda13x, or use "
+            "another library, for example torch.from_dlpack"
         ) from None
     except ImportError as error:
         reason = error.__cause__ or error
         raise MachineError(
-            f"CuPy is installed, but cannot be imported: {reason}; it must be the CuPy for this machine's CUDA"
+            f"CuPy is installed, but cannot be imported: {reason}; install the CuPy for this machine's CUDA"
         ) from error
     return cupy

@@ -24,7 +24,7 @@ __all__ = ["DeviceArray", "StridedArray", "viewed"]
 
 
 _COMPUTES_NOTHING: Final = (
-    "take it with an array library, for example by torch.from_dlpack(array) or array.cupy(), or copy it by .to_host()"
+    "use it with an array library, for example torch.from_dlpack(array) or array.cupy(), or copy it by .to_host()"
 )
 _OF_LIBRARIES: Final = frozenset(
     {"T", "astype", "clone", "copy", "copy_", "cpu", "detach", "fill", "fill_", "get", "item", "mean", "numpy", "set"}
@@ -33,7 +33,7 @@ _OF_LIBRARIES: Final = frozenset(
 
 
 class DeviceArray:
-    """C-contiguous elements on a GPU, where they lie. It computes nothing: give it to an array library.
+    """C-contiguous elements on a GPU, without a copy. It computes nothing: pass it to an array library.
 
     ``torch.from_dlpack(array)``, ``cupy.from_dlpack(array)``, ``jax.dlpack.from_dlpack(array)`` and
     ``numba.cuda.as_cuda_array(array)`` take it without a copy, and keep its memory.
@@ -49,11 +49,11 @@ class DeviceArray:
     device : int
         This process' number of the GPU.
     owner : object
-        Keeps the memory. It lives as long as the array, and all that was made from it.
+        Keeps the memory. It lives as long as the array and everything made from it.
     is_read_only : bool, optional
-        No known library heeds it on GPUs.
+        No known library respects it on GPUs.
     written_on : int, optional
-        A stream of the same GPU that has still to write the elements. Takers of the array wait for it.
+        A stream of the same GPU that may still be writing the elements. Consumers of the array wait for it.
     """
 
     __slots__ = (
@@ -91,17 +91,17 @@ class DeviceArray:
 
     @property
     def size(self) -> int:
-        """How many elements there are."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def ndim(self) -> int:
-        """How many dimensions there are."""
+        """The number of dimensions."""
         return len(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the elements have."""
+        """The size of the elements in bytes."""
         return self.size * self.dtype.itemsize
 
     @property
@@ -114,7 +114,7 @@ class DeviceArray:
             raise TypeError("an array without dimensions has no length")
         return self.shape[0]
 
-    __iter__ = None  # by its length and items, Python would try
+    __iter__ = None  # else Python would iterate by length and index
 
     def __getitem__(self, rows: slice) -> DeviceArray:
         """Return rows, ``array[2:5]``, as an array over the same memory.
@@ -122,12 +122,12 @@ class DeviceArray:
         Raises
         ------
         TypeError
-            It is another index. Array libraries have those.
+            The index is not a slice of rows. Use an array library for others.
         """
         if not isinstance(rows, slice) or rows.step not in (None, 1) or not self.shape:
             raise TypeError(
-                f"a DeviceArray of shape {self.shape} is indexed by rows, array[2:5]; found {rows!r}; for more, take "
-                "it with an array library, for example by torch.from_dlpack(array) or array.cupy()"
+                f"a DeviceArray of shape {self.shape} is indexed by rows, array[2:5]; found {rows!r}; for more, use an "
+                "array library, for example torch.from_dlpack(array) or array.cupy()"
             )
         begin, end, _ = rows.indices(self.shape[0])
         row_size = math.prod(self.shape[1:]) * self.dtype.itemsize
@@ -140,7 +140,7 @@ class DeviceArray:
         Parameters
         ----------
         *shape : int, or one sequence of int
-            One of them may be -1: as large as the number of elements makes it.
+            One size may be -1: it follows from the number of elements.
 
         Returns
         -------
@@ -150,7 +150,7 @@ class DeviceArray:
         Raises
         ------
         ValueError
-            It has another number of elements.
+            The shape has another number of elements.
         """
         wanted = shape[0] if len(shape) == 1 and not hasattr(shape[0], "__index__") else shape
         sizes = [operator.index(size) for size in wanted]
@@ -164,7 +164,7 @@ class DeviceArray:
         return viewed(self, shape=tuple(sizes))
 
     def let_wait(self, stream: int, device: int) -> None:
-        """Let a stream, of any device, wait until the elements are written. The host does not wait.
+        """Make a stream of any device wait until the elements are written. The host does not wait.
 
         Parameters
         ----------
@@ -182,13 +182,13 @@ class DeviceArray:
             order_after(self.runtime, (NamedStream(self.written_on, self.device),), device, stream)
 
     def cupy(self) -> Any:
-        """Return an array of CuPy over this very memory; CuPy's current stream waits until it is written.
+        """Return a CuPy array over this memory; CuPy's current stream waits until the elements are written.
 
         Returns
         -------
         cupy.ndarray
-            Of the same shape and dtype; of BF16, one of ``uint16`` with CuPy before 14, or without the package
-            ``ml_dtypes``. It keeps the memory.
+            Of the same shape and dtype. BF16 comes as ``uint16`` with a CuPy older than 14, or without the package
+            ``ml_dtypes``. The array keeps the memory.
 
         Raises
         ------
@@ -201,23 +201,23 @@ class DeviceArray:
             return cupy_array(self.address, self.shape, self.dtype, self.device, self)
 
     def to_host(self) -> npt.NDArray[Any]:
-        """Return a copy in host memory, of all that was launched on the GPU before; wait for it.
+        """Return a copy in host memory. It waits for all work that this process has launched on the GPU before.
 
         Returns
         -------
         numpy.ndarray
-            Of the same shape and dtype, and its own; writable.
+            Writable, with its own memory, of the same shape and dtype.
 
         Raises
         ------
         MachineError
-            Something that was launched on the GPU has failed.
+            Earlier work on the GPU has failed.
         """
         copied = np.empty(self.shape, self.dtype)
         with self.runtime.on(self.device):
             self.runtime.synchronize_device(self.device)
             if copied.nbytes:
-                # This stream waits for nothing but default streams, and nobody needs to make it.
+                # This stream waits for default streams only, and need not be created.
                 self.runtime.copy(copied.ctypes.data, self.address, copied.nbytes, PER_THREAD_STREAM)
                 self.runtime.synchronize_stream(PER_THREAD_STREAM, self.device)
         return copied
@@ -234,15 +234,15 @@ class DeviceArray:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """Return a DLPack capsule over this very memory, by the rules of the array API standard (2023.12).
+        """Return a DLPack capsule over this memory, by the rules of the array API standard (2023.12).
 
         Parameters
         ----------
         stream : int, optional
-            The consumer's, which waits until the elements are written: 1 or None is the legacy default stream, 2 the
-            per-thread one, above that a ``cudaStream_t``; -1 if nobody shall wait.
+            The consumer's stream, which waits until the elements are written. 1 or None is the legacy default stream,
+            2 the per-thread default stream, a larger number a ``cudaStream_t``. With -1, no stream waits.
         max_version, dl_device, copy
-            As the standard says.
+            As in the standard.
 
         Raises
         ------
@@ -260,7 +260,7 @@ class DeviceArray:
             stream = LEGACY_STREAM
         if type(stream) is not int or stream < -1 or stream == 0:
             raise BufferError(
-                f"stream {stream!r} is none of CUDA's; expected 1 (legacy default), 2 (per-thread default), a "
+                f"stream {stream!r} is not a CUDA stream; expected 1 (legacy default), 2 (per-thread default), a "
                 "cudaStream_t above 2, or -1 for no synchronization"
             )
         if stream > 0:
@@ -272,9 +272,9 @@ class DeviceArray:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """The memory by CUDA's array interface, version 3. BF16 has the type ``<V2``, as PyTorch and CuPy have it.
+        """CUDA's array interface of the memory, version 3. BF16 has the type ``<V2``, as in PyTorch and CuPy.
 
-        Reading it waits until the elements are written, because PyTorch ignores the interface's stream. Nothing is
+        Reading it waits until the elements are written, because PyTorch ignores the interface's stream. It never says
         read-only, because PyTorch refuses read-only memory.
         """
         if self.written_on is not None:
@@ -293,13 +293,13 @@ class DeviceArray:
         raise TypeError(f"the array is in memory of GPU {self.device}, which NumPy cannot read; copy it by .to_host()")
 
     def __reduce__(self) -> NoReturn:
-        """Raise TypeError: another process would have to open the memory."""
+        """Raise TypeError: a pickle cannot carry a GPU's memory."""
         raise TypeError(f"the array is in memory of GPU {self.device}, and cannot be pickled; copy it by .to_host()")
 
-    if not TYPE_CHECKING:  # a type checker shall refuse both
+    if not TYPE_CHECKING:  # so that a type checker refuses both
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Raise AttributeError, with advice if arrays of libraries have such an attribute."""
+            """Raise AttributeError, with advice if other libraries' arrays have this attribute."""
             raise AttributeError(
                 f"a DeviceArray has no attribute {name!r}{'; ' + _COMPUTES_NOTHING if name in _OF_LIBRARIES else ''}",
                 name=name,
@@ -307,7 +307,7 @@ class DeviceArray:
             )
 
         def __setitem__(self, rows: object, value: object) -> NoReturn:
-            """Raise TypeError: it computes nothing."""
+            """Raise TypeError: only array libraries can write to it."""
             raise TypeError(f"a DeviceArray cannot be written by itself; {_COMPUTES_NOTHING}")
 
     def __repr__(self) -> str:
@@ -340,12 +340,12 @@ def viewed(
 
 @dataclass(frozen=True, eq=False)
 class StridedArray:
-    """Elements on a GPU, in any order: of another library's array."""
+    """Elements on a GPU with any strides, from another library's array."""
 
     runtime: CudaRuntime
     address: int
     shape: tuple[int, ...]
-    strides: tuple[int, ...]  # in bytes; 0 or less, too
+    strides: tuple[int, ...]  # in bytes; may be 0 or negative
     dtype: np.dtype[Any]
     device: int  # this process' number of the GPU
     owner: object  # keeps the memory
@@ -353,12 +353,12 @@ class StridedArray:
 
     @property
     def size(self) -> int:
-        """How many elements there are."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the elements have, without the gaps between them."""
+        """The size of the elements in bytes, without the gaps between them."""
         return self.size * self.dtype.itemsize
 
     def __repr__(self) -> str:

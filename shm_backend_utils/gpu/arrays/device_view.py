@@ -1,4 +1,4 @@
-"""DeviceView: one tensor's memory on a GPU."""
+"""DeviceView: one tensor in a GPU's memory."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["DeviceView"]
 
 
 class DeviceView(TensorView):
-    """A tensor on a GPU, where it lies: a view, never a copy.
+    """A tensor on a GPU: a view, never a copy.
 
-    Its :attr:`array` is a :class:`DeviceArray`, which every array library with DLPack or CUDA's array interface takes,
-    as it takes the view itself.
+    Every array library with DLPack or CUDA's array interface takes the view itself, or its :attr:`array`, which is a
+    :class:`DeviceArray`.
 
     Attributes
     ----------
@@ -38,12 +38,12 @@ class DeviceView(TensorView):
 
     @property
     def writable(self) -> bool:
-        """Whether arrays made from this view may be written to. Inputs may not, which no library enforces on GPUs."""
+        """Whether you may write to arrays made from this view. Not to inputs, but no library enforces that on GPUs."""
         return not self._array.is_read_only
 
     @property
     def attributes(self) -> BufferAttributes:
-        """Where the bytes lie, and how many they are; with the IPC handle if this is a client's memory."""
+        """The location and number of the bytes, and the IPC handle if this is a client's memory."""
         return BufferAttributes(self._memory_type, self.device, self._array.nbytes, self._handle)
 
     def numpy(self) -> npt.NDArray[Any]:
@@ -55,12 +55,12 @@ class DeviceView(TensorView):
             Always.
         """
         raise DeviceMemoryError(
-            f"tensor {self.name!r} is in memory of GPU {self.device}, which NumPy cannot read; take it with a library "
-            "for GPUs, for example by torch.from_dlpack(view) or .cupy(), or call.to_host(view) for a copy"
+            f"tensor {self.name!r} is in memory of GPU {self.device}, which NumPy cannot read; use a library for GPUs, "
+            "for example torch.from_dlpack(view) or view.cupy(), or copy it by call.to_host(view)"
         )
 
     def cupy(self) -> Any:
-        """Return the tensor as a C-contiguous array of CuPy over this very memory; see :meth:`DeviceArray.cupy`."""
+        """Return the tensor as a C-contiguous CuPy array over this memory; see :meth:`DeviceArray.cupy`."""
         return self._array.cupy()
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -70,7 +70,7 @@ class DeviceView(TensorView):
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """The memory by CUDA's array interface, version 3; see :attr:`DeviceArray.__cuda_array_interface__`."""
+        """CUDA's array interface of the memory, version 3; see :attr:`DeviceArray.__cuda_array_interface__`."""
         interface: dict[str, Any] = self._array.__cuda_array_interface__
         return interface
 

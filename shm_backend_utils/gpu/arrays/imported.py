@@ -1,4 +1,4 @@
-"""Arrays of any library that are on a GPU, taken over where they lie: by DLPack, or CUDA's array interface."""
+"""Arrays of any library on a GPU, imported without a copy, by DLPack or CUDA's array interface."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from .device_view import DeviceView
 __all__ = ["device_of", "imported", "is_on_gpu"]
 
 _REFUSALS: Final = (BufferError, RuntimeError, TypeError, ValueError, KeyError, AttributeError)
-"""Errors of libraries that do not export a tensor, because it has gradients, or a type that they lack."""
+"""Errors of libraries that cannot export a tensor, for example because of gradients or its data type."""
 
 
 def is_on_gpu(value: Any) -> bool:
-    """Return whether this is an array on a GPU, of any library."""
+    """Return whether this is an array of any library on a GPU."""
     if isinstance(value, np.ndarray):
         return False
     if hasattr(value, "__dlpack_device__"):
@@ -37,9 +37,9 @@ def is_on_gpu(value: Any) -> bool:
 
 
 def device_of(runtime: CudaRuntime, value: Any, otherwise: int = 0) -> int:
-    """Return the number of the GPU that an array, of which :func:`is_on_gpu` is true, is on.
+    """Return the number of an array's GPU; :func:`is_on_gpu` must be true for the array.
 
-    One without elements may not say it: then it is ``otherwise``.
+    If an array without elements does not tell its GPU, the result is ``otherwise``.
     """
     if hasattr(value, "__dlpack_device__"):
         return int(value.__dlpack_device__()[1])
@@ -48,11 +48,11 @@ def device_of(runtime: CudaRuntime, value: Any, otherwise: int = 0) -> int:
 
 
 def imported(runtime: CudaRuntime, value: Any, stream: int, *, tensor: str = "") -> DeviceArray | StridedArray:
-    """Return an array on a GPU, of any library, as one of ours over the same memory, which it keeps.
+    """Return any library's array on a GPU as a DeviceArray over the same memory, which it keeps.
 
     The value may be a DLPack capsule. If it is not C-contiguous, the result is a StridedArray. ``stream`` waits for the
-    library's current stream in this thread; wait for the user's streams, too. It cannot be -1, which some libraries do
-    not know. TensorTypeError if the library does not export the array, or Triton lacks the data type.
+    library's current stream in this thread; you must also wait for the user's streams. It cannot be -1, which some
+    libraries reject. TensorTypeError if the library does not export the array, or Triton lacks the data type.
     """
     if isinstance(value, DeviceView):
         value = value.array
@@ -68,11 +68,11 @@ def imported(runtime: CudaRuntime, value: Any, stream: int, *, tensor: str = "")
         return _by_interface(runtime, value, stream, tensor)
     except _REFUSALS as error:
         called = f"tensor {tensor!r}" if tensor else "an array"
-        reason = error if isinstance(refused, AttributeError) else refused  # the former, where there is no __dlpack__
+        reason = error if isinstance(refused, AttributeError) else refused  # without __dlpack__, the second one
         raise TensorTypeError(
             tensor,
-            f"{called} is a {type(value).__module__}.{type(value).__qualname__} on a GPU, which does not give its "
-            f"memory away: {reason}",
+            f"{called} is a {type(value).__module__}.{type(value).__qualname__} on a GPU, which does not export its "
+            f"memory: {reason}",
         ) from reason
 
 
@@ -80,10 +80,10 @@ def _by_dlpack(runtime: CudaRuntime, value: Any, stream: int) -> DeviceArray | S
     if type(value).__name__ == "PyCapsule":
         memory, owner = taken_over(value)
     else:
-        with runtime.on(device_of(runtime, value)):  # PyTorch gives away those of the current device alone
+        with runtime.on(device_of(runtime, value)):  # PyTorch exports arrays of the current device only
             memory, owner = taken_over(_capsule_of(value, stream))
     device = memory.device
-    if memory.device_type == dlpack.CUDA_MANAGED and memory.address:  # such memory has no device of its own
+    if memory.device_type == dlpack.CUDA_MANAGED and memory.address:  # managed memory has no fixed device
         device = runtime.pointer(memory.address).device
     return _array(
         runtime, memory.address, memory.shape, memory.strides, memory.dtype, device, owner, memory.is_read_only
@@ -93,13 +93,13 @@ def _by_dlpack(runtime: CudaRuntime, value: Any, stream: int) -> DeviceArray | S
 def _capsule_of(value: Any, stream: int) -> object:
     try:
         return value.__dlpack__(stream=stream, max_version=VERSION)
-    except TypeError:  # before 2023.12, the standard had no versions
+    except TypeError:  # before 2023.12, the standard had no max_version
         return value.__dlpack__(stream=stream)
 
 
 def _by_interface(runtime: CudaRuntime, value: Any, stream: int, tensor: str) -> DeviceArray | StridedArray:
     device = device_of(runtime, value)
-    with runtime.on(device):  # CuPy tells the stream of the current device
+    with runtime.on(device):  # CuPy returns the stream of the current device
         interface = value.__cuda_array_interface__
     if interface.get("mask") is not None:
         raise TypeError("it has a mask")

@@ -1,4 +1,4 @@
-"""Which array library a value is of, and arrays of these libraries over memory on a GPU.
+"""The array library that a value belongs to, and arrays of these libraries over GPU memory.
 
 PyTorch and JAX take the memory by DLPack, Numba by CUDA's array interface, and CuPy from the address.
 """
@@ -21,9 +21,9 @@ _WORDS: Final = np.dtype(np.uint16)
 
 
 def library_of(value: Any) -> str | None:
-    """Return which array library a value is of: ``"torch"``, ``"cupy"``, ``"jax"``, ``"numba"``; None for others.
+    """Return the array library of a value: ``"torch"``, ``"cupy"``, ``"jax"`` or ``"numba"``; None for others.
 
-    A user's subclass of a library's arrays is of that library.
+    A user's subclass belongs to the library of its base class.
     """
     for each in type(value).__mro__:
         found = _MODULES.get(each.__module__.partition(".")[0])
@@ -33,27 +33,27 @@ def library_of(value: Any) -> str | None:
 
 
 def as_library(array: DeviceArray, library: str) -> Any:
-    """Return an array of a library, as :func:`library_of` names it, over the memory of a DeviceArray, which it keeps.
+    """Return an array of a library, by its name from :func:`library_of`, over a DeviceArray's memory, which it keeps.
 
-    The library's stream waits for it. BF16 is ``uint16`` where the library has no such type: in Numba, and see
-    :meth:`.DeviceArray.cupy`. ImportError if the library is not installed; ValueError if it is none of these.
+    The library's stream waits until the elements are written. BF16 comes as ``uint16`` in Numba, and sometimes in CuPy:
+    see :meth:`.DeviceArray.cupy`. ImportError if the library is not installed; ValueError if it is unknown.
     """
     make = _MAKERS.get(library)
     if make is None:
-        raise ValueError(f"no array library {library!r} is known; expected one of {', '.join(map(repr, _MAKERS))}")
+        raise ValueError(f"unknown array library {library!r}; expected one of {', '.join(map(repr, _MAKERS))}")
     with array.runtime.on(array.device):
         return make(array)
 
 
 def _torch(array: DeviceArray) -> Any:
-    import torch  # noqa: PLC0415  # large, and only where it is asked for
+    import torch  # noqa: PLC0415  # large, so only on request
     from torch.utils.dlpack import from_dlpack  # noqa: PLC0415
 
     if array.dtype != np.bool_:
         return from_dlpack(array)
     try:
         return from_dlpack(array)
-    except RuntimeError:  # some versions know no bool here
+    except RuntimeError:  # some versions do not support bool in DLPack
         return from_dlpack(viewed(array, dtype=_BYTES)).view(torch.bool)
 
 

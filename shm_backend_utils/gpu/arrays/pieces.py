@@ -1,4 +1,4 @@
-"""A copy between arrays of any strides, as the rectangles that CUDA copies: rows of bytes, a pitch apart."""
+"""Splits a copy between arrays of any strides into rectangles that CUDA can copy: rows of bytes, a pitch apart."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ class _Axis(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """How to copy: rectangles, all of one form. All is in bytes but the height, in rows."""
+    """A copy as rectangles of equal form. All sizes are in bytes, except for the height in rows."""
 
     width: int
     height: int
-    target_pitch: int  # from row to row; of one row, its width
+    target_pitch: int  # from row to row; for a single row, its width
     source_pitch: int
-    target_begin: int  # of the array that is gone through forwards, from its first element
+    target_begin: int  # of the first rectangle, from the array's first element
     source_begin: int
     others: tuple[_Axis, ...]  # the axes that lead from rectangle to rectangle
 
     @property
     def count(self) -> int:
-        """How many rectangles there are."""
+        """The number of rectangles."""
         return math.prod(axis.size for axis in self.others)
 
     def pieces(self) -> Iterator[Piece]:
-        """Yield where the rectangles begin."""
+        """Yield the beginning of each rectangle."""
         for index in itertools.product(*[range(axis.size) for axis in self.others]):
             steps = list(zip(index, self.others, strict=True))
             yield Piece(
@@ -56,9 +56,9 @@ class Plan:
 def plan(
     shape: tuple[int, ...], target_strides: tuple[int, ...], source_strides: tuple[int, ...], itemsize: int
 ) -> Plan:
-    """Return how to copy between arrays of a shape, in few rectangles.
+    """Return a plan to copy between arrays of a shape in few rectangles.
 
-    Strides are in bytes, of any sign; the source's may be 0, as those of a broadcast array.
+    Strides are in bytes, of any sign. The source's may be 0, as in a broadcast array.
     """
     if not math.prod(shape):
         return Plan(0, 0, 0, 0, 0, 0, (_Axis(0, 0, 0),))
@@ -76,7 +76,7 @@ def plan(
 
 
 def _forward(axes: Iterator[tuple[int, int, int]]) -> tuple[list[_Axis], int, int]:
-    """Return the axes longer than 1, turned round if both arrays run backwards there, and where both begin then."""
+    """Return the axes longer than 1, reversed if both strides are negative, and where both arrays begin then."""
     found, target_begin, source_begin = [], 0, 0
     for size, target, source in axes:
         if size == 1:
@@ -91,7 +91,7 @@ def _forward(axes: Iterator[tuple[int, int, int]]) -> tuple[list[_Axis], int, in
 
 
 def _merged(axes: list[_Axis]) -> list[_Axis]:
-    """Return as few axes as lead to the same elements, the innermost last."""
+    """Return the fewest axes that reach the same elements, the innermost last."""
     merged: list[_Axis] = []
     for axis in sorted(axes, key=lambda each: (abs(each.target), abs(each.source)), reverse=True):
         outer = merged[-1] if merged else None
@@ -103,5 +103,5 @@ def _merged(axes: list[_Axis]) -> list[_Axis]:
 
 
 def _can_be_rows(axis: _Axis, width: int) -> bool:
-    """Return whether an axis can be CUDA's rows, which neither overlap nor lie too far apart in either array."""
+    """Return whether an axis can be CUDA's rows: they must not overlap or lie too far apart in either array."""
     return width <= min(axis.target, axis.source) and max(axis.target, axis.source) <= _MAX_PITCH

@@ -1,4 +1,4 @@
-"""CUDA in one process, loaded at first use and then shared."""
+"""CUDA in one process, loaded on first use and then shared."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["CudaAccess"]
 
 
 class CudaAccess:
-    """CUDA in this process, loaded at first use; ``load`` raises MachineError on a machine without a GPU."""
+    """CUDA in this process, loaded on first use; ``load`` raises MachineError on a machine without a GPU."""
 
     def __init__(self, load: Callable[[], CudaRuntime] = CudaRuntime) -> None:
         self._load = load
@@ -34,17 +34,17 @@ class CudaAccess:
 
     @property
     def has_retired(self) -> bool:
-        """Whether something is due to be freed or unmapped."""
+        """Whether memory is due to be freed or unmapped."""
         mappings = self._mappings
         return mappings is not None and mappings.runtime.retired.is_waiting
 
     def collect(self) -> bool:
-        """Free and unmap memory that is due, if CUDA was used at all. Return whether something is left."""
+        """Free and unmap memory that is due, if CUDA was used. Return whether some is left."""
         mappings = self._mappings
         return mappings is not None and mappings.runtime.retired.collect()
 
     def collect_idle(self) -> None:
-        """Unmap, before this returns, memory that :meth:`.CudaMapping.close_idle` has closed and nothing keeps."""
+        """Unmap now the memory that :meth:`.CudaMapping.close_idle` has closed and nothing keeps."""
         mappings = self._mappings
         if mappings is not None:
             mappings.runtime.retired.collect_idle()

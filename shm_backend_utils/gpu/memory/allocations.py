@@ -1,4 +1,4 @@
-"""Memory of GPUs that this process allocates, for others to map."""
+"""GPU memory that this process allocates for other processes to map."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["CudaAllocation"]
 
 
 class CudaAllocation:
-    """Device memory for others to map, with an event for their work there; freed when nothing keeps it here."""
+    """Device memory for others to map, with an event for their work; freed when nothing in this process keeps it."""
 
     def __init__(self, runtime: CudaRuntime, byte_size: int, device: int) -> None:
         owned = _Owned(runtime, byte_size, device)
@@ -20,7 +20,7 @@ class CudaAllocation:
         self.device = device
         self.byte_size = whole_blocks(byte_size)
         self.address = owned.address
-        self.event = owned.event  # others record it on their streams; this process waits for it
+        self.event = owned.event  # other processes record it; this process waits for it
         self._owned: _Owned | None = owned
         self.handle = runtime.export(owned.address)  # 64 bytes, CUDA's CUipcMemHandle
         with runtime.on(device):
@@ -29,18 +29,18 @@ class CudaAllocation:
 
     @property
     def keeper(self) -> object:
-        """The object that keeps the memory, for arrays; ClosedError if it was freed."""
+        """The object that arrays hold to keep the memory; ClosedError if it was freed."""
         if self._owned is None:
             raise ClosedError("this device memory")
         return self._owned
 
     def free(self) -> None:
-        """Let go of the memory. Twice is fine."""
+        """Release the memory. Twice is fine."""
         self._owned = None
 
 
 class _Owned:
-    """One ``cuMemAlloc`` and one event, freed after the last reference, when the device has finished."""
+    """One ``cuMemAlloc`` and one event, freed after the last reference is gone and the device has finished."""
 
     _process = 0
 
@@ -62,7 +62,7 @@ class _Owned:
         return self._addresses[0]
 
     def __del__(self) -> None:
-        if self._process == os.getpid():  # in a forked child it is not ours
+        if self._process == os.getpid():  # in a forked child, it is the parent's
             retired = self._runtime.retired
             free = functools.partial(_free, self._runtime, self._events, self._addresses, self._device)
             if self._addresses:
@@ -72,7 +72,7 @@ class _Owned:
 
 
 def _free(runtime: CudaRuntime, events: list[int], addresses: list[int], device: int) -> None:
-    """Free the parts that there are: an interrupt may have come before the others."""
+    """Free the parts that exist: an interrupt may have prevented the others."""
     try:
         for event in events:
             runtime.destroy_event(event, device)

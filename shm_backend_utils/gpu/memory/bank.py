@@ -1,4 +1,4 @@
-"""GPU memory of a client's slots: allocated up to a budget, and freed when no model has it mapped any more."""
+"""GPU memory of a client's slots: allocated up to a budget, and freed when no model maps it any more."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _FINALIZERS_PATIENCE_S: Final = 0.5
 
 
 def rounded_up(byte_size: int) -> int:
-    """Return a size that is up to an eighth larger: similar calls then find memory of the same size."""
+    """Return a size up to an eighth larger, so that similar calls find memory of the same size."""
     return roomy(byte_size, BLOCK_BYTES)
 
 
 class ShortOfMemoryError(MachineError):
-    """There is not enough device memory now; later there may be."""
+    """There is not enough device memory now, but there may be later."""
 
 
 class _GivenUp(NamedTuple):
-    """Memory that models may still have mapped, and the objects that go with it afterwards."""
+    """Memory that models may still map, and the objects to release after it."""
 
     is_in_use: Callable[[], bool]
-    descriptor: Descriptor | None  # of the region whose leases show the users, if they show there
+    descriptor: Descriptor | None  # of the region with the users' leases, if there is one
     allocations: tuple[CudaAllocation, ...]
     kept: object
 
@@ -49,28 +49,28 @@ class _GivenUp(NamedTuple):
 
 
 class DeviceBank:
-    """Device memory of one client, at most ``max_bytes`` of each device. Thread-safe. CUDA is loaded at first use."""
+    """Device memory of one client, at most ``max_bytes`` on each device. Thread-safe. CUDA is loaded on first use."""
 
     def __init__(self, cuda: CudaAccess, max_bytes: int | None) -> None:
         self.cuda = cuda
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._byte_sizes: Counter[int] = Counter()
-        self._in_regions: dict[int, object] = {}  # so that it stays if a finalizer fails
+        self._in_regions: dict[int, object] = {}  # keeps it alive even if a finalizer fails
         self._given_up: deque[_GivenUp] = deque()  # finalizers append to it, without a lock
         self._starting = threading.Lock()
         self._collector: Repeater | None = None
         call_after_fork(self)
 
     def provide(self, region: SlotRegion, devices: Iterable[int], byte_sizes: Iterable[int]) -> None:
-        """Give a region memory on those of the devices where it has none; :func:`rounded_up` gave the sizes."""
-        self.take_care_of(region)  # also of what it has if there is no more
+        """Give a region memory on each device where it has none; the sizes come from :func:`rounded_up`."""
+        self.take_care_of(region)  # first, so that its memory is freed even if this fails
         for device, byte_size in zip(devices, byte_sizes, strict=True):
             if device not in region.device_memory:
                 region.device_memory[device] = self._allocate(device, whole_blocks(byte_size))
 
     def take_care_of(self, region: SlotRegion) -> None:
-        """Take over a region's memory on GPUs, its own and users', when the region is destroyed."""
+        """Take over a region's GPU memory, its own and the user's, when the region is destroyed."""
         self._in_regions[id(region.device_memory)] = region.device_memory, region.borrowed
         region.on_destroy = self._give_up
 
@@ -80,19 +80,19 @@ class DeviceBank:
         self._free_later()
 
     def collect(self) -> bool:
-        """Free memory that is out of use. Return whether something is left to be freed."""
+        """Free unused memory. Return whether some is left to be freed."""
         if self._given_up:
             with self._lock:
                 self._collect()
         return self.cuda.collect() or bool(self._given_up)
 
     def close(self) -> None:
-        """Free unused memory now, and the rest when models let go of it; the end of this process frees all."""
+        """Free unused memory now, and the rest when models release it; the end of this process frees all."""
         if self.collect():
             self._free_later()
 
     def abandon(self) -> None:
-        """Close from a finalizer, which may have interrupted the locked section of its own thread."""
+        """Close from a finalizer, which may run while its own thread holds the lock."""
         if self._given_up and self._lock.acquire(timeout=_FINALIZERS_PATIENCE_S):
             try:
                 self._collect()
@@ -102,7 +102,7 @@ class DeviceBank:
             self._free_later()
 
     def after_fork(self) -> None:
-        """Forget everything in a forked child, which cannot use its parent's device memory."""
+        """Forget all memory in a forked child, which cannot use its parent's device memory."""
         self._lock = threading.Lock()  # the parent's other threads may have held it, and do not run here
         self._starting = threading.Lock()
         self._collector = None
@@ -111,7 +111,7 @@ class DeviceBank:
             self._given_up.popleft().close()
 
     def _give_up(self, region: SlotRegion, descriptor: Descriptor) -> None:
-        """Keep a destroyed region's memory on GPUs until all uses have ended; this never waits."""
+        """Keep a destroyed region's GPU memory until all uses have ended; this never waits."""
         held, borrowed, kept = region.device_memory, region.borrowed, [slot.kept for slot in region.slots]
         records = [slot.record_offset for slot in region.slots if slot.kept]
 
@@ -137,7 +137,7 @@ class DeviceBank:
                 self._byte_sizes[allocation.device] -= allocation.byte_size
 
     def _free_later(self) -> None:
-        # A thread that does not get the lock leaves the start to the one that has it: finalizers never wait.
+        # Finalizers never wait. So without the lock, leave the start to the thread that holds it.
         while self._collector is None and self._starting.acquire(blocking=False):
             try:
                 if self._collector is None:
@@ -178,6 +178,6 @@ class DeviceBank:
         if not is_left and collector is not None:
             self._collector = None
             collector.stop_some_time()
-            if self._given_up or self.cuda.has_retired:  # since it was looked at
+            if self._given_up or self.cuda.has_retired:  # added after the check above
                 self._free_later()
         return _ROUND_S

@@ -1,7 +1,7 @@
-"""Memory of GPUs that other processes have allocated, mapped by CUDA IPC.
+"""GPU memory that other processes have allocated, mapped by CUDA IPC.
 
-The memory is the exporter's. CUDA gives an importer an address of its own; it must be closed before the exporter frees
-the memory, or the importer's accesses are undefined (CUDA's documentation of ``cuIpcOpenMemHandle``).
+The exporter owns the memory. An importer maps it at an address of its own, and must close that mapping before the
+exporter frees the memory. Otherwise its accesses are undefined (NVIDIA's documentation of ``cuIpcOpenMemHandle``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NO_FILE_SYSTEM: Final = -1
 
 
 class _Opened:
-    """One ``cuIpcOpenMemHandle``, and the uses of it that are left."""
+    """One ``cuIpcOpenMemHandle``, and the number of its uses."""
 
     def __init__(self, runtime: CudaRuntime, handle: bytes, device: int) -> None:
         self.handle = handle
@@ -35,7 +35,7 @@ class _Opened:
 
 
 class CudaMapping:
-    """Another process' allocation, mapped. It is unmapped when it was closed *and* nothing keeps it any more."""
+    """Another process' allocation, mapped. It is unmapped after it is closed *and* nothing keeps it any more."""
 
     key = ""
     is_unlinked = False
@@ -46,40 +46,40 @@ class CudaMapping:
         self.byte_size = opened.byte_size
         self.device = opened.device
         self.handle = opened.handle
-        self.event = use.event  # the owner's, for records on streams of this process; 0 if there is none
-        # Equal for mappings of one allocation, and for nothing else, also no file.
+        self.event = use.event  # the owner's event, which this process records; 0 without one
+        # Equal for mappings of one allocation only; never equal to a file's identity.
         self.identity = (_NO_FILE_SYSTEM, int.from_bytes(opened.handle, "big"))
         self._use: _Use | None = use
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether the mapping was closed."""
         return self._use is None
 
     @property
     def keeper(self) -> object:
-        """The object that keeps the memory, for arrays; ClosedError if the mapping was closed."""
+        """The object that arrays hold to keep the memory; ClosedError if the mapping was closed."""
         if self._use is None:
             raise ClosedError("this region")
         return self._use
 
     def check(self, byte_size: int, field: str) -> None:
-        """Raise RegionRefusedError unless the memory has so many bytes."""
+        """Raise RegionRefusedError unless the memory has at least ``byte_size`` bytes."""
         if byte_size > self.byte_size:
             raise RegionRefusedError(field, f"it claims {byte_size} bytes of an allocation of {self.byte_size}")
 
     def close(self) -> None:
-        """Let go of the memory, as soon as nothing keeps it and the device is done. Twice is fine."""
+        """Unmap the memory as soon as nothing keeps it and the device is done. Twice is fine."""
         self._use = None
 
     def close_unused(self) -> None:
-        """Unmap it now; only for memory that was never used and that no array keeps. Twice is fine."""
+        """Unmap it now. Only for memory that was never used and that no array keeps. Twice is fine."""
         use, self._use = self._use, None
         if use is not None:
             use.end()
 
     def close_idle(self) -> None:
-        """Close it after the device was waited for. If nothing keeps it, ``retired.collect_idle()`` unmaps it."""
+        """Close it after waiting for the device. If nothing keeps it, ``retired.collect_idle()`` unmaps it."""
         use, self._use = self._use, None
         if use is not None:
             use.is_idle = True
@@ -87,11 +87,11 @@ class CudaMapping:
             del use
             kept = watched()
             if kept is not None:
-                kept.is_idle = False  # the rest may be used in any way
+                kept.is_idle = False  # an array keeps it, and a GPU may use it again
 
 
 class _Use:
-    """One use of a mapped allocation: its end unmaps after the last use, and then gives the lease back."""
+    """One use of a mapped allocation; the end of the last one unmaps it, and each end gives its lease back."""
 
     def __init__(self, mappings: CudaMappings, opened: _Opened, lease: SharedLease | None) -> None:
         self._mappings = mappings
@@ -102,14 +102,14 @@ class _Use:
         self.is_idle = False
 
     def end(self) -> None:
-        """End it now, as no GPU works on the memory. Where CUDA does not unmap it, the lease is never given back."""
+        """End it now: no GPU uses the memory; if CUDA fails to unmap it, the lease is never given back."""
         opened, self._opened = self._opened, None
         if opened is not None:
             with contextlib.suppress(CudaError):
                 _end(self._mappings, opened, self.event, self._lease)
 
     def __del__(self) -> None:
-        if self._process != os.getpid():  # in a forked child, nothing of this is its own but the descriptor
+        if self._process != os.getpid():  # in a forked child, only the descriptor is its own
             if self._lease is not None:
                 self._lease.give_back()
             return
@@ -128,13 +128,13 @@ def _end(mappings: CudaMappings, opened: _Opened, event: int, lease: SharedLease
             mappings.runtime.destroy_event(event, opened.device)
     finally:
         mappings.end_use(opened)
-    # Last, and not if one of these has failed: from now on the owner may free the memory and the event.
+    # Last, and only if the steps above succeeded: afterwards the owner may free the memory and the event.
     if lease is not None:
         lease.give_back()
 
 
 class CudaMappings:
-    """This process' mappings: one of each allocation, however many uses it has. Thread-safe."""
+    """This process' mappings: one for each allocation, for any number of uses. Thread-safe."""
 
     def __init__(self, runtime: CudaRuntime) -> None:
         self.runtime = runtime
@@ -150,7 +150,7 @@ class CudaMappings:
         lease: SharedLease | None = None,
         event: bytes = b"",
     ) -> CudaMapping:
-        """Map an allocation of another process. The lease goes back when it is no longer mapped for this use."""
+        """Map another process' allocation. The lease is given back at the end of this use."""
         try:
             _check_length(handle, field)
             if event:
@@ -169,12 +169,12 @@ class CudaMappings:
             mapping = CudaMapping(self.runtime, opened, use)
             mapping.check(byte_size, field)
         except BaseException:
-            use.end()  # before the error is told: the owner may free the memory then
+            use.end()  # before the error is reported: then the owner may free the memory
             raise
         return mapping
 
     def end_use(self, opened: _Opened) -> None:
-        """Count one use less, and unmap the allocation after the last; CudaError if that fails."""
+        """Count one use less, and unmap the allocation after the last use; CudaError if that fails."""
         with self._lock:
             opened.uses -= 1
             if not opened.uses:
@@ -188,8 +188,8 @@ class CudaMappings:
             try:
                 begin, byte_size = self.runtime.extent(opened.address, device)
                 found = self.runtime.pointer(opened.address).device
-                if found != device:  # with peer access, CUDA opens that, too
-                    raise RegionRefusedError(field, f"it is on GPU {found}, and not on GPU {device}, as it says")
+                if found != device:  # with peer access, CUDA opens it anyway
+                    raise RegionRefusedError(field, f"it is on GPU {found}, but claims to be on GPU {device}")
             except BaseException:
                 self.runtime.close(opened.address, device)
                 raise
@@ -209,7 +209,7 @@ def _check_length(handle: bytes, field: str) -> None:
 
 
 def device_with(runtime: CudaRuntime, uuid: str, field: str) -> int:
-    """Return this process' number of the GPU with a UUID; RegionRefusedError about the field if it sees no such GPU."""
+    """Return this process' number of the GPU with a UUID; RegionRefusedError for the field if it sees no such GPU."""
     count = runtime.device_count()
     for device in range(count):
         if runtime.device_uuid(device) == uuid:

@@ -1,7 +1,7 @@
 """The model's side of the handover: it fetches a sealed region from a client that may do anything.
 
-So nothing here waits longer than a bound. Another thread closes received descriptors but memfds, as that may block.
-Descriptors come in only when the client's regions may be opened.
+So every wait here has a bound. Another thread closes received descriptors, except memfds, as closing may block. From
+Linux 6.16 on, the socket accepts descriptors only after the client's user was found to be allowed.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Fetcher:
 
     @translate_os_errors()
     def fetch(self, key: SealedKey, token: str, field: str, is_allowed: Callable[[int], bool]) -> SealedFile:
-        """Fetch a region from its client, if the id of its user is allowed. The caller owns the file, and checks it."""
+        """Fetch a region from its client, if its user's id is allowed. The caller owns the file, and must check it."""
         if self._closer.is_full:
             raise RegionRefusedError(
-                field, f"the server still closes {self._closer.waiting} things that clients had handed over before"
+                field, f"the server is still closing {self._closer.waiting} earlier connections and files of clients"
             )
         deadline = time.monotonic() + self._bound_s
         connection = socket.socket(socket.AF_UNIX, _KIND)
@@ -66,10 +66,7 @@ class Fetcher:
                 self._closer.close(connection)
 
     def _receive(self, connection: socket.socket, key: str, field: str) -> SealedFile:
-        """Take the answer, and the descriptor that came with it.
-
-        The socket keeps it (``MSG_PEEK``): the kernel would close descriptors that find no room here at once.
-        """
+        """Take the answer and its descriptor; the socket keeps all (``MSG_PEEK``), so the kernel closes none yet."""
         arguments = (ANSWER_LENGTH + 1,), (_ROOM_FOR_ONE,), (_HOW_TO_RECEIVE,)
         answers, again = itertools.tee(map(connection.recvmsg, *arguments))
         with _translate_hanging_up(field):
@@ -84,16 +81,16 @@ class Fetcher:
 
 
 def _connect(connection: socket.socket, key: SealedKey, deadline: float, field: str) -> None:
-    """Connect, as soon as there is room among those who wait to be accepted."""
+    """Connect as soon as the listener's backlog has room."""
     while (number := connection.connect_ex(key.socket_address)) == errno.EAGAIN and time.monotonic() < deadline:
         time.sleep(_RETRY_S)
     if number in (errno.ECONNREFUSED, errno.ENOENT):
         raise RegionGoneError(
-            f"{field} is handed over by nobody on the server's machine; its owner is gone, or client and server do "
+            f"{field} is not handed over on the server's machine; its owner is gone, or client and server do "
             'not share a network namespace (containers of one pod do; else take PoolOptions(region="system"))'
         )
     if number == errno.EAGAIN:
-        raise RegionRefusedError(field, "its client accepts no connections, and others wait for it already")
+        raise RegionRefusedError(field, "its client accepts no connections, and its backlog is full")
     if number:
         raise RegionRefusedError(field, f"the server cannot reach its client: {os.strerror(number)}")
 
@@ -109,7 +106,7 @@ def _ask(connection: socket.socket, question: Question, wait_s: float, field: st
 
 
 def _descriptors_in(answers: Iterable[tuple[Any, ...]]) -> Iterator[int]:
-    """Return what came along with messages, as recvmsg returns them. No step of it is the interpreter's."""
+    """Return the descriptors in messages of recvmsg, without a step of the interpreter that could be interrupted."""
     ancillary = itertools.chain.from_iterable(map(itemgetter(1), answers))
     return map(int.from_bytes, map(itemgetter(2), ancillary), itertools.repeat(sys.byteorder))
 
@@ -121,16 +118,16 @@ def _check_answer(message: bytes, flags: int, received: Descriptor, field: str) 
         if has_one:
             raise RegionRefusedError(field, "its client has handed over more than one descriptor")
         Descriptor(os.eventfd, 0).close()  # raises if this process has none left
-        raise RegionRefusedError(field, "a security policy keeps what its client has handed over from the server")
+        raise RegionRefusedError(field, "a security policy keeps its client's descriptor from the server")
     if not message:
         raise _hung_up(field)
     is_given = decode_answer(message)
     if is_given is None:
-        raise RegionRefusedError(field, "what its client has answered is no answer of this version")
+        raise RegionRefusedError(field, "its client's answer is not one of this version of the protocol")
     if is_given != has_one:
-        raise RegionRefusedError(field, "its client's answer says otherwise than what came with it")
+        raise RegionRefusedError(field, "its client's answer contradicts the descriptors that came with it")
     if not is_given:
-        raise RegionGoneError(f"{field} is handed over no longer; its owner closed it, or its token is another one")
+        raise RegionGoneError(f"{field} is no longer handed over; its owner closed it or changed its token")
 
 
 def _translate_hanging_up(field: str) -> translate[OSError]:
@@ -143,8 +140,8 @@ def _translate_hanging_up(field: str) -> translate[OSError]:
 
 
 def _hung_up(field: str) -> RegionGoneError:
-    """Return the error about a connection that was closed before its answer: which call finds out, is chance."""
+    """Return the error for a connection that was closed before its answer, which any call may be the first to see."""
     return RegionGoneError(
-        f"{field} is handed over no longer: its client hung up, as when it closes its regions, or has none that the "
-        "server's user may open (PoolOptions(access=...))"
+        f"{field} is no longer handed over: its client closed the connection; it has closed its regions, or has none "
+        "that the server's user may open (PoolOptions(access=...))"
     )

@@ -1,4 +1,4 @@
-"""Peers of a connection: their users, those users' rights, and threads that close descriptors which may be slow."""
+"""Peers of a connection: their users and rights, and threads for descriptors that may be slow to close."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _CREDENTIALS: Final = struct.Struct("iII")  # of SO_PEERCRED: process, user, gro
 _SO_PASSRIGHTS: Final = 83  # Linux 6.16; the socket module has no name for it
 _SO_PEERGROUPS: Final = 59  # the socket module has no name for it
 _GROUP_ID: Final = struct.Struct("I")
-_MOST_BYTES: Final = 1024  # that Python takes from getsockopt(2); who is in more groups counts as in his first alone
+_MOST_BYTES: Final = 1024  # the most that Python reads by getsockopt(2); with more groups, only the first one counts
 _ROOT: Final = 0
 _BY_GROUP: Final = 0o060
 _BY_OTHERS: Final = 0o006
 
 MOST_WAITING: Final = 256
-"""When as many wait to be closed, nothing new should be opened."""
+"""When this many wait to be closed, nothing new should be opened."""
 
 MOST_THREADS: Final = 4
-"""So many may hang for ever, and the next one is closed all the same."""
+"""The most threads that close. If all of them hang, nothing else is closed."""
 
-_LINGER_S: Final = 1.0  # a burst needs one thread, and none is kept for long
+_LINGER_S: Final = 1.0  # how long an idle thread waits for more work
 
 
 class Peer(NamedTuple):
@@ -42,7 +42,7 @@ class Peer(NamedTuple):
 
     @classmethod
     def of(cls, connection: socket.socket) -> Peer:
-        """Ask the kernel, which reads nothing that the peer has sent."""
+        """Ask the kernel; nothing that the peer has sent is read."""
         answer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         _, user_id, group_id = _CREDENTIALS.unpack(answer)
         try:
@@ -70,9 +70,9 @@ def accept_descriptors(connection: socket.socket, *, is_wanted: bool) -> bool:
 
 
 class Closer:
-    """Closes sockets and descriptors, in a few threads that live while there are any.
+    """Closes sockets and descriptors, in a few threads that live while they have work.
 
-    To close the last descriptor of a TCP socket, a file of FUSE, or a Unix socket that holds such may take many
+    Closing the last descriptor of a TCP socket, a FUSE file, or a Unix socket that holds one of these may take many
     seconds.
     """
 
@@ -81,18 +81,18 @@ class Closer:
         call_after_fork(self)
 
     def _begin(self) -> None:
-        self._left: deque[socket.socket | Descriptor] = deque()  # what is just being closed, too: a fork has it open
-        self._begun: list[socket.socket | Descriptor] = []  # of these, what a thread closes
-        self._choosing = threading.Lock()  # the threads' alone
+        self._left: deque[socket.socket | Descriptor] = deque()  # also those being closed: a fork has them open
+        self._begun: list[socket.socket | Descriptor] = []  # those that a thread is closing
+        self._choosing = threading.Lock()  # for the threads only
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()  # finalizers may put into it
-        self._places = [threading.Lock() for _ in range(MOST_THREADS)]  # each thread that is there has one
+        self._places = [threading.Lock() for _ in range(MOST_THREADS)]  # each running thread holds one
 
     def close(self, what: socket.socket | Descriptor) -> None:
         """Have it closed soon, without waiting; do not use it from here on."""
         self._have_thread()  # first, so that an interrupt finds it either here or still with the caller
         self._left.append(what)
         self._wakes.put(None)
-        self._have_thread()  # the one of before may just have ended
+        self._have_thread()  # the thread from before may just have ended
 
     @property
     def waiting(self) -> int:
@@ -112,14 +112,14 @@ class Closer:
             _close(each)
 
     def _have_thread(self) -> None:
-        """Have one more thread if all are at work, as far as there may be more."""
+        """Start one more thread if all are at work, up to ``MOST_THREADS``."""
         if sum(place.locked() for place in self._places) < min(MOST_THREADS, max(self.waiting, 1)):
-            # If no thread can be had, all waits for the next call.
+            # If no thread can be started, the work waits for the next call.
             with contextlib.suppress(RuntimeError):
                 threading.Thread(target=self._run, name="shm-closer", daemon=True).start()
 
     def _run(self) -> None:
-        """Close what there is, if there is a place. What comes after the last look has found none taken."""
+        """Close all that waits, if a place is free; work that comes after the last look starts another thread."""
         while place := next((each for each in self._places if each.acquire(blocking=False)), None):
             with contextlib.suppress(queue.Empty):
                 while True:

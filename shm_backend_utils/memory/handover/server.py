@@ -25,7 +25,7 @@ __all__ = ["REGISTRY", "HandoverRegistry", "HandoverServer", "Offer"]
 _KIND: Final = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
 _SOCKET: Final = "the socket that models fetch regions from"
 _BACKLOG: Final = 4096
-_AT_ONCE: Final = 32  # connections accepted before those who wait are heard again
+_AT_ONCE: Final = 32  # connections accepted before the waiting ones are served again
 _MOST_SILENT: Final = 64
 _SILENCE_S: Final = 1.0
 _PAUSE_S: Final = 0.01
@@ -41,19 +41,19 @@ class Offer(NamedTuple):
 
 
 class HandoverServer:
-    """A listening socket, and the thread that answers there and owns all that is open: no signal's handler runs in it.
+    """A listening socket, and the thread that answers there and owns all that is open: no signal handler runs in it.
 
-    Others change ``offers`` at any time. When ``ends`` returns True, the server ends, for good; it is also called when
-    the server failed to open. It only peeks at messages, so that the closer closes descriptors that a peer sent.
+    Other threads change ``offers`` at any time. The server ends for good when ``ends`` returns True, which is also
+    called if opening failed. It only peeks at messages, so that the closer closes descriptors that a peer sent.
     """
 
     def __init__(self, offers: Mapping[int, Offer], closer: Closer, ends: Callable[[HandoverServer], bool]) -> None:
         self.name = secrets.token_hex(16)
         self._offers = offers
         self._closer = closer
-        self._takes_no_descriptors = False  # from anybody
+        self._takes_no_descriptors = False  # from any peer
         self._ends = ends
-        self.error: BaseException | None = None  # it could not open, or has ended before its time
+        self.error: BaseException | None = None  # why it could not open, or ended too early
         self._is_open = threading.Event()  # or has failed to open
         self._waker: Descriptor | None = None
         self._listener: socket.socket | None = None
@@ -64,18 +64,18 @@ class HandoverServer:
             threading.Thread(target=self._run, name="shm-handover", daemon=True).start()
         except RuntimeError:
             raise MachineError(
-                "to hand regions over to models takes a thread, and this process can have no more; run fewer, or raise "
+                "handing regions over to models takes a thread, and this process can have no more; run fewer, or raise "
                 "the limit (ulimit -u; docker: --pids-limit)"
             ) from None
 
     def wait_until_open(self) -> None:
-        """Wait until models can connect. MachineError if this process can have no socket for that."""
+        """Wait until models can connect. MachineError if this process cannot open a socket for that."""
         self._is_open.wait()
         if self.error is not None:
             raise self.error
 
     def wake(self) -> None:
-        """Have the thread look whether anything is left to be done. Takes no lock, so that finalizers may call it."""
+        """Make the thread check whether anything is left to do. Takes no lock, so that finalizers may call it."""
         waker = self._waker  # it is closed with its last reference, so that its number is not reused meanwhile
         if waker is not None:
             with contextlib.suppress(OSError):
@@ -100,7 +100,7 @@ class HandoverServer:
             self.error = error
             self._ends(self)
             if self._is_open.is_set():
-                raise  # the thread that waits for it to open gets the error otherwise
+                raise  # otherwise, the thread that waits for it to open gets the error
         finally:
             self._close()
             self._is_open.set()
@@ -120,7 +120,7 @@ class HandoverServer:
             self._hang_up(self._listener)
 
     def _serve(self) -> None:
-        """Wait for an event and handle it: first for the connections that wait already."""
+        """Wait for an event and handle it; connections that wait already come first."""
         assert self._waker is not None
         assert self._listener is not None
         now = time.monotonic()
@@ -165,7 +165,7 @@ class HandoverServer:
             number = connection.fileno()
             self._connected[number] = connection, time.monotonic() + _SILENCE_S
             connection.setblocking(False)
-            accesses = {offer.access for offer in list(self._offers.values())}  # now: he asks for what was just offered
+            accesses = {offer.access for offer in list(self._offers.values())}  # now, as it may ask for a new one
             if not any(map(Peer.of(connection).may_open, accesses)):
                 self._hang_up(connection)
                 del self._connected[number]
@@ -175,18 +175,18 @@ class HandoverServer:
                 self._drop(next(iter(self._connected)))
 
     def _has_spoken(self, connection: socket.socket) -> bool:
-        """Answer a peer's question, if he has asked one. Return whether the connection is of no use any more."""
+        """Answer a peer's question, if it has come; return whether the connection is of no more use."""
         try:
             message, _, flags, _ = connection.recvmsg(QUESTION_LENGTH + 1, 0, socket.MSG_PEEK)
         except BlockingIOError:
             return False
         except OSError:
             return True
-        with contextlib.suppress(OSError):  # he has gone, or has left no room for an answer
-            if flags & socket.MSG_CTRUNC:  # he has sent descriptors
+        with contextlib.suppress(OSError):  # the peer has gone, or has left no room for an answer
+            if flags & socket.MSG_CTRUNC:  # the peer has sent descriptors
                 _refuse(connection)
             else:
-                connection.recv(1)  # what is left unread would be an error to him
+                connection.recv(1)  # unread data would be an error for the peer
                 self._answer(connection, decode_question(message))
         return True
 
@@ -218,7 +218,7 @@ class HandoverServer:
 
     def _hang_up(self, connected: socket.socket) -> None:
         with contextlib.suppress(OSError):  # the peer has done so before
-            connected.shutdown(socket.SHUT_RDWR)  # whoever else has a copy of it, such as a forked child
+            connected.shutdown(socket.SHUT_RDWR)  # for all copies of it, such as a forked child's
         if self._takes_no_descriptors:
             connected.close()
         else:
@@ -233,21 +233,21 @@ class HandoverRegistry:
     """The regions that this process hands over, and the server for them. Methods that finalizers call take no lock."""
 
     def __init__(self) -> None:
-        self.numbers = itertools.count(1)  # of regions; a forked child goes on where its parent is
+        self.numbers = itertools.count(1)  # of regions; a forked child continues its parent's
         self._closer = Closer()
         self._begin()
         call_after_fork(self)
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._server: HandoverServer | None = None  # locked where it changes
+        self._server: HandoverServer | None = None  # changed under the lock
         self._offers: dict[int, Offer] = {}
 
     def offer(self, number: int, token: bytes, access: Access, copy: Callable[[], Descriptor]) -> SealedKey:
-        """Hand a region to models that know the token and have access, until it is withdrawn; return its key.
+        """Offer a region to models that know the token and have access, until it is withdrawn; return its key.
 
         The server's thread calls ``copy``, which opens the region anew: a peer with the original description could
-        release its locks.
+        release the region's locks.
         """
         with self._lock:
             self._offers[number] = Offer(token, access, copy)
@@ -258,22 +258,22 @@ class HandoverRegistry:
         return SealedKey(server.name, number)
 
     def renew(self, number: int, token: bytes) -> None:
-        """Hand a region over to those who know another token; KeyError if it was withdrawn."""
+        """Replace the token of an offered region; KeyError if it was withdrawn."""
         self._offers[number] = self._offers[number]._replace(token=token)
 
     def withdraw(self, number: int) -> None:
-        """Hand a region over no longer. Twice is fine. Takes no lock, so that finalizers may call it."""
+        """Stop offering a region. Twice is fine. Takes no lock, so that finalizers may call it."""
         self._offers.pop(number, None)
         server = self._server
         if server is not None and not self._offers:
             server.wake()
 
     def after_fork(self) -> None:
-        """Forget all that the parent has, in a forked child: its server is not here."""
+        """Forget the parent's regions and server, in a forked child: that server's thread does not run here."""
         self._begin()
 
     def _ends(self, server: HandoverServer) -> bool:
-        """Return whether a server has nothing to do any more. Asked by its thread; the next offer gets another one."""
+        """Return whether a server has nothing left to do; its thread asks, and the next offer gets a new server."""
         with self._lock:
             if self._server is server:
                 if self._offers and server.error is None:
@@ -283,4 +283,4 @@ class HandoverRegistry:
 
 
 REGISTRY: Final = HandoverRegistry()
-"""This process' registry. There is one, as one thread and one socket serve all regions of all pools."""
+"""This process' only registry: one thread and one socket serve all regions of all pools."""

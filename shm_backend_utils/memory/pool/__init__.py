@@ -1,1 +1,1 @@
-"""Slots of this process' own: regions that are taken for a call, held while arrays over them live, and used again."""
+"""This process' own slots: their regions are taken for a call, held while arrays over them live, and used again."""

@@ -1,4 +1,4 @@
-"""The regions of a pool, the state of each, and the waiters that they are reserved for."""
+"""The regions of a pool, their states, and the waiters that they are reserved for."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 Kind = tuple[int, int, str, RegionKind]
-"""The common properties of regions that may be exchanged: slots, records, group."""
+"""The common properties of interchangeable regions: slot count, record size, group, kind of memory."""
 
 _LEAST_PARTS: Final = 8  # from the fifth call on
 _MOST_PARTS: Final = 256
@@ -42,7 +42,7 @@ _LOST_S: Final = 5.0  # a region on its way to or from a shelf has no holder for
 
 
 FAR_MORE: Final = 16
-"""A call leaves a region idle that has more than so many times its need, and than ``SMALL``; it goes in time."""
+"""A call does not take an idle region of more than this many times its need if that is also more than ``SMALL``."""
 
 SMALL: Final = 2**20
 
@@ -50,11 +50,11 @@ DIRECT: Final = "direct"
 """The group of regions for calls on the direct path that need nothing but memory on the host."""
 
 PREPARED: Final = "direct, prepared"
-"""The group of those for prepared calls, which have a region by themselves: it may grow."""
+"""The group of regions for prepared calls: each call has a region of its own, which may grow."""
 
 
 class Need(NamedTuple):
-    """A call's needs of a region. Regions of different groups, or kinds, are never exchanged."""
+    """A call's requirements for a region. A call never takes a region of another group or kind."""
 
     byte_size: int  # of data
     slot_count: int = 1
@@ -76,26 +76,26 @@ def least_size(need: Need) -> int:
 
 @dataclass(eq=False)
 class Waiter:
-    """A call that waits for a region, or has one reserved: the call alone keeps this, so that it ends with the call."""
+    """A call that waits for a region, or has one reserved. Only the call keeps this object: it ends with the call."""
 
     need: Need
     byte_size: int  # of the whole region, if one is made
     holder: object  # the asking object; its text names it in messages
     region: SlotRegion | None = None  # the idle one that is reserved; None if there is room to make one
     count: int = 1  # of parts, if one is made
-    is_making: bool = False  # it has taken its room
+    is_making: bool = False  # it makes a region in its reserved room
     granted: concurrent.futures.Future[SlotRegion | None] = field(default_factory=concurrent.futures.Future)
 
 
 class Shelf(NamedTuple):
-    """Idle regions of one capacity; the one used last at the right, as the processor's caches still have some of it."""
+    """Idle regions of one capacity; the one used last is at the right, as CPU caches may still hold some of it."""
 
     capacity: int
     regions: deque[SlotRegion]
 
 
 class Inventory:
-    """Regions up to a budget. Putting back, and taking from a shelf, need no lock; for all else a pool adds one."""
+    """Regions up to a budget. Putting back, and taking from a shelf, need no lock; all else needs the pool's lock."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes  # the budget, as it was looked at last
@@ -104,13 +104,13 @@ class Inventory:
         self._kinds: dict[SlotRegion, Kind] = {}  # every region
         # The idle regions of each kind, smallest first; a tuple is replaced, never changed.
         self.shelves: dict[Kind, tuple[Shelf, ...]] = {}
-        self.lost_since: dict[SlotRegion, float] = {}  # without a holder at the last look, by time.monotonic()
-        # A region, or None for room to make one, until its waiter has that; a waiter that is gone gives it back.
+        self.lost_since: dict[SlotRegion, float] = {}  # without a holder, by time.monotonic()
+        # A reserved region, or None for room to make one, until its waiter takes it; released if the waiter is gone.
         self._reserved: dict[weakref.ref[Waiter], SlotRegion | None] = {}
         self._unregistered: deque[str] = deque()
 
     def reserve(self, waiter: Waiter) -> bool:
-        """Reserve an idle region for a waiter, or room for a new one; return whether there is either."""
+        """Reserve an idle region for a waiter, or room for a new one; return whether it could."""
         reference, need = weakref.ref(waiter), waiter.need
         if reference in self._reserved:  # an interrupt came before the queue knew
             return True
@@ -160,13 +160,13 @@ class Inventory:
         region.shelf.append(region)
 
     def add(self, regions: Sequence[SlotRegion], waiter: Waiter) -> None:
-        """Add the new regions, which are held, that a waiter had room for."""
+        """Add the new, held regions that were made in a waiter's room."""
         for region in regions:
             self._add(region, waiter.need[1:])
         self._reserved.pop(weakref.ref(waiter), None)
 
     def undo(self, regions: Iterable[SlotRegion], waiter: Waiter) -> None:
-        """Destroy the regions that were made for a waiter, added or not, and have back its room."""
+        """Destroy the regions that were made for a waiter, added or not, and release its room."""
         for region in regions:
             if region in self._kinds:
                 self.destroy(region)
@@ -184,12 +184,12 @@ class Inventory:
         self._kinds[region] = kind
 
     def room_to_grow(self, region: SlotRegion, byte_size: int) -> Waiter | None:
-        """Return a waiter with room for more bytes of a region, until :meth:`have_grown`; None without room."""
+        """Reserve room for more bytes of a region until :meth:`have_grown`; return its waiter, None without room."""
         waiter = Waiter(Need(byte_size, *self._kinds[region]), byte_size, region.holder)
         return waiter if self._make_room(waiter) else None
 
     def have_grown(self, region: SlotRegion, waiter: Waiter) -> None:
-        """Take note that a region has grown, or has not; it goes if the pool was closed meanwhile."""
+        """End a region's growth, successful or not; destroy the region if the pool was closed meanwhile."""
         self._reserved.pop(weakref.ref(waiter), None)
         if region in self._kinds:
             self._add(region, self._kinds[region])
@@ -197,7 +197,7 @@ class Inventory:
             region.destroy()
 
     def _make_room(self, waiter: Waiter) -> bool:
-        """Have room for a new region; idle ones may go, one of the same kind first: growing calls leave none."""
+        """Reserve room for a new region; destroy idle ones for it, first a smaller one of its kind, as calls grow."""
         kind, size, idle = waiter.need[1:], waiter.byte_size, self._unused()
         if self.max_bytes - self.byte_size + sum(parts[0].byte_size for parts in idle) < size:
             return False
@@ -216,7 +216,7 @@ class Inventory:
         return True
 
     def _parts_for(self, waiter: Waiter) -> int:
-        """Return how many parts a waiter's new region should have, two for each that is held."""
+        """Return how many parts a waiter's new region should have: two for each held region of its kind."""
         kind, need = waiter.need[1:], waiter.need
         if need.group != DIRECT or need.slot_count > 1:
             return 1
@@ -234,7 +234,7 @@ class Inventory:
             if region.state == FREE and not region.borrowed:
                 self.put_back(region)
             else:
-                self.quarantined.append(region)  # first: whatever is raised, somebody looks at it again
+                self.quarantined.append(region)  # first: whatever is raised, it is looked at again
         for region in list(self.quarantined):
             self._retry(region)
         for reference in list(self._reserved):
@@ -243,13 +243,13 @@ class Inventory:
 
     @property
     def byte_size(self) -> int:
-        """Of all regions, and of those that are to be made. It is counted each time, and so forgets lost waiters."""
+        """The bytes of all regions, made or reserved. They are counted each time, so lost waiters do not count."""
         to_make = [reference() for reference, region in list(self._reserved.items()) if region is None]
         return self.made_bytes + sum([each.count * each.byte_size for each in to_make if each is not None])
 
     @property
     def made_bytes(self) -> int:
-        """Of all regions that there are."""
+        """The bytes of all regions that exist."""
         return sum({region.whole: region.byte_size for region in list(self._kinds)}.values())
 
     @property
@@ -266,14 +266,14 @@ class Inventory:
                     self.destroy(region)
 
     def _unused(self) -> list[list[SlotRegion]]:
-        """Return the regions of which no part is in use, as their parts, the oldest first: these alone give memory."""
+        """Return the parts of each region without a part in use, the oldest first: only these can free memory."""
         found: dict[Whole, list[SlotRegion]] = {}
         for region in sorted(self.idle, key=lambda each: each.idle_since):
             found.setdefault(region.whole, []).append(region)
         return [parts for whole, parts in found.items() if len(parts) == len(whole.parts)]
 
     def destroy_lost(self, held: Iterable[object]) -> None:
-        """Destroy regions that an interrupt has left without a holder for seconds: a moment without one is usual."""
+        """Destroy regions that an interrupt left without a holder for seconds: a moment without one is normal."""
         now = time.monotonic()
         kept = {*held, *self.returned, *self.quarantined, *self._reserved.values()}
         for shelf in itertools.chain(*self.shelves.values()):
@@ -285,14 +285,14 @@ class Inventory:
                 self.destroy(region)
 
     def destroy_all(self) -> None:
-        """Destroy every region, and leave none on a shelf; reserve nothing."""
+        """Destroy every region, and cancel all reservations."""
         self.shelves = {}
         self._reserved.clear()
         for region in list(self._kinds):
             self.destroy(region)
 
     def destroy(self, region: SlotRegion) -> None:
-        """Remove a region, and its name; again, if that was interrupted."""
+        """Remove a region and its name. After an interrupt, call it again."""
         self._unlink(region)
         region.whole.parts.discard(region.slots[0].index)
         if region in self.quarantined:
@@ -300,25 +300,25 @@ class Inventory:
         del self._kinds[region]
 
     def _unlink(self, region: SlotRegion) -> None:
-        """Remove a region's name, before it is unregistered: a server that registers it later finds nothing."""
+        """Remove a region's name before the region is unregistered: a server that registers it later finds nothing."""
         region.destroy()
         if region.is_registered:
             self._unregistered.append(region.key)
-            region.is_registered = False  # a call that is interrupted here does it all again
+            region.is_registered = False  # after an interrupt here, the next call does it all again
 
     def after_fork(self) -> None:
         """Forget every region, in a forked child: they are the parent's."""
         regions = list(self._kinds)
-        self._kinds.clear()  # first: what is given back meanwhile is not looked after here
+        self._kinds.clear()  # first: regions that are given back meanwhile are then ignored
         self.shelves.clear()
         self.quarantined.clear()
         for region in regions:
             region.after_fork()
 
     def take_unregistered(self) -> list[str]:
-        """Return the keys of registered regions that were destroyed since the last time: to be unregistered."""
+        """Return the keys of registered regions that were destroyed since the last time, to unregister them."""
         keys = []
-        with contextlib.suppress(IndexError):  # other threads take them, too
+        with contextlib.suppress(IndexError):  # other threads take some, too
             while True:
                 keys.append(self._unregistered.popleft())
         return keys
@@ -337,8 +337,8 @@ class Inventory:
         )
 
     def _retry(self, region: SlotRegion) -> None:
-        """Let a region out of quarantine, if that can be."""
-        with contextlib.suppress(OSError):  # the kernel has no lock to give: it may have one later
+        """Let a region out of quarantine if it can be reclaimed."""
+        with contextlib.suppress(OSError):  # the kernel is out of locks; it may have one later
             if not region.reclaim():
                 return
             if region.is_to_go:
@@ -348,7 +348,7 @@ class Inventory:
                 self.put_back(region)
 
     def _take_off(self, region: SlotRegion) -> bool:
-        """Take an idle region off its shelf; return whether it was there, and not taken meanwhile."""
+        """Take an idle region off its shelf; return False if it was taken meanwhile."""
         assert region.shelf is not None
         try:
             region.shelf.remove(region)

@@ -18,10 +18,10 @@ RegionName = Literal["auto", "system", "sealed"]
 
 _REGIONS: Final = get_args(RegionName)
 _ALWAYS: Final = 64
-"""Such a part of what is free a client may always take, however much it holds already."""
+"""A client may always take this fraction (1/64) of the free memory, however much it already holds."""
 
 _LEAST: Final = {"max_bytes": 1, "max_device_bytes": 1, "lend_bytes": 0, "max_batch_bytes": 0, "stream_guess_bytes": 0}
-"""Of the options that are bytes; those that are at least 1 may be None."""
+"""The least values of the options in bytes; an option whose least value is 1 may also be None."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class PoolOptions:
     Attributes
     ----------
     max_bytes : int or None
-        The budget for all models together. None: at most as much as it leaves free in the machine or container, and
-        for ``region="system"`` in ``/dev/shm``; but it may always take a 64th of the free memory. The client measures
-        again after each 64th of its budget.
+        The budget for all models together. None: the client holds at most as much memory as it leaves free in the
+        machine or container, and for ``region="system"`` in ``/dev/shm``; but it may always take 1/64 of the free
+        memory. It measures again after each 1/64 of its budget.
     region : str
         The kind of memory. ``"sealed"``: a memfd, which cannot be truncated, has no name, ends with its processes,
         and needs no ``/dev/shm``. Models fetch it by a socket, so they must share this process' network namespace, as
         containers of one pod do. ``"system"``: POSIX shared memory. ``"auto"``: sealed where the model can fetch it,
-        else system; a client's ``explain()`` tells. Triton's own shared memory (path ``triton-shm``) is always system.
+        else system; ``explain()`` shows which. Triton's own shared memory (path ``triton-shm``) is always system.
     max_device_bytes : int or None
         The budget on each GPU; None for all that it has.
     lend_bytes : int
@@ -48,9 +48,9 @@ class PoolOptions:
         How much memory to take at once for calls that a model may serve as one batch, so that their rows follow one
         another; 0 for none. Only for models with a batcher, and calls that are made side by side.
     idle_s : float
-        How long memory stays that no call uses.
+        Seconds after which unused memory is freed.
     head_room : float
-        How much more room an output of unknown size gets than it ever needed.
+        The factor by which the room for an output of unknown size exceeds the most that it has needed.
     stream_guess_bytes : int
         How much memory a stream takes, all its frames together, for outputs of unknown size; 0 for none.
         It is never more than a quarter of the budget. A frame that does not fit comes back through Triton, and the
@@ -101,7 +101,7 @@ class PoolOptions:
         if self.max_bytes is not None:
             return int(self.max_bytes)
         free = min(available_bytes(), free_bytes() if self.region == "system" else math.inf)
-        free = memory_bytes() if free == math.inf else max(int(free), 0)  # the former where the system does not tell
+        free = memory_bytes() if free == math.inf else max(int(free), 0)  # the former if the system does not tell
         return max((held_bytes + free) // 2, held_bytes + free // _ALWAYS)
 
 

@@ -1,4 +1,4 @@
-"""The slot pool: regions in use, which come back by themselves, and calls waiting for one, first come, first served."""
+"""The slot pool: its regions come back by themselves, and waiting calls get one in the order of their arrival."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ _PARTS_UNLOOKED: Final = 64
 class SlotPool:
     """Keeps regions for reuse. Thread-safe, and first come, first served.
 
-    Finalizers give a region back when the last array over it is gone: in any thread, also inside a locked section here.
-    So neither giving back nor taking an idle region takes a lock; where more is to do, they hurry the housekeeper's
-    thread. A region in doubt is in quarantine until it can be reclaimed. ``tend`` is called whenever regions may have
-    been let go of, and returns whether it wants to be soon again.
+    A finalizer gives a region back when the last array over it is gone: in any thread, even inside a locked section
+    here. So neither giving back nor taking an idle region takes a lock; finalizers leave more work to the housekeeper's
+    thread. A region in doubt is in quarantine until it can be reclaimed. The housekeeper also calls ``tend`` in each
+    round, and begins the next round soon if that returns True.
     """
 
     def __init__(self, options: PoolOptions, tend: Callable[[], bool] | None = None) -> None:
         self.options = options
-        self.is_forked = False  # a copy, in a forked child, of its parent's pool
+        self.is_forked = False  # whether this is a forked child's copy of its parent's pool
         self.wait_count = 0  # how many calls had to wait
         self._inventory = Inventory(options.budget_bytes(0))
-        self._looked_at = 0  # how many bytes there were at the last look at the budget
+        self._looked_at = 0  # the bytes of all regions at the last look at the budget
         self._tend = tend
         self._lock = threading.Lock()
-        self._waiting: deque[weakref.ref[Waiter]] = deque()  # whether there are any may be looked at without the lock
+        self._waiting: deque[weakref.ref[Waiter]] = deque()  # checks for emptiness need no lock
         self._watched: dict[int, tuple[weakref.ref[Memory], SlotRegion]] = {}  # by the reference's id
         self._closed = False
         self._housekeeper: Repeater | None = None
@@ -72,7 +72,7 @@ class SlotPool:
                 if region.slots[0].state == SPOILED:
                     self._inventory.returned.append(region)
                     return None
-                region.holder = holder  # what follows is :meth:`_hold`, on the way of every call
+                region.holder = holder  # _hold(), inlined, as every call comes here
                 memory = np.frombuffer(region.buffer, np.uint8)
                 reference = weakref.ref(memory, self._give_back)
                 self._watched[id(reference)] = reference, region
@@ -96,7 +96,7 @@ class SlotPool:
         return waiter
 
     def request_at_once(self, need: Need, holder: object) -> Waiter | None:
-        """Ask for a region, and wait for none: the waiter is granted one, or is None; raises as :meth:`request`."""
+        """Ask for a region without waiting; return a waiter that got one, or None. Raises as :meth:`request`."""
         waiter = self._queued(need, holder)
         if waiter.granted.done():
             return waiter
@@ -104,7 +104,7 @@ class SlotPool:
         return None
 
     def take_granted(self, waiter: Waiter, deadline: float = math.inf) -> tuple[SlotRegion, Memory]:
-        """Return a granted waiter's region, made if it must be, and its memory, with which the region is given back."""
+        """Return a granted waiter's region, newly made if needed, and the memory whose end gives the region back."""
         region = waiter.granted.result()
         is_new = region is None
         if region is None:
@@ -118,7 +118,7 @@ class SlotPool:
         return region, memory
 
     def grow(self, region: SlotRegion, end: int, deadline: float = math.inf) -> bool:
-        """Make a region that is held larger, if there is room at once; return whether its data reach ``end`` then."""
+        """Enlarge a held region if there is room at once; return whether its data then reach ``end``."""
         with region.growing:
             more = whole_pages(end) - region.byte_size
             if more <= 0 or len(region.whole.slots) > 1:
@@ -134,7 +134,7 @@ class SlotPool:
                 region.grow(end, deadline)
             except OSError:  # TimeoutError is one
                 return False
-            except BaseException:  # it may be known by two tokens now
+            except BaseException:  # it may have two tokens now
                 region.spoil("lost")
                 raise
             finally:
@@ -146,7 +146,7 @@ class SlotPool:
         return True
 
     def withdraw(self, waiter: Waiter) -> None:
-        """Take a waiter out of the queue, with the region granted to it, unless it has taken that."""
+        """Remove a waiter from the queue, and take back the region granted to it, unless it has taken that."""
         with self._lock:
             with contextlib.suppress(ValueError):
                 self._waiting.remove(weakref.ref(waiter))
@@ -170,7 +170,7 @@ class SlotPool:
 
     @property
     def stream_guess_bytes(self) -> int:
-        """How much a stream may take for outputs of yet unknown size."""
+        """How many bytes a stream may take for outputs of yet unknown size."""
         return min(self.options.stream_guess_bytes, self._inventory.max_bytes // _GUESSES_IN_THE_BUDGET)
 
     @property
@@ -182,11 +182,11 @@ class SlotPool:
             return self._inventory.status()
 
     def take_unregistered(self) -> list[str]:
-        """Return the keys of registered regions that were destroyed since the last time: to be unregistered."""
+        """Return the keys of registered regions that were destroyed since the last time, to unregister them."""
         return self._inventory.take_unregistered()
 
     def close(self) -> None:
-        """Remove all regions, and fail whoever waits; nothing in a forked child. Arrays stay valid. Twice is fine."""
+        """Remove all regions, and fail waiting calls; no effect in a forked child. Arrays stay valid. Twice is fine."""
         if self.is_forked:
             return
         self._end(None)
@@ -194,7 +194,7 @@ class SlotPool:
             self._clear()
 
     def abandon(self) -> None:
-        """Close it from a finalizer, which may have interrupted a locked section of its own thread: so not for long."""
+        """Close it from a finalizer, and wait briefly: this may have interrupted a locked section of its own thread."""
         if not self.is_forked:
             self._end(_FINALIZERS_PATIENCE_S)
 
@@ -206,7 +206,7 @@ class SlotPool:
         self._waiting.clear()
 
     def _end(self, patience_s: float | None) -> None:
-        """Have the housekeeper, whom no signal interrupts, remove all regions, and end."""
+        """Let the housekeeper's thread, which no signal interrupts, remove all regions and end."""
         self._closed = True
         if self._housekeeper is not None:
             self._housekeeper.hurry()
@@ -228,19 +228,19 @@ class SlotPool:
         return memory
 
     def _give_back(self, memory: weakref.ref[Memory]) -> None:
-        # Python swallows what is raised in here, an interrupt too. Until it lies in its place the region is watched, so
-        # that :meth:`_find_dropped` finds it; one line does both.
+        # Python ignores exceptions raised here, interrupts too. The region is watched until one line both ends that and
+        # puts it in its place, so that :meth:`_find_dropped` finds it after an interrupt.
         number = id(memory)
         watched = self._watched.get(number)
         if watched is None:
-            return  # its taker was interrupted before it was watched: the region is found as a lost one
+            return  # its taker was interrupted before it was watched: the region will be found as lost
         if self._closed:
             self._watched.pop(number, None)
             return
         region = watched[1]
         region.holder = None
         is_ready = not region.borrowed
-        for slot in region.slots:  # as its state tells, without one more function on the way of every call
+        for slot in region.slots:  # the region's state, inlined, as every call comes here
             is_ready = is_ready and slot.state == FREE
         place = region.shelf if is_ready else self._inventory.returned
         assert place is not None
@@ -248,7 +248,7 @@ class SlotPool:
         try:
             place.append(self._watched.pop(number)[1])
         except KeyError:
-            return  # it was found before
+            return  # :meth:`_find_dropped` found it before
         if self._waiting or not is_ready:
             self._hurry()
 
@@ -265,7 +265,7 @@ class SlotPool:
             self._housekeeper.hurry()
 
     def _queued(self, need: Need, holder: object) -> Waiter:
-        """Return a new waiter, whose turn may have come at once."""
+        """Return a new waiter, which may be served already."""
         waiter = Waiter(need, self._size_for(need), holder)
         with self._lock:
             if self._closed:
@@ -275,7 +275,7 @@ class SlotPool:
         return waiter
 
     def _serve(self) -> None:
-        """Sort returned regions, then grant to waiters in order; clear a closed pool. Needs the lock."""
+        """Under the lock, sort returned regions and serve waiters in order; clear a closed pool."""
         self._find_dropped()
         self._inventory.sort_returned()
         if self._closed:
@@ -284,7 +284,7 @@ class SlotPool:
             waiter = self._waiting[0]()
             if waiter is not None and not self._inventory.reserve(waiter):
                 return
-            self._waiting.popleft()  # last: whatever is raised before, it can be taken back
+            self._waiting.popleft()  # last: whatever is raised before, the waiter can be withdrawn
             if waiter is None:
                 continue
             if waiter.granted.set_running_or_notify_cancel():
@@ -293,7 +293,7 @@ class SlotPool:
                 self._inventory.release(waiter)
 
     def _look_at_budget(self) -> None:
-        """Have the budget follow what other processes leave of the machine's memory."""
+        """Adjust the budget to the memory that other processes leave free."""
         self._looked_at = self._inventory.byte_size
         self._inventory.max_bytes = self.options.budget_bytes(self._inventory.made_bytes)
 
@@ -323,14 +323,14 @@ class SlotPool:
         regions: list[SlotRegion] = []
         try:
             with self._lock:
-                self._inventory.grant(waiter)  # in here: from then on nobody else takes the room back
+                self._inventory.grant(waiter)  # inside this block: from now on, only this call releases the room
             regions = self._make_regions(waiter, deadline)
             for region in regions:
                 region.holder = waiter.holder
             with self._lock:
-                if self._housekeeper is None:  # before any is there that only a housekeeper can end
+                if self._housekeeper is None:  # before a region exists that only a housekeeper can end
                     self._housekeeper = Repeater(self._keep_house, self._pause_s(), "shm pool")
-                if self._closed:  # whoever closed the pool may not have seen this housekeeper
+                if self._closed:  # close() may not have seen this housekeeper
                     self._housekeeper.stop_some_time()
                     raise ClosedError("this client")
                 self._inventory.add(regions, waiter)
@@ -339,7 +339,7 @@ class SlotPool:
                 self._inventory.undo(regions, waiter)
                 self._serve()
             raise
-        for region in regions[1:]:  # others have these; an interrupt leaves some in nobody's hands
+        for region in regions[1:]:  # for other calls; after an interrupt, the rest are found as lost
             region.holder = None
             self._inventory.put_back(region)
         if regions[1:]:
@@ -355,7 +355,7 @@ class SlotPool:
             if waiter.count > 1:
                 return make_parts(waiter.count, data_size, need.record_byte_size, access, deadline, need.kind)
             return [make(need.kind)]
-        except MachineError:  # another process has taken the room; idle regions here may be enough
+        except MachineError:  # another process has taken the room; to drop idle regions may suffice
             self.drop_idle()
         return [make(need.kind)]
 

@@ -1,7 +1,7 @@
-"""Row blocks: regions of several slots, each for one call, whose tensors follow one another from call to call.
+"""Row blocks: regions of several slots, one for each call, in which the calls' tensors follow one another.
 
 A model that serves several of these calls as one batch then has one array over all their rows, without a copy. Each
-call holds the block's memory, so that the block goes back to its pool by itself when the last of its calls is over.
+call holds the block's memory, so that the block goes back to its pool by itself when its last call is over.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Layout = TypeVar("Layout")
 
 @dataclass(frozen=True, slots=True)
 class Row(Generic[Layout]):
-    """One call's part of a block, in use while this very array of its region's memory, or one made from it, lives."""
+    """One call's part of a block, in use while ``memory``, or an array made from it, lives."""
 
     region: SlotRegion
     slot: Slot
@@ -36,7 +36,7 @@ class _Block(Generic[Layout]):
 
     def __init__(self, region: SlotRegion, memory: Memory, layouts: list[Layout]) -> None:
         self._region = region
-        self.memory = weakref.ref(memory)  # gone when no call uses it any more
+        self.memory = weakref.ref(memory)  # dead when no call uses it any more
         self._layouts = layouts
         self._users: list[weakref.ref[Memory] | None] = [None] * len(layouts)
 
@@ -48,7 +48,7 @@ class _Block(Generic[Layout]):
         for index, user in enumerate(self._users):
             slot = self._region.slots[index]
             if (user is None or user() is None) and (slot.state == FREE or slot.reclaim()):
-                # NumPy has arrays keep the first of a chain of arrays, and this one must be told from the others.
+                # NumPy arrays refer to the first array in a chain of views, so each row needs a first one of its own.
                 memory: Memory = np.frombuffer(whole.data, np.uint8)
                 self._users[index] = weakref.ref(memory)
                 return Row(self._region, slot, self._layouts[index], memory)

@@ -1,13 +1,13 @@
-"""Slots as their owner has them: records that requests go out in, their states, and the regions that hold them.
+"""Slots on the side of their owner: the records of requests, the slots' states, and the regions that hold them.
 
 ========  =============================================================================================================
 free      No process writes there. A request may go out; the pool may hand it out again.
-sent      A request went out, and its answer is not here: a model executes it, or may begin to. It is to be reclaimed
-          before anything else, whatever call has it.
-spoiled   Its region is never used again, and goes when it is given back.
+sent      A request went out, and its answer is not here: a model executes it, or may begin to. The slot must be
+          reclaimed before any other use.
+spoiled   Its region is never used again, and is destroyed when it is given back.
 ========  =============================================================================================================
 
-A slot that is handed out stays free until a request goes out, and is free again with the answer: the pool alone knows
+A slot that is handed out stays free until a request goes out, and is free again with the answer: only the pool knows
 the call that has it.
 """
 
@@ -43,7 +43,7 @@ SPOILED: Final = "spoiled"
 
 AFTER: Final[Mapping[Event, Mapping[State, State]]] = {
     "request": {FREE: SENT, SPOILED: SPOILED},
-    # The model has completed the slot. An error of the server's is no such answer: the slot is reclaimed.
+    # The model has completed the slot. A server's error is no such answer: the slot is reclaimed.
     "answer": {SENT: FREE, SPOILED: SPOILED},
     # No model holds the lease, and the generation was raised: a late request is refused.
     "reclaim": {SENT: FREE, SPOILED: SPOILED},
@@ -51,12 +51,12 @@ AFTER: Final[Mapping[Event, Mapping[State, State]]] = {
     "refusal": {FREE: SPOILED, SENT: SPOILED, SPOILED: SPOILED},
     # A request that names no slot got no answer: no generation keeps its writer out.
     "unfenced": {FREE: SPOILED, SENT: SPOILED, SPOILED: SPOILED},
-    # A model died while its GPU was at work there, or memory on a GPU was made by half.
+    # A model died while its GPU was at work there, or memory on a GPU was only partly made.
     "lost": {FREE: SPOILED, SENT: SPOILED, SPOILED: SPOILED},
 }
 """The state after an event, by the state before: this alone decides whether a slot may be used again.
 
-What is not here cannot happen.
+Other transitions cannot happen.
 """
 
 
@@ -80,13 +80,13 @@ class Slot:
         self._region = region
         self.index = index
         self.bind()
-        self.sent = self.generation = 0  # of the last request, as it was sent, and as it is after it was fenced
+        self.sent = self.generation = 0  # of the last request: when sent, and now; a fence raises the latter
         self.state: State = FREE
         self.kept: Sequence[object] = ()  # other memory that the request may use, until this slot is free again
 
     def bind(self) -> None:
-        """Take the record, and the address, of the region as it is now."""
-        # The last short call's model, outputs and rows, and a function that makes such messages, for this address.
+        """Use the region's current record and address."""
+        # The last short call's model, outputs and rows, with a function that makes its messages for this address.
         self.messages: tuple[object, Callable[[int], Any]] | None = None
         self._record: SlotRecord | None = self._region.record(self.index)
         # The model's half of the record, to be copied out all at once; empty once the region is destroyed.
@@ -121,16 +121,16 @@ class Slot:
 
     @property
     def is_completed(self) -> bool:
-        """Whether a model has finished with this generation, well or not; False once the region is destroyed."""
+        """Whether a model has finished this generation, successfully or not; False once the region is destroyed."""
         return self._record is not None and self._record.completed == self.generation
 
     @property
     def was_left(self) -> bool:
-        """Whether a model has begun with a request here and never finished it; it is dead if the slot was reclaimed."""
+        """Whether a model started a request here and did not finish it; it is dead if the slot was reclaimed."""
         return self._record is not None and self._record.started != self._record.completed
 
     def fence(self) -> bool:
-        """Return whether no request that was ever sent will touch the slot: none executes, and late ones are stale."""
+        """Fence the slot; return whether no earlier request can touch it: none executes, and late ones are stale."""
         if self._record is None:
             return False
         lease = self._region.lease(self.index)
@@ -143,12 +143,12 @@ class Slot:
         return True
 
     def fence_unstarted(self) -> bool:
-        """Fence the slot if no model has begun with its request; return whether none has, so that none will."""
+        """Fence the slot if no model has started its request; return whether none has, so that none ever will."""
         record, sent = self._record, self.sent
         return record is not None and record.started != sent and self.fence() and record.started != sent
 
     def reclaim(self) -> bool:
-        """Fence the slot, which is free then; return whether it is."""
+        """Fence the slot and make it free; return whether that succeeded."""
         if not self.fence():
             return False
         self.become_free("reclaim")
@@ -160,7 +160,7 @@ class Slot:
         self.kept = ()
 
     def give_up(self) -> None:
-        """End a request that no call waits for: unless a model has completed it, it is made stale."""
+        """End a request that no call waits for: free the slot if a model completed it, else make the request stale."""
         if self.state == SENT:
             if self.is_completed:
                 self.become_free("answer")
@@ -190,7 +190,7 @@ class Whole:
     __slots__ = ("parts", "slots")
 
     def __init__(self) -> None:
-        self.parts: set[int] = set()  # the first slot of each part that there is
+        self.parts: set[int] = set()  # the first slot of each existing part
         self.slots: list[Slot] = []  # of all its parts: one that is spoiled spoils the others
 
 
@@ -245,27 +245,27 @@ class SlotRegion:
         whole.slots += self.slots
         self.is_registered = False  # the server may know it by its key
         self.device_memory: dict[int, Any] = {}  # on GPUs, by device
-        # Memory of users that its slot fences: it lives until no model uses it. So the region serves one call alone.
+        # Users' memory that its slot fences: it is kept until no model uses it. So the region serves only one call.
         self.borrowed: list[Any] = []
-        # The streams of GPUs on which users of its memory said that they work with it, and may still read results; None
-        # among them where somebody did not say so.
+        # The GPU streams on which users of its memory said that they work, and may still read results; None among them
+        # if a user did not name a stream.
         self.worked_on: set[Any] = set()
-        # Takes the region, and another descriptor of it, which it then owns.
+        # It is called with the region and a duplicate of its descriptor, which it then owns.
         self.on_destroy: Callable[[SlotRegion, Descriptor], None] | None = None
         self.holder: object = None  # None if no call has it
-        self.growing = threading.Lock()  # a call that was cancelled may still be at it
+        self.growing = threading.Lock()  # a cancelled call may still be growing it
         self.idle_since = 0.0  # by time.monotonic()
         self.shelf: deque[SlotRegion] | None = None  # where its pool keeps it while no call has it
 
     def grow(self, byte_size: int, deadline: float) -> None:
-        """Make it larger, with its contents; raises as :meth:`.MappedSegment.grow`."""
+        """Enlarge it, and keep its contents; raises like :meth:`.MappedSegment.grow`."""
         self._region.grow(byte_size, deadline)
         self.buffer = self._region.buffer()
         for slot in self.slots:
             slot.bind()
         self.data_end = self._region.header.byte_size
         self.capacity = self.data_end - self.data_offset
-        self.byte_size = self.data_end  # last: until then, it is to grow
+        self.byte_size = self.data_end  # last: until then, it counts as not grown
 
     @property
     def key(self) -> str:
@@ -279,7 +279,7 @@ class SlotRegion:
 
     @property
     def state(self) -> State:
-        """The worst of its slots' states: all of them are spoiled, or none; sent, if a model may be at work in one."""
+        """The worst state of its slots: spoiled (then all are), sent (a model may be at work in one), or free."""
         for slot in self.slots:  # for every call; a generator would cost more than the answer
             if slot.state != FREE:
                 return slot.state
@@ -287,11 +287,11 @@ class SlotRegion:
 
     @property
     def is_to_go(self) -> bool:
-        """Whether no other call will ever have it."""
+        """Whether no other call will ever use it."""
         return self.state == SPOILED or bool(self.borrowed)
 
     def spoil(self, event: Literal["refusal", "unfenced", "lost"]) -> None:
-        """Note the error that makes it useless, with all its parts."""
+        """Mark it as useless, with all its parts, for the given reason."""
         for slot in self.whole.slots:
             slot.state = AFTER[event][slot.state]
 
@@ -307,11 +307,11 @@ class SlotRegion:
 
     @property
     def has_users(self) -> bool:
-        """Whether a model has memory of a GPU mapped that a slot here fences; True once it is destroyed."""
+        """Whether a model maps GPU memory that a slot here fences; True once it is destroyed."""
         return self._region.segment.is_closed or locks.has_users(self.fd)
 
     def prefault(self, deadline: float = math.inf) -> None:
-        """Enter its memory into this process' page tables, as much as can be until a moment."""
+        """Enter its memory into this process' page tables, as far as the deadline allows."""
         self._region.segment.prefault(deadline)
 
     def after_fork(self) -> None:
@@ -320,7 +320,7 @@ class SlotRegion:
         self._close()
 
     def destroy(self) -> None:
-        """Let no other process open it, if it is its last part. The memory goes with the last array. Twice is fine."""
+        """Remove the region if this is its last part. The memory stays until the last array is gone. Twice is fine."""
         self.whole.parts.discard(self.slots[0].index)
         if self.whole.parts:
             self._let_go()
@@ -344,7 +344,7 @@ class SlotRegion:
 def make_parts(
     count: int, byte_size: int, record_byte_size: int, access: Access, deadline: float, kind: RegionKind
 ) -> list[SlotRegion]:
-    """Make a region for several calls that come at once, whose parts have one slot each; it goes with the last part."""
+    """Make a region for several calls at once, whose parts have one slot each; it is removed with its last part."""
     region = ManagedRegion.create(count * byte_size, count, access, record_byte_size, deadline, kind)
     whole, begin = Whole(), region.data_offset
     size = (region.header.byte_size - begin) // count

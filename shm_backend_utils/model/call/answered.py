@@ -1,4 +1,4 @@
-"""The answer to a request: its outputs, where they go, and the end of it."""
+"""The answering side of a request: its outputs, where they go, and how the call ends."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from .received import Output, ReceivedRequest
 
 __all__ = ["AnsweredRequest"]
 
-# The work of a named tuple's own constructor, without the function around it.
+# What a named tuple's constructor does, without its wrapper.
 _output: Final[Callable[[type[Output], tuple[Any, ...]], Output]] = tuple.__new__
 
 
 class AnsweredRequest(ReceivedRequest):
-    """The half of a :class:`Call` that writes: to the client's memory where that has room, else through Triton."""
+    """The half of a :class:`Call` that writes: to the client's memory if it has room, else through Triton."""
 
     @property
     def response_parameters(self) -> dict[str, str | bool | int]:
         """The parameters of the response. ``model.py`` fills them; the client finds them in ``result.parameters``.
 
-        Of a stream, it is of the next response alone. An error has none. It is a MachineError, and the client gets
-        UNSUPPORTED, if this Triton has none: they came with Triton 2.55 (25.02).
+        In a stream they belong to the next response only. An error response has none. Triton older than 2.55 (25.02)
+        does not support them: then this raises MachineError, and the client gets UNSUPPORTED.
         """
         if not self._is_open:
             raise self._not_open()
@@ -51,29 +51,29 @@ class AnsweredRequest(ReceivedRequest):
         return self._response_parameters
 
     def output(self, name: str, shape: Sequence[int], dtype: npt.DTypeLike) -> TensorView:
-        """Return memory for one output, to be filled before the call ends.
+        """Return memory for one output. Fill it before the call ends.
 
         Parameters
         ----------
         name : str
             As in the model's configuration.
         shape : sequence of int
-            With the batch dimension, where the model has one. Integers of NumPy are fine.
+            With the batch dimension, if the model has one. NumPy integers are fine.
         dtype : numpy dtype or dtype_like
-            Not of strings: use :meth:`put`.
+            Not strings: use :meth:`put` for them.
 
         Returns
         -------
         TensorView
-            C-contiguous and writable, not cleared: it holds an earlier request's bytes until the model overwrites them
-            (``SHM_DEBUG`` finds elements that stay unwritten). It is the client's own memory if the client provided
-            enough; else it is memory of this process, and goes back through Triton. It is on a GPU if the client wants
-            it there. Do not write to it after the call.
+            C-contiguous and writable, but not cleared: it holds bytes of an earlier request until you overwrite them
+            (``SHM_DEBUG`` finds elements that you did not write). It is the client's own memory if the client provided
+            enough. Otherwise it is memory of this process, and goes back through Triton. It is on a GPU if the client
+            wants the output there. Do not write to it after the call.
 
         Raises
         ------
         ModelError
-            The model's configuration has no such output, or not of this dtype and shape.
+            The model's configuration has no such output, or another dtype or shape for it.
         """
         if not self._is_open:
             raise self._not_open()
@@ -93,18 +93,18 @@ class AnsweredRequest(ReceivedRequest):
                         self.outputs[name] = _output(Output, (view, encoded, region, None, False))
                         return view
             except (TypeError, ValueError, struct.error):
-                pass  # it is larger than all of the memory, or not what the configuration says: so the general way
+                pass  # too large for the mapping, or against the configuration: use the general code below
         try:
             shape = tuple(map(index, shape))
             numpy_dtype = np.dtype(dtype)
         except TypeError as error:
             raise ModelError(
-                f"output {name!r} was asked for with shape {shape!r} and dtype {dtype!r} ({error}); expected for "
-                "example (1, 3) and np.float32"
+                f"output {name!r} was asked for with shape {shape!r} and dtype {dtype!r} ({error}); expected values "
+                "such as (1, 3) and np.float32"
             ) from None
         row = check_output(self._context.spec, name, numpy_dtype, shape)
         if row is BYTES:
-            raise ModelError(f"output {name!r} holds strings, of which nobody knows the size yet; use call.put()")
+            raise ModelError(f"output {name!r} holds strings, whose size is not known yet; use call.put(name, strings)")
         place = self.room_for(name, row, shape)
         if place is not None:
             output = self.outputs[name] = self._at(name, row, shape, place[1])
@@ -114,19 +114,19 @@ class AnsweredRequest(ReceivedRequest):
         return output.view
 
     def put(self, name: str, array: Any) -> None:
-        """Give one output. One copy into the client's memory; none if the array is memory of this call already.
+        """Set one output from an array. It copies once to the client's memory, or not at all if the array is there.
 
-        An input, or a contiguous part of one, is passed through as it is: the client then sees the output where it
-        wrote the input.
+        An input, or a contiguous part of one, is passed through without a copy: the client then reads the output in the
+        memory of its input.
 
         Parameters
         ----------
         name : str
             As in the model's configuration.
         array : TensorView, Strings, numpy.ndarray, or any object that NumPy, DLPack or CUDA's array interface can read
-            Or a list of arrays, or numbers and strings, as a client may give it for an input. On the host or on a GPU,
-            wherever the client wants the output. It may be written again afterwards, on the host, or, where the client
-            has room for it, on the streams that :meth:`Call.ready_on` has named. Of strings: bytes, or str in UTF-8.
+            Or a list of arrays, numbers or strings, as for a client's input. Strings are bytes, or str in UTF-8. It may
+            be on the host or on a GPU, wherever the client wants the output. You may overwrite an array of the host
+            afterwards; one on a GPU only if the client has room for it, on a stream that :meth:`Call.ready_on` named.
 
         Raises
         ------
@@ -144,7 +144,7 @@ class AnsweredRequest(ReceivedRequest):
                 and (not form.fixed_end or shape[-len(form.fixed_end) :] == form.fixed_end)
             )
             has_room = name in self._rooms
-            if kind is DeliveredView and not has_room:  # as it came, so it goes
+            if kind is DeliveredView and not has_room:  # it goes back as it came
                 if not fits:
                     check_output(spec, name, array.dtype, shape)
                 self.outputs[name] = _output(Output, (array, b"", None, None, True))
@@ -177,7 +177,7 @@ class AnsweredRequest(ReceivedRequest):
         self.outputs[name] = output
 
     def room_for(self, name: str, dtype: DType, shape: tuple[int, ...]) -> tuple[Memory, OutputSpan] | None:
-        """Return a place for an output, not of strings, in the client's memory; None if none is large enough."""
+        """Return the place for an output, not of strings, in the client's memory; None if there is not enough room."""
         span = self._rooms.get(name)
         byte_size = math.prod(shape) * dtype.itemsize
         if span is None or byte_size > span.byte_size:
@@ -185,7 +185,7 @@ class AnsweredRequest(ReceivedRequest):
         return self._memories[span.region], span._replace(byte_size=byte_size)
 
     def commit(self, *, needs_all: bool = True) -> None:  # one function, as begin()
-        """Bring the outputs to their places, or on their way there, and make the response; ModelError if one lacks."""
+        """Copy the outputs to their places, or start to, and make the response; ModelError if an output is missing."""
         if self._pending:
             check_all_are_over(self._pending)
         context = self._context
@@ -211,8 +211,8 @@ class AnsweredRequest(ReceivedRequest):
             encoded = self._results = results.assemble(all_encoded)
             room = self._slot.record.results_room
             if len(encoded) > room:
-                found = f"{len(encoded)} bytes for the results of {len(all_encoded)} outputs"
-                expected = f"at most {room}, the room of the slot's record; make larger ones, or ask for less at once"
+                found = f"results of {len(encoded)} bytes for {len(all_encoded)} outputs"
+                expected = f"at most {room}, the room in the slot's record; use larger ones, or request fewer outputs"
                 raise TableError("record", found, expected)
         if self._response_parameters:
             self.response = context.backend.response_with(tensors, self._response_parameters)
@@ -221,7 +221,7 @@ class AnsweredRequest(ReceivedRequest):
             self.response = context.backend.response(tensors)
 
     def end(self, events: Sequence[int] = ()) -> None:
-        """Write the results: the memory is the client's when GPUs have reached the events of these further regions."""
+        """Write the results; the client may use the memory after GPUs reach the events of these further regions."""
         self._is_open = False
         further = self._further
         if further is not None:
@@ -235,7 +235,7 @@ class AnsweredRequest(ReceivedRequest):
                 if events:
                     encoded = results.with_events(encoded, events)
                 record.results[RESULTS : RESULTS + len(encoded)] = encoded
-                record.model_words[COMPLETED] = self._generation  # last: it says that all the rest is there
+                record.model_words[COMPLETED] = self._generation  # last: it tells the client that the rest is written
             finally:
                 slot.lease.give_back()
         if further is not None:
@@ -244,7 +244,7 @@ class AnsweredRequest(ReceivedRequest):
         self._memories = ()
 
     def fail(self, error: BaseException) -> None:
-        """End the call by an error, which its response tells the client: the memory is the client's again."""
+        """End the call with an error response; the memory is the client's again."""
         try:
             self.response = self._context.backend.error_response(error)
         finally:
@@ -253,7 +253,7 @@ class AnsweredRequest(ReceivedRequest):
             self._abort()
 
     def _in_band(self, name: str, dtype: DType, array: Any) -> Output:
-        """Return a copy of an array of the host, or an array of a GPU, as an output that goes back through Triton."""
+        """Return an output that goes back through Triton: a copy of a host array, or a view of an array on a GPU."""
         view: TensorView
         if isinstance(array, np.ndarray):
             view = TensorView(name, np.array(array, order="C"), dtype, TRITON)
@@ -267,11 +267,11 @@ class AnsweredRequest(ReceivedRequest):
     ) -> Output:
         region, offset, byte_size = span
         view = self._memories[region].view(name, offset, byte_size, dtype, shape, writable=writable)
-        assert view is not None  # its size was compared, and strings on a GPU refused
+        assert view is not None  # callers checked the size, and strings on a GPU were refused
         return Output(view, self._encode(name, dtype, shape, span), region)
 
     def _encode(self, name: str, dtype: DType, shape: tuple[int, ...], span: OutputSpan | None = None) -> bytes:
-        """Return the results' entry of an output, which is in the response if it has no span."""
+        """Return the entry of an output in the results; without a span, the output is in the response."""
         shape = self._context.spec.outputs[name].reshaped(shape)
         form = self._context.outputs.get(name) or TensorForm.of(name, dtype, len(shape))
         return form.encode(shape, *(span or (0, 0, 0)), is_in_response=span is None)
@@ -286,7 +286,7 @@ class AnsweredRequest(ReceivedRequest):
             return backend.output(name, context.arrays.to_host(view, self.devices))
         if not isinstance(view, StringsView):
             return backend.output(name, view.array)
-        try:  # as bytes, where results have their shape
+        try:  # as bytes if the client reads the shape in the results
             as_bytes = self._has_results and self._slot is not None
             return backend.output(name, np.frombuffer(view.strings().packed(), np.uint8) if as_bytes else view.numpy())
         except TensorError as error:
@@ -316,13 +316,13 @@ class AnsweredRequest(ReceivedRequest):
         return self._at(name, BYTES, strings.shape, place)._replace(was_copied=True)
 
     def _passed_through(self, name: str, dtype: DType, source: Any, shape: tuple[int, ...]) -> Output | None:
-        """Return an output that *is* memory of an input, of strings the bytes; None if ``source`` is no such."""
+        """Return an output over an input's memory; None if ``source`` (the bytes, of strings) does not lie in one."""
         nbytes, itemsize = source.nbytes, dtype.itemsize or 1
         if not nbytes or self._slot is None or name not in self._rooms or self.table is None:
-            return None  # no client would read the output's place in the results
+            return None  # or the client would not read in the results where the output lies
         for span in self.table.inputs.values():
             offset = self._memories[span.region].offset_of(source)
-            if offset is None or offset % itemsize:  # bytes that are read as larger elements may lie at odd places
+            if offset is None or offset % itemsize:  # bytes that are viewed as larger elements may be misaligned
                 continue
             if span.offset <= offset and offset + nbytes <= span.offset + span.byte_size:
                 return self._at(name, dtype, shape, OutputSpan(span.region, offset, nbytes), writable=False)
@@ -332,7 +332,7 @@ class AnsweredRequest(ReceivedRequest):
         return self._context.arrays.adopt(value, self._device_uses())
 
     def _fill(self, view: TensorView, source: Any) -> bool:
-        """Copy an array of the host or of a GPU to a view, unless it is that memory; return whether it was not."""
+        """Copy an array of the host or of a GPU to a view, unless it is the same memory; return whether it copied."""
         if isinstance(source, np.ndarray) and not isinstance(view, DeviceView):
             target = view.numpy()
             is_there = target.__array_interface__["data"][0] == source.__array_interface__["data"][0]
@@ -348,17 +348,17 @@ class AnsweredRequest(ReceivedRequest):
         return True
 
     def _abort(self) -> None:
-        """End the call without results; if another model may be at work on its memory, the client finds out itself."""
+        """End the call without results; if another model may still use its memory, the client must find that out."""
         self._is_open = False
         if self._pending:
             for forwarding in self._pending:
-                forwarding.give_up()  # first: what begins from now on must not use the memory
+                forwarding.give_up()  # first: no request that begins from now on may use the memory
             self._release()
             return
-        if self.devices:  # the memory is the client's after this, and a device may be writing there
+        if self.devices:  # afterwards the memory is the client's, and a GPU may still write there
             try:
                 self.devices.wait()
-            except ShmError:  # and nobody knows until when: a request that is never completed spoils its memory
+            except ShmError:  # it may write for ever: a request without completion spoils its memory
                 self.devices.leave()
                 self.outputs = {}
                 self._release()
@@ -369,7 +369,7 @@ class AnsweredRequest(ReceivedRequest):
 
 
 def _forget_locals(error: BaseException) -> None:
-    """Have an error keep nothing of what functions had in hand that are over; those that it comes from, neither."""
+    """Clear the local variables that an error's tracebacks keep, and those of its causes."""
     each: BaseException | None = error
     seen: set[int] = set()
     while each is not None and id(each) not in seen:

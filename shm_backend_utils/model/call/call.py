@@ -1,4 +1,4 @@
-"""One request as the model sees it: the same, whichever way its tensors come and go."""
+"""One request as the model sees it: the same on every path."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ Self = TypeVar("Self", bound="Call")
 
 
 class Call(AnsweredRequest):
-    """One request. A context manager: leaving it commits the outputs; leaving it by an exception fails the request.
+    """One request. A context manager: its exit commits the outputs, or fails the request if there is an exception.
 
-    An input lies in the client's memory if the request's table says so, else in a tensor of Triton's. An output goes
-    to the client's memory if the table has room for it, else back through Triton. The model need not care.
+    An input lies in the client's memory if the request's table says so, else in a Triton tensor. An output goes to the
+    client's memory if the table has room for it, else back through Triton. Your code is the same in all cases.
 
-    A session takes a call through :meth:`begin`, :meth:`commit` and :meth:`end`, or :meth:`fail`. To ask for a tensor
-    of a call that is over is a ClosedError.
+    The session calls :meth:`begin`, :meth:`commit` and :meth:`end`, or :meth:`fail`. You get a ClosedError if you ask
+    for a tensor after the call has ended.
 
     Attributes
     ----------
     response : InferenceResponse
-        ``execute`` returns it for this request. It exists once the call was committed or has failed. After a failure it
+        ``execute`` returns it for this request. It is set when the call is committed or fails. After a failure it
         carries the error.
     devices : DeviceUses or None
-        The GPUs that the call uses, by number; None for none. The call ends only after they have finished the work on
-        the streams that :meth:`ready_on` has named, or, where none was named, all their work.
+        The GPUs that the call uses, by number; None for none. The call ends only after each has finished the work on
+        the streams that :meth:`ready_on` named there, or all its work if you named none.
     table : Table or None
         The client's description of its memory; None if it shares none.
     outputs : dict of str to Output
@@ -80,7 +80,7 @@ class Call(AnsweredRequest):
         self.end()
 
     def _finish(self) -> None:
-        """Do what is to be done before GPUs are waited for, when the block is left."""
+        """Finish the call on exit from its block, before it waits for GPUs."""
         self.commit()
 
     def __repr__(self) -> str:
@@ -92,7 +92,7 @@ class Call(AnsweredRequest):
 
     @property
     def is_open(self) -> bool:
-        """Whether it has begun, and has not ended."""
+        """Whether the call has begun, and has not ended."""
         return bool(self._is_open)
 
     @property
@@ -102,7 +102,7 @@ class Call(AnsweredRequest):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The request's own parameters, without those of this package: name to str, int, float or bool. A copy."""
+        """A copy of the request's parameters, without those of this package: name to str, int, float or bool."""
         parameters = self._parameters
         if parameters is None:
             text = self._request.parameters()
@@ -111,63 +111,63 @@ class Call(AnsweredRequest):
 
     @property
     def path(self) -> str:
-        """``"direct"`` if the request names memory for this model, else ``"triton"``.
+        """``"direct"`` if the request names shared memory for this model, else ``"triton"``.
 
-        Triton's own shared memory and plain requests look the same from inside a Python model.
+        A Python model cannot tell Triton's own shared memory from a request that carries its tensors.
         """
         return TRITON if self.table is None else DIRECT
 
     @property
     def batch_size(self) -> int:
-        """How many rows the inputs have, with a batch dimension; MissingTensorError if the request has no input."""
+        """The number of rows, if the model has a batch dimension; MissingTensorError if the request has no input."""
         if self.table is not None:
             for span in self.table.inputs.values():
                 return span.shape[0]
         for tensor in self._delivered_tensors().values():
             return int(tensor.shape()[0])
-        raise MissingTensorError("", "the request has no input, which would say how many rows it has")
+        raise MissingTensorError("", "the request has no input, so its number of rows is unknown; send an input")
 
     @property
     def inputs(self) -> dict[str, TensorView]:
-        """Every input that the request has, as :meth:`input` returns it, in the order of the configuration."""
+        """All inputs of the request, as :meth:`input` returns them, in the order of the configuration."""
         found = {name: self.find_input(name) for name in self._context.spec.inputs}
         return {name: view for name, view in found.items() if view is not None}
 
     @property
     def request_id(self) -> str:
-        """As the client chose it; empty if it did not."""
+        """The request's id, as the client set it; empty if it did not."""
         return str(self._request.request_id())
 
     @property
     def sequence(self) -> SequencePart | None:
-        """The sequence that the request is part of, for models with a sequence batcher; None if it is none."""
+        """The request's place in its sequence, for models with a sequence batcher; None without a sequence."""
         correlation_id = self._request.correlation_id()
         flags = self._request.flags() if correlation_id else 0
         return SequencePart(correlation_id, bool(flags & _START), bool(flags & _END)) if correlation_id else None
 
     @property
     def deadline(self) -> float | None:
-        """When the client's ``timeout`` is over, by ``time.monotonic()``, in seconds; None if it has set none.
+        """When the client's ``timeout`` expires, in seconds of ``time.monotonic()``; None if the client set none.
 
-        Counted from when the model got the request: how long it waited before, the server does not tell.
+        It counts from the time when the model got the request: Triton does not tell how long the request waited before.
         """
         timeout_us = self._request.timeout()
         return self._arrived + timeout_us * 1e-6 if timeout_us else None
 
     @property
     def cancelled(self) -> bool:
-        """Whether the client does not want the answer any more. Asks the server."""
+        """Whether the client has cancelled the request. Each read asks the server."""
         return bool(self._request.is_cancelled())
 
     def requested(self, name: str) -> bool:
-        """Return whether the client wants this output of the configuration. Others need not be computed."""
+        """Return whether the client wants this output. You need not compute the others."""
         return name in self._request.requested_output_names()
 
     def device_output(self, name: str, shape: Sequence[int], dtype: npt.DTypeLike) -> DeviceView:
-        """As :meth:`output`, on a GPU, wherever the client wants it; MachineError without cuda-bindings or a GPU.
+        """Return an output as :meth:`output` does, but always on a GPU; MachineError without cuda-bindings or a GPU.
 
-        It is the client's own memory where that is on a GPU. If that is on the host, or is missing, it is memory of the
-        instance's GPU, and is copied to its destination when the call ends.
+        It is the client's own memory if that is on a GPU. Otherwise it is memory of the instance's GPU, and the library
+        copies it to its destination when the call ends.
         """
         view = self.output(name, shape, dtype)
         if isinstance(view, DeviceView):
@@ -182,23 +182,23 @@ class Call(AnsweredRequest):
         return made
 
     def ready_on(self, cuda_stream: Any) -> None:
-        """Name a stream of a GPU that the call's work is on: the call ends only after that work is finished.
+        """Name a CUDA stream that does work for this call: the call ends only after that work has finished.
 
-        The library's copies, as :meth:`put` makes them, follow the work that is on the stream already, and precede
-        later work; so name the stream before you copy. Without a stream, the library waits for the whole GPU, at each
-        copy and at the end. That is right for every model, but also waits for the process' other work there.
+        Copies by the library, for example in :meth:`put`, run after earlier work on the stream and before later work.
+        So name the stream before you copy. Without a stream, the library waits for the whole GPU, at each copy and at
+        the end. That is correct for every model, but it also waits for the process' other work on that GPU.
 
         Parameters
         ----------
         cuda_stream : object
-            An object with ``__cuda_stream__``: a torch.cuda.Stream, a cupy.cuda.Stream; or a ``CUstream`` as a number.
-            Name several one by one; then no other stream of that GPU is waited for. A default stream is that of the GPU
-            that the call uses, or, if that is not one alone, of the instance's.
+            An object with ``__cuda_stream__``, a torch.cuda.Stream, a cupy.cuda.Stream, or a ``CUstream`` as a number.
+            Name several with one call each. The library then waits for no other stream of that GPU. A default stream
+            belongs to the only GPU that the call uses, or to the instance's GPU if that is not exactly one.
 
         Raises
         ------
         ModelError
-            It is no stream; or one of a GPU that the call does not use; or it is being captured into a graph.
+            It is not a stream, or belongs to a GPU that the call does not use, or is being captured into a graph.
         MachineError
             cuda-bindings or a GPU is missing.
         """
@@ -208,10 +208,10 @@ class Call(AnsweredRequest):
         self.devices = uses
 
     def to_host(self, view: TensorView) -> npt.NDArray[Any]:
-        """Return a tensor as an array of NumPy: a copy if it is on a GPU, after the call's work there.
+        """Return a tensor as a NumPy array. A tensor on a GPU is copied after the call's work there.
 
-        ``view`` is an input, or an output that is written; anything else is a ModelError. Where it is on the host the
-        array is the same memory, valid as long as the call, and read-only for an input.
+        ``view`` is an input, or an output that you have written; anything else is a ModelError. For a tensor on the
+        host the array is the same memory, valid until the call ends, and read-only for an input.
         """
         _check_is_view(view)
         if not isinstance(view, DeviceView):
@@ -219,16 +219,15 @@ class Call(AnsweredRequest):
         return self._context.arrays.to_host(view, self._use_device(view.device))
 
     def to_device(self, view: TensorView, cuda_stream: Any = None) -> DeviceArray:
-        """Return a tensor as an array on a GPU: a copy on the instance's GPU if it is on the host.
+        """Return a tensor as an array on a GPU. A tensor on the host is copied to the instance's GPU.
 
-        ``view`` is an input, or an output that is written. The copy is made on ``cuda_stream``, a stream of the
-        instance's GPU as :meth:`ready_on` takes it. By default it is made on a stream of the library's own, and a
-        consumer by DLPack or CUDA's array interface waits for it. From pinned memory (``SHM_PIN_HOST_MEMORY``) it is
-        made while the host goes on.
+        ``view`` is an input, or an output that you have written. If it is on a GPU already, the array is the same
+        memory, valid until the call ends. Otherwise the copy runs on ``cuda_stream``, a stream of the instance's GPU
+        as :meth:`ready_on` takes it. By default it runs on a stream of the library, and consumers by DLPack or CUDA's
+        array interface wait for it. The host does not wait for copies from pinned memory (``SHM_PIN_HOST_MEMORY``).
 
-        ``torch.from_dlpack`` and its like take the array, and ``.cupy()``. Where the view is on a GPU already it is the
-        same memory, valid as long as the call. It is a ModelError if the view is none, or the stream is of another GPU,
-        or is being captured into a graph; a MachineError if cuda-bindings or a GPU is missing.
+        Use the array with ``torch.from_dlpack`` and similar functions, or ``.cupy()``. It raises ModelError if ``view``
+        is not a view, or the stream is of another GPU or being captured; MachineError without cuda-bindings or a GPU.
         """
         _check_is_view(view)
         if isinstance(view, DeviceView):
@@ -249,41 +248,41 @@ class Call(AnsweredRequest):
     ) -> dict[str, TensorView]:
         """Call another model of this server on the same memory, and return its outputs.
 
-        Nothing is copied that lies in the client's memory or came from such a call before, if the other model serves
-        the direct path. For others, and for tensors that take up to ``SHM_INLINE_BYTES`` together, this is an ordinary
-        request of the Python backend (BLS).
+        If the other model serves the direct path, tensors in the client's memory, and tensors from an earlier
+        ``forward``, are not copied. For other models, and for tensors of up to ``SHM_INLINE_BYTES`` in total, it makes
+        an ordinary request of the Python backend (BLS).
 
         Parameters
         ----------
         model : str
-            Its name.
+            The other model's name.
         inputs : mapping
             Name to a view, or to any value that :meth:`put` takes.
         outputs : iterable of str or mapping, optional
-            The outputs wanted, one or more; all if not given. A mapping also gives a place for each: a view that
-            :meth:`output` has returned, to be written to; or a number of bytes to reserve; or None.
+            The outputs that you want, one or more; by default all. A mapping also gives a place for each: a view from
+            :meth:`output` that the other model writes to, a number of bytes to reserve, or None.
         model_version : str, optional
             By default the server chooses.
         parameters : mapping, optional
-            Of the request: str, bool or int; Triton 2.51 does not pass on a float.
+            Parameters of the request: str, bool or int. Triton 2.51 does not pass on a float.
 
         Returns
         -------
         dict of str to TensorView
-            Valid as long as they live, and at most until this call ends where they lie in the client's memory. They
-            are read-only, unless they are views that were given to be written to.
+            Views in the client's memory are valid until this call ends, others as long as they live. All are read-only,
+            except for views that you gave in ``outputs``.
 
         Raises
         ------
         ModelError
-            The model does not exist, or it is decoupled, or it has no such outputs, or it would wait for this call
-            itself, or Triton does not pass on a parameter.
+            The model does not exist, is decoupled, or lacks such an output. Or it would wait for itself, as it called
+            this model. Or Triton does not pass on a parameter.
         TensorError
-            It does not take these tensors.
+            The other model does not take these tensors.
         ForwardError
-            It failed.
+            The other model failed.
         PeerError
-            Its answer contradicts its configuration, or lacks an output.
+            The other model's answer contradicts its configuration, or lacks an output.
         """
         forwarding, pending = self._begin_forward(model, inputs, outputs, model_version, parameters)
         return self._context.forwarder.execute(forwarding, pending)
@@ -297,7 +296,7 @@ class Call(AnsweredRequest):
         model_version: str = "",
         parameters: Mapping[str, Any] | None = None,
     ) -> dict[str, TensorView]:
-        """As :meth:`forward`, while the event loop goes on. Await it before the call ends."""
+        """Do the same as :meth:`forward` without blocking the event loop. Await it before the call ends."""
         forwarding, pending = self._begin_forward(model, inputs, outputs, model_version, parameters)
         return await self._context.forwarder.execute_async(forwarding, pending)
 
@@ -330,6 +329,6 @@ class Call(AnsweredRequest):
 def _check_is_view(value: object) -> None:
     if not isinstance(value, TensorView):
         raise ModelError(
-            f"{shown(value)} is no view of a call's tensor; expected what call.input or call.output has returned; an "
-            "array of model.py's own is copied by its library"
+            f"{shown(value)} is not a view of a call's tensor; expected a view from call.input or call.output; copy an "
+            "array of your own with its array library"
         )

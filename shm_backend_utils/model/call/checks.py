@@ -1,4 +1,4 @@
-"""The checks of a call: it refuses tables and outputs that contradict the model's configuration."""
+"""The checks of a call, which refuse tables and outputs that contradict the model's configuration."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 
 
 def check_rows(table: Table, carried: int | None) -> None:
-    """Raise BatchSizeError unless all inputs have as many rows as the batch carrier has said."""
+    """Raise BatchSizeError unless every input has as many rows as the batch carrier says."""
     for name, span in table.inputs.items():
         if not span.shape or span.shape[0] != carried:
             if not span.shape:
@@ -45,7 +45,7 @@ def check_rows(table: Table, carried: int | None) -> None:
 
 
 def check_table(spec: ModelSpec, table: Table, memories: Sequence[Memory]) -> None:
-    """Raise TensorError or TableError unless a table fits the model and its regions' memory, by their index."""
+    """Raise TensorError or TableError unless a table fits the model and the memory of its regions, in their order."""
     for name, (dtype, shape, region, offset, byte_size) in table.inputs.items():
         tensor = spec.inputs.get(name) or spec.input(name)
         end = tensor.fixed_end
@@ -72,19 +72,19 @@ def check_table(spec: ModelSpec, table: Table, memories: Sequence[Memory]) -> No
 
 
 def check_direct_is_served(spec: ModelSpec, parameter: str) -> None:
-    """Raise TableError if a request names memory by a parameter, and the model says that it takes none."""
+    """Raise TableError if a request names memory in a parameter, and the model does not serve the direct path."""
     if spec.paths is not None and DIRECT not in spec.paths:
-        raise TableError(parameter, "something", f"nothing: model {spec.name!r} does not serve the direct path")
+        raise TableError(parameter, "a value", f"none: model {spec.name!r} does not serve the direct path")
 
 
 def shares_no_memory(spec: ModelSpec) -> TableError:
-    """Return the error for a request that names no memory, to a model that serves no other."""
+    """Return the error for a request without shared memory, to a model that serves the direct path only."""
     allowed = f"{PATHS_PARAMETER} of model {spec.name!r} allows only the direct path"
     return TableError(SLOT_PARAMETER, "nothing", f"the address of a slot: {allowed}")
 
 
 def _check_inside(field: str, memory: Memory, offset: int, byte_size: int) -> None:
-    """Raise unless a span is inside the data of a further region, whose size only opening it tells."""
+    """Raise unless a span is inside the data of a further region, whose size is known only after opening it."""
     if not memory.data_begin <= offset <= memory.byte_size - byte_size:
         found = f"{byte_size} bytes at offset {offset}"
         raise TableError(field, found, f"bytes from {memory.data_begin} to {memory.byte_size}, its region's data")
@@ -95,7 +95,7 @@ def _odd_address(field: str, offset: int, itemsize: int) -> TableError:
 
 
 def check_output(spec: ModelSpec, name: str, numpy_dtype: np.dtype[Any], shape: tuple[int, ...]) -> DType:
-    """Return the data type of an output that the model makes."""
+    """Return the data type of an output; ModelError if the configuration has no such output."""
     try:
         dtype = dtypes.from_numpy(numpy_dtype, name)
         spec.output(name).check(dtype, shape)
@@ -105,7 +105,7 @@ def check_output(spec: ModelSpec, name: str, numpy_dtype: np.dtype[Any], shape: 
 
 
 def may_not_write(error: TensorError) -> ModelError:
-    return ModelError(f"model.py wrote an output that it may not: {error}")
+    return ModelError(f"model.py wrote an invalid output: {error}")
 
 
 def not_written(spec: ModelSpec, name: str) -> ModelError:
@@ -113,13 +113,13 @@ def not_written(spec: ModelSpec, name: str) -> ModelError:
     if spec.output(name).dtype is BYTES:
         ways = f"call.put({name!r}, strings)"
     return ModelError(
-        f"output {name!r} was requested, but model.py wrote none; write it by {ways}: what a function returns is not "
-        "sent"
+        f"output {name!r} was requested, but model.py wrote none; write it by {ways}: the return value of a "
+        "function is not sent"
     )
 
 
 def array_of(spec: ModelSpec, name: str, value: Any, adopt: Callable[[Any], Any]) -> Any:
-    """Return a user's value for output ``name`` as an array of NumPy, or, if on a GPU, the result of ``adopt``."""
+    """Return a user's value for output ``name`` as a NumPy array or, if it is on a GPU, the result of ``adopt``."""
     if type(value) is np.ndarray and value.dtype in dtypes.BY_NUMPY:
         return value
     if isinstance(value, TensorView):

@@ -1,4 +1,4 @@
-"""A request as it came: its parameters, the memory that it names, and its inputs."""
+"""The received side of a request: its parameters, the memory that it names, and its inputs."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ from .checks import check_direct_is_served, check_rows, check_table, shares_no_m
 
 __all__ = ["Output", "ReceivedRequest"]
 
-_OURS: Final = "shm_"  # the parameters of this package begin so
+_OURS: Final = "shm_"  # the prefix of this package's parameters
 _NO_MEMORY: Final = HostMemory(np.empty(0, np.uint8))  # region 0 of a request without a slot; no span is in it
 
-# The work of json.loads, without the functions around it.
+# What json.loads does, without its wrappers.
 scan_json: Final[Callable[[str, int], tuple[dict[str, Any], int]]] = make_scanner(json.JSONDecoder())  # type: ignore[arg-type]
 
 
 class Output(NamedTuple):
-    """One output that the model has made."""
+    """One output that ``model.py`` has made."""
 
-    view: TensorView  # over its memory
-    encoded: bytes = b""  # as results have it; made at the end for what is in the response
-    region: int | None = None  # that it lies in; None if it goes back through Triton
-    source: Any = None  # a DeviceArray that the model fills instead; copied when the call ends
-    was_copied: bool = False  # to where it is
+    view: TensorView  # of its memory
+    encoded: bytes = b""  # its entry in the results; made on commit if it is in the response
+    region: int | None = None  # where it lies; None if it goes back through Triton
+    source: Any = None  # a DeviceArray that model.py fills instead of the view; copied on commit
+    was_copied: bool = False  # into the view's memory
 
 
 class ReceivedRequest:
@@ -64,11 +64,11 @@ class ReceivedRequest:
 
     _made_by = "open"
 
-    # What most calls never change is the class's, so that a call has less to set. None of it is written to.
-    _is_open: bool | None = None  # before it begins
+    # Class attributes hold the defaults, so that a call sets less. Code replaces them and never modifies them.
+    _is_open: bool | None = None  # None before it begins
     _parameters: dict[str, Any] | None = None
     _tensors: dict[str, Any] | None = None
-    _requested: list[str] | None = None  # the names of the outputs that are wanted, if that is asked more than once
+    _requested: list[str] | None = None  # names of the requested outputs, cached if asked for more than once
     _notice = ""
     _slot: Slot | None = None
     _generation = 0
@@ -78,7 +78,7 @@ class ReceivedRequest:
     _pending: set[Forwarding] | None = None
     _response_parameters: dict[str, str | bool | int] | None = None
     _rooms: Mapping[str, OutputSpan] = MappingProxyType({})
-    _has_results = True  # whether the client reads in its slot, if there is one, where the outputs are
+    _has_results = True  # whether the client reads the results in its slot, if it has one
     _results = NO_RESULTS
     table: Table | None = None
     devices: DeviceUses | None = None
@@ -90,11 +90,11 @@ class ReceivedRequest:
         self._request = request
         self.outputs: dict[str, Output] = {}
 
-    def begin(self) -> None:  # noqa: PLR0912, PLR0915  # one function: every call of one costs each request
-        """Take the request in: its slot is this call's then. ShmError if it cannot be served, and nothing is held."""
+    def begin(self) -> None:  # noqa: PLR0912, PLR0915  # one function: each function call costs every request
+        """Accept the request and take its slot; ShmError if it cannot be served, and then the call holds nothing."""
         context = self._context
         if context.fills_slots and not self._request.requested_output_names():
-            raise ProbedError("Triton fills an empty slot of a batch by this request, and drops the answer")
+            raise ProbedError("Triton fills an empty slot of a batch with this request, and drops the answer")
         text = self._request.parameters()
         if _OURS in text:
             parameters = self._parameters = scan_json(text, 0)[0]
@@ -131,7 +131,7 @@ class ReceivedRequest:
                         check_rows(table, rows)
                     if not table.fits:
                         check_table(spec, table, self._memories)
-                        if spec is not context.spec:  # as Triton would reshape them
+                        if spec is not context.spec:  # as Triton would in band
                             reshaped = {
                                 n: s._replace(shape=spec.inputs[n].reshaped(s.shape)) for n, s in table.inputs.items()
                             }
@@ -158,21 +158,21 @@ class ReceivedRequest:
         Parameters
         ----------
         name : str
-            As in the model's configuration; of an input, or of a ``control_input`` of its sequences.
+            As in the model's configuration: an input, or a ``control_input`` of the sequence batcher.
 
         Returns
         -------
         TensorView
-            C-contiguous and read-only, of the shape and dtype that the client gave it, or of the configuration's
-            ``reshape``: over the client's own memory, or over Triton's tensor. Arrays made from it keep the
-            memory mapped; but after the call it may serve another request.
+            C-contiguous and read-only, over the client's own memory or Triton's tensor. It has the shape and dtype that
+            the client sent, or the shape of the configuration's ``reshape``. Arrays made from it keep the memory
+            mapped, but after the call that memory may serve another request.
 
         Raises
         ------
         MissingTensorError
-            The request does not have it.
+            The request does not have this input.
         ModelError
-            The model's configuration does not have it.
+            The model's configuration does not have this input.
         """
         if not self._is_open:
             raise self._not_open()
@@ -184,14 +184,14 @@ class ReceivedRequest:
                 memory = self._memories[region]
                 if type(memory) is HostMemory and dtype is not BYTES:
                     array: npt.NDArray[Any] = np.ndarray(shape, dtype.numpy, memory.array, memory.begin + offset)
-                    array.setflags(write=False)  # over a read-only buffer, NumPy would make and forget an error first
+                    array.setflags(write=False)  # a read-only buffer is slower: NumPy raises and drops an error
                     found = InputView(name, array, dtype, DIRECT, memory.memory_type)
                     found.table = table
                     return found
                 if name in self._strings:
                     return self._strings[name]
                 view = memory.view(name, offset, byte_size, dtype, shape, writable=False)
-                assert view is not None  # its size was compared, and strings on a GPU refused
+                assert view is not None  # begin() checked its size, and refused strings on a GPU
                 return view
         view = self._delivered(name)
         if view is None:
@@ -199,34 +199,34 @@ class ReceivedRequest:
         return view
 
     def find_input(self, name: str) -> TensorView | None:
-        """Return one input, as :meth:`input` does, if the request has it; else None."""
+        """Return one input, as :meth:`input` does; None if the request does not have it."""
         if self.table is not None and name in self.table.inputs:
             return self.input(name)
         self._check_open()
         return self._delivered(name)
 
     def read_strings(self) -> None:
-        """Read the strings in the client's memory once, for :meth:`input`; TensorError for bad lengths."""
+        """Read the strings in the client's memory once, for later :meth:`input` calls; TensorError for bad lengths."""
         table = self.table
         if table is not None:
             texts = [(name, self.input(name)) for name, span in table.inputs.items() if span.dtype is BYTES]
             self._strings = {name: StringsView(name, Strings.of(name, view.numpy()), DIRECT) for name, view in texts}
 
     def span_of(self, name: str) -> tuple[Memory, InputSpan] | None:
-        """Return where an input lies in the client's memory; None if it came another way."""
+        """Return where an input lies in the client's memory; None if it is not there."""
         span = None if self.table is None else self.table.inputs.get(name)
         return None if span is None else (self._memories[span.region], span)
 
     @property
     def event_regions(self) -> dict[int, tuple[int, int]]:
-        """The further regions whose events, each of a GPU, tell the client when all is done; empty if they cannot."""
+        """The further regions whose CUDA events can tell the client that all work is done; empty if they cannot."""
         uses, table, found = self.devices, self.table, dict[int, tuple[int, int]]()
         if self._slot is None or table is None or self._further is None or self._further.passing:
             return found
         if not uses or not uses.are_named or uses.reads_host:
             return found
         if any(each.region is None or self._memories[each.region].device is None for each in self.outputs.values()):
-            return found  # what is on the host has no event
+            return found  # memory of the host has no event
         for number, (claim, memory) in enumerate(zip(table.regions, self._memories[1:], strict=True), 1):
             if isinstance(claim, CudaRegionClaim) and isinstance(memory, DeviceMemory):
                 if not claim.event or not memory.mapping.event:
@@ -236,7 +236,7 @@ class ReceivedRequest:
         return found if has_room else {}
 
     def _find_slot(self, address: Any) -> Slot | None:
-        """Return the slot of an address that is used first; None if there is none, or it speaks to another model."""
+        """Return the slot of an address that is new to this session; None without one, or if it names another model."""
         if address is None:
             return None
         if address == ALIVE_ADDRESS:
@@ -244,17 +244,17 @@ class ReceivedRequest:
             raise AskedForLifeError("this session is alive")
         parsed = parse_address(address)
         if parsed.model != self._context.spec.name:
-            self._notice = f"; its {SLOT_PARAMETER} speaks to another model"
+            self._notice = f"; its {SLOT_PARAMETER} is for another model"
             return None
         check_direct_is_served(self._context.spec, SLOT_PARAMETER)
         return self._context.resolver.open_slot(address, parsed)
 
     def _named_table(self, descriptor: Any) -> Table | None:
-        """Return the table of a request that names registered regions; None if it speaks to another model."""
+        """Return the table of a request that names registered regions; None if it is for another model."""
         model, table = parse_descriptor(descriptor)
         spec = self._context.spec
         if model != spec.name:
-            self._notice = f"; its {DESCRIPTOR_PARAMETER} descriptor speaks to another model, see its field `model`"
+            self._notice = f"; its {DESCRIPTOR_PARAMETER} descriptor is for another model, see its field `model`"
             return None
         check_direct_is_served(spec, DESCRIPTOR_PARAMETER)
         if self._slot is not None:
@@ -269,7 +269,7 @@ class ReceivedRequest:
             return
         self._further = self._context.resolver.open_further(table, self._slot)
         self._memories = (*self._memories, *self._further.memories)
-        # Who has lent a slot and gives the request up first raises the generation of his own. So it is asked once more.
+        # A lender that gives up a request first raises its own slot's generation. So check it again after borrowing.
         if self._further.borrowed and self._slot is not None and self._slot.record.generation != self._generation:
             raise stale()
         spans: list[InputSpan | OutputSpan] = [*table.inputs.values(), *table.outputs.values()]
@@ -290,7 +290,7 @@ class ReceivedRequest:
         return tensors
 
     def _delivered(self, name: str) -> TensorView | None:
-        """Return an input that came with the request, read-only; None if it did not; ModelError for no input."""
+        """Return an input that Triton delivered, read-only; None if missing; ModelError for a name of no input."""
         spec = self._context.spec
         tensor_spec = spec.inputs.get(name) or spec.controls.get(name)
         if tensor_spec is None:
@@ -324,10 +324,10 @@ class ReceivedRequest:
     def _not_open(self) -> ClosedError | ModelError:
         if self._is_open is None:
             return ModelError(f"this call has not begun; enter it first: with session.{self._made_by}(request) as call")
-        return ClosedError("this call", "copy what is to be kept before it ends, by np.array(view) for example")
+        return ClosedError("this call", "copy data to keep before the call ends, for example with np.array(view)")
 
     def _release(self) -> None:
-        """Let go of the request's memory, and leave its slot's record as it is."""
+        """Release the request's memory, and leave its slot's record as it is."""
         self._is_open = False
         if self._further is not None:
             self._further.release()

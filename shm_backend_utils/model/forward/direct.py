@@ -1,4 +1,4 @@
-"""A request to another model on shared memory: the client's own, lent for the time, and a slot of this model's."""
+"""A request to another model on shared memory: the client's own, lent until it ends, and a slot of this model."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ __all__ = ["DirectForwarding", "Lending", "LentMemory", "lendable"]
 
 
 class LentMemory(NamedTuple):
-    """Memory of the request that a model executes."""
+    """Memory of the request that this model executes, which it can lend to another model."""
 
-    claim: RegionClaim  # as in a table; a fence is a number of the request's own regions
-    memory: Memory  # the same in this process
-    extents: tuple[tuple[int, int], ...]  # of the request's own tensors; what else is there, its slot does not fence
+    claim: RegionClaim  # as in a table; its fence is a region number of this request
+    memory: Memory  # its mapping in this process
+    extents: tuple[tuple[int, int], ...]  # of the request's tensors; its slot does not fence the rest
 
 
 class Lending:
-    """The further regions of a request to another model, from 1 on; ``own`` are the caller's, None to lend none."""
+    """The further regions, from 1 on, of a request to another model; ``own`` are those to lend, None for none."""
 
     def __init__(self, own: Sequence[LentMemory | None] | None, pool: SlotPool) -> None:
         self._own = own
         self.pool = pool
         self._numbers: dict[RegionClaim, int] = {}
-        self.claims: list[RegionClaim] = []  # as the table has them
-        self.memories: list[Memory] = []  # the same regions in this process
+        self.claims: list[RegionClaim] = []  # in the order of the table
+        self.memories: list[Memory] = []  # their mappings in this process
 
     def place_of(self, array: Any) -> tuple[int, int] | None:
-        """Return the region and the offset there of a C-contiguous array, if it is memory to lend; else None."""
+        """Return the region and offset of a C-contiguous array; None if it is not in memory that can be lent."""
         if self._own is None or not array.nbytes:
             return None
         for number, lent in enumerate(self._own):
@@ -80,7 +80,7 @@ class Lending:
         claim = lent.claim
         if isinstance(claim, CudaRegionClaim):
             fence = None if claim.fence is None else self._lend_own(claim.fence)
-            claim = replace(claim, fence=fence, event=b"")  # so that the other model waits: nobody here would
+            claim = replace(claim, fence=fence, event=b"")  # the other model must wait for its GPU: this one would not
         return self._lend(claim, lent.memory)
 
     def _lend(self, claim: RegionClaim, memory: Memory) -> int:
@@ -95,7 +95,7 @@ class Lending:
 def lendable(
     slot: LentRegionClaim | None, table: Table, rooms: Mapping[str, OutputSpan], memories: Sequence[Memory]
 ) -> list[LentMemory | None]:
-    """Return the regions of a request as another model's request names them; ``slot`` is the claim of its slot's."""
+    """Return the regions of a request that can be lent; ``slot`` is the claim of its slot's region."""
     extents: list[list[tuple[int, int]]] = [[] for _ in memories]
     spans: list[InputSpan | OutputSpan] = [*table.inputs.values(), *rooms.values()]
     for span in spans:
@@ -108,13 +108,13 @@ def lendable(
 
 _GROUP: Final = "forward"
 _BYTE: Final = np.dtype(np.uint8)
-_BYTES_IN_RESPONSE: Final = "UINT8"  # of strings that found no room
+_BYTES_IN_RESPONSE: Final = "UINT8"  # the type of strings that found no room
 
 
 class DirectForwarding(Forwarding):
-    """For models that map memory: tensors that :class:`Lending` cannot lend are copied to a slot of its pool."""
+    """A request to a model that maps memory; tensors that :class:`Lending` cannot lend are copied to a slot."""
 
-    again: Callable[[], DirectForwarding] | None = None  # makes it in other memory, where that can be done
+    again: Callable[[], DirectForwarding] | None = None  # makes the same request in other memory, if possible
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class DirectForwarding(Forwarding):
         self._slot.give_up()
 
     def spoil_lost_memory(self, response: Any) -> str:
-        """Spoil this memory if the other model could not open it; return that model's message, else an empty text."""
+        """Spoil this memory if the other model could not open it, and return its message; else return an empty text."""
         said: str = response.error().message() if response.has_error() else ""
         if code_in(said) not in NOT_OPENED or not self._slot.fence_unstarted():
             return ""
@@ -217,7 +217,7 @@ class DirectForwarding(Forwarding):
 
 
 def _take(pool: SlotPool, need: Need, holder: str) -> Any:
-    """Take a region at once: a model must not wait for memory that its own calls hold."""
+    """Take a region without waiting: a model must not wait for memory that its own calls hold."""
     taken = pool.take_idle(need, holder)
     if taken is None:
         waiter = pool.request(need, holder)

@@ -31,25 +31,25 @@ _TIMEOUT_S: Final = 5.0
 
 
 class ModelSpecs:
-    """The configurations of other models, by the HTTP endpoint. Asked for once, until :meth:`forget`."""
+    """The configurations of other models, from the HTTP endpoint, cached until :meth:`forget`."""
 
     def __init__(self, server_url: str) -> None:
         self._server_url = server_url
         self._known: dict[tuple[str, str], OtherModel] = {}
 
     def model(self, model: str, version: str) -> OtherModel | None:
-        """Return a model as it is configured; None if the server does not tell, as it serves no HTTP there."""
+        """Return a model with its configuration; None if the server's HTTP endpoint is unknown or does not answer."""
         key = (model, version)
         known = self._known.get(key)
         if known is None:
             spec = self._ask(model, version)
-            if spec is None:  # the server may tell the next time
+            if spec is None:  # the server may answer the next time
                 return None
             known = self._known[key] = OtherModel(spec)
         return known
 
     def forget(self, model: str) -> None:
-        """Ask anew the next time: the model may have been loaded with another configuration."""
+        """Ask the server again the next time: the model may have another configuration by now."""
         self._known = {key: known for key, known in self._known.items() if key[0] != model}
 
     def _ask(self, model: str, version: str) -> ModelSpec | None:
@@ -65,14 +65,14 @@ class ModelSpecs:
 
 _KEEPS_FAILING: Final = 3
 CALLERS_PARAMETER: Final = "shm_callers"
-"""The request parameter that names the models on whose behalf a model is called, with slashes between them."""
+"""The request parameter with the chain of models that called each other to make this request, joined by slashes."""
 _OURS: Final = frozenset({SLOT_PARAMETER, GENERATION_PARAMETER, DESCRIPTOR_PARAMETER, CALLERS_PARAMETER})
 
 _HEAD_ROOM: Final = 1.125
 
 
 class Forwarder:
-    """Makes the requests of one session to other models; up to ``inline_bytes`` of tensors go in band."""
+    """Makes the requests of one session to other models; tensors of up to ``inline_bytes`` in total go in band."""
 
     def __init__(
         self, model: str, backend: TritonBackend, arrays: DeviceArrays, server_url: str, inline_bytes: int = 0
@@ -83,7 +83,7 @@ class Forwarder:
         self._specs = ModelSpecs(server_url)
         self._inline_bytes = inline_bytes
         self._pool = SlotPool(PoolOptions(region="system"))
-        self._failures: deque[str] = deque(maxlen=_KEEPS_FAILING)  # since a call found memory
+        self._failures: deque[str] = deque(maxlen=_KEEPS_FAILING)  # since the last call that found memory
         self._learned: dict[str, LearnedSizes] = {}  # by model
 
     def begin(
@@ -96,22 +96,22 @@ class Forwarder:
         callers: str,
         own: Callable[[], Sequence[LentMemory | None]],
     ) -> Forwarding:
-        """Return a request to be executed, on behalf of ``callers`` and of a request with regions ``own``."""
+        """Return a request to execute; ``callers`` is the chain so far, and ``own`` returns the regions to lend."""
         if parameters and (ours := _OURS & parameters.keys()):
             raise ModelError(f"parameter {min(ours)!r} is written by the session itself; leave it out")
         chain = f"{callers}/{self._model}" if callers else self._model
         if model in chain.split("/"):
             raise ModelError(
                 f"model {model!r} would be called on its own behalf ({chain.replace('/', ' → ')} → {model}), and wait "
-                "for itself for ever"
+                "for itself for ever; call a model that does not call this one"
             )
         other = self._specs.model(model, version)
         spec = None if other is None else other.spec
         if spec is not None and spec.is_decoupled:
-            # By exec(decoupled=True), Triton 2.51 waits for ever if the first response is an error, and loses others.
+            # With exec(decoupled=True), Triton 2.51 hangs if the first response is an error, and loses later errors.
             raise ModelError(
-                f"model {model!r} is decoupled: it answers with any number of responses, and a model that calls it "
-                "would not hear of its errors; let the client call it (ShmClient.stream), or give it a version that "
+                f"model {model!r} is decoupled: it answers with any number of responses, and Triton hides its errors "
+                "from a model that calls it; let the client call it (ShmClient.stream), or give it a version that "
                 "answers once"
             )
         given = {}
@@ -135,14 +135,14 @@ class Forwarder:
             forwarding = make(Lending(lent, self._pool))
         except (BudgetError, NoSharedMemoryError):
             if not any(learned.get(name) for name in names):
-                raise  # else it is what outputs were once that finds no room, and these may overflow as those did
+                raise  # else the learned sizes are too large: try without them, and let outputs overflow
             make = partial(self._begin_direct, asked, {})
             forwarding = make(Lending(lent, self._pool))
         forwarding.again = partial(make, Lending(None, self._pool))
         return forwarding
 
     def execute(self, forwarding: Forwarding, pending: set[Forwarding]) -> dict[str, TensorView]:
-        """Have a request executed, and return the outputs; if that is broken off, it stays in ``pending``."""
+        """Execute a request and return the outputs; if interrupted, it stays in ``pending``."""
         pending.add(forwarding)
         try:
             response = forwarding.request.exec()
@@ -155,7 +155,7 @@ class Forwarder:
         return self.finish(forwarding, response) if other is None else self.execute(other, pending)
 
     async def execute_async(self, forwarding: Forwarding, pending: set[Forwarding]) -> dict[str, TensorView]:
-        """Do the same while the event loop goes on."""
+        """Do the same without blocking the event loop."""
         pending.add(forwarding)
         try:
             response = await forwarding.request.async_exec()
@@ -168,12 +168,12 @@ class Forwarder:
         return self.finish(forwarding, response) if other is None else await self.execute_async(other, pending)
 
     def finish(self, forwarding: Forwarding, response: Any) -> dict[str, TensorView]:
-        """Return the outputs, and learn how large they are; raises as :meth:`Forwarding.result`."""
+        """Return the outputs and learn their sizes; raises as :meth:`Forwarding.result`."""
         try:
             found = forwarding.result(response)
         except Exception:
-            forwarding.give_up()  # whoever answers in the other model's place may let it have the request later
-            self._specs.forget(forwarding.model)  # maybe it is not what it was
+            forwarding.give_up()  # an error from Triton itself does not stop the other model from executing it later
+            self._specs.forget(forwarding.model)  # its configuration may have changed
             raise
         if forwarding.overflowed or forwarding.model in self._learned:
             learned, rows = self._learned.setdefault(forwarding.model, LearnedSizes(_HEAD_ROOM)), forwarding.rows
@@ -186,15 +186,15 @@ class Forwarder:
         return found
 
     def check_has_memory(self) -> None:
-        """Raise MachineError if one call after another has failed as there was no memory for it to be had."""
+        """Raise MachineError if the last calls have all failed for lack of memory."""
         if len(self._failures) == _KEEPS_FAILING:
             raise MachineError(
-                f"the last {_KEEPS_FAILING} calls of other models (call.forward) have failed for want of shared "
-                f"memory: {self._failures[-1]}"
+                f"the last {_KEEPS_FAILING} calls of other models (call.forward) failed for lack of shared memory: "
+                f"{self._failures[-1]}"
             )
 
     def _rows_in_band(self, asked: Asked, spec: ModelSpec, learned: Mapping[str, int]) -> int | None:
-        """Return how many rows a request has whose tensors are small; None if they are not, or lie on a GPU."""
+        """Return the number of rows of a request with small tensors; None if they are large, or one is on a GPU."""
         given, most = asked.inputs, spec.max_batch_size
         rows: int | None = None
         byte_size, fits = 0, True
@@ -227,7 +227,7 @@ class Forwarder:
             raise
 
     def _again(self, forwarding: DirectForwarding, response: Any) -> Forwarding | None:
-        """Return a request in other memory, if the other model could not open this one's, and has not begun with it."""
+        """Return the request in other memory, if the other model could not open this memory and has not begun."""
         lost = forwarding.spoil_lost_memory(response)
         if not lost:
             self._failures.clear()
@@ -243,11 +243,11 @@ class Forwarder:
 
 
 def check_all_are_over(pending: Collection[Forwarding]) -> None:
-    """Raise ModelError if other models may still be at work for a call that ends."""
+    """Raise ModelError if other models may still work for a call that ends."""
     if pending:
         raise ModelError(
-            f"model.py has left the call while {len(pending)} calls of other models were under way, or were broken "
-            "off; await them before"
+            f"model.py has left the call while {len(pending)} calls of other models were under way or interrupted; "
+            "await them before the call ends"
         )
 
 
@@ -255,8 +255,8 @@ def _names(model: str, spec: ModelSpec | None, outputs: ForwardOutputs, hints: M
     if outputs is None:
         if spec is None:
             raise ModelError(
-                f"the outputs of model {model!r} are not known here, as the server's HTTP endpoint does not tell; name "
-                "those that are wanted, or set the parameter SHM_SERVER_URL in config.pbtxt to http://HOST:PORT"
+                f"the outputs of model {model!r} are not known here, as its HTTP endpoint is unknown or does not "
+                "answer; name the outputs, or set the parameter SHM_SERVER_URL in config.pbtxt to http://HOST:PORT"
             )
         return list(spec.outputs)
     try:
@@ -266,5 +266,5 @@ def _names(model: str, spec: ModelSpec | None, outputs: ForwardOutputs, hints: M
                 expected = "a view that call.output has returned, a number of bytes, or None"
                 raise CallerError(f"outputs has {shown(hint)} for {name!r}; expected {expected}")
     except CallerError as error:
-        raise ModelError(f"model {model!r} cannot be asked so: {error}") from None
+        raise ModelError(f"model {model!r} cannot be called with these outputs: {error}") from None
     return names

@@ -1,4 +1,4 @@
-"""A request to another model of the server, and the parts that both kinds of it share."""
+"""An ordinary (in-band) request to another model of the server, and the parts that both kinds share."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ __all__ = ["Asked", "ForwardOutputs", "Forwarding", "Given", "OrdinaryForwarding
 
 
 ForwardOutputs = Iterable[str] | Mapping[str, TensorView | int | None] | None
-"""The wanted outputs: names, or a mapping with a view to write to, or a number of bytes, for each; None for all."""
+"""The outputs to return: names, or a mapping to a view to write to, a number of bytes, or None; None for all."""
 
 
 class Given:
-    """An input as ``model.py`` has it, one that the other model takes if it is known. Strings are an array of bytes."""
+    """An input from ``model.py``, checked against the other model if that is known. Strings are an array of bytes."""
 
     device: int | None = None  # as of a CallInput
     is_lent = False
@@ -66,25 +66,25 @@ class Given:
                 tensor.check(self.dtype, self.shape)
 
     def bytes_on_host(self) -> npt.NDArray[Any]:
-        """Return the array, or a copy of it if it is on a GPU; of strings, the bytes that they take in memory."""
+        """Return the array, copied to the host if it is on a GPU; of strings, their encoded bytes."""
         if isinstance(self.array, np.ndarray):
             return self.array
         return self._arrays.to_host(self._arrays.view("", self.array, self.dtype, TRITON, writable=False))
 
     def elements_on_host(self) -> npt.NDArray[Any]:
-        """Return the array, or a copy of it if it is on a GPU; of strings, an array of ``bytes`` objects."""
+        """Return the array, copied to the host if it is on a GPU; of strings, an array of ``bytes`` objects."""
         return self.bytes_on_host() if self.strings is None else self.strings.numpy()
 
 
 class OtherModel:
-    """A model that is called, and the facts that follow from its configuration."""
+    """The called model, and the facts that follow from its configuration."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
         self.maps_memory = spec.obstacle_to_direct() is None and obstacle_in_tensors(spec) is None
         self.record_byte_size = record_byte_size(spec)
         dtypes = {tensor.dtype for tensor in (*spec.inputs.values(), *spec.outputs.values())}
-        # In band, a stub that was built for another NumPy may die of strings, and some refuse BF16.
+        # In band, strings may crash a stub that was built for another NumPy, and some stubs refuse BF16.
         self.takes_in_band = spec.paths is not None and "inline" in spec.paths and not dtypes & {BYTES, BF16, None}
 
 
@@ -93,20 +93,20 @@ class Asked(NamedTuple):
 
     model: str
     version: str  # empty if the server chooses
-    other: OtherModel | None  # where it is known
+    other: OtherModel | None  # None if its configuration is unknown
     inputs: Mapping[str, Given]
-    hints: Mapping[str, TensorView | int | None]  # the user's view to write to, or bytes
-    names: Sequence[str]  # of the outputs that are wanted
+    hints: Mapping[str, TensorView | int | None]  # the user's view to write to, or number of bytes
+    names: Sequence[str]  # of the outputs to return
     parameters: Mapping[str, Any]
 
 
 class Forwarding(ABC):
-    request: Any  # the backend's, to be executed
-    rows = 1  # that its inputs have, where the model has batches
+    request: Any  # the Python backend's request, to be executed
+    rows = 1  # of its inputs, if the model has batches
 
     def __init__(self, asked: Asked, backend: TritonBackend, arrays: DeviceArrays) -> None:
         self.model = asked.model
-        self.overflowed: dict[str, int] = {}  # by result(): outputs that found no room, and their bytes
+        self.overflowed: dict[str, int] = {}  # set by result(): outputs that found no room, and their sizes
         self._spec = None if asked.other is None else asked.other.spec
         self._asked = asked
         self._backend = backend
@@ -116,11 +116,11 @@ class Forwarding(ABC):
     def result(self, response: Any) -> dict[str, TensorView]:
         """Return the outputs; ForwardError if the other model refused or failed the request."""
 
-    def give_up(self) -> None:  # noqa: B027  # what is in band was copied
-        """Have the other model refuse the request, if that would use memory of the client and has not begun."""
+    def give_up(self) -> None:  # noqa: B027  # in-band tensors were copied: nothing to do
+        """Make the other model refuse the request, if it uses the client's memory and the model has not begun."""
 
     def _tensors_of(self, response: Any) -> dict[str, TensorView]:
-        """Return the outputs that a response carries; ForwardError if it is an error, PeerError for unreadable ones."""
+        """Return the outputs in a response; ForwardError if it is an error, PeerError if an output is unreadable."""
         if response.has_error():
             said = response.error()
             text = f"model {self.model!r}, called on behalf of this request, failed: {said.message()}"
@@ -142,7 +142,7 @@ class Forwarding(ABC):
         return found
 
     def _delivered(self, name: str, view: TensorView) -> TensorView:
-        """Return an output where it is wanted: copied there, if it came another way."""
+        """Return an output, copied to the user's view if there is one."""
         target = self._asked.hints.get(name)
         if not isinstance(target, TensorView):
             return view
@@ -162,7 +162,7 @@ class Forwarding(ABC):
 
 
 class OrdinaryForwarding(Forwarding):
-    """For models that share no memory, and small tensors; outputs of more than ``most_bytes`` count as overflowed."""
+    """A request in band, for models without shared memory and small tensors; outputs over ``most_bytes`` overflow."""
 
     def __init__(
         self, asked: Asked, backend: TritonBackend, arrays: DeviceArrays, most_bytes: float = math.inf
@@ -194,7 +194,7 @@ class OrdinaryForwarding(Forwarding):
 
 
 def _array_of(spec: ModelSpec | None, name: str, value: Any, arrays: DeviceArrays) -> Any:
-    """Return an array of the host or of a GPU, or strings; ``spec`` is the other model's, if that is known."""
+    """Return a value as an array on the host or a GPU, or as strings; ``spec`` is the other model's, if known."""
     if isinstance(value, Strings):
         return value
     if is_on_gpu(value):

@@ -1,1 +1,1 @@
-"""A model's mapped memory, and the way from a request's claims to memory: registry, resolver, policy."""
+"""A model's mapped memory, and how a request's claims become memory: registry, resolver, policy."""

@@ -1,8 +1,8 @@
 """One mapping of this process, of any kind, and the slots in it.
 
-A mapping is closed when nothing refers to it any more: neither the registry nor a call that uses it. So a region that
-its owner has left, or whose name was given to another one, goes after its last use, whatever kind of call that is.
-Arrays keep the memory mapped, but no descriptor.
+A mapping is closed when neither the registry nor a call refers to it any more. So a region that its owner has
+abandoned, or whose name now means another region, is unmapped after its last use. Arrays keep the memory mapped, but
+no file descriptor.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from .memory import DeviceMemory, HostMemory, Memory, Pinning
 __all__ = ["MappedRegion", "ProbeFound", "Slot", "replayed", "stale"]
 
 
-class ProbeFound(Exception):  # noqa: N818  # no error: it goes to where the probe is answered, and no further
-    """The request is a probe. Its slot's lease is held, and the caller that catches this gives it back."""
+class ProbeFound(Exception):  # noqa: N818  # not an error: the code that answers the probe catches it
+    """The request is a probe. The slot's lease is held: give it back when you catch this."""
 
     def __init__(self, probe: Probe) -> None:
         super().__init__(probe)
@@ -49,7 +49,7 @@ class ProbeFound(Exception):  # noqa: N818  # no error: it goes to where the pro
 
 
 class MappedRegion:
-    """One mapping, closed with its last reference; ``fence`` is the region whose slot fences it, if it is a GPU's."""
+    """One mapping, closed with its last reference; for GPU memory, ``fence`` is the region whose slot fences it."""
 
     __slots__ = (
         "__weakref__",
@@ -67,12 +67,12 @@ class MappedRegion:
     def __init__(self, opened: ManagedRegion | MappedSegment | CudaMapping, fence: MappedRegion | None = None) -> None:
         self._unpin: Callable[[], None] | None = None
         self._fence = fence
-        self.managed = opened if isinstance(opened, ManagedRegion) else None  # if it is one of ours
+        self.managed = opened if isinstance(opened, ManagedRegion) else None  # None for a foreign region
         self.segment = opened.segment if isinstance(opened, ManagedRegion) else opened
         self.memory = _memory_of(opened)  # the whole mapping, writable
-        self.names: set[str] = set()  # that the registry has it under
-        self.addresses: list[str] = []  # of its slots, as requests name them
-        self.use_count = 0  # calls that use it as a further region; the registry counts
+        self.names: set[str] = set()  # its names in the registry
+        self.addresses: list[str] = []  # the addresses of its slots, as requests name them
+        self.use_count = 0  # calls that use it as a further region; the registry counts them
         self.last_use = time.monotonic()
 
     @property
@@ -81,7 +81,7 @@ class MappedRegion:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether the owner has unlinked it, or left it behind when it died. Of device memory only its fence tells."""
+        """Whether the owner has unlinked it, or has died. For device memory, the fencing region tells."""
         if isinstance(self.segment, CudaMapping):
             return self._fence is not None and self._fence.is_abandoned
         return (self.managed is not None and self.managed.is_orphaned) or self.segment.is_unlinked
@@ -93,13 +93,13 @@ class MappedRegion:
                 self.memory.memory_type = MemoryType.CPU_PINNED
 
     def know_space_of(self, opened: MappedRegion) -> None:
-        """Take note of memory that another mapping of the same object has got: for another part of it, for example."""
+        """Adopt the allocated size that another mapping of the same object has found, for example of another part."""
         mine, other = self.segment, opened.segment
         if isinstance(mine, MappedSegment) and isinstance(other, MappedSegment):
             mine.space = max(mine.space, other.space)
 
     def close_unused(self) -> None:
-        """Unmap unused memory of a GPU now: its owner may free it as soon as the answer arrives."""
+        """Unmap unused GPU memory now, because its owner may free it as soon as the answer arrives."""
         if isinstance(self.segment, CudaMapping):
             self.segment.close_unused()
 
@@ -112,7 +112,7 @@ class MappedRegion:
 
 
 class Slot:
-    """A slot of a managed region, which it keeps mapped, and its constant properties. For one request at a time."""
+    """A slot of a managed region, with its constant properties; it keeps the region mapped. One request at a time."""
 
     __slots__ = (
         "_block_count",
@@ -134,18 +134,18 @@ class Slot:
         assert isinstance(memory, HostMemory)
         self.region = region
         self.number = number
-        self.memory = memory  # of the whole region, so that offsets of spans are offsets in it
-        self.memories: tuple[Memory, ...] = (memory,)  # of a request that has no others
+        self.memory = memory  # of the whole region: the offsets of spans count from its beginning
+        self.memories: tuple[Memory, ...] = (memory,)  # for a request without further regions
         self.record: SlotRecord = managed.record(number)
         self.lease = managed.lease(number)  # held from claim() on, until the request ends
         self._fd = managed.segment.fileno()
-        self._is_sealed = isinstance(managed.segment, SealedSegment)  # it never has a name: its owner's lease tells
+        self._is_sealed = isinstance(managed.segment, SealedSegment)  # it has no name: its owner's lease shows its end
         self._byte_size = managed.header.byte_size
         self._block_count = -(-self._byte_size // BLOCK_SIZE)
         self._data_begin = managed.data_offset
 
     def claim(self, generation: int, form: TableForm | None = None) -> Table:
-        """Take the lease, which the caller gives back, and return the checked table; of errors, ProbeFound keeps it."""
+        """Take the lease and return the checked table; the caller gives the lease back, also after ProbeFound."""
         status = os.fstat(self._fd)
         if not status.st_nlink and (
             not self._is_sealed or fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, OWNERS).startswith(FREE)
@@ -183,14 +183,14 @@ class Slot:
         return said
 
     def _look_again(self, data: bytes, generation: int) -> None:
-        """Raise a clearer error than that a table breaks the protocol: it is another request's, or a probe."""
+        """Raise a clearer error than TableError if the record holds another request's table, or a probe."""
         if int.from_bytes(data[:8], "little") != generation:
             raise stale()
         if is_probe(data):
             raise ProbeFound(decode_probe(data, self._data_begin, self._byte_size))
 
     def lent_claim(self) -> LentRegionClaim:
-        """Return a claim of this slot's region, for a request to another model while this slot's own is executed."""
+        """Return a claim of this slot's region, to lend it to another model while this slot's request is executed."""
         managed = self.region.managed
         assert managed is not None
         header = managed.header
@@ -201,12 +201,12 @@ class Slot:
             return stale()
         if self.record.started >= generation:
             return replayed()
-        return SlotInUseError("the slot is in use, by another request or by the client that takes it back")
+        return SlotInUseError("the slot is in use by another request, or the client is taking it back")
 
 
 def replayed() -> ReplayedRequestError:
     return ReplayedRequestError(
-        "request parameter shm_generation was executed before: every request needs a generation of its own"
+        "request parameter shm_generation was executed before: every request needs a new generation"
     )
 
 

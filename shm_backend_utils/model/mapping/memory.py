@@ -1,4 +1,4 @@
-"""The memory of a mapped region, on the host or on a GPU, in one shape; views of inputs there; pinning for GPUs."""
+"""The memory of a mapped region, on the host or on a GPU, behind one interface; input views; pinning."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ __all__ = ["DeviceMemory", "HostMemory", "InputView", "Memory", "Pinning"]
 
 
 class InputView(TensorView):
-    """An input in the client's memory, on the host and not of strings."""
+    """An input in the client's memory, on the host, not of strings."""
 
     __slots__ = ("table",)
 
-    table: Table  # of its request: it says where it lies, and another one's memory is not passed on
+    table: Table  # its request's; put() only passes on memory of the same request
 
 
 class HostMemory:
-    """Bytes of the host: a mapping, which every view keeps, or the part of one that ``begin`` and ``byte_size`` say."""
+    """Host memory: a mapping, or a part of ``byte_size`` bytes from ``begin`` on. Every view keeps the mapping."""
 
     __slots__ = ("address", "array", "begin", "byte_size", "data_begin", "device", "memory_type")
 
@@ -49,16 +49,16 @@ class HostMemory:
         self.memory_type = memory_type
         self.begin = begin
         self.byte_size = array.nbytes - begin if byte_size is None else byte_size
-        self.data_begin = data_begin  # the least offset that a tensor may have
-        self.address: int = array.__array_interface__["data"][0] + begin  # that of offset 0
+        self.data_begin = data_begin  # the smallest offset that a tensor may have
+        self.address: int = array.__array_interface__["data"][0] + begin  # of offset 0
         self.device = None
 
     def part(self, begin: int, byte_size: int) -> HostMemory:
-        """Return so many bytes of it from an offset on; all of them are data."""
+        """Return ``byte_size`` bytes of it from an offset on, all of them data."""
         return HostMemory(self.array, self.memory_type, self.begin + begin, byte_size)
 
     def bytes(self) -> npt.NDArray[np.uint8]:
-        """Return all of it as an array of bytes, writable."""
+        """Return all of it as a writable array of bytes."""
         return self.array[self.begin : self.begin + self.byte_size]
 
     def view(
@@ -76,18 +76,18 @@ class HostMemory:
         return TensorView(name, array, dtype, DIRECT, self.memory_type)
 
     def offset_of(self, array: Any) -> int | None:
-        """Return where in this memory a C-contiguous array begins, maybe beyond it; None for any other array."""
+        """Return the offset of a C-contiguous array, which may be outside this memory; None for any other array."""
         if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
             return None
         return int(array.__array_interface__["data"][0] - self.address)
 
     def follows(self, other: Memory) -> bool:
-        """Return whether offsets here and there are of one mapping, so that spans of both can be one view."""
+        """Return whether both lie in one mapping, so that spans in both can be one view."""
         return isinstance(other, HostMemory) and other.array is self.array
 
 
 class DeviceMemory:
-    """Bytes of a GPU: another process' allocation, mapped, or the part of it that a request names."""
+    """GPU memory: another process' allocation, mapped, or the part of it that a request names."""
 
     __slots__ = ("address", "begin", "byte_size", "data_begin", "device", "mapping")
 
@@ -108,7 +108,7 @@ class DeviceMemory:
     def view(
         self, name: str, offset: int, byte_size: int, dtype: DType, shape: tuple[int, ...], *, writable: bool
     ) -> TensorView | None:
-        """Return a tensor at an offset; None if it would need more than ``byte_size`` bytes, or is no tensor here."""
+        """Return a tensor at an offset; None for strings, or if it would need more than ``byte_size`` bytes."""
         if dtype is BYTES or math.prod(shape) * dtype.itemsize > byte_size:
             return None
         array = self._array(self.address + offset, shape, dtype.numpy, writable=writable)
@@ -121,7 +121,7 @@ class DeviceMemory:
         return isinstance(other, DeviceMemory) and other.mapping.identity == self.mapping.identity
 
     def _array(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], *, writable: bool) -> DeviceArray:
-        """Return an array that keeps the memory mapped, also when the mapping is closed."""
+        """Return an array that keeps the memory mapped, even after the mapping is closed."""
         mapping = self.mapping
         return DeviceArray(
             mapping.runtime, address, shape, dtype, mapping.device, mapping.keeper, is_read_only=not writable
@@ -132,7 +132,7 @@ Memory = HostMemory | DeviceMemory
 
 
 class Pinning:
-    """Pins whole regions; those that cannot be pinned stay as they are, and ``warn`` gets the reason once."""
+    """Pins whole regions. Regions that CUDA cannot pin stay pageable; ``warn`` gets the first reason."""
 
     def __init__(self, cuda: CudaAccess, warn: Callable[[str], None]) -> None:
         self._cuda = cuda
@@ -140,7 +140,7 @@ class Pinning:
         self._has_warned = False
 
     def pin(self, memory: npt.NDArray[np.uint8]) -> Callable[[], None] | None:
-        """Pin a whole mapping; return a function that unpins it with the next ``collect``; None if pinning fails."""
+        """Pin a whole mapping; return a function that has the next ``collect`` unpin it, or None if pinning fails."""
         address = memory.__array_interface__["data"][0]
         try:
             runtime = self._cuda.runtime

@@ -1,19 +1,19 @@
-"""The rules for memory that requests name. A claim goes in, a checked and mapped region comes out, once and for all.
+"""The rules for memory that requests name: they turn a claim into a checked and mapped region.
 
-A file is opened, then checked, then mapped. First of all comes whose it is: of a stranger's file nothing is even read.
+A file is opened, then checked, then mapped. The owner is checked first: nothing is read from another user's file.
 
 ===========================  =========================================================================================
 memory                       conditions
 ===========================  =========================================================================================
-anything                     a regular file in /dev/shm, no symbolic link, or sealed memory; owned by an allowed user
-                             and not writable for everybody, as large as claimed, with memory for all of that
-by key                       our prefix, a ready header that fits the file, the header's token, a slot of it
-by key, sealed               the socket that it names is of an allowed user, and hands over a memfd
-by CUDA handle               the GPU is one of this process', and the allocation as large as claimed; a slot of a region
-                             that is named by key fences it, unless unfenced memory is allowed; memory that is lent
-                             for one request counts as in use, for the slot's client, until it is unmapped
-by name                      registered at the server; neither one of our managed regions, which need their token, nor
-                             memory of the Python backend itself
+any file                     a regular file in /dev/shm, no symbolic link, or sealed memory; its owner is allowed; not
+                             every user can write to it; it is as large as claimed, with memory for all of that
+by key                       our prefix; a ready header that fits the file; the header's token; an existing slot
+by key, sealed               the named socket belongs to an allowed user, and hands over a memfd
+by CUDA handle               this process sees the GPU; the allocation is as large as claimed; a slot of a region that
+                             is named by key fences it, unless unfenced memory is allowed; the slot's client sees
+                             memory that is lent for one request as in use until it is unmapped
+by name                      registered at the server; neither a managed region, which needs its token, nor memory of
+                             the Python backend itself
 ===========================  =========================================================================================
 """
 
@@ -39,7 +39,7 @@ __all__ = ["ask", "borrow_slot", "check_slot", "open_cuda", "open_managed", "ope
 
 
 def borrow_slot(region: ManagedRegion, slot: int) -> SharedLease:
-    """Show the client that memory which it has lent for a request in this slot is in use here."""
+    """Show the client that this process uses the memory that was lent with this slot."""
     lease = borrow(region.segment.fileno(), region.record_offset(slot))
     if lease is None:
         raise StaleRequestError("the client takes back the memory that was lent to this model")
@@ -47,7 +47,7 @@ def borrow_slot(region: ManagedRegion, slot: int) -> SharedLease:
 
 
 def open_managed(key: str, token: str, config: Config, fetcher: Fetcher, field: str) -> ManagedRegion:
-    """Open a managed region, whose key the protocol has checked; messages call it ``field``."""
+    """Open a managed region; the protocol has checked the key, and errors name the ``field``."""
     sealed = parse_sealed_key(key)
     if sealed is None:
         file = SharedFile.open(key, field)
@@ -61,7 +61,7 @@ def open_managed(key: str, token: str, config: Config, fetcher: Fetcher, field: 
 def open_cuda(
     claim: CudaRegionClaim, fence: tuple[ManagedRegion, int] | None, config: Config, cuda: CudaAccess, field: str
 ) -> CudaMapping:
-    """Map the device memory of a claim, with its event; a lease in the slot that fences it tells the owner so."""
+    """Map the device memory of a claim, with its event; a lease in the fencing slot shows the owner its use."""
     if fence is None and not config.foreign_regions:
         raise RegionRefusedError(field, "this model takes no memory without a slot (its SHM_FOREIGN_REGIONS is off)")
     mappings = cuda.mappings
@@ -71,7 +71,7 @@ def open_cuda(
         segment = fence[0].segment
         lease = borrow_slot(*fence) if claim.is_for_one_request else use(segment.fileno())
         try:
-            segment.check(0, field)  # its owner unlinks it, looks for leases, and then frees: one sees the other
+            segment.check(0, field)  # the owner unlinks it before it looks for leases: one sees the other
         except BaseException:
             lease.give_back()
             raise
@@ -84,15 +84,15 @@ def check_slot(region: ManagedRegion, slot: int, field: str) -> None:
 
 
 def ask(names: Sequence[str], endpoint: StatusEndpoint, config: Config, field: str) -> dict[str, Registration]:
-    """Return the current registrations of names, if names are allowed; names without one are left out."""
+    """Return the current registrations of names, without unknown ones; RegionRefusedError if names are not allowed."""
     if not config.foreign_regions:
         raise RegionRefusedError(field, "this model takes no regions by name (its SHM_FOREIGN_REGIONS is off)")
     try:
         return endpoint.find(names)
     except MachineError as error:
         raise MachineError(
-            f"{field} is known by its registered name alone, and {error}; where that is elsewhere, name it by the "
-            "parameter SHM_SERVER_URL of config.pbtxt: http://HOST:PORT"
+            f"{field} is known by its registered name only, and {error}; if the server is elsewhere, set the parameter "
+            "SHM_SERVER_URL in config.pbtxt to http://HOST:PORT"
         ) from None
 
 
@@ -114,7 +114,7 @@ def resolve(claim: NamedRegionClaim, found: Mapping[str, Registration], config: 
 def open_registered(
     registration: Registration, config: Config, field: str, check_room: Callable[[SharedFile], None]
 ) -> SystemSegment:
-    """Open the memory of a registration, and allocate its pages, if ``check_room`` does not raise."""
+    """Open the memory of a registration and allocate its pages, unless ``check_room`` raises."""
     with SharedFile.open(registration.key.removeprefix("/"), field) as file:
         _check_owner(file, config)
         check_room(file)
@@ -126,7 +126,7 @@ def _is_allowed(uid: int, config: Config) -> bool:
 
 
 def _check_owner(file: SharedFile, config: Config) -> None:
-    """Raise unless those alone can write to a file, and so shrink it, whom the configuration or its owner lets in."""
+    """Raise unless an allowed user owns the file, and not every user can write to it, and so shrink it."""
     if config.allowed_uids is None:
         return
     if not _is_allowed(file.status.st_uid, config):

@@ -1,11 +1,11 @@
 """Which regions this process has mapped, and under which names.
 
-Every region is mapped once, however many names it has: its device and inode identify it. A region that is unregistered,
-or that its owner has left, while a call uses it goes when its last use ends. Memory under arrays stays mapped until the
-arrays are gone.
+Every region is mapped once, however many names it has: its device and inode identify it. If it is unregistered or
+abandoned while a call uses it, it is unmapped after the last use. Memory under arrays stays mapped until the arrays are
+gone.
 
-A model remembers nothing else of requests. A slot is found by its whole address, which names region, token and number;
-every request checks the file with ``fstat``.
+A model keeps nothing else from requests. The whole address finds a slot: it names region, token and number. Every
+request checks the file with ``fstat``.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from .memory import Pinning
 
 __all__ = ["Registry"]
 
-_RESERVE: Final = 64  # descriptors, for a model's other work
-_LOOKS: Final = 16  # some 50 µs
-_SHARE_DROPPED: Final = 4  # of the unused regions, if they are too many: not one at a time
+_RESERVE: Final = 64  # file descriptors that stay free for the model's other work
+_LOOKS: Final = 16  # they take some 50 µs
+_SHARE_DROPPED: Final = 4  # one in four of the unused regions is dropped, and not one at a time
 _last_use: Final = attrgetter("last_use")
 
 
 class Registry:
-    """Maps regions under names, at most ``max_mapped_bytes``: the longest unused make room for others. Thread-safe."""
+    """Maps regions under names, up to ``max_mapped_bytes``: the least recently used make room. Thread-safe."""
 
     def __init__(self, max_mapped_bytes: int | None = None, pinning: Pinning | None = None) -> None:
         self._max_mapped_bytes = max_mapped_bytes
         self._pinning = pinning  # for regions that get a name
         self._lock = threading.RLock()
-        self.names: dict[str, MappedRegion] = {}  # to be read without a lock, as are slots
-        self._regions: weakref.WeakSet[MappedRegion] = weakref.WeakSet()  # with those that only calls hold
-        # Those with names, by device and inode. The first ones were not looked at for longest.
+        self.names: dict[str, MappedRegion] = {}  # may be read without the lock, as may slots
+        self._regions: weakref.WeakSet[MappedRegion] = weakref.WeakSet()  # also those that only calls hold
+        # The named ones, by device and inode. The first were checked least recently.
         self._by_object: OrderedDict[tuple[object, ...], list[MappedRegion]] = OrderedDict()
         self.slots: dict[str, Slot] = {}  # by address
 
     def obtain(self, name: str, opener: Callable[[], MappedRegion], field: str) -> MappedRegion:
-        """Return the entry of this name; if missing, open it by ``opener``, while other names need not wait."""
+        """Return the region of this name; if missing, open it with ``opener``, without blocking other names."""
         region = self.live(name, field)
         if region is None:
             self.drop_some_abandoned()  # the new mapping should not have to wait for the next sweep
@@ -59,7 +59,7 @@ class Registry:
         return region
 
     def hold(self, opener: Callable[[], MappedRegion]) -> MappedRegion:
-        """Return an unnamed entry that ``opener`` opens: no other request finds it, and it goes with its use."""
+        """Return an unnamed region from ``opener``: no other request finds it, and it is unmapped after its use."""
         self.drop_some_abandoned()  # as :meth:`obtain`
         opened = self._open(opener)
         try:
@@ -72,7 +72,7 @@ class Registry:
         return opened
 
     def live(self, name: str, field: str) -> MappedRegion | None:
-        """Return the entry of this name; None if it is missing or its file has changed, so that it must be reopened."""
+        """Return the region of this name; None if it is missing, or must be reopened because its file has changed."""
         with self._lock:
             region = self.names.get(name)
             if region is not None:
@@ -84,7 +84,7 @@ class Registry:
             return region
 
     def check_room(self, file: SharedFile) -> None:
-        """Raise MachineError if a file cannot be mapped whatever makes room; one that is mapped already needs none."""
+        """Raise MachineError if dropping unused regions cannot make room for a file; a mapped file needs no room."""
         status = file.status
         with self._lock:
             alike = self._by_object.get((status.st_dev, status.st_ino), ())
@@ -92,7 +92,7 @@ class Registry:
                 self._to_be_dropped(status.st_size)
 
     def add_slot(self, address: str, region: MappedRegion, number: int) -> Slot:
-        """Return a slot of a managed region, and remember it for as long as the region is registered."""
+        """Return a slot of a managed region, and keep it as long as the region has a name."""
         with self._lock:
             slot = Slot(region, number)
             if region.names:
@@ -101,7 +101,7 @@ class Registry:
             return slot
 
     def unregister(self, name: str) -> None:
-        """Free a name. Its region goes with its last name, or its last use after that. A free name is fine."""
+        """Free a name. Its region is unmapped after its last name and its last use. A free name is fine."""
         with self._lock:
             region = self.names.pop(name, None)
             if region is None:
@@ -143,12 +143,12 @@ class Registry:
                 self.unregister(name)
 
     def drop_abandoned(self) -> None:
-        """Free the names of regions that their owners have unlinked, or left behind when they died."""
+        """Free the names of regions whose owners have unlinked them or have died."""
         for _ in range(0, len(self._by_object), _LOOKS):  # the lock is free in between
             self.drop_some_abandoned()
 
     def drop_some_abandoned(self) -> None:
-        """Do so for the few that were checked least recently: as many as a request can afford."""
+        """Do the same for the few regions that were checked least recently: as many as a request has time for."""
         with self._lock:
             for identity in list(islice(self._by_object, _LOOKS)):
                 self._by_object.move_to_end(identity)
@@ -167,13 +167,13 @@ class Registry:
         return opened
 
     def _add(self, name: str, opened: MappedRegion) -> MappedRegion:
-        """Name an opened region, and return its mapping: an older one, unless the object grew, or that lacks slots."""
+        """Name an opened region; return an older mapping of the same object instead if its size and kind still fit."""
         segment = opened.segment
         alike = self._by_object.get(segment.identity, ())
         as_large = (each for each in alike if each.segment.byte_size == segment.byte_size)
         region = next((each for each in as_large if opened.managed is None or each.managed is not None), None)
         if region is not None:
-            region.know_space_of(opened)  # another part of it may have got memory meanwhile
+            region.know_space_of(opened)  # pages of another part may have been allocated meanwhile
         else:
             self._make_room(segment.byte_size)
             region = opened
@@ -187,7 +187,7 @@ class Registry:
         return region
 
     def _drop_oldest_idle(self) -> None:
-        """Unmap some unused regions, so that others get file descriptors."""
+        """Unmap some unused regions to free file descriptors."""
         with self._lock:
             idle = sorted((region for region in list(self._regions) if not region.is_in_use), key=_last_use)
             for region in idle[: 1 + len(idle) // _SHARE_DROPPED]:
@@ -198,7 +198,7 @@ class Registry:
             self.drop(region)
 
     def _to_be_dropped(self, byte_size: int) -> list[MappedRegion]:
-        """Return which unused regions make so much room, each looked at once; MachineError if all are too few."""
+        """Return the unused regions to drop for ``byte_size`` more bytes; MachineError if all are not enough."""
         limit = self._max_mapped_bytes
         if limit is None:
             return []
@@ -221,7 +221,7 @@ class Registry:
 
 
 def _is_of_the_last_descriptors(opened: MappedRegion) -> bool:
-    """Return whether few descriptors are left: each new one has the lowest number that is free."""
+    """Return whether few descriptors are left: a new descriptor gets the lowest free number."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)  # never RLIM_INFINITY, since there is fs.nr_open
     segment = opened.segment
     return isinstance(segment, MappedSegment) and segment.fileno() >= most - min(_RESERVE, most // 4)

@@ -1,4 +1,4 @@
-"""From a request's claims to mapped memory: slots by addresses, further regions by claims and by names."""
+"""Finds or maps the memory of requests: slots by address, further regions by claim and by name."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ __all__ = ["FurtherRegions", "NamedRegions", "Resolver", "collect_all"]
 
 @dataclass(slots=True)
 class FurtherRegions:
-    """Regions that a request uses beside its own slot. To be released when the request ends."""
+    """Regions that a request uses besides its own slot. Release them when the request ends."""
 
     memories: list[Memory]  # of the table's further regions, in its order
-    mapped: list[MappedRegion]  # the same, as they are mapped
-    borrowed: list[SharedLease]  # those of lent slots
-    passing: list[CudaMapping]  # unmapped before the answer
+    mapped: list[MappedRegion]  # their mappings
+    borrowed: list[SharedLease]  # the leases of lent slots
+    passing: list[CudaMapping]  # those to unmap before the answer
     _registry: Registry
     _cuda: CudaAccess
 
     def take(self, claim: RegionClaim, mapped: MappedRegion, memory: Memory) -> None:
-        """Add a region, in use until :meth:`release`. StaleRequestError if its client takes back the memory it lent."""
+        """Add a region, in use until :meth:`release`; StaleRequestError if the client takes back the lent memory."""
         self._registry.begin_use(mapped)
         self.mapped.append(mapped)
         self.memories.append(memory)
@@ -53,7 +53,7 @@ class FurtherRegions:
             self.passing.append(mapped.segment)
 
     def unmap_passing(self) -> None:
-        """Unmap memory that its owner may free after the answer, when GPUs are done; under arrays it goes with them."""
+        """After GPUs are done, unmap memory that its owner may free after the answer; arrays keep theirs mapped."""
         passing, self.passing = self.passing, []
         for mapping in passing:
             mapping.close_idle()
@@ -61,7 +61,7 @@ class FurtherRegions:
             self._cuda.collect_idle()
 
     def release(self) -> None:
-        """Let go of them. Twice is fine."""
+        """Release all regions. Twice is fine."""
         passing, self.passing = self.passing, []
         for mapping in passing:
             mapping.close()
@@ -73,18 +73,18 @@ class FurtherRegions:
 
 
 def _check_lender(own: Slot | None) -> None:
-    """Raise StaleRequestError unless the lender, whose region the request's own is, lives after memory was borrowed."""
-    # It holds the slots then until it has the answer, gives up, or dies; giving up raises its slot's generation first.
+    """Raise StaleRequestError unless the lender, the owner of the request's slot, lives after memory was borrowed."""
+    # Then it holds its slots until it gets the answer, gives up or dies. To give up, it first raises its generation.
     if own is None:
         raise TableError("regions", "a lent region", "none: the request has no slot of its own")
     if own.region.managed is None or own.region.managed.is_orphaned:
-        raise StaleRequestError("the model that has lent its client's memory to this one is gone")
+        raise StaleRequestError("the model that lent its client's memory to this one is gone")
 
 
 def _fence_of(
     table: Table, claim: CudaRegionClaim, own: Slot | None, found: FurtherRegions
 ) -> tuple[MappedRegion, int] | None:
-    """Return the slot that fences memory of a GPU, as its region and its number; None if the memory has no fence."""
+    """Return the slot that fences GPU memory, as its region and number; None if the memory has no fence."""
     if claim.fence is None:
         return None
     if claim.fence:
@@ -97,14 +97,14 @@ def _fence_of(
 
 
 def _check_parts_are_apart(table: Table, found: FurtherRegions) -> None:
-    """Raise TableError if an output overlaps another tensor through regions that are parts of one object."""
+    """Raise TableError if an output overlaps another tensor, as regions may be parts of one object."""
     extents = [_extent(span, found, "") for span in table.inputs.values() if span.byte_size and span.region]
     extents += [_extent(span, found, name) for name, span in table.outputs.items() if span.byte_size and span.region]
     check_extents_are_apart(extents)
 
 
 def _extent(span: InputSpan | OutputSpan, found: FurtherRegions, output: str) -> Extent:
-    """Return a span's bytes in its object, which the first region of that object stands for."""
+    """Return a span's bytes in its object, by the number of the first region of that object."""
     segment, begin = found.mapped[span.region - 1].segment, found.memories[span.region - 1].begin + span.offset
     first = next(number for number, each in enumerate(found.mapped) if each.segment.identity == segment.identity)
     return first, begin, begin + span.byte_size, output
@@ -114,7 +114,7 @@ _PREFIX: Final = "registered: "  # no managed region's key has a colon
 
 
 class NamedRegions:
-    """Finds, or maps, the memory of registered names. Thread-safe; no request waits for another request's mapping."""
+    """Finds or maps the memory of registered names. Thread-safe; no request waits while another one maps."""
 
     def __init__(self, config: Config, registry: Registry) -> None:
         self._config = config
@@ -123,7 +123,7 @@ class NamedRegions:
         self._known: dict[str, Registration] = {}  # the server's last answers
 
     def find(self, names: Sequence[str], field: str) -> dict[str, Registration]:
-        """Return the registrations of names; each request asks the server (60 to 90 µs), unless names are trusted."""
+        """Return the registrations of names; asks the server each time (60 to 90 µs), unless names are trusted."""
         if not self._config.checks_registrations:
             known = {name: found for name in names if (found := self._known.get(name)) is not None}
             trusted = {name: found for name, found in known.items() if self._registry.live(_name_of(found), field)}
@@ -134,7 +134,7 @@ class NamedRegions:
     def open(
         self, claim: NamedRegionClaim, found: Mapping[str, Registration], field: str
     ) -> tuple[MappedRegion, Memory]:
-        """Return the mapping of a name's memory, by a result of :meth:`find`, and the part that the name covers."""
+        """Return the mapping of a name that :meth:`find` has found, and the part of it that the name covers."""
         registration = policy.resolve(claim, found, self._config, field)
 
         def open_it() -> MappedRegion:
@@ -145,12 +145,12 @@ class NamedRegions:
         return mapped, mapped.memory.part(registration.offset, registration.byte_size)
 
     def sweep(self) -> None:
-        """Unmap memory that is not registered any more, and all of it if the server does not answer."""
+        """Unmap memory that is not registered any more; all of it if the server does not answer."""
         known = dict(self._known)
         mapped = [name for name in list(self._registry.names) if name.startswith(_PREFIX)]
         if not known and not mapped:
             return
-        current: Mapping[str, Registration] = {}  # a server that does not answer vouches for nothing
+        current: Mapping[str, Registration] = {}  # without an answer, nothing counts as registered
         try:
             current = self._server.all()
         finally:
@@ -163,23 +163,23 @@ class NamedRegions:
                     self._registry.unregister(name)
 
     def close(self) -> None:
-        """Forget all names, and hang up. Their mappings are the registry's."""
+        """Forget all names and close the connection. The registry keeps the mappings."""
         self._known.clear()
         self._server.close()
 
 
 def _name_of(registration: Registration) -> str:
-    """Return the name of a mapping. All its properties are in it, so that no name can get other memory."""
+    """Return a mapping's name in the registry, which has all its properties, so that it never means other memory."""
     return f"{_PREFIX}{registration.key}/{registration.offset}/{registration.byte_size}"
 
 
 SWEEP_INTERVAL_S: Final = 5.0
 _COLLECT_INTERVAL_S: Final = 0.02
-"""How soon it is looked again whether GPUs have finished with memory that is to be unmapped."""
+"""The interval for asking whether GPUs have finished with memory that is due to be unmapped."""
 
 
 class Resolver:
-    """Finds or maps the memory of requests, and unmaps in a thread the regions of gone owners. Thread-safe."""
+    """Finds or maps the memory of requests; a thread unmaps regions whose owners are gone. Thread-safe."""
 
     def __init__(self, config: Config, cuda: CudaAccess, pinning: Pinning | None = None) -> None:
         self.registry = Registry(config.max_mapped_bytes, pinning)
@@ -193,19 +193,19 @@ class Resolver:
         self._next_sweep = 0.0
 
     def open_slot(self, text: str, address: SlotAddress) -> Slot:
-        """Return the slot of an address, which ``text`` names too; its region is mapped, if it was not."""
+        """Return the slot of an address, of which ``text`` is the text; map its region if necessary."""
         self._start_sweeper()
         mapped, region = self._managed(address.key, address.token, SLOT_PARAMETER)
         policy.check_slot(region, address.slot, SLOT_PARAMETER)
         return self.registry.add_slot(text, mapped, address.slot)
 
     def reopen_slot(self, text: str, slot: Slot) -> Slot:
-        """Return the slot of an address whose region was removed: the key may name another one by now."""
+        """Return the slot of an address whose region was removed: its key may name a new region by now."""
         self.registry.drop(slot.region)
         return self.open_slot(text, parse_address(text))
 
     def open_further(self, table: Table, own: Slot | None) -> FurtherRegions:
-        """Return the further regions of a table, in use, and borrowed if they are lent; ``own`` is its slot."""
+        """Return the further regions of a table, in use, borrowed if they are lent; ``own`` is the request's slot."""
         self._start_sweeper()
         self._cuda.collect()
         found = FurtherRegions([], [], [], [], self.registry, self._cuda)
@@ -241,7 +241,7 @@ class Resolver:
         return found
 
     def sweep(self) -> None:
-        """Unmap regions of gone owners; MachineError if the server, which knows the names, does not answer."""
+        """Unmap regions whose owners are gone; MachineError if the server does not answer about names."""
         self.registry.drop_abandoned()
         self._cuda.collect()
         self._named.sweep()
@@ -292,7 +292,7 @@ class Resolver:
     def _start_sweeper(self) -> None:
         if self._sweeper is not None:
             return
-        with self._lock:  # first requests may come side by side
+        with self._lock:  # the first requests may come concurrently
             if self._sweeper is None and not self._is_closed:
                 self._sweeper = Repeater(self._sweep_quietly, SWEEP_INTERVAL_S, "shm sweeper")
 
@@ -300,13 +300,13 @@ class Resolver:
         now = time.monotonic()
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_INTERVAL_S
-            with contextlib.suppress(MachineError):  # the server does not answer; it may the next time
+            with contextlib.suppress(MachineError):  # the server did not answer; it may the next time
                 self.sweep()
         return _COLLECT_INTERVAL_S if self._cuda.collect() else max(self._next_sweep - time.monotonic(), 0)
 
 
 def _is_passing(claim: CudaRegionClaim) -> bool:
-    """Return whether memory is unmapped before the answer: it is lent until then, or nothing tells when it is freed."""
+    """Return whether memory is unmapped before the answer: it is lent until then, or has no fence to show its end."""
     return claim.is_for_one_request or claim.fence is None
 
 
@@ -315,7 +315,7 @@ _PAUSE_S: Final = 0.0005
 
 
 def collect_all(cuda: CudaAccess) -> None:
-    """Free and unmap all that is due, when GPUs have finished with it; at most for a second: the process goes soon."""
+    """Free and unmap all memory that is due once GPUs are done; at most for a second, as the process ends soon."""
     deadline = time.monotonic() + _MOST_S
     while cuda.collect() and time.monotonic() < deadline:
         time.sleep(_PAUSE_S)

@@ -1,4 +1,4 @@
-"""Several requests as one batch: one array over all their rows, in the clients' own memory where that is possible."""
+"""Several requests as one batch: one array over all their rows, in the clients' own memory if possible."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ __all__ = ["BatchCall", "Buffers", "Gathering", "batches_of", "with_rows"]
 
 
 class BatchCall:
-    """The requests of one ``execute`` that have the same inputs, but for their rows.
+    """Requests of one ``execute`` whose inputs differ in the number of rows only.
 
-    Rows that follow one another in one mapping are one view: that is arithmetic, done anew for every batch.
+    Rows that follow one another in one mapping become one view without a copy.
 
     Attributes
     ----------
     calls : tuple of Call
-        One for each request: its parameters, its wanted outputs, and more.
+        One for each request, with its parameters, its requested outputs, and so on.
     rows : tuple of range
-        Which rows are whose, in the same order.
+        The rows of each call, in the same order.
     size : int
-        The number of rows.
+        The number of rows of the batch.
     """
 
     def __init__(self, calls: Sequence[Call], gathering: Gathering) -> None:
@@ -56,15 +56,15 @@ class BatchCall:
 
     @property
     def gathered_bytes(self) -> int:
-        """Bytes that were copied so far to make one array of several, or several of one."""
+        """The bytes copied so far to gather inputs into one array, or to scatter an output."""
         return self._gathering.byte_count
 
     def input(self, name: str) -> TensorView:
         """Return one input of all requests, read-only; MissingTensorError if the requests do not have it.
 
-        Its first dimension has all rows. It is the clients' memory, without any copy, where the rows follow one another
-        there. Else they are copied once, to a buffer that the next ``execute`` uses again. The buffer is on a GPU if
-        all rows are on that GPU. The view is valid until ``infer`` returns.
+        Its first dimension has all rows. If the rows follow one another in the clients' memory, it is that memory,
+        without a copy. Otherwise they are copied once, to a buffer that the next ``execute`` reuses. The buffer is on a
+        GPU if all rows are on that GPU. The view is valid until ``infer`` returns.
         """
         found = self._inputs.get(name)
         if found is None:
@@ -81,10 +81,10 @@ class BatchCall:
         return found
 
     def output(self, name: str, item_shape: Sequence[int], dtype: npt.DTypeLike) -> TensorView:
-        """Return memory for one output of all requests, of shape ``(size, *item_shape)``; ModelError as of a call's.
+        """Return memory for one output of all requests, shape ``(size, *item_shape)``; errors as :meth:`Call.output`.
 
-        It is writable and not cleared. It is the clients' own memory where that is contiguous; else it is copied there
-        when the batch ends, and on a GPU if all of it goes to that one. The view is valid until ``infer`` returns.
+        It is writable and not cleared. It is the clients' own memory if that is contiguous. Otherwise it is a buffer,
+        on a GPU if all rows go to that GPU, and is copied when the batch ends. It is valid until ``infer`` returns.
         """
         item_shape = tuple(map(index, item_shape))
         if len(self.calls) == 1:
@@ -103,7 +103,7 @@ class BatchCall:
         return whole
 
     def put(self, name: str, array: Any) -> None:
-        """Give one output of all requests, as :meth:`Call.put`; ModelError if its first dimension has not all rows."""
+        """Set one output of all requests, as :meth:`Call.put`; ModelError unless its first dimension has all rows."""
         given = array.numpy() if isinstance(array, Strings) else array
         value = array_of(self.calls[0].spec, name, given, lambda on_gpu: on_gpu)
         if isinstance(value, np.ndarray):
@@ -114,29 +114,29 @@ class BatchCall:
             call.put(name, value[rows.start : rows.stop])
 
     def requested(self, name: str) -> bool:
-        """Return whether any client wants this output. Others need not be computed."""
+        """Return whether any client wants this output. You need not compute the others."""
         return any(call.requested(name) for call in self.calls)
 
     def ready_on(self, cuda_stream: Any) -> None:
-        """Name a stream of a GPU that the batch's work is on: as :meth:`Call.ready_on`, for all of its calls.
+        """Name a CUDA stream that does work for the batch, as :meth:`Call.ready_on` does, for all of its calls.
 
-        Name it before you ask for the inputs: rows that are gathered on the GPU are then copied before later work of
-        the stream, while the host goes on.
+        Name it before you ask for the inputs. The library then gathers rows on the GPU before later work of the stream,
+        and the host does not wait.
         """
         self._device_uses()
         for call in self.calls:
             call.ready_on(cuda_stream)
 
     def scatter(self) -> None:
-        """Copy outputs that are not where they belong. Only :class:`ShmSession` calls this."""
+        """Copy gathered outputs to their places. Only :class:`ShmSession` calls this."""
         for name, (whole, parts) in self._scattered.items():
             pairs = zip(self.calls, with_rows(whole, parts), strict=True)
-            # Not to a call that was given another output since: that may lie in the same memory.
+            # Skip calls whose output was set again since: it may lie in the same memory.
             there = [pair for call, pair in pairs if call.outputs[name].view is pair[1]]
             self._gathering.scatter(there, self._device_uses())
 
     def _device_uses(self) -> DeviceUses | None:
-        """Return all calls' uses of GPUs, as one: a copy for one is in order for all; None if no call uses any."""
+        """Return one object for the GPU uses of all calls, so that all copies are in order; None if none uses a GPU."""
         noted = [call.devices for call in self.calls if call.devices is not None]
         for each in noted[1:]:
             if each is not noted[0]:
@@ -147,7 +147,7 @@ class BatchCall:
 
 
 def batches_of(calls: Iterable[Call], fail: Callable[[Call, BaseException], None]) -> list[list[Call]]:
-    """Begin calls; return those whose inputs differ in rows alone, in the order of their memory; others ``fail``."""
+    """Begin calls and group those whose inputs differ in rows only, in memory order; ``fail`` takes refused calls."""
     batches: dict[tuple[Any, ...], list[Call]] = {}
     for call in calls:
         try:
@@ -177,7 +177,7 @@ def _kind(call: Call) -> tuple[Any, ...]:
 
 
 def _address(call: Call) -> tuple[int, int]:
-    """Return where a call's first input lies, so that as many as can be follow one another; others come last."""
+    """Return a sort key, where a call's first input lies, so that inputs follow one another; others come last."""
     for name in call.spec.inputs:
         lying = call.span_of(name)
         if lying is not None:
@@ -194,7 +194,7 @@ def _as_one(
     *,
     writable: bool,
 ) -> TensorView | None:
-    """Return the rows of several requests as one view, if they follow one another in one mapping; else None."""
+    """Return the rows of several requests as one view; None unless they follow one another in one mapping."""
     memory, begin = places[0][0], places[0][1].offset
     end = memory.address + begin
     for each, span in places:
@@ -205,14 +205,14 @@ def _as_one(
 
 
 class Buffers:
-    """A session's memory for gathered tensors: a buffer for each, used again by every batch, and pinned if wanted."""
+    """A session's buffers for gathered tensors, one for each. Every batch reuses them; ``pinning`` pins them."""
 
     def __init__(self, pinning: Pinning | None) -> None:
         self._pinning = pinning
         self._buffers: dict[str, tuple[npt.NDArray[np.uint8], Callable[[], None] | None]] = {}
 
     def get(self, name: str, byte_size: int) -> tuple[npt.NDArray[np.uint8], MemoryType]:
-        """Return a tensor's buffer, not cleared, which serves until the next such call, and its kind of memory."""
+        """Return a tensor's buffer, not cleared, valid until the next call with this name, and its memory type."""
         buffer, unpin = self._buffers.get(name, (None, None))
         if buffer is None or buffer.nbytes < byte_size:
             if unpin is not None:
@@ -230,7 +230,7 @@ class Buffers:
 
 
 class Gathering:
-    """The copies of one batch, whose ``number`` in its ``execute`` tells its buffers."""
+    """The copies of one batch; ``number``, its index in the ``execute``, selects its buffers."""
 
     def __init__(self, buffers: Buffers, arrays: DeviceArrays, number: int) -> None:
         self.byte_count = 0
@@ -240,7 +240,7 @@ class Gathering:
         self._arrays = arrays
 
     def gather(self, parts: Sequence[TensorView], uses: DeviceUses | None = None) -> TensorView:
-        """Return a copy of tensors of one name and dtype, along the first axis; read-only if it is on the host."""
+        """Return tensors of one name and dtype, concatenated along the first axis; read-only if on the host."""
         head = parts[0]
         if isinstance(head, StringsView):
             elements = np.concatenate([part.numpy() for part in parts])
@@ -256,7 +256,7 @@ class Gathering:
         return whole
 
     def room(self, parts: Sequence[TensorView]) -> TensorView:
-        """Return writable memory for all rows of outputs, which :meth:`scatter` will take apart."""
+        """Return writable memory for all rows of an output, which :meth:`scatter` later splits."""
         return self._empty("output", parts)
 
     def scatter(self, pairs: Sequence[tuple[Any, TensorView]], uses: DeviceUses | None = None) -> None:
@@ -268,7 +268,7 @@ class Gathering:
             self.byte_count += rows.nbytes
 
     def _empty(self, use: str, parts: Sequence[TensorView]) -> TensorView:
-        """Return memory for all rows, until the next batch of this number: on a GPU if all parts are on that one."""
+        """Return memory for all rows, valid until the next batch of this number: on a GPU if all parts are on it."""
         head = parts[0]
         shape, dtype = (sum([part.shape[0] for part in parts]), *head.shape[1:]), dtypes.BY_NAME[head.triton_dtype]
         devices = {part.device if isinstance(part, DeviceView) else None for part in parts}
@@ -280,7 +280,7 @@ class Gathering:
 
 
 def with_rows(whole: TensorView, parts: Sequence[TensorView]) -> list[tuple[Any, TensorView]]:
-    """Return each part with the rows of the whole that are its."""
+    """Return each part with its rows of the whole."""
     begin, pairs = 0, []
     for part in parts:
         end = begin + part.shape[0]

@@ -28,13 +28,13 @@ _NO_OUTPUTS: Final = results.assemble(())
 
 
 class StreamCall(Call):
-    """One request of a decoupled model. A context manager: leaving it ends the stream.
+    """One request of a decoupled model. A context manager: its exit ends the stream.
 
-    If an output was written and not sent, that is a ModelError. An exception that leaves the block has become the
-    client's answer, and goes on.
+    The exit raises ModelError if an output was written and not sent. An exception in the block goes to the client as
+    the error of the stream, and propagates.
 
-    Outputs are written as in any call; :meth:`send` sends those that were written since the last one. In the client's
-    ring, a frame is overwritten only when the client has released it. Without a ring, responses go through Triton.
+    Write outputs as in any call; :meth:`send` sends those that you wrote since the last response. A frame in the
+    client's ring is overwritten only after the client has released it. Without a ring, responses go through Triton.
     """
 
     _made_by = "stream"
@@ -43,7 +43,7 @@ class StreamCall(Call):
     def __init__(self, context: Context, request: Any) -> None:
         super().__init__(context, request)
         self._sender = request.get_response_sender()
-        self._frames: list[tuple[SlotRecord, Mapping[str, OutputSpan]]] = []  # the places, and their outputs
+        self._frames: list[tuple[SlotRecord, Mapping[str, OutputSpan]]] = []  # each place of the ring, and its outputs
         self._record: SlotRecord | None = None  # of the next response's place
         self._index = 0
         self._is_frame_open = False
@@ -51,7 +51,7 @@ class StreamCall(Call):
         self._waited_s = 0.0
 
     def begin(self) -> None:
-        """Take the request in; ModelError also if the model is not decoupled."""
+        """Accept the request; ModelError also if the model is not decoupled."""
         if not self.spec.is_decoupled:
             raise ModelError(
                 f"model {self.spec.name!r} is not decoupled, so it has no streams; write `model_transaction_policy "
@@ -59,37 +59,37 @@ class StreamCall(Call):
             )
         super().begin()
         self._requested = self._request.requested_output_names()
-        self._rooms = {}  # each response has its own
+        self._rooms = {}  # each response has its own room
         self._has_results = bool(self._frames)
 
     def output(self, name: str, shape: Sequence[int], dtype: npt.DTypeLike) -> TensorView:
         """Return memory for one output of the next response, as :meth:`Call.output` does: a place in the client's ring.
 
-        It waits until the client has released the frame that was there before, and raises the errors of :meth:`send`.
-        After :meth:`send` the memory is the client's until it is released.
+        It waits until the client has released the old frame in this place, and raises the errors of :meth:`send`. After
+        :meth:`send` the memory is the client's until the client releases it.
         """
         if not self._is_frame_open:
             self._open_frame()
         return super().output(name, shape, dtype)
 
     def put(self, name: str, array: Any) -> None:
-        """Give one output of the next response, as :meth:`Call.put` does. Waits for a place, as :meth:`output` does."""
+        """Set one output of the next response, as :meth:`Call.put` does. Waits for a place, as :meth:`output` does."""
         if not self._is_frame_open:
             self._open_frame()
         super().put(name, array)
 
     def send(self) -> None:
-        """Send a response with the outputs that were written since the last one; it may be none.
+        """Send a response with the outputs that you wrote since the last one. It may have none.
 
         Raises
         ------
         RequestCancelledError
-            The client does not want it any more, or is gone.
+            The client has cancelled or given up the stream, or is gone.
         StalledStreamError
-            It holds all frames of its ring, and has released none within ``SHM_STREAM_PATIENCE_S``; or the stream has
-            waited for ``SHM_STREAM_TOTAL_PATIENCE_S`` altogether.
+            The client holds all frames of its ring, and has released none within ``SHM_STREAM_PATIENCE_S``. Or the
+            stream has waited for ``SHM_STREAM_TOTAL_PATIENCE_S`` in total.
         ShmError
-            It has given up the stream.
+            The call is over, or an output cannot be written.
         """
         if not (self._is_frame_open and self._is_open):
             self._open_frame()
@@ -116,7 +116,7 @@ class StreamCall(Call):
             self._context.backend.send_last(self._sender)
 
     def fail(self, error: BaseException) -> None:
-        """End the stream by an error, which its client gets unless it wants no more."""
+        """End the stream with an error, which the client gets unless it has cancelled the stream."""
         super().fail(error)
         is_wanted = not isinstance(error, RequestCancelledError)
         self._context.backend.send_last(self._sender, self.response if is_wanted else None)
@@ -140,15 +140,15 @@ class StreamCall(Call):
         last, count = ring.slot + ring.frames - 1, region.header.slot_count
         if last >= count or ring.slot <= slot.number <= last:
             found = f"slots {ring.slot} to {last}"
-            raise TableError("frame_slot", found, f"some of 0 to {count - 1}, without the request's own")
-        for name in outputs:  # what the model does not have is not laid out for every place first
+            raise TableError("frame_slot", found, f"slots of 0 to {count - 1}, except for the request's own")
+        for name in outputs:  # refuse unknown outputs before laying out every place
             self.spec.output(name)
         self._frames = [
             (region.record(ring.slot + place), ring.outputs(outputs, place)) for place in range(ring.frames)
         ]
 
     def _open_frame(self) -> None:
-        """Wait until the place of the next response may be written to."""
+        """Wait until the model may write to the place of the next response."""
         self._check_open()
         if self._frames:
             record, rooms = self._frames[self._index % len(self._frames)]
@@ -159,7 +159,7 @@ class StreamCall(Call):
         self._is_frame_open = True
 
     def _wait_until_released(self, record: SlotRecord, number: int) -> None:
-        """Wait until the client reads a frame no more, which is in the place of this record."""
+        """Wait until the client has released the frame in the place of this record."""
         begin, config = time.monotonic(), self._context.config
         waited_s, pause_s = 0.0, _SHORTEST_PAUSE_S
         while record.generation < number:
@@ -178,7 +178,7 @@ class StreamCall(Call):
         self._waited_s += waited_s
 
     def _look_at_client(self) -> None:
-        """Raise if the client does not want more. Asking takes time, so it is not asked at every turn."""
+        """Raise RequestCancelledError if the client has cancelled; as asking takes time, only ask now and then."""
         now = time.monotonic()
         if now - self._looked < _LOOK_AT_CLIENT_S:
             return
@@ -191,21 +191,21 @@ class StreamCall(Call):
 
 def _stalled(what: str, parameter: str) -> StalledStreamError:
     return StalledStreamError(
-        f"{what}: release results, or copy what is to be kept, or ask for more frames; the wait is the model's "
+        f"{what}: release results, or copy the values to keep, or ask for more frames; the wait is the model's "
         f"{parameter}"
     )
 
 
 def run_stream(stream: StreamCall, answer: Callable[[StreamCall], Iterable[object] | None]) -> None:
-    """Serve a stream: send the written outputs whenever ``answer`` yields, and end with it, well or by its error."""
+    """Serve a stream: send outputs whenever ``answer`` yields, and end the stream with it, or with its error."""
     with stream as call:
         steps = answer(call)
-        # No ExitStack: an error of the generator's end would lie in a cycle there, and the stream with it.
+        # No ExitStack: an error on the generator's close would form a cycle there, and keep the stream.
         with contextlib.closing(steps) if isinstance(steps, Generator) else contextlib.nullcontext():
             for value in steps or ():
                 if value is not None:
                     raise ModelError(
-                        f"model.py has yielded a value of type {type(value).__name__}, which nobody gets; write "
+                        f"model.py has yielded a value of type {type(value).__name__}, which is not sent; write "
                         "outputs by call.put(name, array), then yield without a value"
                     )
                 call.send()

@@ -27,13 +27,13 @@ _ENCODER: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 
 @dataclass(frozen=True, slots=True)
 class TensorContent:
-    """A tensor's parts that leave a stub."""
+    """The parts of a tensor that a stub sends."""
 
     name: str
     datatype: str  # Triton's name, as "FP32"; "INVALID" for a type that the stub could not name
     shape: tuple[int, ...]  # as the tensor states it
-    # The data in the pool, memory of its own; strings as bytes objects. Of another shape than the tensor says where
-    # a fault of the stub has lost its bytes. None if it is on a GPU.
+    # The data in the pool, in memory of its own; strings as bytes objects. Its shape differs from the tensor's if a
+    # fault of the stub has lost the bytes. None if it is on a GPU.
     array: npt.NDArray[Any] | None
 
 

@@ -1,4 +1,4 @@
-"""The surroundings of an emulated stub: its server, where its answers go, and the faults that it has."""
+"""Interfaces of an emulated stub to its server and to the receiver of its responses; the stub's faults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 class Services(Protocol):
-    """A server, which refuses by a :class:`.TritonModelException` with its own words; those of the stub come before."""
+    """A server. It refuses with a :class:`.TritonModelException` that has its own words; the stub prepends others."""
 
     @property
     def metrics(self) -> MetricsRegistry: ...
@@ -38,16 +38,16 @@ class Services(Protocol):
 
 
 class Host(Services, Protocol):
-    """The surroundings of the model whose code runs in this thread."""
+    """The stub and the server of the model whose code runs in this thread."""
 
     def is_executing(self) -> bool:
         """Return whether it is past ``initialize`` and not yet in ``finalize``, and so may call other models."""
 
     def infer(self, request: InferenceRequest) -> InferenceResponse:
-        """Have another model, which is not decoupled, execute a request, and return its one response, copied."""
+        """Let another model, which is not decoupled, execute a request, and return a copy of its one response."""
 
     def stream(self, request: InferenceRequest) -> Iterator[tuple[InferenceResponse, bool]]:
-        """Return another model's responses, each copied, with whether it is the last, which may have no tensors."""
+        """Return copies of another model's responses, each with whether it is the last, which may have no tensors."""
 
     def cancel(self, request: InferenceRequest) -> None:
         """Cancel a request of :meth:`stream`."""
@@ -79,9 +79,9 @@ def asked(host: Host, failed: str, action: Callable[[], _T]) -> _T:
 class Faults:
     """Faults of real stubs that an emulated one has; none by default.
 
-    With ``is_stub_for_numpy_1``, the stub was built for NumPy 1, as that of Triton 24.10 and before, and its
-    interpreter has NumPy 2. Without an error, arrays over the backend's memory have the first element everywhere, and
-    tensors made of arrays leave without a byte. DLPack is not affected.
+    With ``is_stub_for_numpy_1``, the stub was built for NumPy 1, as in Triton 24.10 and before, and its interpreter has
+    NumPy 2. Then, without an error, arrays over the backend's memory repeat the first element everywhere, and tensors
+    made from arrays are sent without contents. DLPack is not affected.
     """
 
     is_stub_for_numpy_1: bool = False

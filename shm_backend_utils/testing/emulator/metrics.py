@@ -27,10 +27,10 @@ class Series:
     """A series of a family."""
 
     kind: str
-    bounds: tuple[float, ...]  # the upper ones of a histogram's buckets, without the last one, which has none
+    bounds: tuple[float, ...]  # the upper bounds of a histogram's buckets; the last bucket has none
     value: float = 0.0  # of a counter or a gauge; of a histogram the sum of the observed values
     counts: list[int] = field(default_factory=list)  # how many observations fell into each bucket
-    users: int = 0  # how many objects of models stand for it
+    users: int = 0  # how many Metric objects refer to it
 
 
 @dataclass
@@ -41,7 +41,7 @@ class _Family:
 
 
 class MetricsRegistry:
-    """The metrics of a server: a family stays, and a series goes with the last object that stands for it."""
+    """The metrics of a server: a family stays, and a series goes with the last Metric that refers to it."""
 
     def __init__(self) -> None:
         self._families: dict[str, _Family] = {}
@@ -57,7 +57,7 @@ class MetricsRegistry:
                 raise TritonModelException("Family name already exists with different type")
 
     def add_series(self, family: str, labels: Mapping[str, str], buckets: Sequence[float] | None) -> Series:
-        """Return the series of a family that has these labels, which all that ask for it share."""
+        """Return the series of a family with these labels, which all callers share."""
         with self._lock:
             for label, said in labels.items():
                 if not isinstance(said, str):
@@ -74,7 +74,7 @@ class MetricsRegistry:
             return series
 
     def remove_series(self, series: Series) -> None:
-        """Let go of a series."""
+        """Release a series."""
         with self._lock:
             series.users -= 1
             if series.users == 0:
@@ -187,7 +187,7 @@ class Metric:
 
 
 class MetricFamily:
-    """Series of one name, all models', which live as long as it; from Triton 23.05 on, histograms from 24.08 on."""
+    """Series of one name, for all models, which live as long as it; from Triton 23.05 on, histograms from 24.08 on."""
 
     __slots__ = ("__weakref__", "_finalizer", "_kind", "_metrics", "_name")
 
@@ -212,7 +212,7 @@ class MetricFamily:
         self._finalizer = weakref.finalize(self, _clear, self._metrics)
 
     def Metric(self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None) -> Metric:  # noqa: N802
-        """Return a series, which those with the same labels share; a histogram has buckets' upper bounds, in order."""
+        """Return a series, shared by all with the same labels; a histogram needs buckets' upper bounds, in order."""
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
         said = json.loads(json.dumps(labels or {}))

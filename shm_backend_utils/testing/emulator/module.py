@@ -90,7 +90,7 @@ def _named(model_config: Mapping[str, Any], side: str, name: str) -> dict[str, A
 
 
 class LogLevel(NumberedEnum):
-    """How much a line of the log matters."""
+    """The severity of a line of the log."""
 
     INFO = 0
     WARNING = 1
@@ -216,7 +216,7 @@ class ModelConfig:
         return self._model_config
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        """Set how many rows a batch has at most; ValueError if the configuration says more."""
+        """Set the largest number of rows in a batch; ValueError if the configuration has a larger one."""
         said = self._model_config["max_batch_size"]
         if said > max_batch_size:
             raise ValueError(
@@ -226,7 +226,7 @@ class ModelConfig:
         self._model_config["max_batch_size"] = max_batch_size
 
     def set_dynamic_batching(self) -> None:
-        """Have requests batched, from Triton 22.06 on; ValueError if the configuration names another scheduler."""
+        """Let it batch requests, from Triton 22.06 on; ValueError if the configuration names another scheduler."""
         for scheduler in ("sequence_batching", "ensemble_scheduling"):
             if scheduler in self._model_config:
                 raise ValueError(

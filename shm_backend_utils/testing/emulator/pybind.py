@@ -1,4 +1,4 @@
-"""Arguments, enumerations, functions of classes, and errors, as pybind11 has them in the real stub."""
+"""Arguments, enumerations, functions of classes, and errors, as pybind11 makes them in the real stub."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def refuse(function: str, argument: str, value: object, expected: str) -> NoRetu
 
 
 def text(function: str, argument: str, value: object) -> str:
-    """Return a text, which may come as UTF-8."""
+    """Return a str; the argument may be a str, or UTF-8 in bytes."""
     if type(value) is str:
         try:
             value.encode()
@@ -70,7 +70,7 @@ def texts(function: str, argument: str, value: object) -> list[str]:
 
 
 def truth(function: str, argument: str, value: object) -> bool:
-    """Return a value's truth, as pybind11 asks for it."""
+    """Return the truth of a value, if pybind11 would accept it as a bool."""
     if value is None or not hasattr(value, "__bool__"):
         refuse(function, argument, value, "a bool")
     return bool(value)
@@ -128,7 +128,7 @@ class TritonModelException(Exception):  # noqa: N818  # Triton's name
 
 
 class StubDiesError(Exception):
-    """A call that kills a real stub, or even its server, or lets it read freed memory. No real stub raises it."""
+    """A call that would kill a real stub, or its server, or read freed memory. A real stub never raises this."""
 
 
 class ErrorCode(NumberedEnum):
@@ -144,11 +144,11 @@ class ErrorCode(NumberedEnum):
     CANCELLED = 7
 
 
-ErrorCode.__name__ = "__ErrorCode"  # which no class statement can say
+ErrorCode.__name__ = "__ErrorCode"  # a class statement would mangle it
 
 
 class TritonError:
-    """The error of a response, and no exception: a text for the client, and a code, from Triton 23.09 on."""
+    """The error of a response, not an exception: a text for the client, and a code, from Triton 23.09 on."""
 
     __slots__ = ("__weakref__", "_code", "_message")
 

@@ -66,7 +66,7 @@ class InferenceTrace:
 
 
 class ResponseIterator:
-    """The responses to a request that a model made, as they come; once all are there, they can be had again."""
+    """The responses to a request that a model made, as they come; once all are there, you can iterate again."""
 
     __slots__ = ("__weakref__", "_coming", "_have", "_is_finished", "_next", "_request")
 
@@ -79,7 +79,7 @@ class ResponseIterator:
 
     @classmethod
     def _of(cls, coming: Iterator[tuple[InferenceResponse, bool]], request: InferenceRequest) -> ResponseIterator:
-        """Return one over responses, of which the first is waited for; beside each is whether it is the last."""
+        """Wait for the first response, and return an iterator; ``coming`` has with each whether it is the last."""
         response, is_last = next(coming)
         made = cls(response)
         made._coming = coming
@@ -102,7 +102,7 @@ class ResponseIterator:
         return self._have[self._next - 1]
 
     def cancel(self) -> None:
-        """Give the request up; from Triton 25.04 on."""
+        """Cancel the request; from Triton 25.04 on."""
         if not self._is_finished and self._request is not None:
             self._request._host.cancel(self._request)
 
@@ -187,11 +187,11 @@ class InferenceRequest:
         return self._correlation_id
 
     def flags(self) -> int:
-        """Return where in its sequence it stands."""
+        """Return the flags for its place in its sequence."""
         return self._flags
 
     def set_flags(self, flags: int, /) -> None:
-        """Change where in its sequence it stands."""
+        """Set the flags for its place in its sequence."""
         self._flags = unsigned("set_flags", "flags", flags, 32)
 
     def timeout(self) -> int:
@@ -215,20 +215,20 @@ class InferenceRequest:
         return self._sender
 
     def is_cancelled(self) -> bool:
-        """Return whether the client has given it up; from Triton 23.10 on."""
+        """Return whether the client has cancelled it; from Triton 23.10 on."""
         if not self._is_delivered:
             raise StubDiesError("is_cancelled of a request that no client has sent: a real server dies of it")
         return self._is_cancelled()
 
     def set_release_flags(self, flags: int, /) -> None:
-        """Choose its fate after ``execute``: it is released, or scheduled again; from Triton 23.11 on."""
+        """Choose whether it is released after ``execute``, or scheduled again; from Triton 23.11 on."""
         found = unsigned("set_release_flags", "flags", flags, 32)
         if not self._is_delivered:
             raise StubDiesError("set_release_flags of a request that no client has sent: a real stub dies of it")
         self._release_flags = found
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
-        """Have the model execute it, and wait for its response, or error; with ``decoupled``, for the first."""
+        """Let the model execute it, and wait for its response, or error; with ``decoupled``, for the first."""
         truth("exec", "decoupled", decoupled)
         host = self._host
         if not host.is_executing():
@@ -245,7 +245,7 @@ class InferenceRequest:
             return ResponseIterator(response) if decoupled else response
 
     def async_exec(self, decoupled: bool = False) -> asyncio.Future[InferenceResponse | ResponseIterator]:
-        """As :meth:`exec`, in a thread, while the event loop goes on; RuntimeError if none is running."""
+        """Like :meth:`exec`, but in a thread, while the event loop goes on; RuntimeError if none is running."""
         truth("async_exec", "decoupled", decoupled)
         return asyncio.get_running_loop().run_in_executor(None, self.exec, decoupled)
 

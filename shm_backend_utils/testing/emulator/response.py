@@ -70,7 +70,7 @@ class InferenceResponse:
         return self._parameters
 
     def _keep_outputs(self, names: set[str]) -> None:
-        """Drop the outputs that were not asked for, as sending does to the response itself."""
+        """Drop the outputs that were not requested: sending changes the response itself."""
         self._tensors = [tensor for tensor in self._tensors if tensor.name() in names]
 
     def _save(self) -> None:
@@ -95,7 +95,7 @@ class InferenceResponseSender:
         self._sent = 0
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Send a response, with only the outputs that were asked for, or, by the flag alone, end the stream."""
+        """Send a response, with only the requested outputs; or end the stream by the flag alone."""
         if response is not None and not isinstance(response, InferenceResponse):
             refuse("send", "response", response, "an InferenceResponse or None")
         flags = unsigned("send", "flags", flags, 32)
@@ -112,7 +112,7 @@ class InferenceResponseSender:
         sink.send(response, is_final=flags == FINAL)
 
     def is_cancelled(self) -> bool:
-        """Return whether the client has given the request up."""
+        """Return whether the client has cancelled the request."""
         if self._sink is None:
             raise StubDiesError("is_cancelled of a request that no client has sent: a real server dies of it")
         return self._is_cancelled()

@@ -25,7 +25,7 @@ __all__ = ["Tensor", "deserialize_bytes_tensor", "packed", "serialize_byte_tenso
 _LENGTH = struct.Struct("<I")
 
 _INVALID: Final = DType("INVALID", np.dtype("V1"), -1, 0, 1)
-"""What the stub takes a DLPack type for that has no counterpart."""
+"""The stub's type for a DLPack type that Triton does not have."""
 
 _OF_NUMPY: Final[Mapping[np.dtype[Any], DType]] = MappingProxyType(
     {row.numpy: row for row in BY_NAME.values() if row is not BF16}
@@ -43,7 +43,7 @@ set_destructor: Final = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes
     ("PyCapsule_SetDestructor", ctypes.pythonapi)
 )
 _NAME_USED: Final = b"used_dlpack"
-"""What the stub names a capsule that it took over. The protocol's name would be another."""
+"""The stub's name for a capsule that it took over; DLPack prescribes another."""
 
 _NOTHING = np.empty(0, np.uint8)
 _HOST_DEVICES = frozenset({CPU_DEVICE[0], CUDA_HOST})
@@ -63,7 +63,7 @@ def serialize_byte_tensor(input_tensor: npt.NDArray[Any]) -> bytes | tuple[()] |
 
 
 def deserialize_bytes_tensor(encoded_tensor: bytes) -> npt.NDArray[Any]:
-    """Return the strings that lie in memory, as an array of one axis of objects, which are bytes."""
+    """Return the strings in serialized bytes, as a one-dimensional array of bytes objects."""
     found = []
     offset = 0
     while offset < len(encoded_tensor):
@@ -111,7 +111,7 @@ class Taken:
 
 
 def _take_of(tensor: Any) -> Taken:
-    """Take over the capsule that a tensor of another library gives away."""
+    """Take over the capsule that a tensor of another library exports."""
     if not hasattr(tensor, "__dlpack__") or not hasattr(tensor, "__dlpack_device__"):
         raise TritonModelException(
             "Provided tensor is not supported. Tensor must be a DLPack capsule         "
@@ -120,7 +120,7 @@ def _take_of(tensor: Any) -> Taken:
     if isinstance(tensor, np.ndarray) and _NUMPY_LOOPS:
         raise StubDiesError(
             f"from_dlpack of an array of NumPy {np.__version__}: a real stub dies of it, as it renames NumPy's "
-            "capsule, whose destructor then never ends; make the Tensor of the array itself"
+            "capsule, whose destructor then never ends; make the Tensor from the array itself"
         )
     device, number = tensor.__dlpack_device__()
     if device == dlpack.CUDA:
@@ -129,7 +129,7 @@ def _take_of(tensor: Any) -> Taken:
         _check_device(device)
         capsule = tensor.__dlpack__(stream=None)
     taken = _take(capsule)
-    dlpack.mark_used(capsule)  # which has no other user, and of which NumPy 2 would complain in vain
+    dlpack.mark_used(capsule)  # else NumPy 2 would warn of it, though no other code uses it
     return taken
 
 
@@ -146,7 +146,7 @@ def _take(capsule: object) -> Taken:
     _check_device(device)
     datatype = _datatype_of_dlpack(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes)
     rename_capsule(capsule, _NAME_USED)
-    set_destructor(capsule, None)  # which may be one that never ends at that name
+    set_destructor(capsule, None)  # some never end if they find that name
     owner = Consumed(managed)
     address = (tensor.data or 0) + tensor.byte_offset
     if device == dlpack.CUDA:
@@ -156,7 +156,7 @@ def _take(capsule: object) -> Taken:
 
 
 def _capsule_of(tensor: Tensor) -> object:
-    """Return a capsule over a tensor's memory, which it keeps."""
+    """Return a capsule over a tensor's memory, which the capsule keeps alive."""
     there = tensor._owner
     if isinstance(there, GpuMemory):
         if tensor._datatype.name == "INVALID":
@@ -180,7 +180,7 @@ def _check_device(device: int) -> None:
 
 
 def _is_in_c_order(shape: list[int], strides: list[int]) -> bool:
-    """Return whether the stub takes it for C order: it does not look at the first axis."""
+    """Return whether the stub considers it C order: it does not check the first axis."""
     expected = 1
     for size, stride in zip(shape[:0:-1], strides[:0:-1], strict=True):
         if size != 1:
@@ -198,7 +198,7 @@ def _array_over(owner: object, address: int, shape: list[int], datatype: DType) 
 
 
 def _from_dlpack(kind: type[Tensor], name: str, tensor: object, /) -> Tensor:
-    """Return a tensor over the memory of another library's, or of its capsule, which lives as long as it."""
+    """Return a tensor over the memory of another library's tensor or capsule, and keep that memory alive."""
     name = text("from_dlpack", "name", name)
     if not name:
         _refuse_empty_name()
@@ -212,8 +212,8 @@ def _from_dlpack(kind: type[Tensor], name: str, tensor: object, /) -> Tensor:
 class Tensor:
     """A tensor of a request or a response.
 
-    The array of ``as_numpy`` and the memory that a response sends can differ. A tensor that was made of an array has
-    one memory until it is sent. For any other, the array is a copy that was made with the tensor.
+    The array of ``as_numpy`` and the memory that a response sends can differ. A tensor that was made from an array has
+    one memory until it is sent. For any other tensor, the array is a copy that was made with the tensor.
     """
 
     __slots__ = ("__weakref__", "_array", "_datatype", "_device", "_memory", "_name", "_owner", "_saved", "_shape")
@@ -282,7 +282,7 @@ class Tensor:
         )
 
     def as_numpy(self) -> npt.NDArray[Any]:
-        """Return the array that it was made of, or else the copy that was made with it; the same each time."""
+        """Return the array that it was made from, or else the copy that was made with it; the same array each time."""
         if not self.is_cpu():
             raise TritonModelException("Tensor is stored in GPU and cannot be converted to NumPy.")
         if self._datatype is BF16:
@@ -293,7 +293,7 @@ class Tensor:
         return self._array
 
     def to_dlpack(self) -> object:
-        """Return an unversioned capsule over the memory that leaves with a response."""
+        """Return an unversioned capsule over the memory that a response sends."""
         if self._datatype is BYTES:
             raise TritonModelException("DLPack does not have support for string tensors.")
         return _capsule_of(self)

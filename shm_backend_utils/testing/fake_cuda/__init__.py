@@ -1,7 +1,7 @@
-"""A CUDA driver for machines without a GPU, which NVIDIA's bindings take for theirs: on POSIX shared memory.
+"""A CUDA driver for machines without a GPU, on POSIX shared memory; NVIDIA's bindings load it like the real one.
 
-It works across processes, is late where CUDA may be late, and notes uses that CUDA leaves undefined. Its C
-sources are built by ``gcc`` when it is loaded first.
+It works across processes, delays work that CUDA may delay, and records uses that CUDA leaves undefined. ``gcc`` builds
+its C sources when it is first loaded.
 """
 
 from .driver import FakeDriver, LiveCounts

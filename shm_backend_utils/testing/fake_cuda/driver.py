@@ -1,8 +1,8 @@
 """A CUDA driver without a GPU, on which NVIDIA's own ``cuda-bindings`` run: in any number of processes.
 
-It keeps CUDA's documented rules where code can break them. Threads do the work on streams, late. New memory is full of
-rubbish. Host code that touches device memory crashes. A handle opens as CUDA says, or does not. Uses that CUDA leaves
-undefined are counted (:meth:`FakeDriver.violations`). It measures nothing, and is no GPU.
+It keeps CUDA's documented rules where code can break them. Threads do the work on streams after a delay. New memory is
+filled with garbage. Host code that touches device memory crashes. A handle opens only where CUDA documents it. Uses
+that CUDA leaves undefined are recorded (:meth:`FakeDriver.violations`). Its timing says nothing about a GPU.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 def library() -> Path:
-    """Return the library, built if need be; with its folder in ``LD_LIBRARY_PATH`` it is any process' CUDA driver."""
+    """Build the library if necessary, and return it; processes load it if ``LD_LIBRARY_PATH`` has its folder."""
     sources = sorted(_SOURCES.glob("*.[ch]"))
     state = hashlib.sha256(repr(_FLAGS).encode())
     for source in sources:
@@ -67,7 +67,7 @@ def _own_folder() -> Path:
 def _build(sources: list[Path], built: Path) -> None:
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
-        raise MachineError("the fake CUDA driver is built from C, and there is neither gcc nor cc; install gcc")
+        raise MachineError("the fake CUDA driver is built from C, but neither gcc nor cc was found; install gcc")
     built.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=built.parent) as folder:
         made = Path(folder) / _NAME
@@ -79,7 +79,7 @@ def _build(sources: list[Path], built: Path) -> None:
 
 
 class LiveCounts(NamedTuple):
-    """Objects that were not given back: ``LiveCounts()`` is nothing."""
+    """Objects that were not released; ``LiveCounts()`` means none."""
 
     allocations: int = 0  # memory of devices, managed memory and mappings of virtual memory
     opened: int = 0  # how often handles of memory were opened and not closed
@@ -89,19 +89,19 @@ class LiveCounts(NamedTuple):
 
 
 class FakeDriver:
-    """The fake driver in this process, with questions for tests. Its state is the operating-system process' own.
+    """The fake driver in this process, with methods for tests. Each operating-system process has its own state.
 
-    A virtual process is a number from 0 to 15: its objects are to another one those of another process.
+    A virtual process is a number from 0 to 15; other virtual processes see its objects as those of another process.
 
-    The environment is read when the library is loaded, also by processes that find it through ``LD_LIBRARY_PATH``:
+    The library reads these variables when it is loaded, also in processes that find it through ``LD_LIBRARY_PATH``:
 
     - ``SHM_FAKE_CUDA_DEVICES``: the number of GPUs (2; at most 8).
-    - ``SHM_FAKE_CUDA_UUIDS``: theirs, 32 hexadecimal digits each, with commas between them.
+    - ``SHM_FAKE_CUDA_UUIDS``: their UUIDs, 32 hexadecimal digits each, separated by commas.
     - ``SHM_FAKE_CUDA_MEMORY_BYTES``: the memory of each, for this process (4 GiB).
     - ``SHM_FAKE_CUDA_DELAY_US``: the delay before each piece of work on a stream (200).
-    - ``SHM_FAKE_CUDA_DRIVER_VERSION``: ``13000``; functions that came later are not found.
-    - ``SHM_FAKE_CUDA_PID_NAMESPACE``, ``SHM_FAKE_CUDA_PID``: as this process' handles tell them.
-    - ``SHM_FAKE_CUDA_FAIL``: ``function:error:times``, with commas between them, as :meth:`fail_next`.
+    - ``SHM_FAKE_CUDA_DRIVER_VERSION``: CUDA's version (13000); functions that came later are not found.
+    - ``SHM_FAKE_CUDA_PID_NAMESPACE``, ``SHM_FAKE_CUDA_PID``: the values in this process' handles.
+    - ``SHM_FAKE_CUDA_FAIL``: ``function:error:times``, separated by commas, as for :meth:`fail_next`.
     - ``SHM_FAKE_CUDA_VIOLATIONS``: the file to which violations are appended, too.
     """
 
@@ -114,7 +114,7 @@ class FakeDriver:
 
     @classmethod
     def load(cls) -> FakeDriver:
-        """Load the fake as this process' CUDA driver, before CUDA is used; MachineError if that cannot be."""
+        """Load the fake as this process' CUDA driver, before CUDA is used; MachineError if another is loaded."""
         native = _loaded_driver() or ctypes.CDLL(str(library()), mode=ctypes.RTLD_GLOBAL)
         if not _is_fake(native):
             raise MachineError("this process has loaded another libcuda.so.1; load the fake one before CUDA is used")
@@ -135,15 +135,15 @@ class FakeDriver:
         return CudaRuntime(driver=self.bindings(process))
 
     def delay(self, seconds: float) -> None:
-        """Set how late each piece of work on a stream begins. Records of events and waits for them take no time."""
+        """Set the delay before each piece of work on a stream. Recording events and waiting for them have no delay."""
         self._native.fake_cuda_set_delay(ctypes.c_uint64(round(seconds * 1e6)))
 
     def namespace(self, process: int, name: str, pid: int = 0) -> None:
-        """Put a virtual process into a PID namespace, where it has a process id; 0 is the real one."""
+        """Put a virtual process into a PID namespace, with a process id there; 0 means the real one."""
         self._native.fake_cuda_set_namespace(process, name.encode(), pid)
 
     def fail_next(self, function: str, error: str, times: int = 1, process: int | None = None) -> None:
-        """Let the next calls of a function of the driver, in one virtual process or in any, fail by an error's name."""
+        """Let the next calls of a driver function fail with a named error, in one virtual process or in any."""
         known = self._native.fake_cuda_fail_next(
             function.encode(), error.encode(), times, _ALL if process is None else process
         )
@@ -155,7 +155,7 @@ class FakeDriver:
         return int(self._native.fake_cuda_count(function.encode(), _ALL if process is None else process))
 
     def live(self, process: int | None = None) -> LiveCounts:
-        """Return the objects that one virtual process, or all, did not give back."""
+        """Return the objects that one virtual process, or all, did not release."""
         counts = (ctypes.c_int * 5)()
         self._native.fake_cuda_live(_ALL if process is None else process, counts)
         return LiveCounts(*counts)
@@ -173,11 +173,11 @@ class FakeDriver:
         return found
 
     def end(self, process: int) -> None:
-        """Kill a virtual process, whose number and runtimes are not to be used again; pending work is never done."""
+        """Kill a virtual process, whose number and runtimes must not be used again; pending work is never done."""
         self._native.fake_cuda_end(process)
 
     def forget(self) -> None:
-        """Forget failures that were asked for, counts of calls, and violations."""
+        """Forget requested failures, counts of calls, and violations."""
         self._native.fake_cuda_forget()
 
     def launch(self, stream: int, function: Callable[[], object], process: int = 0) -> None:
@@ -195,14 +195,14 @@ class FakeDriver:
     @cached_property
     def _run(self) -> Any:
         function = _HostFunction(self._call_launched)
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(function))  # a stream may need it whenever this object ends
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(function))  # a stream may call it after this object has ended
         return function
 
     def _call_launched(self, number: int) -> None:
         self._launched.pop(number)()
 
     def memory(self, address: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Return device memory as a writable NumPy array, not to be kept, as it is now, whatever is on streams."""
+        """Return device memory as it is now, whatever is on streams, as a writable NumPy array. Do not keep it."""
         kind = np.dtype(dtype)
         byte_size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
         if not byte_size:
@@ -220,7 +220,7 @@ class FakeDriver:
 
 
 class _Bindings:
-    """``cuda.bindings.driver`` for a virtual process: the calling thread is of that one for the time of each call."""
+    """``cuda.bindings.driver`` for a virtual process: the calling thread belongs to it during each call."""
 
     def __init__(self, native: ctypes.CDLL, process: int) -> None:
         from cuda.bindings import driver  # noqa: PLC0415  # the fake has to be loaded before

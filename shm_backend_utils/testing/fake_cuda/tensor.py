@@ -64,11 +64,11 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes its elements have."""
+        """The number of bytes of its elements."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def get(self) -> npt.NDArray[Any]:
-        """Return a copy on the host, after all that is on its stream; of a tensor without one, at once."""
+        """Return a copy on the host, after all work on its stream; without a stream, at once."""
         if self.stream is not None:
             bindings = self.memory.driver.bindings(self.memory.process)
             with bindings.context(self.device):
@@ -80,11 +80,11 @@ class Tensor:
         return _peek(self.memory.driver, self.address, self.shape, self.strides, self.dtype)
 
     def write(self, values: npt.ArrayLike, stream: int) -> None:
-        """Write all elements, late, on a stream."""
+        """Write all elements on a stream, with its delay."""
         driver, place = self.memory.driver, (self.address, self.shape, self.strides, self.dtype)
         content = np.array(values, self.dtype)
 
-        def kernel() -> None:  # keeps no memory alive, as one of a GPU does not
+        def kernel() -> None:  # keeps no memory alive, like a GPU's kernel
             _peek(driver, *place)[...] = content
 
         with driver.bindings(self.memory.process).context(self.device):
@@ -177,7 +177,7 @@ def new_tensor(
     offset: int = 0,
     capsule_bool: bool = True,
 ) -> Tensor:
-    """Return a tensor with these values, ``offset`` bytes into its allocation; a stream, if given, writes it, late."""
+    """Return a tensor with these values, ``offset`` bytes into its allocation; a stream, if given, writes late."""
     content = np.array(values, order="C")
     memory = Memory(driver, kind, device, process, offset + max(content.nbytes, 1))
     address = memory.address + offset

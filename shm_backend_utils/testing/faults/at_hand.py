@@ -43,12 +43,12 @@ def punch_hole(key: str, offset: int, byte_size: int) -> None:
 
 
 def take_space_beyond(key: str, offset: int, byte_size: int) -> None:
-    """Give an object in ``/dev/shm`` memory behind its end; its size stays."""
+    """Allocate memory beyond the end of an object in ``/dev/shm``; its size stays."""
     _fallocate(_path(key), _KEEP_SIZE, offset, byte_size)
 
 
 def take_private_shm(byte_size: int) -> bool:
-    """Mount a ``/dev/shm`` of this process' own, and its children's, for good; return whether that was permitted."""
+    """Mount a private ``/dev/shm`` for this process and its children, for good; return whether that was permitted."""
     libc = ctypes.CDLL(None, use_errno=True)
     options = f"size={byte_size},mode=1777".encode()
     return bool(
@@ -103,7 +103,7 @@ class MortalServer:
 
 
 class Late:
-    """A server that executes requests at once, and answers late. Clients take it in place of a URL.
+    """A server that executes requests at once, but answers late. Pass it to clients in place of a URL.
 
     A client with a shorter timeout gets a DeadlineExceededError, although the model has done the work.
     """
@@ -121,11 +121,11 @@ class Late:
         return _AsyncLateTransport(self._server.connect_async(), self)
 
     def pause_s(self, timeout_s: float) -> float:
-        """Return how long an answer is held back whose receiver goes after some seconds."""
+        """Return how long to hold back an answer whose receiver waits ``timeout_s``."""
         return max(0.0, min(self.seconds, timeout_s))
 
     def check(self, timeout_s: float) -> None:
-        """Raise DeadlineExceededError if the receiver has gone meanwhile."""
+        """Raise DeadlineExceededError if the receiver has stopped waiting."""
         if self.seconds >= timeout_s:
             raise deadline_exceeded()
 
@@ -179,28 +179,28 @@ class _AsyncLateTransport(AsyncTransport):
 
 
 class Faults:
-    """Faults as methods. A context manager; at its end all is undone that can be."""
+    """Faults to inject, one per method. A context manager, which undoes them at its end where possible."""
 
     def __init__(self) -> None:
         self._undo = contextlib.ExitStack()
 
     def kill(self, pid: int) -> None:
-        """Kill a process, and return when it runs no more (SIGKILL)."""
+        """Kill a process (SIGKILL), and return when it has ended."""
         os.kill(pid, signal.SIGKILL)
         deadline = time.monotonic() + _PATIENCE_S
         while _is_running(pid):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"process {pid} runs {_PATIENCE_S:g} s after it was killed")
+                raise TimeoutError(f"process {pid} still runs {_PATIENCE_S:g} s after it was killed")
             time.sleep(0.001)
 
     def truncate(self, key: str, byte_size: int = 0) -> None:
-        """Truncate an object in ``/dev/shm``; a process that touches memory behind its new end gets a SIGBUS."""
+        """Truncate an object in ``/dev/shm``; a process that touches memory beyond its new end gets a SIGBUS."""
         truncate(key, byte_size)
 
     def punch_hole(self, key: str, offset: int, byte_size: int) -> None:
-        """Take the memory of a part of an object in ``/dev/shm``; its size stays.
+        """Free the memory of a part of an object in ``/dev/shm``; its size stays.
 
-        Zeros are read there. If ``/dev/shm`` is full, a process that touches the part gets a SIGBUS.
+        Reads return zeros there. If ``/dev/shm`` is full, a process that touches the part gets a SIGBUS.
         """
         punch_hole(key, offset, byte_size)
 
@@ -209,7 +209,7 @@ class Faults:
         return Failing(Fault("posix_fallocate", 0, errno.ENOSPC, sys.maxsize))
 
     def failing(self, call: str, error: int, after: int = 0) -> Failing:
-        """Return a context manager in which one call of the system fails: see :class:`.Fault`."""
+        """Return a context manager in which one system call fails: see :class:`.Fault`."""
         return Failing(Fault(call, after, error))
 
     def interrupts(self, *places: Path) -> Interrupts:
@@ -234,7 +234,7 @@ class Faults:
 
 
 def _is_running(pid: int) -> bool:
-    """Return whether a process does anything yet; a zombie, which waits for its parent to ask, does not."""
+    """Return whether a process still runs; a zombie, which waits for its parent, does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != _ZOMBIE
     except (FileNotFoundError, ProcessLookupError):

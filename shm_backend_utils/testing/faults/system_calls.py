@@ -25,13 +25,13 @@ CALLS: Final[dict[str, tuple[ModuleType, str]]] = {
     "mmap": (mmap, "mmap"),
     "madvise": (mmap, "mmap"),
 }
-"""Those that may fail, and where Python has them: what is called through these modules fails, and nothing else."""
+"""Calls that can fail, with Python's module and name: only calls through these modules fail."""
 
 INTERRUPT: Final = 0
-"""In the place of an error's number: the call raises KeyboardInterrupt, as one that Ctrl+C comes into."""
+"""Instead of an error's number: the call raises KeyboardInterrupt, as if Ctrl+C had interrupted it."""
 
 _NEVER: Final = {"PUSH_EXC_INFO", "POP_EXCEPT", "WITH_EXCEPT_START", "NOP"}
-"""No signal raises there. The compiler leaves the NOP of a `try` outside of what the `try` protects."""
+"""No handler runs before these. The compiler leaves the NOP of a `try` outside of what the `try` protects."""
 _ENDS_OF_WITH: Final = (  # ``__exit__`` is called with three times None
     ["LOAD_CONST", "LOAD_CONST", "LOAD_CONST", "CALL"],
     ["LOAD_CONST", "DUP_TOP", "DUP_TOP", "CALL_FUNCTION"],
@@ -42,9 +42,9 @@ class Fault(NamedTuple):
     """A call that fails."""
 
     call: str  # one of :data:`CALLS`
-    after: int  # how many of its kind go well before
+    after: int  # how many such calls succeed before
     error: int  # the number of the error, of :mod:`errno`; or :data:`INTERRUPT`
-    times: int = 1  # how many fail then
+    times: int = 1  # how many such calls fail then
 
     def raised(self) -> BaseException:
         """Return the call's error."""

@@ -1,4 +1,4 @@
-"""Which requests an instance executes together. No threads of its own: those that bring requests do the work."""
+"""Decides which requests an instance executes together. Has no threads: those that bring requests do the work."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Instance(Protocol):
         """Call the model's ``execute``, and return when it has."""
 
     def is_ready(self) -> bool:
-        """Return whether it lives, and the model's ``is_ready``, if it has one, returns True."""
+        """Return whether it is alive, and the model's ``is_ready``, if it has one, returns True."""
 
     def finalize(self) -> None:
         """Call the model's ``finalize``, and end."""
@@ -83,7 +83,7 @@ class Batcher:
             pass
 
     def run_together(self, batch: Sequence[Pending]) -> None:
-        """Have an instance execute these requests, and no others; CallerError if they never come together."""
+        """Have an instance execute these requests, and no others; CallerError if a server would never batch them."""
         obstacle = self._obstacle(batch)
         if obstacle is not None:
             raise CallerError(obstacle)
@@ -95,7 +95,7 @@ class Batcher:
         self._do(instance, batch)
 
     def drain(self) -> None:
-        """Wait until no instance executes anything, though not for one that does not end."""
+        """Wait until no instance executes anything, but not for ever."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._idle) == self._all, _DRAIN_S)
 
@@ -114,8 +114,8 @@ class Batcher:
             )
         if any(self._kind(pending) != self._kind(batch[0]) for pending in batch):
             return (
-                f"these requests of model {self._name!r} differ in the shapes of their inputs, or in which they have, "
-                "and so never come together; see allow_ragged_batch in Triton's model_configuration.md"
+                f"these requests of model {self._name!r} differ in their inputs, or in the shapes of these, "
+                "so a server never batches them; see allow_ragged_batch in Triton's model_configuration.md"
             )
         return None
 
@@ -150,12 +150,12 @@ class Batcher:
         """Raise RecursionError if this thread, which finds no idle instance, is in ``execute`` of one."""
         if threading.get_ident() in self._busy:
             raise RecursionError(
-                f"model {self._name!r} calls itself, and has no other instance that is idle: on a server this waits "
-                "for ever; give it one more in instance_group"
+                f"model {self._name!r} calls itself, and has no other idle instance: on a server this waits "
+                "for ever; add an instance in instance_group"
             )
 
     def _form(self) -> list[Pending]:
-        """Take one batch out of the queue; with the lock, which is given back while it waits."""
+        """Take one batch from the queue; called with the lock, which it releases while it waits."""
         if not self._queue:
             return []
         if not self._batches:

@@ -1,4 +1,4 @@
-"""The server's own checks of a request, before any model sees it, in its words; and warnings of outputs."""
+"""The server's checks of a request before a model gets it, with its error texts; and warnings about outputs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class RequestChecks:
         batch_size = self._batch_size(inputs, who)
         delivered = [self._deliver(tensor, batch_size, who) for tensor in inputs.values()]
         missing = [name for name in self._required if name not in inputs]
-        if missing:  # so many are there as are required, but others
+        if missing:  # the number is right, but the names are not
             raise ServerError(who + self._wrong_number(inputs))
         if self._is_sequence and not request.sequence_id:
             raise ServerError(
@@ -86,7 +86,7 @@ class RequestChecks:
         return delivery, batch_size if self._max_batch_size > 0 else 1
 
     def restored(self, output: TensorContent) -> TensorContent:
-        """Return an output as the server sends it: where it has a ``reshape``, with the shape that it had before."""
+        """Return an output as the server sends it: one with a ``reshape`` has its declared ``dims`` again."""
         known = self._restored.get(output.name)
         if known is None or known.reshape is None or output.array is None or len(output.shape) != len(known.shape):
             return output
@@ -129,7 +129,7 @@ class RequestChecks:
         rows = shape[1:] if self._max_batch_size > 0 else shape
         if rows != dims or _ANY_SIZE in rows:
             self._check_shape(tensor, rows, dims, who)
-        whole = (batch_size, *rows) if batch_size else rows  # the server's own way with a batch of nothing
+        whole = (batch_size, *rows) if batch_size else rows  # so the server counts in an empty batch
         delivered = (batch_size, *rows) if self._max_batch_size > 0 else rows
         if name in self._reshaped:
             delivered = self._reshaped[name].reshaped(delivered)
@@ -214,13 +214,13 @@ def _listed(shape: tuple[int, ...]) -> str:
 def control_inputs(
     config: Any, controls: Mapping[str, TensorSpec], request: Request
 ) -> list[tuple[str, str, npt.NDArray[Any]]]:
-    """Return name, data type and array of each that a request gets; ``config`` is the model's, completed."""
+    """Return name, data type and array of each control input of a request; ``config`` is completed."""
     found = []
     for tensor in config.sequence_batching.control_input:
         control, spec = tensor.control[0], controls[tensor.name]
         kind, dtype = control.Kind.Name(control.kind), spec.dtype
-        assert dtype is not None  # the server loads no other
-        is_so = kind not in _FLAGS or bool(request.flags & _FLAGS[kind])  # whatever comes at all is ready
+        assert dtype is not None  # the server loads no model without it
+        is_so = kind not in _FLAGS or bool(request.flags & _FLAGS[kind])  # READY is true for each request
         values = control.int32_false_true or control.fp32_false_true or control.bool_false_true
         number = request.sequence_id
         value: Any = values[is_so] if values else str(number).encode() if dtype is BYTES else number
@@ -229,16 +229,16 @@ def control_inputs(
 
 
 def warn_of_outputs(config: Any, delivery: Delivery, outcome: Outcome, *, stacklevel: int) -> None:
-    """Warn of outputs that a response without error lacks, or that are not as the model declares them."""
+    """Warn if a response without error lacks outputs, or has outputs that differ from the model's configuration."""
     if outcome.error is not None:
         return
     given = {tensor.name: tensor for tensor in outcome.outputs}
-    # A request that says where in shared memory its outputs go has none to come, nor has a decoupled model.
+    # A response need not have them all if they go to shared memory, or if the model is decoupled.
     is_complete = config.model_transaction_policy.decoupled or not _ELSEWHERE.isdisjoint(delivery.parameters)
     for name in () if is_complete else delivery.requested_output_names:
         if name not in given:
             warnings.warn(
-                f"model {config.name!r} answered without output {name!r}, and a server says nothing of it: give a "
+                f"model {config.name!r} answered without output {name!r}, and a server does not report that: return a "
                 "pb_utils.Tensor of that name, spelled as in config.pbtxt",
                 stacklevel=stacklevel,
             )
@@ -253,7 +253,7 @@ def warn_of_outputs(config: Any, delivery: Delivery, outcome: Outcome, *, stackl
         if tensor.datatype != datatype or not (fits or declared.HasField("reshape")):
             warnings.warn(
                 f"output {tensor.name!r} of model {config.name!r} is {tensor.datatype} {list(tensor.shape)}, but "
-                f"config.pbtxt declares {datatype} {list(dims)}, and a server sends it so: mend one of the two",
+                f"config.pbtxt declares {datatype} {list(dims)}, and a server sends it unchecked: correct one of them",
                 stacklevel=stacklevel,
             )
 

@@ -56,10 +56,10 @@ class ChildInstance:
             raise
 
     def after_fork(self) -> None:
-        """Close the copy of the connection, in a forked child: the process is to end with its parent."""
+        """In a forked child, close the copy of the connection, so that the stub ends with the parent."""
         self._is_dead = True
         self._connection.close()
-        never_destroy(self._process)  # it would say that it still runs
+        never_destroy(self._process)  # its destructor would warn that it still runs
 
     @property
     def pid(self) -> int:
@@ -182,7 +182,7 @@ class ChildInstance:
             getattr(receiver, what)(*content)
 
     def _serve(self, number: int, what: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Do the child's request, and send it each part of the answer."""
+        """Execute the child's call, and send it each part of the answer."""
         try:
             answer = getattr(self._calls, what)(*arguments, **named)
             if what == "call_model":

@@ -96,10 +96,10 @@ class _Process:
         self._parent = _Parent(connection)
         self._work: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         self._cancelled: set[int] = set()
-        self._stub: Stub  # once the first message has said which
+        self._stub: Stub  # set by the first message
 
     def run(self) -> None:
-        """Do the work that comes, one piece after another in the main thread, until the end."""
+        """Execute one message after another in the main thread, until the end."""
         threading.Thread(target=self._read, name="server", daemon=True).start()
         while (message := self._work.get()) is not None:
             what, number, *content = message

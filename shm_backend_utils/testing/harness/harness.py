@@ -38,16 +38,16 @@ class ModelHarness:
             images = np.ones((2, 3, 224, 224), np.float32)
             assert (harness.infer({"INPUT0": images})["OUTPUT0"] == 2).all()
 
-    They are initialized when it is made, and finalized when it is closed. ``ShmClient(harness)`` and
-    ``AsyncShmClient(harness)`` are clients of it.
+    The models are initialized when you make it, and finalized when you close it. ``ShmClient(harness)`` and
+    ``AsyncShmClient(harness)`` connect clients to it.
 
     Parameters
     ----------
     *folders : str or path
-        The models'; :meth:`infer`, :meth:`stream` and :meth:`execute` call the first one. The others are
-        for those that it calls.
+        The models' folders. By default, :meth:`infer`, :meth:`stream` and :meth:`execute` call the first model; the
+        others are models that it calls.
     faults : Faults, optional
-        Of real stubs, that it has.
+        Faults of real stubs that its stubs have, too.
     patience_s : float, optional
         How long to wait for a model's answer, in seconds.
 
@@ -69,14 +69,14 @@ class ModelHarness:
     def in_child(
         cls, *folders: str | PathLike[str], faults: Faults = _NO_FAULTS, patience_s: float = _PATIENCE_S
     ) -> ModelHarness:
-        """As the class, with each instance of a model in a process of its own, as a server has it.
+        """Make a harness with each instance of a model in a process of its own, as on a server.
 
-        So memory is really shared between client and model. A model that dies stays dead; its requests fail.
+        Client and model then really share memory. A model whose process dies stays dead; its requests fail.
 
         Parameters
         ----------
         *folders, faults, patience_s
-            As of the class.
+            As for the class.
         """
         made = cls.__new__(cls)
         made._begin(folders, ChildInstance, faults, patience_s)
@@ -108,20 +108,20 @@ class ModelHarness:
         flags: int = 0,
         timeout_us: int = 0,
     ) -> dict[str, npt.NDArray[Any]]:
-        """Have a model execute one request, as the server would: checked, batched with others that wait, executed.
+        """Let a model execute one request, as the server would: check it, batch it with waiting ones, execute it.
 
         Parameters
         ----------
         inputs : mapping of str to array
-            With the batch dimension, where the model has one. Dtypes are the model's; strings are str or bytes.
+            With the batch dimension, if the model has one, and in its dtypes; strings are str or bytes.
         outputs : sequence of str, optional
-            Those that are wanted; all, if not given.
+            The names of the wanted ones; all, if not given.
         parameters : mapping, optional
-            The request's.
+            The request's parameters.
         model : str, optional
-            By default the first.
+            Its name; by default the first model.
         request_id, sequence_id, flags, timeout_us : optional
-            As the model's request has them; flags are 1 for the first of a sequence, and 2 for the last.
+            Handed to the model in the request; flags are 1 for the first request of a sequence, and 2 for the last.
 
         Returns
         -------
@@ -131,7 +131,7 @@ class ModelHarness:
         Raises
         ------
         InferenceError
-            The server would refuse it, or the model failed it; ``status()`` has Triton's code.
+            The server would refuse the request, or the model answered with an error; ``status()`` has Triton's code.
         DeadlineExceededError
             The model has not answered in ``patience_s``.
         """
@@ -175,12 +175,12 @@ class ModelHarness:
     def execute(
         self, requests: Sequence[Mapping[str, Any] | Request]
     ) -> list[dict[str, npt.NDArray[Any]] | InferenceError]:
-        """Have the model's ``execute`` called once, with these requests as one batch.
+        """Call the model's ``execute`` once, with these requests as one batch.
 
         Parameters
         ----------
         requests : sequence of Request, or of mappings of str to array
-            For one model. A mapping is a request of these inputs alone.
+            All for the same model. A mapping stands for a request with these inputs and nothing else.
 
         Returns
         -------
@@ -192,7 +192,7 @@ class ModelHarness:
         CallerError
             The server would never give these requests to one ``execute``.
         InferenceError
-            It would refuse one of them.
+            The server would refuse one of them.
         """
         server = self._open()
         if isinstance(requests, Mapping):
@@ -242,7 +242,7 @@ class ModelHarness:
         return AsyncHarnessTransport(self._open())
 
     def close(self) -> None:
-        """Finalize the models. Twice is fine.
+        """Finalize the models. You can call it again.
 
         Raises
         ------
@@ -255,7 +255,7 @@ class ModelHarness:
             server.close()
 
     def after_fork(self) -> None:
-        """Leave the models alone, in a forked child: they are the parent's."""
+        """In a forked child, leave the models alone: they are the parent's."""
         if self._server is not None:
             never_destroy(self._server)
             self._server = None

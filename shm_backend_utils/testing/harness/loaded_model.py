@@ -25,12 +25,12 @@ MakeInstance = Callable[[Path, str], Instance]
 """Takes model.py and the model's name."""
 
 _ADVICE: Final = (
-    ("ModuleNotFoundError", "install it where these tests run, or look for its name in model.py's imports"),
+    ("ModuleNotFoundError", "install it where these tests run, or correct its name in model.py's imports"),
     ("no attribute 'TritonPythonModel'", "model.py needs a class of that name"),
     (
         "has no attribute '",
-        "what of triton_python_backend_utils is not there while model.py is imported is there in its methods: a server "
-        "puts Tensor, InferenceRequest and their like in later",
+        "use it in methods only: a server adds Tensor, InferenceRequest and others to triton_python_backend_utils only "
+        "after it has imported model.py",
     ),
     ("cannot import name", "use it as pb_utils.NAME in methods: a server puts such names in after the import"),
     ("auto_complete_config", "end auto_complete_config with return auto_complete_model_config"),
@@ -38,7 +38,7 @@ _ADVICE: Final = (
 
 
 class ModelStatistics:
-    """Of one model. Thread-safe."""
+    """Statistics of one model. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -65,7 +65,7 @@ class ModelStatistics:
             self._failed_ns += ns
 
     def message(self, name: str, version: str) -> Any:
-        """Return them as the server tells them."""
+        """Return the statistics as the server reports them."""
         with self._lock:
             told = service_pb2.ModelStatistics(
                 name=name,
@@ -99,7 +99,7 @@ class LoadedModel:
             first = self._loaded(make)
             completed = first.auto_complete(as_json(folder.config))
             self.config = folder.config
-            if completed is not None:  # the server asks a process that does nothing else
+            if completed is not None:  # the server does it in a process that it then ends
                 self.instances.remove(first)
                 first.finalize()
                 self.config = with_auto_completed(folder.config, completed)
@@ -125,7 +125,7 @@ class LoadedModel:
         self.batcher = Batcher(self.config, self.instances, self._execute)
 
     def is_ready(self) -> bool:
-        """Return whether each instance lives, and says itself that it is ready."""
+        """Return whether each instance is alive, and says itself that it is ready."""
         return all(instance.is_ready() for instance in self.instances)
 
     def pending(self, request: Request) -> Pending:
@@ -137,7 +137,7 @@ class LoadedModel:
         return Pending(delivery, batch_size, answer)
 
     def run(self, pending: Pending) -> None:
-        """Have it executed, maybe together with others; ServerError if the model calls itself, and would wait."""
+        """Execute a request, maybe together with others; ServerError if the model would wait for itself."""
         try:
             self.batcher.run(pending)
         except RecursionError as error:

@@ -36,7 +36,7 @@ __all__ = [
 BACKEND: Final = "python"
 _CODEC: Final = GrpcCodec()
 _AUTO_COMPLETED: Final = ("input", "output", "max_batch_size", "model_transaction_policy")
-"""What a model's auto_complete_config can change, besides its batcher; the server drops the rest without a word."""
+"""Fields that auto_complete_config can change, besides the batcher; the server silently drops the rest."""
 
 _CLASS: Final = "TritonPythonModel"
 _AFTER_IMPORT: Final = (
@@ -55,11 +55,11 @@ _AFTER_IMPORT: Final = (
     "load_model",
     "unload_model",
 )
-"""Names that the stub puts into its module when model.py has been imported, and that no line at its top can use."""
+"""Names that the stub adds to its module after importing model.py, so module-level code there cannot use them."""
 
 
 def _complete(config: Any, folder: Path, version: str) -> None:
-    """Change a configuration to that of the server before ``auto_complete_config``."""
+    """Complete a configuration as the server does before ``auto_complete_config``."""
     name = folder.name
     config.name = config.name or name
     if config.name != name:
@@ -101,7 +101,7 @@ def as_json(config: Any) -> str:
 
 
 def debugged(config: Any) -> Any:
-    """Return a configuration whose sessions look after outputs and inputs, unless it says whether they do."""
+    """Return a configuration with ``SHM_DEBUG`` on, unless it sets this parameter itself."""
     if "SHM_DEBUG" in config.parameters:
         return config
     changed = model_config_pb2.ModelConfig()
@@ -224,7 +224,7 @@ class ModelCode:
         self._entries = [_Folder(self._folder), _Folder(self._folder.parent)]
 
     def load(self) -> Any:
-        """Import it, and return its ``TritonPythonModel``."""
+        """Import the code, and return its ``TritonPythonModel``."""
         names: dict[str, Any] = {
             name: vars(self.backend).pop(name) for name in _AFTER_IMPORT if name in vars(self.backend)
         }
@@ -265,7 +265,7 @@ class ModelCode:
         name = f"{self._package}.{self._file.stem}"
         spec = importlib.util.spec_from_file_location(name, self._file)
         if spec is None or spec.loader is None:
-            raise ImportError(f"{self._file} is no Python file")
+            raise ImportError(f"{self._file} is not a Python file")
         module = importlib.util.module_from_spec(spec)
         with self._noting_modules():
             sys.modules[self._package] = package
@@ -275,7 +275,7 @@ class ModelCode:
 
     @contextlib.contextmanager
     def _noting_modules(self) -> Iterator[None]:
-        """Keep the modules of the folder to this model: another one may have files of the same names."""
+        """Keep the folder's modules private to this model, as another one may have files of the same names."""
         before = set(sys.modules)
         try:
             yield

@@ -72,7 +72,7 @@ class InferMessage(NamedTuple):
 
     request: Request
     places: Mapping[str, memoryview]  # outputs that go into registered memory
-    wants_empty_final: bool  # a response of its own ends a stream
+    wants_empty_final: bool  # an empty response is to end a stream
 
 
 @contextlib.contextmanager
@@ -113,12 +113,12 @@ def read_request(message: Any, regions: RegisteredRegions) -> Iterator[InferMess
                     raise ServerError("output can't set both 'shared_memory_region' and 'classification'")
                 places[output.name] = view
             elif _CLASSIFICATION in output.parameters:
-                raise ServerError("the harness makes no classes of outputs, as a server does", "UNSUPPORTED")
+                raise ServerError("the harness does not support classification of outputs", "UNSUPPORTED")
         yield InferMessage(request, places, wants_empty_final)
 
 
 def write_response(model: LoadedModel, request: Request, outcome: Outcome, places: Mapping[str, memoryview]) -> Any:
-    """Return a response as a ``ModelInferResponse``, with the outputs that have places copied there, or ServerError."""
+    """Return a response as a ``ModelInferResponse``, and copy outputs to their places; or raise ServerError."""
     if outcome.error is not None:
         raise ServerError(*outcome.error)
     response = service_pb2.ModelInferResponse(model_name=model.name, model_version=model.version, id=request.request_id)
@@ -220,7 +220,7 @@ def _take_reserved(request: Request, name: str, kind: str | None, said: Any) -> 
 
 
 def infer(server: EmulatedServer, message: Any, began: Callable[[Answer], object]) -> Any:
-    """Return the ``ModelInferResponse`` to a request; ``began`` gets the answer, to cancel it, before the model."""
+    """Return the ``ModelInferResponse`` to a request; ``began`` gets the answer before the model runs, to cancel it."""
     with read_request(message, server.regions) as (request, places, _):
         model = server.model(request.model, request.version)
         if model.is_decoupled:
@@ -315,7 +315,7 @@ def _status(server: EmulatedServer, message: Any) -> Any:
 
 
 def _cuda_register(server: EmulatedServer, message: Any) -> Any:
-    raise ServerError("the harness has no GPU, so that no memory of one can be registered", "UNSUPPORTED")
+    raise ServerError("the harness has no GPU, so it cannot register memory of one", "UNSUPPORTED")
 
 
 PROCEDURES: Final[Mapping[str, Procedure]] = {

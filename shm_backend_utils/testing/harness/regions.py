@@ -37,7 +37,7 @@ class RegisteredRegion(NamedTuple):
 
 
 class RegisteredRegions:
-    """The regions of one emulated server; one that is unregistered stays as long as a request is in it. Thread-safe."""
+    """The regions of one emulated server; an unregistered one stays while a request uses it. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -64,7 +64,7 @@ class RegisteredRegions:
             self._regions[name] = RegisteredRegion(name, key, offset, byte_size, memory)
 
     def unregister(self, name: str) -> None:
-        """Unmap a region, when no request is in it any more; all of them if the name is empty. Any name is fine."""
+        """Unmap a region, or all if the name is empty, once no request uses it; an unknown name is ignored."""
         with self._lock:
             self._leaving |= {name} if name else set(self._regions)
             self._let_go()
@@ -94,7 +94,7 @@ class RegisteredRegions:
             return memoryview(region.memory)[start : start + byte_size]
 
     def _let_go(self) -> None:
-        """Unmap the unregistered regions, unless a request is in them."""
+        """Unmap the unregistered regions that no request uses."""
         for name in self._leaving & set(self._regions):
             with contextlib.suppress(BufferError):
                 self._regions[name].memory.close()
@@ -167,7 +167,7 @@ class _Server(http.server.ThreadingHTTPServer):
         super().server_close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a client that goes away is no news."""
+        """Print nothing: a client may go away."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

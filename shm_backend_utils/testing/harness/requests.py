@@ -1,4 +1,4 @@
-"""Requests, where the responses to one arrive, and the instances that execute them."""
+"""Requests, and the objects that get their responses."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ..emulator import TensorContent
 __all__ = ["CANCELLED", "Answer", "Input", "Outcome", "Request", "ServerError", "of_arrays"]
 
 CANCELLED: Final = "CANCELLED"
-"""Triton's code of a request that nobody waits for any more."""
+"""Triton's code of a request whose client has stopped waiting."""
 _NO_ANSWER: Final = (
-    "model '{}' has let go of the request without an answer: a server would never answer it, and its client would wait "
-    "until its deadline; return an InferenceResponse for it, or send one by its response sender, the last with "
+    "model '{}' has dropped the request without an answer: a server would never answer it, and its client would wait "
+    "until its deadline; return an InferenceResponse for it, or send one with its response sender, the last with "
     "flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL"
 )
 
@@ -47,7 +47,7 @@ class Input(NamedTuple):
 class Request:
     """One request."""
 
-    inputs: Mapping[str, Any]  # or, out of a message, of Input
+    inputs: Mapping[str, Any]  # values are arrays, or Input if it was read from a message
     outputs: Sequence[str] | None = None  # those that are wanted; all, if not given
     # of str to str, int, bool or float
     parameters: Mapping[str, str | int | bool | float] = field(default_factory=dict)
@@ -86,7 +86,7 @@ def _input(name: str, value: Any) -> Input:
 
 
 class Answer:
-    """The responses to one request, as they come; ``restored`` returns an output of the model's as the server's."""
+    """The responses to one request, as they come; ``restored`` turns a model's output into the server's."""
 
     def __init__(self, model: str, restored: Callable[[TensorContent], TensorContent]) -> None:
         self._model = model
@@ -97,7 +97,7 @@ class Answer:
         self.is_over = False
 
     def put(self, outcome: Outcome) -> None:
-        """Take a response; whatever comes after the last one is dropped."""
+        """Take a response; drop it if the last one has come."""
         if self.is_over:
             return
         self.is_over = outcome.is_final

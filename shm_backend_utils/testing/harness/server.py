@@ -54,7 +54,7 @@ class EmulatedServer:
             raise
 
     def load(self, folder: Path) -> None:
-        """Load a model, or load it anew; ModelError if it does not load, and one that was loaded before goes on."""
+        """Load or reload a model; ModelError if it does not load, and then the one that was loaded before stays."""
         with self._loading:
             model = LoadedModel(ModelFolder.read(folder), self._make)
             previous = self._models.get(model.name)
@@ -64,7 +64,7 @@ class EmulatedServer:
             self._finalize(previous)
 
     def unload(self, name: str) -> None:
-        """Unload a model; one that is not there is fine."""
+        """Unload a model; ignore an unknown one."""
         with self._loading:
             model = self._models.pop(name, None)
         if model is not None:
@@ -105,13 +105,13 @@ class EmulatedServer:
         return model, model.pending(request)
 
     def execute(self, request: Request) -> Answer:
-        """Have a request executed, and return where its responses arrive; raises as :meth:`begin`."""
+        """Execute a request, and return the object that gets its responses; raises as :meth:`begin`."""
         model, pending = self.begin(request)
         model.run(pending)
         return pending.answer
 
     def execute_aside(self, request: Request) -> Answer:
-        """As :meth:`execute`, in a thread: responses can be had while the model makes them."""
+        """Like :meth:`execute`, but in a thread, so that responses can be read while the model makes them."""
         model, pending = self.begin(request)
         thread = threading.Thread(target=_run, args=(model, pending), name="shm harness stream", daemon=True)
         thread.start()
@@ -119,7 +119,7 @@ class EmulatedServer:
         return pending.answer
 
     def call_model(self, call: ModelCall) -> Iterator[Outcome]:
-        """Have a model execute a request of another model's, and return its responses as they come."""
+        """Let a model execute another model's request, and return its responses as they come."""
         if not self.is_model_ready(call.model, call.version):
             raise TritonModelException(f"Failed for execute the inference request. Model '{call.model}' is not ready.")
         model = self.model(call.model, call.version)
@@ -141,10 +141,10 @@ class EmulatedServer:
         _LOG.log(_LEVELS.get(level, logging.INFO), "%s", message)
 
     def load_model(self, name: str, config: str, files: Mapping[str, bytes]) -> None:
-        """Load a model for a model."""
+        """Load a model at a model's request."""
         if config or files:
             raise TritonModelException(
-                f"the harness loads '{name}' from its folder alone, without a configuration or files of the call's"
+                f"the harness loads '{name}' from its folder alone, and takes no configuration or files from the call"
             )
         try:
             self.load_by_name(name)
@@ -152,7 +152,7 @@ class EmulatedServer:
             raise TritonModelException(error.message) from None
 
     def unload_model(self, name: str, *, with_dependents: bool) -> None:
-        """Unload a model for a model; no model here depends on another."""
+        """Unload a model at a model's request; no model here depends on another."""
         del with_dependents
         self.unload(name)
 
@@ -164,7 +164,7 @@ class EmulatedServer:
             raise TritonModelException(error.message) from None
 
     def close(self) -> None:
-        """Finalize every model; ModelError if one has raised, now or when it was unloaded. Twice is fine."""
+        """Finalize every model; ModelError if one has raised, now or when it was unloaded. It can be called again."""
         for model in reversed(list(self._models.values())):
             self._finalize(model)
         self._models = {}

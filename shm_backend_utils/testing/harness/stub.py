@@ -28,7 +28,7 @@ from .requests import Outcome
 __all__ = ["ModelCall", "Receiver", "ServerCalls", "Stub", "StubError"]
 
 SERVER_URL: Final = "__server_url__"
-"""Of the backend module: where the emulated server says what is registered."""
+"""The backend module's attribute with the URL at which the emulated server lists registered memory."""
 _HERE: Final = str(Path(__file__).parent)
 _FINAL: Final = 1
 
@@ -52,7 +52,7 @@ class ServerCalls(Services, Protocol):
     """The server of a stub."""
 
     def call_model(self, call: ModelCall) -> Iterator[Outcome]:
-        """Have another model execute a request, and return its responses as they come."""
+        """Let another model execute a request, and return its responses as they come."""
 
 
 def _call(request: Any, *, takes_many: bool) -> ModelCall:
@@ -72,7 +72,7 @@ def _call(request: Any, *, takes_many: bool) -> ModelCall:
 
 
 class Receiver(Protocol):
-    """Where the responses to one request go."""
+    """Gets the responses to one request."""
 
     def put(self, outcome: Outcome) -> None:
         """Take a response."""
@@ -108,7 +108,7 @@ class Stub:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def is_executing(self) -> bool:
-        """As of :class:`.Host`, like all methods down to :meth:`cancel`."""
+        """See :class:`.Host`, also for all methods down to :meth:`cancel`."""
         return self._is_executing
 
     def model_dir(self) -> str:
@@ -126,10 +126,10 @@ class Stub:
             yield self._response(outcome), outcome.is_final
 
     def cancel(self, request: Any) -> None:
-        """Take no notice, and the other model goes on: a real one may look whether it is cancelled."""
+        """Do nothing, so the other model goes on; on a server, it can check whether it is cancelled."""
 
     def load(self) -> None:
-        """As of :class:`.Instance`, like all down to :meth:`finalize`; StubError if the class is missing."""
+        """See :class:`.Instance`, also for all down to :meth:`finalize`; StubError if the class is missing."""
         with _as_the_stub_tells():
             self._class = self._code.load()
 
@@ -312,7 +312,7 @@ class _as_the_stub_tells:  # noqa: N801  # a context manager; as a generator it 
 
 
 def told(error: BaseException) -> str:
-    """Return an error with its places in the model's code, the innermost first."""
+    """Return an error's text with the lines of its traceback outside this folder, the innermost first."""
     places: list[str] = []
     trace = error.__traceback__
     while trace is not None:

@@ -32,7 +32,7 @@ _INFER: Final = "ModelInfer"
 
 
 class _Answering:
-    """Answers messages; those for models in threads, as their senders wait no longer than they like."""
+    """Answers messages; those for models in threads, so that a sender can stop waiting."""
 
     def __init__(self, server: EmulatedServer) -> None:
         self._server = server
@@ -42,7 +42,7 @@ class _Answering:
         self._is_closed = False
 
     def send(self, message: GrpcMessage) -> _Call:
-        """Have a message answered."""
+        """Send a message, and return the call that gets its answer."""
         self.check_open()
         began: concurrent.futures.Future[Answer] = concurrent.futures.Future()
         if message.procedure == _INFER:
@@ -65,12 +65,12 @@ class _Answering:
             raise deadline_exceeded() from None
 
     def check_open(self) -> None:
-        """Raise ClosedError if this is over."""
+        """Raise ClosedError if this is closed."""
         if self._is_closed:
             raise ClosedError("this client")
 
     def close(self) -> None:
-        """Cancel unanswered requests, wait for those in execution, and end. Twice is fine."""
+        """Cancel unanswered requests, wait for those in execution, and end. It can be called again."""
         with self._lock:
             self._is_closed = True
             answers = list(self._answers)
@@ -104,10 +104,10 @@ class _Call(NamedTuple):
     """A message under way."""
 
     done: concurrent.futures.Future[Any]  # of the answering message
-    began: concurrent.futures.Future[Answer]  # of a model's answer, as soon as it is asked for one
+    began: concurrent.futures.Future[Answer]  # of the model's answer, which can be cancelled
 
     def give_up(self) -> None:
-        """Wait no more; no thread does either. Nothing happens if it is answered."""
+        """Stop waiting, and cancel the request, unless it is answered."""
         if not self.done.done():
             self.done.cancel()
             self.began.add_done_callback(lambda began: began.result().cancel())

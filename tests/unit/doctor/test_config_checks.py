@@ -79,7 +79,7 @@ WRONG: list[tuple[dict[str, Any], Trouble, str]] = [
     (
         {**WITHOUT_BATCHES, "parameters": {"SMH_PATHS": {"string_value": "direct"}}},
         Trouble.NO_SHM_PATHS,
-        "found no parameter SHM_PATHS, but SMH_PATHS, which may be meant to be it",
+        "found no parameter SHM_PATHS, but SMH_PATHS, which may be a misspelling of it",
     ),
     *(
         (with_parameters(SHM_PATHS=value), Trouble.UNKNOWN_PATH, said)
@@ -114,7 +114,7 @@ WRONG: list[tuple[dict[str, Any], Trouble, str]] = [
     (
         {**FINE, "response_cache": {"enable": True}},
         Trouble.RESPONSE_CACHE,
-        "found response_cache { enable: true }; it looks at input tensors only",
+        "found response_cache { enable: true }; Triton's response cache looks at input tensors only",
     ),
     (
         {**FINE, "sequence_batching": {"iterative_sequence": True}},

@@ -235,11 +235,11 @@ def test_memory_of_dev_shm_may_be_another_users_where_sealed_memory_is_only_gone
 
 
 NOT_REACHED: Final = {
-    "unknown-host": UnknownHostError("the host of x is not known"),
+    "unknown-host": UnknownHostError("this machine cannot resolve the host name in x"),
     "tls": TlsError("no TLS connection"),
     "no-answer": DeadlineExceededError("the server did not answer before the deadline"),
-    "not-triton": InferenceError("x answered '<html>', which is not Triton's way", "404"),
-    "wrong-port": ServerUnavailableError("what listens at x speaks HTTP, and not gRPC"),
+    "not-triton": InferenceError("x answered '<html>', which is not an answer of Triton's", "404"),
+    "wrong-port": ServerUnavailableError("the server at x speaks HTTP, and not gRPC"),
     "server-not-reachable": ServerUnavailableError("no Triton server answers at x"),
 }
 

@@ -156,7 +156,7 @@ WRONG: list[tuple[Files, Trouble, str]] = [
         (
             coded(f"{CODE}    {line}\n"),
             Trouble.NOT_RETURNED,
-            f"{{model}}/1/model.py:8: nothing is done with what {name} returns",
+            f"{{model}}/1/model.py:8: the result of {name} is not returned",
         )
         for line, name in (
             ("def execute(self, rs):\n        self.session.serve(rs, print)", "self.session.serve"),
@@ -166,12 +166,12 @@ WRONG: list[tuple[Files, Trouble, str]] = [
     (
         coded(STREAMING),
         Trouble.OTHER_MODE,
-        "{model}/1/model.py: serve_streams is for decoupled models, and config.pbtxt does not call the model one",
+        "{model}/1/model.py: serve_streams is for decoupled models, but config.pbtxt does not set decoupled: true",
     ),
     (
         coded(SERVING, DECOUPLED),
         Trouble.OTHER_MODE,
-        "{model}/1/model.py: serve is for models that are not decoupled, and config.pbtxt calls the model decoupled",
+        "{model}/1/model.py: serve is for models that are not decoupled, but config.pbtxt sets decoupled: true",
     ),
     *(
         (coded(code, PLAIN.replace(" optional: true", "")), Trouble.ORDINARY_MODEL, "")
@@ -261,7 +261,7 @@ def test_what_is_fine_or_cannot_be_told_is_not_found(model: Path, files: Files) 
 )
 def test_a_copy_that_is_not_of_this_release(model: Path, copy: Path, file: str, text: str | None, found: str) -> None:
     (copy / file).unlink() if text is None else (copy / file).write_text(text)
-    expected = f"{copy} is of {found}, and this is {__version__} and {VERSION}"
+    expected = f"{copy} has {found}; expected {__version__} and {VERSION}"
     assert only(findings_in_folder(model), Trouble.OTHER_COPY) == expected
     copy.rename(model / copy.name)
     assert only(findings_in_folder(model), Trouble.OTHER_COPY) == expected.replace("/1/", "/")

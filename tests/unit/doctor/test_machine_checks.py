@@ -56,7 +56,7 @@ def show_process(proc: Path, pid: int, command: str, maps: str | None) -> None:
 
 def test_no_dev_shm(folder: Path) -> None:
     shutil.rmtree(folder)
-    assert only(Trouble.NO_DEV_SHM) == f"{folder} is not there, or no folder"
+    assert only(Trouble.NO_DEV_SHM) == f"{folder} is missing, or not a folder"
 
 
 def test_dev_shm_that_cannot_be_written_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,4 +118,4 @@ def test_a_pool_that_a_server_of_another_user_may_have_mapped(
 @pytest.mark.parametrize("left", [100 * MIB, 0, -5])
 def test_hardly_any_memory_left(monkeypatch: pytest.MonkeyPatch, left: int) -> None:
     give_memory(monkeypatch, left=left)
-    assert only(Trouble.LITTLE_MEMORY).endswith("of 16 GiB can still be had")
+    assert only(Trouble.LITTLE_MEMORY).endswith("of 16 GiB is still available")

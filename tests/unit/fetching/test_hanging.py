@@ -81,7 +81,7 @@ def full() -> Iterator[tuple[SealedKey, socket.socket]]:
 
 def test_a_crowd_before_it_is_told(hasty: Fetcher, full: tuple[SealedKey, socket.socket]) -> None:
     key, _ = full
-    refused(hasty, key, "accepts no connections, and others wait for it already")
+    refused(hasty, key, "accepts no connections, and its backlog is full")
     with ScriptedServer(give(memfd())) as honest:
         fetch(hasty, honest.key)
 
@@ -113,7 +113,7 @@ class FullCloser(Closer):
 
 def test_while_too_much_waits_to_be_closed_nothing_is_fetched() -> None:
     with ScriptedServer(give()) as server:
-        refused(Fetcher(BOUND_S, FullCloser()), server.key, f"still closes {peers.MOST_WAITING} things")
+        refused(Fetcher(BOUND_S, FullCloser()), server.key, f"still closing {peers.MOST_WAITING} earlier")
 
 
 # Of whom nothing is asked

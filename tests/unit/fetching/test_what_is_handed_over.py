@@ -64,7 +64,7 @@ def unix_socket() -> Descriptor:
     ids=["directory", "/dev/null", "file on a disk", "path", "eventfd", "pipe", "socket"],
 )
 def test_what_is_no_memfd_is_refused(fetcher: Fetcher, opened: Callable[[], Descriptor]) -> None:
-    refused(fetcher, "is no memfd; expected a sealed one", opened())
+    refused(fetcher, "handed over no memfd; expected a sealed one", opened())
 
 
 @pytest.mark.parametrize("seals", [0, fcntl.F_SEAL_SHRINK])
@@ -118,7 +118,7 @@ def test_holes_are_told(fetcher: Fetcher) -> None:
     with ScriptedServer(give(made)) as server, fetcher.fetch(server.key, TOKEN, FIELD, lambda uid: True) as file:
         file.check_size(3 * PAGE)
         file.check_space(PAGE)
-        with pytest.raises(RegionRefusedError, match=f"memory for {PAGE} bytes of {3 * PAGE}, and else holes"):
+        with pytest.raises(RegionRefusedError, match=f"memory for {PAGE} of its {3 * PAGE} bytes, and holes"):
             file.check_space(3 * PAGE)
 
 
@@ -173,7 +173,7 @@ def slow(lingering: Descriptor) -> Fetcher:
 
 
 def test_what_lingers_is_closed_by_somebody_else(slow: Fetcher, lingering: Descriptor) -> None:
-    refused(slow, "is no memfd", lingering)
+    refused(slow, "no memfd", lingering)
 
 
 REFUSED = encode_answer(is_given=False)
@@ -219,12 +219,12 @@ def test_it_is_opened_anew_so_that_its_locks_are_its_own(fetcher: Fetcher) -> No
 
 
 def test_of_a_client_that_is_gone_nothing_is_left(fetcher: Fetcher) -> None:
-    with pytest.raises(RegionGoneError, match=r"handed over by nobody .* network namespace .*region=\"system\""):
+    with pytest.raises(RegionGoneError, match=r"is not handed over .* network namespace .*region=\"system\""):
         fetcher.fetch(SealedKey(secrets.token_hex(16), 1), TOKEN, FIELD, anybody)
 
 
 def test_a_region_that_its_client_gives_no_longer_is_gone(fetcher: Fetcher) -> None:
-    with pytest.raises(RegionGoneError, match="handed over no longer; its owner closed it, or its token is another"):
+    with pytest.raises(RegionGoneError, match="no longer handed over; its owner closed it or changed its token"):
         fetch_from(give(answer=REFUSED), fetcher)
 
 
@@ -235,13 +235,13 @@ def test_a_region_that_its_client_gives_no_longer_is_gone(fetcher: Fetcher) -> N
 )
 @pytest.mark.parametrize("comes_with_one", [False, True])
 def test_what_is_no_answer_is_refused(fetcher: Fetcher, answer: bytes, comes_with_one: bool) -> None:
-    with pytest.raises(RegionRefusedError, match="is no answer of this version"):
+    with pytest.raises(RegionRefusedError, match="is not one of this version of the protocol"):
         fetch_from(give(*[memfd()] * comes_with_one, answer=answer), fetcher)
 
 
 def test_an_answer_that_says_otherwise_than_what_came_with_it_is_refused(fetcher: Fetcher) -> None:
     for script in (give(), give(memfd(), answer=REFUSED)):
-        with pytest.raises(RegionRefusedError, match="says otherwise than what came with it"):
+        with pytest.raises(RegionRefusedError, match="contradicts the descriptors that came with it"):
             fetch_from(script, fetcher)
 
 
@@ -266,7 +266,7 @@ def answer_nothing(connection: socket.socket, region: Descriptor) -> None:
     ids=["after the question", "before the question", "with the question unread", "with a descriptor"],
 )
 def test_of_who_hangs_up_nothing_is_left(fetcher: Fetcher, script: Script) -> None:
-    hung_up = r"handed over no longer: its client hung up, .*PoolOptions\(access=...\)"
+    hung_up = r"no longer handed over: its client closed the connection; .*PoolOptions\(access=...\)"
     with pytest.raises(RegionGoneError, match=hung_up):
         fetch_from(script, fetcher)
 

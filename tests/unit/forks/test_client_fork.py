@@ -53,7 +53,7 @@ def refused(use):
     try:
         use()
     except ForkedError as error:
-        assert "is a fork; make a new one in this process" in str(error)
+        assert "was forked from; make a new one in this process" in str(error)
         return
     os._exit(4)
 

@@ -127,7 +127,7 @@ def close():
         try:
             use()
         except ForkedError as error:
-            assert "this ModelHarness was made by another process" in str(error)
+            assert "this ModelHarness belongs to the process that this one was forked from" in str(error)
         else:
             os._exit(3)
     client.close()

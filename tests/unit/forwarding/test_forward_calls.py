@@ -157,7 +157,7 @@ def test_calls_that_fail_for_memory_are_warned(models: Models, client: Client, m
         for _ in range(3):
             assert sign_of_life() == ""
             assert models.refused(client, infer).startswith("shm:forward: ")
-        assert sign_of_life().startswith("shm:machine: the last 3 calls of other models (call.forward) have failed")
+        assert sign_of_life().startswith("shm:machine: the last 3 calls of other models (call.forward) failed")
     assert models.serve(client, infer).error() is None
     assert sign_of_life() == ""
 
@@ -259,13 +259,13 @@ def test_a_delivered_output_of_another_shape_than_its_memory_is_refused(stock_mo
 @pytest.mark.parametrize("outputs", [[], {}, iter(()), "Y", 3, [1], {"Y": -1}, {"Y": "16"}, {"Y": 1.5}])
 def test_outputs_that_no_model_can_be_asked_for(models: Models, client: Client, outputs: Any) -> None:
     error = models.refused(client, lambda call: call.forward("other", {"X": X}, outputs))
-    assert re.search("model 'other' cannot be asked so: outputs (is|has) .*(expected|leave)", error)
+    assert re.search("model 'other' cannot be called with these outputs: outputs (is|has) .*(expected|leave)", error)
 
 
 def test_outputs_that_nobody_knows_must_be_named(stock_models: Models, client: Client) -> None:
     error = stock_models.refused(client, lambda call: call.forward("other", {"X": X}))
     assert "the outputs of model 'other' are not known here" in error
-    assert "name those that are wanted, or set the parameter SHM_SERVER_URL" in error
+    assert "name the outputs, or set the parameter SHM_SERVER_URL" in error
 
 
 # Calls that are under way when their own is over

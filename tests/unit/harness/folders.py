@@ -52,7 +52,7 @@ BAD_CODE: Final = {
     "too early": (
         f"import triton_python_backend_utils as pb_utils\nTENSOR = pb_utils.Tensor\n{_FINE}",
         "Internal: AttributeError: module 'triton_python_backend_utils' has no attribute 'Tensor'\n\nAt:\n",
-        "what to do: what of triton_python_backend_utils is not there while model.py is imported",
+        "what to do: use it in methods only: a server adds Tensor",
     ),
 }
 """Code that does not load, what the server says of it, and what the harness adds."""

@@ -122,11 +122,11 @@ GOOD_Z = "pb_utils.Tensor('Z', np.zeros((1, 7), np.float32))"
 DOUBTFUL = {
     "of another name": (
         f"pb_utils.Tensor('YY', np.zeros((1, 2), np.float32)), {GOOD_Z}",
-        "model 'm' answered without output 'Y', and a server says nothing of it: give a pb_utils.Tensor of that name",
+        "model 'm' answered without output 'Y', and a server does not report that: return a pb_utils.Tensor",
     ),
     "of another type": (
         f"pb_utils.Tensor('Y', np.zeros((1, 2))), {GOOD_Z}",
-        "output 'Y' of model 'm' is FP64 [1, 2], but config.pbtxt declares FP32 [-1, 2], and a server sends it so",
+        "output 'Y' of model 'm' is FP64 [1, 2], but config.pbtxt declares FP32 [-1, 2], and a server sends",
     ),
     "of another shape": (
         f"pb_utils.Tensor('Y', np.zeros((1, 3), np.float32)), {GOOD_Z}",
@@ -239,9 +239,9 @@ def test_a_request_that_nobody_can_answer_any_more_is_told(tmp_path: Path, make:
         for name, policy in {"one": "", "many": "model_transaction_policy { decoupled: true }"}.items()
     ]
     with make(*folders, patience_s=30) as harness:
-        with pytest.raises(InferenceError, match="model 'one' has let go of the request without an answer"):
+        with pytest.raises(InferenceError, match="model 'one' has dropped the request without an answer"):
             harness.infer(X)
-        with pytest.raises(InferenceError, match="model 'many' has let go of the request without an answer"):
+        with pytest.raises(InferenceError, match="model 'many' has dropped the request without an answer"):
             list(harness.stream(X, model="many"))
 
 

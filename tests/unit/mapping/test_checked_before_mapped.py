@@ -149,7 +149,7 @@ def test_a_file_that_everybody_may_write_to_is_refused_unless_everybody_is_allow
 def test_a_managed_region_with_holes_is_refused() -> None:
     path = managed_file(new_key("shmbu"), SIZE)
     try:
-        with pytest.raises(RegionRefusedError, match=f"memory for {PAGE} bytes of {SIZE}, and else holes; take"):
+        with pytest.raises(RegionRefusedError, match=f"memory for {PAGE} of its {SIZE} bytes, and holes; allocate"):
             open_managed(path, Config())
     finally:
         path.unlink()
@@ -316,7 +316,7 @@ def test_what_stays_pinned_is_unmapped_all_the_same(cuda: PinningCuda, model: Re
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("CUDA_ERROR_OUT_OF_MEMORY", "not that much memory left"),
+        ("CUDA_ERROR_OUT_OF_MEMORY", "not enough memory left"),
         ("CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "pinned already"),
     ],
 )

@@ -36,7 +36,7 @@ KEYWORDS = {
     "query_params": "use parameters, which Triton passes on to the model",
     "callback": "use submit(), whose future has add_done_callback(), or AsyncShmClient",
     "frames": "only stream() has frames",
-    "device": "say outputs={'OUTPUT0': 'cuda:0'}; inputs are used where they are",
+    "device": "use outputs={'OUTPUT0': 'cuda:0'}; inputs are used where they are",
     "stream": "use cuda_stream, for the streams of a GPU",
 }
 MISSPELT = {"timout_s": "timeout_s", "cuda_streams": "cuda_stream", "splits": "split"}
@@ -113,8 +113,8 @@ CALLS: dict[str, tuple[Callable[[Any], object], type[Exception], str]] = {
         lambda client: client.infer("m", {"IN0": X}, outputs={"OUT0": (3, 2)}),
         TensorError,
         "the hint for output 'OUT0' is (3, 2); expected bytes, 0 or more, or (shape, dtype), for example ((1, 3), "
-        "'float32'), or a device such as 'cuda:0', or (shape, dtype, device), or None: an output lies in memory of the "
-        "client's",
+        "'float32'), or a device such as 'cuda:0', or (shape, dtype, device), or None. An output is always in the "
+        "client's memory, so an array cannot be a hint",
     ),
     "outputs of tritonclient": (
         lambda client: client.infer("m", {"IN0": X}, outputs=[InferRequestedOutput()]),
@@ -140,7 +140,7 @@ CALLS: dict[str, tuple[Callable[[Any], object], type[Exception], str]] = {
     "as_numpy": (
         lambda client: client.infer("m", {"IN0": X}).as_numpy("OUT0"),
         AttributeError,
-        "a Result has no attribute 'as_numpy'; an output is result['OUTPUT0'], of any name",
+        "a Result has no attribute 'as_numpy'; read an output by its name: result['OUTPUT0']",
     ),
     "a Result's shape": (
         lambda client: client.infer("m", {"IN0": X}).shape,
@@ -173,9 +173,9 @@ def test_an_output_that_is_misspelt(client: ShmClient, outputs: Any, path: Any) 
 def test_inputs_of_a_prepared_call_are_filled_and_not_replaced(client: ShmClient) -> None:
     with client.prepare("m", {"IN0": ((3,), np.float32)}) as call:
         inputs: Any = call.inputs
-        with pytest.raises(TypeError, match="^input 'IN0' is memory to be filled, and cannot be replaced; write "):
+        with pytest.raises(TypeError, match="^input 'IN0' cannot be replaced, only filled; write "):
             inputs["IN0"] = X
-        takes = r"^infer\(\) of a prepared call takes timeout_s and cuda_stream alone; write call\.inputs"
+        takes = r"^infer\(\) of a prepared call takes only timeout_s and cuda_stream; write call\.inputs"
         with pytest.raises(TypeError, match=takes):
             call.infer({"IN0": X})  # type: ignore[arg-type]
         with pytest.raises(TypeError, match=takes):
@@ -257,8 +257,8 @@ def test_a_mode_that_is_no_octal_number_opens_nothing(mode: Any) -> None:
 FOUR = np.arange(4, dtype=np.float32)
 PATHS = {"SHM_PATHS": "direct,triton-shm,inline"}
 SAYS = "but the model's configuration says"
-TAKES = "shm:model: from_args takes what initialize gets, as it is: ShmSession.from_args(args)"
-WROTE = "shm:model: model.py wrote an output that it may not: "
+TAKES = "shm:model: from_args takes the args of initialize unchanged: write ShmSession.from_args(args)"
+WROTE = "shm:model: model.py wrote an invalid output: "
 
 
 @pytest.fixture
@@ -295,22 +295,22 @@ MODELS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a shape that is a number": (
         lambda call: call.output("Y", 4, np.float32),
         f"shm:model: output 'Y' was asked for with shape 4 and dtype {np.float32!r} ('int' object is not "
-        "iterable); expected for example (1, 3) and np.float32",
+        "iterable); expected values such as (1, 3) and np.float32",
     ),
     "a size that is a fraction": (
         lambda call: call.output("Y", (4.0,), np.float32),
         f"shm:model: output 'Y' was asked for with shape (4.0,) and dtype {np.float32!r} ('float' object cannot be "
-        "interpreted as an integer); expected for example (1, 3) and np.float32",
+        "interpreted as an integer); expected values such as (1, 3) and np.float32",
     ),
     "a dtype of Triton's": (
         lambda call: call.output("Y", (4,), "FP32"),
         "shm:model: output 'Y' was asked for with shape (4,) and dtype 'FP32' (data type 'FP32' not understood); "
-        "expected for example (1, 3) and np.float32",
+        "expected values such as (1, 3) and np.float32",
     ),
     "outputs that are returned": (
         lambda call: {"Y": FOUR},
         "shm:model: output 'Y' was requested, but model.py wrote none; write it by call.put('Y', array) or "
-        "call.output('Y', shape, dtype): what a function returns is not sent",
+        "call.output('Y', shape, dtype): the return value of a function is not sent",
     ),
     "a session of args": (
         lambda call: ShmSession(dict[str, Any]()),  # type: ignore[arg-type]
@@ -334,8 +334,8 @@ def test_model_py(session: ShmSession, what: str) -> None:
 def test_strings_that_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     with session_of(monkeypatch, [tensor("X")], [tensor("Y", "STRING")], parameters=PATHS) as session:
         assert answered(session, lambda call: None) == (
-            "shm:model: output 'Y' was requested, but model.py wrote none; write it by call.put('Y', strings): what a "
-            "function returns is not sent"
+            "shm:model: output 'Y' was requested, but model.py wrote none; write it by call.put('Y', strings): the "
+            "return value of a function is not sent"
         )
 
 
@@ -354,8 +354,8 @@ BATCHED = [tensor("X", dims=(3,)), {**tensor("SHM", "UINT8"), "optional": True}]
 @pytest.mark.parametrize(
     ("infer", "text"),
     [
-        (frames, "shm:model: the function yields, so nothing of it ran; generators are for serve_streams"),
-        (later, "shm:model: the function is async, so nothing of it ran; async functions are for serve_async"),
+        (frames, "shm:model: the function yields, so its body did not run; pass generator functions to serve_streams"),
+        (later, "shm:model: the function is async, so its body did not run; pass async functions to serve_async"),
     ],
 )
 def test_a_function_of_another_mode(

@@ -59,7 +59,7 @@ def test_a_result_that_is_sent_to_another_process(server: FakeServer, way: Any, 
         with pytest.raises(TypeError) as error:
             way(result)
         assert str(error.value) == (
-            "a Result cannot be pickled, nor copied so: take result.copy(), a dict of arrays of their own"
+            "a Result cannot be pickled or copied by module copy; use result.copy(), a dict of new arrays"
         )
         assert pickle.loads(pickle.dumps(result.copy()))["OUT0"].tolist() == [2, 2, 2]
 
@@ -99,8 +99,8 @@ def test_without_a_library(library: str, used: str) -> None:
 
 
 HELD = (
-    "[StatusCode.DEADLINE_EXCEEDED] model 'stream' has no place for its next response: this client holds as many "
-    "results of the stream as there are frames. Release them (leave their with blocks), keep copies (result.copy()), "
+    "[StatusCode.DEADLINE_EXCEEDED] model 'stream' has no free frame for its next response: this client holds a "
+    "result in each frame of the stream. Release results (leave their with blocks), keep copies (result.copy()), "
     "or ask for more frames"
 )
 
@@ -183,7 +183,7 @@ def test_a_decoupled_model_is_not_asked_for_one_answer(protocol: Any, status: st
     with FakeServer(decoupled, config("single")) as server, client_of(server, protocol) as client:
         server.before = refuse
         x = np.zeros(3, np.float32)
-        with pytest.raises(InferenceError, match=r"model 'm' is decoupled, .*: ask for them by stream\(\), over gRPC"):
+        with pytest.raises(InferenceError, match=r"model 'm' is decoupled: .*; ask for them by stream\(\), over gRPC"):
             client.infer("m", {"IN0": x})
         with client.prepare("m", {"IN0": ((3,), np.float32)}) as call:
             with pytest.raises(InferenceError, match=r"ask for them by stream\(\)") as error:
@@ -320,7 +320,7 @@ def test_http_with_a_path_that_the_server_has_not(use: Infer) -> None:
         with pytest.raises(InferenceError) as error:
             use(f"{url}/v2")
         assert str(error.value) == (
-            f"[404] the server has nothing there: is the path in {url}/v2 right? Triton by itself has none"
+            f"[404] the server finds nothing there; check the path in {url}/v2: Triton itself needs no path"
         )
         with pytest.raises(InferenceError, match=r"^\[404\] Not Found$"):
             use(url)
@@ -332,8 +332,8 @@ def test_grpc_to_http(metrics_port: str, use: Infer) -> None:
     with pytest.raises(ServerUnavailableError) as error:
         use(url)
     assert str(error.value).startswith(
-        f"[StatusCode.UNAVAILABLE] what listens at grpc://{url} speaks HTTP, and not gRPC; is this its port? "
-        "Triton's gRPC is on 8001 by default, and its HTTP on 8000, as http://HOST:PORT ("
+        f"[StatusCode.UNAVAILABLE] the server at grpc://{url} speaks HTTP, and not gRPC; check the port. "
+        "Triton's gRPC is on 8001 by default, its HTTP on 8000, as http://HOST:PORT ("
     )
 
 
@@ -343,6 +343,6 @@ def test_http_to_grpc(grpc_port: int, use: Infer) -> None:
     with pytest.raises(ServerUnavailableError) as error:
         use(url)
     assert str(error.value) == (
-        f"[StatusCode.UNAVAILABLE] what listens at {url} does not speak HTTP, or not without TLS (https://); is this "
-        "its port? Triton's HTTP is on 8000 by default, and its gRPC on 8001, as grpc://HOST:PORT"
+        f"[StatusCode.UNAVAILABLE] the server at {url} does not speak HTTP, or only with TLS (https://); check the "
+        "port. Triton's HTTP is on 8000 by default, and its gRPC on 8001, as grpc://HOST:PORT"
     )

@@ -81,7 +81,7 @@ def test_an_input_that_is_put_is_passed_through_from_first_byte_to_last(open_ses
 def test_an_unfit_input_is_not_passed_through(open_session: Open, client: Client, output: dict[str, Any]) -> None:
     request = client.request({"X": X}, {"Y": 16})
     response = serve(open_session, request, lambda call: call.put("Y", call.input("X")), [output])
-    assert "model.py wrote an output that it may not: " in message_of(response)
+    assert "model.py wrote an invalid output: " in message_of(response)
 
 
 def test_what_is_on_the_host_is_no_copy_there(open_session: Open, client: Client) -> None:
@@ -174,7 +174,7 @@ def test_lying_strings_are_not_passed_on(open_session: Open, client: Client, roo
         call.put("Y", call.input("X").strings())
 
     response = serve(open_session, request, infer, outputs, inputs)
-    is_refused = "model.py wrote an output that it may not" in message_of(response)
+    is_refused = "model.py wrote an invalid output" in message_of(response)
     assert is_refused != bool(rooms)  # where there is room, it is told where it wrote them itself
     assert client.is_over()
 
@@ -190,7 +190,7 @@ def test_results_fill_the_record_only(open_session: Open, client: Client, shape:
     outputs = [tensor(name, dims=[-1] * len(shape))]
     response = serve(open_session, request, lambda call: call.put(name, np.ones(shape, "f4")), outputs)
     assert (response.error() is None) == fits
-    assert fits or "2040 bytes for the results of 1 outputs" in message_of(response)
+    assert fits or "results of 2040 bytes for 1 outputs" in message_of(response)
     assert client.is_over()
 
 
@@ -227,7 +227,7 @@ def test_a_descriptor_for_another_model_leaves_the_delivered_tensors(open_sessio
     said = {"shm_io": json.dumps({**DESCRIPTOR, "model": "another"})}
     (response,) = open_session().serve([delivered(said, ["Y"], {"X": X})], double)
     assert outputs_of(response)["Y"].tolist() == (X * 2).tolist()
-    assert "speaks to another model" in error_of(open_session(), delivered(said, ["Y"]), double)
+    assert "is for another model" in error_of(open_session(), delivered(said, ["Y"]), double)
 
 
 def test_a_delivered_tensor_that_the_configuration_does_not_have_is_no_input(open_session: Open) -> None:
@@ -251,7 +251,7 @@ def test_a_model_that_does_not_serve_the_path_takes_no_memory(open_session: Open
     if name == "shm_io":
         request = delivered({"shm_io": json.dumps(DESCRIPTOR)}, ["Y"], {"X": X})
     session = open_session(parameters={"SHM_PATHS": "triton-shm"})
-    assert f"{name}: found something, expected nothing" in error_of(session, request, double)
+    assert f"{name}: found a value, expected none" in error_of(session, request, double)
 
 
 def test_rows_are_compared_with_the_carrier_where_there_are_batches_alone(open_session: Open, client: Client) -> None:

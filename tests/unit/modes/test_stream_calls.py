@@ -62,7 +62,7 @@ def yields_a_value(call: StreamCall) -> Iterator[Any]:
     ("answer", "message"),
     [
         (never_sends, "model.py wrote Y and sent no response with it; yield, or call.send(), after the last output"),
-        (yields_a_value, "model.py has yielded a value of type ndarray, which nobody gets"),
+        (yields_a_value, "model.py has yielded a value of type ndarray, which is not sent"),
     ],
 )
 def test_what_is_never_sent(open_session: Open, answer: Callable[[StreamCall], Iterator[Any]], message: str) -> None:

@@ -58,7 +58,7 @@ def _by_a_request(bench: Bench) -> list[Figure]:
 
 
 def _by_many_requests(bench: Bench) -> list[Figure]:
-    """Have a process of its own send requests at random; look at everybody's memory before and after."""
+    """Let a separate process send random requests; compare all processes' memory before and after."""
     requests = bench.amounts.requests
     with ExitStack() as stack:
         client = Program(PROGRAM, bench.server.grpc_url, requests)
@@ -88,7 +88,7 @@ def _line(client: Program) -> str:
 
 
 def _held(bench: Bench, client_pid: int) -> dict[str, int]:
-    """Return what everybody has of memory of their own, and what lies in shared memory, counted once."""
+    """Return each process' own memory, and shared memory, counted once."""
     server = bench.server
     return {
         "client": resident_bytes(client_pid),

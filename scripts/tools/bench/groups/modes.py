@@ -1,4 +1,4 @@
-"""What is more than a call: batches, calls of other models and streams, each beside a model with pb_utils alone."""
+"""Batches, calls of other models, and streams, each beside a model with pb_utils alone."""
 
 from __future__ import annotations
 

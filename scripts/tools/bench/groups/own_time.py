@@ -1,4 +1,4 @@
-"""What the library itself takes: `execute` less that of a bare model, `infer` less its connection, functions of both.
+"""The time of the library itself: `execute` less that of a bare model, `infer` less its connection, functions of both.
 
 The model takes the times itself, keeps them in its own memory, and tells them at the end. Requests come one after
 another, so that it is known which time is whose. Functions are counted by sys.setprofile, on both sides.

@@ -1,4 +1,4 @@
-"""What round trips take: on the direct path beside empty requests, and on every path over the size of a tensor.
+"""The time of round trips: on the direct path beside empty requests, and on every path over the size of a tensor.
 
 A picture shows the latter, and nothing is held to it. All its lines take turns, up to :data:`TOGETHER`.
 """

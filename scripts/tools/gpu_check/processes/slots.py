@@ -68,7 +68,7 @@ class Slot:
         self.region.segment.unlink()
 
     def free(self) -> None:
-        """Free everything; nobody may have memory of a GPU mapped."""
+        """Free everything; no process may have memory of a GPU mapped."""
         del self._record
         self.region.close()
 

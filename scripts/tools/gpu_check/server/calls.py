@@ -100,7 +100,7 @@ def _named_library(client: ServerClient) -> None:
 
 
 def _where_it_is(client: ServerClient) -> None:
-    """A tensor of the user's, inside a larger allocation, is copied by nobody; and it may be written anew at once."""
+    """A user's tensor inside a larger allocation is not copied; it may be written again at once."""
     gpu = client.gpu
     whole = gpu.kernels.tensor(2 * COUNT, 0)
     tensor = whole[COUNT // 2 : COUNT // 2 + COUNT]

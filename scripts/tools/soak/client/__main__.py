@@ -26,7 +26,7 @@ from .signals import Signals
 from .tally import FOREIGN_ERRORS, LEAKS, UNCAUGHT_ERRORS
 
 MOST_DESCRIPTORS_LEFT: Final = 32
-"""gRPC keeps some for its pollers."""
+"""Descriptors that gRPC keeps for its pollers."""
 
 
 def step(kit: Kit, signals: Signals, workloads: Sequence[Workload]) -> str:
@@ -34,7 +34,7 @@ def step(kit: Kit, signals: Signals, workloads: Sequence[Workload]) -> str:
     workload, connection = choose(kit, workloads)
     try:
         do(kit, workload, connection, signals)
-    except Exception as error:  # whatever it is: this package has errors of its own for everything
+    except Exception as error:  # any error: this package must raise only its own
         kit.tally.add_error(error, "errors" if isinstance(error, ShmError | PlainClientError) else FOREIGN_ERRORS)
         time.sleep(0.05 if isinstance(error, ServerUnavailableError) else 0)
         return f"{type(error).__name__}: {str(error)[:200]}"
@@ -44,7 +44,7 @@ def step(kit: Kit, signals: Signals, workloads: Sequence[Workload]) -> str:
 
 
 def close(kit: Kit, descriptors: int) -> None:
-    """Give everything up, and count what is held then, beside so many descriptors."""
+    """Release everything, and count what is still held, apart from so many descriptors."""
     kit.pass_call(count=LONGEST_HELD)
     deadline = time.monotonic() + 10.0
     while (count := sum(each.quarantined() for each in kit.connections)) and time.monotonic() < deadline:

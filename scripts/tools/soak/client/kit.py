@@ -21,7 +21,7 @@ from .process import PHASE, VERIFIED, Phase
 from .tally import HANGS, WRONG, Tally
 
 MAX_BYTES: Final = 32 << 20
-"""All clients together are not to fill the soak's small /dev/shm by themselves."""
+"""All clients together must not fill the soak's small /dev/shm."""
 POOLS: Final = (
     PoolOptions(max_bytes=MAX_BYTES),
     PoolOptions(max_bytes=MAX_BYTES, idle_s=0),  # models fetch its regions all the time

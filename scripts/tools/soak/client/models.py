@@ -156,7 +156,7 @@ def is_right(result: Array, expected: Array) -> bool:
 
 
 class HeldViews:
-    """Results that are kept over further calls: their memory must not change as long as somebody looks at it."""
+    """Results that are kept during further calls: their memory must not change while a view of it exists."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

@@ -1,1 +1,1 @@
-"""Honest clients beside hostile ones: how much longer the honest ones wait, what fails for them, and what dies."""
+"""Honest clients beside hostile ones: how much longer the honest wait, what fails for them, which processes die."""

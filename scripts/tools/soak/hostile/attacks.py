@@ -256,7 +256,7 @@ class Kind:
     prepare: Callable[[Attacker], Strike]
     pause_s: float  # behind each unit of work
     uid: int | None = None  # whose client it is; None for a user who is allowed
-    kills: bool = False  # whether the model instance may die of it: nobody can prevent that
+    kills: bool = False  # whether the model instance may die of it, which cannot be prevented
 
 
 ATTACKS: Final = (

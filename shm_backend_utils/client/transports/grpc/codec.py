@@ -45,7 +45,7 @@ class GrpcMessage(NamedTuple):
 
 
 class GrpcCodec(Codec):
-    """Makes the messages of one client; ``complete`` takes the metadata of a call and returns those to send."""
+    """Makes the messages of one client; ``complete`` takes a call's metadata and returns the metadata to send."""
 
     reads_plain_outputs = True
     inline_bytes = 16 * 2**10

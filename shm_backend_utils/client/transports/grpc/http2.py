@@ -45,13 +45,13 @@ _OF_RESETS: Final = {_CANCEL: 1, 11: 8, 12: 7}
 
 
 class Request(NamedTuple):
-    head: bytes  # in HPACK, up to the timeout's value; by no table that both sides would keep
+    head: bytes  # in HPACK, up to the timeout's value; without a dynamic table
     message: bytes
     take: Callable[[bytes], object] | None = None  # each answer as it comes, of a call that may have several
 
 
 class Reply(NamedTuple):
-    """An answer: gRPC's status, its text, and the message, which is empty if the status is not 0, or it was taken."""
+    """An answer: gRPC's status, its text, and the message; that is empty if the status is not 0, or ``take`` has it."""
 
     status: int
     details: str
@@ -59,7 +59,7 @@ class Reply(NamedTuple):
 
 
 class _BrokenError(Exception):
-    """The server does not keep to HTTP/2."""
+    """The server violates HTTP/2."""
 
 
 class _Stream:
@@ -223,7 +223,7 @@ class Http2(Conversation):
             self._look_at_length(number, stream)
 
     def _look_at_length(self, number: int, stream: _Stream) -> None:
-        """Read the message's length, once it has come; more must not come, unless answers are taken, as here."""
+        """Read a message's length once it has come; hand on whole messages to ``take``, else allow no further bytes."""
         data, take = b"".join(stream.data), stream.take
         while len(data) > stream.wanted:
             is_compressed, length = _PREFIX.unpack_from(data)

@@ -1,4 +1,4 @@
-"""Streams of answers, each read a little ahead of its user, and read on for a moment when that has left it.
+"""Streams of answers. Each is read a little ahead of its user, and for a moment after its user has left it.
 
 Triton 2.51 and 2.73 crash when a stream is cancelled while a response is written, once in some 20 to 200 times. Most
 streams end by themselves soon, and those that do not have long pauses between responses. So a stream is cancelled only
@@ -24,7 +24,7 @@ from ....errors import ClosedError
 __all__ = ["AHEAD", "AsyncReading", "AsyncStreams", "Reading", "StreamRequest", "Streams", "Take"]
 
 AHEAD: Final = 2
-"""With one more answer than so many that its user has not taken, a reader of grpcio's waits, and so does the server."""
+"""When a user has left one answer more than this untaken, grpcio's reader waits, and so does the server."""
 DRAIN_S: Final = 1.0
 
 Take = Callable[[Any], object]
@@ -34,13 +34,13 @@ class StreamRequest(NamedTuple):
     """A request with any number of answers. It is cancelled, or kept for the next one, or neither."""
 
     ahead: int  # how many answers are read before they are wanted, and one more
-    read: Callable[[Take], object]  # makes it, and hands on each answer
+    read: Callable[[Take], object]  # sends it, and hands on each answer
     cancel: Callable[[], object]  # while it is read
-    keep: Callable[[], object]  # what it was made with, when it has ended well
+    keep: Callable[[], object]  # keeps its connection, once it has ended well
 
 
 class Reading:
-    """A call that a thread reads, as gRPC's own iterator has no timeout."""
+    """A call that a thread reads, because gRPC's own iterator has no timeout."""
 
     def __init__(self, request: StreamRequest, streams: Streams) -> None:
         self.answers: queue.SimpleQueue[Any] = queue.SimpleQueue()  # None, or an error, once it has ended
@@ -53,7 +53,7 @@ class Reading:
         self.thread = threading.Thread(target=self._read, args=(request,), name="shm stream reader", daemon=True)
 
     def leave(self) -> None:
-        """Want no more answers. Waits for nothing, and takes no lock: a finalizer may do it. Twice is fine."""
+        """Take no more answers. This neither waits nor locks, so a finalizer may call it. Twice is fine."""
         self._streams.used.discard(self)
         self._streams.left.put(self)
 
@@ -69,7 +69,7 @@ class Reading:
                 self._cancels.pop()
                 request.keep()
             self.answers.put(None)
-        except Exception as error:  # whoever waits for the answers would wait in vain
+        except Exception as error:  # else the user would wait for answers in vain
             self.answers.put(error)
         self._streams.used.discard(self)
 
@@ -80,7 +80,7 @@ class Reading:
 
 
 class Streams:
-    """The streams of one connection, for threads. A thread of theirs cancels those that were left and do not end."""
+    """The streams of one connection, for threads. Its own thread cancels those that were left and do not end."""
 
     def __init__(self) -> None:
         self.left: queue.SimpleQueue[Reading | None] = queue.SimpleQueue()
@@ -89,7 +89,7 @@ class Streams:
         weakref.finalize(self, self.left.put, None).atexit = False
 
     def begin(self, reading: Reading) -> None:
-        """Have a thread make the call; it is to be left then, whatever this raises, unless all answers have come."""
+        """Start a thread that makes the call. Then leave it, even if this raises, unless all answers have come."""
         if self._thread is None:
             thread = threading.Thread(target=_drain, args=(self.left,), name="shm stream drain", daemon=True)
             thread.start()
@@ -98,7 +98,7 @@ class Streams:
         reading.thread.start()
 
     def close(self) -> None:
-        """Leave every stream, whose users get a ClosedError, and wait until all have ended or were cancelled."""
+        """Leave every stream, and wait until all have ended or were cancelled. Their users get a ClosedError."""
         for reading in list(self.used):
             reading.leave()
             reading.answers.put(ClosedError("this client"))
@@ -129,7 +129,7 @@ def _drain(left: queue.SimpleQueue[Reading | None]) -> None:
 
 
 class AsyncReading:
-    """A stream that a task of its own reads: if its user's did, to cancel that task would cancel the call at once."""
+    """A stream that its own task reads: if the user's task did, cancelling that would cancel the call at once."""
 
     def __init__(self, call: Any) -> None:
         self.answers: asyncio.Queue[Any] = asyncio.Queue()  # the last one is gRPC's EOF, or an error
@@ -139,7 +139,7 @@ class AsyncReading:
         self.task = asyncio.ensure_future(self._read())
 
     def leave(self) -> None:
-        """Want no more answers. Twice is fine."""
+        """Take no more answers. Twice is fine."""
         if not self._is_left and not self.task.done():
             self._is_left = True
             self.wanted.release()
@@ -152,7 +152,7 @@ class AsyncReading:
                     self.answers.put_nowait(answer)
                     await self.wanted.acquire()
             self.answers.put_nowait(grpc.aio.EOF)
-        except BaseException as error:  # whoever waits for the answers would wait in vain
+        except BaseException as error:  # else the user would wait for answers in vain
             self.answers.put_nowait(error)
             if not isinstance(error, Exception):
                 raise

@@ -1,4 +1,4 @@
-"""Servers over gRPC: calls go over sockets of this package's, where these serve, else over a channel of gRPC's."""
+"""Servers over gRPC: calls go over this package's own sockets if possible, else over a channel of grpcio."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ CHANNEL_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
-"""Messages of any size, as tritonclient has it; and a server that was restarted is found again at once: by default gRPC
-waits longer after each attempt, up to two minutes."""
+"""Messages of any size, as in tritonclient. A restarted server is found again within a second: by default gRPC waits
+longer after each attempt, up to two minutes."""
 
 
 _DESCRIPTORS: Final = 10
@@ -63,7 +63,7 @@ class GrpcAddress:
 
     @translate_os_errors(f"a connection over gRPC takes {_DESCRIPTORS} file descriptors", "gRPC cannot work here: {}")
     def channel(self, module: Any) -> Any:
-        """Open a channel of ``grpc`` or ``grpc.aio``, if there are file descriptors: without, gRPC ends the process."""
+        """Open a channel of ``grpc`` or ``grpc.aio``, if there are file descriptors: else gRPC ends the process."""
         for each in [select.epoll() for _ in range(_DESCRIPTORS)]:
             each.close()
         if self.credentials is None:
@@ -71,7 +71,7 @@ class GrpcAddress:
         return module.secure_channel(self.target, self.credentials, options=self.options)
 
     def needs_grpcio(self) -> str:
-        """Return why unary calls go over a channel of gRPC's; empty if this client's own sockets do."""
+        """Return why unary calls go over a channel of grpcio; empty if they go over this client's own sockets."""
         if self.credentials is not None:
             return "TLS"
         if self.options is not CHANNEL_OPTIONS:
@@ -100,13 +100,13 @@ def _content(file: str | None) -> bytes | None:
     return None if file is None else Path(file).read_bytes()
 
 
-_ALWAYS_ENDED: Final = "triton_enable_empty_final_response"  # Triton tells of a stream's end, also when it is no answer
+_ALWAYS_ENDED: Final = "triton_enable_empty_final_response"  # Triton then marks a stream's end, even without an answer
 _IS_LAST: Final = "triton_final_response"
 _ENDED: Final = "the stream has ended before its last response"
 _STATUS: Final = {status.value[0]: str(status) for status in grpc.StatusCode}
 _NO_END_S: Final = 1e8
 _MOST_BYTES: Final = 1 << 18
-"""Larger requests are carried by grpcio, which is faster then."""
+"""grpcio carries larger requests: it is faster for them."""
 
 
 class _Grpc:
@@ -292,16 +292,16 @@ class AsyncGrpcTransport(_Grpc, AsyncTransport):
                 await self._channel.close()
 
     def _service(self) -> Any:
-        """As that for threads; CallerError if a parent of this process had one at the fork: it lacks gRPC's thread."""
+        """Return gRPC's stub; CallerError if a parent had a channel open at the fork: gRPC's thread is missing here."""
         if self._channel is None:
             if self._is_closed:
                 raise ClosedError("this client")
             open_here = [each for each in owners_of_kind(AsyncGrpcTransport) if not each._is_closed]
             if any(each._process != self._process for each in open_here):
                 raise CallerError(
-                    "this process was forked while an AsyncShmClient had a stream over gRPC, and such calls by asyncio "
-                    "would never be answered here: close it before the fork, or spawn processes; HTTP works, and so "
-                    "does ShmClient"
+                    "this process was forked while an AsyncShmClient had a channel of grpcio open, so calls by asyncio "
+                    "over such a channel would never be answered here; close the client before the fork, spawn "
+                    "processes instead, or use HTTP or ShmClient"
                 )
             self._channel = self._grpc_address.channel(grpc.aio)
             call_after_fork(self)
@@ -316,7 +316,7 @@ def _response(answer: Any, address: str) -> Any:
 
 
 def _error(error: Any, address: str, is_closed: bool) -> BaseException:
-    """Return errors of gRPC and protobuf as ours, and others as they are; a ClosedError if that was closed."""
+    """Return errors of gRPC and protobuf as ours, and others as they are; a ClosedError if the client was closed."""
     if isinstance(error, DecodeError):
         return translated("StatusCode.INTERNAL", f"the answer cannot be read: {error}", address)
     if not isinstance(error, grpc.RpcError):
@@ -332,7 +332,7 @@ def _way_of(authority: str, procedure: str) -> tuple[bytes, Callable[[bytes], An
 
 
 def head_of(procedure: str, authority: str) -> bytes:
-    """Return a call's headers in HPACK, up to the timeout's value. They use no table that both sides would keep."""
+    """Return a call's headers in HPACK, up to the timeout's value. They use no dynamic table."""
     headers = (
         (":path", f"/inference.GRPCInferenceService/{procedure}"),
         (":authority", authority),

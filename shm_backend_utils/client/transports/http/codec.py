@@ -49,7 +49,7 @@ _PATHS_OF_MODELS: Final[Mapping[Question, str]] = {
     "model statistics": "/stats",
 }
 _LARGE_GENERATION: Final = 10**18  # of as many digits as the largest
-_OF_GATEWAYS: Final = frozenset({502, 504})  # Triton has no such; it may still be doing the request
+_OF_GATEWAYS: Final = frozenset({502, 504})  # never Triton's own; it may still be executing the request
 
 
 class HttpMessage(NamedTuple):
@@ -81,12 +81,12 @@ class Answer(NamedTuple):
             reason = self.json()["error"]
         if reason is None or self.status in _OF_GATEWAYS:  # something between us and Triton answers in words of its own
             text = self.body[:200].decode(errors="replace").strip()
-            message = f"{address} answered {text!r}, which is not Triton's way"
+            message = f"{address} answered {text!r}, which is not an answer of Triton's"
             if self.status < _BY_THE_SERVER:
                 return InferenceError(f"{message}; {_IS_THIS_HTTP}", str(self.status))
             return ConnectionLostError(f"{message}; the model may have run, or be running", str(self.status))
         if reason == _NO_SUCH_PATH and "/" in address.partition("://")[2]:
-            message = f"the server has nothing there: is the path in {address} right? Triton by itself has none"
+            message = f"the server finds nothing there; check the path in {address}: Triton itself needs no path"
             return InferenceError(message, str(self.status))
         return translated(str(self.status), str(reason), address)
 
@@ -207,7 +207,7 @@ class HttpCodec(Codec):
                 return None
             return str(output["datatype"]), tuple(map(operator.index, output["shape"]))
         except Exception as error:  # the JSON may be anything
-            raise PeerError(f"the server's answer says nothing of output {name!r} that can be read: {error}") from None
+            raise PeerError(f"the server's answer describes output {name!r} in an unreadable way: {error}") from None
 
 
 def _input(tensor: InputTensor, tensors: list[bytes | memoryview]) -> dict[str, Any]:
@@ -246,7 +246,7 @@ def _checked(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(value, int) and not -_MAX_INT64 - 1 <= value <= _MAX_INT64:
             raise CallerError(f"parameter {name!r} is {value!r}; expected a str, a bool, an int of 64 bits, or a float")
         if isinstance(value, float) and not math.isfinite(value):
-            raise CallerError(f"parameter {name!r} is {value!r}, which JSON has no number for; send it as a str")
+            raise CallerError(f"parameter {name!r} is {value!r}, which JSON cannot express; send it as a str")
     return parameters
 
 

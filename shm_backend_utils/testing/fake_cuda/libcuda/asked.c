@@ -1,7 +1,7 @@
-/* What tests ask of the driver: the bytes behind an address, what was not given back, the end of a virtual process. */
+/* Calls for tests: the bytes behind an address, unreleased objects, the end of a virtual process. */
 #include "driver.h"
 
-/* Returns where the bytes of an address are for host code; NULL if there are not so many. */
+/* Returns where host code finds the bytes of an address; NULL if fewer bytes are there. */
 EXPORT char *fake_cuda_memory(uintptr_t address, size_t size) {
   lock();
   struct place place = {NULL, NULL};

@@ -1,6 +1,6 @@
-/* Memory and events that other processes reach, through /proc/PID/fd: with their owner they go, and nothing is left.
+/* Memory and events that other processes reach through /proc/PID/fd: they end with their owner, without leftovers.
  *
- * Each file ends with control pages: what was exported, what of that is freed, and who has it open.
+ * Each file ends with control pages: the exports, which of them are freed, and the processes that have them open.
  */
 #include "driver.h"
 #include <fcntl.h>
@@ -63,7 +63,7 @@ CUresult fill_handle(struct ipc_handle *handle, int kind, int device, int fd, ui
 /* Opens the file that a handle means, by the rules that are the same for memory and events. */
 CUresult open_file(const struct ipc_handle *handle, int kind, int *fd, int *device) {
   if (handle->magic != MAGIC || handle->kind != kind) return CUDA_ERROR_INVALID_VALUE;
-  if (handle->pid_namespace != settings.seen[the_process].pid_namespace) /* as CUDA does, which knows pids alone */
+  if (handle->pid_namespace != settings.seen[the_process].pid_namespace) /* as in CUDA, which knows only pids */
     return handle->seen_pid == seen_pid() ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_INVALID_VALUE;
   if (handle->pid == getpid() && handle->process == the_process) return CUDA_ERROR_INVALID_CONTEXT;
   for (*device = 0; *device < settings.devices; ++*device)

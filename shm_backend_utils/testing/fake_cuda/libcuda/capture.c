@@ -1,4 +1,4 @@
-/* Capture of streams: what is put on one is not done; what is not allowed meanwhile fails, and spoils the capture. */
+/* Capture of streams: work put on one is not done; a call not allowed meanwhile fails, and invalidates the capture. */
 #include "driver.h"
 
 enum { GLOBAL_MODE, THREAD_LOCAL_MODE, RELAXED_MODE };
@@ -9,7 +9,7 @@ static void spoil(uint64_t capture) {
     if (one->capture == capture) one->is_capture_invalid = 1;
 }
 
-CUresult implicit_capture(struct stream *stream) { /* the legacy stream would have to wait for what is captured */
+CUresult implicit_capture(struct stream *stream) { /* the legacy stream would have to wait for captured work */
   if (stream->kind != LEGACY) return CUDA_SUCCESS;
   for (struct stream *one = all_streams; one; one = one->next)
     if (one->context == stream->context && one->capture && !(one->flags & STREAM_NON_BLOCKING)) {

@@ -131,7 +131,7 @@ EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
   return unlock(CUDA_SUCCESS);
 }
 
-/* What a sticky error needs, and no more: memory stays. */
+/* Only clears a sticky error: memory stays. */
 EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
   ENTER("cuDevicePrimaryCtxReset");
   if (!is_device(device)) return CUDA_ERROR_INVALID_DEVICE;

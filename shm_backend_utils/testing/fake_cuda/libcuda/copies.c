@@ -1,4 +1,4 @@
-/* Copies and fills, with unified addresses: what those mean is looked up when a copy is done, not before. */
+/* Copies and fills, with unified addresses, which are resolved only when a copy is done. */
 #include "driver.h"
 
 struct side { uintptr_t address; size_t pitch; };
@@ -61,7 +61,7 @@ static CUresult put_copy(struct stream *stream, struct side target, struct side 
   return result ? result : context->error;
 }
 
-/* A copy without a stream: on the legacy one; the host waits, but for copies within devices. */
+/* A copy without a stream: on the legacy one; the host waits, except for copies within devices. */
 static CUresult copy_and_wait(struct side target, struct side source, size_t width, size_t height) {
   struct stream *stream;
   CUresult result = find_stream(0, &stream);

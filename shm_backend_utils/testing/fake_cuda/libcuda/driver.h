@@ -1,8 +1,8 @@
 /* A CUDA driver without a GPU: what its parts share.
  *
  * One lock guards all state. Work on streams runs without it. Functions named cu... are NVIDIA's driver API; functions
- * named fake_cuda_... are for tests. A "virtual process" is a number of the calling thread: objects of one virtual
- * process are to another one what objects of another operating-system process are.
+ * named fake_cuda_... are for tests. A "virtual process" is a number of the calling thread: the objects of one virtual
+ * process look to the others like those of another operating-system process.
  */
 #ifndef FAKE_CUDA_DRIVER_H
 #define FAKE_CUDA_DRIVER_H
@@ -81,7 +81,7 @@ enum { ERRORS(ERROR_CONSTANT) };
 /* ---- state.c: the lock, how a call begins, what tests ask for ---- */
 
 extern pthread_mutex_t the_lock;
-extern pthread_cond_t progress; /* something on a stream is done, or something is let go */
+extern pthread_cond_t progress; /* work on a stream is done, or something is released */
 extern __thread int the_process;
 extern __thread int is_in_host_function;
 
@@ -90,7 +90,7 @@ struct settings {
   unsigned char uuids[DEVICES][16];
   uint64_t delay_us;
   size_t memory_bytes;
-  struct { uint64_t pid_namespace; int pid; } seen[PROCESSES]; /* as handles tell it */
+  struct { uint64_t pid_namespace; int pid; } seen[PROCESSES]; /* as handles have it */
 };
 extern struct settings settings;
 
@@ -114,7 +114,7 @@ uint64_t new_nonce(void);  /* never the same on this machine */
 
 static inline void lock(void) { pthread_mutex_lock(&the_lock); }
 static inline CUresult unlock(CUresult result) { pthread_mutex_unlock(&the_lock); return result; }
-/* Leaves the function, and the lock, by an error. */
+/* Unlocks, and returns an error. */
 #define REFUSE_IF(condition, error) do { if (condition) return unlock(error); } while (0)
 #define CHECK(expression) do { CUresult checked_ = (expression); if (checked_) return unlock(checked_); } while (0)
 
@@ -221,7 +221,7 @@ struct stream {
   struct context *context;
   enum stream_kind kind;
   int process, priority, references, is_destroyed, has_thread;
-  int is_ended; /* its process is: nothing of it runs any more */
+  int is_ended; /* its process has ended: its work no longer runs */
   unsigned flags;
   pthread_t owner; /* of PER_THREAD */
   pthread_cond_t has_work;
@@ -244,15 +244,15 @@ void wait_for_context(struct context *context);
 int is_stream_done(struct stream *stream);
 
 /* ---- capture.c ---- */
-CUresult refuse_in_capture(struct stream *stream); /* what must not be asked of a stream that captures */
-CUresult refuse_while_capturing(struct context *context); /* what must not be done while any does */
+CUresult refuse_in_capture(struct stream *stream); /* of calls that a capturing stream does not allow */
+CUresult refuse_while_capturing(struct context *context); /* of calls not allowed while any stream captures */
 CUresult implicit_capture(struct stream *stream);
 
 /* ---- events.c ---- */
 int live_events(int process);
 int live_streams(int process);
 
-/* ---- what happens when a virtual process ends as one that is killed ---- */
+/* ---- the end of a virtual process, as if it was killed ---- */
 void end_contexts(int process);
 void end_streams(int process);
 void end_events(int process);

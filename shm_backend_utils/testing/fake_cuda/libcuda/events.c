@@ -1,4 +1,4 @@
-/* Events. Those for other processes keep their counters in shared memory: whoever has one open, records it. */
+/* Events. Those for other processes keep their counters in shared memory: any process with one open records it. */
 #include "driver.h"
 #include <sys/mman.h>
 #include <time.h>
@@ -61,7 +61,7 @@ static CUresult find_event(CUevent handle, struct event **found) {
   return CUDA_ERROR_INVALID_HANDLE;
 }
 
-void end_events(int process) { /* not destroyed: what others have opened stays of use, and is never recorded by it */
+void end_events(int process) { /* not destroyed: others can still use what they opened; it is never recorded here */
   for (struct event *event = all_events, *next; event; event = next) {
     next = event->next;
     if (event->process != process || event->is_destroyed) continue;
@@ -77,7 +77,7 @@ int live_events(int process) {
   return count;
 }
 
-static struct dependency latest(struct event *event) { /* the record that is meant by who asks now */
+static struct dependency latest(struct event *event) { /* the record that a call made now refers to */
   if (event->control) return (struct dependency){NULL, __atomic_load_n(&event->control->recorded, __ATOMIC_ACQUIRE)};
   return event->last;
 }
@@ -87,11 +87,11 @@ static int is_done(struct event *event, struct dependency record) {
   return !record.stream || record.stream->done >= record.number;
 }
 
-static void wait_for(struct event *event, struct dependency record) { /* with the lock, which it gives up meanwhile */
+static void wait_for(struct event *event, struct dependency record) { /* with the lock, which it releases meanwhile */
   event->references++;
   if (record.stream) record.stream->references++;
   while (!is_done(event, record)) {
-    if (event->control) { /* another process tells nobody */
+    if (event->control) { /* another process cannot signal this one */
       unlock(0);
       usleep(50);
       lock();
@@ -131,7 +131,7 @@ static CUresult finish_record(struct work *work, struct stream *stream) {
 static CUresult wait_on_stream(struct work *work, struct stream *stream) {
   (void)stream;
   struct event_work *one = (struct event_work *)work;
-  if (!one->event->control) return CUDA_SUCCESS; /* the work's dependency was all */
+  if (!one->event->control) return CUDA_SUCCESS; /* the work's dependency is enough */
   lock();
   wait_for(one->event, (struct dependency){NULL, one->number});
   return unlock(CUDA_SUCCESS);
@@ -180,7 +180,7 @@ EXPORT CUresult cuEventCreate(CUevent *handle, unsigned flags) {
   return unlock(CUDA_SUCCESS);
 }
 
-EXPORT CUresult cuEventDestroy_v2(CUevent handle) { /* at once: what is recorded or waits is still done */
+EXPORT CUresult cuEventDestroy_v2(CUevent handle) { /* at once: pending records and waits are still done */
   ENTER("cuEventDestroy");
   lock();
   struct event *event = all_events;
@@ -219,7 +219,7 @@ EXPORT CUresult cuEventRecordWithFlags(CUevent handle, CUstream on, unsigned fla
   return record(handle, on, flags);
 }
 
-EXPORT CUresult cuCtxRecordEvent(CUcontext context, CUevent handle) { /* from 12.5: all that the context has to do */
+EXPORT CUresult cuCtxRecordEvent(CUcontext context, CUevent handle) { /* from 12.5: all work of the context */
   ENTER("cuCtxRecordEvent");
   lock();
   struct event *event;

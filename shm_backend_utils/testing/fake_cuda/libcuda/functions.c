@@ -1,4 +1,4 @@
-/* Which functions there are: what cuGetProcAddress finds, by CUDA's version. What is not here is not found. */
+/* The functions that cuGetProcAddress finds, by CUDA's version. It finds no others. */
 #include "driver.h"
 
 /* X(name, symbol, since): `since` is the first version of CUDA with this signature */

@@ -51,7 +51,7 @@ static void unmap_block(struct block *block) { /* that has no range yet */
   free(block);
 }
 
-/* Counts one more opening of what a handle means; what is opened twice has one address. */
+/* Counts one more opening of a handle's memory, which has the same address each time it is opened. */
 static CUresult count_opening(struct block *block, const struct ipc_handle *handle, CUdeviceptr *address) {
   struct export *export = find_export(block->control, handle->export_id);
   if (!export || export->is_freed) return CUDA_ERROR_INVALID_HANDLE;

@@ -1,4 +1,4 @@
-/* Host functions on streams: what stands for a kernel here. They must not call CUDA. */
+/* Host functions on streams, which stand in for kernels here. They must not call CUDA. */
 #include "driver.h"
 
 struct call_work { struct work work; void (*function)(void *); void *argument; };

@@ -1,4 +1,4 @@
-/* What CUDA says of an address. */
+/* CUDA's attributes of an address. */
 #include "driver.h"
 
 enum { CONTEXT = 1, MEMORY_TYPE, DEVICE_POINTER, HOST_POINTER, P2P_TOKENS, SYNC_MEMOPS, BUFFER_ID, IS_MANAGED,

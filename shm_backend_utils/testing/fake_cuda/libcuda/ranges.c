@@ -81,8 +81,8 @@ size_t bytes_in_use(int device) {
   return used;
 }
 
-/* New memory is not zero: whoever reads what nobody wrote, sees it. Of much memory, a page in each 256 KiB and the end
- * are enough to see it, and quick. */
+/* New memory is not zero, so that reads of unwritten memory show. In large memory, only a page in each 256 KiB and the
+ * end are filled, which is enough and quick. */
 void fill_with_rubbish(struct range *range) {
   char *bytes = range->block->view + (range->address - range->block->address);
   size_t step = range->size <= MOST_RUBBISH ? range->size : (size_t)256 << 10;
@@ -96,7 +96,7 @@ int is_mapped(uintptr_t address, size_t size) {
   return !msync((void *)page, address + size - page, MS_ASYNC) || errno != ENOMEM;
 }
 
-void end_ranges(int process) { /* what others have opened is theirs until they close it */
+void end_ranges(int process) { /* others keep what they opened until they close it */
   for (struct range *range = all_ranges; range;) {
     struct block *block = range->block;
     if (block->process != process || block->kind == VIRTUAL || block->kind == PINNED) {
@@ -110,11 +110,11 @@ void end_ranges(int process) { /* what others have opened is theirs until they c
       free(opening);
     }
     remove_range(range);
-    range = all_ranges; /* it may have given up the lock */
+    range = all_ranges; /* it may have released the lock */
   }
 }
 
-static int is_gone(struct block *block) { /* its owner freed all that was opened of it */
+static int is_gone(struct block *block) { /* its owner has freed all that was opened here */
   if (block->kind != OPENED) return 0;
   for (struct opening *one = block->openings; one; one = one->next)
     if (!__atomic_load_n(&one->export->is_freed, __ATOMIC_ACQUIRE)) return 0;

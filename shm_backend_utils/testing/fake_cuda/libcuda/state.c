@@ -1,4 +1,4 @@
-/* The lock, how a call begins, errors on demand, counts of calls, and what was done that CUDA leaves undefined. */
+/* The lock, the start of a call, errors on demand, counts of calls, and uses that CUDA leaves undefined. */
 #include "driver.h"
 #include <fcntl.h>
 #include <stdarg.h>
@@ -73,7 +73,7 @@ static void read_uuids(const char *text) { /* 32 hexadecimal digits each, separa
 static void before_fork(void) { lock(); }
 static void after_fork(void) { unlock(0); }
 static void in_child(void) {
-  is_forked = is_initialized; /* a driver that was in use before is of no use in a child */
+  is_forked = is_initialized; /* a driver that was used before a fork cannot be used in the child */
   pthread_mutex_init(&the_lock, NULL);
 }
 
@@ -122,7 +122,7 @@ void violation(const char *format, ...) {
   vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
   if (violation_count < MOST_VIOLATIONS) violations[violation_count++] = strdup(text);
-  const char *path = getenv("SHM_FAKE_CUDA_VIOLATIONS"); /* where all processes of a test tell theirs */
+  const char *path = getenv("SHM_FAKE_CUDA_VIOLATIONS"); /* the file for all processes of a test */
   int file = path ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600) : -1;
   if (file >= 0) {
     dprintf(file, "%d: %s\n", getpid(), text);
@@ -152,7 +152,7 @@ EXPORT void fake_cuda_set_namespace(int process, const char *name, int pid) {
   unlock(0);
 }
 
-/* Returns whether there is such an error and such a function. */
+/* Returns whether the error and the function exist. */
 EXPORT int fake_cuda_fail_next(const char *name, const char *error, int times, int process) {
   int number = error_number(error);
   if (number <= 0 || times <= 0 || !is_function(name)) return 0;
@@ -189,7 +189,7 @@ EXPORT int fake_cuda_violation(int number, char *text, size_t size) {
   return unlock(is_there);
 }
 
-/* What tests asked for is forgotten: failures on demand, counts, violations. */
+/* Forgets what tests asked for: failures on demand, counts, violations. */
 EXPORT void fake_cuda_forget(void) {
   lock();
   for (struct function *function = functions; function; function = function->next) {

@@ -1,4 +1,4 @@
-/* Streams: each is a thread that does its queue late. The legacy default stream orders itself with blocking ones. */
+/* Streams: each is a thread that does its queue with a delay. The legacy stream orders itself with blocking ones. */
 #include "driver.h"
 #include <time.h>
 #include <unistd.h>
@@ -110,7 +110,7 @@ static int start(struct stream *stream) {
 CUresult put_work(struct stream *stream, struct work *work) {
   CUresult refused = stream->capture ? CUDA_SUCCESS : implicit_capture(stream);
   if (stream->capture && stream->is_capture_invalid) refused = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-  if (refused || stream->capture) { /* what is captured is not done */
+  if (refused || stream->capture) { /* captured work is not done */
     free_work(work);
     return refused;
   }
@@ -236,7 +236,7 @@ EXPORT CUresult cuStreamCreate(CUstream *handle, unsigned flags) {
   return unlock(CUDA_SUCCESS);
 }
 
-EXPORT CUresult cuStreamDestroy_v2(CUstream handle) { /* at once: what is on it is still done */
+EXPORT CUresult cuStreamDestroy_v2(CUstream handle) { /* at once: its work is still done */
   ENTER("cuStreamDestroy");
   lock();
   struct stream *stream = named(handle);

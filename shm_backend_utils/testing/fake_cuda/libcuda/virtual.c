@@ -77,7 +77,7 @@ EXPORT CUresult cuMemAddressFree(CUdeviceptr address, size_t size) {
 EXPORT CUresult cuMemCreate(uint64_t *handle, size_t size, const struct properties *properties, uint64_t flags) {
   ENTER("cuMemCreate");
   if (!handle || !size || size % BLOCK_BYTES || !properties || flags) return CUDA_ERROR_INVALID_VALUE;
-  int device = properties->location.id; /* 1: pinned memory; 1: on a device */
+  int device = properties->location.id; /* types below: 1 is pinned memory, and 1 a device */
   if (properties->type != 1 || properties->location.type != 1) return CUDA_ERROR_INVALID_VALUE;
   if (device < 0 || device >= settings.devices) return CUDA_ERROR_INVALID_DEVICE;
   lock();

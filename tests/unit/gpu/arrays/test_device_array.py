@@ -48,7 +48,7 @@ def view_of(shape: tuple[int, ...] = (2, 3), *, read_only: bool = False, handle:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("numpy", r"no attribute 'numpy'; take it with an array library, .*or .*\.to_host\(\)"),
+        ("numpy", r"no attribute 'numpy'; use it with an array library, .*or .*\.to_host\(\)"),
         ("flavour", "^a DeviceArray has no attribute 'flavour'$"),
     ],
 )
@@ -98,7 +98,7 @@ def test_rows_are_numpys_rows(rows: slice, shape: tuple[int, ...]) -> None:
 def test_other_indexes_are_left_to_array_libraries(index: Any) -> None:
     with pytest.raises(TypeError, match=r"shape \(2, 3\) is indexed by rows, array\[2:5\]; found .*torch.from_dlpack"):
         array_of()[index]
-    with pytest.raises(TypeError, match="cannot be written by itself; take it with an array library"):
+    with pytest.raises(TypeError, match="cannot be written by itself; use it with an array library"):
         array_of()[index] = 1  # type: ignore[index]
 
 
@@ -332,7 +332,7 @@ def test_a_tensor_that_takes_part_in_gradients_says_what_its_library_says(gpu: G
 )
 def test_what_has_no_counterpart_is_refused(gpu: Gpu, changed: dict[str, Any], reason: str) -> None:
     value = WithInterfaceAlone(DRIVER.tensor(numbers((4,))), **changed)
-    with pytest.raises(TensorTypeError, match=f"does not give its memory away: .*{reason}"):
+    with pytest.raises(TensorTypeError, match=f"does not export its memory: .*{reason}"):
         imported(gpu.runtime, value, gpu.stream(), tensor="X")
     del value
     gc.collect()

@@ -242,7 +242,7 @@ def test_bf16_is_what_the_version_of_cupy_knows(monkeypatch: pytest.MonkeyPatch,
 
 def test_without_cupy_an_array_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(MachineError, match="install cupy-cuda12x or cupy-cuda13x, or take the memory with another"):
+    with pytest.raises(MachineError, match="install cupy-cuda12x or cupy-cuda13x, or use another library"):
         array_of(dtypes.BF16).cupy()
 
 
@@ -283,7 +283,7 @@ def test_jax_takes_an_array_itself_and_numba_bf16_as_integers(
 
 
 def test_a_library_that_is_not_known_is_refused_with_those_that_are() -> None:
-    with pytest.raises(ValueError, match="'tensorflow' is known; expected one of 'torch', 'cupy', 'jax', 'numba'"):
+    with pytest.raises(ValueError, match="'tensorflow'; expected one of 'torch', 'cupy', 'jax', 'numba'"):
         as_library(array_of(dtypes.BF16), "tensorflow")
 
 

@@ -207,7 +207,7 @@ def test_outputs_are_of_a_library(client: ShmClient, monkeypatch: pytest.MonkeyP
         ("numpy", "expected one of 'torch', 'cupy', 'jax', 'numba'"),
         (3, "expected one of 'torch', 'cupy', 'jax', 'numba'"),
         ("jax", "library is 'jax', which is not installed here"),
-        ("torch", "library is 'torch', which is built without CUDA here; install one for CUDA"),
+        ("torch", "library is 'torch', which is built without CUDA here; install a build with CUDA"),
     ],
 )
 def test_a_library_that_cannot_be_used_is_refused_before_anything_is_sent(
@@ -228,7 +228,7 @@ def test_a_library_that_cannot_be_used_is_refused_before_anything_is_sent(
 def test_a_tensor_of_another_dtype_or_in_a_list_is_refused_as_on_the_host(client: ShmClient) -> None:
     with pytest.raises(TensorError, match="'IN0' is INT32, but the model's configuration says TYPE_FP32"):
         client.infer("m", {"IN0": tensor_of(X.astype(np.int32))}, outputs=ON_GPU)
-    way_out = r"copy it there, or join what is in a list on its GPU, for example by torch\.cat"
+    way_out = r"copy it there, or join the parts of a list on their GPU, for example by torch\.cat"
     with pytest.raises(TensorError, match=way_out):
         client.infer("m", {"IN0": [tensor_of(X)]}, outputs=ON_GPU)
 
@@ -237,7 +237,7 @@ def test_a_tensor_of_another_dtype_or_in_a_list_is_refused_as_on_the_host(client
 def test_split_takes_no_tensors_on_gpus(server: GpuServer, client: ShmClient, is_on_gpu: bool, outputs: Any) -> None:
     server.configs["rows"] = config("rows", max_batch_size=4)
     rows = DRIVER.tensor(X.reshape(300, 2)) if is_on_gpu else X.reshape(300, 2)
-    with pytest.raises(CallerError, match="split=True takes tensors on the host alone; call the model once for each"):
+    with pytest.raises(CallerError, match="split=True takes only tensors on the host; call the model once for each"):
         client.infer("rows", {"IN0": rows}, outputs=outputs, split=True)
 
 

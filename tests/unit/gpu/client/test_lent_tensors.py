@@ -63,7 +63,7 @@ def test_small_tensors_are_copied_and_nothing_is_told(server: GpuServer, cuda: C
         (lambda: tensor_of(X, kind="vmm"), "virtual memory"),
         (lambda: tensor_of(X, kind="managed"), "managed"),
         (lambda: DRIVER.tensor(np.repeat(X, 2))[::2], "it is not C-contiguous"),
-        (lambda: [DRIVER.tensor(X) for _ in range(2)][-1], "its allocation shares a block of CUDA's with others"),
+        (lambda: [DRIVER.tensor(X) for _ in range(2)][-1], "its allocation shares a memory block of CUDA with others"),
     ],
     ids=["pool", "vmm", "managed", "strided", "small"],
 )

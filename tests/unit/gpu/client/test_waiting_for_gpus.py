@@ -47,7 +47,7 @@ from tests.unit.gpu.client.gpu_server import PROCESS, GpuServer
 from tests.unit.gpu.fakes import DRIVER, held_back, stream_on
 
 LATE_S = 0.3
-DIED = "a model ended while its GPU was at work for this call, whose memory there is not used again"
+DIED = "a model's process ended while its GPU was at work in this call's memory, which is not used again"
 
 
 async def check_that_the_loop_goes_on(

@@ -110,7 +110,7 @@ def test_a_model_may_go_on_without_a_gpu(client: Client, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("value", [np.ones(4, np.float32), None])
 def test_what_is_no_view_is_not_copied(calls: Calls, value: Any) -> None:
-    expected = "is no view of a call's tensor; expected what call.input or call.output"
+    expected = "is not a view of a call's tensor; expected a view from call.input or call.output"
     with calls.session.open(calls.client.host.request({}, {})) as call:
         for copied in (call.to_device, call.to_host):
             with pytest.raises(ModelError, match=expected):

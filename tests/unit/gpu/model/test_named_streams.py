@@ -134,7 +134,7 @@ def test_when_the_gpu_is_lost_calls_that_use_it_say_so_and_others_are_served(cal
 
     said = calls.refusal(infer)
     assert f"failed with {ILLEGAL}: " in said
-    assert "a model must be loaded anew" in said
+    assert "restart it, or load the model again" in said
     on_host = calls.client.host.request({"X": np.ones(4, np.float32)}, {"Y": 16})
     assert error_of(calls.session, on_host, lambda call: call.put("Y", call.input("X").numpy() * 2)) == ""
     DRIVER.forget()

@@ -134,7 +134,7 @@ except MachineError as error:
 @pytest.mark.parametrize(
     ("lacks", "words"),
     [
-        ("the driver", ["its library libcuda.so.1 was not found (cuda is an NVIDIA driver library", "--gpus; see LD_"]),
+        ("the driver", ["its library libcuda.so.1 was not found (cuda is an NVIDIA driver library", "or check LD_"]),
         ("the bindings", ["NVIDIA's cuda-bindings, which cannot be imported", "triton-shm-backend-utils[gpu]"]),
     ],
 )
@@ -155,8 +155,8 @@ def test_an_error_has_cudas_name_and_advice(gpu: CudaRuntime) -> None:
         gpu.allocate(1, 0)
     assert caught.value.name == "CUDA_ERROR_OUT_OF_MEMORY"
     assert str(caught.value) == (
-        "allocating 2097152 bytes on GPU 0 failed with CUDA_ERROR_OUT_OF_MEMORY: the GPU has not that much memory "
-        "left; use smaller or fewer calls at once"
+        "allocating 2097152 bytes on GPU 0 failed with CUDA_ERROR_OUT_OF_MEMORY: the GPU has not enough memory "
+        "left; make smaller calls, or fewer at once"
     )
     assert str(CudaError("x", "CUDA_ERROR_UNKNOWN")).endswith(
         ": see CUresult in CUDA's documentation of the driver API"
@@ -255,13 +255,13 @@ def test_whose_a_stream_is_cuda_knows(gpu: CudaRuntime) -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_what_is_no_stream_is_refused(value: Any) -> None:
-    with pytest.raises(CallerError, match="is no stream of a GPU; expected what has __cuda_stream__"):
+    with pytest.raises(CallerError, match="is not a CUDA stream; expected an object with __cuda_stream__"):
         named_stream(value)
 
 
 @pytest.mark.parametrize("value", [-1, np.int64(-5), Protocol(-1), 2**64, 10**5000], ids=range(5))
 def test_a_number_that_no_stream_has_is_refused(value: Any) -> None:
-    expected = "stream .* is none of CUDA's; expected a number of 0 or more, of 64 bits"
+    expected = "stream .* is not a CUDA stream; expected a number of 0 or more, of 64 bits"
     with pytest.raises(CallerError, match=expected) as error:
         named_stream(value)
     assert len(str(error.value)) < 200
@@ -269,7 +269,7 @@ def test_a_number_that_no_stream_has_is_refused(value: Any) -> None:
 
 def test_a_stream_that_cuda_does_not_know_is_refused_without_its_number(gpu: CudaRuntime) -> None:
     DRIVER.fail_next("cuStreamGetCtx", "CUDA_ERROR_INVALID_HANDLE")
-    with pytest.raises(CallerError, match="none of this process' on a GPU; name one that was made here") as error:
+    with pytest.raises(CallerError, match="not a CUDA stream of this process; name one that this process") as error:
         named_stream(0x1234567).device_on(gpu, 0)
     assert "1234567" not in str(error.value)
     DRIVER.fail_next("cuStreamGetCtx", "CUDA_ERROR_ILLEGAL_ADDRESS")
@@ -299,7 +299,7 @@ def test_several_are_named_in_their_order() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        *((value, "is no stream of a GPU") for value in ("55", [[5]], [5, None], threading.Event())),
+        *((value, "is not a CUDA stream") for value in ("55", [[5]], [5, None], threading.Event())),
         (Protocol(0x1234, 1), "has __cuda_stream__ of version 1; expected 0"),
         (of_class("Event", cuda_event=0), "was never recorded, and stands for nothing; record it on your stream first"),
     ],
