@@ -11,7 +11,7 @@ with name_missing_library():
     import tritonclient.utils  # noqa: F401
 
 from .. import errors as shared_errors
-from ..errors import CallerError, ClosedError, MachineError, ModelError, NoSharedMemoryError, PeerError, ShmError
+from ..errors import CallerError, ClosedError, MachineError, NoSharedMemoryError, PeerError, ShmError, TensorError
 from ..memory.descriptors import Access
 from ..memory.pool.options import PoolOptions
 from ..moved import moved
@@ -24,11 +24,11 @@ from .errors import (
     DeadlineExceededError,
     ForkedError,
     InferenceError,
-    MemoryRefusedError,
     PathUnavailableError,
     PoolExhaustedError,
     ServerUnavailableError,
 )
+from .inputs.sources import InputDescription
 from .known_model import CopyWarning
 from .options import RequestOptions, Tls
 from .prepared import PreparedCall
@@ -47,9 +47,8 @@ __all__ = [
     "DeadlineExceededError",
     "ForkedError",
     "InferenceError",
+    "InputDescription",
     "MachineError",
-    "MemoryRefusedError",
-    "ModelError",
     "NoSharedMemoryError",
     "PathUnavailableError",
     "PeerError",
@@ -61,6 +60,7 @@ __all__ = [
     "ServerUnavailableError",
     "ShmClient",
     "ShmError",
+    "TensorError",
     "Tls",
 ]
 

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, Final
 
+from ..dtypes import BYTES
 from ..memory.managed import RegionKind
 from ..memory.pool.rows import RowBlocks
 from ..model_spec import ModelSpec
@@ -49,6 +50,8 @@ class KnownModel:
         self.inputs, self.outputs = TensorForm.of_all(spec.inputs), TensorForm.of_all(spec.outputs)
         self.rooms = {name: room_part(name) for name in self.outputs}
         self.version = version  # as its calls ask for it; empty if the server chooses
+        # Inline, strings may crash a stub that was built for another NumPy.
+        self.has_strings = any(each.dtype is BYTES for each in (*spec.inputs.values(), *spec.outputs.values()))
         self.record_byte_size = record_byte_size(spec)  # enough for any call of it
         self.refusals: dict[str, str] = {}  # paths that turned out to be closed, with the reasons given
         self.kind = RegionKind.SYSTEM  # of regions for its calls on the direct path

@@ -54,13 +54,13 @@ _KINDS: Final[Mapping[str, tuple[Any, str, Callable[[Any], Any]]]] = {
     "sequence_start": (object, "a bool", bool),
     "sequence_end": (object, "a bool", bool),
     "priority": (numbers.Integral, "an integer", int),
-    "timeout": (numbers.Integral, "an integer: microseconds", int),
+    "queue_timeout_us": (numbers.Integral, "an integer: microseconds", int),
     "headers": (Mapping, "a mapping", dict),
     "parameters": (Mapping, "a mapping", dict),
 }
 """Of each option: its type, the same in words, and a function that copies it as a plain value that JSON can hold."""
 _DASHES: Final = str.maketrans("", "", "-_.")
-_LIMITS: Final = {"priority": 2**64, "sequence_id": 2**64, "timeout": 2**63}
+_LIMITS: Final = {"priority": 2**64, "sequence_id": 2**64, "queue_timeout_us": 2**63}
 
 
 class RequestOptions(TypedDict, total=False):
@@ -74,9 +74,9 @@ class RequestOptions(TypedDict, total=False):
     sequence_id : int or str
         For stateful models; with ``sequence_start`` and ``sequence_end``.
     priority : int
-    timeout : int
-        Microseconds that the request may wait in the server's queue, if the model allows that. ``timeout_s`` limits
-        how long this client waits for an answer.
+    queue_timeout_us : int
+        Microseconds that the request may wait in the server's queue, if the model allows that: Triton's own parameter
+        ``timeout``. ``timeout_s`` limits how long this client waits for an answer.
     headers : mapping of str to str
         HTTP headers, or gRPC metadata.
     compression : str
@@ -91,7 +91,7 @@ class RequestOptions(TypedDict, total=False):
     sequence_start: bool
     sequence_end: bool
     priority: int
-    timeout: int
+    queue_timeout_us: int
     headers: Mapping[str, str]
     compression: str
     parameters: Mapping[str, Any]
@@ -100,11 +100,12 @@ class RequestOptions(TypedDict, total=False):
 _NAMES: Final = frozenset(RequestOptions.__annotations__)
 _OF_CALLS: Final = (
     *sorted(_NAMES),
-    *("cuda_stream", "inputs", "library", "model", "outputs", "path", "split", "timeout_s"),
+    *("cuda_stream", "frames", "inputs", "library", "model", "outputs", "path", "split", "timeout_s"),
 )
 # Names that tritonclient, or another method, gives to options with other names here.
 _REMEDIES: Final = {
-    "client_timeout": "use timeout_s, in seconds",  # ``timeout`` is another thing
+    "client_timeout": "use timeout_s, in seconds",
+    "timeout": "use timeout_s, in seconds, or queue_timeout_us, for the server's queue",
     "request_compression_algorithm": "use compression, which is for both directions",
     "response_compression_algorithm": "use compression, which is for both directions",
     "callback": "use submit(), whose future has add_done_callback(), or AsyncShmClient",

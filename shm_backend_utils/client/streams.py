@@ -222,11 +222,8 @@ def open_stream(
                 call = yield from _open_ring(core, settings, known, on_host, wanted, frames, {})
         except NoSharedMemoryError as error:
             yield from inline_instead(core, settings, known, error)
-    elif settings.path not in ("auto", InlineCall.path):
-        raise PathUnavailableError(
-            f"a stream of model {known.spec.name!r} cannot take the path {settings.path!r}: "
-            "triton-shm has room for one response, and direct needs a decoupled model"
-        )
+    elif path != InlineCall.path and (settings.path != "auto" or (path == DirectStream.path and known.has_strings)):
+        raise PathUnavailableError(f"model {known.spec.name!r} cannot stream on the path {path!r}: {_ONE_RESPONSE}")
     if call is None:
         yield from core.paths.choose(known, InlineCall.path, settings.deadline)
         if settings.path == "auto" and not needs_ring:  # else a warning in the log tells that there is no memory

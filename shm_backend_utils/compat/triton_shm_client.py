@@ -175,7 +175,7 @@ class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
             "sequence_start": sequence_start,
             "sequence_end": sequence_end,
             "priority": priority,
-            "timeout": timeout,
+            "queue_timeout_us": timeout,
             "headers": headers,
             "compression": _known_compression(compression_algorithm),
             "parameters": parameters,

@@ -226,7 +226,7 @@ def _batch_refused(spec: ModelSpec, inputs: Mapping[str, AnyInput], most: int) -
     return BatchSizeError(
         name,
         f"tensor {name!r} has a batch of {size}, but model {spec.name!r} takes 1 to {most}"
-        f"{'; split=True sends several requests' if size else ''}",
+        f"{'; infer(..., split=True) sends several requests' if size else ''}",
     )
 
 

@@ -161,7 +161,8 @@ def _of_numbers(tensor: TensorSpec, value: Any) -> npt.NDArray[Any]:
             raise TensorTypeError(
                 tensor.name,
                 f"tensor {tensor.name!r} holds {shown(element)}, which {tensor.config_dtype} cannot hold; pass "
-                f"{'str or bytes' if dtype is None else 'numbers that fit'}, or an array",
+                f"{'str or bytes' if dtype is None else 'numbers that fit'}, or an array"
+                f"{', or leave the tensor out' if value is None else ''}",
             )
     if dtype == BF16.numpy:
         return elements.astype(np.float64).astype(dtype)  # BF16 converts no large integers itself

@@ -52,15 +52,15 @@ def facts(client: AnyClient, model: str = "request_facts", **named: Any) -> dict
 def test_options_alone_reach_the_model(any_client: AnyClient, path: PathName, version: str) -> None:
     parameters = {"text": "größer", "count": 3, "share": 0.25, "flag": True}
     told = facts(
-        any_client, model_version=version, request_id="größer 7", parameters=parameters, timeout=5_000_000, path=path
+        any_client, model_version=version, request_id="ö 7", parameters=parameters, queue_timeout_us=10**7, path=path
     )
     assert told["version"] == version
     assert told["parameters"] == parameters
-    assert (told["request_id"], told["timeout"]) == ("größer 7", 5_000_000)
+    assert (told["request_id"], told["timeout"]) == ("ö 7", 10**7)
 
 
 def test_a_call_knows_its_sequence_and_its_deadline(any_client: AnyClient, path: PathName) -> None:
-    told = facts(any_client, "call_facts", sequence_id=7, sequence_start=True, timeout=60_000_000, path=path)
+    told = facts(any_client, "call_facts", sequence_id=7, sequence_start=True, queue_timeout_us=60_000_000, path=path)
     assert told["sequence"] == [7, True, False]
     assert 0 < told["left_s"] <= 60
 

@@ -149,7 +149,7 @@ KINDS: Final[dict[str, dict[str, Kind]]] = {
         "list of dtypes that differ": Kind(lambda: [ROWS[0], ROWS[1].astype(int)], "is a list of arrays of dtypes"),
         "a number too large": Kind(lambda: [[2**24 + 1]], f"holds 16777217, {WHICH}FP32 cannot hold; pass numbers"),
         "text": Kind(lambda: "1.5", f"holds '1.5', {WHICH}FP32 cannot hold; pass numbers that fit, or an array"),
-        "nothing": Kind(lambda: None, f"holds None, {WHICH}FP32 cannot hold; pass numbers"),
+        "nothing": Kind(lambda: None, f"holds None, {WHICH}FP32 cannot hold; .*, or leave the tensor out"),
         "generator": Kind(lambda: (row for row in ROWS), f"holds an object of type generator, {WHICH}FP32 cannot hold"),
         "capsule": Kind(ROWS.__dlpack__, f"holds an object of type PyCapsule, {WHICH}FP32 cannot hold; .* an array"),
         "unreadable": Kind(Unreadable, "is a .*Unreadable that cannot be read: it is on a tape; give a dense array"),

@@ -217,7 +217,7 @@ STRICT = ModelSpec.from_config({"name": "strict", "input": [tensor("X", optional
 @pytest.mark.parametrize(
     ("spec", "inputs", "outputs", "kind", "message", "name"),
     [
-        (BATCHED, [("X", (9, 3), FP32)], None, BatchSizeError, "'X' .* of 9, .* takes 1 to 8; split=True sends", None),
+        (BATCHED, [("X", (9, 3), FP32)], None, BatchSizeError, "'X' .* of 9, .* takes 1 to 8; .*split=True", None),
         (BATCHED, [("X", (0, 3), FP32)], None, BatchSizeError, "'X' .* of 0, but model 'batched' takes 1 to 8$", None),
         (BATCHED, [("X", (5, 3), FP32), ("W", (4, 2), np.uint8)], None, BatchSizeError, "one .* found X 5, W 4", None),
         (BATCHED, [], None, MissingTensorError, "model 'batched' takes batches, .* found no input", None),

@@ -66,10 +66,8 @@ def test_what_changes_between_calls_is_sent_as_it_is(client: ShmClient, server: 
 
 
 def test_options_of_one_call_are_not_the_next_ones(client: ShmClient, server: FakeServer) -> None:
-    client.infer(
-        "m", {"IN0": X}, parameters={"a": 1}, priority=3, timeout=1000, headers={"token": "x"}, outputs=["OUT0"]
-    )
-    assert {name: value for name, _, value in users(server.orders[-1])} == {"a": 1, "priority": 3, "timeout": 1000}
+    client.infer("m", {"IN0": X}, parameters={"a": 1}, queue_timeout_us=1000, headers={"token": "x"}, outputs=["OUT0"])
+    assert {name: value for name, _, value in users(server.orders[-1])} == {"a": 1, "timeout": 1000}
     client.infer("m", {"IN0": X})
     assert users(server.orders[-1]) == []
     assert "token" not in {name.lower() for name in server.orders[-1].headers}

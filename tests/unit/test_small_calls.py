@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import CallerError, CopyWarning, ShmClient
+from shm_backend_utils.client import CallerError, CopyWarning, PathUnavailableError, ShmClient
 from shm_backend_utils.client.calls import infer
 from shm_backend_utils.client.steps import until_copied
 from shm_backend_utils.gpu.memory.access import CudaAccess
@@ -203,6 +203,13 @@ def test_a_stream_that_goes_in_band_is_told_of_that_path(told: list[Any]) -> Non
     assert first.endswith(end)
     why = "a stream needs a decoupled model on the direct path; ask by infer() for its one response"
     assert second == begin.format("single") + why + end
+
+
+def test_a_stream_of_strings_never_goes_in_band_by_itself_as_it_may_end_the_model() -> None:
+    with FakeServer(config("m", dtype="TYPE_STRING")) as server, client_of(server) as client:
+        with pytest.raises(PathUnavailableError, match="model 'm' cannot stream on the path 'direct': .* infer"):
+            list(client.stream("m", {"IN0": ["a"]}))
+        assert not server.orders
 
 
 def test_a_path_that_was_asked_for_by_name_is_meant(client: ShmClient, told: list[Any]) -> None:

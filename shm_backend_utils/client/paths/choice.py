@@ -10,7 +10,7 @@ import secrets
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from ...dtypes import BY_NAME, BYTES
+from ...dtypes import BY_NAME
 from ...errors import NOT_OPENED, CallerError, MachineError, PeerError, ProbedError, StaleRequestError, code_in
 from ...memory.descriptors import PRIVATE
 from ...memory.managed import RegionKind
@@ -96,9 +96,8 @@ class PathChooser:
         reason = "; ".join(
             check.detail for check in checks if check.outcome is False and set(better) & {*check.needed_by}
         )
-        # Inline, strings may crash a stub that was built for another NumPy.
-        has_strings = any(each.dtype is BYTES for each in (*spec.inputs.values(), *spec.outputs.values()))
-        prefers_inline = self._inline_bytes > 0 and path == _DIRECT and unexplained.open(_INLINE) and not has_strings
+        is_direct = path == _DIRECT and not model.has_strings
+        prefers_inline = is_direct and self._inline_bytes > 0 and unexplained.open(_INLINE)
         if prefers_inline:
             checks = (*checks, self._check_small(spec))
         needs_grpcio = self._codec.needs_grpcio

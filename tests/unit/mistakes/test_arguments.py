@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import Access, AsyncShmClient, PoolOptions, ShmClient
+from shm_backend_utils.client import Access, AsyncShmClient, PoolOptions, RequestOptions, ShmClient
 from shm_backend_utils.client.core import ClientMemory
 from shm_backend_utils.client.inputs.sources import described_inputs, wanted_outputs
 from shm_backend_utils.client.transports.messages import split_url
@@ -31,6 +31,7 @@ def client() -> Iterator[ShmClient]:
 
 KEYWORDS = {
     "client_timeout": "use timeout_s, in seconds",
+    "timeout": "use timeout_s, in seconds, or queue_timeout_us, for the server's queue",
     "request_compression_algorithm": "use compression, which is for both directions",
     "response_compression_algorithm": "use compression, which is for both directions",
     "query_params": "use parameters, which Triton passes on to the model",
@@ -39,16 +40,16 @@ KEYWORDS = {
     "device": "use outputs={'OUTPUT0': 'cuda:0'}; inputs are used where they are",
     "stream": "use cuda_stream, for the streams of a GPU",
 }
-MISSPELT = {"timout_s": "timeout_s", "cuda_streams": "cuda_stream", "splits": "split"}
+ARGUMENTS = [
+    *sorted(RequestOptions.__annotations__),
+    *["cuda_stream", "frames", "inputs", "library", "model", "outputs", "path", "split", "timeout_s"],
+]
+MISSPELT = {"timout_s": "timeout_s", "frame": "frames", "cuda_streams": "cuda_stream", "splits": "split"}
 
 
 @pytest.mark.parametrize("name", [*KEYWORDS, *MISSPELT])
 def test_a_keyword_that_is_misspelt_or_of_tritonclient_or_of_another_method(client: ShmClient, name: str) -> None:
-    remedy = KEYWORDS.get(name) or (
-        "expected some of compression, headers, model_version, parameters, priority, request_id, sequence_end, "
-        "sequence_id, sequence_start, timeout, cuda_stream, inputs, library, model, outputs, path, split, timeout_s; "
-        f"did you mean {MISSPELT[name]!r}?"
-    )
+    remedy = KEYWORDS.get(name) or f"expected some of {', '.join(ARGUMENTS)}; did you mean {MISSPELT[name]!r}?"
     wrong: Any = {name: 5}
     with pytest.raises(TypeError) as error:
         client.infer("m", {"IN0": X}, **wrong)
@@ -84,7 +85,7 @@ def test_a_batch_that_only_infer_can_split(client: ShmClient) -> None:
 
 @pytest.mark.parametrize("timeout_s", [np.float32(5), np.float64(5), np.int64(5)])
 def test_what_tritonclient_and_numpy_have_too_is_taken(client: ShmClient, timeout_s: Any) -> None:
-    more: Any = {"request_id": "7", "priority": 1, "headers": {"a": "b"}, "timeout": 1000, "model_version": "1"}
+    more: Any = {"request_id": "7", "priority": 1, "headers": {"a": "b"}, "model_version": "1"}
     client.infer("m", {"IN0": X}, timeout_s=timeout_s, **more)
     PoolOptions(max_bytes=np.int64(2**30), stream_guess_bytes=np.uint32(0))
 

@@ -193,8 +193,8 @@ def _add_options(message: Any, options: Mapping[str, Any]) -> None:
         message.parameters["sequence_end"].bool_param = options.get("sequence_end", False)
     if options.get("priority"):
         message.parameters["priority"].uint64_param = options["priority"]
-    if options.get("timeout") is not None:
-        message.parameters["timeout"].int64_param = options["timeout"]
+    if options.get("queue_timeout_us") is not None:
+        message.parameters["timeout"].int64_param = options["queue_timeout_us"]
 
 
 def _set(parameter: Any, name: str, value: Any) -> None:

@@ -236,8 +236,8 @@ def _scheduling(options: Mapping[str, Any]) -> dict[str, Any]:
         found = {name: options.get(name, False) for name in ("sequence_id", "sequence_start", "sequence_end")}
     if options.get("priority"):
         found["priority"] = options["priority"]
-    if options.get("timeout") is not None:
-        found["timeout"] = options["timeout"]
+    if options.get("queue_timeout_us") is not None:
+        found["timeout"] = options["queue_timeout_us"]
     return found
 
 
