@@ -59,19 +59,11 @@ def _line(label: str, color: str, marker: str, dashes: str = "-") -> dict[str, A
     return {"label": label, "color": color, "marker": marker, "linestyle": dashes}
 
 
-_OURS: Final = _line("ShmClient.infer", "#0072B2", "s")
-_STOCK: Final = _line("tritonclient, in band", "#D55E00", "X", "--")
-
 LINES: Final[Mapping[str, dict[str, Any]]] = {
     "in place": _line("ShmClient.prepare, in place", "#009E73", "o"),
-    "direct": _line("ShmClient.infer, direct", "#0072B2", "s"),
-    "triton-shm": _line("ShmClient.infer, triton-shm", "#56B4E9", "^"),
-    "inline": _line("ShmClient.infer, inline", "#E69F00", "D"),
-    "ours": _OURS,
-    "stock": _STOCK,
-    "stock in band": _STOCK,
+    "ours": _line("ShmClient.infer", "#0072B2", "s"),
+    "stock": _line("tritonclient, in band", "#D55E00", "X", "--"),
     "stock triton shm": _line("tritonclient, Triton's shared memory", "#CC79A7", "v", "--"),
-    "triton-shm-client": _line("triton-shm-client", "#6B4C9A", "P", "-."),
     "empty": _line("an empty request", "#000000", "", ":"),
 }
 """By the names that the curves have."""
@@ -192,8 +184,8 @@ PICTURES: Final[Mapping[str, Picture]] = {
         "Round trip of one tensor, there and back",
         "Medians, one request at a time. *In place*: the tensor is in shared memory already, and nothing is copied; "
         "all others copy it once on its way in, at least. In band nothing beyond 64 MiB is measured, as a call takes "
-        "half a second and more there; `triton-shm-client` knows gRPC alone. Above 16 MiB the ways are measured one "
-        "after another, in few rounds: small differences there mean nothing.",
+        "half a second and more there. Above 16 MiB the ways are measured one after another, in few rounds: small "
+        "differences there mean nothing.",
         _draw_latency,
     ),
     "concurrency": Picture(

@@ -12,7 +12,7 @@ import itertools
 import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, asynccontextmanager, closing, contextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -24,7 +24,6 @@ from tritonclient.utils import shared_memory
 
 from shm_backend_utils.cli.common.registered_regions import registered_region
 from shm_backend_utils.client import AsyncShmClient, ShmClient
-from shm_backend_utils.client.options import PathName
 
 from .bench import Bench
 
@@ -138,8 +137,8 @@ def check(y: Floats, x: Floats) -> None:
 
 
 @contextmanager
-def _infer(path: PathName, bench: Bench, protocol: str, most_bytes: int) -> Iterator[Send]:
-    with ShmClient(bench.urls[protocol], path=path) as client:
+def _infer(bench: Bench, protocol: str, most_bytes: int) -> Iterator[Send]:
+    with ShmClient(bench.urls[protocol]) as client:
 
         def send(x: Floats) -> None:
             with client.infer(OURS, {"INPUT0": x}, outputs={"OUTPUT0": x.nbytes}) as result:
@@ -189,18 +188,6 @@ def by_system_shm(model: str, bench: Bench, protocol: str, most_bytes: int, call
 
 
 @contextmanager
-def _other_client(bench: Bench, protocol: str, most_bytes: int) -> Iterator[Send]:
-    with closing(connect_other_client(bench.server.grpc_url)) as client:
-        item = ((), np.float32)  # a row is one number, a batch a tensor
-        client.register_shm_model(STOCK, [("INPUT0", *item)], [("OUTPUT0", *item)], most_bytes // 4, pool_size=1)
-
-        def send(x: Floats) -> None:
-            check(client.infer_shm(STOCK, {"INPUT0": x})["OUTPUT0"], x)
-
-        yield send
-
-
-@contextmanager
 def _empty(bench: Bench, protocol: str, most_bytes: int) -> Iterator[Send]:
     with bench.plain_client(protocol) as plain:
 
@@ -212,25 +199,12 @@ def _empty(bench: Bench, protocol: str, most_bytes: int) -> Iterator[Send]:
 
 WAYS: Final[Mapping[str, Way]] = {
     "in place": _in_place,
-    "direct": partial(_infer, "direct"),
-    "triton-shm": partial(_infer, "triton-shm"),
-    "inline": partial(_infer, "inline"),
-    "stock in band": partial(of_plain_client, STOCK),
+    "ours": _infer,
+    "stock": partial(of_plain_client, STOCK),
     "stock triton shm": partial(by_system_shm, STOCK),
-    OTHER_CLIENT: _other_client,
     "empty": _empty,
 }
 """By the names of their lines in the pictures."""
-
-OVER_THE_WIRE: Final = frozenset({"inline", "stock in band"})
-"""Those whose tensors are in the messages, which may take seconds."""
-
-
-def ways_of(protocol: str) -> dict[str, Way]:
-    """Return those that there are over a protocol: triton-shm-client knows only gRPC."""
-    has_other = protocol == "grpc" and has_other_client()
-    return {name: way for name, way in WAYS.items() if name != OTHER_CLIENT or has_other}
-
 
 COMPARED: Final = ("ours", "stock")
 """What the limits are of: this library's client, and tritonclient in band with a stock model."""
@@ -239,7 +213,7 @@ COMPARED: Final = ("ours", "stock")
 @contextmanager
 def for_threads(bench: Bench, protocol: str, most_bytes: int, threads: int) -> Iterator[dict[str, Send]]:
     ways: dict[str, Way] = {
-        "ours": partial(_infer, "auto"),
+        "ours": _infer,
         "stock": partial(of_plain_client, STOCK),
         "stock triton shm": partial(by_system_shm, STOCK, callers=threads),
     }

@@ -20,7 +20,7 @@ from shm_backend_utils.memory.shared_file import total_bytes
 
 from ...figures import Figure, in_words
 from ..bench import Bench
-from ..ways import OVER_THE_WIRE, Way, ways_of
+from ..ways import WAYS, Way
 
 IDENTITY_BYTES: Final = (64, 2**20, 2**27, 2**30)
 BATCH: Final = (16, 3, 224, 224)
@@ -84,7 +84,7 @@ def _prepared(stack: ExitStack, client: ShmClient, model: str, shape: tuple[int,
 PICTURE: Final = "latency"
 BYTES: Final = tuple(4**exponent for exponent in range(3, 16))
 """64 B to 1 GiB."""
-MOST_OVER_THE_WIRE: Final = 2**26
+MOST_IN_BAND: Final = 2**26
 """A call with so much takes half a second and more already, and 2 GiB are more than a message of gRPC holds."""
 TOGETHER: Final = 2**24
 """Up to here all ways have their memory at once, and take turns. Larger tensors have it one way after another."""
@@ -108,11 +108,7 @@ def latency(bench: Bench) -> list[Figure]:
 
 
 def _measure(bench: Bench, protocol: str, byte_size: int) -> None:
-    ways = {
-        name: way
-        for name, way in ways_of(protocol).items()
-        if byte_size <= MOST_OVER_THE_WIRE or name not in OVER_THE_WIRE
-    }
+    ways = {name: way for name, way in WAYS.items() if byte_size <= MOST_IN_BAND or name != "stock"}
     parts = [ways] if byte_size <= TOGETHER else [{name: way} for name, way in ways.items()]
     for part in parts:
         for name, milliseconds in _medians(bench, protocol, byte_size, part).items():
