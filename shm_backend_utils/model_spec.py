@@ -23,6 +23,8 @@ from .errors import (
 
 __all__ = [
     "BATCH_CARRIER",
+    "CARRIER",
+    "CARRIER_LINE",
     "PATHS",
     "PATHS_LINE",
     "PATHS_PARAMETER",
@@ -34,7 +36,9 @@ __all__ = [
 ]
 
 BATCH_CARRIER: Final = "SHM"
-"""The optional input whose shape ``[B, 0]`` tells Triton's batcher the batch size without any bytes.
+CARRIER: Final = {"name": BATCH_CARRIER, "data_type": "TYPE_UINT8", "dims": [-1], "optional": True}
+CARRIER_LINE: Final = f'{{ name: "{BATCH_CARRIER}" data_type: TYPE_UINT8 dims: [ -1 ] optional: true }}'
+"""The optional input whose shape ``[B, 0]`` tells Triton's batcher the batch size without bytes; in JSON and as a line.
 
 Its presence alone declares all paths, because ``auto_complete_config`` cannot set a parameter.
 """
@@ -81,6 +85,10 @@ class TensorSpec:
         object.__setattr__(self, "fixed_end", self.shape[count:])
         object.__setattr__(self, "row_byte_size", size)
 
+    def __str__(self) -> str:
+        optional = "optional" if self.optional else "not optional"
+        return f"{self.name} ({self.config_dtype} {list(self.shape[self.is_batched :])}, {optional})"
+
     def check(self, dtype: DType, shape: tuple[int, ...]) -> None:
         """Raise :class:`TensorError` unless a tensor of this dtype and shape fits the configuration."""
         if dtype is not self.dtype:
@@ -94,13 +102,12 @@ class TensorSpec:
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         """Raise :class:`TensorShapeError` unless a tensor of this shape fits the configuration."""
-        fits = len(shape) == len(self.shape)
-        if fits:
+        if len(shape) == len(self.shape):
             for size, want in zip(shape, self.shape, strict=True):
                 if size < 0 or want not in (size, -1):
-                    fits = False
-        if fits:
-            return
+                    break
+            else:
+                return
         found = f"tensor {self.name!r} has shape {list(shape)}"
         if any(size < 0 for size in shape):
             raise TensorShapeError(self.name, f"{found}; expected sizes of 0 or more")
@@ -158,9 +165,10 @@ class ModelSpec:
         batched = max_batch_size > 0
         inputs = {tensor["name"]: _tensor_spec(tensor, batched) for tensor in config.get("input", ())}
         declared = _declared_paths(config)
-        has_carrier = _is_carrier(inputs.get(BATCH_CARRIER), batched, declared)
-        if batched or has_carrier:
-            inputs.pop(BATCH_CARRIER, None)
+        is_called_for = batched or declared is None  # a model without batches may have it to declare its paths
+        has_carrier = is_called_for and inputs.get(BATCH_CARRIER) == _tensor_spec(CARRIER, batched)
+        if has_carrier:
+            inputs.pop(BATCH_CARRIER)
         batching = config.get("sequence_batching") or {}
         controls = dict(_control_types(batching))
         return cls(
@@ -230,11 +238,10 @@ class ModelSpec:
                 "carries no bytes for it; add `optional: true` to it in config.pbtxt"
             )
         if self.max_batch_size > 0 and not self.has_batch_carrier:
-            return (
-                f"model {self.name!r} has max_batch_size {self.max_batch_size} but no input to carry the batch size; "
-                f'add {{ name: "{BATCH_CARRIER}" data_type: TYPE_UINT8 dims: [ -1 ] optional: true }} to the inputs '
-                "in config.pbtxt"
-            )
+            own = self.inputs.get(BATCH_CARRIER)
+            found = "no input to carry the batch size; add input" if own is None else f"input {own}; expected"
+            has = f"model {self.name!r} has max_batch_size {self.max_batch_size}"
+            return f"{has} but {found} {CARRIER_LINE} in config.pbtxt"
         return None
 
     def input(self, name: str) -> TensorSpec:
@@ -303,25 +310,18 @@ def _control_types(batching: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str
             yield tensor["name"], (str(control.get("kind", "")), dtype)
 
 
-def _is_carrier(tensor: TensorSpec | None, batched: bool, declared: frozenset[str] | None) -> bool:
-    """Return whether an input is the batch carrier; a model without batches may have it to declare its paths."""
-    if tensor is None or tensor.config_dtype != "TYPE_UINT8" or not tensor.optional:
-        return False
-    return batched or (declared is None and tensor.shape == (-1,))
-
-
 def _declared_paths(config: Mapping[str, Any]) -> frozenset[str] | None:
     declared = config.get("parameters", {}).get(PATHS_PARAMETER)
     if declared is None:
         return None
-    paths = frozenset(word.strip() for word in declared.get("string_value", "").split(",") if word.strip())
-    unknown = sorted(paths - PATHS)
-    if unknown or not paths:
+    words = [word.strip() for word in declared.get("string_value", "").split(",") if word.strip()]
+    unknown = next((word for word in words if word not in PATHS), None)
+    if unknown is not None or not words:
         raise ModelError(
-            f"parameter {PATHS_PARAMETER} of model {config['name']!r} is {', '.join(sorted(paths)) or 'empty'}; "
-            f"expected some of {', '.join(sorted(PATHS))}, separated by commas"
+            f"parameter {PATHS_PARAMETER} of model {config['name']!r} {f'has {unknown!r}' if words else 'is empty'}; "
+            f"expected, separated by commas, some of {name_list(unknown, sorted(PATHS))}"
         )
-    return paths
+    return frozenset(words)
 
 
 def is_of_python_backend(config: Mapping[str, Any]) -> bool:

@@ -52,6 +52,7 @@ _REMEDY: Final = f"later calls have room for as much; {_BESIDE}"
 _REMEDY_OF_PREPARED: Final = f"the next infer of this call has room for as much on the host; {_BESIDE}"
 _NOT_DONE: Final = ("StatusCode.UNIMPLEMENTED", "501")
 """The status, over gRPC and over HTTP, of a request that asks a decoupled model for a single response."""
+_DECOUPLED: Final = "model %r is decoupled: it may send any number of responses; ask for them by stream(), over gRPC"
 _INVALID: Final = ("StatusCode.INVALID_ARGUMENT", "400")  # as Triton refuses tensors that a model does not take
 
 _BUSY_PAUSE_S: Final = 0.005  # a refusal takes less than a millisecond
@@ -129,6 +130,10 @@ def prepare(
     known, layout = yield from core.fitting(
         settings, lambda known: known.lay_out(given, wanted, output_devices=devices)
     )
+    if known.spec.is_decoupled:
+        if (yield from core.renew(known, settings)) is known:  # else it has changed since
+            raise InferenceError(_DECOUPLED % settings.model)
+        return (yield from prepare(core, settings, inputs, outputs))
     path = yield from core.path_of(known, settings, layout)
     plan = Plan(settings, known, layout, given, wanted, devices)
     return (yield from open_call(core, path, plan, PreparedDirectCall))
@@ -235,11 +240,7 @@ def _meaning(core: Core, call: Call, error: ShmError) -> ShmError:
         core.forget_with(call.known)
     elif isinstance(error, InferenceError):
         if call.known.spec.is_decoupled and error.status() in _NOT_DONE:
-            return InferenceError(
-                f"model {call.known.spec.name!r} is decoupled: it may send any number of responses; ask for them by "
-                f"stream(), over gRPC ({error.message()})",
-                error.status(),
-            )
+            return InferenceError(_DECOUPLED % call.known.spec.name, error.status())
     elif isinstance(error, PeerError) and not isinstance(error, SlotInDoubtError):
         core.drop(call.known)  # the model has changed: the next call asks for its configuration
     return error

@@ -82,7 +82,7 @@ class Explanation:
     path : str or None
         Which path ``path="auto"`` takes; None if all are closed.
     reason : str
-        Why they take no better path.
+        Why they take no better path; for the best one, the checks that only a call can make.
     checks : tuple of Check
     """
 
@@ -154,17 +154,11 @@ class ClientStats:
         return self._table().html()
 
     def _table(self) -> TextTable:
-        rows = []
+        rows: list[tuple[str, str]] = []
         for name, value in vars(self).items():
-            if isinstance(value, Mapping):
-                rows += [(f"{name} {key}", _shown(each)) for key, each in value.items()]
-            else:
-                rows.append((name, _shown(value)))
+            parts = value.items() if isinstance(value, Mapping) else [("", value)]
+            rows += [(f"{name} {key}".rstrip(), part if isinstance(part, str) else f"{part:,}") for key, part in parts]
         return TextTable("what the client has done", rows)
-
-
-def _shown(value: int | str) -> str:
-    return value if isinstance(value, str) else f"{value:,}"
 
 
 class Tally:

@@ -17,7 +17,7 @@ import numpy as np
 from ..dtypes import BYTES
 from ..errors import ModelError
 from ..memory.shared_file import USUAL_POOL_PREFIX, prefix_of_pools
-from ..model_spec import BATCH_CARRIER, PATHS_LINE, PATHS_PARAMETER, UIDS_PARAMETER, ModelSpec
+from ..model_spec import BATCH_CARRIER, CARRIER, CARRIER_LINE, PATHS_LINE, PATHS_PARAMETER, UIDS_PARAMETER, ModelSpec
 from ..tensors.view import DIRECT
 
 __all__ = ["PARAMETERS", "PREFIX", "Config", "advice", "auto_complete", "refused_lines", "url_of_server"]
@@ -271,10 +271,6 @@ def _is_abbreviated(name: str) -> bool:
     return len(name) > 2 and any(option.startswith(name) and option != name for option in (_ALLOW, _ADDRESS, _PORT))
 
 
-_CARRIER: Final = {"name": BATCH_CARRIER, "data_type": "TYPE_UINT8", "dims": [-1], "optional": True}
-_CARRIER_LINE: Final = f'{{ name: "{BATCH_CARRIER}" data_type: TYPE_UINT8 dims: [ -1 ] optional: true }}'
-
-
 def auto_complete(config: Any) -> Any:
     """Prepare a model's configuration for the direct path. Call it in ``TritonPythonModel.auto_complete_config``.
 
@@ -315,7 +311,12 @@ def auto_complete(config: Any) -> Any:
     if spec.paths is not None and DIRECT not in spec.paths:
         return config
     if spec.max_batch_size > 0 or spec.paths is None:
-        _add_carrier(config)
+        if BATCH_CARRIER in spec.inputs:
+            raise ModelError(
+                f"model {spec.name!r} has input {spec.inputs[BATCH_CARRIER]}, but this name is for the input that "
+                f"declares the direct path; rename your input, or write {CARRIER_LINE} in config.pbtxt"
+            )
+        config.add_input(dict(CARRIER))
     for tensor in config.as_dict()["input"]:
         if "optional" not in tensor:
             config.add_input({name: tensor[name] for name in ("name", "data_type", "dims")} | {"optional": True})
@@ -323,15 +324,3 @@ def auto_complete(config: Any) -> Any:
     if obstacle is not None:
         raise ModelError(f"{obstacle}, or remove it there and add it in auto_complete_config")
     return config
-
-
-def _add_carrier(config: Any) -> None:
-    described = config.as_dict()
-    for tensor in described["input"]:
-        if tensor["name"] == BATCH_CARRIER and any(tensor.get(name) != value for name, value in _CARRIER.items()):
-            raise ModelError(
-                f"input {BATCH_CARRIER!r} of model {described['name']!r} is {tensor['data_type']} {tensor['dims']}, "
-                f"{'' if tensor.get('optional') else 'not '}optional, but this name is for the input that declares "
-                f"the direct path; rename your input, or write {_CARRIER_LINE} in config.pbtxt"
-            )
-    config.add_input(dict(_CARRIER))

@@ -76,7 +76,7 @@ def test_the_server_has_the_inputs_that_are_needed_and_serves_every_path(
         (
             "taken",
             REQUIRED.replace("X", "SHM"),
-            ["ModelError: input 'SHM' of model 'taken' is TYPE_FP32 [3], not optional", "rename your input"],
+            ["ModelError: model 'taken' has input SHM (TYPE_FP32 [3], not optional)", "rename your input"],
         ),
     ],
     ids=["required", "taken"],

@@ -1,4 +1,4 @@
-"""Which path a model's calls take, and what stands against a better one."""
+"""Which path a model's calls take, and what prevents a better one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ X = {"X": np.ones(4, np.float32)}
 def test_every_check_is_a_line_of_the_text(client: AnyClient) -> None:
     explanation = client.explain("rows")
     first, *lines = str(explanation).splitlines()
-    assert first == "model 'rows' takes the path direct: nothing stands against it"
+    assert first == "model 'rows' takes the path direct: nothing prevents it"
+    assert [check.name for check in explanation.checks if check.outcome is None] == []
     assert len(lines) == len(explanation.checks)
     for line, check in zip(lines, explanation.checks, strict=True):
         assert check.name in line

@@ -271,9 +271,3 @@ def test_a_stream_counts_as_one_request(client: AnyClient) -> None:
     with pytest.raises(InferenceError):
         list(countdown(client, count=5, fails_at=1))
     assert (client.stats().requests, client.stats().failures) == (2, 1)
-
-
-def test_infer_of_a_decoupled_model_is_an_error_that_says_so(client: AnyClient) -> None:
-    with pytest.raises((CallerError, InferenceError), match="decoupled"):
-        client.infer("countdown", {"X": X}, parameters={"count": 1})
-    all_memory_comes_back(client)

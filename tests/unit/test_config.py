@@ -135,20 +135,11 @@ def test_every_input_becomes_optional_and_stays_what_it_is_otherwise() -> None:
 
 
 @pytest.mark.parametrize("max_batch_size", [0, 8])
-@pytest.mark.parametrize(
-    ("change", "found"),
-    [
-        ({"data_type": "TYPE_FP32"}, "TYPE_FP32 [-1], optional"),
-        ({"dims": [4]}, "TYPE_UINT8 [4], optional"),
-        ({"optional": False}, "TYPE_UINT8 [-1], not optional"),
-    ],
-)
-def test_a_false_carrier_is_named_with_its_line(max_batch_size: int, change: dict[str, Any], found: str) -> None:
-    with pytest.raises(ModelError, match="input 'SHM' of model 'm' is ") as caught:
-        auto_complete(triton_config(max_batch_size=max_batch_size, input=[CARRIER | change]))
-    message = str(caught.value)
-    assert f"is {found}, but" in message
-    assert 'write { name: "SHM" data_type: TYPE_UINT8 dims: [ -1 ] optional: true } in config.pbtxt' in message
+def test_a_false_carrier_is_named_with_its_line(max_batch_size: int) -> None:
+    with pytest.raises(ModelError, match=r"model 'm' has input SHM \(TYPE_UINT8 \[4\], optional\), but") as caught:
+        auto_complete(triton_config(max_batch_size=max_batch_size, input=[CARRIER | {"dims": [4]}]))
+    line = '{ name: "SHM" data_type: TYPE_UINT8 dims: [ -1 ] optional: true }'
+    assert str(caught.value).endswith(f"write {line} in config.pbtxt")
 
 
 def test_an_input_of_the_carriers_name_may_stay_where_no_carrier_is_needed() -> None:

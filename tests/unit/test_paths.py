@@ -302,9 +302,11 @@ def test_an_answer_of_no_verdict(server: FakeServer, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(FakeServer, "_refuse_trial", refuse)
     with client_of(server) as client:
-        check = check_of(client)
-        assert check is not None
-        assert check.outcome is None
+        explanation = client.explain("m")
+        check = found(explanation, "sealed memory?")
+        assert (explanation.path, check.outcome) == ("direct", None)
+        assert explanation.reason.startswith("only a call can tell: ")
+        assert check.detail in explanation.reason
         monkeypatch.undo()
         infer(client)
         assert [is_sealed(order) for order in server.orders] == [True]

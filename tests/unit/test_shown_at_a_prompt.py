@@ -179,7 +179,7 @@ POOL = PoolStatus(held=1, idle=2, quarantined=3, byte_size=4, max_bytes=5)
 
 
 def stats(tally: Tally) -> ClientStats:
-    return tally.stats({"resize": "direct: nothing stands against it"}, 6, POOL)
+    return tally.stats({"resize": "direct: nothing prevents it"}, 6, POOL)
 
 
 def test_calls_are_counted_by_their_path_with_the_bytes_that_did_not_cross_the_network() -> None:
@@ -192,7 +192,7 @@ def test_calls_are_counted_by_their_path_with_the_bytes_that_did_not_cross_the_n
     assert (found.requests, found.failures, found.retries, found.bytes_avoided) == (3, 0, 1, 20)
     assert found.paths == {"direct": 2, "inline": 1}
     assert (before.requests, before.failures, before.retries, before.bytes_avoided, before.paths) == (0, 0, 0, 0, {})
-    assert found.reasons == {"resize": "direct: nothing stands against it"}
+    assert found.reasons == {"resize": "direct: nothing prevents it"}
     assert (found.slots_held, found.slots_idle, found.quarantined) == (1, 2, 3)
     assert (found.pool_bytes, found.pool_max_bytes, found.slot_waits) == (4, 5, 6)
 

@@ -160,11 +160,11 @@ def test_integers_may_be_strings_as_in_protobufs_json() -> None:
     assert (spec.max_batch_size, spec.input("X").shape) == (8, (-1, 3, -1))
 
 
-@pytest.mark.parametrize("change", [{"data_type": "TYPE_FP32"}, {"optional": False}])
+@pytest.mark.parametrize("change", [{"data_type": "TYPE_FP32"}, {"optional": False}, {"dims": [1]}, {"dims": [-1, -1]}])
 def test_an_input_that_only_has_the_carriers_name_carries_and_declares_nothing(change: dict[str, Any]) -> None:
     for model in (batched(input=[CARRIER | change]), config(input=[CARRIER])):
-        assert not ModelSpec.from_config(model).has_batch_carrier
-    assert "SHM" in ModelSpec.from_config(config(input=[CARRIER])).inputs, "there are no batches"
+        spec = ModelSpec.from_config(model)
+        assert (spec.has_batch_carrier, list(spec.inputs)) == (False, ["SHM"])
     for max_batch_size in (0, 8):
         model = config(max_batch_size=max_batch_size, input=[CARRIER | change], parameters={})
         assert ModelSpec.from_config(model).paths is None
@@ -192,12 +192,20 @@ def test_paths_are_a_list_which_comes_before_a_carrier(declared: str, expected: 
         assert ModelSpec.from_config(config(parameters=parameters)).paths is None
 
 
-@pytest.mark.parametrize("declared", ["Direct", "direct;inline", "direct,triton", "shm"])
-def test_an_unknown_path_is_an_error_of_the_model(declared: str) -> None:
-    with pytest.raises(ModelError, match=r"SHM_PATHS of model 'resize' .* expected some of direct, inline, triton-shm"):
+@pytest.mark.parametrize(
+    ("declared", "unknown", "meant"),
+    [
+        ("Direct", "Direct", "direct"),
+        ("inline, triton_shm,a", "triton_shm", "triton-shm"),
+        ("direct;", "direct;", "direct"),
+    ],
+)
+def test_an_unknown_path_is_an_error_of_the_model(declared: str, unknown: str, meant: str) -> None:
+    said = f"has '{unknown}'; expected, separated by commas, some of direct, inline, triton-shm; did you mean '{meant}'"
+    with pytest.raises(ModelError, match=f"parameter SHM_PATHS of model 'resize' {said}"):
         ModelSpec.from_config(config(parameters=paths(declared)))
     for empty in ({"string_value": ""}, {"string_value": " , "}, {}):
-        with pytest.raises(ModelError, match="is empty; expected some of"):
+        with pytest.raises(ModelError, match="is empty; expected, separated by commas, some of"):
             ModelSpec.from_config(config(parameters={"SHM_PATHS": empty}))
 
 
@@ -211,11 +219,11 @@ def test_an_unknown_path_is_an_error_of_the_model(declared: str) -> None:
             "input 'X' of model 'resize' is not optional",
             "add `optional: true` to it",
         ),
-        (config(max_batch_size=8), "max_batch_size 8 but no input to carry", 'add { name: "SHM" data_type: TYPE_UINT8'),
+        (config(max_batch_size=8), "max_batch_size 8 but no input to carry", 'add input { name: "SHM" data_type: TYPE'),
         (
-            batched(input=[CARRIER | {"data_type": "TYPE_INT8"}]),
-            "no input to carry the batch size",
-            'add { name: "SHM" data_type: TYPE_UINT8 dims: [ -1 ] optional: true }',
+            batched(input=[CARRIER | {"dims": [1]}]),
+            "model 'resize' has max_batch_size 8 but input SHM (TYPE_UINT8 [1], optional)",
+            'expected { name: "SHM" data_type: TYPE_UINT8 dims: [ -1 ] optional: true } in config.pbtxt',
         ),
     ],
     ids=["undeclared", "declared-others", "required-input", "no-carrier", "wrong-carrier"],

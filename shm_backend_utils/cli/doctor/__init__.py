@@ -106,7 +106,7 @@ def _examine_models(driver: BlockingDriver, checkup: Checkup, wanted: str | None
         elif config is not None:
             findings = findings_in_config(config, model)
             if not mentions_shared_memory(config) and not (wanted and all_are_optional(config)):
-                findings = [Finding(Trouble.ORDINARY_MODEL, "its configuration uses nothing of this library", model)]
+                findings = [Finding(Trouble.ORDINARY_MODEL, "no parameter and no input of this library", model)]
             checkup.conclude(findings, "nothing in its configuration prevents the direct path", model)
             shares |= examine_model(driver, checkup, config, versions, here, gpus, declares=not findings)
     if obstacle is None:

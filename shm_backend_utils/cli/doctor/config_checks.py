@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ...errors import ModelError
 from ...model.config import PARAMETERS, PREFIX, Config, refused_lines
-from ...model_spec import BATCH_CARRIER, PATHS, PATHS_PARAMETER, ModelSpec, is_of_python_backend
+from ...model_spec import BATCH_CARRIER, PATHS_PARAMETER, ModelSpec, is_of_python_backend
 from .checkup import Finding
 from .troubles import Trouble
 
@@ -56,13 +56,14 @@ def _parameters(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
 
 
 def _declaration(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
-    declared = _declared(config)
-    wrong = sorted(declared - PATHS) if declared is not None else []
-    if declared is not None and (wrong or not declared):
-        yield Finding(Trouble.UNKNOWN_PATH, _words_found(wrong), model)
-        config = {**config, "parameters": {PATHS_PARAMETER: {"string_value": _DIRECT}}}  # it tries to declare paths
     named = [tensor for tensor in config.get("input", ()) if tensor.get("name")]
-    spec = ModelSpec.from_config({**config, "name": model, "input": named, "output": []})
+    config = {**config, "name": model, "input": named, "output": []}
+    try:
+        spec = ModelSpec.from_config(config)
+    except ModelError as error:
+        yield Finding(Trouble.UNKNOWN_PATH, str(error), model)
+        meant = {PATHS_PARAMETER: {"string_value": _DIRECT}}  # it tries to declare paths
+        spec = ModelSpec.from_config({**config, "parameters": meant})
     if spec.paths is None:
         misspelt = _misspelt_declaration(config)
         if not misspelt.startswith(PREFIX):  # else _parameters has reported the wrong name
@@ -73,13 +74,14 @@ def _declaration(config: Mapping[str, Any], model: str) -> Iterator[Finding]:
         yield Finding(Trouble.DIRECT_NOT_DECLARED, found, model)
         return
     required = [name for name, tensor in spec.inputs.items() if not tensor.optional]
+    if spec.max_batch_size > 0 and not spec.has_batch_carrier:
+        own = spec.inputs.get(BATCH_CARRIER)
+        found = f"there is no input {BATCH_CARRIER}" if own is None else f"found input {own}"
+        yield Finding(Trouble.NO_SHM_INPUT, f"max_batch_size is {spec.max_batch_size}, and {found}", model)
+        required = [name for name in required if name != BATCH_CARRIER]
     if required:
         verb = "is" if len(required) == 1 else "are"
         yield Finding(Trouble.INPUTS_NOT_OPTIONAL, f"{', '.join(required)} {verb} not optional", model)
-    if spec.max_batch_size > 0 and not spec.has_batch_carrier:
-        yield Finding(
-            Trouble.NO_SHM_INPUT, f"max_batch_size is {spec.max_batch_size}, and {_carrier_found(config)}", model
-        )
 
 
 def _misspelt_declaration(config: Mapping[str, Any]) -> str:
@@ -87,29 +89,3 @@ def _misspelt_declaration(config: Mapping[str, Any]) -> str:
     if PATHS_PARAMETER in config.get("parameters", {}):
         return ""
     return "".join(difflib.get_close_matches(PATHS_PARAMETER, config.get("parameters", {}), n=1, cutoff=0.8))
-
-
-def _declared(config: Mapping[str, Any]) -> frozenset[str] | None:
-    parameter = config.get("parameters", {}).get(PATHS_PARAMETER)
-    if parameter is None:
-        return None
-    return frozenset(word.strip() for word in parameter.get("string_value", "").split(",") if word.strip())
-
-
-def _words_found(wrong: list[str]) -> str:
-    if not wrong:
-        return f"{PATHS_PARAMETER} is empty; expected some of {', '.join(sorted(PATHS))}"
-    said = []
-    for word in wrong:
-        close = difflib.get_close_matches(word.lower(), PATHS, n=1)
-        said.append(f"{word!r}{f' (did you mean {close[0]!r}?)' if close else ''}")
-    return f"{PATHS_PARAMETER} has {', '.join(said)}; expected some of {', '.join(sorted(PATHS))}"
-
-
-def _carrier_found(config: Mapping[str, Any]) -> str:
-    for tensor in config.get("input", ()):
-        if tensor.get("name") == BATCH_CARRIER:
-            optional = "optional" if tensor.get("optional") else "not optional"
-            found = f"{tensor.get('data_type')}, {optional}"
-            return f"the input {BATCH_CARRIER} is {found}; expected TYPE_UINT8, optional"
-    return f"there is no input {BATCH_CARRIER}"

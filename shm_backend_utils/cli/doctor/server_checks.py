@@ -27,6 +27,7 @@ from ...memory.descriptors import PRIVATE
 from ...memory.machine import available_bytes, memory_bytes
 from ...memory.pool.slot import SlotRegion
 from ...memory.shared_file import DEV_SHM, free_bytes, total_bytes
+from ...model_spec import CARRIER_LINE
 from ...protocol.layout import PAGE_SIZE
 from ..shared_memory import find_pools, look_into_processes, with_users
 from ..terminal import age, size
@@ -236,6 +237,8 @@ def _not_loaded(index: Iterable[Mapping[str, Any]], ready: Collection[str], want
         trouble = Trouble.MODEL_NOT_LOADED
         if _LIBRARY_MISSING.search(line):
             trouble = Trouble.LIBRARY_MISSING
+        elif CARRIER_LINE in line:
+            trouble = Trouble.NO_SHM_INPUT
         elif ("is not optional" in line and _LIBRARY in line) or "optional: true" in line:
             trouble = Trouble.REQUIRED_INPUTS
         version, state = _version_of(each), str(each.get("state") or "not loaded")

@@ -10,13 +10,12 @@ from typing import Final
 
 from ...memory.machine import MORE_MEMORY
 from ...model.config import PREFIX
-from ...model_spec import BATCH_CARRIER, PATHS, PATHS_LINE, PATHS_PARAMETER
+from ...model_spec import CARRIER_LINE, PATHS, PATHS_LINE, PATHS_PARAMETER
 from ...repository.files import CONFIG_FILE
 
 __all__ = ["Trouble"]
 
 _ADVICE: Final = False  # the exit status stays 0
-_CARRIER: Final = f'{{ name: "{BATCH_CARRIER}" data_type: TYPE_UINT8 dims: [ -1 ] optional: true }}'
 _LOAD_AGAIN: Final = (
     "Load the model again, or restart the server; the cause of death is in the server's log, or the kernel's."
 )
@@ -121,7 +120,7 @@ class Trouble(Enum):
     )
     NO_SHM_INPUT = (
         "The model has batches, but no input that tells Triton's batcher the batch size of a request without bytes.",
-        f"Add the input `{_CARRIER}` in config.pbtxt, and load the model again.",
+        f"Give it the input `{CARRIER_LINE}` in config.pbtxt, and load the model again.",
     )
     NO_SHM_PATHS = (
         "The model does not declare the direct path, so clients take slower ones.",
@@ -212,8 +211,9 @@ class Trouble(Enum):
         "Correct the name in the line that the finding names, or in the configuration.",
     )
     ORDINARY_MODEL = (
-        "The model uses nothing of this library: its requests take Triton's own paths.",
-        "Do nothing if you want that; otherwise use ShmSession in model.py, and set SHM_PATHS in config.pbtxt.",
+        "The model's configuration has nothing of this library, so requests take Triton's own paths.",
+        f"If model.py makes a ShmSession, add `{PATHS_LINE}` in config.pbtxt, and load the model again; if not, do "
+        "nothing, or use ShmSession for the direct path.",
         _ADVICE,
     )
     OTHER_COPY = (

@@ -76,26 +76,29 @@ class PathChooser:
         """Check everything that is not known yet."""
         spec = model.spec
         of_server = self._of_server or (yield from self._check_server(deadline))
-        refused = [
-            Check(f"tried {each}?", False, f"it was tried: {why}", (each,)) for each, why in model.refusals.items()
-        ]
-        of_model = (*_check_model(spec), *refused)
+        of_model = _check_model(spec)
+        of_model += [Check(f"tried {it}?", False, f"it was tried: {why}", (it,)) for it, why in model.refusals.items()]
         sealed: Check | None = None  # if sealed memory is not wanted, or would not be used
-        if self._options.region != "system" and Explanation(spec.name, None, "", of_model).open(_DIRECT):
+        if self._options.region != "system" and Explanation(spec.name, None, "", (*of_model,)).open(_DIRECT):
             sealed = model.sealed or (yield from self._try_sealed(model, of_server[0].outcome is not False, deadline))
             model.sealed = None if sealed.is_passing else sealed
+            if sealed.outcome:
+                shown = functools.partial(replace, outcome=True, detail="the model has opened memory of this user")
+                of_model = [shown(check) if check.outcome is None else check for check in of_model]
+            of_model.append(sealed)
         is_sealed = sealed is not None and sealed.outcome is not False
         of_shm = [
             replace(check, needed_by=tuple({*check.needed_by} - {_DIRECT}), is_passing=False) if is_sealed else check
             for check in of_server
         ]
-        checks = (*of_shm, *of_model, *(() if sealed is None else (sealed,)))
+        checks = (*of_shm, *of_model)
         unexplained = Explanation(spec.name, None, "", checks)
         path = next((path for path in _BY_PREFERENCE if unexplained.open(path)), None)
         better = _BY_PREFERENCE[: _BY_PREFERENCE.index(path)] if path else _BY_PREFERENCE
-        reason = "; ".join(
-            check.detail for check in checks if check.outcome is False and set(better) & {*check.needed_by}
-        )
+        reasons = [check.detail for check in checks if check.outcome is False and set(better) & {*check.needed_by}]
+        unknown = [check for check in checks if check.outcome is None and (check is sealed or path in check.needed_by)]
+        if unknown and not reasons:
+            reasons = [f"only a call can tell: {'; '.join(check.detail for check in unknown)}"]
         is_direct = path == _DIRECT and not model.has_strings
         prefers_inline = is_direct and self._inline_bytes > 0 and unexplained.open(_INLINE)
         if prefers_inline:
@@ -105,7 +108,7 @@ class PathChooser:
             slower = f"grpcio carries the requests, which takes longer, because of {needs_grpcio}"
             detail = slower if needs_grpcio else "the client's own sockets carry the requests"
             checks = (*checks, Check("own sockets?", not needs_grpcio, detail, ()))
-        explanation = Explanation(spec.name, path, reason or "nothing stands against it", checks)
+        explanation = Explanation(spec.name, path, "; ".join(reasons) or "nothing prevents it", checks)
         model.reason = explanation.reason
         if model.explanation != explanation:
             _LOG.info("model %r takes the path %s: %s", spec.name, path, explanation.reason)
@@ -151,7 +154,7 @@ class PathChooser:
         if not is_here:
             return found(False, "models fetch it through a socket, which works only on the same machine")
         if model.spec.sequences:  # a probe would wait for the end of another sequence, which may be this client's
-            return found(None, "the model takes sequences, so only a call can tell")
+            return found(None, "the model takes sequences, so it was not tried")
         try:
             region = SlotRegion(PAGE_SIZE, 1, PAGE_SIZE, self._options.access, kind=RegionKind.SEALED)
         except MachineError as error:
@@ -163,9 +166,9 @@ class PathChooser:
             return found(None, str(error))
         finally:
             region.destroy()
-        code, outcome, told = code_in(said or ""), None, f"only a call can tell whether the model can fetch it: {said}"
+        code, outcome, told = code_in(said or ""), None, f"the request that tries it has failed: {said}"
         if said is None:
-            told = "the model has answered, but did not say; a call will tell"
+            told = "the model has answered, but did not say"
         elif code == StaleRequestError.code:
             outcome, told = True, "the model has fetched some by a socket; it cannot be truncated or left behind"
         elif code in NOT_OPENED:
@@ -209,7 +212,9 @@ def _refused_registration(message: str) -> tuple[Check, ...]:
         return (Check("region registered?", False, detail, (_DIRECT, _TRITON_SHM)),)
     detail = "the server registers no clients' memory; since 26.04 it must be started with --allow-client-shm=true"
     return (
-        Check("region registered?", None, "only the model can tell whether it opens memory of this process", ()),
+        Check(
+            "region registered?", None, "only the model can tell whether it opens memory of this process", (_DIRECT,)
+        ),
         Check("server flag?", False, f"{detail} (it says: {message})", (_TRITON_SHM,)),
     )
 

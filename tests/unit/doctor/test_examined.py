@@ -33,7 +33,7 @@ from shm_backend_utils.errors import (
     refusal,
 )
 from shm_backend_utils.memory.machine import process_facts
-from shm_backend_utils.model_spec import ModelSpec
+from shm_backend_utils.model_spec import CARRIER_LINE, PATHS_LINE, ModelSpec
 from shm_backend_utils.protocol.parameters import GENERATION_PARAMETER, SLOT_PARAMETER, parse_address
 from shm_backend_utils.protocol.probe import ALIVE_ADDRESS, decode_probe, digest_of, is_probe
 from tests.opened import open_region
@@ -173,6 +173,7 @@ def test_a_model_of_which_nobody_tells_whether_it_lives(
         transport.codec.address = "grpc://192.0.2.1:8001"
         monkeypatch.setattr(server, "connect", lambda: transport)
         assert codes(server) == found
+        assert any(PATHS_LINE in each.trouble.remedy for each in examine(server).findings)
 
 
 def test_a_server_that_registers_no_clients_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,6 +255,7 @@ INDEX: Final = {
     f"{MISSING} 'shm_backend_utils'\n\nAt:\n  /1/model.py": "library-missing",
     f"{MISSING} 'torch'\n\nAt:\n  /opt/shm_backend_utils/m/1/model.py(1)": "model-not-loaded",
     "shm_backend_utils.errors.ModelError: input 'X' of model 'm' is not optional, so Triton": "required-inputs",
+    f"shm_backend_utils.errors.ModelError: … has max_batch_size 8 but …; add input {CARRIER_LINE}": "no-shm-input",
     "Internal: ValueError: no weights": "model-not-loaded",
 }
 
