@@ -319,8 +319,8 @@ class ShmSession:
         call.fail(error)
 
     def _log(self, error: BaseException) -> None:
-        """Write an error to the server's log, unless it is this package's: others may be hard to find."""
-        if not isinstance(error, ShmError):
+        """Write an error to the server's log with its lines of model.py, unless model.py has not caused it."""
+        if isinstance(error, ModelError) or not isinstance(error, ShmError):
             with contextlib.suppress(Exception):  # the request needs its answer, even if the log fails
                 self._backend.log_error("".join(traceback.format_exception(error)))
 

@@ -160,6 +160,7 @@ class WithoutArgumentsError(Exception):
 
 
 ERRORS: dict[str, Callable[[], Exception]] = {
+    "of this package": lambda: ModelError("model.py has caused a ModelError"),
     "no text": WithoutTextError,
     "no arguments": WithoutArgumentsError,
     "text without UTF-8": lambda: ValueError("\udc80"),
@@ -190,7 +191,7 @@ def check(responses: list[Any], clients: list[Client], error: type[Exception]) -
 
 @pytest.mark.parametrize("error", ERRORS.values(), ids=list(ERRORS))
 @pytest.mark.parametrize("is_async", [False, True])
-def test_an_error_without_words_is_the_requests_own(
+def test_an_error_of_model_py_is_the_requests_own_and_is_logged_with_its_lines(
     monkeypatch: pytest.MonkeyPatch, clients: list[Client], error: Callable[[], Exception], is_async: bool
 ) -> None:
     infer = failing_first(error)
