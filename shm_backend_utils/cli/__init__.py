@@ -21,7 +21,6 @@ from .terminal import ENDING, Interrupted, raise_on_signals
 
 __all__ = ["COMMANDS", "main"]
 
-DISTRIBUTION: Final = "triton-shm-backend-utils"
 _PROGRAM: Final = "shm-backend-utils"
 
 
@@ -77,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parsed(given: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=_PROGRAM, description="What comes with shm_backend_utils.")
-    parser.add_argument("--version", action="version", version=f"{DISTRIBUTION} {__version__}")
+    parser.add_argument("--version", action="version", version=f"triton-shm-backend-utils {__version__}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     asked_for = next((word for word in given if not word.startswith("-")), "")
     if asked_for in GONE:
@@ -136,7 +135,7 @@ def _prepare(command: Command, parser: argparse.ArgumentParser) -> None:
         if not command.extra or missing == __name__.partition(".")[0]:
             raise
         parser.exit(
-            1, f"{parser.prog} needs {missing}, which is not installed: pip install '{DISTRIBUTION}[{command.extra}]'\n"
+            1, f"{parser.prog} needs {missing}, which is not installed: pip install 'CHECKOUT_OR_WHEEL[{command.extra}]'\n"
         )
     parser.description = module.__doc__
     module.add_arguments(parser)

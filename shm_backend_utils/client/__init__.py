@@ -1,4 +1,4 @@
-"""The half that applications import. It needs ``tritonclient`` (``pip install triton-shm-backend-utils[client]``)."""
+"""The half that applications import. It needs ``tritonclient`` (``pip install 'CHECKOUT_OR_WHEEL[client]'``)."""
 
 from __future__ import annotations
 

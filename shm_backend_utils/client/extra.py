@@ -15,6 +15,6 @@ def name_missing_library() -> Iterator[None]:
         yield
     except (ModuleNotFoundError, RuntimeError) as error:  # the latter is tritonclient's for its own missing libraries
         raise ModuleNotFoundError(
-            f"shm_backend_utils.client lacks a library ({error}); run pip install 'triton-shm-backend-utils[client]'",
+            f"shm_backend_utils.client lacks a library ({error}); run pip install 'CHECKOUT_OR_WHEEL[client]'",
             name=getattr(error, "name", None),
         ) from None

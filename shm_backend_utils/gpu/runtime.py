@@ -377,7 +377,7 @@ def _imported_driver() -> Any:
         from cuda.bindings import driver  # noqa: PLC0415  # only where a GPU is used
     except ImportError as error:
         raise MachineError(
-            f"GPU memory needs NVIDIA's cuda-bindings, which cannot be imported ({error}); install "
-            "triton-shm-backend-utils[gpu], or the cuda-bindings for your CUDA's major version"
+            f"GPU memory needs NVIDIA's cuda-bindings, which cannot be imported ({error}); run "
+            "pip install 'CHECKOUT_OR_WHEEL[gpu]', or install the cuda-bindings for your CUDA's major version"
         ) from None
     return driver

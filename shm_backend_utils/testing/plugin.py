@@ -196,12 +196,12 @@ class Models:
 
     Parameters
     ----------
-    repository : pathlib.Path
+    repository : str or pathlib.Path
         The folder of the models that you give by name.
     """
 
-    def __init__(self, repository: Path) -> None:
-        self._repository = repository
+    def __init__(self, repository: str | Path) -> None:
+        self._repository = Path(repository)
         self._open = contextlib.ExitStack()
 
     def __call__(self, model: str | Path, *others: str | Path) -> ModelHarness:
@@ -238,7 +238,7 @@ class Models:
 
 
 @pytest.fixture
-def triton_model(triton_repository: Path) -> Iterator[Models]:
+def triton_model(triton_repository: str | Path) -> Iterator[Models]:
     """Load models without a server: ``triton_model("multiply").infer({"X": x})``."""
     with contextlib.closing(Models(triton_repository)) as models:
         yield models
@@ -246,7 +246,7 @@ def triton_model(triton_repository: Path) -> Iterator[Models]:
 
 @pytest.fixture(scope="session")
 def triton_repository(pytestconfig: pytest.Config) -> Path:
-    """Return the folder of models, from the ini option ``triton_model_repository``. You can override it."""
+    """Return the folder of models, from the ini option ``triton_model_repository``. An override may return a str."""
     return pytestconfig.rootpath / str(pytestconfig.getini(_FOLDER))
 
 
@@ -258,7 +258,7 @@ def triton_server_options() -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def triton_server(
-    pytestconfig: pytest.Config, triton_repository: Path, triton_server_options: dict[str, Any]
+    pytestconfig: pytest.Config, triton_repository: str | Path, triton_server_options: dict[str, Any]
 ) -> Iterator[EmbeddedServer]:
     """Run a real server with all models of the repository, one for all tests of a session (and of a worker).
 
@@ -267,7 +267,7 @@ def triton_server(
     from ..server import EmbeddedServer  # noqa: PLC0415
 
     with (
-        EmbeddedServer.start(triton_repository, **triton_server_options) as server,
+        EmbeddedServer.start(Path(triton_repository), **triton_server_options) as server,
         pytestconfig.stash[_SHARED_SERVER].holding(server),
     ):
         yield server

@@ -104,7 +104,7 @@ def test_a_package_that_is_missing_is_named_with_the_extra_that_has_it(
         main(["demo"])
     assert end.value.code == 1
     told = f"shm-backend-utils demo needs {missing}, which is not installed: "
-    assert capsys.readouterr() == ("", f"{told}pip install 'triton-shm-backend-utils[demo]'\n")
+    assert capsys.readouterr() == ("", f"{told}pip install 'CHECKOUT_OR_WHEEL[demo]'\n")
 
 
 def test_a_sample_without_package_is_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,7 +77,7 @@ def test_a_client_in_two_event_loops(server: FakeServer) -> None:
     assert asyncio.run(make()) == "this client belongs to another event loop; make one client in each loop"
 
 
-ADVICE = "run pip install 'triton-shm-backend-utils[client]'"
+ADVICE = "run pip install 'CHECKOUT_OR_WHEEL[client]'"
 
 
 def last_line_without(library: str, program: str) -> str:

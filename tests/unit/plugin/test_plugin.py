@@ -44,6 +44,7 @@ def test_a_model_is_tested_without_a_server(project: Path) -> None:
         project,
         """
         import numpy as np
+        import pytest
 
         from shm_backend_utils.client import ShmClient
 
@@ -55,6 +56,7 @@ def test_a_model_is_tested_without_a_server(project: Path) -> None:
         def test_by_its_folder(triton_model):
             np.testing.assert_array_equal(triton_model("model_repository/doubled").infer({"X": X})["Y"], X * 2)
 
+        @pytest.mark.parametrize("triton_repository", ["model_repository"])
         def test_in_a_child(triton_model, shm_leak_check):
             harness = triton_model.in_child("doubled")
             with ShmClient(harness) as client, client.infer("doubled", {"X": X}) as result:

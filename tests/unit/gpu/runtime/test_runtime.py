@@ -135,7 +135,7 @@ except MachineError as error:
     ("lacks", "words"),
     [
         ("the driver", ["its library libcuda.so.1 was not found (cuda is an NVIDIA driver library", "or check LD_"]),
-        ("the bindings", ["NVIDIA's cuda-bindings, which cannot be imported", "triton-shm-backend-utils[gpu]"]),
+        ("the bindings", ["NVIDIA's cuda-bindings, which cannot be imported", "pip install 'CHECKOUT_OR_WHEEL[gpu]'"]),
     ],
 )
 def test_where_something_is_missing_the_error_says_what_to_install(lacks: str, words: list[str]) -> None:
