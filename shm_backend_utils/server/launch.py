@@ -17,11 +17,10 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from http.client import HTTPException
 from importlib import metadata
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from ..errors import CallerError, ClosedError, MachineError
 from .install import has_numpy_1, install, install_numpy, make_environment, reads_own_numpy
@@ -51,8 +50,7 @@ _REFUSES_CLIENT_SHM: Final = "2.68"  # by default, from this version on; older o
 _BACKEND_SHM_PREFIX: Final = "triton_python_backend_shm_region_"
 
 
-@dataclass(frozen=True)
-class Ports:
+class Ports(NamedTuple):
     """TCP ports on the loopback interface; 0 is any free one."""
 
     grpc: int = 0
@@ -62,12 +60,7 @@ class Ports:
     def resolve(self) -> Ports:
         """Return the ports with every 0 replaced by a port that is free now."""
         with contextlib.ExitStack() as sockets:
-            return Ports(*[port or _free_port(sockets) for port in (self.grpc, self.http, self.metrics)])
-
-    @property
-    def are_all_chosen(self) -> bool:
-        """Whether every port is given."""
-        return 0 not in (self.grpc, self.http, self.metrics)
+            return Ports(*[port or _free_port(sockets) for port in self])
 
 
 class EmbeddedServer:
@@ -172,7 +165,8 @@ class EmbeddedServer:
         environment = installation.environment(_python_environment(installation) if numpy == "server" else None)
         log_file = log_file or _temporary_folder() / "server.log"
         wanted = ports or Ports()
-        attempts = 1 if wanted.are_all_chosen else _ATTEMPTS
+        attempts = _ATTEMPTS if 0 in wanted else 1
+        _LOG.info("loading the models; the server's log is %s", log_file)
         while True:
             server = cls(installation, environment, model_repository, wanted.resolve(), log_file)
             attempts -= 1

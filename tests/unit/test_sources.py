@@ -302,7 +302,7 @@ def test_no_other_time_may_be_waited(timeout_s: float) -> None:
         ("localhost:8001", ("grpc", False, "localhost:8001", "localhost")),
         ("grpc://localhost:8001", ("grpc", False, "localhost:8001", "localhost")),
         ("grpcs://host.example:8001", ("grpc", True, "host.example:8001", "host.example")),
-        ("http://127.0.0.1:8000", ("http", False, "127.0.0.1:8000", "127.0.0.1")),
+        ("HTTP://127.0.0.1:8000", ("http", False, "127.0.0.1:8000", "127.0.0.1")),
         ("https://host.example:443", ("http", True, "host.example:443", "host.example")),
         ("http://localhost:8000/", ("http", False, "localhost:8000", "localhost")),
         ("http://localhost:8000/triton", ("http", False, "localhost:8000/triton", "localhost")),
@@ -329,16 +329,20 @@ def test_what_is_no_url_of_a_server_is_refused_with_the_forms_that_are(url: str)
         split_url(url)
 
 
+NO_PORT = "has no valid port; expected 1 to 65535, and brackets around an IPv6 address"
+
+
 @pytest.mark.parametrize(
     ("url", "refusal"),
     [
         ("localhost", "names no port; Triton's gRPC is on 8001 by default: 'localhost:8001'"),
         ("grpc://localhost", "names no port; Triton's gRPC is on 8001 by default: 'localhost:8001'"),
+        *((url, NO_PORT) for url in ("localhost:180010", "localhost:abc", "http://[::1]:0", "grpcs://fe80::1:8001")),
         ("localhost:8000/v2", "has a path, but gRPC has none; expected HOST:PORT, or http://HOST:PORT for HTTP"),
         ("grpcs://localhost:1/x", "has a path, but gRPC has none; expected HOST:PORT, or http://HOST:PORT for HTTP"),
     ],
 )
-def test_grpc_has_no_path_and_without_tls_needs_a_port(url: str, refusal: str) -> None:
+def test_a_port_must_be_valid_and_grpc_has_no_path_and_without_tls_needs_a_port(url: str, refusal: str) -> None:
     with pytest.raises(CallerError) as error:
         split_url(url)
     assert str(error.value) == f"URL {url!r} {refusal}"

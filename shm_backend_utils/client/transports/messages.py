@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import urllib.parse
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -124,23 +125,24 @@ def split_url(url: str) -> tuple[str, bool, str, str]:
     """Return protocol (``"grpc"`` or ``"http"``), whether with TLS, address, and host; CallerError if it is no URL."""
     if not isinstance(url, str):
         raise CallerError(f"the URL is {url!r}; expected a str, for example 'localhost:8001'")
-    scheme, separator, address = url.partition("://")
-    if not separator:
-        scheme, address = "grpc", url
+    scheme, _, address = (url if "://" in url else f"grpc://{url}").partition("://")
+    scheme, address = scheme.lower(), address.rstrip("/")
     protocol = scheme.removesuffix("s")
-    address = address.rstrip("/")
-    try:
-        parts = urllib.parse.urlsplit(f"//{address}")
-        host, port = parts.hostname, parts.port
+    host: str | None = None
+    port: int | None = 0
+    with contextlib.suppress(ValueError):  # address or host cannot be encoded, or the port is not a number or too large
         address.encode()
-        (host or "").encode("idna")
-    except ValueError:  # the port is not a number, or too large; or the address or host cannot be encoded
-        host, port = None, None
+        parts = urllib.parse.urlsplit(f"//{address}")
+        (parts.hostname or "").encode("idna")
+        host = parts.hostname
+        port = parts.port
     if protocol not in ("grpc", "http") or not host:
         raise CallerError(
             f"URL {url!r} does not name a server; expected HOST:PORT or grpc://HOST:PORT for gRPC, http://HOST:PORT "
             "for HTTP, grpcs:// or https:// with TLS"
         )
+    if port == 0:
+        raise CallerError(f"URL {url!r} has no valid port; expected 1 to 65535, and brackets around an IPv6 address")
     if protocol == "grpc" and "/" in address:
         raise CallerError(
             f"URL {url!r} has a path, but gRPC has none; expected HOST:PORT, or http://HOST:PORT for HTTP"

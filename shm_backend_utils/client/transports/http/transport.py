@@ -119,9 +119,6 @@ class Http1(Conversation):
             self._is_under_way = False
 
 
-_PORTS: Final = {"http": 80, "https": 443}
-
-
 class _Http:
     """The base for threads and tasks; ``address`` has a path where Triton is not at the server's root."""
 
@@ -133,7 +130,7 @@ class _Http:
         self.address = self.codec.address = f"{'http' if tls is None else 'https'}://{address}"
         self.codec.needs_grpcio = ""
         place = urllib.parse.urlsplit(self.address)
-        port = place.port or _PORTS[place.scheme]
+        port = place.port or (80 if tls is None else 443)
         server = Server(host, port, self.address, Http1, None if tls is None else tls_context(tls))
         self._connections = self._kind(server)
         self._base = place.path
