@@ -134,9 +134,8 @@ def _prepare(command: Command, parser: argparse.ArgumentParser) -> None:
         missing = (error.name or "").partition(".")[0]
         if not command.extra or missing == __name__.partition(".")[0]:
             raise
-        parser.exit(
-            1, f"{parser.prog} needs {missing}, which is not installed: pip install 'CHECKOUT_OR_WHEEL[{command.extra}]'\n"
-        )
+        remedy = f"pip install 'CHECKOUT_OR_WHEEL[{command.extra}]'"
+        parser.exit(1, f"{parser.prog} needs {missing}, which is not installed: {remedy}\n")
     parser.description = module.__doc__
     module.add_arguments(parser)
     parser.set_defaults(run=module.run)

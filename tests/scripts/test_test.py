@@ -67,7 +67,7 @@ def checkout(tmp_path: Path) -> Path:
     """One that has a test in each folder, and a setup that does nothing."""
     made = tmp_path / "checkout"
     (made / "scripts/tools").mkdir(parents=True)
-    for file in ("__init__.py", "test", "tools/__init__.py", "tools/start", "tools/test.py"):
+    for file in ("__init__.py", "test", "tools/__init__.py", "tools/help", "tools/start", "tools/test.py"):
         shutil.copy(ROOT / "scripts" / file, made / "scripts" / file)
     write(made, "scripts/setup", '#!/bin/sh\n[ -z "$*" ] || echo "setup: $*"\n')
     write(made, "tests/conftest.py", CONFTEST)

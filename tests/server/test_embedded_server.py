@@ -189,8 +189,7 @@ def test_a_port_that_is_in_use_is_named(repository: Path, tmp_path: Path, servic
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = holder.getsockname()[1]
-        free = Ports().resolve()
-        ports = Ports(**{"grpc": free.grpc, "http": free.http, "metrics": free.metrics, service: port})
+        ports = Ports().resolve()._replace(**{service: port})
         with pytest.raises(MachineError, match=f"127.0.0.1:{port}' already in use"):
             EmbeddedServer.start(repository, ports=ports, log_file=tmp_path / "server.log").stop()
 

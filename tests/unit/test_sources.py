@@ -336,7 +336,6 @@ NO_PORT = "has no valid port; expected 1 to 65535, and brackets around an IPv6 a
     ("url", "refusal"),
     [
         ("localhost", "names no port; Triton's gRPC is on 8001 by default: 'localhost:8001'"),
-        ("grpc://localhost", "names no port; Triton's gRPC is on 8001 by default: 'localhost:8001'"),
         *((url, NO_PORT) for url in ("localhost:180010", "localhost:abc", "http://[::1]:0", "grpcs://fe80::1:8001")),
         ("localhost:8000/v2", "has a path, but gRPC has none; expected HOST:PORT, or http://HOST:PORT for HTTP"),
         ("grpcs://localhost:1/x", "has a path, but gRPC has none; expected HOST:PORT, or http://HOST:PORT for HTTP"),
