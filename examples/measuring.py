@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -16,7 +17,7 @@ import numpy.typing as npt
 import tritonclient.grpc as triton
 from tritonclient.utils import np_to_triton_dtype
 
-from shm_backend_utils.cli.common.rounds import Times, shuffled
+from shm_backend_utils.cli.common.rounds import shuffled
 from shm_backend_utils.cli.common.server import copy_models, models_in, temporary_server
 from shm_backend_utils.client import ShmClient
 
@@ -77,16 +78,17 @@ def request_ways(
 
 def compare(ways: Ways, rounds: int) -> dict[str, float]:
     """Return the median of each way, in milliseconds, and make sure that all of them find the same."""
-    times = Times(ways)
+    milliseconds: dict[str, list[float]] = {name: [] for name in ways}
     found = {}
     for number in range(-WARM_UP_ROUNDS, rounds):
         for name in shuffled(ways, number):
             begin = time.perf_counter()
             found[name] = ways[name]()
-            times.add(name, number, begin)
+            if number >= 0:
+                milliseconds[name].append((time.perf_counter() - begin) * 1e3)
     for name, array in found.items():
         np.testing.assert_array_equal(array, found[RECIPE], f"{name} found something else")
-    return times.medians()
+    return {name: statistics.median(values) for name, values in milliseconds.items()}
 
 
 def report(medians: Mapping[str, float], unit: str = "ms") -> None:

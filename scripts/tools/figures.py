@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from shm_backend_utils.cli.common.rounds import Times, shuffled
+from shm_backend_utils.cli.common.rounds import shuffled
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,22 @@ class Figure:
         if self.at_most is not None:
             return f"at most {self.at_most:g}"
         return "" if self.at_least is None else f"at least {self.at_least:g}"
+
+
+class Times:
+    """The time of each case in every round."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._milliseconds: dict[str, list[float]] = {name: [] for name in names}
+
+    def add(self, name: str, round_number: int, begin: float) -> None:
+        """Keep the time since ``begin``, by ``time.perf_counter``; a round below 0 only warms up."""
+        if round_number >= 0:
+            self._milliseconds[name].append((time.perf_counter() - begin) * 1e3)
+
+    def medians(self) -> dict[str, float]:
+        """Return the median of each case, in milliseconds."""
+        return {name: statistics.median(values) for name, values in self._milliseconds.items()}
 
 
 def medians_ms(

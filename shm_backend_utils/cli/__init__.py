@@ -128,14 +128,21 @@ def _tell_what_is_fetched() -> None:
 
 def _prepare(command: Command, parser: argparse.ArgumentParser) -> None:
     """Give a command's parser its description, its arguments and its function."""
-    try:
+    with _name_missing(command, parser):
         module: Any = importlib.import_module(f".{command.name}", __name__)
+    parser.description = module.__doc__
+    module.add_arguments(parser)
+    parser.set_defaults(run=_name_missing(command, parser)(module.run))
+
+
+@contextlib.contextmanager
+def _name_missing(command: Command, parser: argparse.ArgumentParser) -> Iterator[None]:
+    """End the process if a package of the command's extra is missing."""
+    try:
+        yield
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if not command.extra or missing == __name__.partition(".")[0]:
             raise
         remedy = f"pip install 'CHECKOUT_OR_WHEEL[{command.extra}]'"
         parser.exit(1, f"{parser.prog} needs {missing}, which is not installed: {remedy}\n")
-    parser.description = module.__doc__
-    module.add_arguments(parser)
-    parser.set_defaults(run=module.run)

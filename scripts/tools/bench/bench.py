@@ -21,14 +21,14 @@ import tritonclient.grpc
 import tritonclient.http
 from rich.progress import Progress
 
-from shm_backend_utils.cli.common.rounds import Times, shuffled
+from shm_backend_utils.cli.common.rounds import shuffled
 from shm_backend_utils.cli.common.server import REPOSITORY, copy_models, models_in, temporary_server
 from shm_backend_utils.client import ShmClient
 from shm_backend_utils.memory.segment import SEALED_LINK
 from shm_backend_utils.memory.shared_file import DEV_SHM
 from shm_backend_utils.server import EmbeddedServer
 
-from ..figures import Figure, medians_ms
+from ..figures import Figure, Times, medians_ms
 from ..processes import children
 
 _MODELS: Final = Path(__file__).resolve().parent / "models"

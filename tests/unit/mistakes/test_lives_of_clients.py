@@ -77,9 +77,6 @@ def test_a_client_in_two_event_loops(server: FakeServer) -> None:
     assert asyncio.run(make()) == "this client belongs to another event loop; make one client in each loop"
 
 
-ADVICE = "run pip install 'CHECKOUT_OR_WHEEL[client]'"
-
-
 def last_line_without(library: str, program: str) -> str:
     hidden = f"import sys; sys.modules[{library!r}] = None\n{program}"
     done = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True, check=False)
@@ -95,7 +92,7 @@ def test_without_a_library(library: str, used: str) -> None:
     line = last_line_without(library, f"from shm_backend_utils.client import ShmClient{used}")
     assert line.startswith("ModuleNotFoundError: shm_backend_utils.client lacks a library (")
     assert library in line
-    assert line.endswith(f"); {ADVICE}")
+    assert line.endswith("); run pip install 'CHECKOUT_OR_WHEEL[client]'")
 
 
 HELD = (
