@@ -1,7 +1,7 @@
 """The errors that both halves share, their codes in refusals, and a translator of other libraries' errors.
 
 The classes below :class:`ShmError` say whose fault it is: caller, peer, model, machine.
-A message names the object, the value found, the value expected and the remedy. Messages reach remote callers, so none
+A message names the object, the value found, the value expected and the remedy. No message for a remote caller
 contains a shared-memory key, a token or a path. The text for a remote caller begins with the class's ``code``. Both
 halves branch on that code, never on prose.
 """

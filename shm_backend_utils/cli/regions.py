@@ -123,7 +123,7 @@ def _print_pools(pools: list[BackendPool]) -> None:
         print(_POOL_COLUMNS.format(printable(pool.key), size(pool.byte_size), *words))
     left = sum(pool.is_left_behind is True for pool in pools)
     advice = "; if no server of another container uses them, remove them from /dev/shm" if left else ""
-    print(f"{len(pools)} pools of Triton's Python backend, {left} not mapped by any process here{advice}")
+    print(f"pools of Triton's Python backend: {len(pools)}, {left} not mapped by any process here{advice}")
 
 
 def _summary(found: list[RegionReport]) -> str:

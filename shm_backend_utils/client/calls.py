@@ -131,9 +131,9 @@ def prepare(
         settings, lambda known: known.lay_out(given, wanted, output_devices=devices)
     )
     if known.spec.is_decoupled:
-        if (yield from core.renew(known, settings)) is known:  # else it has changed since
+        if (yield from core.renew(known, settings)).spec.is_decoupled:
             raise InferenceError(_DECOUPLED % settings.model)
-        return (yield from prepare(core, settings, inputs, outputs))
+        return (yield from prepare(core, settings, inputs, outputs))  # it was loaded anew
     path = yield from core.path_of(known, settings, layout)
     plan = Plan(settings, known, layout, given, wanted, devices)
     return (yield from open_call(core, path, plan, PreparedDirectCall))

@@ -54,7 +54,7 @@ class Check:
         The finding, and the remedy for a fault.
     needed_by : tuple of str
         The paths that are closed if the outcome is False.
-    is_passing : bool
+    is_temporary : bool
         Whether the outcome is temporary, so that the client checks again at the next call.
     """
 
@@ -62,7 +62,7 @@ class Check:
     outcome: bool | None
     detail: str
     needed_by: tuple[str, ...]
-    is_passing: bool = False
+    is_temporary: bool = False
 
     @property
     def row(self) -> tuple[str, str, str]:
@@ -82,7 +82,7 @@ class Explanation:
     path : str or None
         Which path ``path="auto"`` takes; None if all are closed.
     reason : str
-        Why they take no better path; for the best one, the checks that only a call can make.
+        Why no better path is open. For the best path: the checks that only a call can make, if any.
     checks : tuple of Check
     """
 
@@ -106,7 +106,8 @@ class Explanation:
         return self._table().html()
 
     def _table(self) -> TextTable:
-        title = f"model {self.model!r} takes the path {self.path}: {self.reason}"
+        way = f"takes the path {self.path}" if self.path else "has no open path"
+        title = f"model {self.model!r} {way}: {self.reason}"
         return TextTable(title, [check.row for check in self.checks])
 
 

@@ -43,7 +43,7 @@ _NO_FILES: Final[Mapping[str, bytes]] = {}
 
 
 class ClientMethods(OfThisProcess, ABC, Generic[ResultT, PreparedT, StreamT, ExplanationT, BoolT, DictT, NoneT]):
-    """The methods of both clients. :class:`ShmClient` returns the documented values, the other coroutines of them.
+    """The methods of both clients. :class:`ShmClient` returns values; :class:`AsyncShmClient` returns coroutines.
 
     The methods from ``is_server_live`` to ``unload_model`` take ``timeout_s``: how long the server may take, in
     seconds; the default is the client's. They raise InferenceError if the server refuses, and DeadlineExceededError or

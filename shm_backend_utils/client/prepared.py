@@ -58,7 +58,7 @@ class Prepared(OfThisProcess, Generic[ResultT]):
 
     @property
     def inputs(self) -> Mapping[str, npt.NDArray[Any]]:
-        """The arrays that you fill before :meth:`infer`: C-contiguous, writable, not cleared. Or tensors that you gave.
+        """The arrays that you fill before :meth:`infer`: C-contiguous, writable, not cleared; or the tensors you gave.
 
         They have the shapes and dtypes that you gave to ``prepare``. Strings are arrays of objects; others are views of
         shared memory, unless the path is inline. Fill them by ``call.inputs["X"][...] = array``. On a GPU, an input is
@@ -81,8 +81,8 @@ class Prepared(OfThisProcess, Generic[ResultT]):
     ) -> ResultT:
         """Run the model on the contents of :attr:`inputs`. Each further call overwrites the last result's arrays.
 
-        An output that finds no room, such as one of unknown size, comes back through Triton. Before the next request
-        the call takes memory for it, if the pool has enough at once; the inputs stay where they are.
+        An output without room, such as one of unknown size, comes back through Triton. Before the next request, the
+        call takes memory for it if the pool has enough free; the inputs stay where they are.
 
         Parameters
         ----------
@@ -105,7 +105,7 @@ class Prepared(OfThisProcess, Generic[ResultT]):
         SlotInDoubtError
             The model may still be executing an earlier request of this call that got no answer.
         CallerError
-            Another thread is inferring this call.
+            Another thread is running this call.
         """
         if _inputs or _options:
             raise TypeError(
@@ -151,7 +151,7 @@ class Prepared(OfThisProcess, Generic[ResultT]):
             raise ForkedError("this call")
         if not self._in_use.acquire(blocking=False):
             raise CallerError(
-                "another thread or task is inferring this prepared call, which has memory for one request at a time; "
+                "another thread or task is running this prepared call, which has memory for one request at a time; "
                 "prepare one call for each thread or task"
             )
         try:

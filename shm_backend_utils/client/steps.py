@@ -150,6 +150,7 @@ class BlockingDriver(_Driver[Transport]):
                     outcome = error
                 made = made.go_on(outcome)
                 outcome = None  # an error has this frame in its traceback
+            failures: list[BaseException] = []  # one at most, and only until it is thrown
             steps = made
             step = next(steps)
             while True:
@@ -161,9 +162,9 @@ class BlockingDriver(_Driver[Transport]):
                     elif step is not None:
                         outcome = self._do(step)
                 except BaseException as error:  # the operation decides what it means
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(outcome)
+                    failures.append(error)
+                # Outside of the handler: an error that the operation raises is not this one's consequence.
+                step = steps.throw(failures.pop()) if failures else steps.send(outcome)
         except StopIteration as end:
             value: T = end.value
             return value
@@ -234,6 +235,7 @@ class AsyncioDriver(_Driver[AsyncTransport]):
                     outcome = error
                 made = made.go_on(outcome)
                 outcome = None  # an error has this frame in its traceback
+            failures: list[BaseException] = []  # one at most, and only until it is thrown
             steps = made
             step = next(steps)
             while True:
@@ -245,9 +247,9 @@ class AsyncioDriver(_Driver[AsyncTransport]):
                     elif step is not None:
                         outcome = await self._do(step)
                 except BaseException as error:  # the operation decides what it means
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(outcome)
+                    failures.append(error)
+                # Outside of the handler: an error that the operation raises is not this one's consequence.
+                step = steps.throw(failures.pop()) if failures else steps.send(outcome)
         except StopIteration as end:
             value: T = end.value
             return value

@@ -222,7 +222,7 @@ def open_stream(
                 call = yield from _open_ring(core, settings, known, on_host, wanted, frames, {})
         except NoSharedMemoryError as error:
             yield from inline_instead(core, settings, known, error)
-    elif path != InlineCall.path and (settings.path != "auto" or (path == DirectStream.path and known.has_strings)):
+    elif path != InlineCall.path and (settings.path != "auto" or known.has_strings):
         raise PathUnavailableError(f"model {known.spec.name!r} cannot stream on the path {path!r}: {_ONE_RESPONSE}")
     if call is None:
         yield from core.paths.choose(known, InlineCall.path, settings.deadline)

@@ -155,7 +155,7 @@ def _byte_size(value: Any, what: str) -> int:
     except TypeError:
         size = 0
     if size < 1:
-        raise ValueError(f"{what} has the byte size {value!r}; expected a whole number from 1")
+        raise ValueError(f"{what} has the byte size {value!r}; expected a positive integer")
     return size
 
 

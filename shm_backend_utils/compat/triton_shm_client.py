@@ -34,7 +34,7 @@ _SCHEME: Final = re.compile(r"^(dns|ipv4|ipv6):")
 
 
 class TritonSHMClient(tritonclient.grpc.InferenceServerClient):
-    """tritonclient's gRPC client, made with the same arguments, and inference over memory shared with the server.
+    """tritonclient's gRPC client, with the same arguments, plus inference through shared memory.
 
     It works with every model on the server: those that have a ``ShmSession`` read and write the memory themselves; for
     others, the server copies. ``registered_models`` has the registered models by name.

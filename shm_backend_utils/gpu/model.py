@@ -72,7 +72,7 @@ class DeviceUses:
             used = ", ".join(map(str, self)) or "none"
             raise ModelError(
                 f"a stream of GPU {device} was named, but this call uses GPU {used}, and its instance is on GPU "
-                f"{instance}; name streams of these GPUs, and of another GPU only after the call got a tensor there"
+                f"{instance}; name a stream of one of these, or get a tensor on GPU {device} first"
             )
         known = self.streams.setdefault(device, [])
         if stream not in known:

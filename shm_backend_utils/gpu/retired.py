@@ -56,7 +56,7 @@ class Retired:
         """Free and unmap as much as possible now, without waiting. Return whether something is left.
 
         Memory that CUDA refuses to free or unmap is leaked, because its users are unknown. So is all memory of a lost
-        device. Questions that CUDA cannot answer now are asked again the next time. With a driver older than CUDA
+        device. If CUDA cannot answer now, the next call asks again. With a driver older than CUDA
         12.5, this waits for the devices.
 
         Finalizers must not call this: CUDA itself may wait for a device before it frees memory there.

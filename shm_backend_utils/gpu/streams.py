@@ -80,7 +80,7 @@ def _named(value: Any) -> NamedStream | NamedEvent:
     if event is None:
         return named_stream(value)
     if event == 0:
-        raise CallerError(f"{shown(value)} was never recorded, and stands for nothing; record it on your stream first")
+        raise CallerError(f"{shown(value)} was never recorded; record it on your stream first")
     return NamedEvent(event)
 
 

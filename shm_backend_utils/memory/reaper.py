@@ -1,7 +1,7 @@
 """Find managed regions, and remove those whose owner is proven dead.
 
-The proof: it is a regular file of this user, with this library's prefix and a ready header (or empty, with a name of
-exactly this library's form). And its owner's lease is free: the owner is dead or done. Other files stay.
+A file is removed only if this user owns it, it has this library's prefix and a ready header, and its owner's lease is
+free: the owner is dead or done. An empty file needs no header, but a name of exactly this library's form.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class ShmSession:
     cuda : CudaAccess, optional
         By default NVIDIA's driver, loaded when a request first uses a GPU.
     device : int, optional
-        The instance's GPU; None for KIND_CPU. Then copies that have no place yet go to GPU 0.
+        The instance's GPU. None for KIND_CPU: then tensors copied to a GPU go to GPU 0.
     version : str
         The model's version, for its metrics.
 

@@ -172,7 +172,7 @@ def _text(field: str, name: bytes) -> str:
     except UnicodeDecodeError:
         text = ""
     if not text or "\0" in text:
-        raise TableError(f"{field}.name", "bytes that are no name", "a name in UTF-8")
+        raise TableError(f"{field}.name", "no valid name", "a name in UTF-8")
     return text
 
 

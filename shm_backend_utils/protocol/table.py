@@ -235,7 +235,7 @@ def decode(  # noqa: PLR0912, PLR0915  # one function for the loop: every call o
         except UnicodeDecodeError:
             name = ""
         if not name:
-            raise TableError(f"{_field(index, input_count)}.name", "bytes that are no name", "a name in UTF-8")
+            raise TableError(f"{_field(index, input_count)}.name", "no valid name", "a name in UTF-8")
         if index < input_count:
             dtype = BY_NUMBER.get(number)
             if dtype is None:

@@ -153,8 +153,8 @@ def _why_hidden(environment: Mapping[str, str]) -> str:
     chosen = environment.get(_VISIBLE)
     if chosen is not None:
         return (
-            f"{_VISIBLE} is {chosen!r}: give it numbers or UUIDs that nvidia-smi -L lists, those of MIG instances "
-            "(MIG-…) where a GPU is divided, or unset it"
+            f"{_VISIBLE} is {chosen!r}: unset it, or give it numbers or UUIDs from nvidia-smi -L (for a divided GPU, "
+            "those that begin with MIG-)"
         )
     shown = environment.get(_VISIBLE_IN_CONTAINERS)
     if shown in ("", "none", "void"):
@@ -165,7 +165,7 @@ def _why_hidden(environment: Mapping[str, str]) -> str:
 def _limits(facts: Mapping[str, Any]) -> str:
     limits = []
     if any(_MIG in name for name in facts["devices"]):
-        limits.append("with MIG, clients must use the very same instance (CUDA_VISIBLE_DEVICES), or nothing is shared")
+        limits.append("with MIG, memory is shared only with clients on the same instance (CUDA_VISIBLE_DEVICES)")
     if not facts["backend_finds_it"]:
         limits.append(
             "Triton's Python backend looks for libcuda.so, which is not there: plain clients' tensors on GPUs do not "

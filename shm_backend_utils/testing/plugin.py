@@ -171,7 +171,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option that names the folder of models."""
     parser.addini(
         _FOLDER,
-        "folder of models, relative to this file: for the fixtures triton_model and triton_server",
+        "folder of models, relative to the ini file: for the fixtures triton_model and triton_server",
         default="model_repository",
     )
 

@@ -78,8 +78,8 @@ def test_a_gpu_that_models_see_is_named_with_its_versions() -> None:
         ({**NO_LIBRARY, "refused": "invalid ELF header"}, {}, "library cannot be loaded: invalid ELF header"),
         ({**FACTS, "error": "CUDA_ERROR_NO_DEVICE", "devices": []}, {}, "it shows no device; in a container: docker"),
         ({**FACTS, "devices": []}, {}, "with MIG, make an instance first"),
-        ({**FACTS, "devices": []}, {"CUDA_VISIBLE_DEVICES": "7"}, "CUDA_VISIBLE_DEVICES is '7': give it numbers or"),
-        ({**FACTS, "devices": []}, {"CUDA_VISIBLE_DEVICES": ""}, "CUDA_VISIBLE_DEVICES is '': give it numbers or"),
+        ({**FACTS, "devices": []}, {"CUDA_VISIBLE_DEVICES": "7"}, "CUDA_VISIBLE_DEVICES is '7': unset it, or give it"),
+        ({**FACTS, "devices": []}, {"CUDA_VISIBLE_DEVICES": ""}, "CUDA_VISIBLE_DEVICES is '': unset it, or give it"),
         ({**FACTS, "devices": []}, {"NVIDIA_VISIBLE_DEVICES": "void"}, "NVIDIA_VISIBLE_DEVICES is 'void', which hides"),
         ({**FACTS, "error": "CUDA_ERROR_STUB_LIBRARY"}, {}, "that is the toolkit's stub for linking, not a driver"),
         ({**FACTS, "error": "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"}, {}, "the library and the kernel module"),
@@ -99,7 +99,7 @@ def test_each_reason_for_none_has_its_remedy(facts: dict[str, Any], environment:
     [
         ({"bindings": ""}, False, "models see NVIDIA H200, but their Python has no cuda-bindings"),
         ({"backend_finds_it": False}, True, "Triton's Python backend looks for libcuda.so"),
-        ({"devices": ["NVIDIA A100-SXM4-40GB MIG 1g.5gb"]}, True, "clients must use the very same instance"),
+        ({"devices": ["NVIDIA A100-SXM4-40GB MIG 1g.5gb"]}, True, "only with clients on the same instance"),
     ],
 )
 def test_a_gpu_that_is_not_quite_fine_is_named_with_why(facts: dict[str, Any], is_ready: bool, words: str) -> None:

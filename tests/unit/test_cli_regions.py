@@ -344,7 +344,7 @@ def test_a_pool_that_nobody_has_mapped_is_named_and_never_removed(pool: Path, to
     *_, row, summary = told().splitlines()
     assert row.split()[:3] == [POOL, "4", "KiB"]
     assert row.endswith("  no process")
-    assert summary.startswith("1 pools of Triton's Python backend, 1 not mapped by any process here; if no server")
+    assert summary.startswith("pools of Triton's Python backend: 1, 1 not mapped by any process here; if no server")
     assert (told("--reap"), pool.exists()) == ("0 removed\n", True)
 
 
@@ -352,7 +352,7 @@ def test_a_pool_that_is_in_use_is_only_counted(pool: Path, told: Told) -> None:
     with pool.open("r+b") as file, mmap.mmap(file.fileno(), 0):
         output = told()
         assert POOL not in output
-        assert output.splitlines()[-1] == "1 pools of Triton's Python backend, 0 not mapped by any process here"
+        assert output.splitlines()[-1] == "pools of Triton's Python backend: 1, 0 not mapped by any process here"
         found = object_with(told("--json"), kind="pool")
     assert found.pop("age_s") >= 0
     assert found == {

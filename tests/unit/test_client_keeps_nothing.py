@@ -204,7 +204,7 @@ def test_a_prepared_call_that_two_threads_use_at_once_says_so(client: ShmClient,
             call.infer()
         go.set()
         assert str(error.value) == (
-            "another thread or task is inferring this prepared call, which has memory for one request at a time; "
+            "another thread or task is running this prepared call, which has memory for one request at a time; "
             "prepare one call for each thread or task"
         )
         np.testing.assert_array_equal(first.result(LONG_S)["OUT0"], 2 * X)

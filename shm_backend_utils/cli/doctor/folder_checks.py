@@ -1,4 +1,4 @@
-"""Faults in a model's configuration, code and copies of this library, found without a server and without running it."""
+"""Finds faults in a model's configuration, code and copies of this library, without a server or running the code."""
 
 from __future__ import annotations
 

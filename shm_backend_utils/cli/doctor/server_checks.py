@@ -21,7 +21,7 @@ from ...client.errors import (
 from ...client.paths.triton_shm import Registrations
 from ...client.steps import BlockingDriver, Steps
 from ...client.transports.transport import is_this_machine
-from ...errors import MachineError, ShmError
+from ...errors import MachineError, ShmError, name_list
 from ...memory import reaper
 from ...memory.descriptors import PRIVATE
 from ...memory.machine import available_bytes, memory_bytes
@@ -166,7 +166,7 @@ def models_of(driver: BlockingDriver, checkup: Checkup, wanted: str | None) -> d
     index = [each for each in models if _is_of_model(each)] if isinstance(models, list) else []
     named = [each for each in index if wanted is None or each["name"] == wanted]
     if wanted is not None and not named:
-        there = ", ".join(sorted({each["name"] for each in index})[:8]) or "none"
+        there = name_list(wanted, sorted({each["name"] for each in index}))
         checkup.add(Trouble.NO_SUCH_MODEL, f"there is no model {wanted!r}; there are: {there}", wanted)
     ready: dict[str, list[str]] = {}
     for each in sorted(named, key=lambda each: str(each["name"])):

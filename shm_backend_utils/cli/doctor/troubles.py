@@ -119,8 +119,8 @@ class Trouble(Enum):
         "Add `optional: true` to each of these inputs in config.pbtxt, and load the model again.",
     )
     NO_SHM_INPUT = (
-        "The model has batches, but no input that tells Triton's batcher the batch size of a request without bytes.",
-        f"Give it the input `{CARRIER_LINE}` in config.pbtxt, and load the model again.",
+        "The input SHM, which tells Triton's batcher the batch size of a request without bytes, is missing or wrong.",
+        f"With batches, give the model the input `{CARRIER_LINE}` in config.pbtxt; rename an input SHM of your own.",
     )
     NO_SHM_PATHS = (
         "The model does not declare the direct path, so clients take slower ones.",

@@ -81,14 +81,14 @@ class PathChooser:
         sealed: Check | None = None  # if sealed memory is not wanted, or would not be used
         if self._options.region != "system" and Explanation(spec.name, None, "", (*of_model,)).open(_DIRECT):
             sealed = model.sealed or (yield from self._try_sealed(model, of_server[0].outcome is not False, deadline))
-            model.sealed = None if sealed.is_passing else sealed
+            model.sealed = None if sealed.is_temporary else sealed
             if sealed.outcome:
                 shown = functools.partial(replace, outcome=True, detail="the model has opened memory of this user")
                 of_model = [shown(check) if check.outcome is None else check for check in of_model]
             of_model.append(sealed)
         is_sealed = sealed is not None and sealed.outcome is not False
         of_shm = [
-            replace(check, needed_by=tuple({*check.needed_by} - {_DIRECT}), is_passing=False) if is_sealed else check
+            replace(check, needed_by=tuple({*check.needed_by} - {_DIRECT}), is_temporary=False) if is_sealed else check
             for check in of_server
         ]
         checks = (*of_shm, *of_model)
@@ -112,7 +112,7 @@ class PathChooser:
         model.reason = explanation.reason
         if model.explanation != explanation:
             _LOG.info("model %r takes the path %s: %s", spec.name, path, explanation.reason)
-        if not any(check.is_passing for check in checks):
+        if not any(check.is_temporary for check in checks):
             self._of_server = of_server
             model.explanation = explanation
             model.path = path
@@ -158,7 +158,7 @@ class PathChooser:
         try:
             region = SlotRegion(PAGE_SIZE, 1, PAGE_SIZE, self._options.access, kind=RegionKind.SEALED)
         except MachineError as error:
-            return found(False, str(error), is_passing=True)
+            return found(False, str(error), is_temporary=True)
         try:
             slot = region.slots[0].address_pattern % model.spec.name, _NEVER_BEGUN
             said = yield from ask_session(self._codec, model.spec, slot, deadline, model.version)
@@ -187,7 +187,7 @@ class PathChooser:
             )
             probe = SlotRegion(PAGE_SIZE, 1, PAGE_SIZE, self._options.access)
         except MachineError as error:
-            obstacle = Check("memory to share?", False, str(error), shared, is_passing=True)
+            obstacle = Check("memory to share?", False, str(error), shared, is_temporary=True)
             return (here, obstacle) if is_here else (elsewhere,)
         try:
             yield from self._registrations.add(probe, deadline)
@@ -241,7 +241,7 @@ def _check_model(spec: ModelSpec) -> list[Check]:
 def _check_user(spec: ModelSpec) -> Check:
     name, me = "user allowed?", str(os.geteuid())
     if spec.allowed_uids is None:
-        return Check(name, None, f"{UIDS_PARAMETER} is not set: only root and the server's user may call", (_DIRECT,))
+        return Check(name, None, f"{UIDS_PARAMETER} is not set: only root and the model's user are", (_DIRECT,))
     words = [word.strip() for word in spec.allowed_uids.split(",")]
     if words == ["any"] or me in words:
         return Check(name, True, f"{UIDS_PARAMETER} names user {me}", (_DIRECT,))
@@ -310,5 +310,5 @@ def _read(data: bytes, nonce: bytes, model: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         said = None
     if not isinstance(said, dict) or said.get("digest") != digest_of(nonce):
-        raise PeerError(f"model {model!r} has answered a probe, but its report is broken, or is not on the nonce")
+        raise PeerError(f"model {model!r} has answered a probe, but its report is broken, or answers another probe")
     return said

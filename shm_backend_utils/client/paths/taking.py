@@ -35,7 +35,7 @@ _MAKING: Final = "its memory was being made"
 def take(
     pool: SlotPool, settings: CallSettings, known: KnownModel, end: int, slot_count: int, group: str
 ) -> Steps[tuple[SlotRegion, Memory]]:
-    """Take a region for a model's calls, whose last tensor ends at ``end``; wait until the deadline for it."""
+    """Take a region whose data reach ``end``, where the last tensor ends; wait for it until the deadline."""
     kind = RegionKind.SYSTEM if group == RegisteredCall.path else known.kind
     need = _need(known, end, slot_count, group, kind)
     taken = pool.take_idle(need, settings.origin)
@@ -48,7 +48,7 @@ def _need(known: KnownModel, end: int, slot_count: int, group: str, kind: Region
 
 
 def grow(pool: SlotPool, settings: CallSettings, region: SlotRegion, memory: Memory, end: int) -> Steps[bool]:
-    """Grow a region's data to an offset, if there is room for that now; return whether they reach it."""
+    """Grow a region's data to the offset ``end`` if there is room now; return whether it worked."""
 
     def work() -> bool:  # it keeps the memory, and so the region, even when no caller waits any more
         return memory.nbytes > 0 and pool.grow(region, end, settings.deadline)
@@ -94,7 +94,7 @@ def take_row(pool: SlotPool, once: Once, plan: Plan, *, is_expected: bool) -> St
     key = layout.requested and tuple(layout.requested), tuple(table.inputs.items()), tuple(table.outputs.items())
 
     def begin() -> Steps[Memory | None]:
-        """Make a block, which ends with its memory; return the memory, or None if the block does not fit."""
+        """Make a block of rows, and return its memory, which keeps it alive; None if it does not fit."""
         whole = known.lay_out(
             {
                 name: CallInput(each.dtype, (each.shape[0] * count, *each.shape[1:]), each.byte_size * count)

@@ -7,8 +7,8 @@ sent      A request went out, and its answer is not here: a model executes it, o
 spoiled   Its region is never used again, and is destroyed when it is given back.
 ========  =============================================================================================================
 
-A slot that is handed out stays free until a request goes out, and is free again with the answer: only the pool knows
-the call that has it.
+A slot that a call has taken is free before its request goes out, and again after the answer: only the pool knows
+which call has it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Slot:
         self._region = region
         self.index = index
         self.bind()
-        self.sent = self.generation = 0  # of the last request: when sent, and now; a fence raises the latter
+        self.sent = self.generation = 0  # of the last request; a fence raises `generation` only
         self.state: State = FREE
         self.kept: Sequence[object] = ()  # other memory that the request may use, until this slot is free again
 
@@ -130,7 +130,7 @@ class Slot:
         return self._record is not None and self._record.started != self._record.completed
 
     def fence(self) -> bool:
-        """Fence the slot; return whether no earlier request can touch it: none executes, and late ones are stale."""
+        """Fence the slot; return True if no earlier request can touch it any more: none runs, late ones are stale."""
         if self._record is None:
             return False
         lease = self._region.lease(self.index)

@@ -212,7 +212,9 @@ class AnsweredRequest(ReceivedRequest):
             room = self._slot.record.results_room
             if len(encoded) > room:
                 found = f"results of {len(encoded)} bytes for {len(all_encoded)} outputs"
-                expected = f"at most {room}, the room in the slot's record; use larger ones, or request fewer outputs"
+                expected = (
+                    f"at most {room}, the room in the slot's record; use larger records, or request fewer outputs"
+                )
                 raise TableError("record", found, expected)
         if self._response_parameters:
             self.response = context.backend.response_with(tensors, self._response_parameters)

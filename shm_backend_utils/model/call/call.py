@@ -147,7 +147,7 @@ class Call(AnsweredRequest):
 
     @property
     def deadline(self) -> float | None:
-        """When the client's ``timeout`` expires, in seconds of ``time.monotonic()``; None if the client set none.
+        """When the request's ``timeout`` (ShmClient's ``queue_timeout_us``) ends, in ``time.monotonic()``; else None.
 
         It counts from the time when the model got the request: Triton does not tell how long the request waited before.
         """

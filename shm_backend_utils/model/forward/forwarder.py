@@ -255,8 +255,8 @@ def _names(model: str, spec: ModelSpec | None, outputs: ForwardOutputs, hints: M
     if outputs is None:
         if spec is None:
             raise ModelError(
-                f"the outputs of model {model!r} are not known here, as its HTTP endpoint is unknown or does not "
-                "answer; name the outputs, or set the parameter SHM_SERVER_URL in config.pbtxt to http://HOST:PORT"
+                f"the outputs of model {model!r} are not known here, as the server's HTTP endpoint is unknown or silent"
+                "; name the outputs, or set the parameter SHM_SERVER_URL in config.pbtxt to http://HOST:PORT"
             )
         return list(spec.outputs)
     try:

@@ -10,8 +10,8 @@ any file                     a regular file in /dev/shm, no symbolic link, or se
 by key                       our prefix; a ready header that fits the file; the header's token; an existing slot
 by key, sealed               the named socket belongs to an allowed user, and hands over a memfd
 by CUDA handle               this process sees the GPU; the allocation is as large as claimed; a slot of a region that
-                             is named by key fences it, unless unfenced memory is allowed; the slot's client sees
-                             memory that is lent for one request as in use until it is unmapped
+                             is named by key fences it, unless unfenced memory is allowed; while memory is lent
+                             for one request, a lease on the slot tells the client
 by name                      registered at the server; neither a managed region, which needs its token, nor memory of
                              the Python backend itself
 ===========================  =========================================================================================
@@ -61,7 +61,7 @@ def open_managed(key: str, token: str, config: Config, fetcher: Fetcher, field: 
 def open_cuda(
     claim: CudaRegionClaim, fence: tuple[ManagedRegion, int] | None, config: Config, cuda: CudaAccess, field: str
 ) -> CudaMapping:
-    """Map the device memory of a claim, with its event; a lease in the fencing slot shows the owner its use."""
+    """Map the device memory of a claim, with its event; a lease on the fencing slot marks it as in use."""
     if fence is None and not config.foreign_regions:
         raise RegionRefusedError(field, "this model takes no memory without a slot (its SHM_FOREIGN_REGIONS is off)")
     mappings = cuda.mappings
@@ -71,7 +71,7 @@ def open_cuda(
         segment = fence[0].segment
         lease = borrow_slot(*fence) if claim.is_for_one_request else use(segment.fileno())
         try:
-            segment.check(0, field)  # the owner unlinks it before it looks for leases: one sees the other
+            segment.check(0, field)  # the owner unlinks, then looks for leases: one of us sees the other
         except BaseException:
             lease.give_back()
             raise
@@ -91,7 +91,7 @@ def ask(names: Sequence[str], endpoint: StatusEndpoint, config: Config, field: s
         return endpoint.find(names)
     except MachineError as error:
         raise MachineError(
-            f"{field} is known by its registered name only, and {error}; if the server is elsewhere, set the parameter "
+            f"the name of {field} cannot be looked up: {error}; if the server is elsewhere, set the parameter "
             "SHM_SERVER_URL in config.pbtxt to http://HOST:PORT"
         ) from None
 

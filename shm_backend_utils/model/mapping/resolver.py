@@ -48,7 +48,7 @@ class FurtherRegions:
         if isinstance(claim, LentRegionClaim):
             assert mapped.managed is not None
             self.borrowed.append(policy.borrow_slot(mapped.managed, claim.slot))
-        elif isinstance(claim, CudaRegionClaim) and _is_passing(claim):
+        elif isinstance(claim, CudaRegionClaim) and _is_temporary(claim):
             assert isinstance(mapped.segment, CudaMapping)
             self.passing.append(mapped.segment)
 
@@ -282,7 +282,7 @@ class Resolver:
             held = None if managed is None else (managed, slot)
             return MappedRegion(policy.open_cuda(claim, held, self._config, self._cuda, field), region)
 
-        if _is_passing(claim):
+        if _is_temporary(claim):
             mapped = self.registry.hold(open_it)
         else:
             mapped = self.registry.obtain(f"cuda: {claim.handle.hex()}", open_it, field)
@@ -305,7 +305,7 @@ class Resolver:
         return _COLLECT_INTERVAL_S if self._cuda.collect() else max(self._next_sweep - time.monotonic(), 0)
 
 
-def _is_passing(claim: CudaRegionClaim) -> bool:
+def _is_temporary(claim: CudaRegionClaim) -> bool:
     """Return whether memory is unmapped before the answer: it is lent until then, or has no fence to show its end."""
     return claim.is_for_one_request or claim.fence is None
 

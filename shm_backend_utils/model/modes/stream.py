@@ -178,7 +178,7 @@ class StreamCall(Call):
         self._waited_s += waited_s
 
     def _look_at_client(self) -> None:
-        """Raise RequestCancelledError if the client has cancelled; as asking takes time, only ask now and then."""
+        """Raise RequestCancelledError if the client has cancelled. Asking takes time, so ask only now and then."""
         now = time.monotonic()
         if now - self._looked < _LOOK_AT_CLIENT_S:
             return
@@ -191,8 +191,8 @@ class StreamCall(Call):
 
 def _stalled(what: str, parameter: str) -> StalledStreamError:
     return StalledStreamError(
-        f"{what}: release results, or copy the values to keep, or ask for more frames; the wait is the model's "
-        f"{parameter}"
+        f"{what}: release results, or copy the values to keep, or ask for more frames; the model's parameter "
+        f"{parameter} sets the wait"
     )
 
 

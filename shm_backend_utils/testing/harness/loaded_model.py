@@ -28,7 +28,7 @@ _ADVICE: Final = (
     ("ModuleNotFoundError", "install it where these tests run, or correct its name in model.py's imports"),
     ("no attribute 'TritonPythonModel'", "model.py needs a class of that name"),
     (
-        "has no attribute '",
+        "module 'triton_python_backend_utils' has no attribute '",
         "use it in methods only: a server adds Tensor, InferenceRequest and others to triton_python_backend_utils only "
         "after it has imported model.py",
     ),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shm_backend_utils.client import Access, AsyncShmClient, PoolOptions, RequestOptions, ShmClient
+from shm_backend_utils.client import Access, AsyncShmClient, InferenceError, PoolOptions, RequestOptions, ShmClient
 from shm_backend_utils.client.core import ClientMemory
 from shm_backend_utils.client.inputs.sources import described_inputs, wanted_outputs
 from shm_backend_utils.client.transports.messages import split_url
@@ -162,6 +162,7 @@ def test_a_call_that_is_wrong(client: ShmClient, what: str) -> None:
     with pytest.raises(kind) as error:
         call(client)
     assert str(error.value) == text
+    assert error.value.__suppress_context__ or not isinstance(error.value.__context__, InferenceError)
 
 
 @pytest.mark.parametrize("outputs", [["OUT"], {"OUT": 100}, ["out0"]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import itertools
 import pickle
 import subprocess
 import sys
@@ -186,6 +187,11 @@ def test_a_decoupled_model_is_not_asked_for_one_answer(protocol: Any, status: st
         assert error.value.status() == status
         with pytest.raises(InferenceError, match=told):
             client.prepare("m", {"IN0": ((3,), np.float32)})
+        users = ({"SHM_ALLOWED_UIDS": {"string_value": str(uid)}} for uid in itertools.count())
+        server.config = lambda _: {**decoupled, "parameters": next(users)}  # type: ignore[assignment, method-assign]
+        with pytest.raises(InferenceError, match=told):  # as replicas of a server answer in turn
+            client.prepare("m", {"IN0": ((3,), np.float32)})
+        del server.config
         server.configs["m"] = config("m")
         client.prepare("m", {"IN0": ((3,), np.float32)}).close()
         with pytest.raises(InferenceError, match="^((?!by stream).)*$"):

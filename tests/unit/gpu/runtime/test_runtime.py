@@ -301,7 +301,7 @@ def test_several_are_named_in_their_order() -> None:
     [
         *((value, "is not a CUDA stream") for value in ("55", [[5]], [5, None], threading.Event())),
         (Protocol(0x1234, 1), "has __cuda_stream__ of version 1; expected 0"),
-        (of_class("Event", cuda_event=0), "was never recorded, and stands for nothing; record it on your stream first"),
+        (of_class("Event", cuda_event=0), "was never recorded; record it on your stream first"),
     ],
     ids=["text", "lists", "None", "of threads", "newer", "not recorded"],
 )
